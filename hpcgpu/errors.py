@@ -116,10 +116,8 @@ def whole(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what an error says in truth: the first of ours behind it, else the innermost.
-
-    distributed raises its own, "Worker failed to start.", from what has happened.
-    """
+    """Return what an error says in truth: the first of ours behind it, else the innermost."""
+    # distributed raises its own, "Worker failed to start.", from what has happened.
     while error.__cause__ is not None and not isinstance(error, HpcGpuError):
         error = error.__cause__
     return error

@@ -18,10 +18,10 @@ def parse_bytes(value: int | str) -> int:
     """Parse a size into bytes: ``"5GB"`` is 5e9, ``"5GiB"`` is 5 * 2**30; raise ConfigError if invalid."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ConfigError(f"{value!r} is not a size; allowed: bytes as a number, or text such as '5GB', '512MiB'")
-    found = _NUMBER.fullmatch(str(value))
-    if not found or found[2].lower() not in _BYTES:
+    match = _NUMBER.fullmatch(str(value))
+    if not match or match[2].lower() not in _BYTES:
         raise ConfigError(f"{value!r} is not a size; allowed: bytes as a number, or text such as '5GB', '512MiB'")
-    size = int(float(found[1]) * _BYTES[found[2].lower()])
+    size = int(float(match[1]) * _BYTES[match[2].lower()])
     if size < 0:
         raise ConfigError(f"{value!r} is negative; a size is 0 or more")
     return size
@@ -46,21 +46,18 @@ def format_bytes(size: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Format a count with its noun: ``1 core``, ``2 cores``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def parse_duration_s(value: float | str) -> int:
-    """Parse ``"02:00:00"``, ``"1-12:00:00"``, ``"90m"``, ``"2h"`` or a number into seconds.
-
-    Raises ConfigError if it is no duration, or not above zero.
-    """
+    """Parse ``"02:00:00"``, ``"1-12:00:00"``, ``"90m"``, ``"2h"`` or a number into seconds; or raise ConfigError."""
     text = str(value).strip().lower()
-    found = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(text)
     seconds = 0.0
-    if found and (found[2] in _SECONDS or (not found[2] and not isinstance(value, str))):
-        seconds = float(found[1]) * _SECONDS.get(found[2], 1)
+    if match and (match[2] in _SECONDS or (not match[2] and not isinstance(value, str))):
+        seconds = float(match[1]) * _SECONDS.get(match[2], 1)
     elif ":" in text and (clock := _CLOCK.fullmatch(text)):
         days, a, b, c = (int(x or 0) for x in clock.groups())
         # Slurm reads D-HH:MM as hours and minutes, MM:SS without days as minutes and seconds (sbatch(1), --time).

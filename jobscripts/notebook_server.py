@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 
-from hpcgpu.host import home, log, private
+from hpcgpu.host import log, private
 
 _CONFIG = "c.IdentityProvider.token = {token!r}\nc.ServerApp.port = {port}\nc.ServerApp.port_retries = 0\n"
 
@@ -27,7 +27,7 @@ def main(options: list[str]) -> int:
         return 2
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    folder = private.make_folder(home.own_folder("jupyter"))  # in the home, which the login node sees, too
+    folder = private.make_folder(private.user_folder("jupyter"))  # in the home, which the login node sees, too
     name = f"{os.environ.get('SLURM_JOB_ID') or os.environ.get('PBS_JOBID') or 'here'}-{os.getpid()}"
     config, address = folder / f"{name}.py", folder / name
     token = secrets.token_urlsafe(24)

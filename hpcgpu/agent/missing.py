@@ -121,7 +121,7 @@ class MissingRanks:
     def _look(self) -> tuple[dict[int, pids.Process], dict[int, list[pids.Process]]]:
         """Return this node's processes of the ranks at the rendezvous, and of the other ranks."""
         ranks: dict[int, list[pids.Process]] = {}
-        for proc in pids.own():
+        for proc in pids.user_processes():
             if (rank := self._rank_of(proc)) is not None:
                 ranks.setdefault(rank, []).append(proc)
         present = {r: p for r, processes in ranks.items() for p in processes if p.title in (TITLE, _LATE)}

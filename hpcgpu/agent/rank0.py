@@ -21,7 +21,7 @@ from hpcgpu.agent.fork_server import ForkServer, LeaderResources
 from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
-from hpcgpu.host.addresses import local_address, loopback, own_addresses
+from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import tasks
@@ -133,7 +133,7 @@ class SchedulerProcess:
         started = self.child.wait_started()
         self.dashboard_port = started["dashboard_port"]
         address = self._own_address
-        hosts = (address,) if address else own_addresses(started["hosts"], self._interface)
+        hosts = (address,) if address else reachable_addresses(started["hosts"], self._interface)
         return {
             "addresses": [f"{self.protocol}://{f'[{h}]' if ':' in h else h}:{started['port']}" for h in hosts],
             "cert": self.certificate.cert_pem if self.certificate else "",

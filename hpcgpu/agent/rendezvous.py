@@ -128,7 +128,7 @@ def wait_for_leader(launch: str) -> None:
     unseen_s, look_s = time.monotonic() + _UNSEEN_S, time.monotonic() + (_SIBLING_S if first else 0.0)
     while (now := time.monotonic()) < end and (leaders or now < unseen_s):
         if now >= look_s:  # a shell may stand before it, so it may be another process by now
-            look_s, leaders = now + _LOOK_S, [p.pid for p in pids.own() if _leads(p, launch)]
+            look_s, leaders = now + _LOOK_S, [p.pid for p in pids.user_processes() if _leads(p, launch)]
         if any(pids.title(pid) == missing.TITLE for pid in leaders):
             return
         time.sleep(_LEADER_POLL_S)
@@ -324,7 +324,7 @@ def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
     """Return the folder of this run's rendezvous: the document's, or one of this launch alone; or raise LaunchError."""
     from pathlib import Path
 
-    from hpcgpu.host.home import own_folder
+    from hpcgpu.host.private import user_folder
 
     if bootstrap.launch and bootstrap.folder and bootstrap.shape != "member":  # that is the whole cluster's
         return Path(bootstrap.folder) / f"ranks-{bootstrap.launch}"
@@ -333,4 +333,4 @@ def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
             "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
             "nothing tells this launch from another"
         )
-    return own_folder("rendezvous") / launch
+    return user_folder("rendezvous") / launch

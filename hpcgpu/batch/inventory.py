@@ -1,4 +1,4 @@
-"""Parse batch systems' queues and nodes for a site file's draft. Tested on Slurm 22.05.8 and OpenPBS 23.06.06."""
+"""Parse a batch system's queues and nodes for the draft of a site file: Slurm 22.05.8, OpenPBS 23.06.06."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcgpu.batch.slurm_answers import GPUS, ask_offers, limit_s
-from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, Result
 from hpcgpu.model.inventory import Inventory
 from hpcgpu.model.site_facts import NodeType, Queue
-from hpcgpu.units import format_duration, parse_duration_s
+from hpcgpu.units import format_duration
 
 _WORD = re.compile(r"(\w+)=(\S*)")
 _ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
@@ -54,7 +53,7 @@ def questions(batch: str) -> tuple[Command, ...]:
 
 
 def read(batch: str, results: Sequence[Result]) -> Inventory:
-    """Parse the answers; ``silent`` has the programs without one."""
+    """Parse the answers; ``silent`` names the programs that failed."""
     silent = tuple(
         f"{result.argv[0]}: {' '.join(result.stderr.split()) or f'exit code {result.returncode}'}"
         for result in results
@@ -65,7 +64,7 @@ def read(batch: str, results: Sequence[Result]) -> Inventory:
 
 
 def _limits(fewest: int, most: int) -> tuple[int, int] | None:
-    """Return the limits if a job can keep to them; None if they close the queue, or there are none."""
+    """Return the limits if a job can keep to them; None if they close the queue, or if no field names one."""
     return (max(fewest, 1), most) if max(fewest, 1) <= most else None
 
 
@@ -86,7 +85,7 @@ def _types(kinds: Sequence[Kind]) -> dict[str, NodeType]:
 
 
 def _main_type(kinds: Sequence[Kind], queue: str) -> str:
-    """Return the type of most nodes of a queue; "" if none has a GPU."""
+    """Return the type of most nodes of a queue; "" without GPUs."""
     counts = Counter[str]()
     for kind in kinds:
         if kind.queue == queue and kind.gpus:
@@ -101,9 +100,12 @@ def _slurm(sinfo: str, partitions: str, config: str, silent: tuple[str, ...]) ->
     rows = [line.strip().split("|", 7) for line in sinfo.splitlines()]
     rows = [row for row in rows if len(row) == 8 and row[2].isdecimal()]
     kinds = [_kind(row) for row in rows]
-    told = {words.get("PartitionName", ""): words for words in map(_words, partitions.splitlines())}
+    lines = [dict(_WORD.findall(line)) for line in partitions.splitlines()]
+    partitions_by_name = {fields.get("PartitionName", ""): fields for fields in lines}
     names = dict.fromkeys(row[0] for row in rows)
-    queues = tuple(_partition(name, rows, kinds, told.get(name, {})) for name in names if _main_type(kinds, name))
+    queues = tuple(
+        _partition(name, rows, kinds, partitions_by_name.get(name, {})) for name in names if _main_type(kinds, name)
+    )
     gpus = {kind.gpu for kind in kinds if kind.gpus}
     limit = _ARRAY.search(config)
     return Inventory(
@@ -118,27 +120,23 @@ def _slurm(sinfo: str, partitions: str, config: str, silent: tuple[str, ...]) ->
 
 
 def _kind(row: Sequence[str]) -> Kind:
-    found = GPUS.findall(row[7])
-    names = {name for name, _ in found}
+    gpus = GPUS.findall(row[7])
+    names = {name for name, _ in gpus}
     return Kind(
         queue=row[0],
         nodes=int(row[2]),
-        gpus=sum(int(count) for _, count in found),
+        gpus=sum(int(count) for _, count in gpus),
         gpu=names.pop() if len(names) == 1 else "",
         cpus=int(row[5]) if row[5].isdecimal() else None,
         memory_mib=int(row[6]) if row[6].isdecimal() else None,
     )
 
 
-def _words(line: str) -> dict[str, str]:
-    return dict(_WORD.findall(line))
-
-
-def _partition(name: str, rows: Sequence[Sequence[str]], kinds: Sequence[Kind], told: Mapping[str, str]) -> Queue:
-    own = [row for row in rows if row[0] == name]
-    fewest, _, most = own[0][4].partition("-")
-    longest = limit_s(own[0][3])
-    shared = {"EXCLUSIVE": False, "": None}.get(told.get("OverSubscribe", ""), True)
+def _partition(name: str, rows: Sequence[Sequence[str]], kinds: Sequence[Kind], fields: Mapping[str, str]) -> Queue:
+    first = [row for row in rows if row[0] == name]
+    fewest, _, most = first[0][4].partition("-")
+    longest = limit_s(first[0][3])
+    shared = {"EXCLUSIVE": False, "": None}.get(fields.get("OverSubscribe", ""), True)
     limits = _limits(int(fewest), int(most)) if fewest.isdecimal() and most.isdecimal() else None
     return Queue(
         name=name,
@@ -154,13 +152,13 @@ def _partition(name: str, rows: Sequence[Sequence[str]], kinds: Sequence[Kind], 
 
 def _pbs(nodes: str, queues: str, server: str, silent: tuple[str, ...]) -> Inventory:
     kinds = list(_vnodes(nodes))
-    said = next(iter(_part(server, "Server").values()), {})
-    limit = said.get("max_array_size")
+    facts = next(iter(_part(server, "Server").values()), {})
+    limit = facts.get("max_array_size")
     return Inventory(
         batch="pbs",
         queues=tuple(_queues(_part(queues, "Queue"), kinds)),
         nodes=_types(kinds),
-        default=str(said.get("default_queue", "")),
+        default=str(facts.get("default_queue", "")),
         array_limit=limit if isinstance(limit, int) else None,
         silent=silent,
     )
@@ -168,10 +166,10 @@ def _pbs(nodes: str, queues: str, server: str, silent: tuple[str, ...]) -> Inven
 
 def _part(text: str, name: str) -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(text)[name]
+        part = json.loads(text)[name]
     except (ValueError, KeyError, TypeError):
         return {}
-    return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+    return {k: v for k, v in part.items() if isinstance(v, dict)} if isinstance(part, dict) else {}
 
 
 def _vnodes(text: str) -> Iterator[Kind]:
@@ -198,14 +196,14 @@ def _count(value: object) -> int:
 
 def _mib(text: str) -> int:
     """Return the MiB of a PBS size, whose units are powers of 1024: ``32gb``, ``2097152kb``."""
-    found = re.fullmatch(r"(\d+)([kmgt])b", text.lower())
-    return int(found[1]) * 1024 ** (" kmgt".index(found[2])) // _MIB if found else 0
+    match = re.fullmatch(r"(\d+)([kmgt])b", text.lower())
+    return int(match[1]) * 1024 ** (" kmgt".index(match[2])) // _MIB if match else 0
 
 
-def _queues(found: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> Iterator[Queue]:
+def _queues(queues: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> Iterator[Queue]:
     """Yield the open queues; PBS does not show here which nodes are theirs."""
     types = _types(kinds)
-    for name, queue in found.items():
+    for name, queue in queues.items():
         if queue.get("enabled") != "True":
             continue
         most = queue.get("resources_max", {}) if isinstance(queue.get("resources_max"), dict) else {}
@@ -215,13 +213,6 @@ def _queues(found: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> It
             name=name,
             nodes=_limits(_count(least.get("nodect")), nodes),
             gpus=_limits(_count(least.get("ngpus")), gpus),
-            walltime=_clock(str(most.get("walltime", ""))),
+            walltime=format_duration(seconds) if (seconds := limit_s(str(most.get("walltime", "")))) else None,
             node=next(iter(types)) if len(types) == 1 else "",
         )
-
-
-def _clock(text: str) -> str | None:
-    try:
-        return format_duration(seconds) if (seconds := parse_duration_s(text)) > 0 else None
-    except ConfigError:
-        return None

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hpcgpu.batch import arrays, pbs_answers, pbs_options
-from hpcgpu.batch.defaults import NoOffers, unasked
+from hpcgpu.batch import common, pbs_answers, pbs_options
+from hpcgpu.batch.common import Plain, unasked
 from hpcgpu.batch.script import body, exit_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, JobSpec, JobStatus, Result
@@ -23,7 +23,7 @@ _ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Pbs(NoOffers):
+class Pbs(Plain):
     """PBS in the dialect of a site."""
 
     gpus: str = "ngpus"  # the chunk's resource for GPUs: ngpus, gpus; none if jobs get whole nodes
@@ -45,13 +45,13 @@ class Pbs(NoOffers):
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r} of PBS; allowed: {', '.join(allowed)}")
-        arrays.check_limit(self.array_limit, "PBS")
+        common.check_limit(self.array_limit, "PBS")
         if self.cpus_multiple_of < 1:
             raise ConfigError(f"cpus_multiple_of={self.cpus_multiple_of} of PBS; allowed: 1 or more")
 
     def split(self, count: int) -> tuple[int, ...]:
         """Return the sizes of the submissions for ``count`` jobs."""
-        return arrays.split(count, self.array_limit)
+        return common.split(count, self.array_limit)
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script."""
@@ -75,15 +75,20 @@ class Pbs(NoOffers):
 
     def read_submit(self, result: Result) -> str:
         """Return the job id, or raise SubmitError with qsub's message."""
-        return pbs_answers.read_id(result)
+        ids = re.findall(rf"^\s*({pbs_answers.ID})\s*$", result.stdout, re.M)
+        if result.returncode == 0 and ids:
+            return str(ids[-1])
+        raise pbs_answers.refused("qsub refused the job", result)
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return the qselect for the name, which contains the mark; it lists no ended job."""
         return Command(("qselect", "-N", pbs_options.marked(name, mark)))
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
-        """Return the ids; an array's id (``123[].server``) is for all of its elements."""
-        return pbs_answers.read_ids(result)
+        """Return the ids; an array has one id (``123[].server``, run/d1-qselect) for all of its elements."""
+        if result.returncode != 0:
+            raise pbs_answers.refused("qselect did not answer", result)
+        return tuple(re.findall(rf"(?<!\S)({pbs_answers.ID})(?:@\S+)?(?!\S)", result.stdout))
 
     def elements(self, job_id: str, count: int) -> tuple[str, ...]:
         """Return ``123[0].server``, ``123[1].server``, ...; the id itself if it is no array."""
@@ -116,9 +121,9 @@ class Pbs(NoOffers):
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
         """Return a qdel for each job, and for each contiguous range of an array's elements."""
         # A qdel has one id: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
-        found = arrays.by_array(job_ids, _ELEMENT).items()
-        words = [f"{a}{run}{z}" for (a, z), indexes in found for run in arrays.runs(indexes) or ("",)]
-        return tuple(Command(("qdel", word)) for word in words)
+        groups = common.by_array(job_ids, _ELEMENT).items()
+        ids = [f"{a}{run}{z}" for (a, z), indexes in groups for run in common.runs(indexes) or ("",)]
+        return tuple(Command(("qdel", word)) for word in ids)
 
     def read_cancel(self, result: Result) -> bool:
         """Return False if the job has ended or is ending already; raise SubmitError with qdel's message."""
@@ -148,11 +153,11 @@ class Pbs(NoOffers):
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
         """Return messages on requests so small that they may be mistakes, and on parts that cannot be requested."""
         vain = unasked(spec, memory=self.memory != "none", cpus=self.cpus)
-        own = {key for text in (*spec.extra_directives, *spec.skipped_directives) for key in pbs_options.keys(text)}
-        if self.gpus == "none" or not spec.gpus_per_node or own & {"-l select", "-l"}:
+        options = {key for text in (*spec.extra_directives, *spec.skipped_directives) for key in pbs_options.keys(text)}
+        if self.gpus == "none" or not spec.gpus_per_node or options & {"-l select", "-l"}:
             return vain
-        cores = self.cpus and spec.cpus_per_task is None and self.cpus_multiple_of == 1 and "-l ncpus" not in own
-        memory = self.memory == "mem" and spec.memory_per_node_bytes is None and "-l mem" not in own
+        cores = self.cpus and spec.cpus_per_task is None and self.cpus_multiple_of == 1 and "-l ncpus" not in options
+        memory = self.memory == "mem" and spec.memory_per_node_bytes is None and "-l mem" not in options
         asks = (
             *(["one core for each rank (cores_per_gpu= asks for more)"] if cores else []),
             *(["no memory, which may be 256 MB where PBS limits it (memory= asks for it)"] if memory else []),
@@ -207,5 +212,5 @@ def _counted(spec: JobSpec) -> tuple[str, ...]:
 
 def _jobs(job_ids: Sequence[str]) -> tuple[str, ...]:
     """Return qstat's arguments for these jobs; an array is asked for as a whole, with ``-t`` for its elements."""
-    words = [f"{a}{z}" for a, z in arrays.by_array(job_ids, _ELEMENT)]
+    words = [f"{a}{z}" for a, z in common.by_array(job_ids, _ELEMENT)]
     return (*(("-t",) if any("[]" in word for word in words) else ()), "-f", "-F", "json", *words)

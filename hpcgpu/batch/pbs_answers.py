@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 
-from hpcgpu.batch.advice import advice
+from hpcgpu.batch.common import advice
 from hpcgpu.errors import SubmitError
-from hpcgpu.model import JobState, JobStatus, Result
+from hpcgpu.model import Command, JobState, JobStatus, Result
 
 ID = r"\d+(?:\[\d*\])?\.[\w.-]+"
 # qstat's JSON is parsed by line, because it is not always JSON: a bare nan or .5 anywhere in a job, a byte that is no
@@ -50,21 +50,6 @@ _OVER_LIMIT = frozenset({38, 39})
 _UNSENT = "cannot connect to server"
 
 
-def read_id(result: Result) -> str:
-    """Return the id that qsub prints."""
-    found = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
-    if result.returncode == 0 and found:
-        return str(found[-1])
-    raise _refused("qsub refused the job", result)
-
-
-def read_ids(result: Result) -> tuple[str, ...]:
-    """Return the ids that qselect prints, one on a line; an array has one id (``123[].server``, run/d1-qselect)."""
-    if result.returncode != 0:
-        raise _refused("qselect did not answer", result)
-    return tuple(re.findall(rf"(?<!\S)({ID})(?:@\S+)?(?!\S)", result.stdout))
-
-
 def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
     """Parse qstat's output; jobs that it does not know, and the elements of such arrays, have ended."""
     # A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither listed
@@ -77,12 +62,12 @@ def read_status(result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, Job
         if "[]" not in job_id:
             out[job_id] = _status(fields, array_is_held=_whole(job_id) in held)
     for line in result.stderr.splitlines():
-        if found := _UNKNOWN.search(line):
-            gone.setdefault(found[1], JobStatus(JobState.ENDED, "", line.strip()))
+        if match := _UNKNOWN.search(line):
+            gone.setdefault(match[1], JobStatus(JobState.ENDED, "", line.strip()))
     # Only here the state of an array says that of an element; the array of a running one is B, or F with 1.
     over = {job_id: gone[array] for job_id in job_ids if (array := _whole(job_id)) in gone}
     if result.returncode != 0 and not out and not gone and not _GONE.search(result.stderr):
-        raise _refused("qstat did not answer", result)
+        raise refused("qstat did not answer", result)
     return out | {job_id: s for job_id, s in (gone | over).items() if job_id not in out}
 
 
@@ -90,25 +75,25 @@ def read_cancel(result: Result) -> bool:
     """Return False if the job has ended or is ending already; raise SubmitError with qdel's message."""
     over = bool(_GONE.search(result.stderr) or _ENDING.search(result.stderr))
     if result.returncode != 0 and not over:
-        raise _refused("qdel failed", result)
+        raise refused("qdel failed", result)
     return not over
 
 
 def read_down(result: Result) -> Mapping[str, str]:
     """Return pbsnodes' state of nodes that do not answer the server; empty if pbsnodes itself did not answer."""
-    found, node = dict[str, str](), ""
+    troubles, node = dict[str, str](), ""
     for line in result.stdout.splitlines():
         if header := _NODE.fullmatch(line):
             node = header[1]
         elif (state := _NODE_STATE.fullmatch(line)) and not _AWAY.isdisjoint(state[1].split(",")):
-            found[node] = f"{node} is {state[1]}"
-    return found
+            troubles[node] = f"{node} is {state[1]}"
+    return troubles
 
 
 def unreachable(result: Result) -> str:
     """Return the job that qdel failed to end because its node does not answer; "" for other failures."""
-    found = _NO_NODE.search(result.stderr) if result.returncode != 0 else None
-    return found[1] if found else ""
+    match = _NO_NODE.search(result.stderr) if result.returncode != 0 else None
+    return match[1] if match else ""
 
 
 def _status(fields: Mapping[str, str], *, array_is_held: bool) -> JobStatus:
@@ -142,12 +127,15 @@ def _exit_code(text: str) -> int | None:
     return int(text) - 128 if int(text) > 256 else int(text)
 
 
-def _refused(what: str, result: Result) -> SubmitError:
-    said = result.stderr.strip() or result.stdout.strip()
-    words = said.partition("\nusage:")[0] or f"exit code {result.returncode}, and no word"
+def refused(problem: str, result: Result) -> SubmitError:
+    """Return the error for a program's failure, with its message."""
+    output = result.stderr.strip() or result.stdout.strip()
+    message = output.partition("\nusage:")[0] or f"exit code {result.returncode}, no output"
     transient, over_limit = result.returncode in _TRANSIENT, result.returncode in _OVER_LIMIT
-    unsure = transient and not over_limit and _UNSENT not in said
-    return SubmitError(f"{what}: {words}", evidence=said, transient=transient, over_limit=over_limit, unsure=unsure)
+    unsure = transient and not over_limit and _UNSENT not in output
+    return SubmitError(
+        f"{problem}: {message}", evidence=output, transient=transient, over_limit=over_limit, unsure=unsure
+    )
 
 
 def listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -155,17 +143,17 @@ def listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     # Of nested fields, such as the environment's, only estimated.start_time and Resource_List.mem are kept.
     job_id, indent, inside, fields = "", "", "", dict[str, str]()
     for line in text.splitlines():
-        if found := _HEADER.fullmatch(line):
+        if match := _HEADER.fullmatch(line):
             if job_id:
                 yield job_id, fields
-            job_id, indent, inside, fields = found[1], "", "", {}
-        elif job_id and (found := _FIELD.fullmatch(line)):
-            indent = indent or found[1]
-            if found[1] == indent:
-                inside = found[2] if found[3] == "{" else ""
-                fields.setdefault(found[2], _unquoted(found[3]))
-            elif (inside, found[2]) in _WITHIN:
-                fields.setdefault(f"{inside}.{found[2]}", _unquoted(found[3]))
+            job_id, indent, inside, fields = match[1], "", "", {}
+        elif job_id and (match := _FIELD.fullmatch(line)):
+            indent = indent or match[1]
+            if match[1] == indent:
+                inside = match[2] if match[3] == "{" else ""
+                fields.setdefault(match[2], _unquoted(match[3]))
+            elif (inside, match[2]) in _WITHIN:
+                fields.setdefault(f"{inside}.{match[2]}", _unquoted(match[3]))
     if job_id:
         yield job_id, fields
 
@@ -191,3 +179,47 @@ def _unquoted(value: str) -> str:
         return str(json.loads(value, strict=False))
     except ValueError:
         return value[1:-1]
+
+
+# --- the memory that PBS has granted a job: no variable in the job has it. The cgroups hook, if a site has it, enforces
+# this limit on each node; otherwise nothing does.
+
+# A server that hangs does not answer (33-server-trouble), and this job's ranks wait meanwhile.
+_TIMEOUT_S = 10.0
+_CHUNK = re.compile(r"\(([^()]*)\)")
+_MEM = re.compile(r":mem=([^:+]+)")
+_SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
+
+
+def ask_memory(job_id: str) -> Command:
+    """Return the qstat for one running job, which may be an array's element."""
+    return Command(("qstat", "-f", "-F", "json", job_id), timeout_s=_TIMEOUT_S)
+
+
+def read_memory(result: Result) -> Mapping[str, int]:
+    """Return the granted bytes of each host, 0 for a host without; empty if no host has any. Raises SubmitError."""
+    # A host may have several chunks, and a chunk several vnodes of its host, with other names. Memory of the whole job,
+    # by resources_default.mem, is in no chunk: the hosts have equal parts of it.
+    _, fields = next(listed(result.stdout), ("", None))
+    if fields is None:
+        message = result.stderr.strip() or f"exit code {result.returncode}, no job"
+        raise SubmitError(f"qstat did not answer: {message}", evidence=message)
+    host_names = hosts(fields)
+    chunks = _CHUNK.findall(fields.get("exec_vnode", ""))
+    if not host_names or len(host_names) != len(chunks):
+        return {}
+    granted = dict.fromkeys(host_names, 0)
+    for host, chunk in zip(host_names, chunks, strict=True):
+        granted[host] += sum(map(_size_bytes, _MEM.findall(chunk)))
+    if not any(granted.values()):
+        granted = dict.fromkeys(granted, _size_bytes(fields.get("Resource_List.mem", "")) // len(granted))
+    return granted if any(granted.values()) else {}
+
+
+def _size_bytes(text: str) -> int:
+    """Return the bytes of a PBS size, ``2097152kb``; 0 if invalid. Units are powers of 1024, a word has 8 bytes."""
+    match = _SIZE.fullmatch(text)
+    if not match:
+        return 0
+    power = " kmgtp".index(match[2].lower() or " ")
+    return (int(match[1]) << 10 * power) * (8 if match[3] in ("w", "W") else 1)

@@ -72,15 +72,11 @@ def _extra(text: str) -> Iterator[Directive]:
         if value is None:
             yield Directive(option, option)
         elif option in ("-l", "-W"):
-            for part in _parts(value):
+            # walltime=1:00:00,place=free; a comma is also inside values, as in afterok:1,after:2.
+            for part in re.split(r",(?=\w+=)", value):
                 yield Directive(f"{option} {part.partition('=')[0]}", f"{option} {_quoted(part)}")
         else:
             yield Directive(option, f"{option} {_quoted(value)}")
-
-
-def _parts(value: str) -> list[str]:
-    """Split ``walltime=1:00:00,place=free``; a comma is also inside values, as in ``afterok:1,after:2``."""
-    return re.split(r",(?=\w+=)", value)
 
 
 def _quoted(value: str) -> str:

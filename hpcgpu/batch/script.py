@@ -87,36 +87,30 @@ def options_in(text: str) -> Iterator[tuple[str, str | None]]:
     """Yield (option, value) of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``; or raise ConfigError."""
     refuse_control(text, "job_extra_directives")
     try:
-        words = shlex.split(text)
+        parts = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"{_WHERE} {text!r} is no option for the batch system: {error}") from error
-    if not words or not words[0].startswith("-") or words[0] in ("-", "--"):
+        raise ConfigError(f"{_WHERE} {text!r} is not an option of the batch system: {error}") from error
+    if not parts or not parts[0].startswith("-") or parts[0] in ("-", "--"):
         raise ConfigError(
-            f"{_WHERE} {text!r} is no option for the batch system; allowed: '--constraint=a100', '-C a100'"
+            f"{_WHERE} {text!r} is not an option of the batch system; allowed: '--constraint=a100', '-C a100'"
         )
     option: str | None = None
     value: str | None = None
-    for word in words:
-        if word.startswith("-"):
+    for part in parts:
+        if part.startswith("-"):
             if option:
                 yield option, value
-            option, value = split_option(word)
+            # --a=b and -ab have both parts in one.
+            name, equals, rest = part.partition("=") if part.startswith("--") else (part[:2], "", part[2:])
+            option, value = name, rest if equals else rest.removeprefix("=") or None
         elif value is None:
-            value = word
+            value = part
         else:
             raise ConfigError(
-                f"{_WHERE} {text!r}: {word!r} belongs to no option; quote a value with blanks, or give two options"
+                f"{_WHERE} {text!r}: {part!r} belongs to no option; quote a value with blanks, or give two options"
             )
     if option:
         yield option, value
-
-
-def split_option(word: str) -> tuple[str, str | None]:
-    """Return (``--a``, ``b``) of ``--a=b``, and (``-a``, ``b``) of ``-ab``."""
-    if word.startswith("--"):
-        name, equals, value = word.partition("=")
-        return name, value if equals else None
-    return word[:2], word[2:].removeprefix("=") or None
 
 
 def merge(
@@ -127,18 +121,16 @@ def merge(
     refused: Mapping[str, str],
     forbidden: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Directive]:
-    """Return hpcgpu's options that the user neither skips nor gives, then the user's, in their order.
-
-    ``refused`` are options that the user may not give, each with its alternative; ``forbidden`` are options that the
-    site refuses, from anybody, each with its rule. Options are compared by name (``key`` knows the short names), never
-    as parts of a text: with dask-jobqueue 0.9 and ``job_directives_skip=["-n"]`` the partition is lost if its name
-    contains "-n".
-    """
+    """Return hpcgpu's options that the user neither skips nor gives, then the user's, in their order."""
+    # refused are options that the user may not give, each with its alternative; forbidden are options that the site
+    # refuses, from anybody, each with its rule. Options are compared by name (key knows the short names), never as
+    # parts of a text: with dask-jobqueue 0.9 and job_directives_skip=["-n"] the partition is lost if its name contains
+    # "-n".
     for directive in extra:
         if instead := refused.get(directive.key):
             raise ConfigError(f"job_extra_directives: {directive.text!r} is not for this: {instead}")
-    gone = {found for text in skipped for found in key(text)} | {d.key for d in extra}
-    kept = [d for d in ours if d.key not in gone and d.key.partition(" ")[0] not in gone] + extra
+    dropped = {name for text in skipped for name in key(text)} | {d.key for d in extra}
+    kept = [d for d in ours if d.key not in dropped and d.key.partition(" ")[0] not in dropped] + extra
     for directive in kept:
         if rule := forbidden.get(directive.key):
             raise ConfigError(f"{directive.text!r} is in the job's script, but {rule}")
@@ -147,6 +139,6 @@ def merge(
 
 def refuse_control(value: str, what: str) -> str:
     """Return the value, or raise ConfigError if it has a line break or another control character."""
-    if found := _CONTROL.search(value):
-        raise ConfigError(f"{what}: {value!r} has the character {found[0]!r}, which no line of a script can carry")
+    if match := _CONTROL.search(value):
+        raise ConfigError(f"{what}: {value!r} has the character {match[0]!r}, which no line of a script can carry")
     return value

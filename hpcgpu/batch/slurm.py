@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hpcgpu.batch import arrays, slurm_answers
-from hpcgpu.batch.defaults import NoNotes, unasked
+from hpcgpu.batch import common, slurm_answers
+from hpcgpu.batch.common import Plain, unasked
 from hpcgpu.batch.script import Directive, body, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
@@ -57,7 +57,7 @@ _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm(NoNotes):
+class Slurm(Plain):
     """Slurm in the dialect of a site."""
 
     gpus: str = "gpus-per-node"  # gpus-per-node, gres, gpus (the job's total); none if jobs get whole nodes
@@ -73,11 +73,11 @@ class Slurm(NoNotes):
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r} of Slurm; allowed: {', '.join(allowed)}")
-        arrays.check_limit(self.array_limit, "Slurm")
+        common.check_limit(self.array_limit, "Slurm")
 
     def split(self, count: int) -> tuple[int, ...]:
         """Return the sizes of the submissions for ``count`` jobs."""
-        return arrays.split(count, self.array_limit)
+        return common.split(count, self.array_limit)
 
     def script(self, spec: JobSpec) -> str:
         """Return the batch script."""
@@ -98,9 +98,9 @@ class Slurm(NoNotes):
     def read_submit(self, result: Result) -> str:
         """Return the job id, or raise SubmitError with sbatch's message."""
         # Sites' wrappers print whole pages before the id (TACC).
-        found = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)
-        if result.returncode == 0 and found:
-            return str(found[-1])
+        ids = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)
+        if result.returncode == 0 and ids:
+            return str(ids[-1])
         raise _refused("sbatch refused the job", result)
 
     def find(self, name: str, mark: str) -> Command | None:
@@ -134,7 +134,7 @@ class Slurm(NoNotes):
         live = result.argv[:1] == ("squeue",)
         out = dict(slurm_answers.statuses(result.stdout, live=live))
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
-            raise _refused(f"{_program(result)} did not answer", result)
+            raise _refused(f"{result.argv[0] if result.argv else 'the batch system'} did not answer", result)
         if live and result.returncode == 0:
             listed = {job_id.partition("_")[0] for job_id in out}
             over = [job_id for job_id in job_ids if "_" in job_id and job_id.partition("_")[0] in listed]
@@ -143,16 +143,16 @@ class Slurm(NoNotes):
 
     def offers(self, spec: JobSpec) -> Command | None:
         """Return the sinfo for the job's partition; None if options change the request, or it is a QOS."""
-        own = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
+        options = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
         return (
             None
-            if self.queue != "partition" or own & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in own)
+            if self.queue != "partition" or options & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in options)
             else slurm_answers.ask_offers(spec.queue)
         )
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
         """Parse sinfo's output, for the resources that this site's jobs ask for."""
-        found = slurm_answers.read_offers(result, self.gpu_type)
+        offers = slurm_answers.read_offers(result, self.gpu_type)
         return tuple(
             replace(
                 offer,
@@ -160,7 +160,7 @@ class Slurm(NoNotes):
                 cpus=offer.cpus if self.cpus else None,
                 memory_bytes=None if self.memory == "none" else offer.memory_bytes,
             )
-            for offer in found
+            for offer in offers
         )
 
     def test(self, script: str) -> Command:
@@ -175,7 +175,8 @@ class Slurm(NoNotes):
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
         """Return the sinfo for nodes: a job on a node that does not answer is RUNNING until SlurmdTimeout (300 s)."""
-        return slurm_answers.ask_nodes(hosts)
+        # A line for each node and partition; the reason is the only free text.
+        return Command(("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T|%E"))
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
         """Return sinfo's state of nodes that are down or do not answer."""
@@ -188,9 +189,9 @@ class Slurm(NoNotes):
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
         """Return one scancel for all: ``123_[0-7,9]`` for elements."""
-        found = arrays.by_array(job_ids, _ELEMENT).items()
-        words = [f"{before}[{','.join(arrays.runs(indexes))}]" if indexes else before for (before, _), indexes in found]
-        return (Command(("scancel", *words)),) if words else ()
+        groups = common.by_array(job_ids, _ELEMENT).items()
+        ids = [f"{before}[{','.join(common.runs(indexes))}]" if indexes else before for (before, _), indexes in groups]
+        return (Command(("scancel", *ids)),) if ids else ()
 
     def read_cancel(self, result: Result) -> bool:
         """Return False if one of the jobs was gone already; raise SubmitError with scancel's message."""
@@ -238,7 +239,7 @@ class Slurm(NoNotes):
 
 def _jobs(job_ids: Sequence[str]) -> str:
     """Return the option that selects these jobs; an array is selected as a whole."""
-    return f"--jobs={','.join(before.rstrip('_') for before, _ in arrays.by_array(job_ids, _ELEMENT))}"
+    return f"--jobs={','.join(before.rstrip('_') for before, _ in common.by_array(job_ids, _ELEMENT))}"
 
 
 def _folder(spec: JobSpec) -> str:
@@ -263,16 +264,12 @@ def _keys(text: str) -> set[str]:
     return {_LONG.get(option, option) for option, _ in options_in(text)}
 
 
-def _program(result: Result) -> str:
-    return result.argv[0] if result.argv else "the batch system"
-
-
-def _refused(what: str, result: Result) -> SubmitError:
-    words = (result.stderr.strip() or result.stdout.strip()) or f"exit code {result.returncode}, and no word"
-    transient = result.returncode == 124 or bool(_TRANSIENT.search(words))
-    over_limit = bool(_OVER_LIMIT.search(words))
+def _refused(problem: str, result: Result) -> SubmitError:
+    message = (result.stderr.strip() or result.stdout.strip()) or f"exit code {result.returncode}, no output"
+    transient = result.returncode == 124 or bool(_TRANSIENT.search(message))
+    over_limit = bool(_OVER_LIMIT.search(message))
     return SubmitError(
-        f"{what}: {words}",
+        f"{problem}: {message}",
         evidence=result.stderr or result.stdout,
         transient=transient,
         over_limit=over_limit,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from hpcgpu.batch.advice import advice
+from hpcgpu.batch.common import advice
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, JobState, JobStatus, Offer, Result
 from hpcgpu.units import parse_duration_s
@@ -79,8 +79,8 @@ def _status(native: str, code: str, starts: str, nodes: str, reason: str, *, liv
 
 def _exit_code(text: str) -> int | None:
     """Return the exit code of sacct's ``code:signal`` or of squeue's wait status (768 is exit code 3)."""
-    if found := re.fullmatch(r"(\d+):(\d+)", text):
-        return 128 + int(found[2]) if int(found[2]) else int(found[1])
+    if match := re.fullmatch(r"(\d+):(\d+)", text):
+        return 128 + int(match[2]) if int(match[2]) else int(match[1])
     if not text.isdecimal():
         return None
     status = int(text)
@@ -94,11 +94,11 @@ def node_names(text: str) -> tuple[str, ...]:
 
 
 def _expanded(word: str) -> Iterator[str]:
-    found = _RUNS.fullmatch(word)
-    if not found:
+    match = _RUNS.fullmatch(word)
+    if not match:
         yield word
         return
-    before, runs, after = found.groups()
+    before, runs, after = match.groups()
     for run in runs.split(","):
         first, _, last = run.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal():  # nothing that Slurm writes
@@ -106,11 +106,6 @@ def _expanded(word: str) -> Iterator[str]:
             return
         for number in range(int(first), int(last or first) + 1):
             yield from _expanded(f"{before}{number:0{len(first)}}{after}")
-
-
-def ask_nodes(hosts: Sequence[str]) -> Command:
-    """Return the sinfo for nodes, with a line for each node and partition; the reason is the only free text."""
-    return Command(("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T|%E"))
 
 
 def read_lost_nodes(result: Result) -> Mapping[str, str]:

@@ -128,9 +128,9 @@ def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function
     metavar = "|".join(choices) or MANY.get(kind, "VALUE")
 
     def complete(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
-        from hpcgpu.host.sites import known_sites
+        from hpcgpu.host.sites import site_files
 
-        return [word for word in (sorted(known_sites()) if name == "site" else choices) if word.startswith(typed)]
+        return [word for word in (sorted(site_files()) if name == "site" else choices) if word.startswith(typed)]
 
     return click.option(
         *names, name, default=None, multiple=many, metavar=metavar, help=text, hidden=hidden, shell_complete=complete

@@ -47,7 +47,7 @@ def doctor(
     from hpcgpu.deploy.doctor import job as doctor_job
     from hpcgpu.deploy.doctor import login
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.finding import Finding, described, examine, exit_code, render
+    from hpcgpu.plan.doctor.finding import Finding, as_plain, examine, exit_code, render
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
     request = login.read(typed_settings(arguments), FROM, batch, must=submit)
@@ -57,7 +57,7 @@ def doctor(
         job_findings, job_facts = doctor_job.run(request.job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts
     findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
-    click.echo(json.dumps(described(findings), indent=2) + "\n" if as_json else render(findings, _paint()), nl=False)
+    click.echo(json.dumps(as_plain(findings), indent=2) + "\n" if as_json else render(findings, _paint()), nl=False)
     return exit_code(findings)
 
 

@@ -34,7 +34,9 @@ from hpcgpu.errors import ConfigError, HpcGpuError
 @click.option("--gpus", metavar="LIST", help="Plan for these GPUs only, by position, PCI address or UUID; or sim:4.")
 @click.option("--workers", type=int, metavar="N", help="Plan for so many workers.")
 @click.option("--diff", is_flag=True, help="Say what differs between the nodes of this job, or between FILES.")
-@some_setting_options("workers_per_gpu", "cpu_workers", "nthreads", "cores", "reserved_cores", "memory_policy", "nics")
+@some_setting_options(
+    *("simulate", "workers_per_gpu", "cpu_workers", "nthreads", "cores", "reserved_cores", "memory_policy", "nics")
+)
 @debug_option
 @click.argument("files", nargs=-1, metavar="[FILES]...")
 def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, picture: str | None, **options: Any) -> int:
@@ -56,6 +58,10 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, pictur
         return int(differ)
     if files:
         raise ConfigError(f"{files[0]!r} stands alone: --from {files[0]} plans for the machine of a file")
+    if simulate := options.pop("simulate"):
+        if options["gpus"]:
+            raise ConfigError(f"--gpus {options['gpus']} with --simulate {simulate}: give one of the two")
+        options["gpus"] = f"sim:{simulate}"
     part = Selection(**{name: options.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
     planned = plan(part, typed_settings(options), FROM)
     if picture is not None:

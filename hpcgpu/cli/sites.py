@@ -44,10 +44,10 @@ def site() -> None:
 def list_(as_json: bool) -> None:
     """List the machines that are known."""
     from hpcgpu.deploy import sites
-    from hpcgpu.host.sites import known_sites
+    from hpcgpu.host.sites import site_files
 
     facts: dict[str, dict[str, Any]] = {}
-    for name in sorted(known_sites()):
+    for name in sorted(site_files()):
         try:
             machine = sites.read(name)
         except ConfigError as error:

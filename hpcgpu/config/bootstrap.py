@@ -15,9 +15,9 @@ def read_bootstrap_settings(text: str) -> BootstrapSettings:
     """Parse the bootstrap settings of a rendered run document; raise ConfigError for other text."""
     try:
         raw = json.loads(text)
-        there = {name: value for name, value in raw["settings"].items() if name in WRITTEN}
-        own = {name: raw[name] for name in OWN}
-        return BootstrapSettings(**own, **there)
+        settings = {name: value for name, value in raw["settings"].items() if name in WRITTEN}
+        fields = {name: raw[name] for name in OWN}
+        return BootstrapSettings(**fields, **settings)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         from hpcgpu.config import document
 

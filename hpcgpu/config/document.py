@@ -25,10 +25,7 @@ LONGEST = 131_071
 
 
 def render(document: RunDocument) -> str:
-    """Render a run document as one ASCII line; raise ConfigError if it is too long for an argv word.
-
-    It has the settings that differ from their defaults, and those that every rank reads.
-    """
+    """Render a run document, the settings that are not defaults, as one ASCII line; ConfigError if it is too long."""
     defaults = Settings()
     settings: dict[str, Any] = {}
     for option in options():
@@ -85,12 +82,12 @@ def read(text: str) -> RunDocument:
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Read the settings' values; refuse a value that reading would change (``"2"`` for ``2``)."""
     by_name = {option.name: option for option in options()}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in raw.items():
         _check("settings", name, name in by_name, "names of settings")
-        found[name] = read_value(by_name[name], value, "the run document")
-        _check(f"settings.{name}", value, _plain(found[name]) == value, "what hpcgpu writes")
-    return found
+        values[name] = read_value(by_name[name], value, "the run document")
+        _check(f"settings.{name}", value, _plain(values[name]) == value, "what hpcgpu writes")
+    return values
 
 
 def _plain(value: object) -> object:
@@ -98,7 +95,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Limit):
-        return value.given
+        return value.value
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -66,13 +66,13 @@ def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
     return {**_UNUSED[entry_point], **({} if in_job or entry_point == JOBSCRIPT else _TIME)}
 
 
-def check_entry_point(entry_point: str, settings: Settings, given: Iterable[str], *, in_job: bool) -> None:
+def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str], *, in_job: bool) -> None:
     """Raise ConfigError, with advice, for a given option that differs from its default and has no effect here."""
     vain, defaults = unused(entry_point, in_job=in_job), Settings()
-    for name in given:
+    for name in names:
         option = BY_NAME.get(name)
         if option is None or user_name(option) not in vain:
             continue
         if getattr(settings, option.name) != getattr(defaults, option.name):
-            own = user_name(option)
-            raise ConfigError(f"{settings.said(own)}: {vain[own].format(entry_point=entry_point)}")
+            typed = user_name(option)
+            raise ConfigError(f"{settings.cite(typed)}: {vain[typed].format(entry_point=entry_point)}")

@@ -43,43 +43,37 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
 _WHY: Mapping[str, str] = MappingProxyType(
-    {
-        "python": "here it is one program",
-        "job-directives-skip": _ONLY_OPTIONS,
-        "header-skip": _ONLY_OPTIONS,
-    }
+    {"python": "here it is one program", "job-directives-skip": _ONLY_OPTIONS, "header-skip": _ONLY_OPTIONS}
 )
 _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 
 def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple[dict[str, object], dict[str, str]]:
-    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores.
-
-    null, 0 and empty values are left out, and ``cores`` too if ``gpus_per_node``, which divides them, is unknown.
-    """
-    said = _said(section)
+    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores."""
+    # null, 0 and empty values are left out, and cores too if gpus_per_node, which divides them, is unknown.
+    entries = _set_entries(section)
     values: dict[str, object] = {}
     keys: dict[str, str] = {}
     for name, theirs in _KEYS.items():
-        if key := next((k for k in theirs if k in said), None):
-            value = _taken(key, said[key])
+        if key := next((k for k in theirs if k in entries), None):
+            value = _taken(key, entries[key])
             if value not in _NOTHING:
                 values[name], keys[name] = value, key
-    if gpus_per_node and (key := next((k for k in _CORES if k in said), None)):
-        count = plain_number(said[key])
+    if gpus_per_node and (key := next((k for k in _CORES if k in entries), None)):
+        count = plain_number(entries[key])
         if count is None or count < 1:
-            raise ConfigError(f"cores of a job: {said[key]!r} is no count; allowed: a whole number from 1")
+            raise ConfigError(f"cores of a job: {entries[key]!r} is no count; allowed: a whole number from 1")
         values["cores_per_gpu"], keys["cores_per_gpu"] = max(int(count) // gpus_per_node, 1), key
     return values, keys
 
 
 def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
     """Return the parts of a section that have no effect here, each with what to write instead."""
-    said = _said(section)
-    known = {key for keys in _KEYS.values() for key in keys} | set(_CORES)
+    entries = _set_entries(section)
+    translated = {key for keys in _KEYS.values() for key in keys} | set(_CORES)
     out = []
-    for key, value in said.items():
-        if key not in known:
+    for key, value in entries.items():
+        if key not in translated:
             hint = HINTS.get(key.replace("-", "_"))
             if value not in _HARMLESS.get(key, ()):
                 out.append(f"{key} ({hint.instead if hint else 'no option of hpcgpu'})")
@@ -90,11 +84,11 @@ def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
 
 def without(section: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:
     """Return a section without the defaults that ``import dask_jobqueue`` adds to Dask's configuration."""
-    there = {_canonical(key): value for key, value in defaults.items()}
-    return {k: v for k, v in section.items() if _canonical(k) not in there or v != there[_canonical(k)]}
+    canonical = {_canonical(key): value for key, value in defaults.items()}
+    return {k: v for k, v in section.items() if _canonical(k) not in canonical or v != canonical[_canonical(k)]}
 
 
-def _said(section: Mapping[str, object]) -> dict[str, object]:
+def _set_entries(section: Mapping[str, object]) -> dict[str, object]:
     return {_canonical(key): value for key, value in section.items() if value not in _NOTHING}
 
 

@@ -12,10 +12,9 @@ from dataclasses import Field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.config.directives import option_of
 from hpcgpu.config.migration import HINTS
 from hpcgpu.config.validation import check_settings
-from hpcgpu.config.values import nearest, read_value
+from hpcgpu.config.values import nearest, option_of, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, options, user_name
 from hpcgpu.model.simulated import parse_simulated
@@ -35,7 +34,7 @@ _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
 
 
 def read_settings(
-    given: Mapping[str, object],
+    keywords: Mapping[str, object],
     *,
     site: Site | None = None,
     dask_config: Mapping[str, object] = MappingProxyType({}),
@@ -54,65 +53,54 @@ def read_settings(
     given value: ``"option --{flag}"``.
     """
     layers = [
-        read_given(_none_is_off(given), lambda name: given_from.format(name=name, flag=name.replace("_", "-"))),
-        read_given(_from_environment(environ), lambda name: PREFIX + name.upper()),
-        read_given({"jit_unspill": environ.get(_JIT) or None}, lambda _: _JIT),
+        read_layer(
+            {name: "off" if value is None and name in _NONE_IS_OFF else value for name, value in keywords.items()},
+            lambda name: given_from.format(name=name, flag=name.replace("_", "-")),
+        ),
+        read_layer(_from_environment(environ), lambda name: PREFIX + name.upper()),
+        read_layer({"jit_unspill": environ.get(_JIT) or None}, lambda _: _JIT),
         _from_dask(_section(dask_config), dask_places),
     ]
-    found = _by_nodes({name: given for layer in reversed(layers) for name, given in layer.items()}, site)
+    values = {name: value for layer in reversed(layers) for name, value in layer.items()}
+    if values.get("gpus", ("",))[0].isdecimal():
+        from hpcgpu.config.sites.follow import nodes_for
+
+        values = nodes_for(values, site)
     if "gpus" not in layers[0]:
-        found = _fewer_simulated(found)
+        values = _fewer_simulated(values)
     if jobqueue is not None:
-        found = _from_jobqueue(*jobqueue, found, site) | found
-    found = _without_mpi(_over_site(found, site, environ, asks=asks) if site else found)
+        values = _from_jobqueue(*jobqueue, values, site) | values
+    if site:
+        values = _over_site(values, site, environ, asks=asks)
+    if values.get("protocol", ("",))[0] == "ucx":
+        # Unless the user chose otherwise, the ranks meet by files: Open MPI loads a UCX of its own under the same name
+        # (libucp.so.0), and the other UCX does not work then (libucx 1.21.0 after Open MPI 5.0.11: it never connects).
+        values = {"rendezvous": ("file", values["protocol"][1]), **values}
     settings = Settings(
-        **{BY_NAME[name].name: value for name, (value, _) in found.items()},
-        sources=MappingProxyType({name: where for name, (_, where) in found.items()}),
+        **{BY_NAME[name].name: value for name, (value, _) in values.items()},
+        sources=MappingProxyType({name: where for name, (_, where) in values.items()}),
     )
     check_settings(settings, site)
     return settings
 
 
-def _by_nodes(found: dict[str, tuple[Any, str]], site: Site | None) -> dict[str, tuple[Any, str]]:
-    """Replace a number of all GPUs, ``gpus=8``, by nodes and the GPUs of each."""
-    if not found.get("gpus", ("",))[0].isdecimal():
-        return found
-    from hpcgpu.config.sites.follow import nodes_for
-
-    return nodes_for(found, site)
-
-
-def _fewer_simulated(found: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+def _fewer_simulated(values: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
     """Return the values with the simulated GPUs that a script takes of the machine that HPCGPU_GPUS simulates."""
-    (gpus, where), (count, _) = found.get("gpus", ("", "")), found.get("gpus_per_node", (None, ""))
+    (gpus, where), (count, _) = values.get("gpus", ("", "")), values.get("gpus_per_node", (None, ""))
     if not count or not gpus.startswith("sim") or count >= parse_simulated(gpus).per_node:
-        return found
-    return found | {"gpus": (re.sub(r"\d+", str(count), gpus, count=1), f"{where} and gpus_per_node")}
-
-
-def _without_mpi(found: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
-    """Let ranks that will use UCX meet by files, unless the user chose otherwise.
-
-    Open MPI loads a UCX of its own under the same name (``libucp.so.0``), and the other one does not work then (libucx
-    1.21.0 after Open MPI 5.0.11: connections are never made).
-    """
-    value, where = found.get("protocol", ("", ""))
-    return {"rendezvous": ("file", where), **found} if value == "ucx" else found
-
-
-def _none_is_off(given: Mapping[str, object]) -> Mapping[str, object]:
-    return {name: "off" if value is None and name in _NONE_IS_OFF else value for name, value in given.items()}
+        return values
+    return values | {"gpus": (re.sub(r"\d+", str(count), gpus, count=1), f"{where} and gpus_per_node")}
 
 
 def chosen_site(
-    given: Mapping[str, object],
+    keywords: Mapping[str, object],
     *,
     dask_config: Mapping[str, object] = MappingProxyType({}),
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
     """Return the name or path of the requested site file, by the same precedence; None if none is requested."""
     sources = {
-        "keyword site": given.get("site"),
+        "keyword site": keywords.get("site"),
         PREFIX + "SITE": environ.get(PREFIX + "SITE") or None,
         "dask config hpcgpu.site": _section(dask_config).get("site"),
     }
@@ -122,61 +110,75 @@ def chosen_site(
     return None
 
 
-def read_given(given: Mapping[str, object], where: Callable[[str], str]) -> Layer:
-    """Read one layer's values under the options' user names; ``where`` maps a name as typed to its source.
-
-    None means not given. Raises ConfigError for a name that is unknown or another package's, an option under two names,
-    or an invalid value.
-    """
-    found: dict[str, tuple[Any, str]] = {}
-    for name, value in given.items():
+def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> Layer:
+    """Read a layer under user names; ConfigError for an unknown, repeated or foreign name, or an invalid value."""
+    # where maps a name as typed to its source. None means not given.
+    values: dict[str, tuple[Any, str]] = {}
+    for name, value in entries.items():
         if value is None:
             continue
         option = BY_NAME.get(name)
         if option is None:
             _refuse(name, value, where(name))
             continue
-        own = user_name(option)
-        if own in found:
-            raise ConfigError(f"{own} is given twice: by {found[own][1]} and by {where(name)}; say it once")
-        found[own] = (read_value(option, value, where(name)), where(name))
-    return found
+        if (key := user_name(option)) in values:
+            raise ConfigError(f"{key} is given twice: by {values[key][1]} and by {where(name)}; give it once")
+        values[key] = (read_value(option, value, where(name)), where(name))
+    return _simulate(values) if "simulate" in values else values
 
 
-def _over_site(said: Layer, site: Site, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
-    """Put the user's values above the site's; a list of the site stays in front of the user's list.
+def _simulate(values: dict[str, tuple[Any, str]]) -> Layer:
+    """Replace ``simulate="4x256MiB"`` by ``gpus="sim:4x256MiB"``, and a total beside it, ``gpus=8``, by ``nodes``."""
+    text, where = values.pop("simulate")
+    simulated = parse_simulated(text, "")
+    each, (gpus, place) = simulated.per_node, values.get("gpus", (f"sim:{text}", where))
+    nodes = values.get("nodes")
+    if gpus.isdecimal():
+        values["nodes"] = nodes or (int(gpus) // each, place)
+        fits = int(gpus) == each * values["nodes"][0]
+    else:
+        fits = parse_simulated(gpus) == simulated
+    if not fits:
+        beside = f" on nodes={nodes[0]}" if nodes else ""
+        raise ConfigError(
+            f"gpus={gpus!r} (set by {place}){beside} contradicts simulate={text!r} (set by {where}), {each} GPUs on "
+            f"each node; allowed: gpus= as the total, {each} times the number of nodes; or leave gpus out"
+        )
+    return {**values, "gpus": (f"sim:{text}", where)}
 
-    A site file lists what its jobs need (``-l filesystems=home``): a user's additional directive must not replace all
-    of them. It replaces the site's directive for the same option.
-    """
+
+def _over_site(users: Layer, site: Site, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
+    """Put the user's values above the site's; a list of the site stays in front of the user's list."""
+    # A site file lists what its jobs need (-l filesystems=home): a user's additional directive must not replace all of
+    # them. It replaces the site's directive for the same option.
     from hpcgpu.config.sites.follow import follow
 
-    given = follow(site, said, environ, asks=asks)
-    defaults = read_given({name: value for name, (value, _) in given.items()}, lambda name: given[name][1])
-    found = {**defaults, **said}
-    for name in said.keys() & defaults.keys():
+    sites = follow(site, users, environ, asks=asks)
+    defaults = read_layer({name: value for name, (value, _) in sites.items()}, lambda name: sites[name][1])
+    values = {**defaults, **users}
+    for name in users.keys() & defaults.keys():
         kind = BY_NAME[name].metadata["kind"]
         if kind in ("texts", "lines"):
-            (own, where), (theirs, their_source) = said[name], defaults[name]
+            (users_list, where), (sites_list, sites_source) = users[name], defaults[name]
             same = option_of if kind == "texts" else str
-            said_again = {same(entry) for entry in own}
-            kept = tuple(entry for entry in theirs if same(entry) not in said_again)
-            found[name] = ((*kept, *own), f"{where} and {their_source}" if kept else where)
-    return found
+            repeated = {same(entry) for entry in users_list}
+            kept = tuple(entry for entry in sites_list if same(entry) not in repeated)
+            values[name] = ((*kept, *users_list), f"{where} and {sites_source}" if kept else where)
+    return values
 
 
 def _from_jobqueue(
-    path: str, section: Mapping[str, object], said: Layer, site: Site | None
+    path: str, section: Mapping[str, object], values: Layer, site: Site | None
 ) -> dict[str, tuple[Any, str]]:
     """Read dask-jobqueue's section; its cores are divided among the requested GPUs."""
     from hpcgpu.config.jobqueue import translate
 
-    node = site.node(said.get("queue", (None, ""))[0]) if site else None
-    count = said.get("gpus_per_node", (node.gpus if node else None, ""))[0]
-    if "gpus" in said:
-        count = parse_simulated(said["gpus"][0]).per_node
-    given, keys = translate(_section(section, path), count)
-    return dict(read_given(given, lambda name: f"dask config {path}.{keys[name]}"))
+    node = site.node(values.get("queue", (None, ""))[0]) if site else None
+    count = values.get("gpus_per_node", (node.gpus if node else None, ""))[0]
+    if "gpus" in values:
+        count = parse_simulated(values["gpus"][0]).per_node
+    translated, keys = translate(_section(section, path), count)
+    return dict(read_layer(translated, lambda name: f"dask config {path}.{keys[name]}"))
 
 
 def _refuse(name: str, value: object, where: str) -> None:
@@ -189,38 +191,38 @@ def _refuse(name: str, value: object, where: str) -> None:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    """Return the options in the environment; an empty value is unset.
-
-    A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown name
-    is an error only if it looks like a typing error.
-    """
+    """Return the options in the environment; an empty value is unset."""
+    # A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown
+    # name is an error only if it looks like a typing error.
     from difflib import get_close_matches
 
     names = {PREFIX + name.upper(): name for name in (*BY_NAME, *HINTS)}
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for variable, value in environ.items():
         if not variable.startswith(PREFIX) or not value:
             continue
         if variable in names:
-            found[names[variable]] = value
+            values[names[variable]] = value
         elif close := get_close_matches(variable, names, n=1, cutoff=0.88):
             raise ConfigError(f"{variable} is set in the environment, but is no option: did you mean {close[0]}?")
-    return found
+    return values
 
 
-def _section(found: object, path: str = "hpcgpu") -> Mapping[str, object]:
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"dask config {path} is {found!r}; allowed: options by name, such as {path}: {{queue: gpu}}")
-    return found
+def _section(section: object, path: str = "hpcgpu") -> Mapping[str, object]:
+    if not isinstance(section, Mapping) or not all(isinstance(name, str) for name in section):
+        raise ConfigError(
+            f"dask config {path} is {section!r}; allowed: options by name, such as {path}: {{queue: gpu}}"
+        )
+    return section
 
 
 def _from_dask(section: Mapping[str, object], places: Mapping[str, str]) -> Layer:
     typed = {name.replace("-", "_"): name for name in section}
     if len(typed) < len(section):
         raise ConfigError(f"dask config hpcgpu has one name with hyphens and with underscores: {', '.join(section)}")
-    given = {name: section[original] for name, original in typed.items()}
+    values = {name: section[original] for name, original in typed.items()}
 
     def where(name: str) -> str:
         return ", ".join(filter(None, (f"dask config hpcgpu.{typed[name]}", places.get(typed[name]))))
 
-    return read_given(given, where)
+    return read_layer(values, where)

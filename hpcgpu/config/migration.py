@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "tcp://127.0.0.1", "tls://127.0.0.1")
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """The words to write instead of another package's option, and the values for which the default is right."""
+    """Advice for another package's option, and the values that need none because they are the default here."""
 
     instead: str
     harmless: tuple[object, ...] = ()  # or ANYTHING
@@ -143,28 +143,11 @@ FIELD: Mapping[str, Hint] = MappingProxyType(
 HINTS: Mapping[str, Hint] = MappingProxyType({**FIELD, **JOBQUEUE, **DASK_CUDA})
 
 
-def read_local_cuda(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-    """Translate the keywords of dask-cuda's LocalCUDACluster for a cluster on this machine.
-
-    Parameters
-    ----------
-    given : Mapping of str to object
-        Keywords as users write them for LocalCUDACluster, ours among them.
-
-    Returns
-    -------
-    tuple of dict and dict
-        Keywords for :func:`hpcgpu.config.layers.read_settings`, and variables that the ranks start
-        with (``CUDA_VISIBLE_DEVICES``: which GPUs are granted).
-
-    Raises
-    ------
-    ConfigError
-        No GPU, or more workers than GPUs. What has no meaning here is left to ``read_settings``, which
-        names the replacement.
-
-    """
-    ours = dict(given)
+def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+    """Translate LocalCUDACluster's keywords into settings and variables for the ranks; ConfigError for wrong GPUs."""
+    # The settings go to read_settings, which names the replacement of unknown keywords; the variable
+    # CUDA_VISIBLE_DEVICES has the granted GPUs.
+    ours = dict(keywords)
     environ: dict[str, str] = {}
     if "dashboard_address" in ours and ours["dashboard_address"] is None:  # as LocalCluster has it
         ours["dashboard"] = ours.get("dashboard", False)

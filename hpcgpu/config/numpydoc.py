@@ -20,7 +20,7 @@ TYPES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("bytes", "duration"), "int or str"),
         **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
         **dict.fromkeys(("text",), "str"),
-        **dict.fromkeys(("gpus", "port"), "int or str"),
+        **dict.fromkeys(("gpus", "simulate", "port"), "int or str"),
         **dict.fromkeys(("texts", "lines"), "list of str"),
         "cores": "str or int",
         "nics": "str or list of str",
@@ -41,14 +41,12 @@ def parameters(without: Container[str] = ()) -> list[Parameter]:
 
 
 def documented(text: str, base: str = "", without: Container[str] = ()) -> str:
-    """Put the options, except ``without``, in place of ``**given`` in a class's docstring.
-
-    The sections of ``base``, the docstring of its base class, come before its own.
-    """
+    """Put the options, except ``without``, in place of ``**given`` in a class's docstring."""
+    # The sections of base, the docstring of its base class, come before its own.
     text, base = cleandoc(text), cleandoc(base)
-    own = found.start() if (found := _SECTION.search(text)) else len(text)
-    before = base[found.start() :] if (found := _SECTION.search(base)) else ""
-    whole = "\n\n".join(filter(None, (text[:own].strip(), before.strip(), text[own:].strip())))
+    start = match.start() if (match := _SECTION.search(text)) else len(text)
+    before = base[match.start() :] if (match := _SECTION.search(base)) else ""
+    whole = "\n\n".join(filter(None, (text[:start].strip(), before.strip(), text[start:].strip())))
     return _GIVEN.sub(lambda _: "".join(_entries(without)), f"{whole}\n")
 
 
@@ -57,11 +55,11 @@ def _entries(without: Container[str]) -> Iterator[str]:
         if user_name(f) in without:
             continue
         default = default_of(f)
-        said = "optional" if default in (None, (), {}) else f"default {default!r}"
+        note = "optional" if default in (None, (), {}) else f"default {default!r}"
         example = f", such as {f.metadata['example']}" if f.metadata["example"] else ""
         also = f"; also {', '.join(f.metadata['aliases'])}" if f.metadata["aliases"] else ""
         text = fill(f"{f.metadata['text']}{example}{also}", 96, initial_indent="    ", subsequent_indent="    ")
-        yield f"{user_name(f)} : {type_of(f)}, {said}\n{text}\n"
+        yield f"{user_name(f)} : {type_of(f)}, {note}\n{text}\n"
 
 
 def type_of(f: Field[Any]) -> str:
@@ -75,4 +73,4 @@ def default_of(f: Field[Any]) -> Any:  # the option's own type
     """Return an option's default as users would write it."""
     if f.default_factory is not MISSING:
         return dict(f.default_factory())
-    return f.default.given if isinstance(f.default, Limit) else f.default
+    return f.default.value if isinstance(f.default, Limit) else f.default

@@ -23,81 +23,72 @@ def check_settings(settings: Settings, site: Site | None = None) -> None:
 
 
 def _check_trust(settings: Settings) -> None:
-    where, protocol = settings.where, settings.protocol
-    if protocol == "ucx" and settings.security:
-        raise ConfigError(
-            f"protocol='ucx' (set by {where('protocol')}) with security=True (set by {where('security')}): UCX cannot "
-            "encrypt; leave security out and accept it, or take protocol='tls'"
-        )
-    if protocol == "tls" and settings.security is False:
-        raise ConfigError(
-            f"protocol='tls' (set by {where('protocol')}) with security=False (set by {where('security')}): "
-            "leave one of the two out; without TLS it is protocol='tcp'"
-        )
-    if protocol == "tcp" and settings.security:
-        raise ConfigError(
-            f"protocol='tcp' (set by {where('protocol')}) with security=True (set by {where('security')}): tcp is not "
-            "encrypted; leave protocol out, or take protocol='tls'"
-        )
+    both = f"{settings.cite('protocol')} with {settings.cite('security')}"
+    if settings.protocol == "ucx" and settings.security:
+        raise ConfigError(f"{both}: UCX cannot encrypt; leave security out and accept it, or use protocol='tls'")
+    if settings.protocol == "tls" and settings.security is False:
+        raise ConfigError(f"{both}: leave one of the two out; without TLS it is protocol='tcp'")
+    if settings.protocol == "tcp" and settings.security:
+        raise ConfigError(f"{both}: tcp is not encrypted; leave protocol out, or use protocol='tls'")
 
 
 def _check_network(settings: Settings, site: Site | None) -> None:
     if settings.protocol == "ucx" and "rendezvous" in settings.sources and settings.rendezvous == "mpi":
         raise ConfigError(
-            f"{settings.said('rendezvous')} with {settings.said('protocol')}: MPI brings a UCX of its own into the "
+            f"{settings.cite('rendezvous')} with {settings.cite('protocol')}: MPI brings a UCX of its own into the "
             "process, with which the other does not work; leave rendezvous out: the ranks meet by files then"
         )
     if settings.protocol == "ucx" and site is not None and not site.ucx:
         cited = site.cited(site.network.source, "network", "ucx")
         raise ConfigError(
-            f"{settings.said('protocol')} on {site.name}: UCX has no transport for this site's network "
+            f"{settings.cite('protocol')} on {site.name}: UCX has no transport for this site's network "
             f"({cited}); leave protocol out, which gives tls on the nearest interface"
         )
 
 
 def _check_gpus(settings: Settings, site: Site | None) -> None:
-    wanted = settings.gpus_per_node
-    if wanted is None:
+    per_node = settings.gpus_per_node
+    if per_node is None:
         return
-    said = f"gpus_per_node={wanted} (set by {settings.where('gpus_per_node')})"
+
     if settings.gpus is not None:
         count = parse_simulated(settings.gpus).per_node
-        if count != wanted:
+        if count != per_node:
             raise ConfigError(
-                f"{said}, but gpus={settings.gpus!r} (set by {settings.where('gpus')}) makes {count} on each node; "
-                f"leave gpus_per_node out"
+                f"{settings.cite('gpus_per_node')}, but {settings.cite('gpus')} simulates {count} on each node; leave "
+                "gpus_per_node out"
             )
-    elif site is not None and (node := site.node(settings.queue)) and wanted > node.gpus and settings.site_limits:
+    elif site is not None and (node := site.node(settings.queue)) and per_node > node.gpus and settings.site_limits:
         cited = site.cited(node.source, *site.path_of(node), "gpus")
         raise ConfigError(
-            f"{said}, but a node of {site.name} has {node.gpus} ({cited}); "
-            f"allowed: 1 to {node.gpus}, and more by nodes="
+            f"{settings.cite('gpus_per_node')}, but a node of {site.name} has {node.gpus} ({cited}); allowed: 1 to "
+            f"{node.gpus}; more GPUs by nodes="
         )
 
 
 def _check_rapids(settings: Settings) -> None:
-    said = settings.said
+    cite = settings.cite
     if settings.rmm_async and settings.rmm_managed_memory:
         raise ConfigError(
-            f"{said('rmm_async')} with {said('rmm_managed_memory')}: CUDA's asynchronous allocator gives no managed "
+            f"{cite('rmm_async')} with {cite('rmm_managed_memory')}: CUDA's asynchronous allocator gives no managed "
             "memory; leave one of the two out"
         )
     if settings.rmm_release_threshold and not settings.rmm_async:
-        raise ConfigError(f"{said('rmm_release_threshold')} is for rmm_async=True only; give it too, or leave it out")
+        raise ConfigError(f"{cite('rmm_release_threshold')} is for rmm_async=True only; give it too, or leave it out")
     if settings.rmm_maximum_pool_size and not (settings.rmm_pool_size or settings.rmm_async):
         raise ConfigError(
-            f"{said('rmm_maximum_pool_size')} without a pool; give rmm_pool_size or rmm_async=True too, or leave it out"
+            f"{cite('rmm_maximum_pool_size')} without a pool; give rmm_pool_size or rmm_async=True too, or leave it out"
         )
     pool, most = settings.rmm_pool_size, settings.rmm_maximum_pool_size
     # A fraction and bytes are compared later, when the GPU's size is known.
-    if pool and most and pool.is_part == most.is_part and float(most.given) < float(pool.given):
+    if pool and most and pool.is_part == most.is_part and float(most.value) < float(pool.value):
         raise ConfigError(
-            f"{said('rmm_maximum_pool_size')} is less than {said('rmm_pool_size')}; allowed: as much, or more"
+            f"{cite('rmm_maximum_pool_size')} is less than {cite('rmm_pool_size')}; allowed: as much, or more"
         )
     if unknown := [name for name in settings.rmm_libraries if name not in LIBRARIES]:
         raise ConfigError(
-            f"{said('rmm_allocator_external_lib_list')}: RMM has no allocator for {unknown[0]!r}; "
+            f"{cite('rmm_allocator_external_lib_list')}: RMM has no allocator for {unknown[0]!r}; "
             f"allowed: {', '.join(LIBRARIES)}"
         )
     if settings.cudf_spill_stats and not settings.enable_cudf_spill:
-        raise ConfigError(f"{said('cudf_spill_stats')} without enable_cudf_spill=True; give both, or neither")
+        raise ConfigError(f"{cite('cudf_spill_stats')} without enable_cudf_spill=True; give both, or neither")

@@ -28,41 +28,31 @@ NIC_RULES = ("balanced", "nearest", "ucx")
 
 
 def read_value(option: Field[Any], value: object, where: str) -> Any:  # the option's own type
-    """Return the value as :class:`~hpcgpu.model.Settings` holds it. Reading a read value changes nothing.
-
-    Parameters
-    ----------
-    option : Field
-        One of :func:`hpcgpu.model.settings.options`.
-    value : object
-        What was given: a Python value, or text.
-    where : str
-        Where it was set, for the message.
-
-    Raises
-    ------
-    ConfigError
-        Not a value of this option. The message says what was given, what is allowed, and where it was set.
-
-    """
+    """Read an option's value, a Python value or text, as Settings holds it; ConfigError, with ``where``, for others."""
     read = READERS[option.metadata["kind"]]
     return read_option(user_name(option), value, where, lambda plain: read(option, plain))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
     """Return a hint for an unknown word: the nearest known word, or all of them."""
     from difflib import get_close_matches
 
-    names = sorted(known)
-    close = get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(names)}"
+    options = sorted(names)
+    close = get_close_matches(word, options, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(options)}"
 
 
-def _whole(value: object, what: str, least: int) -> int:
+def option_of(directive: str) -> str:
+    """Parse a directive's option: ``--constraint`` of ``--constraint=gpu``, ``-l mem`` of ``-l mem=1gb``."""
+    words = directive.partition("=")[0].split()
+    return " ".join(words[: 2 if words[:1] == ["-l"] else 1])
+
+
+def _whole(value: object, noun: str, least: int) -> int:
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{value!r} is not a {what}; allowed: a whole number from {least}")
+        raise ConfigError(f"{value!r} is not a {noun}; allowed: a whole number from {least}")
     return value
 
 
@@ -77,8 +67,8 @@ def _port(option: Field[Any], value: object) -> int:
         number = ""
     elif host not in _LOOPBACK:
         raise ConfigError(
-            f"{value!r} is not on loopback, the only place where others cannot reach the dashboard; give the port "
-            "alone, such as ':8787'; ssh -L brings it to another machine"
+            f"{value!r} is not on loopback; elsewhere other users could reach the dashboard; give the port alone, such "
+            "as ':8787'; ssh -L forwards it to another machine"
         )
     if isinstance(value, bool) or not number.isascii() or not number.isdecimal() or int(number) > _HIGHEST_PORT:
         raise ConfigError(f"{value!r} is not a port; allowed: 1 to {_HIGHEST_PORT}, or 0 for a free one")
@@ -92,8 +82,8 @@ def _cores(option: Field[Any], value: object) -> str | int:
         return _count(option, value)
     except ConfigError as error:
         raise ConfigError(
-            f"{value!r} is no number of cores; allowed: 'all' (equal shares), 'local' (those on the GPU's NUMA node), "
-            "or a whole number from 1 for each worker"
+            f"{value!r} is not a number of cores; allowed: 'all' (equal shares), 'local' (the cores on the GPU's NUMA "
+            "node), or a whole number from 1 for each worker"
         ) from error
 
 
@@ -104,8 +94,8 @@ def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
     if len(names) == 1 and names[0] in NIC_RULES:
         return names[0]
     if not names or (rules := sorted(set(names) & set(NIC_RULES))):
-        given = f"{rules[0]!r} is a rule and stands alone" if names else "there is no name in it"
-        raise ConfigError(f"{given}; allowed: {', '.join(map(repr, NIC_RULES))}, or names such as 'mlx5_0,mlx5_1:2'")
+        problem = f"{rules[0]!r} is a rule and stands alone" if names else f"{value!r} has no name"
+        raise ConfigError(f"{problem}; allowed: {', '.join(map(repr, NIC_RULES))}, or names such as 'mlx5_0,mlx5_1:2'")
     return names
 
 
@@ -114,8 +104,8 @@ def _node_bytes(_: Field[Any], value: object) -> int:
     size = limit.read_size(value, "allowed: bytes as a number, or text such as '5GB', '512MiB'")
     if size < _SMALLEST_NODE_BYTES:
         raise ConfigError(
-            f"{value!r} is {format_bytes(size)}{meant(value)}; allowed: a size from 1 MiB such as '5GB', or nothing at "
-            "all for what the site gives"
+            f"{value!r} is {format_bytes(size)}{meant(value)}; allowed: a size from 1 MiB such as '5GB'; without "
+            "memory= the site's default counts"
         )
     return size
 
@@ -147,28 +137,33 @@ def _gpus(_: Field[Any], value: object) -> str:
         return str(_whole(value, "number of GPUs", 1))
     if not isinstance(value, str) or re.fullmatch(r"[\d\s,]*", value):
         raise ConfigError(
-            f"{value!r} is no number of GPUs: give gpus_per_node=4; gpus= is the number of all at a known site, "
-            "gpus=8, or simulated ones, 'sim:4' or 'sim:4x256MiB' (so many on each node)"
+            f"{value!r} is not a number of GPUs: give gpus_per_node=4; gpus= is the total at a known site, gpus=8, or "
+            "simulated GPUs of each node, 'sim:4' or 'sim:4x256MiB' (as simulate=)"
         )
     parse_simulated(value)
     return value
 
 
+def _simulate(_: Field[Any], value: object) -> str:
+    text = str(value).strip() if isinstance(value, (int, str)) and not isinstance(value, bool) else repr(value)
+    parse_simulated(text, "")
+    return text
+
+
 def _choice(option: Field[Any], value: object) -> str:
-    choices = option.metadata["choices"]
-    if value in choices:
+    if value in (choices := option.metadata["choices"]):
         return str(value)
-    raise ConfigError(f"{value!r} is no choice; allowed: {', '.join(choices)}")
+    raise ConfigError(f"{value!r} is not a choice; allowed: {', '.join(choices)}")
 
 
 def _texts(_: Field[Any], value: object) -> tuple[str, ...]:
     entries = _parts(value)
     if not isinstance(entries, Iterable) or isinstance(entries, (str, Mapping, bytes)):
-        raise ConfigError(f"{value!r} is no list; allowed: a list of texts, or one text")
-    found = tuple(entries)
-    if wrong := [e for e in found if not isinstance(e, str)]:
+        raise ConfigError(f"{value!r} is not a list; allowed: a list of texts, or one text")
+    texts = tuple(entries)
+    if wrong := [e for e in texts if not isinstance(e, str)]:
         raise ConfigError(f"{wrong[0]!r} is not text; allowed: a list of texts of one line each")
-    return tuple(one_line(e) for e in found)
+    return tuple(one_line(e) for e in texts)
 
 
 def _lines(option: Field[Any], value: object) -> tuple[str, ...]:
@@ -196,8 +191,8 @@ def _parts(value: object) -> object:
 def _flag(option: Field[Any], value: object) -> bool:
     if option.name == "security" and hasattr(value, "get_connection_args"):  # distributed's, without its import
         raise ConfigError(
-            "a Security object is not taken: each cluster makes a certificate of its own, which Client(cluster) takes "
-            "from it; leave security out (TLS is on), or give security=False for none"
+            "a Security object is not accepted: each cluster makes its own certificate, which Client(cluster) uses; "
+            "leave security out (TLS is on), or give security=False (TLS is off)"
         )
     return read_flag(value)
 
@@ -209,21 +204,17 @@ def _pairs(value: object, allowed: str, split: Callable[[str], Iterable[str]]) -
         return entries
     if not isinstance(entries, Iterable) or isinstance(entries, (str, bytes)):
         raise ConfigError(f"{value!r} is not a mapping; {allowed}")
-    found: dict[Any, Any] = {}
+    pairs: dict[Any, Any] = {}
     for entry in entries:
         if isinstance(plain := _parts(entry), Mapping):
-            found |= plain
+            pairs |= plain
             continue
         for text in split(entry) if isinstance(entry, str) else [str(entry)]:
-            name, equals, given = text.partition("=")
+            name, equals, text_value = text.partition("=")
             if not equals:
                 raise ConfigError(f"{text!r} has no '='; {allowed}")
-            found[name.strip()] = given
-    return found
-
-
-def _by_commas(text: str) -> Iterator[str]:
-    yield from filter(None, re.split(r"[,\s]+", text))
+            pairs[name.strip()] = text_value
+    return pairs
 
 
 def _one_variable(text: str) -> Iterator[str]:
@@ -232,34 +223,34 @@ def _one_variable(text: str) -> Iterator[str]:
         name, value, second = two.groups()
         as_json = json.dumps({name.strip(): f"{value},{second}"})
         raise ConfigError(
-            f"{text!r} looks like two variables; give each by itself: '{name}={value}' and '{second.strip()}'; if it "
-            f"is one with such a value: {as_json}"
+            f"{text!r} looks like two variables; give each by itself: '{name}={value}' and '{second.strip()}'; for one "
+            f"variable with this value: {as_json}"
         )
     yield text
 
 
 def _numbers(_: Field[Any], value: object) -> Mapping[str, float]:
     allowed = "allowed: {'GPU': 1}, or as text GPU=1, each by itself or with commas"
-    found: dict[str, float] = {}
-    for name, given in _pairs(value, allowed, _by_commas).items():
-        number = plain_number(given)
+    numbers: dict[str, float] = {}
+    for name, text_value in _pairs(value, allowed, lambda text: filter(None, re.split(r"[,\s]+", text))).items():
+        number = plain_number(text_value)
         if not isinstance(name, str) or number is None or number < 0:
-            raise ConfigError(f"{name!r}: {given!r} is not a number from 0; {allowed}")
-        found[one_line(name, "name")] = number
-    return MappingProxyType(found)
+            raise ConfigError(f"{name!r}: {text_value!r} is not a number from 0; {allowed}")
+        numbers[one_line(name, "name")] = number
+    return MappingProxyType(numbers)
 
 
 def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     allowed = "allowed: {'NAME': 'value'}, or as text NAME=value, each by itself"
-    for name, given in _pairs(value, allowed, _one_variable).items():
+    for name, raw in _pairs(value, allowed, _one_variable).items():
         if not isinstance(name, str) or not VARIABLE.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name of a variable; allowed: letters, digits and _, no digit first")
-        text = str(given) if isinstance(given, (int, float)) and not isinstance(given, bool) else given
+            raise ConfigError(f"{name!r} is not a variable's name; allowed: letters, digits and _, no digit first")
+        text = str(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else raw
         if not isinstance(text, str) or MARKS.search(text):
-            raise ConfigError(f"{name}: {given!r} is no value; allowed: text without newline or control character")
-        found[name] = text
-    return MappingProxyType(found)
+            raise ConfigError(f"{name}: {raw!r} is not allowed; allowed: text without newline or control character")
+        variables[name] = text
+    return MappingProxyType(variables)
 
 
 READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
@@ -276,6 +267,7 @@ READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
         "device-limit": lambda _, value: limit.read_device_limit(value),
         "host-limit": lambda _, value: limit.read_host_limit(value),
         "gpus": _gpus,
+        "simulate": _simulate,
         "choice": _choice,
         "text": lambda _, value: read_text(value),
         "texts": _texts,

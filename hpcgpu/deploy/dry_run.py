@@ -15,7 +15,7 @@ from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Layout
-from hpcgpu.plan.binding.whole_node import plan_whole_node
+from hpcgpu.plan.binding.workers import plan_whole_node
 from hpcgpu.plan.views.overview import Plan
 from hpcgpu.plan.views.preview import Preview, layout_of
 from hpcgpu.units import counted

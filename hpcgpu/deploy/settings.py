@@ -18,7 +18,7 @@ from hpcgpu.config.entry_points import check_entry_point
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.deploy import sites
 from hpcgpu.errors import ConfigError
-from hpcgpu.host.home import expanded
+from hpcgpu.host.private import expanded
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings
 from hpcgpu.model.limit import read_disk_limit, read_part
@@ -83,13 +83,13 @@ def read(
     # a script for GPUs runs on simulated ones unchanged
     if settings.gpus and (unused := [name for name in (*RMM, *CUDF) if getattr(settings, name)]):
         sites.say_once(
-            f"{settings.said('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(unused)}"
+            f"{settings.cite('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(unused)}"
         )
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
         check_dask_memory()
     folder = settings.log_directory or ""
     if folder.startswith("~"):  # no shell and no batch system replaces it
-        settings = replace(settings, log_directory=str(expanded(folder, settings.said("log_directory"))))
+        settings = replace(settings, log_directory=str(expanded(folder, settings.cite("log_directory"))))
     return Wanted(settings, site, system)
 
 
@@ -110,10 +110,10 @@ def _check_ucx(settings: Settings) -> None:
     from hpcgpu.host.discover import slingshot_interfaces
 
     if not protocols.is_ucx_installed():
-        raise ConfigError(f"{settings.said('protocol')} {protocols.ucx_missing()}")
+        raise ConfigError(f"{settings.cite('protocol')} {protocols.ucx_missing()}")
     if interfaces := slingshot_interfaces():
         raise ConfigError(
-            f"{settings.said('protocol')}, but this machine's network is Slingshot ({', '.join(interfaces)}), for "
+            f"{settings.cite('protocol')}, but this machine's network is Slingshot ({', '.join(interfaces)}), for "
             "which UCX has no transport: leave protocol out, which gives tls on the nearest interface"
         )
 
@@ -123,7 +123,7 @@ def in_job(settings: Settings, site: Site | None, batch: str) -> Settings:
     argv = site.launcher.command if site and site.batch == batch else ()
     if not site or not argv or settings.launcher is not None:
         return settings
-    sources = MappingProxyType({**settings.sources, "launcher": site.said("launcher", "command")})
+    sources = MappingProxyType({**settings.sources, "launcher": site.place("launcher", "command")})
     return replace(settings, launcher=shlex.join(argv), sources=sources)
 
 

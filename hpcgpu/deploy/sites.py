@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.host import log, private
-from hpcgpu.host.home import own_folder
-from hpcgpu.host.sites import find_site, known_sites
+from hpcgpu.host.private import user_folder
+from hpcgpu.host.sites import find_site, site_files
 
 if TYPE_CHECKING:
     from hpcgpu.config.sites.live import Difference
@@ -56,7 +56,7 @@ def say_hint(environ: Mapping[str, str]) -> None:
     from hpcgpu.config.sites.match import hint, looks_like
 
     texts = {}
-    for name, path in known_sites().items():
+    for name, path in site_files().items():
         with contextlib.suppress(OSError, UnicodeDecodeError):  # reported when the file is requested
             texts[name] = path.read_text(encoding="utf-8")
     match = looks_like(texts, environ, socket.gethostname())
@@ -70,7 +70,7 @@ def _is_first(name: str) -> bool:
         return False
     _logged.add(name)
     try:
-        mark = private.make_folder(own_folder("hints")) / name
+        mark = private.make_folder(user_folder("hints")) / name
         if mark.exists():
             return False
         private.write(mark, "")
@@ -85,7 +85,7 @@ def as_it_is(site: Site, environ: Mapping[str, str]) -> tuple[Site, tuple[Differ
     from concurrent.futures import ThreadPoolExecutor  # all are imported here: each rank of a run imports this module
 
     from hpcgpu.batch import inventory
-    from hpcgpu.config.sites.live import as_it_is as live
+    from hpcgpu.config.sites.live import apply_live_facts
     from hpcgpu.config.sites.match import is_here
     from hpcgpu.host.run import run_sync
     from hpcgpu.model import Result
@@ -96,14 +96,14 @@ def as_it_is(site: Site, environ: Mapping[str, str]) -> tuple[Site, tuple[Differ
     with ThreadPoolExecutor() as threads:  # the caller may be in an event loop, as every cell of a notebook is
         results = list(threads.map(run_sync, commands[:_OF_QUEUES_AND_NODES]))
     results += [Result(command.argv, 0, "", "") for command in commands[_OF_QUEUES_AND_NODES:]]
-    return live(site, inventory.read(site.batch, results))
+    return apply_live_facts(site, inventory.read(site.batch, results))
 
 
 def say_differences(differing: tuple[Difference, ...], settings: Settings, site: Site) -> None:
     """Log where a site's file differs from its machine, once in each process."""
-    from hpcgpu.config.sites.live import to_say
+    from hpcgpu.config.sites.live import format_differences
 
-    for text in to_say(differing, settings, site):
+    for text in format_differences(differing, settings, site):
         say_once(text)
 
 

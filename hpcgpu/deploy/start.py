@@ -20,9 +20,9 @@ from hpcgpu.launch import mpirun, srun
 from hpcgpu.launch.environment import brought, read_allocation, render_memory
 from hpcgpu.model import Allocation, Command, RunDocument, Settings
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
+from hpcgpu.model.layout import World
 from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.model.world import World
-from hpcgpu.plan.binding.memory import is_memory_asked
+from hpcgpu.plan.binding.memory import asks_granted_memory
 from hpcgpu.plan.jobs.launcher import (
     LauncherFacts,
     RankCommand,
@@ -171,14 +171,14 @@ def _plan(
 
 def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
     """Query the granted memory if the batch system sets no variable for it; return a variable of ours, or ()."""
-    if not is_memory_asked(allocation, settings, shape):
+    if not asks_granted_memory(allocation, settings, shape):
         return ()
-    from hpcgpu.batch import pbs_memory  # all are imported here: each rank of srun hpcgpu run would pay
+    from hpcgpu.batch import pbs_answers  # all are imported here: each rank of srun hpcgpu run would pay
     from hpcgpu.host import cgroup
     from hpcgpu.host import run as programs
 
     try:
-        granted = pbs_memory.read(programs.run_sync(pbs_memory.ask(allocation.job_id)))
+        granted = pbs_answers.read_memory(programs.run_sync(pbs_answers.ask_memory(allocation.job_id)))
     except SubmitError as error:
         if not settings.memory_bytes and cgroup.memory_limit().source == ALL_OF_THE_NODE:
             log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import data
+from hpcgpu.host import sites
 
 _SUFFIXES = (".sbatch", ".sh")
 
 
 def folder() -> Path:
     """Return the folder of the templates and of the programs that they start."""
-    return data.folder("jobscripts")
+    return sites.package_folder("jobscripts")
 
 
 def names() -> list[str]:

@@ -29,8 +29,7 @@ from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.pictures.svg import render_svg
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory
-from hpcgpu.plan.binding.whole_node import facts_from, plan_whole_node
-from hpcgpu.plan.binding.workers import NodeFacts
+from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
 from hpcgpu.plan.views.describe import describe, differences
 from hpcgpu.plan.views.explain import format_gpu
 from hpcgpu.plan.views.overview import Plan, render_overview

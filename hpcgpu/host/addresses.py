@@ -14,19 +14,18 @@ _LOOPBACK = "127.0.0.1"
 _FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
 
 
-def own_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[str, ...]:
-    """Return this node's addresses that other nodes can reach, IPv4 first; raise LaunchError if there are none.
-
-    ``bound`` are the addresses that a socket listens on (``0.0.0.0`` and ``::`` mean all of their family); loopback and
-    link-local addresses are left out, and with ``interface`` those of other interfaces.
-    """
-    there = _of_interfaces([_FAMILIES[host] for host in bound])
-    _check(interface, there)
-    out = [a for name, found in there.items() for a in found if interface in (None, name) and _is_reachable(a)]
+def reachable_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[str, ...]:
+    """Return this node's addresses that other nodes can reach, IPv4 first; raise LaunchError without any."""
+    # bound are the addresses that a socket listens on (0.0.0.0 and :: mean all of their family); loopback and
+    # link-local addresses are left out, and with interface those of other interfaces.
+    addresses_of = _of_interfaces([_FAMILIES[host] for host in bound])
+    _check(interface, addresses_of)
+    names = [interface] if interface else addresses_of
+    parsed = [ipaddress.ip_address(address) for name in names for address in addresses_of[name]]
+    out = [str(a) for a in parsed if not (a.is_loopback or a.is_link_local or a.is_multicast)]
     if not out:
-        raise LaunchError(
-            f"no interface of this node has an address that others can reach ({', '.join(sorted(there))})"
-        )
+        have = ", ".join(sorted(addresses_of))
+        raise LaunchError(f"no interface of this node has an address that others can reach ({have})")
     return tuple(sorted(out, key=lambda a: ":" in a))
 
 
@@ -34,9 +33,9 @@ def local_address(interface: str | None) -> str:
     """Return the address for a run on one node: loopback, or the interface's, IPv4 first; LaunchError if none."""
     if interface is None:
         return loopback()
-    there = _of_interfaces((socket.AF_INET, socket.AF_INET6))
-    _check(interface, there)
-    out = [a for a in there[interface] if not ipaddress.ip_address(a).is_link_local]
+    addresses_of = _of_interfaces((socket.AF_INET, socket.AF_INET6))
+    _check(interface, addresses_of)
+    out = [a for a in addresses_of[interface] if not ipaddress.ip_address(a).is_link_local]
     if not out:
         raise LaunchError(f"the interface {interface!r} has no IP address")
     return min(out, key=lambda a: ":" in a)
@@ -57,24 +56,21 @@ def loopback() -> str:
 
 def usable_interfaces() -> frozenset[str]:
     """Return the interfaces of this node that are up and have an IP address."""
-    return frozenset(name for name, found in _of_interfaces((socket.AF_INET, socket.AF_INET6)).items() if found)
+    return frozenset(name for name, addresses in _of_interfaces((socket.AF_INET, socket.AF_INET6)).items() if addresses)
 
 
 def _of_interfaces(families: Sequence[socket.AddressFamily]) -> dict[str, list[str]]:
     """Return the addresses of each interface that is up."""
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
     return {
-        name: [a.address for a in found if a.family in families]
-        for name, found in psutil.net_if_addrs().items()
+        name: [a.address for a in entries if a.family in families]
+        for name, entries in psutil.net_if_addrs().items()
         if name in up
     }
 
 
-def _check(interface: str | None, there: Mapping[str, object]) -> None:
-    if interface is not None and interface not in there:
-        raise LaunchError(f"there is no interface {interface!r} on this node; there are: {', '.join(sorted(there))}")
-
-
-def _is_reachable(address: str) -> bool:
-    parsed = ipaddress.ip_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast)
+def _check(interface: str | None, interfaces: Mapping[str, object]) -> None:
+    if interface is not None and interface not in interfaces:
+        raise LaunchError(
+            f"there is no interface {interface!r} on this node; there are: {', '.join(sorted(interfaces))}"
+        )

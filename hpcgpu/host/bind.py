@@ -24,13 +24,11 @@ _WORD_BITS = 64
 
 
 def bind(binding: Binding) -> None:
-    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores.
-
-    BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
-    or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out. Where
-    the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays; :func:`read_binding`
-    shows it.
-    """
+    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores."""
+    # BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
+    # or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out.
+    # Where the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays;
+    # :func:`read_binding` shows it.
     now = CpuSet(os.sched_getaffinity(0))
     target = binding.cpuset & now
     if not target:
@@ -62,8 +60,8 @@ def _set_memory_policy(binding: Binding) -> None:
     error = _set_mempolicy(binding.memory_policy, binding.memory_nodes)
     if error == errno.EINVAL and binding.memory_policy == "preferred-many":
         # Linux before 5.15 supports only one preferred node: the GPU's own.
-        own = binding.gpus[0].numa_node if binding.gpus else None
-        node = own if own is not None and own in binding.memory_nodes else min(binding.memory_nodes)
+        home = binding.gpus[0].numa_node if binding.gpus else None
+        node = home if home is not None and home in binding.memory_nodes else min(binding.memory_nodes)
         error = _set_mempolicy("preferred", CpuSet([node]))
     if error and error not in (errno.EPERM, errno.ENOSYS):
         raise BindingError(
@@ -89,28 +87,25 @@ def _set_mempolicy(policy: str, nodes: CpuSet) -> int:
 
 
 def read_binding(pid: int | None = None) -> ActualBinding:
-    """Return the cores of all threads of a process, and its memory policy; raise BindingError if it has ended.
-
-    The policy is the calling thread's for this process, the main thread's for another one, "" if the kernel hides it.
-    """
+    """Return the cores of a process's threads, and its memory policy ("": hidden); BindingError if it has ended."""
     me = pid is None or pid == os.getpid()
     folder = Path("/proc") / str(os.getpid() if pid is None else pid)
     threads = []
     try:
         for task in (folder / "task").iterdir():
             try:
-                found = _ALLOWED.search((task / "status").read_text())
+                match = _ALLOWED.search((task / "status").read_text())
             except (FileNotFoundError, ProcessLookupError):  # a thread that has just ended
                 continue
-            if found:
-                threads.append((int(task.name), CpuSet.parse(found[1])))
+            if match:
+                threads.append((int(task.name), CpuSet.parse(match[1])))
     except (FileNotFoundError, ProcessLookupError) as e:
         raise BindingError(f"process {pid} does not run any more, so its binding cannot be read") from e
-    policy, nodes = _own_policy() if me else _policy_of(folder)
+    policy, nodes = _current_policy() if me else _policy_of(folder)
     return ActualBinding(tuple(sorted(threads)), policy, nodes)
 
 
-def _own_policy() -> tuple[str, CpuSet]:
+def _current_policy() -> tuple[str, CpuSet]:
     numbers = _CALLS.get(platform.machine())
     mode, mask = ctypes.c_int(), (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -127,9 +122,9 @@ def _policy_of(folder: Path) -> tuple[str, CpuSet]:
     """Return a process's policy from numa_maps, whose first mapping has no policy of its own."""
     try:
         with (folder / "numa_maps").open() as lines:
-            found = _NUMA_MAPS.match(lines.readline())
+            match = _NUMA_MAPS.match(lines.readline())
     except OSError:  # a kernel without NUMA, or another user's process
         return "", CpuSet()
-    if not found:
+    if not match:
         return "", CpuSet()
-    return _IN_NUMA_MAPS.get(found[1], found[1]), CpuSet.parse(found[2] or "")
+    return _IN_NUMA_MAPS.get(match[1], match[1]), CpuSet.parse(match[2] or "")

@@ -39,8 +39,8 @@ def granted_cpus() -> CpuSet:
 
 def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
     """Return the NUMA nodes that this process may take memory from; empty if the kernel does not show them."""
-    found = _NODES.search((proc / "self" / "status").read_text())
-    return CpuSet.parse(found[1]) if found else CpuSet()
+    match = _NODES.search((proc / "self" / "status").read_text())
+    return CpuSet.parse(match[1]) if match else CpuSet()
 
 
 def memory_limit(proc: Path = _PROC) -> HostMemory:

@@ -23,44 +23,41 @@ _LSTOPO_TIMEOUT_S = 20.0
 
 
 def topology() -> Topology:
-    """Return the topology of this machine, with the present state of GPUs and ports by NVML and the kernel.
-
-    ``source`` names where it came from; ``warnings`` say what is missing. No CUDA context is made.
-    If no source describes the machine, it is one NUMA node with the CPUs of this process.
-    ``HWLOC_FSROOT`` is followed as hwloc does: the folder that stands for ``/``.
-    """
-    found, warnings = _machine()
+    """Return the topology of this machine, with the present state of GPUs and ports by NVML and the kernel."""
+    # source names its origin, and warnings have the missing facts. Makes no CUDA context. Without a description the
+    # machine is one NUMA node with the CPUs of this process. As in hwloc, HWLOC_FSROOT is the folder in place of /.
+    machine, warnings = _machine()
     try:
-        found = replace(found, nics=sysfs.refine_nics(found.nics, network_files()))
+        machine = replace(machine, nics=sysfs.refine_nics(machine.nics, network_files()))
     except ParseError as e:
-        warnings = (*warnings, f"states and rates of ports are not known: {e}")
+        warnings = (*warnings, f"states and rates of ports are unknown: {e}")
     # hwloc counts a node without PUs among its neighbour's, by distance (seen with 2.9): GPU memory, CXL.
-    heapless = _nodes_without_pus() & {n.os_index for n in found.numa_nodes}
-    found = gpus.set_aside(found, CpuSet(heapless), "other")
+    folders = _sys().glob("devices/system/node/node[0-9]*")
+    heapless = {int(f.name.removeprefix("node")) for f in folders if text_of(f / "cpulist") == "\n"}
+    machine = gpus.set_aside(machine, CpuSet(heapless & {n.os_index for n in machine.numa_nodes}), "other")
     facts = nvml.read()
-    found = _placed_by_nccl(gpus.joined(found, facts.gpus, facts.memory_nodes))
-    if facts.trouble and any(g.can_run for g in found.gpus):
+    machine = _placed_by_nccl(gpus.joined(machine, facts.gpus, facts.memory_nodes))
+    if facts.trouble and any(g.can_run for g in machine.gpus):
         warnings = (*warnings, f"the GPUs of this node cannot be used. {facts.trouble}")
-    return replace(found, warnings=(*warnings, *found.warnings, *facts.warnings, *_nowhere(found)))
+    lost = dict.fromkeys(g.pci for g in machine.gpus if g.numa_node is None and g.can_run)
+    if lost and machine.source != _AFFINITY:
+        lost_text = (
+            f"the NUMA node of the GPU at {', '.join(lost)} is unknown: its workers get an even share of the cores"
+        )
+        facts = facts._replace(warnings=(*facts.warnings, lost_text))
+    return replace(machine, warnings=(*warnings, *machine.warnings, *facts.warnings))
 
 
-def _placed_by_nccl(found: Topology) -> Topology:
+def _placed_by_nccl(machine: Topology) -> Topology:
     """Return the topology with localities from ``NCCL_TOPO_FILE`` for devices that have none in /sys, as in VMs."""
     path = os.environ.get("NCCL_TOPO_FILE")
     if not path:
-        return found
+        return machine
     try:
         with Path(path).open("rb") as file:
-            return nccl_xml.locate(found, file.read(document.MAX_BYTES + 1).decode("utf-8", "replace"))
+            return nccl_xml.locate(machine, file.read(document.MAX_BYTES + 1).decode("utf-8", "replace"))
     except (OSError, ParseError) as e:
-        return replace(found, warnings=(*found.warnings, f"NCCL_TOPO_FILE={path} is not used: {e}"))
-
-
-def _nowhere(found: Topology) -> tuple[str, ...]:
-    lost = tuple(dict.fromkeys(g.pci for g in found.gpus if g.numa_node is None and g.can_run))
-    if not lost or found.source == _AFFINITY:
-        return ()
-    return (f"no NUMA node is known for the GPU at {', '.join(lost)}: its workers get an even share of the cores",)
+        return replace(machine, warnings=(*machine.warnings, f"NCCL_TOPO_FILE={path} is not used: {e}"))
 
 
 def _machine() -> tuple[Topology, tuple[str, ...]]:
@@ -69,13 +66,13 @@ def _machine() -> tuple[Topology, tuple[str, ...]]:
     problems: list[str] = []
     for source, read in _sources():
         try:
-            found = replace(read(), source=source)
+            machine = replace(read(), source=source)
         except ParseError as e:
             problems.append(f"{source}: {e}")
             continue
-        if pci.NO_PCI not in found.warnings:
-            return found, tuple(problems)
-        first = first or found
+        if pci.NO_PCI not in machine.warnings:
+            return machine, tuple(problems)
+        first = first or machine
     return (first, tuple(problems)) if first else (_by_affinity("; ".join(problems)), ())
 
 
@@ -86,8 +83,8 @@ def _by_affinity(problems: str) -> Topology:
         tuple(CpuSet([pu]) for pu in sorted(pus)),
         source=_AFFINITY,
         warnings=(
-            f"nothing describes this machine ({problems}): locality is unknown, and workers get an even share "
-            f"of the PUs that are allowed ({pus})",
+            f"no source describes this machine ({problems}): locality is unknown, and the allowed PUs ({pus}) are "
+            "divided evenly among the workers",
         ),
     )
 
@@ -95,7 +92,7 @@ def _by_affinity(problems: str) -> Topology:
 def _sources() -> Iterator[tuple[str, Callable[[], Topology]]]:
     for export in libhwloc.exports():
         yield export.source, partial(_read_export, export)
-    if (program := _lstopo()) is not None:
+    if program := shutil.which("lstopo-no-graphics") or shutil.which("lstopo"):
         yield "lstopo", lambda: hwloc_xml.read(_run_lstopo(program))
     yield "sysfs", lambda: sysfs.read(machine_files())
 
@@ -106,19 +103,8 @@ def _read_export(export: libhwloc.Export) -> Topology:
     return hwloc_xml.read(export.text)
 
 
-def _lstopo() -> str | None:
-    return shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
-
-
 def _run_lstopo(program: str) -> str:
-    """Return lstopo's XML.
-
-    Raises
-    ------
-    ParseError
-        It failed or did not end; with what it said.
-
-    """
+    """Return lstopo's XML; raise ParseError, with its message, if it failed or did not end."""
     argv = [program, "--of", "xml", "--disallowed"]
     components = libhwloc.quiet_components()
     env = os.environ | ({"HWLOC_COMPONENTS": components} if components else {})
@@ -127,28 +113,23 @@ def _run_lstopo(program: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as e:
         raise ParseError(f"{' '.join(argv)}: {e}") from e
     if done.returncode != 0:
-        said = " ".join(done.stderr.split())
-        raise ParseError(f"{' '.join(argv)} ended with {done.returncode}: {said}", evidence=done.stderr)
+        message = " ".join(done.stderr.split())
+        raise ParseError(f"{' '.join(argv)} ended with {done.returncode}: {message}", evidence=done.stderr)
     return done.stdout
 
 
 def slingshot_interfaces() -> tuple[str, ...]:
     """Return the interfaces of this host, a login node perhaps, that are on Slingshot."""
-    found = []
+    interfaces = []
     for device in _sys().glob("class/net/*/device"):
         vendor, number = (text_of(device / name).strip().removeprefix("0x") for name in ("vendor", "device"))
         if pci.is_slingshot(vendor, number):
-            found.append(device.parent.name)
-    return tuple(sorted(found))
+            interfaces.append(device.parent.name)
+    return tuple(sorted(interfaces))
 
 
 def _sys() -> Path:
     return Path(os.environ.get("HWLOC_FSROOT") or "/") / "sys"
-
-
-def _nodes_without_pus() -> set[int]:
-    folders = _sys().glob("devices/system/node/node[0-9]*")
-    return {int(f.name.removeprefix("node")) for f in folders if text_of(f / "cpulist") == "\n"}
 
 
 def machine_files(root: Path | None = None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcgpu.errors import HpcGpuError, LaunchError
 from hpcgpu.host import log, pids, private
-from hpcgpu.host.home import own_folder
+from hpcgpu.host.private import user_folder
 
 _NAME = "exit"
 # On a shared file system, another node's file may appear later than the end of that node's process.
@@ -26,9 +26,10 @@ _LOOK_S = 0.2
 def make() -> Path:
     """Make this launch's folder; return the path of its exit file."""
     try:
-        base = own_folder("launches")
-        private.make_folder(base)
-        _sweep(base)
+        base = private.make_folder(user_folder("launches"))
+        for old in base.iterdir():
+            if pids.is_over(old.name):  # of a killed launch of this host
+                shutil.rmtree(old, ignore_errors=True)
         folder = private.make_folder(base / pids.mark(os.getpid()))
     except (OSError, HpcGpuError):
         folder = Path(tempfile.mkdtemp(prefix="hpcgpu-end-"))
@@ -72,10 +73,3 @@ def await_(path: str) -> int | None:
     while (code := read(path)) is None and time.monotonic() < end:
         time.sleep(_LOOK_S)
     return code
-
-
-def _sweep(base: Path) -> None:
-    """Remove the folders of this host's killed launches."""
-    for folder in base.iterdir():
-        if pids.is_over(folder.name):
-            shutil.rmtree(folder, ignore_errors=True)

@@ -11,11 +11,9 @@ from hpcgpu.model import CpuSet, Gpu, Topology
 
 
 def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # frozen
-    """Return the topology with NVML's facts about the GPU at the same PCI address.
-
-    Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows is added without
-    locality. ``memory_nodes`` are a GPU's own memory: not for a worker's heap.
-    """
+    """Return the topology with NVML's facts about the GPU at the same PCI address."""
+    # Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows is added without
+    # locality. memory_nodes are a GPU's own memory: not for a worker's heap.
     facts: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         facts.setdefault(gpu.pci, []).append(gpu)
@@ -23,15 +21,13 @@ def joined(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSe
     for gpu in topology.gpus:
         out += [replace(f, vendor=gpu.vendor, numa_node=gpu.numa_node) for f in facts.pop(gpu.pci, ())] or [gpu]
     out += [gpu for alone in facts.values() for gpu in alone]
-    known = replace(topology, gpus=tuple(sorted(out, key=lambda g: g.pci)))
-    return set_aside(known, memory_nodes, "gpu")
+    merged = replace(topology, gpus=tuple(sorted(out, key=lambda g: g.pci)))
+    return set_aside(merged, memory_nodes, "gpu")
 
 
 def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
-    """Return the topology with these NUMA nodes as other memory of this kind.
-
-    If one NUMA node is left, all devices are local to it: they seemed to be local to two.
-    """
+    """Return the topology with these NUMA nodes as other memory of this kind."""
+    # If one NUMA node is left, all devices are local to it: they seemed to be local to two.
     numa = tuple(n for n in topology.numa_nodes if n.os_index not in nodes)
     other = [replace(n, kind=kind) for n in (*topology.numa_nodes, *topology.other_memory) if n.os_index in nodes]
     other += [n for n in topology.other_memory if n.os_index not in nodes]
@@ -53,18 +49,16 @@ def openable(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 
 def visible(gpus: Sequence[Gpu], text: str | None) -> tuple[Gpu, ...]:
-    """Return those of NVML's GPUs and MIG slices that ``CUDA_VISIBLE_DEVICES`` leaves, as CUDA reads it, in its order.
-
-    The text has indices, which count GPUs by PCI address (the index of a divided GPU means all of its slices), and
-    UUIDs ``GPU-…`` and ``MIG-…`` or prefixes of them. None: not set, all GPUs. Empty: no GPU. CUDA stops at the first
-    token that names nothing. ConfigError: one is named twice, a prefix is ambiguous, or a slice has its old name.
-    """
-    there = sorted((g for g in gpus if g.uuid), key=lambda g: g.pci)
+    """Return NVML's GPUs and slices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ConfigError if ambiguous."""
+    # The text has indices, which count GPUs by PCI address (the index of a divided GPU means all of its slices), and
+    # UUIDs GPU-… and MIG-… or prefixes of them. None: not set, all GPUs. "": no GPU. CUDA stops at the first token that
+    # names no device.
+    devices = sorted((g for g in gpus if g.uuid), key=lambda g: g.pci)
     if text is None:
-        return tuple(there)
+        return tuple(devices)
     out: list[Gpu] = []
     for token in (t.strip() for t in text.split(",")):
-        named = _named(there, token, text)
+        named = _named(devices, token, text)
         if not named:
             break
         if twice := next((g for g in named if g in out), None):
@@ -73,17 +67,17 @@ def visible(gpus: Sequence[Gpu], text: str | None) -> tuple[Gpu, ...]:
     return tuple(out)
 
 
-def _named(there: Sequence[Gpu], token: str, text: str) -> list[Gpu]:
+def _named(devices: Sequence[Gpu], token: str, text: str) -> list[Gpu]:
     if token.isascii() and token.isdigit():
-        whole = list(dict.fromkeys(g.pci for g in there))
-        return [g for g in there if g.pci == whole[int(token)]] if int(token) < len(whole) else []
+        whole = list(dict.fromkeys(g.pci for g in devices))
+        return [g for g in devices if g.pci == whole[int(token)]] if int(token) < len(whole) else []
     beginning = token.lower()
     if beginning.startswith("mig-gpu-"):
         raise ConfigError(
             f"CUDA_VISIBLE_DEVICES={text!r} names a MIG slice by GPU and instances ({token}), as drivers before 470 "
             "did: give its own name MIG-<uuid>, which nvidia-smi -L prints"
         )
-    fitting = [g for g in there if beginning.startswith(("gpu-", "mig-")) and g.uuid.lower().startswith(beginning)]
+    fitting = [g for g in devices if beginning.startswith(("gpu-", "mig-")) and g.uuid.lower().startswith(beginning)]
     if len(fitting) > 1:
         raise ConfigError(f"CUDA_VISIBLE_DEVICES={text!r}: {token} is the beginning of {len(fitting)} UUIDs")
     return fitting

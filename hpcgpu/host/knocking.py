@@ -78,8 +78,11 @@ class Listener:
                 self._answer(tls.wrap_socket(connection, server_side=True) if tls else connection)
 
     def _answer(self, connection: socket.socket) -> None:
+        data = b""
         with connection:
-            if hmac.compare_digest(_received(connection, len(self._token)), self._token):
+            while len(data) < len(self._token) and (more := connection.recv(len(self._token) - len(data))):
+                data += more  # TLS has no MSG_WAITALL
+            if hmac.compare_digest(data, self._token):
                 connection.sendall(f"{time.time():.6f}\n".encode())
 
     def close(self) -> None:
@@ -88,14 +91,6 @@ class Listener:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes accept
             sock.close()
-
-
-def _received(connection: socket.socket, size: int) -> bytes:
-    """Return ``size`` bytes, or fewer if the connection ended; TLS has no MSG_WAITALL."""
-    found = b""
-    while len(found) < size and (more := connection.recv(size - len(found))):
-        found += more
-    return found
 
 
 def _context(certificate: Path, way: int) -> ssl.SSLContext:
@@ -117,13 +112,13 @@ def knock(endpoint: Endpoint, token: str, certificate: Path | None = None) -> An
         with plain, tls.wrap_socket(plain) if tls else plain as sock:
             sock.sendall(token.encode())
             with sock.makefile() as answers:
-                said = answers.readline()
+                line = answers.readline()
     except OSError as error:
         return Answer(error=str(error.strerror or error))
-    return read_answer(said, time.perf_counter() - began_s, before_s)
+    return read_answer(line, time.perf_counter() - began_s, before_s)
 
 
-def knock_often(endpoint: Endpoint, token: str, certificate: Path | None = None) -> Answer:
+def probe_often(endpoint: Endpoint, token: str, certificate: Path | None = None) -> Answer:
     """Connect up to TRIES times; return the failed attempt, or else the fastest."""
     answers = [knock(endpoint, token, certificate)]
     while len(answers) < TRIES and not answers[-1].error:
@@ -136,9 +131,9 @@ def best_of(answers: Sequence[Answer]) -> Answer:
     return next((a for a in answers if a.error), min(answers, key=lambda a: a.took_s))
 
 
-def read_answer(said: str, took_s: float, before_s: float) -> Answer:
+def read_answer(line: str, took_s: float, before_s: float) -> Answer:
     """Parse the time that the other machine sent; ``before_s`` is this machine's time at the request."""
     try:
-        return Answer(took_s, float(said) - before_s - took_s / 2)
+        return Answer(took_s, float(line) - before_s - took_s / 2)
     except ValueError:
         return Answer(error=_OTHER)

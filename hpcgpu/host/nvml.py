@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from hpcgpu.model import CpuSet, Gpu
 from hpcgpu.topology import pci
-from hpcgpu.topology.text import printable
 
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
 _PROFILE = re.compile(r" MIG (\S+)$")
@@ -47,7 +46,7 @@ class NvmlFacts(NamedTuple):
 
 
 def read() -> NvmlFacts:
-    """Return NVML's facts; without a driver only the reason why there are none."""
+    """Return NVML's facts; without a driver only the reason."""
     import pynvml
 
     gpus: list[Gpu] = []
@@ -68,21 +67,26 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu = _gpu(nvml, handle)
-            found = _slices(nvml, handle, gpu) if _is_divided(nvml, handle) else [gpu]
+            divided = False
+            with contextlib.suppress(nvml.NVMLError):  # "not supported" before Ampere
+                divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+            devices = _slices(nvml, handle, gpu) if divided else [gpu]
         except nvml.NVMLError as e:
             warnings.append(f"NVML says of its GPU {index}: {e}")
             continue
-        gpus += found
-        nodes |= _memory_node(nvml, handle)
-        if not found:
+        gpus += devices
+        # Old drivers and old nvidia-ml-py lack the call; GPUs with plain PCI memory say "not supported".
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            nodes |= {node} if (node := int(nvml.nvmlDeviceGetNumaNodeId(handle))) >= 0 else set()
+        if not devices:
             warnings.append(
-                f"the GPU at {gpu.pci} is divided into MIG slices, but none that this process can open: "
-                "nvidia-smi -L lists the slices there are"
+                f"the GPU at {gpu.pci} is divided into MIG slices, but this process can open no slice: "
+                "nvidia-smi -L lists the slices"
             )
 
 
 def driver() -> str:
-    """Return the version of the driver; empty if there is none."""
+    """Return the version of the driver; "" without one."""
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError), _session(pynvml):
@@ -125,20 +129,6 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
         return 0
 
 
-def _is_divided(nvml: Any, handle: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
-    except nvml.NVMLError:  # "not supported" before Ampere
-        return False
-
-
-def _memory_node(nvml: Any, handle: Any) -> set[int]:
-    # Neither old drivers nor old nvidia-ml-py have the call; GPUs with plain PCI memory say "not supported".
-    with contextlib.suppress(nvml.NVMLError, AttributeError):
-        return {node} if (node := int(nvml.nvmlDeviceGetNumaNodeId(handle))) >= 0 else set()
-    return set()
-
-
 def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:
     out = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -166,4 +156,4 @@ def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:
 
 def _text(value: str | bytes) -> str:
     """Return NVML's text: nvidia-ml-py returned bytes before version 12."""
-    return printable(value.decode() if isinstance(value, bytes) else value)
+    return pci.printable(value.decode() if isinstance(value, bytes) else value)

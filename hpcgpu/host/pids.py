@@ -13,7 +13,7 @@ LAUNCHER = "HPCGPU_PARENT_PROCESS"  # not the name of an option: it would be rea
 
 
 def start_time(pid: int) -> int | None:
-    """Return a process's start in clock ticks since boot (proc(5), field 22); None if there is none, or a zombie."""
+    """Return a process's start in clock ticks since boot (proc(5), field 22); None for a zombie or no process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
             fields = f.read().rpartition(")")[2].split()
@@ -73,7 +73,7 @@ class Process(NamedTuple):
     environ: dict[str, str]  # at its start
 
 
-def own(among: Iterable[str] | None = None) -> Iterator[Process]:
+def user_processes(among: Iterable[str] | None = None) -> Iterator[Process]:
     """Yield this user's processes on this host that can be inspected: all, or those ``among`` these pids."""
     for name in filter(str.isdigit, os.listdir("/proc")) if among is None else among:
         try:
@@ -89,7 +89,7 @@ def siblings() -> Iterator[Process]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(parent):
             with open(f"{parent}/{thread}/children", encoding="ascii") as f:
-                yield from own(f.read().split())
+                yield from user_processes(f.read().split())
 
 
 def title(pid: int) -> str:
@@ -105,7 +105,7 @@ def _read(pid: int) -> Process:
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
         head, _, tail = f.read().rpartition(")")
     with open(f"/proc/{pid}/environ", "rb") as f:
-        words = f.read().decode(errors="surrogateescape").split("\0")
+        variables = f.read().decode(errors="surrogateescape").split("\0")
     fields = tail.split()
-    environ = dict(word.split("=", 1) for word in words if "=" in word)
+    environ = dict(variable.split("=", 1) for variable in variables if "=" in variable)
     return Process(pid, int(fields[1]), int(fields[19]), fields[0], head.partition("(")[2], environ)

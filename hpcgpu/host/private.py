@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcgpu.errors import HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
 
 
 def make_folder(path: Path) -> Path:
@@ -45,3 +45,19 @@ def read(path: Path) -> str:
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
             raise HpcGpuError(f"{path} holds a secret, but it is not yours alone: owner or mode was changed")
         return f.read()
+
+
+def user_folder(name: str) -> Path:
+    """Return ``~/.hpcgpu/NAME``; raise LaunchError if the user has no home, as in some containers."""
+    try:
+        return Path.home() / ".hpcgpu" / name
+    except RuntimeError:
+        raise LaunchError(f"user {os.getuid()} has no home on {os.uname().nodename}: set HOME") from None
+
+
+def expanded(path: str, setting: str) -> Path:
+    """Expand ``~`` in a path; raise ConfigError, with the setting ``said``, if that user does not exist."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{setting}: {path.partition('/')[0]} is not a home of this machine; give the folder") from None

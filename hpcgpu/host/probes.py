@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,18 +50,14 @@ def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict
         except Exception as error:  # any error is reported, and the other probes go on
             why[name] = str(error) or type(error).__name__
 
-    threads = {name: threading.Thread(target=look, args=item, daemon=True) for name, item in _items(looks)}
-    for thread in threads.values():
+    threads = [threading.Thread(target=look, args=item, daemon=True) for item in looks.items()]
+    for thread in threads:
         thread.start()
     end_s = time.monotonic() + limit_s
-    for thread in threads.values():
+    for thread in threads:
         thread.join(max(0.0, end_s - time.monotonic()))
     late = {name: f"no answer in {limit_s:g} s" for name in looks if name not in seen and name not in why}
     return dict(seen), {**why, **late}
-
-
-def _items(looks: Mapping[str, Callable[[], Any]]) -> Iterable[tuple[str, tuple[str, Callable[[], Any]]]]:
-    return ((name, (name, function)) for name, function in looks.items())
 
 
 def limits() -> dict[str, int]:
@@ -81,10 +77,10 @@ def limits() -> dict[str, int]:
 def names() -> dict[str, Any]:
     """Return this machine's name, the addresses it resolves to, and its interfaces' addresses."""
     host = socket.gethostname()
-    found: tuple[str, ...] = ()
+    resolved: tuple[str, ...] = ()
     with contextlib.suppress(OSError):
-        found = tuple(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
-    return {"host": host, "resolved": found, "own": interfaces()}
+        resolved = tuple(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
+    return {"host": host, "resolved": resolved, "interfaces": interfaces()}
 
 
 def interfaces() -> tuple[tuple[str, str], ...]:
@@ -94,17 +90,17 @@ def interfaces() -> tuple[tuple[str, str], ...]:
 
 def _addresses(interface: str) -> tuple[str, ...]:
     with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
-        return addresses.own_addresses(("0.0.0.0", "::"), interface)  # nothing listens
+        return addresses.reachable_addresses(("0.0.0.0", "::"), interface)  # nothing listens
     return ()
 
 
 def python(path: str = sys.executable) -> dict[str, Any]:
     """Return this Python, and the versions of packages that a cluster's workers must share."""
-    found = {"hpcgpu": __version__}  # of what runs: a checkout in PYTHONPATH has no metadata
+    packages = {"hpcgpu": __version__}  # of what runs: a checkout in PYTHONPATH has no metadata
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return {"path": path, "version": platform.python_version(), "machine": platform.machine(), "packages": found}
+            packages[name] = metadata.version(name)
+    return {"path": path, "version": platform.python_version(), "machine": platform.machine(), "packages": packages}
 
 
 def imports() -> dict[str, Any]:
@@ -130,22 +126,22 @@ def folder(path: Path, write_bytes: int) -> dict[str, Any]:
     if out["free_bytes"] < 2 * write_bytes:
         return out
     try:
-        with tempfile.TemporaryDirectory(prefix=".hpcgpu-doctor-", dir=path) as own:
-            return {**out, **_speeds(Path(own), write_bytes)}
+        with tempfile.TemporaryDirectory(prefix=".hpcgpu-doctor-", dir=path) as scratch:
+            return {**out, **_speeds(Path(scratch), write_bytes)}
     except OSError as error:
         return {**out, "error": error.strerror or str(error)}
 
 
-def _speeds(own: Path, write_bytes: int) -> dict[str, float]:
+def _speeds(folder: Path, write_bytes: int) -> dict[str, float]:
     before_s, began_s = time.time(), time.perf_counter()
     for number in range(_SMALL_FILES):
-        (own / str(number)).write_bytes(b"")
-    server_s, after_s = (own / "0").stat().st_mtime, time.time()
+        (folder / str(number)).write_bytes(b"")
+    server_s, after_s = (folder / "0").stat().st_mtime, time.time()
     for number in range(_SMALL_FILES):
-        (own / str(number)).unlink()
+        (folder / str(number)).unlink()
     create_s = (time.perf_counter() - began_s) / _SMALL_FILES
     began_s = time.perf_counter()
-    with (own / "large").open("wb", buffering=0) as file:
+    with (folder / "large").open("wb", buffering=0) as file:
         file.write(os.urandom(write_bytes))
         os.fsync(file.fileno())
     speed = write_bytes / (time.perf_counter() - began_s)

@@ -52,10 +52,10 @@ def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
 
 def replaced(environ: Mapping[str, str], workers: Mapping[str, str]) -> tuple[str, ...]:
     """Return messages on variables that :func:`rank_env` replaced and the user does not set for ``workers``."""
-    found = (entry.partition("=") for entry in environ.get(_OURS, "").split(","))
+    entries = (entry.partition("=") for entry in environ.get(_OURS, "").split(","))
     return tuple(
         f"{name}={old} is the batch system's, for the whole job: each worker has {_RANK_ENV[name]} (env= changes it)"
-        for name, is_old, old in found
+        for name, is_old, old in entries
         if is_old and old != _RANK_ENV[name] and name not in workers
     )
 
@@ -80,14 +80,12 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
 
 
-def python_argv(module: str, *words: str, python: str = "", users: bool = False) -> tuple[str, ...]:
-    """Return the command of a module of hpcgpu, which imports nothing from the current folder (``-P``).
-
-    With ``users`` the program runs the user's code and imports from that folder, unless it is world-writable as
-    ``/tmp`` is: another user's ``dask.py`` there would run as this user. ``python=""`` is this interpreter.
-    """
+def python_argv(module: str, *arguments: str, python: str = "", users: bool = False) -> tuple[str, ...]:
+    """Return the command of a module of hpcgpu, which imports nothing from the current folder (``-P``)."""
+    # With users the program runs the user's code and imports from that folder, unless it is world-writable as /tmp is:
+    # another user's dask.py there would run as this user. python="" is this interpreter.
     safe = () if users and not os.stat(".").st_mode & stat.S_IWOTH else ("-P",)
-    return (python or sys.executable, *safe, "-m", module, *words)
+    return (python or sys.executable, *safe, "-m", module, *arguments)
 
 
 @contextlib.contextmanager
@@ -143,7 +141,7 @@ def set_title(title: str) -> None:
 
 @contextlib.contextmanager
 def titled(title: str) -> Iterator[None]:
-    """Set the title within a block; other processes see it (:func:`hpcgpu.host.pids.own`)."""
+    """Set the title within a block; other processes see it (:func:`hpcgpu.host.pids.user_processes`)."""
     before = pids.title(os.getpid())
     set_title(title)
     try:
@@ -188,6 +186,4 @@ def refused(error: BaseException) -> str:
 
 def alive(pid: int) -> bool:
     """Return whether the process lives and is not a zombie."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f:
-        return f.read().rpartition(")")[2].split()[0] != "Z"
-    return False
+    return pids.start_time(pid) is not None

@@ -21,22 +21,20 @@ _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakK
 
 
 async def run(command: Command) -> Result:
-    """Run a program; return its output and exit code. At most ``COPIES`` run at once, others wait.
-
-    Never raises for a failed program: 127: does not exist, 126: not executable, 124: killed with all it started after
-    ``timeout_s``, -9: ended by signal 9; the output is kept.
-    """
+    """Run a program; return its output and exit code. At most ``COPIES`` run at once, others wait."""
+    # Never raises for a failed program: 127: does not exist, 126: not executable, 124: killed with all it started after
+    # timeout_s, -9: ended by signal 9; the output is kept.
     limit = _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COPIES))
     async with limit:
         # Pipes of our own: asyncio's Process.wait() also waits for the end of its pipes (Python 3.11).
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-        said, wrong = bytearray(), bytearray()
-        readers = [asyncio.create_task(_read(out, said)), asyncio.create_task(_read(err, wrong))]
+        stdout, stderr = bytearray(), bytearray()
+        readers = [asyncio.create_task(_read(out, stdout)), asyncio.create_task(_read(err, stderr))]
         try:
             code, ours = await _execute(command, out_end, err_end)
         finally:
-            await _drain(readers, said, wrong)
-    return Result(command.argv, code, said.decode(errors="replace"), wrong.decode(errors="replace") + ours)
+            await _drain(readers, stdout, stderr)
+    return Result(command.argv, code, stdout.decode(errors="replace"), stderr.decode(errors="replace") + ours)
 
 
 def run_sync(command: Command) -> Result:
@@ -83,21 +81,21 @@ def end(started: Started, grace_s: float = 10.0) -> None:
 async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
     """Return the exit code, and a message if the program could not run or end; closes ``out`` and ``err``."""
     program = command.argv[0]
-    given = os.memfd_create("stdin")
+    stdin = os.memfd_create("stdin")
     try:
-        with open(given, "wb", closefd=False) as f:
+        with open(stdin, "wb", closefd=False) as f:
             f.write(command.stdin.encode(errors="surrogateescape"))  # paths may hold any byte
-        os.lseek(given, 0, os.SEEK_SET)
+        os.lseek(stdin, 0, os.SEEK_SET)
         env = {name: value for name, value in os.environ.items() if name not in command.without} | dict(command.env)
         process = await asyncio.create_subprocess_exec(
-            *command.argv, stdin=given, stdout=out, stderr=err, env=env, start_new_session=True
+            *command.argv, stdin=stdin, stdout=out, stderr=err, env=env, start_new_session=True
         )
     except FileNotFoundError as error:
         return 127, f"{program}: there is no such program on this machine ({error})\n"
     except OSError as error:
         return 126, f"{program}: could not be executed ({error})\n"
     finally:
-        for fd in (given, out, err):
+        for fd in (stdin, out, err):
             os.close(fd)
     try:
         async with asyncio.timeout(command.timeout_s):
@@ -106,7 +104,8 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
         return 124, f"{program}: no answer in {command.timeout_s:g} s; it was killed\n"
     finally:
         if process.returncode is None:  # too late, or we were cancelled: leave nothing behind
-            _kill_group(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
 
@@ -133,8 +132,3 @@ async def _drain(readers: list[asyncio.Task[None]], *outputs: bytearray) -> None
     await asyncio.wait(readers)
     for task in set(readers) - pending:
         task.result()  # raises a failure of the read
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)

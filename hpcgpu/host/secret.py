@@ -30,7 +30,7 @@ def user_secret() -> str:
         ) from e
 
 
-def hidden_name(*words: object) -> str:
+def hidden_name(*parts: object) -> str:
     """Return the name of an abstract unix socket that only this user's processes can compute."""
     # Any user of a node may take any such name, and keep others from it.
-    return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(words).encode(), hashlib.sha256).hex()
+    return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(parts).encode(), hashlib.sha256).hex()

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import data
-from hpcgpu.host.home import expanded
+from hpcgpu.host.private import expanded
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+def package_folder(name: str) -> Path:
+    """Return the folder ``NAME`` of an installed wheel, or of this checkout."""
+    installed = _PACKAGE / "data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +29,16 @@ class SiteText:
 def folders() -> tuple[Path, Path]:
     """Return the folders of site files, the user's first."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # where there is no home, too
-    return (config / "hpcgpu" / "sites", data.folder("site_configs"))
+    return (config / "hpcgpu" / "sites", package_folder("site_configs"))
 
 
-def known_sites() -> dict[str, Path]:
+def site_files() -> dict[str, Path]:
     """Return the site files by name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.yaml")):
-            found.setdefault(path.stem, path)
-    return found
-
-
-def _from_home(path: Path) -> str:
-    home = Path(os.path.expanduser("~"))  # where there is no home, too
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+            paths.setdefault(path.stem, path)
+    return paths
 
 
 def find_site(name: str) -> SiteText:
@@ -44,14 +46,17 @@ def find_site(name: str) -> SiteText:
     if "/" in name or name.endswith((".yaml", ".yml")):
         path, shown = expanded(name, f"site={name!r}"), name
     else:
-        known = known_sites()
-        if name not in known:
+        sites = site_files()
+        if name not in sites:
             raise ConfigError(
-                f"no site {name!r}; there are: {', '.join(sorted(known)) or 'none'}. Give one of them, or the path "
+                f"no site {name!r}; there are: {', '.join(sorted(sites)) or 'none'}. Give one of them, or the path "
                 f"of a site file; your own can stand in {folders()[0]}"
             )
-        path = known[name]
-        shown = str(Path("site_configs") / path.name) if path.parent in folders()[1:] else _from_home(path)
+        path = sites[name]
+        home = Path(os.path.expanduser("~"))  # where there is no home, too
+        shown = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+        if path.parent in folders()[1:]:
+            shown = f"site_configs/{path.name}"
     try:
         return SiteText(path.read_text(encoding="utf-8"), shown)
     except (OSError, UnicodeDecodeError) as error:

@@ -14,13 +14,7 @@ from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_
 # (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the SLURM_*
 # variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
 _LAUNCHERS = (
-    (
-        "Open MPI mpirun",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
+    ("Open MPI mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     ("PALS mpiexec", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
     ("MPICH mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -43,7 +37,7 @@ _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", 
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
 # must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
 SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
-# Variables that sbatch and srun would take from this job into another (of_this_job); PBS's are not among them.
+# Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
 
@@ -76,10 +70,12 @@ def read_launch(environ: Mapping[str, str]) -> str:
 def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
     """Return the job around the process with this environment; ``host`` selects this node's memory (PBS)."""
     rank = read_rank(environ)
+    array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     if "SLURM_JOB_ID" in environ:
         return Allocation(
             batch="slurm",
-            job_id=_slurm_id(environ),
+            # Slurm's commands do not list the raw ids of an array's elements.
+            job_id=f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"],
             restart_count=_int(environ, "SLURM_RESTART_COUNT") or 0,
             node_count=_int(environ, "SLURM_JOB_NUM_NODES") or 1,
             node_name=environ.get("SLURMD_NODENAME", ""),
@@ -123,16 +119,10 @@ def render_memory(granted: Mapping[str, int]) -> str:
 def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
     """Return the granted memory of this host."""
     # PBS may use another name for a host. If the host is not listed, the least of all values counts.
-    said = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
-    granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in said if nbytes.isdigit()}
+    entries = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
+    granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in entries if nbytes.isdigit()}
     nbytes = granted.get(host.partition(".")[0], min(filter(None, granted.values()), default=0))
     return HostMemory(nbytes, f"mem= of PBS job {environ['PBS_JOBID']}") if nbytes else None
-
-
-def _slurm_id(environ: Mapping[str, str]) -> str:
-    """Return the id for Slurm's commands: an array's elements also have raw ids, which no command lists."""
-    array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"]
 
 
 def is_isolated(environ: Mapping[str, str]) -> bool:
@@ -162,7 +152,7 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
 
 
-def of_this_job(environ: Mapping[str, str]) -> frozenset[str]:
+def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names of variables that a job submitted from this one must not inherit."""
     # sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
     # none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). Users' variables for srun cannot be told

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 # Flags with which the other ranks survive the death of one: by default all are ended.
 # Open MPI 4.1.4 has such flags too (--enable-recovery, --continuous), but with either it always returns 0, and it hangs
@@ -37,8 +37,8 @@ SESSION = {"openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdi
 def read_flavour(text: str) -> str:
     """Parse ``mpirun --version`` into ``openmpi-5``, ``openmpi-4``, ``mpich`` or ``pals``; else raise LaunchError."""
     # The mpiexec of Open MPI 4 names itself OpenRTE.
-    if (found := re.match(r"\w+ \((?:Open MPI|OpenRTE)\) (\d+)\.", text)) and int(found[1]) >= 4:
-        return "openmpi-5" if int(found[1]) >= 5 else "openmpi-4"
+    if (match := re.match(r"\w+ \((?:Open MPI|OpenRTE)\) (\d+)\.", text)) and int(match[1]) >= 4:
+        return "openmpi-5" if int(match[1]) >= 5 else "openmpi-4"
     if text.startswith("HYDRA"):
         return "mpich"
     if is_pals(text):
@@ -56,7 +56,7 @@ def is_pals(text: str) -> bool:
 
 
 def command(
-    argv: tuple[str, ...], world: World, program: str, flavour: str, words: tuple[str, ...] = ()
+    argv: tuple[str, ...], world: World, program: str, flavour: str, first: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Return the mpirun of the ranks, rank 0 on the first node, none bound; ``words`` of site or user come first."""
     size, survive = world.size, _SURVIVE[flavour]
@@ -78,4 +78,4 @@ def command(
         each = world.per_node + world.extra
         size = world.nodes * each
         flags = (*survive, "--cpu-bind", "none", "--ppn", str(each))
-    return (program, *words, *flags, "-n", str(size), *argv)
+    return (program, *first, *flags, "-n", str(size), *argv)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcgpu.model import Command
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 LIST = Command(("srun", "--mpi=list"), timeout_s=20.0)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hpcgpu.model.allocation import Allocation as Allocation
     from hpcgpu.model.allocation import HostMemory as HostMemory
     from hpcgpu.model.allocation import RankFacts as RankFacts
+    from hpcgpu.model.backoff import Patience as Patience
     from hpcgpu.model.command import Command as Command
     from hpcgpu.model.command import Result as Result
     from hpcgpu.model.command import Started as Started
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from hpcgpu.model.job import Offer as Offer
     from hpcgpu.model.layout import Layout as Layout
     from hpcgpu.model.layout import NodeLayout as NodeLayout
-    from hpcgpu.model.patience import Patience as Patience
     from hpcgpu.model.settings import Settings as Settings
     from hpcgpu.model.site import Site as Site
     from hpcgpu.model.topology import Gpu as Gpu
@@ -36,33 +36,20 @@ if TYPE_CHECKING:
     from hpcgpu.model.worker import Binding as Binding
     from hpcgpu.model.worker import WorkerSpec as WorkerSpec
 
-_HOMES = {
-    "Allocation": "allocation",
-    "HostMemory": "allocation",
-    "RankFacts": "allocation",
-    "Command": "command",
-    "Result": "command",
-    "Started": "command",
-    "CpuSet": "cpuset",
-    "RunDocument": "document",
-    "JobSpec": "job",
-    "JobState": "job",
-    "JobStatus": "job",
-    "Layout": "layout",
-    "NodeLayout": "layout",
-    "Offer": "job",
-    "Patience": "patience",
-    "Settings": "settings",
-    "Site": "site",
-    "Gpu": "topology",
-    "Hop": "topology",
-    "Nic": "topology",
-    "NumaNode": "topology",
-    "Topology": "topology",
-    "ActualBinding": "worker",
-    "Binding": "worker",
-    "WorkerSpec": "worker",
+_NAMES = {
+    "allocation": ("Allocation", "HostMemory", "RankFacts"),
+    "command": ("Command", "Result", "Started"),
+    "cpuset": ("CpuSet",),
+    "document": ("RunDocument",),
+    "job": ("JobSpec", "JobState", "JobStatus", "Offer"),
+    "layout": ("Layout", "NodeLayout"),
+    "backoff": ("Patience",),
+    "settings": ("Settings",),
+    "site": ("Site",),
+    "topology": ("Gpu", "Hop", "Nic", "NumaNode", "Topology"),
+    "worker": ("ActualBinding", "Binding", "WorkerSpec"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

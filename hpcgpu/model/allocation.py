@@ -21,7 +21,7 @@ SCRIPT_ENV = "HPCGPU_SCRIPT_ENV"
 # HostMemory.source if the job has no memory limit.
 ALL_OF_THE_NODE = "all of this node"
 # HostMemory.source if the size is unknown: the machine comes from a file without sizes.
-NOT_TOLD = "the file tells no memory size"
+NOT_TOLD = "the file has no memory sizes"
 
 
 class RankFacts(NamedTuple):
@@ -42,8 +42,8 @@ class HostMemory(NamedTuple):
     source: str  # of the number, in words
 
     @property
-    def known(self) -> bool:
-        """Whether a source gives the size."""
+    def has_size(self) -> bool:
+        """True if a source gives the size."""
         return self.source != NOT_TOLD
 
 

@@ -1,4 +1,4 @@
-"""Exponential backoff for work that fails repeatedly; each reason is reported once."""
+"""Waits: exponential backoff for work that fails repeatedly, and the time for a batch system's answers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,38 @@ class Backoff:
     failures: int = 0  # in a row, so far
     wait_s: float = 0.0  # before the next try
     is_new: bool = False  # the last failure has a reason that was not reported before
-    said: frozenset[str] = frozenset()
+    reported: frozenset[str] = frozenset()
     failed_s: float = float("-inf")
 
     def failed(self, reason: str, now_s: float) -> Backoff:
         """Return the backoff after one more failure; ``now_s`` is of a monotonic clock."""
         before = (
-            self if now_s - self.failed_s < self.wait_s + self.calm_s else replace(self, failures=0, said=frozenset())
+            self
+            if now_s - self.failed_s < self.wait_s + self.calm_s
+            else replace(self, failures=0, reported=frozenset())
         )
         return replace(
             before,
             failures=before.failures + 1,
             wait_s=min(self.longest_s, self.first_s * 2.0 ** min(before.failures, 64)),
-            is_new=reason not in before.said,
-            said=before.said | {reason},
+            is_new=reason not in before.reported,
+            reported=before.reported | {reason},
             failed_s=now_s,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Waits for the batch system's answers, and intervals of polls.
+
+    All users share a batch system, and a cluster survives one that is slow or down for a while. So these are no
+    options. Tests have a batch system of their own, and wait less.
+    """
+
+    # a submission without an answer is killed then; the job may have been submitted nevertheless
+    submission_s: float = 60.0
+    # after each wait the job is searched for and, except after the last, submitted again
+    retries_s: tuple[float, ...] = (1.0, 2.0, 4.0, 4.0)
+    ask_s: float = 5.0  # between two polls when something is new
+    news_s: float = 1.0  # between two polls when news is likely, and before the first poll
+    refused_s: float = 30.0  # before the next submission after a transient refusal, or the next poll after no answer

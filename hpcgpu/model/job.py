@@ -80,26 +80,18 @@ class JobSpec:
     def __post_init__(self) -> None:
         if not self.name or not self.argv:
             raise ConfigError(f"a job needs a name and a command; given: {self.name!r} and {self.argv!r}")
-        for what, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0), ("count", 1)):
-            if getattr(self, what) < least:
-                raise ConfigError(f"{what}={getattr(self, what)} of job {self.name!r}; allowed: {least} or more")
+        for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0), ("count", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} of job {self.name!r}; allowed: {least} or more")
         for name, _ in self.env:
             if not _VARIABLE.fullmatch(name):
-                raise ConfigError(f"{name!r} is no name of an environment variable; allowed: letters, digits and _")
-        values = (
-            self.name,
-            self.queue,
-            self.account,
-            self.log_directory,
-            self.exit_file,
-            self.arguments,
-            self.mark,
-            *self.argv,
-        )
-        more = (*self.prologue, *self.extra_directives, *self.skipped_directives, *(value for _, value in self.env))
-        for value in (*values, *more):
-            if value and (found := _NO_BYTES.search(value)):
-                raise ConfigError(f"{value!r} has the character {found[0]!r}, which no command can carry; take it out")
+                raise ConfigError(f"{name!r} is not an environment variable's name; allowed: letters, digits and _")
+        texts = (self.name, self.queue, self.account, self.log_directory, self.exit_file, self.arguments, self.mark)
+        variables = [value for _, value in self.env]
+        lists = (self.argv, self.prologue, self.extra_directives, self.skipped_directives, variables)
+        for value in (*texts, *(value for values in lists for value in values)):
+            if value and (match := _NO_BYTES.search(value)):
+                raise ConfigError(f"{value!r} has the character {match[0]!r}, which no command can carry; take it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

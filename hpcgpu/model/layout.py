@@ -44,3 +44,19 @@ class Layout(NamedTuple):
     def node_of(self, rank: int) -> NodeLayout:
         """Return the node on which ``rank`` runs."""
         return next(n for n in self.nodes if rank in n.ranks)
+
+
+class World(NamedTuple):
+    """The number of ranks and nodes."""
+
+    nodes: int = 1
+    per_node: int = 1  # ranks on each node
+    extra: bool = True  # one more rank on the first node, for the scheduler
+    hosts: tuple[str, ...] = ()  # names of the nodes; empty: the launcher knows them
+    variables: tuple[str, ...] = ()  # names to forward to ranks on other nodes; empty: the launcher forwards them
+    as_root: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of all ranks."""
+        return self.nodes * self.per_node + self.extra

@@ -25,60 +25,55 @@ class Limit:
     ConfigError for any other value; the read functions below parse user input.
     """
 
-    given: int | float | str = 0  # bytes, 0: no limit; float in (0, 1]: a part of the memory; "auto": an equal share
+    value: int | float | str = 0  # bytes, 0: no limit; float in (0, 1]: a part of the memory; "auto": an equal share
 
     def __post_init__(self) -> None:
-        value = self.given
+        value = self.value
         ok = 0 < value <= 1 if isinstance(value, float) else value == "auto" or (isinstance(value, int) and value >= 0)
         if not ok or isinstance(value, bool):
             raise ConfigError(f"{value!r} is no limit; allowed: bytes as int, a part as float, 'auto'")
 
     def __bool__(self) -> bool:
-        return bool(self.given)
+        return bool(self.value)
 
     def __repr__(self) -> str:
-        return repr(self.given)
+        return repr(self.value)
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a fraction of a memory."""
-        return isinstance(self.given, float)
+        """True if it is a fraction of a memory."""
+        return isinstance(self.value, float)
 
     @property
     def is_share(self) -> bool:
-        """Whether it is an equal share of a memory."""
-        return isinstance(self.given, str)
+        """True if it is an equal share of a memory."""
+        return isinstance(self.value, str)
 
     @property
     def nbytes(self) -> int:
         """The bytes, if given as bytes; else 0."""
-        return self.given if isinstance(self.given, int) else 0
+        return self.value if isinstance(self.value, int) else 0
 
-    def bytes_of(self, memory_bytes: int, said: str, memory: str, workers: int = 1) -> int:
-        """Compute the limit in bytes, 0 for none; ``memory_bytes=0``: unknown, a ConfigError for a fraction.
-
-        ``workers`` share the memory. ``said`` (``rmm_pool_size=0.5``, and where it was set) and ``memory`` ("the size
-        of this GPU's memory") are for the error message.
-        """
-        if isinstance(self.given, str):
+    def bytes_of(self, memory_bytes: int, setting: str, memory: str, workers: int = 1) -> int:
+        """Compute the limit in bytes, 0 for none; ``memory_bytes=0``: unknown, a ConfigError for a fraction."""
+        # The error names setting (rmm_pool_size=0.5, and its source) and memory ("the size of this GPU's memory").
+        if isinstance(self.value, str):
             return memory_bytes // max(workers, 1)
-        if isinstance(self.given, int):
-            return self.given
+        if isinstance(self.value, int):
+            return self.value
         if not memory_bytes:
-            name = said.partition("=")[0]
+            name = setting.partition("=")[0]
             raise ConfigError(
-                f"{said} is a fraction, but {memory} is not known: give it in bytes, such as {name}='30GB'"
+                f"{setting} is a fraction, but {memory} is not known: give it in bytes, such as {name}='30GB'"
             )
-        return int(self.given * memory_bytes)
+        return int(self.value * memory_bytes)
 
-    def of_device(self, memory_bytes: int, said: str = "") -> int:
-        """Compute the bytes on a device at which spilling begins, at most its size; 0: never.
-
-        ``memory_bytes`` is the device's memory or the worker's share of it; 0: unknown, a ConfigError for a fraction.
-        """
-        said = said or f"device_memory_limit={self!r}"
-        found = self.bytes_of(memory_bytes, said, GPU_MEMORY)
-        return min(found, memory_bytes) if memory_bytes else found
+    def of_device(self, memory_bytes: int, setting: str = "") -> int:
+        """Compute the bytes on a device at which spilling begins, at most its size; 0: never."""
+        # memory_bytes is the device's memory or the worker's share of it; 0: unknown, a ConfigError for a fraction.
+        setting = setting or f"device_memory_limit={self!r}"
+        size = self.bytes_of(memory_bytes, setting, GPU_MEMORY)
+        return min(size, memory_bytes) if memory_bytes else size
 
 
 NO_LIMIT = Limit(0)
@@ -99,8 +94,8 @@ def read_limit(value: object) -> Limit:
     if not whole and 0 < number <= 1:
         return Limit(number)
     if number < 0 or not number.is_integer() or 0 < number < _SMALLEST:
-        one = " (1.0 is the whole memory; as a size it would be one byte)" if number == 1 else ""
-        raise ConfigError(f"{value!r} is neither a fraction nor a size{one or meant(value)}; {_LIMIT}")
+        hint = " (1.0 is the whole memory; as a size it would be one byte)" if number == 1 else ""
+        raise ConfigError(f"{value!r} is neither a fraction nor a size{hint or meant(value)}; {_LIMIT}")
     return Limit(int(value) if isinstance(value, (int, str)) and whole else int(number))
 
 
@@ -115,14 +110,14 @@ def read_host_limit(value: object) -> Limit:
 
 
 def read_disk_limit(value: object) -> int:
-    """Parse a limit into bytes; 0 is none. A fraction of a disk is not allowed."""
+    """Parse a limit into bytes; 0: no limit. A fraction of a disk is not allowed."""
     if _is_none(value):
         return 0
     return _checked(value, f"allowed: {_SIZE}, {_NONE}")
 
 
 def read_part(value: object) -> float:
-    """Parse a part of a limit; 0 is none."""
+    """Parse a part of a limit; 0: no limit."""
     if _is_none(value):
         return 0.0
     number = plain_number(value)

@@ -51,10 +51,10 @@ def plain_number(value: object) -> float | None:
 
 def read_flag(value: object) -> bool:
     """Parse a flag, also from text: ``yes``, ``off``."""
-    found = FLAGS.get(value.strip().lower()) if isinstance(value, str) else value
-    if not isinstance(found, bool):
+    flag = FLAGS.get(value.strip().lower()) if isinstance(value, str) else value
+    if not isinstance(flag, bool):
         raise ConfigError(f"{value!r} is neither true nor false; allowed: True or False (as text: true, false)")
-    return found
+    return flag
 
 
 def read_text(value: object) -> str:

@@ -27,7 +27,17 @@ RMM = (
 CUDF = ("enable_cudf_spill", "cudf_spill_stats")
 # Options that are about a worker, not about ranks and jobs, beyond those that Dask's own workers have.
 WORKER = (
-    *("gpus", "workers_per_gpu", "cores", "reserved_cores", "memory_policy", "nics", "env", "trust_local_directory"),
+    *(
+        "gpus",
+        "simulate",
+        "workers_per_gpu",
+        "cores",
+        "reserved_cores",
+        "memory_policy",
+        "nics",
+        "env",
+        "trust_local_directory",
+    ),
     *("device_memory_limit", "jit_unspill", *RMM, *CUDF),
 )
 # Those that Dask's own workers have, too.
@@ -36,7 +46,7 @@ DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "prot
 # Headings of help and reference, and the options below each, by the names users type.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "Size": ("site", "nodes", "gpus_per_node", "gpus", "workers_per_gpu", "cpu_workers", "nthreads"),
+        "Size": ("site", "nodes", "gpus_per_node", "gpus", "simulate", "workers_per_gpu", "cpu_workers", "nthreads"),
         "Batch job": (
             *("queue", "account", "walltime", "cores_per_gpu", "memory", "job_name", "log_directory", "site_limits"),
             *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
@@ -78,15 +88,18 @@ def option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The values of one run, and where each that is not a default was set (``sources``)."""
+    """The values of one run, and the source of each that is not a default."""
 
     nodes: int = option(1, "count", "nodes of the job")
     gpus_per_node: int | None = option(None, "count", "GPUs (and workers) on each node; all that are granted if unset")
     gpus: str | None = option(
         None,
         "gpus",
-        "GPUs of the whole job, at a known site or with gpus_per_node; or 'sim:4', 'sim:4x256MiB': simulated ones, so "
-        "many per node",
+        "GPUs of the whole job, at a known site or with gpus_per_node or simulate; or 'sim:4', 'sim:4x256MiB': the "
+        "short form of simulate",
+    )
+    simulate: str | None = option(
+        None, "simulate", "simulated GPUs of each node: '4', or '4x256MiB' with the memory of each"
     )
     ranks: str = option("gpu", "choice", "one MPI rank per GPU, or one per node", choices=("gpu", "node"))
     shape: str = option(
@@ -103,10 +116,7 @@ class Settings:
     )
     cpu_workers: int = option(0, "number", "workers without a GPU on each node, beside those of the GPUs")
     drain_s: float = option(
-        120.0,
-        "seconds",
-        "how long before a job's time limit its workers hand their data to others",
-        user_name="drain",
+        120.0, "seconds", "how long before a job's time limit its workers hand their data to others", user_name="drain"
     )
     nthreads: int = option(1, "count", "threads of a worker", aliases=("threads_per_worker",))
     cores_per_gpu: int | None = option(None, "count", "cores asked of the batch system for each GPU")
@@ -250,7 +260,7 @@ class Settings:
         """How long before its time limit a job begins to end; 0 without one. Short jobs keep most of their time."""
         return min(self.drain_s, (self.walltime_s or 0) / 4)
 
-    def said(self, name: str) -> str:
+    def cite(self, name: str) -> str:
         """Return what was given for an option, by the name users type, and where, for messages."""
         (value,) = (getattr(self, f.name) for f in options() if user_name(f) == name)
         return f"{name}={value!r} (set by {self.where(name)})"

@@ -63,7 +63,7 @@ class Site:
 
     @property
     def ucx(self) -> bool:
-        """Whether UCX may have a transport for the site's network."""
+        """True if UCX may have a transport for the site's network."""
         return self.network.ucx is not False
 
     @property
@@ -84,35 +84,35 @@ class Site:
 
     def queue(self, name: str | None) -> Queue | None:
         """Return the queue of that name, the default queue for None; None if the file does not have it."""
-        wanted = name or self.defaults.get("queue")
-        return next((queue for queue in self.queues if queue.name == wanted), None)
+        wanted_name = name or self.defaults.get("queue")
+        return next((queue for queue in self.queues if queue.name == wanted_name), None)
 
     def node(self, queue: str | None = None) -> NodeType | None:
         """Return the type of a queue's nodes, or the only type; None if the file does not name it."""
-        found = self.queue(queue)
-        if found and found.node:
-            return self.nodes.get(found.node)
+        entry = self.queue(queue)
+        if entry and entry.node:
+            return self.nodes.get(entry.node)
         return next(iter(self.nodes.values())) if len(self.nodes) == 1 else None
 
     def cited(self, tags: Tags, *path: str | int) -> str:
         """Format the sources and the place of a value: ``ALCF user guide, 2026-08; polaris.yaml:23``."""
-        found = [*(str(self.sources[tag]) for tag in tags_of(tags)), *filter(None, [self.at(*path)])]
-        return "; ".join(found) or f"the site file of {self.name}"
+        parts = [*(str(self.sources[tag]) for tag in tags_of(tags)), *filter(None, [self.at(*path)])]
+        return "; ".join(parts) or f"the site file of {self.name}"
 
     def at(self, *path: str | int) -> str:
         """Return the place of a value, or of the innermost block on its path; "" if it is in no file."""
         ends = range(len(path), 0, -1)
-        return next((found for end in ends if (found := self.origins.get(path[:end]))), "")
+        return next((place for end in ends if (place := self.origins.get(path[:end]))), "")
 
-    def said(self, *path: str | int) -> str:
+    def place(self, *path: str | int) -> str:
         """Format the place of a value as settings name it: ``site polaris, site_configs/polaris.yaml:23``."""
         return ", ".join(filter(None, (f"site {self.name}", self.at(*path))))
 
     def path_of(self, block: Queue | Rule | NodeType) -> Path:
-        """Return the path to one of the file's queues, rules or types of nodes; () if it is none of them."""
+        """Return the path to one of the file's queues, rules or types of nodes; () for any other part."""
         for name, blocks in (("queues", self.queues), ("rules", self.rules)):
-            for i, one in enumerate(blocks):
-                if one is block:
+            for i, entry in enumerate(blocks):
+                if entry is block:
                     return name, i
         return next((("nodes", name) for name, node in self.nodes.items() if node is block), ())
 

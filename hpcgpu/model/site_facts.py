@@ -146,7 +146,7 @@ class Port:
 
     name: str = fact(MISSING, "as the node names it, `mlx5_0`, `hsn0`")
     kind: Literal["infiniband", "roce", "slingshot", "opa", "ethernet"] = fact(MISSING, "its network")
-    numa: int | None = fact(None, "the NUMA node that it is next to; not given: nobody says it")
+    numa: int | None = fact(None, "the NUMA node that it is next to; not given: unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +181,13 @@ class NodeType:
             raise ConfigError(f"job_memory: {self.job_memory!r} is more than the node has, memory: {self.memory!r}")
         if self.gpu_numa and len(self.gpu_numa) != self.gpus:
             raise ConfigError(f"gpu_numa: NUMA nodes of {len(self.gpu_numa)} GPUs, but gpus is {self.gpus}")
-        known = len(self.numa_cores)
-        if known and any(not 0 <= n < known for n in (*self.gpu_numa, *(p.numa or 0 for p in self.ports))):
-            raise ConfigError(f"gpu_numa and ports: numa_cores has the NUMA nodes 0 to {known - 1} only")
-        if known and self.cores is not None and sum(self.numa_cores) != self.cores:
+        count = len(self.numa_cores)
+        if count and any(not 0 <= n < count for n in (*self.gpu_numa, *(p.numa or 0 for p in self.ports))):
+            raise ConfigError(f"gpu_numa and ports: numa_cores has the NUMA nodes 0 to {count - 1} only")
+        if count and self.cores is not None and sum(self.numa_cores) != self.cores:
             raise ConfigError(f"numa_cores: they are {sum(self.numa_cores)} cores, but cores is {self.cores}")
-        if self.packages and len(self.packages) != known:
-            raise ConfigError(f"packages: those of {len(self.packages)} NUMA nodes, but numa_cores has {known}")
+        if self.packages and len(self.packages) != count:
+            raise ConfigError(f"packages: those of {len(self.packages)} NUMA nodes, but numa_cores has {count}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

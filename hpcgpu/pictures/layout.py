@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
-from hpcgpu.pictures.numa_contents import Node, NumaContents, gib, gpu_name, worker_words
+from hpcgpu.pictures.numa_contents import Node, NumaContents, gib, gpu_name, worker_cells
 from hpcgpu.pictures.shapes import GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
 from hpcgpu.plan.views.explain import port_name
 from hpcgpu.units import counted
@@ -39,7 +39,7 @@ _MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "m
 
 
 def machine(node: Node, y: float) -> tuple[Tile, ...]:
-    """Return the packages in one column, or in two if each has one NUMA node; then the parts of unknown locality."""
+    """Lay out the packages in one column, or in two if each has one NUMA node; then the parts of unknown locality."""
     packages: dict[int, list[NumaNode]] = {}
     for n in sorted(node.topology.numa_nodes, key=lambda n: (n.package, n.os_index)):
         packages.setdefault(n.package, []).append(n)
@@ -50,7 +50,7 @@ def machine(node: Node, y: float) -> tuple[Tile, ...]:
     lost = _parts(
         node,
         "unknown",
-        ("locality unknown", "", "nobody told which NUMA node these are on"),
+        ("locality unknown", "", "the NUMA node of these is not known"),
         node.contents_of(None),
         MARGIN,
         bottom(out, y - GAP) + GAP,
@@ -63,7 +63,8 @@ def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x:
     inner = width - 2 * _PAD
     makers = [partial(_numa_node, node, n) for n in numa]
     inside = in_rows(makers, x + _PAD, y + 30, inner, columns)
-    others = [partial(_memory, m) for m in node.of_package(number)]
+    memories = (m for m in node.topology.other_memory if m.package == number)
+    others = [partial(_memory, m) for m in memories if node.home(m.cpuset) is None]
     below = in_rows(others, x + _PAD, bottom(inside, y) + GAP, inner, columns_for(inner, _MEMORY_WIDTH))
     inside = (*inside, *below)
     texts = (Text(x + _PAD, y + 21, f"package {number}", _LARGE, bold=True),)
@@ -72,17 +73,17 @@ def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x:
 
 def _numa_node(node: Node, numa: NumaNode, x: float, y: float, width: float) -> Tile:
     contents = node.contents_of(numa.os_index)
-    words = f"{counted(len(contents.cores), 'core')}, PUs {numa.cpuset}"
-    return _parts(node, "node", (f"NUMA node {numa.os_index}", gib(numa.memory_bytes), words), contents, x, y, width)
+    subtitle = f"{counted(len(contents.cores), 'core')}, PUs {numa.cpuset}"
+    return _parts(node, "node", (f"NUMA node {numa.os_index}", gib(numa.memory_bytes), subtitle), contents, x, y, width)
 
 
 def _parts(
     node: Node, kind: str, header: tuple[str, str, str], contents: NumaContents, x: float, y: float, width: float
 ) -> Tile:
-    """Return a box with a header, and cores, GPUs, ports and other memory below each other."""
-    title, right, words = header
+    """Lay out a box with a header, and cores, GPUs, ports and other memory below each other."""
+    title, right, subtitle = header
     left, inner = x + _PAD, width - 2 * _PAD
-    texts = [Text(left, y + 20, title, _LARGE, bold=True), Text(left, y + 37, fit(words, inner, _SMALL), _SMALL)]
+    texts = [Text(left, y + 20, title, _LARGE, bold=True), Text(left, y + 37, fit(subtitle, inner, _SMALL), _SMALL)]
     if right:
         texts.append(Text(left + inner, y + 20, right, _PLAIN, anchor="end"))
     inside = list(_cores(node, contents.cores, left, y + 46, inner))
@@ -98,8 +99,8 @@ def _parts(
 
 
 def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float) -> list[Tile]:
-    """Return a small box for each core, in rows of about equal length; wider where workers share it, for their tags."""
-    owners = [node.of_core(c) for c in cores]
+    """Lay out a box for each core, in rows of about equal length; wider if workers share it, for their tags."""
+    owners = [tuple(i for i, b in enumerate(node.bindings) if b.cpuset & core) for core in cores]
     most = max((len(o) for o in owners), default=0)
     high = math.ceil(most / _TAGS_ACROSS) * TAG + 3 if most > 1 else _CORE_HEIGHT
     fitting = int((width + _CORE_GAP) // (_CORE_WIDTH + _CORE_GAP))
@@ -108,16 +109,16 @@ def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float
     out: list[Tile] = []
     left, top = x, y
     for core, workers in zip(cores, owners, strict=True):
-        own = wide if len(workers) < 2 else min(len(workers), _TAGS_ACROSS) * TAG + 3
-        if left + own > x + width + 0.01:  # widths are fractions
+        core_width = wide if len(workers) < 2 else min(len(workers), _TAGS_ACROSS) * TAG + 3
+        if left + core_width > x + width + 0.01:  # widths are fractions
             left, top = x, top + high + _CORE_GAP
-        box = Box(left, top, own, high)
+        box = Box(left, top, core_width, high)
         left = box.right + _CORE_GAP
         label = str(workers[0]) if len(workers) == 1 else ""
-        texts = (Text(box.x + own / 2, box.y + high / 2 + 4, label, _SMALL, anchor="middle"),) if label else ()
-        inside = tags(workers, box.x + 2.5, box.y + 2.5, own - 3) if len(workers) > 1 else ()
-        said = f"PU{'s' if len(core) > 1 else ''} {core}: {node.said_of(workers)}"
-        out.append(Tile("core", box, texts, inside, workers, said))
+        texts = (Text(box.x + core_width / 2, box.y + high / 2 + 4, label, _SMALL, anchor="middle"),) if label else ()
+        inside = tags(workers, box.x + 2.5, box.y + 2.5, core_width - 3) if len(workers) > 1 else ()
+        tooltip = f"PU{'s' if len(core) > 1 else ''} {core}: {node.format_workers(workers)}"
+        out.append(Tile("core", box, texts, inside, workers, tooltip))
     return out
 
 
@@ -132,8 +133,10 @@ def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
     )
     marks = tags(workers, x + width - 8 - min(len(workers), 2) * TAG + 2, y + 5, 2 * TAG)
     height = max(43.0, bottom(marks, y) + 5 - y)
-    said = ", ".join(filter(None, (lines[0], gpu.model, gpu.pci, gpu.uuid, _size(gpu), node.said_of(workers))))
-    return Tile("gpu", Box(x, y, width, height), texts, marks, workers, said)
+    tooltip = ", ".join(
+        filter(None, (lines[0], gpu.model, gpu.pci, gpu.uuid, _size(gpu), node.format_workers(workers)))
+    )
+    return Tile("gpu", Box(x, y, width, height), texts, marks, workers, tooltip)
 
 
 def _size(gpu: Gpu) -> str:
@@ -144,9 +147,9 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     workers = node.of_port(nic)
     rate = f"{nic.rate_gbps:g} Gb/s" if nic.rate_gbps else ""
     beside = nic.interface if nic.interface and nic.interface != nic.name else ""
-    known = nic.state != "unknown"
-    fabric = _KINDS.get(nic.kind, nic.kind) + (f", {nic.state}" if known else "")
-    rest = (beside, rate, "VF" if nic.virtual else "", "" if known else "state unknown")
+    has_state = nic.state != "unknown"
+    fabric = _KINDS.get(nic.kind, nic.kind) + (f", {nic.state}" if has_state else "")
+    rest = (beside, rate, "VF" if nic.virtual else "", "" if has_state else "state unknown")
     lines = [fabric, ", ".join(filter(None, rest))]
     room = width - 14
     texts = [Text(x + 7, y + 17, fit(port_name(nic), room, _PLAIN, bold=True), _PLAIN, bold=True)]
@@ -155,10 +158,10 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     ]
     end = texts[-1].y + 7
     marks = tags(workers, x + 7, end + 1, room)
-    said = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.said_of(workers))))
+    tooltip = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.format_workers(workers))))
     box = Box(x, y, width, bottom(marks, end) + (5 if marks else 0) - y)
     kind = "port" if workers or not node.bindings else "port idle"
-    return Tile(kind, box, tuple(texts), marks, tooltip=said, crossed=not nic.active)
+    return Tile(kind, box, tuple(texts), marks, tooltip=tooltip, crossed=not nic.active)
 
 
 def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
@@ -167,7 +170,7 @@ def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
     return Tile("memory", Box(x, y, width, 41), texts, tooltip=", ".join(lines))
 
 
-# --- the whole, and what stands below the machine --------------------------------------------------------------
+# --- the whole picture, and the parts below the machine --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class Picture:
 
 
 def lay_out(node: Node) -> Picture:
-    """Return the picture of the node: title, machine, legend, words."""
+    """Lay out the picture of the node: title, machine, legend, notes."""
     topology = node.topology
     inner = WIDTH - 2 * MARGIN
     counts = [
@@ -191,49 +194,37 @@ def lay_out(node: Node) -> Picture:
         (len(node.gpus), "GPU"),
         (len(topology.nics), "network port"),
     ]
-    words = ", ".join(counted(n, what) for n, what in counts if n)
+    summary = ", ".join(counted(n, noun) for n, noun in counts if n)
     source = f"; source: {topology.source}" if topology.source else ""
     texts = (
         Text(MARGIN, 40, fit(topology.name or "a node", inner, _TITLE, bold=True), _TITLE, bold=True),
-        Text(MARGIN, 63, fit(words + source, inner, _PLAIN), _PLAIN),
+        Text(MARGIN, 63, fit(summary + source, inner, _PLAIN), _PLAIN),
     )
     tiles = [*machine(node, 78)]
     tiles += _samples(tiles, bottom(tiles, 78) + 12)
     tiles += _legend(node, bottom(tiles, 78) + 12)
-    tiles += _words(node, bottom(tiles, 78) + 10)
+    tiles += _notes(node, bottom(tiles, 78) + 10)
     return Picture(bottom(tiles, 78) + MARGIN, texts, tuple(tiles))
 
 
 def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
-    """Return what grey, stripes and crosses mean, where the picture has them."""
+    """Explain grey, stripes and crosses, if the picture has them."""
     everything = list(walk(tiles))
-    cores = [t for t in everything if t.kind == "core"]
-    shown = [
-        (any(not t.workers for t in cores), Tile("core", Box(0, 0, _CORE_WIDTH, _CORE_HEIGHT)), "core of no worker"),
-        (
-            any(len(t.workers) > 1 for t in cores),
-            Tile("core", Box(0, 0, 2 * TAG + 3, _CORE_HEIGHT), workers=(0, 1)),
-            "core that several workers share",
-        ),
-        (
-            any(t.kind == "port idle" and not t.crossed for t in everything),
-            Tile("port idle", Box(0, 0, 36, _CORE_HEIGHT)),
-            "port of no worker",
-        ),
-        (
-            any(t.crossed for t in everything),
-            Tile("port idle", Box(0, 0, 36, _CORE_HEIGHT), crossed=True),
-            "port that is not active",
-        ),
-    ]
+    cores, idle = ([t for t in everything if t.kind == kind] for kind in ("core", "port idle"))
+    shown = (
+        (any(not t.workers for t in cores), "core", _CORE_WIDTH, (), False, "core of no worker"),
+        (any(len(t.workers) > 1 for t in cores), "core", 2 * TAG + 3, (0, 1), False, "core that several workers share"),
+        (any(not t.crossed for t in idle), "port idle", 36, (), False, "port of no worker"),
+        (any(t.crossed for t in everything), "port idle", 36, (), True, "port that is not active"),
+    )
     out: list[Tile] = []
     x = float(MARGIN)
-    for there, tile, words in shown:
-        if there:
-            box = Box(x, y, tile.box.width, tile.box.height)
-            marks = tags(tile.workers, x + 2.5, y + 2.5, box.width)
-            out.append(replace(tile, kind=f"sample {tile.kind}", box=box, inside=marks))
-            text = Text(box.right + 8, y + 16, words, _PLAIN)
+    for is_shown, kind, width, workers, crossed, meaning in shown:
+        if is_shown:
+            box = Box(x, y, width, _CORE_HEIGHT)
+            marks = tags(workers, x + 2.5, y + 2.5, width)
+            out.append(Tile(f"sample {kind}", box, inside=marks, workers=workers, crossed=crossed))
+            text = Text(box.right + 8, y + 16, meaning, _PLAIN)
             out.append(Tile("words", Box(text.x, y, text.box.width, _CORE_HEIGHT), (text,)))
             x = text.box.right + 28
     return out
@@ -243,11 +234,11 @@ def _legend(node: Node, y: float) -> list[Tile]:
     """Return a row for each worker."""
     columns = (("worker", 120.0), ("GPU", 196.0), ("cores", 264.0), ("memory", 204.0), ("network port", 168.0))
     rows = [([name for name, _ in columns], -1)] if node.bindings else []
-    rows += [(list(worker_words(node, i)), i) for i in range(len(node.bindings))]
+    rows += [(list(worker_cells(node, i)), i) for i in range(len(node.bindings))]
     out: list[Tile] = []
-    for words, worker in rows:
+    for cells, worker in rows:
         x, texts = float(MARGIN), []
-        for (_, width), cell in zip(columns, words, strict=False):
+        for (_, width), cell in zip(columns, cells, strict=False):
             left = x + (TAG + 6 if x == MARGIN else 0)
             lines = wrap(cell, x + width - 12 - left, _PLAIN)
             texts += [Text(left, y + 16 + _LINE * i, line, _PLAIN, bold=worker < 0) for i, line in enumerate(lines)]
@@ -259,14 +250,14 @@ def _legend(node: Node, y: float) -> list[Tile]:
     return out
 
 
-def _words(node: Node, y: float) -> list[Tile]:
-    """Return the reasons, each with all workers that it holds for, and the topology's warnings."""
-    said = [] if node.bindings else ["no worker is planned"]
-    said += _reasons(node)
-    said += [f"note: {warning}" for warning in node.topology.warnings]
+def _notes(node: Node, y: float) -> list[Tile]:
+    """Return the reasons, each with all of its workers, and the topology's warnings."""
+    sentences = [] if node.bindings else ["no worker is planned"]
+    sentences += _reasons(node)
+    sentences += [f"note: {warning}" for warning in node.topology.warnings]
     out: list[Tile] = []
-    for words in said:
-        lines = wrap(words, WIDTH - 2 * MARGIN, _PLAIN)
+    for sentence in sentences:
+        lines = wrap(sentence, WIDTH - 2 * MARGIN, _PLAIN)
         texts = tuple(Text(MARGIN, y + 14 + _LINE * i, line, _PLAIN) for i, line in enumerate(lines))
         out.append(Tile("words", Box(MARGIN, y, WIDTH - 2 * MARGIN, _LINE * len(lines) + 4), texts))
         y = out[-1].box.bottom
@@ -274,15 +265,15 @@ def _words(node: Node, y: float) -> list[Tile]:
 
 
 def _reasons(node: Node) -> list[str]:
-    """Return why workers are bound as they are; what differs in its numbers alone is said once."""
+    """Return the reasons of the workers' bindings; reasons that differ in numbers only are merged."""
     alike: dict[str, dict[str, list[int]]] = {}
     for i, binding in enumerate(node.bindings):
         for reason in binding.reasons:
-            words = re.sub(r"[\w,-]*\d[\w,-]*|\s", "", reason)
-            alike.setdefault(words, {}).setdefault(reason, []).append(i)
+            pattern = re.sub(r"[\w,-]*\d[\w,-]*|\s", "", reason)
+            alike.setdefault(pattern, {}).setdefault(reason, []).append(i)
     out = []
-    for said in alike.values():
-        (first, who), *others = said.items()
+    for variants in alike.values():
+        (first, who), *others = variants.items()
         rest = sorted({i for more in [w for _, w in others] for i in more} - set(who))
         out.append(f"{_workers(who)}: {first}" + (f"; likewise {_workers(rest)}" if rest else ""))
     return out
@@ -293,7 +284,7 @@ def _workers(numbers: Sequence[int]) -> str:
 
 
 def walk(tiles: Sequence[Tile]) -> Iterator[Tile]:
-    """Return the tiles and all that are inside them."""
+    """Yield the tiles and all tiles inside them."""
     for tile in tiles:
         yield tile
         yield from walk(tile.inside)

@@ -1,4 +1,4 @@
-"""The contents of a node's picture: the NUMA node and the workers of each core, GPU and port, and its name."""
+"""The contents of a node's picture: NUMA nodes, and the workers of each core, GPU and port."""
 
 from __future__ import annotations
 
@@ -25,26 +25,13 @@ class NumaContents:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A topology and the bindings that are planned on it.
-
-    Attributes
-    ----------
-    cores : tuple of CpuSet
-        The topology's, and one for each planned PU of no core, as in the plan.
-    gpus : tuple of Gpu
-        The topology's, and other (simulated) ones of the bindings, by PCI address.
-
-    """
+    """A topology and the bindings that are planned on it."""
 
     topology: Topology
     bindings: tuple[Binding, ...]
     names: tuple[str, ...]
-    cores: tuple[CpuSet, ...]
-    gpus: tuple[Gpu, ...]
-
-    def of_core(self, core: CpuSet) -> tuple[int, ...]:
-        """Return the workers that have a PU of this core."""
-        return tuple(i for i, b in enumerate(self.bindings) if b.cpuset & core)
+    cores: tuple[CpuSet, ...]  # the topology's, and one for each planned PU without a core, as in the plan
+    gpus: tuple[Gpu, ...]  # the topology's, and other (simulated) ones of the bindings, by PCI address
 
     def of_gpu(self, gpu: Gpu) -> tuple[int, ...]:
         """Return the workers whose own GPU this is."""
@@ -60,46 +47,36 @@ class Node:
         homes = {n.os_index for n in self.topology.numa_nodes}
         packages = {n.package for n in self.topology.numa_nodes}
         return NumaContents(
-            tuple(c for c in self.cores if self._home(c) == numa),
+            tuple(c for c in self.cores if self.home(c) == numa),
             tuple(g for g in self.gpus if (g.numa_node if g.numa_node in homes else None) == numa),
             tuple(n for n in self.topology.nics if (n.numa_node if n.numa_node in homes else None) == numa),
             tuple(
                 m
                 for m in self.topology.other_memory
-                if self._home(m.cpuset) == numa and (numa is not None or m.package not in packages)
+                if self.home(m.cpuset) == numa and (numa is not None or m.package not in packages)
             ),
         )
 
-    def of_package(self, package: int) -> tuple[NumaNode, ...]:
-        """Return the memory of this package that belongs to no NUMA node with cores."""
-        return tuple(m for m in self.topology.other_memory if m.package == package and self._home(m.cpuset) is None)
-
-    def _home(self, pus: CpuSet) -> int | None:
+    def home(self, pus: CpuSet) -> int | None:
+        """Return the NUMA node with cores that has one of these PUs; None without one."""
         return next((n.os_index for n in self.topology.numa_nodes if n.cpuset & pus), None)
 
-    def said_of(self, workers: Sequence[int]) -> str:
-        """Return the workers in words."""
+    def format_workers(self, workers: Sequence[int]) -> str:
+        """Format workers by number and name."""
         named = [f"{i}" if self.names[i] == str(i) else f"{i} ({self.names[i]})" for i in workers]
         return f"worker{'s' if len(named) > 1 else ''} {', '.join(named)}" if named else "no worker"
 
 
 def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str]) -> Node:
-    """Return the node with its bindings.
-
-    Raises
-    ------
-    ValueError
-        There are names, but not one for each binding.
-
-    """
+    """Return the node with its bindings; raise ValueError unless there is a name for each binding, or no name."""
     names = tuple(names) or tuple(str(i) for i in range(len(bindings)))
     if len(names) != len(bindings):
         raise ValueError(f"{len(names)} names for {len(bindings)} bindings; give one for each, or none")
     rest = CpuSet().union(*(b.cpuset for b in bindings)).difference(*topology.cores)
     gpus = list(topology.gpus)
-    for own in (b.gpus[0] for b in bindings if b.gpus):
-        if not any(_same_gpu(own, g) for g in gpus):
-            gpus.append(own)
+    for gpu in (b.gpus[0] for b in bindings if b.gpus):
+        if not any(_same_gpu(gpu, g) for g in gpus):
+            gpus.append(gpu)
     return Node(
         topology,
         tuple(bindings),
@@ -116,8 +93,8 @@ def _same_gpu(a: Gpu, b: Gpu) -> bool:
 def gpu_name(gpu: Gpu) -> str:
     """Return the model without its maker's name, and the profile of a MIG slice."""
     model = gpu.model
-    for word in _PREFIXES:
-        model = model.removeprefix(word)
+    for prefix in _PREFIXES:
+        model = model.removeprefix(prefix)
     return " ".join(filter(None, (model or MAKERS.get(gpu.vendor, gpu.vendor), f"MIG {gpu.mig}" if gpu.mig else "")))
 
 
@@ -128,10 +105,10 @@ def gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.0f} GiB" if size_bytes >= 2**30 else format_bytes(size_bytes)
 
 
-def worker_words(node: Node, worker: int) -> tuple[str, str, str, str, str]:
+def worker_cells(node: Node, worker: int) -> tuple[str, str, str, str, str]:
     """Return the worker's name, GPU, cores, memory policy and port."""
     binding = node.bindings[worker]
-    own = binding.gpus[0] if binding.gpus else None
+    gpu = binding.gpus[0] if binding.gpus else None
     count = counted(sum(bool(core & binding.cpuset) for core in node.cores), "core")
     where = (
         f", node{'s' if len(binding.memory_nodes) > 1 else ''} {binding.memory_nodes}" if binding.memory_nodes else ""
@@ -142,11 +119,11 @@ def worker_words(node: Node, worker: int) -> tuple[str, str, str, str, str]:
         port_name(n) + (f" ({binding.interface})" if binding.interface not in ("", n.name) else "")
         for n in binding.nics
     ]
-    if own and binding.nics:
-        ports.append(DISTANCE_WORDS[Ports(node.topology).distance(own, binding.nics[0]).kind])
+    if gpu and binding.nics:
+        ports.append(DISTANCE_WORDS[Ports(node.topology).distance(gpu, binding.nics[0]).kind])
     return (
         node.names[worker],
-        f"{gpu_name(own)}, {own.pci}" if own else "-",
+        f"{gpu_name(gpu)}, {gpu.pci}" if gpu else "-",
         f"{count}{shared}: PUs {binding.cpuset}",
         memory,
         ", ".join(ports) or "-",

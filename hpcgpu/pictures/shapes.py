@@ -40,23 +40,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One line of text.
+    """One line of text."""
 
-    Attributes
-    ----------
-    y : float
-        Of the base line.
-    anchor : str
-        Where ``x`` is in the text: ``start``, ``middle`` or ``end``.
-
-    """
-
-    x: float
-    y: float
+    x: float  # of the anchor
+    y: float  # of the base line
     text: str
     size: float = 11
     bold: bool = False
-    anchor: str = "start"
+    anchor: str = "start"  # of the text; or middle, end
 
     @property
     def box(self) -> Box:
@@ -68,32 +59,20 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A box with what is in it.
+    """A box with its contents."""
 
-    Attributes
-    ----------
-    kind : str
-        Style and SVG class: ``package``, ``node``, ``core``, ``gpu``, ``port``, ``memory``, ``tag``, ``row`` …
-    workers : tuple of int
-        Whose colours it has.
-    crossed : bool
-        Out of use.
-
-    """
-
-    kind: str
+    kind: str  # style and SVG class: package, node, core, gpu, port, memory, tag, row
     box: Box
     texts: tuple[Text, ...] = ()
     inside: tuple[Tile, ...] = ()
-    workers: tuple[int, ...] = ()
+    workers: tuple[int, ...] = ()  # their colours fill the box
     tooltip: str = ""
-    crossed: bool = False
+    crossed: bool = False  # out of use
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Return how wide the text is at most, in any of the usual sans-serif fonts."""
-    ems = sum(_EMS.get(c, _OTHER) for c in text)
-    return ems * size * (_BOLD if bold else 1.0)
+    """Return the greatest width of the text in any of the usual sans-serif fonts."""
+    return sum(_EMS.get(c, _OTHER) for c in text) * size * (_BOLD if bold else 1.0)
 
 
 def fit(text: str, width: float, size: float, bold: bool = False) -> str:
@@ -106,7 +85,7 @@ def fit(text: str, width: float, size: float, bold: bool = False) -> str:
 
 
 def wrap(text: str, width: float, size: float) -> list[str]:
-    """Return the text in lines no wider than ``width``, broken at blanks and commas, in a word only if it must be."""
+    """Break the text into lines no wider than ``width``, at blanks and commas; inside a word if nothing else fits."""
     lines = [""]
     for piece in re.findall(r"[^\s,]*[\s,]+|[^\s,]+", text):
         if text_width(lines[-1] + piece.rstrip(), size) > width and lines[-1]:
@@ -120,7 +99,7 @@ def wrap(text: str, width: float, size: float) -> list[str]:
 
 
 def columns_for(width: float, smallest: float) -> int:
-    """Return how many tiles of at least this width stand beside each other."""
+    """Return the number of tiles of at least this width that fit beside each other."""
     return max(1, int((width + GAP) // (smallest + GAP)))
 
 
@@ -153,5 +132,5 @@ def tags(workers: Sequence[int], x: float, y: float, width: float) -> tuple[Tile
 
 
 def bottom(tiles: Sequence[Tile], otherwise: float) -> float:
-    """Return the lowest edge of the tiles; ``otherwise`` where there is none."""
+    """Return the lowest edge of the tiles; ``otherwise`` without tiles."""
     return max((t.box.bottom for t in tiles), default=otherwise)

@@ -12,8 +12,8 @@ from hpcgpu.pictures.numa_contents import node_of
 from hpcgpu.pictures.shapes import Box, Text, Tile
 
 # Paul Tol's "light" scheme (SRON technical note 3.2), made to be told apart by colour-blind readers under dark text;
-# then eight that keep the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic
-# and tritanopic eyes see them (model of Machado et al., 2009). The number in each box says the same without colour.
+# then eight with the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic and
+# tritanopic eyes see them (model of Machado et al., 2009). The number in each box has the same meaning without colour.
 COLOURS = (
     *("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00"),
     *("#8888EE", "#BBFFBB", "#AA88AA", "#EE6677", "#BB8833", "#AACC99", "#DDFFDD", "#779977"),
@@ -36,34 +36,13 @@ _STYLES = {
 
 
 def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> str:
-    """Return the picture of a node and of its workers' bindings.
-
-    Parameters
-    ----------
-    topology : Topology
-        The node.
-    bindings : sequence of Binding
-        The bindings of its workers; if there are none, the picture shows only the machine.
-    names : sequence of str, optional
-        The workers' names, in the order of ``bindings``; default: their numbers.
-
-    Returns
-    -------
-    str
-        A document of SVG 1.1 (W3C, 2011), 1000 px wide, that needs nothing else: no script, no font, no style sheet.
-
-    Raises
-    ------
-    ValueError
-        The numbers of names and bindings differ.
-
-    """
+    """Render a node and its workers (``names``, or their numbers) as a self-contained SVG 1.1; or ValueError."""
     picture = lay_out(node_of(topology, bindings, names))
     size = f'width="{WIDTH}" height="{_n(picture.height)}" viewBox="0 0 {WIDTH} {_n(picture.height)}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" version="1.1" {size}',
         "  font-family=\"Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif\">",
-        f"<title>{_said(topology.name or 'a node')}</title>",
+        f"<title>{_escape(topology.name or 'a node')}</title>",
         f'<rect width="{WIDTH}" height="{_n(picture.height)}" fill="#FFFFFF"/>',
         *(_text(t) for t in picture.texts),
         *(line for tile in picture.tiles for line in _tile(tile)),
@@ -73,7 +52,7 @@ def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[
 
 
 def colour(worker: int) -> str:
-    """Return the worker's fill; after sixteen they begin again."""
+    """Return the worker's fill; sixteen colours repeat."""
     return COLOURS[worker % len(COLOURS)]
 
 
@@ -81,7 +60,7 @@ def _tile(tile: Tile) -> Iterator[str]:
     workers = f' data-workers="{" ".join(map(str, tile.workers))}"' if tile.workers else ""
     yield f"<g class={quoteattr(tile.kind + ' crossed' * tile.crossed)}{workers}>"
     if tile.tooltip:
-        yield f"<title>{_said(tile.tooltip)}</title>"
+        yield f"<title>{_escape(tile.tooltip)}</title>"
     yield from _shape(tile)
     for text in tile.texts:
         yield _text(text, FADED if tile.kind == "port idle" else INK)
@@ -124,7 +103,7 @@ def _text(text: Text, fill: str = INK) -> str:
     anchor = f' text-anchor="{text.anchor}"' if text.anchor != "start" else ""
     weight = ' font-weight="bold"' if text.bold else ""
     attributes = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{_n(text.size)}"'
-    return f'<text {attributes} fill="{fill}"{anchor}{weight}>{_said(text.text)}</text>'
+    return f'<text {attributes} fill="{fill}"{anchor}{weight}>{_escape(text.text)}</text>'
 
 
 def _box(box: Box) -> str:
@@ -135,6 +114,6 @@ def _n(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _said(text: str) -> str:
-    """Return the text as XML; characters that XML 1.0 forbids, or that turn the text around, become U+FFFD."""
+def _escape(text: str) -> str:
+    """Escape text for XML; characters that XML 1.0 forbids, or that change the direction, become U+FFFD."""
     return escape("".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" else c for c in text))

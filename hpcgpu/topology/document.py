@@ -6,31 +6,19 @@ from hpcgpu.errors import ParseError
 from hpcgpu.model import Topology
 from hpcgpu.topology import hwloc_xml, nccl_xml, safe_xml
 
-MAX_BYTES = 8 * 2**20
-"""The largest file that is read; recorded ones are below 1 MiB. A caller reads at most one byte more."""
-
+MAX_BYTES = 8 * 2**20  # of a file; recorded ones are below 1 MiB. A caller reads at most one byte more.
 _ALLOWED = (
     "hwloc's XML (lstopo --disallowed --of xml machine.xml), NCCL's topology XML (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE)"
 )
 
 
 def read(text: str) -> Topology:
-    """Return the node that ``text`` describes, by hwloc's or NCCL's XML.
-
-    Raises
-    ------
-    ParseError
-        Neither of the two, over :data:`MAX_BYTES`, cut off, or with a value that cannot be read.
-
-    """
+    """Parse hwloc's or NCCL's XML into a topology; ParseError for another format, or a text over :data:`MAX_BYTES`."""
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
-        raise ParseError(
-            f"this file has over {MAX_BYTES >> 20} MiB: no topology file; allowed: {_ALLOWED}", evidence=text[:400]
-        )
+        problem = f"this file has more than {MAX_BYTES >> 20} MiB, so it is no topology file"
+        raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
     name = safe_xml.root_name(text)
-    if name == "topology":
-        return hwloc_xml.read(text)
-    if name == "system":
-        return nccl_xml.read(text)
+    if name in ("topology", "system"):
+        return hwloc_xml.read(text) if name == "topology" else nccl_xml.read(text)
     start = f"it begins with <{name[:40]}>" if name else f"it begins with {text[:40]!r}" if text.strip() else "empty"
     raise ParseError(f"not a topology file: {start}; allowed: {_ALLOWED}", evidence=text[:400])

@@ -1,7 +1,6 @@
 """Read hwloc's XML (versions 1, 2 and 3, as ``lstopo --of xml`` writes it).
 
-Does not load libhwloc: an XML of any machine can be read on any machine. libhwloc itself is not
-so general: 2.x refuses version 3, and 3.x refuses version 1.
+libhwloc is not loaded: 2.x refuses version 3, 3.x refuses version 1, and here any machine's XML is read on any machine.
 """
 
 from __future__ import annotations
@@ -23,27 +22,19 @@ _NET, _OPENFABRICS = 2, 3
 _NET_BIT, _OPENFABRICS_BIT = 16, 32
 _PORT_STATE = re.compile(r"Port([0-9]{1,3})State", re.ASCII)
 _NOTHING = (
-    "hwloc XML without a core, a PU, or a NUMA node with PUs: no node to plan for; expected what lstopo --of xml "
-    "writes without --filter, --only and --no-... options"
+    "this hwloc XML has no core, no PU and no NUMA node with PUs, so it describes no node; expected: the output of "
+    "lstopo --of xml without --filter, --only and --no-... options"
 )
 _LEFT_OUT = (
-    "NUMA nodes {} are left out of this file, and the places of GPUs next to them: lstopo --disallowed --of xml writes "
-    "all of them"
+    "this file lacks NUMA nodes {}, and the places of GPUs next to them: lstopo --disallowed --of xml writes all nodes"
 )
-_NO_CORES = "which PUs share a core is not described ({})"
+_NO_CORES = "the file does not describe which PUs share a core ({})"
 _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: .*)?", re.I)
-_SCRUBBED = "several GPUs have the UUID {}: it is taken for unknown"
+_SCRUBBED = "several GPUs have the UUID {}: it is ignored"
 
 
 def read(text: str) -> Topology:
-    """Return the node that ``text`` describes.
-
-    Raises
-    ------
-    ParseError
-        Not hwloc XML, cut off, or with a number that cannot be read.
-
-    """
+    """Parse hwloc's XML into a topology; raise ParseError for other text, a text cut off, and an unreadable number."""
     root = safe_xml.parse(text, "hwloc XML")
     if root.tag != "topology":
         raise ParseError(f"not hwloc XML: it begins with <{root.tag}>, not <topology>", evidence=text[:400])
@@ -54,9 +45,7 @@ def read(text: str) -> Topology:
     if not topology.cores:
         raise ParseError(_NOTHING, evidence=text[:400])
     if not topology.numa_nodes:
-        raise ParseError(
-            "hwloc XML without a NUMA node that has memory and PUs: no node to plan for", evidence=text[:400]
-        )
+        raise ParseError("this hwloc XML has no NUMA node with memory and PUs", evidence=text[:400])
     return topology
 
 
@@ -68,7 +57,16 @@ def _topology(root: ET.Element) -> Topology:
     numa, other = read_numa_nodes(root, objects, is_power=is_power)
     cores, warnings = _cores([o for o, _ in objects], numa)
     gpus, nics, chains = _devices(objects, numa, version3=root.get("version", "").startswith("3"))
-    gpus, scrubbed = _without_equal_uuids(gpus)
+    # Some people scrub the UUIDs of their files.
+    equal = [uuid for uuid, count in Counter(g.uuid for g in gpus if g.uuid).items() if count > 1]
+    gpus = [replace(g, uuid="") if g.uuid in equal else g for g in gpus]
+    nodes = CpuSet().union(*(safe_xml.cpuset(m, "complete_nodeset") for m in machines))
+    left_out = [_LEFT_OUT.format(CpuSet(missing))] if (missing := nodes - _described(objects)) else []
+    warnings = (*warnings, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
+    # "Cache" with a depth until hwloc 1.11.
+    l3 = {
+        _cpus(o) for o, _ in objects if (o.get("type"), o.get("depth")) == ("Cache", "3") or o.get("type") == "L3Cache"
+    }
     return Topology(
         tuple(numa),
         cores,
@@ -76,10 +74,10 @@ def _topology(root: ET.Element) -> Topology:
         tuple(nics),
         pci.hops(chains, gpus, nics),
         source=f"hwloc XML v{safe_xml.word(root, 'version') or '1.0'}",
-        warnings=(*warnings, *scrubbed, *_left_out(machines, objects), *(() if chains else (pci.NO_PCI,))),
+        warnings=(*warnings, *(() if chains else (pci.NO_PCI,))),
         other_memory=tuple(other),
         name=pci.product_name(*(f.get(key, "") for f in facts for key in ("DMIProductName", "PlatformModel"))),
-        l3=tuple(sorted({_cpus(o) for o, _ in objects if _is_l3(o)} - {CpuSet()}, key=min)),
+        l3=tuple(sorted(l3 - {CpuSet()}, key=min)),
         allowed=_allowed(machines, "allowed_cpuset"),
         allowed_nodes=_allowed(machines, "allowed_nodeset"),
     )
@@ -94,15 +92,15 @@ def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tup
     if cores:
         return tuple(sorted(cores, key=min)), ()
     rest = {_cpus(o) for o in objects if o.get("type") == "PU"} - {CpuSet()}
-    found, how = cores_of_masks(n.cpuset for n in numa)
-    alone = sorted(pu for pu in rest if not any(pu & core for core in found))
-    return tuple(sorted([*found, *alone], key=min)), (_NO_CORES.format(how),) if found or alone else ()
+    cores_by_mask, how = cores_of_masks(n.cpuset for n in numa)
+    alone = sorted(pu for pu in rest if not any(pu & core for core in cores_by_mask))
+    return tuple(sorted([*cores_by_mask, *alone], key=min)), (_NO_CORES.format(how),) if cores_by_mask or alone else ()
 
 
 def _allowed(machines: Sequence[ET.Element], name: str) -> CpuSet | None:
     """Return the PUs or NUMA nodes that were granted to the process that wrote the file; None: unknown."""
-    told = next((m for m in machines if m.get(name)), None)
-    return None if told is None else safe_xml.cpuset(told, name)
+    machine = next((m for m in machines if m.get(name)), None)
+    return None if machine is None else safe_xml.cpuset(machine, name)
 
 
 def _devices(
@@ -119,7 +117,8 @@ def _devices(
         address = safe_xml.read(device, "pci_busid", pci.address, "a PCI address such as 0000:06:00.0")
         if address in chains:
             raise safe_xml.Misread(device, "pci_busid", "a PCI address that no other device has")
-        chains[address] = tuple(_bridge(p) for p in parents if p.get("type") == "Bridge")
+        bridges = (p for p in parents if p.get("type") == "Bridge")
+        chains[address] = tuple(f"{p.get('pci_busid', 'host')}/{p.get('bridge_pci', '')}" for p in bridges)
         nodes = _nodes_above(parents)
         near = pci.home(nodes, numa) if nodes <= described else None
         gpus += _gpu(device, address, near)
@@ -127,25 +126,8 @@ def _devices(
     return sorted(gpus, key=lambda g: g.pci), sorted(nics, key=lambda n: (n.pci, n.name, n.port)), chains
 
 
-def _without_equal_uuids(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[str]]:
-    """Return the GPUs without UUIDs that several of them have, and a warning: some people scrub their files."""
-    counts = Counter(g.uuid for g in gpus if g.uuid)
-    equal = [uuid for uuid, count in counts.items() if count > 1]
-    return [replace(g, uuid="") if g.uuid in equal else g for g in gpus], [_SCRUBBED.format(uuid) for uuid in equal]
-
-
 def _described(objects: Sequence[Placed]) -> CpuSet:
     return CpuSet(safe_xml.count(o, "os_index") for o, _ in objects if o.get("type") == "NUMANode") or CpuSet([0])
-
-
-def _left_out(machines: Sequence[ET.Element], objects: Sequence[Placed]) -> tuple[str, ...]:
-    missing = CpuSet(CpuSet().union(*(safe_xml.cpuset(m, "complete_nodeset") for m in machines)) - _described(objects))
-    return (_LEFT_OUT.format(missing),) if missing else ()
-
-
-def _is_l3(node: ET.Element) -> bool:
-    # "Cache" with a depth until hwloc 1.11.
-    return node.get("type") == "L3Cache" or (node.get("type") == "Cache" and node.get("depth") == "3")
 
 
 def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]:
@@ -158,16 +140,10 @@ def _cpus(node: ET.Element) -> CpuSet:
     return safe_xml.cpuset(node, "cpuset")
 
 
-def _bridge(node: ET.Element) -> str:
-    return f"{node.get('pci_busid', 'host')}/{node.get('bridge_pci', '')}"
-
-
 def _nodes_above(parents: tuple[ET.Element, ...]) -> CpuSet:
-    """Return the NUMA nodes of the nearest ancestor that has any: I/O is below the object that it is local to.
-
-    ``complete_nodeset`` has those, too, that were not granted. They may be missing in the file, and what is near to
-    them hangs higher up then.
-    """
+    """Return the NUMA nodes of the nearest ancestor with any: devices are below the object that they are local to."""
+    # complete_nodeset also has the nodes that were not granted. If these are missing in the file, devices near them are
+    # attached higher up.
     sets = (safe_xml.cpuset(p, "complete_nodeset") or safe_xml.cpuset(p, "nodeset") for p in reversed(parents))
     return next((s for s in sets if s), CpuSet())
 
@@ -186,17 +162,9 @@ def _infos(node: ET.Element) -> dict[str, str]:
 
 
 def _number(node: ET.Element, name: str, convert: Callable[[str], int] = int, absent: str = "0") -> int:
-    """Return an info that is a number; ``absent`` if there is none."""
+    """Return an info that is a number, or ``absent``."""
     info = next((i for i in node.findall("info") if i.get("name") == name and i.get("value")), None)
     return convert(absent) if info is None else safe_xml.read(info, "value", convert, "a whole number")
-
-
-def _kib(text: str) -> int:
-    return int(text.removesuffix("KiB"))  # hwloc 3 writes the unit too ("16671616KiB")
-
-
-def _hexadecimal(text: str) -> int:
-    return int(text, 16)
 
 
 def _decimal(text: str) -> float:
@@ -214,7 +182,8 @@ def _gpu(device: ET.Element, address: str, near: int | None) -> list[Gpu]:
     facts, size = _infos(device), 0
     for osdev in device.findall("object"):
         facts |= _infos(osdev)
-        size = _number(osdev, "CUDAGlobalMemorySize", _kib) * 1024 or size
+        # hwloc 3 writes the unit too ("16671616KiB").
+        size = _number(osdev, "CUDAGlobalMemorySize", lambda text: int(text.removesuffix("KiB"))) * 1024 or size
     model = facts.get("GPUModel") or facts.get("PCIDevice", "")
     return [Gpu(address, facts.get("NVIDIAUUID", ""), model, name, near, size)]
 
@@ -244,17 +213,12 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
         facts = _infos(osdev)
         ports = [int(k[4:-5]) for k in facts if _PORT_STATE.fullmatch(k)]
         for port in sorted(ports) or [1]:
-            lid = _number(osdev, f"Port{port}LID", _hexadecimal)
-            interface = _sibling(nets, port, len(ports))
+            lid = _number(osdev, f"Port{port}LID", lambda text: int(text, 16))
+            # The IP interface of a port is the one with the same number, or the function's only one.
+            same = [n for n in nets if _number(n, "Port", absent="1") == port] or (nets if len(ports) <= 1 else [])
+            interface = safe_xml.word(same[0], "name") if same else ""
             kind_name = pci.nic_kind(klass, vendor, number, lid=lid)
             state = pci.port_state(facts.get(f"Port{port}State", ""))
             name = safe_xml.word(osdev, "name")
             out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual, link))
     return out
-
-
-def _sibling(nets: list[ET.Element], port: int, ports: int) -> str:
-    """Return the IP interface of a port: the function's only one, or the one with the same port number."""
-    same = [n for n in nets if _number(n, "Port", absent="1") == port]
-    chosen = same or (nets if ports <= 1 else [])
-    return safe_xml.word(chosen[0], "name") if chosen else ""

@@ -1,8 +1,8 @@
 """Read NCCL's (and RCCL's) topology XML, of NCCL_TOPO_FILE and NCCL_TOPO_DUMP_FILE.
 
-Virtual machines show a flat /sys; Azure, AWS and OCI ship such a file beside it. It tells where GPUs
-and network cards are, by PCI address and nesting. It does not tell which PUs share a core, packages,
-memory sizes, IP interfaces of RDMA ports, or NUMA nodes without a device.
+Virtual machines show a flat /sys; Azure, AWS and OCI ship such a file beside it. It has the places of GPUs and network
+cards, by PCI address and nesting. It lacks the PUs of each core, packages, memory sizes, IP interfaces of RDMA ports,
+and NUMA nodes without a device.
 """
 
 from __future__ import annotations
@@ -17,48 +17,39 @@ from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci, safe_xml
 
 _COARSE = (
-    "NCCL's topology XML tells neither which PUs share a core ({cores}), nor packages (each NUMA node counts as one), "
-    "nor memory sizes, nor IP interfaces of RDMA ports, nor NUMA nodes without a GPU or a network card"
+    "NCCL's topology XML does not describe which PUs share a core ({cores}), packages (each NUMA node counts as one), "
+    "memory sizes, IP interfaces of RDMA ports, and NUMA nodes without a GPU or a network card"
 )
 _SINGLE = "each counts as a core"
 _PAIRED = "of a NUMA node's two runs, such as 0-11,48-59, the first of each count as one, and so on"
 _RENUMBERED = "numaid=-1 with PUs {}: they count as NUMA node {}"
-_TWICE = "{} is described in two places: the first one counts"
-_SHARED = "NUMA nodes of this NCCL topology XML share PUs: they cannot be told apart and count as one"
+_TWICE = "{} is described in two places: the first place counts"
+_SHARED = "NUMA nodes of this NCCL topology XML share PUs: they cannot be distinguished and count as one"
 # Shipped files write these for switches that the virtual machine does not show.
 _MADE_UP = ("0000", "ffff")
 
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A PCI function, the switches above it, and their NUMA node; -1: unknown."""
+    """A PCI function."""
 
     element: ET.Element
     address: str
-    switches: tuple[str, ...]
-    numaid: int
+    switches: tuple[str, ...]  # above it
+    numaid: int  # -1: unknown
 
 
 def read(text: str) -> Topology:
-    """Return the node that ``text`` describes.
-
-    Each NUMA node counts as a package of its own: the file has no packages, and NCCL itself takes any two NUMA
-    nodes to be equally far. A network function without a name of a device is left out, since UCX could not use
-    it, and named in ``warnings``.
-
-    Raises
-    ------
-    ParseError
-        Not NCCL's XML, cut off, of several hosts, without any PU, or with a value that cannot be read.
-
-    """
+    """Parse NCCL's XML into a topology; raise ParseError for other text, several hosts, or a file without PUs."""
+    # Each NUMA node counts as a package, as in NCCL, because the file has none. A network function without a device
+    # name is left out, since UCX could not use it, and named in the warnings.
     root, functions, claims, warnings = _parse(text)
     claims, functions, warnings = _numbered(claims, functions, warnings)
     pus = CpuSet().union(*claims.values())
     if not pus:
         raise ParseError(
-            "this NCCL topology XML names no PU (affinity of <cpu>), so it cannot stand for a whole node; "
-            "it can add the places of GPUs and network cards to the machine's own description",
+            "this NCCL topology XML names no PU (affinity of <cpu>), so it does not describe a whole node; "
+            "it can only add the places of GPUs and network cards to the machine's own description",
             evidence=text[:400],
         )
     homes = {i: i for i, s in claims.items() if s}
@@ -88,46 +79,37 @@ def read(text: str) -> Topology:
 
 
 def locate(topology: Topology, text: str) -> Topology:
-    """Return ``topology`` with NUMA nodes and bridges from NCCL's XML ``text`` for devices of unknown locality.
+    """Add NUMA nodes and bridges from NCCL's XML to the devices of ``topology`` whose locality is unknown.
 
-    A device is found by its PCI address and gets the only NUMA node of ``topology`` that has PUs of its
-    ``<cpu>``'s affinity, else the one numbered ``numaid``. What has a NUMA node keeps it. Bridges between two
-    devices are taken from the file where one of them was without a node: a flat /sys says that all are next
-    to each other.
-
-    Raises
-    ------
-    ParseError
-        As :func:`read`, but a file without PUs will do.
-
+    A device is identified by its PCI address. Its node is the only NUMA node that has PUs of its ``<cpu>``'s affinity,
+    else the one numbered ``numaid``. A flat /sys shows all devices next to each other, so bridges between two devices
+    come from the file if one of them had no node. Raises ParseError as :func:`read`, but the file needs no PUs.
     """
     _, functions, claims, _ = _parse(text)
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     lost = {d.pci for d in devices if d.numa_node is None and (isinstance(d, Nic) or d.can_run)}
     if not lost:
         return topology
-    known = {f.address: f for f in functions}
+    by_address = {f.address: f for f in functions}
     # NCCL writes the functions of a network card as ports of its function 0.
-    found = {d.pci: f for d in devices if (f := known.get(d.pci) or known.get(f"{d.pci.rpartition('.')[0]}.0"))}
-    if not lost & found.keys():
+    matched = {
+        d.pci: f for d in devices if (f := by_address.get(d.pci) or by_address.get(f"{d.pci.rpartition('.')[0]}.0"))
+    }
+    if not lost & matched.keys():
         note = f"NCCL_TOPO_FILE names none of the devices whose NUMA node is unknown: {', '.join(sorted(lost))}"
         return replace(topology, warnings=(*topology.warnings, note))
     homes = {i: _home(topology, i, claims[i]) for i in claims}
 
     def numa_node(address: str, node: int | None) -> int | None:
-        return homes[found[address].numaid] if node is None and address in found else node
+        return homes[matched[address].numaid] if node is None and address in matched else node
 
-    told = pci.hops({a: f.switches for a, f in found.items()}, topology.gpus, topology.nics, host_bridges=False)
+    hops = pci.hops({a: f.switches for a, f in matched.items()}, topology.gpus, topology.nics, host_bridges=False)
+    kept = {h for h in topology.hops if not (lost & {*h[:2]} and {*h[:2]} <= matched.keys())}
     return replace(
         topology,
         gpus=tuple(replace(g, numa_node=numa_node(g.pci, g.numa_node)) for g in topology.gpus),
         nics=tuple(replace(n, numa_node=numa_node(n.pci, n.numa_node)) for n in topology.nics),
-        hops=tuple(
-            sorted(
-                {h for h in topology.hops if not (lost & {*h[:2]} and {*h[:2]} <= found.keys())}
-                | {h for h in told if lost & {*h[:2]}}
-            )
-        ),
+        hops=tuple(sorted({h for h in hops if lost & {*h[:2]}} | kept)),
         source=f"{topology.source} + NCCL_TOPO_FILE",
     )
 
@@ -135,17 +117,17 @@ def locate(topology: Topology, text: str) -> Topology:
 def _numbered(
     claims: dict[int, CpuSet], functions: list[_Function], warnings: list[str]
 ) -> tuple[dict[int, CpuSet], list[_Function], list[str]]:
-    """Give numaid=-1 a number of its own if it has PUs that no other numaid has."""
+    """Give numaid=-1 an unused number if it has PUs that no other numaid has."""
     if -1 not in claims:
         return claims, functions, warnings
     rest = {i: pus for i, pus in claims.items() if i >= 0}
-    own = CpuSet(claims[-1].difference(*rest.values()))
-    if not own and rest:
+    pus = CpuSet(claims[-1].difference(*rest.values()))
+    if not pus and rest:
         return rest, functions, warnings
     number = max(rest, default=-1) + 1
-    note = [_RENUMBERED.format(own, number)] if rest else []
+    note = [_RENUMBERED.format(pus, number)] if rest else []
     functions = [replace(f, numaid=number) if f.numaid < 0 else f for f in functions]
-    return {**rest, number: own}, functions, [*warnings, *note]
+    return {**rest, number: pus}, functions, [*warnings, *note]
 
 
 def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet], list[str]]:
@@ -175,21 +157,21 @@ def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet], l
 
 
 def cores_of_masks(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], str]:
-    """Return the cores of NUMA nodes, and how they were made: Linux numbers second hyperthreads last (0-11,48-59)."""
+    """Guess the cores of NUMA nodes, and describe the rule: Linux numbers second hyperthreads last (0-11,48-59)."""
+
+    def is_run(pus: Sequence[int]) -> bool:
+        return bool(pus) and pus[-1] - pus[0] + 1 == len(pus)
+
     out: list[CpuSet] = []
-    paired = False
+    rule = _SINGLE
     for pus in map(sorted, masks):
         first, second = pus[: len(pus) // 2], pus[len(pus) // 2 :]
-        if _is_run(first) and _is_run(second) and len(first) == len(second) and first[-1] + 1 < second[0]:
+        if is_run(first) and is_run(second) and len(first) == len(second) and first[-1] + 1 < second[0]:
             out += [CpuSet(pair) for pair in zip(first, second, strict=True)]
-            paired = True
+            rule = _PAIRED
         else:
             out += [CpuSet([pu]) for pu in pus]
-    return tuple(sorted(out, key=min)), _PAIRED if paired else _SINGLE
-
-
-def _is_run(pus: Sequence[int]) -> bool:
-    return bool(pus) and pus[-1] - pus[0] + 1 == len(pus)
+    return tuple(sorted(out, key=min)), rule
 
 
 def _below(node: ET.Element, switches: tuple[str, ...], numaid: int) -> Iterator[_Function]:
@@ -199,17 +181,17 @@ def _below(node: ET.Element, switches: tuple[str, ...], numaid: int) -> Iterator
         yield from _below(child, (*switches, address), numaid)
 
 
-def _word(function: _Function, name: str) -> str:
+def _attribute(function: _Function, name: str) -> str:
     return function.element.get(name, "").strip().lower().removeprefix("0x")
 
 
 def _class(function: _Function) -> str:
-    return _word(function, "class")[:4]
+    return _attribute(function, "class")[:4]
 
 
 def _gpu_vendor(function: _Function) -> str:
-    """Return the GPU's vendor, empty for no GPU. Azure's files name no vendors; RCCL adds ``gcn`` to ``<gpu>``."""
-    klass, vendor, gpu = _class(function), _word(function, "vendor"), function.element.find("gpu")
+    """Return the GPU's vendor, "" for other devices. Azure's files name no vendor; RCCL adds ``gcn`` to ``<gpu>``."""
+    klass, vendor, gpu = _class(function), _attribute(function, "vendor"), function.element.find("gpu")
     if kind := pci.gpu_vendor(klass, vendor):
         return kind
     if gpu is not None:
@@ -218,29 +200,27 @@ def _gpu_vendor(function: _Function) -> str:
 
 
 def _nics(function: _Function, near: int | None) -> list[Nic]:
-    klass, vendor, number = _class(function), _word(function, "vendor"), _word(function, "device")
+    klass, vendor, number = _class(function), _attribute(function, "vendor"), _attribute(function, "device")
     virtual = pci.is_virtual(vendor, number)
     link = pci.link_gbytes_s(*(function.element.get(name, "") for name in ("link_speed", "link_width")))
     out = []
     for i, net in enumerate(n for n in function.element.findall("nic/net") if n.get("name")):
         name, rate = safe_xml.word(net, "name"), max(safe_xml.whole(net, "speed"), 0) / 1000
-        told = safe_xml.whole(net, "port", "1")
-        if told < 1:  # NCCL's socket transport: an interface, and its ports count from 0
+        number_of_port = safe_xml.whole(net, "port", "1")
+        if number_of_port < 1:  # NCCL's socket transport: an interface, and its ports count from 0
             out.append(Nic(name, function.address, 1, "ethernet", "unknown", rate, near, name, virtual, link))
             continue
         # NCCL's net_ib adds to the port the number of devices before it on this card (ncclIbDev.realPort).
-        port = max(told - i, 1)
+        port = max(number_of_port - i, 1)
         kind = pci.nic_kind(klass, vendor, number)
         out.append(Nic(name, function.address, port, kind, "unknown", rate, near, None, virtual, link))
     return out
 
 
 def _home(topology: Topology, numaid: int, affinity: CpuSet) -> int | None:
-    """Return the NUMA node of ``topology`` that corresponds to a ``<cpu>``.
-
-    Affinity goes first: it is what NCCL binds to, and a file may number nodes otherwise than the kernel (Azure's
-    for ND H100 v5 gives PUs 48-95 to node 0).
-    """
+    """Return the NUMA node of ``topology`` that corresponds to a ``<cpu>``; None without one."""
+    # Affinity comes before numaid: NCCL binds to it, and a file may number nodes otherwise than the kernel (Azure's for
+    # ND H100 v5 gives PUs 48-95 to node 0).
     near = [n.os_index for n in topology.numa_nodes if n.cpuset & affinity]
     if len(near) == 1:
         return near[0]

@@ -1,4 +1,4 @@
-"""Kinds of PCI functions, and distances between them, for all readers."""
+"""Kinds of PCI functions, distances between them, and names from firmware, for all readers."""
 
 from __future__ import annotations
 
@@ -39,40 +39,29 @@ _STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 
 
 def address(text: str) -> str:
-    """Return a PCI address as the kernel writes it: ``0000:06:00.0``.
-
-    NVML writes eight digits for the domain, in capitals (``00000000:3B:00.0``).
-
-    Raises
-    ------
-    ParseError
-        Not domain:bus:device.function.
-
-    """
-    found = _ADDRESS.fullmatch(text.strip())
-    if found is None:
+    """Format a PCI address as the kernel does, ``0000:06:00.0``; raise ParseError for other text."""
+    # NVML writes eight digits for the domain, in capitals (00000000:3B:00.0).
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None:
         raise ParseError(f"{text[:40]!r} is not a PCI address such as 0000:06:00.0", evidence=text)
-    domain, bus, device, function = (int(word or "0", 16) for word in found.groups())
+    domain, bus, device, function = (int(word or "0", 16) for word in match.groups())
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
 def gpu_vendor(klass: str, vendor: str) -> str:
-    """Return ``nvidia``, ``amd`` or ``intel`` for the class (``0302``) and vendor (``10de``) of a GPU, else nothing."""
+    """Return ``nvidia``, ``amd`` or ``intel`` for a GPU's class (``0302``) and vendor (``10de``); "" otherwise."""
     name, classes = _GPU_CLASSES.get(vendor, ("", ()))
     return name if klass in classes else ""
 
 
 def is_slingshot(vendor: str, device: str) -> bool:
-    """Tell HPE's Cassini: hwloc before 2.14 shows its Ethernet interface only."""
+    """Return whether the device is HPE's Cassini, of which hwloc before 2.14 shows the Ethernet interface only."""
     return (vendor, device) == _CASSINI
 
 
 def nic_kind(klass: str, vendor: str, device: str, link_layer: str = "", lid: int = 0) -> str:
-    """Return the kind of an RDMA device's port.
-
-    ``link_layer`` is the kernel's word where known. Else the class, and for ConnectX-3, which is
-    class 0280 in both modes, the local identifier: Ethernet ports have none.
-    """
+    """Return the kind of an RDMA device's port: from the kernel's ``link_layer`` if known, else from the class."""
+    # ConnectX-3 has class 0280 in both modes: there Ethernet ports have no local identifier (lid).
     if is_slingshot(vendor, device):
         return "slingshot"
     if klass == "0208" or (vendor, device[:4]) in [(_OMNI_PATH[0], d) for d in _OMNI_PATH[1]]:
@@ -85,23 +74,26 @@ def nic_kind(klass: str, vendor: str, device: str, link_layer: str = "", lid: in
 
 
 def is_virtual(vendor: str, device: str) -> bool:
-    """Tell a virtual function by its device number."""
+    """Return whether the device number is that of a virtual function."""
     return device in _VIRTUAL.get(vendor, ())
 
 
+def printable(text: str) -> str:
+    """Remove line ends, control characters and surrounding blanks: names from firmware are shown on terminals."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def port_state(number: str) -> str:
-    """Return the state of an RDMA port, ``unknown`` for an empty word."""
+    """Return the state of an RDMA port; ``unknown`` for ""."""
     return _STATES.get(number, "down" if number else "unknown")
 
 
 def hops(
     chains: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], nics: Iterable[Nic], *, host_bridges: bool = True
 ) -> tuple[Hop, ...]:
-    """Return the PCI paths of the pairs of GPU and NIC that have a bridge in common.
-
-    ``chains`` holds the bridges above each device from the top; ``host_bridges``: the first is the host bridge.
-    The distance of other pairs is that of their NUMA nodes.
-    """
+    """Return the PCI path of each pair of GPU and NIC with a common bridge."""
+    # chains has the bridges above each device, from the top; host_bridges: the first of them is the host bridge. The
+    # distance of other pairs is that of their NUMA nodes.
     out = set()
     for gpu in gpus:
         for nic in nics:
@@ -122,14 +114,14 @@ def link_gbytes_s(speed: str, width: str) -> float:
 
 
 def product_name(*names: str) -> str:
-    """Return the first name of the machine that a person has given; firmware has placeholders."""
+    """Return the first product name that is not a firmware's placeholder; "" without one."""
     return next((name for name in names if name.strip().lower().rstrip(".") not in _PLACEHOLDERS), "")
 
 
 def home(nodes: CpuSet, numa: Sequence[NumaNode]) -> int | None:
     """Return the NUMA node of a device that is local to ``nodes``; None if that is ambiguous."""
-    known = CpuSet(n.os_index for n in numa)
-    near = nodes & known
-    if not nodes and len(known) == 1:
-        return min(known)
-    return min(near) if near and (near != known or len(known) == 1) else None
+    described = CpuSet(n.os_index for n in numa)
+    near = nodes & described
+    if not nodes and len(described) == 1:
+        return min(described)
+    return min(near) if near and (near != described or len(described) == 1) else None

@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet
-from hpcgpu.topology.text import printable
+from hpcgpu.topology.pci import printable
 
 # Recorded files are at most 20 levels deep; readers below here may recurse.
 _MAX_DEPTH = 200
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class Misread(ValueError):
-    """A value of an element cannot be read; :func:`misread` says so with its line."""
+    """An unreadable value of an element; :func:`misread` makes a ParseError with its line."""
 
     def __init__(self, element: ET.Element, name: str, expected: str) -> None:
         super().__init__(expected)
@@ -37,27 +37,19 @@ class Misread(ValueError):
 
 
 def root_name(text: str) -> str:
-    """Return the name of the first element, from the prolog alone; empty if there is none.
-
-    Raises
-    ------
-    ParseError
-        A document type with declarations of its own: entities that grow or name files, or defaults
-        that grow. Nobody's topology has them.
-
-    """
+    """Return the name of the first element, from the prolog alone, or ""; ParseError for a declaration of entities."""
     at = len(text) - len(text.removeprefix("\ufeff"))
     while True:
         if space := _SPACE.match(text, at):
             at = space.end()
         if text.startswith("<!DOCTYPE", at):
-            found = _DOCTYPE.match(text, at)
-            if found is None:
+            match = _DOCTYPE.match(text, at)
+            if match is None:
                 raise ParseError(
                     "this XML declares entities or other markup of its own; topology files never do, so it is not read",
                     evidence=text[:400],
                 )
-            at = found.end()
+            at = match.end()
         elif mark := next((m for m in _SKIPPED if text.startswith(m[0], at)), None):
             end = text.find(mark[1], at + len(mark[0]))
             if end < 0:
@@ -68,42 +60,28 @@ def root_name(text: str) -> str:
             return name[1] if name else ""
 
 
-def parse(text: str, what: str) -> ET.Element:
-    """Return the root; ``what`` names the expected format in errors.
-
-    Raises
-    ------
-    ParseError
-        Not well-formed, cut off, nested deeper than any topology, or as :func:`root_name`.
-
-    """
+def parse(text: str, format_: str) -> ET.Element:
+    """Parse XML, called ``format_`` in errors, into its root; ParseError if malformed, nested too deeply, or unsafe."""
     root_name(text)
     try:
         # A str is parsed as UTF-8 whatever its declaration says: no encoding can hide a declaration from root_name.
         root = ET.fromstring(text.removeprefix("\ufeff"))
     except ET.ParseError as e:
         at = f"line {e.position[0]} of {text.count(chr(10)) + 1}"
-        raise ParseError(f"not {what}, or cut off: {expat.ErrorString(e.code)}, {at}", evidence=text[:400]) from e
+        raise ParseError(f"not {format_}, or cut off: {expat.ErrorString(e.code)}, {at}", evidence=text[:400]) from e
     except UnicodeError as e:
-        raise ParseError(f"not {what}: it has characters that are no text", evidence=text[:400]) from e
+        raise ParseError(f"not {format_}: it has characters that are not text", evidence=text[:400]) from e
     level, depth = [root], 0
     while level:
         depth += 1
         if depth > _MAX_DEPTH:
-            raise ParseError(f"not {what}: elements are nested more than {_MAX_DEPTH} deep", evidence=text[:400])
+            raise ParseError(f"not {format_}: elements are nested more than {_MAX_DEPTH} deep", evidence=text[:400])
         level = [child for element in level for child in element]
     return root
 
 
 def read(element: ET.Element, name: str, convert: Callable[[str], _T], expected: str, absent: str = "") -> _T:
-    """Return the element's attribute, converted; ``absent`` if it is missing or empty.
-
-    Raises
-    ------
-    Misread
-        ``convert`` raised a ValueError.
-
-    """
+    """Convert an element's attribute; ``absent`` is used if it is missing or "". Raises Misread after a ValueError."""
     try:
         return convert(element.get(name) or absent)
     except ValueError as e:
@@ -115,9 +93,11 @@ def whole(element: ET.Element, name: str, absent: str = "0") -> int:
     return read(element, name, _whole, "a whole number", absent)
 
 
-def count(element: ET.Element, name: str, absent: str = "0") -> int:
-    """Return an attribute that is a size or an index."""
-    return read(element, name, _count, "a whole number from 0", absent)
+def count(element: ET.Element, name: str) -> int:
+    """Return an attribute that is a size or an index; 0 if it is missing."""
+    if (number := read(element, name, _whole, "a whole number from 0", "0")) < 0:
+        raise Misread(element, name, "a whole number from 0")
+    return number
 
 
 def cpuset(element: ET.Element, name: str) -> CpuSet:
@@ -126,19 +106,19 @@ def cpuset(element: ET.Element, name: str) -> CpuSet:
 
 
 def word(element: ET.Element, name: str) -> str:
-    """Return an attribute as one line of text: names come from firmware, and are printed on terminals."""
+    """Return an attribute as one line of printable text."""
     return printable(element.get(name) or "")
 
 
 def misread(text: str, root: ET.Element, error: Misread) -> ParseError:
     """Return the error for a value, with its line, the value, and what was expected."""
     element = error.element
-    given = printable(element.get(error.name) or "")
-    had = f"{error.name}={given[:40]!r}" if error.name in element.attrib else f"no {error.name}"
+    value = printable(element.get(error.name) or "")
+    had = f"{error.name}={value[:40]!r}" if error.name in element.attrib else f"no {error.name}"
     at = _line_of(text, next(i for i, e in enumerate(root.iter()) if e is element))
     kind = element.get("type") or element.get("name") or ""
-    what = f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>"
-    return ParseError(f"line {at}: {printable(what)} has {had}; expected {error.expected}", evidence=text[:400])
+    description = f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>"
+    return ParseError(f"line {at}: {printable(description)} has {had}; expected {error.expected}", evidence=text[:400])
 
 
 def _line_of(text: str, position: int) -> int:
@@ -162,21 +142,8 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _count(text: str) -> int:
-    if (number := _whole(text)) < 0:
-        raise ValueError(text[:40])
-    return number
-
-
 def mask(text: str) -> CpuSet:
-    """Return the set that a mask of 32-bit words names, most significant first: ``0x1,0x0000ffff`` or ``1,0000ffff``.
-
-    Raises
-    ------
-    ParseError
-        Not such a mask, or of more PUs than Linux can have.
-
-    """
+    """Parse a mask of 32-bit words, most significant first: ``0x1,0x0000ffff``, ``1,0000ffff``; or ParseError."""
     if len(text) > _MAX_MASK or not _MASK.fullmatch(text.strip()):
         raise ParseError(f"{text[:40]!r} is not a mask such as 0x00000001,0x0000ffff", evidence=text[:400])
     return CpuSet.from_mask(text.strip())

@@ -1,8 +1,7 @@
 """Read a node from the text files of /sys, gathered by :mod:`hpcgpu.host.discover`.
 
-The mapping's keys are paths below ``/sys``; links (``bus/pci/devices/*``, ``class/net/*``,
-``class/infiniband/*``) are kept as the path that they point to. The last resort for a whole
-topology, and beside hwloc the source of what hwloc does not tell: link layer, rate, operstate.
+The mapping's keys are paths below ``/sys``; a link (``bus/pci/devices/*``, ``class/net/*``, ``class/infiniband/*``) is
+kept as its target. The last resort for a whole topology; beside hwloc it has the link layers, rates and operstates.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import TypeVar
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci
-from hpcgpu.topology.text import printable
 
 _T = TypeVar("_T")
 _PCI = "bus/pci/devices/"
@@ -29,14 +27,7 @@ _TOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
 
 
 def read(files: Mapping[str, str]) -> Topology:
-    """Return the node that these files of /sys describe.
-
-    Raises
-    ------
-    ParseError
-        No CPU is described, or a number cannot be read.
-
-    """
+    """Build a topology from files of /sys; raise ParseError if they describe no CPU, or a number is unreadable."""
     cores, packages = _cores(files)
     numa, other = _numa_nodes(files, cores, packages)
     gpus, chains = _pci(files, numa)
@@ -50,25 +41,18 @@ def read(files: Mapping[str, str]) -> Topology:
         source="sysfs",
         warnings=() if chains else (pci.NO_PCI,),
         other_memory=tuple(other),
-        name=pci.product_name(printable(files.get("class/dmi/id/product_name", ""))),
+        name=pci.product_name(pci.printable(files.get("class/dmi/id/product_name", ""))),
         l3=tuple(sorted({_list(files, p) for p in files if _L3.fullmatch(p)} - {CpuSet()}, key=min)),
     )
 
 
 def refine_nics(nics: tuple[Nic, ...], files: Mapping[str, str]) -> tuple[Nic, ...]:
-    """Return the NICs with state, link layer and rate as the kernel tells them now.
-
-    Raises
-    ------
-    ParseError
-        A number cannot be read.
-
-    """
-    known = {(n.name, n.port): n for n in _nics(files, ())}
-    by_interface = {n.interface: n for n in known.values() if n.interface}
+    """Return the NICs with the kernel's present state, link layer and rate; ParseError for an unreadable number."""
+    by_port = {(n.name, n.port): n for n in _nics(files, ())}
+    by_interface = {n.interface: n for n in by_port.values() if n.interface}
     out = []
     for nic in nics:
-        now = known.get((nic.name, nic.port)) or by_interface.get(nic.interface or "")
+        now = by_port.get((nic.name, nic.port)) or by_interface.get(nic.interface or "")
         if now is not None:
             nic = replace(
                 nic,
@@ -87,8 +71,8 @@ def _cores(files: Mapping[str, str]) -> tuple[set[CpuSet], dict[int, int]]:
     cores: set[CpuSet] = set()
     packages: dict[int, int] = {}
     for path in files:
-        if found := _CPU.fullmatch(path):
-            cpu, folder = int(found[1]), path.rpartition("/")[0]
+        if match := _CPU.fullmatch(path):
+            cpu, folder = int(match[1]), path.rpartition("/")[0]
             # core_cpus_list since Linux 5.3, thread_siblings_list before.
             siblings = _list(files, f"{folder}/core_cpus_list") or _list(files, f"{folder}/thread_siblings_list")
             cores.add(siblings or CpuSet([cpu]))
@@ -104,12 +88,12 @@ def _numa_nodes(
     """Return the nodes with PUs, and the others."""
     out: list[NumaNode] = []
     for path in files:
-        if found := _NODE.fullmatch(path):
+        if match := _NODE.fullmatch(path):
             cpus = _list(files, path)
             total = _TOTAL.search(files.get(path.replace("cpulist", "meminfo"), ""))
             size = int(total[1]) * 1024 if total else 0
             package = packages.get(min(cpus), 0) if cpus else 0
-            out.append(NumaNode(int(found[1]), cpus, size, package, "dram" if cpus else "other"))
+            out.append(NumaNode(int(match[1]), cpus, size, package, "dram" if cpus else "other"))
     if not out:  # a kernel without CONFIG_NUMA
         out = [NumaNode(0, CpuSet(i for c in cores for i in c), 0)]
     out.sort(key=lambda n: n.os_index)
@@ -162,8 +146,8 @@ def _pci(files: Mapping[str, str], numa: list[NumaNode]) -> tuple[list[Gpu], dic
 
 def _device_of(target: str) -> str:
     """Return the PCI function above the target of a class link."""
-    found = _ADDRESS.findall(target)
-    return found[-1] if found else ""
+    addresses = _ADDRESS.findall(target)
+    return addresses[-1] if addresses else ""
 
 
 def _nics(files: Mapping[str, str], numa: list[NumaNode] | tuple[NumaNode, ...]) -> list[Nic]:
@@ -174,10 +158,10 @@ def _nics(files: Mapping[str, str], numa: list[NumaNode] | tuple[NumaNode, ...])
             nets.setdefault(device, []).append((path.rpartition("/")[2], port))
     out: list[Nic] = []
     for path in files:
-        if found := _PORT.fullmatch(path):
-            device = _device_of(files.get(f"class/infiniband/{found[1]}", ""))
+        if match := _PORT.fullmatch(path):
+            device = _device_of(files.get(f"class/infiniband/{match[1]}", ""))
             if device:
-                out.append(_port(files, found[1], int(found[2]), device, nets.get(device, []), numa))
+                out.append(_port(files, match[1], int(match[2]), device, nets.get(device, []), numa))
     taken = {n.pci for n in out}
     for device, interfaces in nets.items():
         if (address := pci.address(device)) not in taken:

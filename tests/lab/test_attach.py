@@ -219,7 +219,7 @@ OWN = """
 """
 
 
-def test_a_client_that_lost_its_network_for_20_s_finds_its_cluster_again(slurm_lab: Lab) -> None:
+def test_a_client_without_network_for_20_s_finds_its_cluster(slurm_lab: Lab) -> None:
     mine = Background(slurm_lab, OWN)
     node = slurm_lab.job(mine.until("JOB").split()[1])["NodeList"]
     with slurm_lab.dropped(slurm_lab.login, f"OUTPUT -d {NETWORK}.1{node.removeprefix('node')} ! --dport 6818"):

@@ -32,3 +32,54 @@ def test_a_job_script(slurm_lab: Lab, page: str) -> None:
     log = slurm_lab.exec(slurm_lab.login, ["cat", "coming.out"]).stdout
     printed = [line for line in log.splitlines() if not line.startswith("hpcgpu: ")]
     assert (done.returncode, printed) == (0, ["8"]), done.stderr + log
+
+
+JOBQUEUE = """
+    import json, os, time
+    from distributed import Client
+    from dask_jobqueue import SLURMCluster
+    import hpcgpu
+
+    def until(condition):
+        end = time.monotonic() + 90
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+    def names(client, count):
+        until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == count)
+        return sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values())
+
+    with SLURMCluster(
+        cores=2, processes=2, memory="1GB", job_extra_directives=["--gres=gpu:2"], name="mine",
+        worker_command="hpcgpu.worker", worker_extra_args=["--gpus", "sim:2x16MiB"],
+        security=True, shared_temp_directory=os.getcwd(), log_directory="logs",
+    ) as cluster, Client(cluster) as client:
+        cluster.scale(jobs=2)
+        facts = dict(
+            names=names(client, 4),
+            counts=[len(cluster.plan), len(cluster.requested), len(cluster.observed)],
+            moved=hpcgpu.bindings(client).differences,
+            limits=[w["memory_limit"] for w in client.scheduler_info(n_workers=-1)["workers"].values()],
+            total=client.submit(sum, [1, 2, 3]).result(),
+        )
+        cluster.scale(jobs=1)
+        facts["less"] = names(client, 2)
+        until(lambda: os.popen("squeue -h").read().count("\\n") <= 1)
+        cluster.adapt(minimum_jobs=2, maximum_jobs=2, interval="200ms")
+        facts["more"] = names(client, 4)
+        facts["still"] = [len(cluster.plan), len(cluster.requested), len(cluster.observed)]
+    print("FACTS", json.dumps(facts))
+"""
+
+
+def test_dask_jobqueue_scales_and_adapts_jobs_of_our_workers(slurm_lab: Lab) -> None:
+    facts = slurm_lab.facts(JOBQUEUE, timeout=scaled(300))
+    assert facts["names"] == ["mine-0-0", "mine-0-1", "mine-1-0", "mine-1-1"]
+    assert facts["counts"] == facts["still"] == [4, 4, 4]
+    assert facts["moved"] == {}
+    assert max(facts["limits"]) <= 500_000_000 * 1.01
+    assert facts["total"] == 6
+    assert len(facts["less"]) == 2
+    assert len({name[:-2] for name in facts["less"]}) == 1
+    assert len(facts["more"]) == 4

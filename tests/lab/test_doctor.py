@@ -75,7 +75,7 @@ def test_a_home_that_the_nodes_do_not_have_is_named(slurm_lab: Lab) -> None:
     finally:
         slurm_lab.exec(slurm_lab.login, ["rm", "-r", home], check=True)
     check(findings, "job", "failed", "0 of 2 nodes", "the home is not shared with the nodes")
-    check(findings, "home", "warning", "seems to be this machine's own")
+    check(findings, "home", "warning", "seems to exist on this machine only")
 
 
 def test_a_wrong_account_is_named(accounting_lab: Lab) -> None:

@@ -39,7 +39,7 @@ for cluster in clusters:
 """
 
 
-def test_templates_end_as_their_script_though_nobody_can_write_their_output(slurm_lab: Lab) -> None:
+def test_templates_without_output_end_as_their_script(slurm_lab: Lab) -> None:
     slurm_lab.write("ends/script.py", SCRIPT)
     template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
     codes = {"0": "0:0", "3": "3:0", "-9": "137:0"}

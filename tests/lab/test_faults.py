@@ -64,7 +64,7 @@ def submitted(lab: Lab) -> set[str]:
     return set(seen.stdout.split())
 
 
-def test_adapt_replaces_a_cancelled_job_once_and_shrinks_when_the_work_is_done(slurm_lab: Lab) -> None:
+def test_adapt_replaces_a_cancelled_job_once_and_shrinks(slurm_lab: Lab) -> None:
     before = submitted(slurm_lab)
     with Faulty(slurm_lab, jobs=1, scheduler="here") as run:
         # more than is done before the job is missed, however slow the nodes are; few, for scheduler and client, too
@@ -88,7 +88,7 @@ def test_adapt_replaces_a_cancelled_job_once_and_shrinks_when_the_work_is_done(s
         assert len(submitted(slurm_lab) - before) == 4
 
 
-def test_a_preempted_job_hands_over_its_data_and_comes_back_under_its_id(slurm_lab: Lab) -> None:
+def test_a_preempted_job_hands_over_and_returns_under_its_id(slurm_lab: Lab) -> None:
     with Faulty(slurm_lab, jobs=4, scheduler="here", queue="low") as run:
         run.do("start()")
         victim = next(job for job in run.members() if run.node_of(job) == "node3")

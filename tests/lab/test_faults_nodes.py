@@ -68,7 +68,7 @@ def test_a_lost_node(slurm_lab: Lab, loss: tuple[tuple[str, ...], tuple[str, ...
             assert (job in run.members()) is requeue
 
 
-def test_a_node_whose_slurmd_does_not_answer_works_until_slurm_gives_its_job_up(slurm_lab: Lab) -> None:
+def test_a_node_with_a_silent_slurmd_works_until_slurm_gives_up(slurm_lab: Lab) -> None:
     bad, good = ((*IN_NODE, "pkill", f"-{sig}", "-x", "slurmd") for sig in ("STOP", "CONT"))
     with Faulty(slurm_lab, jobs=3, scheduler="here") as run:
         run.do("start()")

@@ -57,7 +57,7 @@ def test_they_arrive_unharmed_in_each_job_of_an_elastic_cluster(slurm_lab: Lab) 
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-def test_a_scripts_arguments_arrive_unharmed_through_the_template(slurm_lab: Lab, launcher: str) -> None:
+def test_arguments_of_a_script_pass_the_template_unharmed(slurm_lab: Lab, launcher: str) -> None:
     arguments = [HARD, LINES, "", "-n", "--", "é", " "]
     script = "a script's $(id).py"
     slurm_lab.write("show.py", "import json, sys\nprint('ARGUMENTS', json.dumps(sys.argv))\n")

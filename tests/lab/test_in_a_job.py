@@ -49,7 +49,7 @@ def jupyter(slurm_lab: Lab) -> Lab:
 
 
 @pytest.mark.timeout(400)
-def test_a_notebook_of_the_template_has_its_jobs_cluster_and_may_submit_another(jupyter: Lab) -> None:
+def test_a_notebook_of_the_template_may_submit_a_cluster(jupyter: Lab) -> None:
     """The first job has a GPU, and the second asks for none: nothing of the first one's may reach it."""
     lab = jupyter
     lab.write("notebook.py", NOTEBOOK)  # Jupyter has a module of this name, which must not be this one

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from lab import CHECKOUT, Lab
 from launch_probe import ME, PROBE, check, others
+from leaders import BEGIN
 
 from hpcgpu.launch import mpirun, srun
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 
 SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=2), World(nodes=2, per_node=1, extra=False)]
 
@@ -48,3 +49,27 @@ def test_what_was_recorded_is_what_the_lab_says(slurm_lab: Lab) -> None:
     flavours = {program: mpirun.read_flavour(says(program, "--version")) for program in programs}
     assert flavours == {program: f"openmpi-{version}" for program, version in programs.items()}
     assert {"pmix", "pmi2", "none"} <= set(srun.read_mpi_types(says("srun", "--mpi=list")))
+
+
+IN_A_JOB = """
+asked = c.map(slow, range(300))
+before = addresses()
+leader = c.run(os.getpid, nanny=True)[before["node2-0"]]
+c.run(os.kill, leader, signal.SIGKILL, workers=[before["node2-0"]], on_error="ignore")
+wait(lambda: "node2-0" not in addresses() and "node2-1" not in addresses())
+print(c.gather(asked) == list(range(1, 301)), *sorted(addresses()))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_a_leader_dies_under_a_launcher_that_keeps_the_others(slurm_lab: Lab, launcher: str) -> None:
+    begin = BEGIN.replace("pids = json.load(open(sys.argv[1]))", "")
+    code = f"import os, signal, sys, time\nfrom distributed import Client\n{begin}{IN_A_JOB}"
+    job = ("salloc", "--quiet", "-N2", "--gpus-per-node=4", "-w", "node1,node2")
+    # Open MPI 4, the lab's other mpirun, ends all when a rank dies (docs/decisions/0001)
+    launch = ("/opt/venv-wheel/bin/hpcgpu", "launch", "--launcher", launcher, "--gpus", "sim:2")
+    done = slurm_lab.python(code, *job, *launch, env={"PMIX_MCA_psec": "native"})
+    assert done.stdout == "True node1-0 node1-1\n", done.stderr
+    assert "hpcgpu: node node2 lost its leader; its workers are gone" in done.stderr
+    # rank 0's, though srun says 137, the highest of its ranks': 128 + 9 of the one that was killed
+    assert done.returncode == 0

@@ -168,7 +168,7 @@ def test_a_job_that_fails_raises_with_its_log(slurm_lab: Lab) -> None:
     assert "slurm-" in text
 
 
-def test_a_folder_for_logs_is_made_and_one_that_no_node_has_is_said(slurm_lab: Lab) -> None:
+def test_a_folder_for_logs_is_made_and_a_missing_one_is_said(slurm_lab: Lab) -> None:
     code = """
     logs = f"logs-{time.time_ns()}/of-jobs"
     with SLURMGPUCluster(gpus="sim:1", log_directory=logs, dashboard=False) as cluster:

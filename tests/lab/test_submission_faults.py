@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from typing import Any
 
@@ -72,7 +73,7 @@ def client(lab: Lab, code: str, returncode: int = 0, **before: str) -> tuple[dic
     return json.loads(facts), text + done.stderr
 
 
-def test_a_refusal_is_raised_by_the_call_that_caused_it_and_leaves_nothing(slurm_lab: Lab) -> None:
+def test_a_refusal_is_raised_by_its_call_and_leaves_nothing(slurm_lab: Lab) -> None:
     code = """
     with SLURMGPUCluster(**OPTIONS, queue="no-such-queue") as cluster:
         refused = refusal(lambda: cluster.scale(jobs=8))
@@ -88,7 +89,7 @@ def test_a_refusal_is_raised_by_the_call_that_caused_it_and_leaves_nothing(slurm
     assert len(facts["calls"]) == 1
 
 
-def test_a_thousand_jobs_are_one_sbatch_and_one_scancel_with_256_open_files(slurm_lab: Lab) -> None:
+def test_a_thousand_jobs_are_one_sbatch_and_one_scancel(slurm_lab: Lab) -> None:
     code = """
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     with SLURMGPUCluster(**OPTIONS, job_extra_directives=["--begin=now+1hour", "--output=/dev/null"]) as cluster:
@@ -119,7 +120,7 @@ def test_bursts_of_work_throw_no_place_in_the_queue_away(slurm_lab: Lab) -> None
     assert facts == {"submitted": 1, "cancelled": 0, "queued": 20, "left": []}
 
 
-def test_jobs_that_die_at_once_are_three_and_then_an_error_with_their_log(slurm_lab: Lab) -> None:
+def test_three_jobs_that_die_at_once_are_an_error_with_their_log(slurm_lab: Lab) -> None:
     code = """
     with SLURMGPUCluster(**OPTIONS, job_script_prologue=["echo no such module >&2", "exit 3"]) as cluster:
         cluster.scale(jobs=1)
@@ -133,7 +134,7 @@ def test_jobs_that_die_at_once_are_three_and_then_an_error_with_their_log(slurm_
     assert (facts["members"], facts["calls"]) == ([], 3)
 
 
-def test_jobs_that_cannot_reach_the_scheduler_say_where_they_looked_and_end(slurm_lab: Lab) -> None:
+def test_jobs_without_a_way_to_the_scheduler_end_with_addresses(slurm_lab: Lab) -> None:
     code = """
     with SLURMGPUCluster(**OPTIONS, death_timeout=4) as cluster:
         cluster.scale(jobs=1)
@@ -152,7 +153,7 @@ def limit(lab: Lab, jobs: int) -> None:
     lab.root("sacctmgr", "-i", "modify", "qos", "normal", "set", f"MaxSubmitJobsPerUser={jobs}")
 
 
-def test_of_jobs_beyond_a_limit_as_many_are_submitted_as_it_takes_and_the_others_later(accounting_lab: Lab) -> None:
+def test_jobs_beyond_a_limit_are_submitted_later(accounting_lab: Lab) -> None:
     code = """
     GPUCluster.patience = Patience(refused_s=2.0)  # 30 s are a long time for a test
     with SLURMGPUCluster(**OPTIONS, cores_per_gpu=2) as cluster, Client(cluster) as client:
@@ -221,7 +222,7 @@ def test_a_submission_without_an_answer_makes_no_job_too_many(
     assert words in text
 
 
-def test_a_dead_clients_pending_jobs_are_cancelled_also_those_it_was_not_told_of(slurm_lab: Lab) -> None:
+def test_a_dead_clients_jobs_without_an_answer_are_cancelled(slurm_lab: Lab) -> None:
     code = """
     with SLURMGPUCluster(**OPTIONS, job_extra_directives=["--begin=now+1hour"]) as cluster:
         cluster.scale(jobs=5)
@@ -236,3 +237,39 @@ def test_a_dead_clients_pending_jobs_are_cancelled_also_those_it_was_not_told_of
     facts, _ = client(slurm_lab, code, returncode=137, sbatch=hangs)
     assert len(facts["queued"]) == 1
     assert slurm_lab.wait_idle(timeout=scaled(60)) == []
+
+
+CODE = """
+from hpcgpu import HpcGpuError, SLURMGPUCluster
+ELASTIC = {"gpus": "sim:1", "shape": "elastic", "scheduler": "here"}
+for options in ({"gpus": "sim:1", "nodes": 5}, {"gpus_per_node": 5}, {"gpus": "sim:1", "queue": "low", "nodes": 3}):
+    try:
+        SLURMGPUCluster(**options)
+    except HpcGpuError as e:
+        print(type(e).__name__, str(e).replace(chr(10), " "))
+with SLURMGPUCluster(**ELASTIC, queue="low", walltime="2h") as cluster:
+    cluster.scale(jobs=3)
+    try:
+        cluster.wait_for_workers(3)
+    except HpcGpuError as e:
+        print(type(e).__name__, str(e).replace(chr(10), " "))
+"""
+
+
+def test_jobs_that_can_never_run_are_errors_with_the_keyword(slurm_lab: Lab) -> None:
+    limits = ["scontrol", "update", "partitionname=low"]
+    slurm_lab.root(*limits, "MaxTime=90", "MaxNodes=2")
+    try:
+        done = slurm_lab.python(CODE)
+    finally:
+        slurm_lab.root(*limits, "MaxTime=UNLIMITED", "MaxNodes=UNLIMITED")
+    more, refused, limited, long = done.stdout.splitlines()
+    assert more.startswith("JobError job ")
+    # PartitionNodeLimit, or PartitionConfig when Slurm has looked at it once (22.05.8); of the time limit likewise
+    assert re.search(r"will not start: PENDING \(Partition\w+: nodes=5, but queue main has 4\)", more)
+    assert refused.startswith("SubmitError sbatch refused the job: ")
+    assert refused.endswith("gpus_per_node=5, but the nodes of queue main have 4 at most")
+    assert "nodes=3, but queue low gives a job 2 at most" in limited
+    assert long.startswith("JobError 3 jobs in a row ended before their first worker; the last was job ")
+    assert "PENDING, Partition" in long
+    assert ": walltime=02:00:00, but queue low has a limit of 01:30:00" in long

@@ -26,17 +26,13 @@ WORK = "client.gather(client.map(abs, range(20), pure=False))"
 DONE = list(range(20))
 
 
-@pytest.fixture
-def gang(lab: PbsLab) -> Iterator[Client]:
+def _client(lab: PbsLab) -> Iterator[Client]:
     """A client that has no cluster yet."""
     with lab.client() as client:
         yield client
 
 
-@pytest.fixture
-def elastic(lab: PbsLab) -> Iterator[Client]:
-    with lab.client() as client:
-        yield client
+gang, elastic = (pytest.fixture(_client, name=name) for name in ("gang", "elastic"))
 
 
 def start(client: Client, options: dict[str, object], **more: object) -> str:
@@ -99,7 +95,7 @@ def test_what_is_deleted_or_run_again(lab: PbsLab, gang: Client, elastic: Client
     assert lab.run_folders() == []
 
 
-def test_the_server_is_away_and_nothing_is_lost_or_submitted_twice(lab: PbsLab, gang: Client, elastic: Client) -> None:
+def test_without_a_server_nothing_is_lost_or_submitted_twice(lab: PbsLab, gang: Client, elastic: Client) -> None:
     only = start(gang, GANG)
     start(elastic, ELASTIC)
     scale(elastic, 1)

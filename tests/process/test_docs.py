@@ -1,10 +1,14 @@
-"""The pages of docs: what is not marked otherwise runs as it stands there."""
+"""The pages of docs, and the docstrings of the classes that start a cluster here, run as they stand there.
+
+SLURMGPUCluster's example is the README's: the lab runs that.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import doctest
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,20 +16,18 @@ import doc_blocks
 import pytest
 import ranks
 from doc_blocks import Block
+from docstrings import example
+from nbclient import NotebookClient
+from pages import line
 from paths import ROOT
 from waiting import scaled
 
-LESSONS = runpy.run_path(str(ROOT / "scripts/notebooks.py"))["LESSONS"]  # test_lessons.py runs them
+import hpcgpu
 
-
-def is_lesson(page: Path) -> bool:
-    return page.parent.name == "tutorial" and page.stem in LESSONS
-
-
-FOUND = {
-    page: [block for block in doc_blocks.blocks(page) if block.kind in ("bash", "python")] for page in doc_blocks.PAGES
-}
-PAGES = {p: found for p, found in FOUND.items() if not is_lesson(p) and any(b.how == "run" for b in found)}
+NOTEBOOKS = runpy.run_path(str(ROOT / "scripts/notebooks.py"))
+LESSONS = [NOTEBOOKS["FOLDER"] / f"{name}.md" for name in NOTEBOOKS["LESSONS"]]
+FOUND = {page: [b for b in doc_blocks.blocks(page) if b.kind in ("bash", "python")] for page in doc_blocks.PAGES}
+PAGES = {p: found for p, found in FOUND.items() if p not in LESSONS and any(b.how == "run" for b in found)}
 
 
 def program(block: Block, folder: Path) -> list[str]:
@@ -38,21 +40,39 @@ def program(block: Block, folder: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path) -> None:
     path = f"{ranks.BIN}:/usr/bin:/bin"
-    env = ranks.environment(PATH=path, HPCGPU_SITE="")
     for block in PAGES[page]:
         if block.how == "file":
             (tmp_path / block.word).write_text(block.text)
         elif block.how == "run":
             if "lstopo " in block.text and not shutil.which("lstopo", path=path):
                 pytest.skip("lstopo of hwloc is not installed")
-            argv = program(block, tmp_path)
-            done = subprocess.run(
-                argv,
-                cwd=tmp_path,
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=scaled(150),
-                stdin=subprocess.DEVNULL,
-            )
+            argv = ["env", f"--chdir={tmp_path}", *program(block, tmp_path)]
+            done = ranks.run_command(argv, {"PATH": path, "HPCGPU_SITE": ""}, scaled(150))
             assert done.returncode == 0, f"{block.text}{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", LESSONS, ids=lambda p: p.stem)
+def test_a_lesson_runs_as_a_notebook(page: Path, tmp_path: Path) -> None:
+    notebook = NOTEBOOKS["notebook"](page)
+    client = NotebookClient(notebook, timeout=scaled(120), resources={"metadata": {"path": str(tmp_path)}})
+    asyncio.run(client.async_execute())  # raises with the traceback of the cell
+    assert all(cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code")
+
+
+def test_the_docstring_of_the_local_cluster_runs() -> None:
+    found = doctest.DocTestFinder(recurse=False).find(hpcgpu.LocalGPUCluster, "LocalGPUCluster", globs={})
+    results = [doctest.DocTestRunner().run(test) for test in found]
+    assert [(r.failed, r.attempted) for r in results] == [(0, 3)]
+
+
+def test_the_docstring_of_the_runner_runs(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(example("GPURunner"))
+    done = ranks.run_command([sys.executable, str(tmp_path / "script.py")])
+    assert done.stdout == "3\n", done.stderr
+
+
+@pytest.mark.parametrize("start", ["mpirun ", "hpcgpu run "])
+def test_the_examples_of_the_readme_run(start: str) -> None:
+    argv = ["env", f"--chdir={ROOT}", *line(start)]
+    done = ranks.run_command(argv, {"PATH": f"{ranks.BIN}:/usr/bin:/bin"}, scaled(120))
+    assert (done.returncode, "largest relative difference" in done.stdout) == (0, True), done.stderr

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ranks
 import websocket
 from paths import ROOT
 from waiting import scaled, until
@@ -33,10 +34,9 @@ def listens(base: str) -> bool:
 
 
 def request(base: str, token: str, path: str, data: bytes | None = None) -> bytes:
-    asked = urllib.request.Request(f"{base}{path}", data=data, headers={"Authorization": f"token {token}"})
-    with urllib.request.urlopen(asked, timeout=scaled(30)) as answer:
-        body: bytes = answer.read()
-    return body
+    headers = {"Authorization": f"token {token}"}
+    with urllib.request.urlopen(urllib.request.Request(base + path, data, headers), timeout=scaled(30)) as answer:
+        return answer.read()
 
 
 def run_cell(base: str, token: str, code: str) -> str:
@@ -53,8 +53,7 @@ def run_cell(base: str, token: str, code: str) -> str:
             if said["msg_type"] == "error":
                 pytest.fail("\n".join(said["content"]["traceback"]))
             if said["msg_type"] == "stream":
-                text: str = said["content"]["text"]
-                return text
+                return said["content"]["text"]
     finally:
         channel.close()
 
@@ -95,6 +94,6 @@ def test_a_python_without_jupyter_says_what_to_install() -> None:
     program = ROOT / "jobscripts" / "notebook_server.py"
     code = f"import sys, runpy; sys.path = [p for p in sys.path if 'site-packages' not in p] + [{str(ROOT)!r}]; "
     code += f"sys.argv[1:] = []; runpy.run_path({str(program)!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60))
+    done = ranks.run_command([sys.executable, "-c", code])
     assert done.returncode == 2, done.stderr
     assert "pip install jupyterlab" in done.stderr

@@ -205,9 +205,3 @@ def output(cell: int) -> str:
 def cell(number: int) -> str:
     """Return an expression for a cell, with its outputs."""
     return f"document.querySelectorAll('.jp-Cell')[{number}]"
-
-
-def click(page: Page, x: float, y: float) -> None:
-    """Press the left button at a point of the window, and let it go."""
-    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)

@@ -46,26 +46,13 @@ def worker(index: int) -> SimpleNamespace:
     number = index % len(BINDINGS)
     node, binding = f"node{index // len(BINDINGS):03}", BINDINGS[number]
     gpu = binding.gpus[0]
-    fixed = {
-        "node": node,
-        "gpu": f"GPU-{index:08x}",
-        "pci": gpu.pci,
-        "model": explain.format_gpu(gpu, address=False),
-        "limits": {"device": LIMIT, "capacity": gpu.memory_bytes, "process": 2 * HOST},
-        "cores": str(binding.cpuset),
-        "memory": explain.format_memory(binding),
-        "nic": explain.format_ports(binding),
-        "reasons": list(binding.reasons),
-    }
-    slow_s = 12.0 if index // len(BINDINGS) % 17 == 5 else 0.0
-    return SimpleNamespace(
-        name=f"{node}-{number}",
-        extra={KEY: fixed},
-        metrics={},
-        late_s=slow_s + random.uniform(0, 3),
-        size=random.gauss(1, 0.12) + (0.35 if random.random() < 0.08 else 0),
-        noise=0.0,
-    )
+    limits = {"device": LIMIT, "capacity": gpu.memory_bytes, "process": 2 * HOST}
+    fixed = {"node": node, "gpu": f"GPU-{index:08x}", "pci": gpu.pci, "limits": limits, "cores": str(binding.cpuset)}
+    fixed |= {"model": explain.format_gpu(gpu, address=False), "memory": explain.format_memory(binding)}
+    fixed |= {"nic": explain.format_ports(binding), "reasons": list(binding.reasons)}
+    late_s = random.uniform(0, 3) + (12.0 if index // len(BINDINGS) % 17 == 5 else 0.0)
+    size = random.gauss(1, 0.12) + (0.35 if random.random() < 0.08 else 0)
+    return SimpleNamespace(name=f"{node}-{number}", extra={KEY: fixed}, metrics={}, late_s=late_s, size=size, noise=0.0)
 
 
 def phase(time_s: float) -> tuple[float, int]:
@@ -88,12 +75,8 @@ def heartbeat(worker: SimpleNamespace, index: int, run_s: float) -> None:
     # what lies below comes up in turn, and other data goes down for it
     grown = {"host": max(0, host - before["tiers"]["host"]), "disk": max(0, disk - before["tiers"]["disk"])}
     turn = random.uniform(0.01, 0.05)
-    steps = {
-        "device_to_host": grown["host"] + grown["disk"] + turn * host,
-        "host_to_disk": grown["disk"] + turn * disk,
-        "disk_to_host": turn * disk,
-        "host_to_device": turn * host,
-    }
+    steps = {"disk_to_host": turn * disk, "host_to_device": turn * host, "host_to_disk": grown["disk"] + turn * disk}
+    steps["device_to_host"] = grown["host"] + grown["disk"] + turn * host
     moved = {way: before["moved"][way] + int(steps[way]) for way in DIRECTIONS}
     tiers = dict(zip(TIERS, (device, host, disk), strict=True))
     wrong = [f"3 of 71 threads may run on PUs 0-255, planned: {worker.extra[KEY]['cores']}"] if index in WRONG else []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paths import SUPPORT
 
 from hpcgpu import batch
-from hpcgpu.batch.defaults import NoNotes, NoOffers
+from hpcgpu.batch.common import Plain
 from hpcgpu.batch.script import body
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
@@ -52,7 +52,7 @@ kill -KILL -- "$group" 2>/dev/null; over
 
 
 @dataclass(frozen=True, slots=True)
-class Local(NoOffers, NoNotes):
+class Local(Plain):
     """The machine itself: no dialect, no arrays, no nodes, no marks."""
 
     def script(self, spec: JobSpec) -> str:

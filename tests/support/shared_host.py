@@ -35,14 +35,9 @@ class Place:
     def start(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start something that has these folders; its ``/dev/shm`` is a mount that nobody else has."""
         script = 'mount --bind "$0" /dev/shm && exec "$@"'
-        return subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", script, str(self.shm), *argv],
-            env=ranks.environment(TMPDIR=str(self.tmp), HOME=str(self.home)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            **options,
-        )
+        argv = ["unshare", "--mount", "sh", "-c", script, str(self.shm), *argv]
+        options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen(argv, env=ranks.environment(TMPDIR=str(self.tmp), HOME=str(self.home)), **options)
 
     def run(self, argv: Sequence[str], timeout: float = 90) -> tuple[int, str, str]:
         """Return exit code, output and errors of something that has these folders."""

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from hpcgpu.config.sites.types import hints, type_words
+from hpcgpu.config.sites.read import format_type, hints
 from hpcgpu.model.dialect import DIALECTS
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.model.site import Site
@@ -98,4 +98,4 @@ def reference() -> str:
 
 def _row(f: Field[Any], hint: Any) -> str:
     needed = f.default is MISSING and f.default_factory is MISSING
-    return f"| `{f.name}` | {type_words(hint)} | {f.metadata['text']}{'; must be given' if needed else ''} |"
+    return f"| `{f.name}` | {format_type(hint)} | {f.metadata['text']}{'; must be given' if needed else ''} |"

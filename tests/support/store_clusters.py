@@ -37,25 +37,15 @@ async def cluster(
         )
         workers = []
         for name in "ab":
-            plugins = [SpillPlugin(None)] if plugin else []
-            worker = Worker(
-                scheduler.address,
-                name=name,
-                **where,
-                local_directory=str(folder.with_name(folder.name + "-work")),
-                nthreads=2,
-                data=(GpuSpillBuffer, limits),
-                plugins=plugins,
-                dashboard=False,
-                memory_limit=memory_limit,
-            )
+            work = str(folder.with_name(folder.name + "-work"))
+            options = {"name": name, "nthreads": 2, "dashboard": False, "memory_limit": memory_limit, **where}
+            options |= {"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin(None)] if plugin else []}
+            worker = Worker(scheduler.address, local_directory=work, **options)
             workers.append(await stack.enter_async_context(worker))
             if not plugin:
                 stack.callback(worker.data.close)
-        client = await stack.enter_async_context(
-            Client(scheduler.address, asynchronous=True, security=where.get("security"))
-        )
-        yield client, workers[0], workers[1]
+        client = Client(scheduler.address, asynchronous=True, security=where.get("security"))
+        yield await stack.enter_async_context(client), *workers
 
 
 def make(i: int) -> SimArray:

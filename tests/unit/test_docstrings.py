@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from paths import PACKAGE, ROOT
 
 import hpcgpu
@@ -22,16 +21,6 @@ INTERFACES = ("hpcgpu.batch.BatchSystem", "hpcgpu.spill.devices.protocols.Device
 INTERFACES += ("hpcgpu.spill.devices.protocols.Copies",)
 # Its docstring becomes a part of those of the clusters.
 BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
-# Rooms and modules with sections in internals. Remove a line when its room is done; add none.
-UNDONE = (
-    "config/migration.py",
-    "config/values.py",
-    "host/discover.py",
-    "host/libhwloc.py",
-    "pictures",
-    "plan/binding",
-    "topology",
-)
 # No verbs: a function's first line says what it does.
 NOUNS = {"A", "An", "The", "What", "Whether", "Those", "One", "Nothing", "It", "No", "All", "How", "Where", "If", "For"}
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -80,12 +69,8 @@ def sections(file: str) -> list[str]:
     return [name for name, _, text in definitions(file) if SECTION.search(text) and name not in public()]
 
 
-def undone(file: str) -> bool:
-    return any(Path(file).is_relative_to(room) for room in UNDONE)
-
-
 def test_internals_have_no_sections() -> None:
-    names = [name for file in FILES if not undone(file) for name in sections(file)]
+    names = [name for file in FILES for name in sections(file)]
     assert names == [], "internal: write one line; facts go to a second line, fields to comments beside them"
 
 
@@ -93,18 +78,12 @@ def test_functions_first_line_begins_with_a_verb() -> None:
     lines = [
         f"{name}: {text.splitlines()[0]}"
         for file in FILES
-        if not undone(file)
         for name, node, text in definitions(file)
         if isinstance(node, DEFINITIONS[2:])
         and not any("property" in ast.unparse(d) for d in node.decorator_list)
         and re.match(r"\w+", text)[0] in NOUNS
     ]
     assert lines == []
-
-
-@pytest.mark.parametrize("room", UNDONE)
-def test_undone_room_still_has_sections(room: str) -> None:
-    assert any(sections(f) for f in FILES if Path(f).is_relative_to(room)), f"{room} is done: remove it from UNDONE"
 
 
 def test_public_objects_have_docstrings() -> None:

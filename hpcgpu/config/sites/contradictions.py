@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcgpu.config.directives import option_of
-from hpcgpu.config.layers import read_given
-from hpcgpu.config.values import nearest
+from hpcgpu.config.layers import read_layer
+from hpcgpu.config.values import nearest, option_of
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.model.site import Path, Site
@@ -74,7 +73,8 @@ def _forbidden(site: Site) -> Iterator[tuple[Path, str]]:
             if option in forbidden:
                 yield (
                     ("dialect", key) if key in site.dialect else ("rules", forbidden[option], "forbid"),
-                    f"{option} is forbidden, but dialect.{key} writes it: say dialect: {{{key}: {_without(key)}}}",
+                    f"{option} is forbidden, but dialect.{key} writes it: write dialect: "
+                    f"{{{key}: {'false' if key == 'cpus' else 'none'}}}",
                 )
     lists: list[tuple[Path, Any]] = [(("queues", i, "directives"), q.directives) for i, q in enumerate(site.queues)]
     for path, texts in [*lists, (("defaults", "job_extra_directives"), site.defaults.get("job_extra_directives", ()))]:
@@ -83,22 +83,18 @@ def _forbidden(site: Site) -> Iterator[tuple[Path, str]]:
                 yield path, f"{text!r} is given, but {option} is forbidden by rules[{forbidden[option]}]"
 
 
-def _without(key: str) -> str:
-    return "false" if key == "cpus" else "none"
-
-
 def _defaults(site: Site) -> Iterator[tuple[Path, str]]:
     if "site" in site.defaults:
         yield ("defaults", "site"), "'site' is no setting that a site can have"
     for name, value in site.settings.items():
         try:
-            read_given({name: value}, lambda _: "this file")
+            read_layer({name: value}, lambda _: "this file")
         except ConfigError as error:
             yield ("defaults", name), str(error)
     queue, named = site.queue(None), site.defaults.get("queue")
     if site.queues and named and not queue:
-        known = nearest(str(named), [q.name for q in site.queues])
-        yield ("defaults", "queue"), f"{named!r} is not among the queues; {known}"
+        hint = nearest(str(named), [q.name for q in site.queues])
+        yield ("defaults", "queue"), f"{named!r} is not among the queues; {hint}"
     if len(site.nodes) > 1 and site.queues and any(not q.node for q in site.queues):
         which = next(i for i, q in enumerate(site.queues) if not q.node)
         yield ("queues", which), f"there are {len(site.nodes)} types of nodes: say node: {' or '.join(site.nodes)}"

@@ -26,15 +26,13 @@ _MORE = (
 )
 
 
-def render(found: Inventory, name: str, date: str, topology: Topology | None, match: Mapping[str, str]) -> str:
-    """Return the YAML of a draft, which ``hpcgpu site check`` accepts.
-
-    ``date`` is today, ``2026-11-23``; ``topology`` is this node's, None if unreadable; ``match`` has variables that
-    name the machine, with their values.
-    """
-    out = ["version: 2", f"name: {name}", f"{UNKNOWN} title: the machine and the centre", f"batch: {found.batch}"]
-    out += [f"{UNKNOWN} {words}" for words in found.silent]
-    of = "sinfo and scontrol" if found.batch == "slurm" else "pbsnodes and qstat"
+def render(inventory: Inventory, name: str, date: str, topology: Topology | None, match: Mapping[str, str]) -> str:
+    """Return the YAML of a draft, which ``hpcgpu site check`` accepts."""
+    # date is today, 2026-11-23; topology is this node's, None if unreadable; match has variables that name the machine,
+    # with their values.
+    out = ["version: 2", f"name: {name}", f"{UNKNOWN} title: the machine and the centre", f"batch: {inventory.batch}"]
+    out += [f"{UNKNOWN} {text}" for text in inventory.silent]
+    of = "sinfo and scontrol" if inventory.batch == "slurm" else "pbsnodes and qstat"
     out += ["sources:", f"  M: {_flow({'title': f'what {of} say on the machine', 'date': date})}"]
     if match:
         out.append(f"match: {_flow({'env': dict(match), 'source': 'M'})}")
@@ -42,40 +40,40 @@ def render(found: Inventory, name: str, date: str, topology: Topology | None, ma
         out.append(
             f"{UNKNOWN} match: a variable or host name that tells this machine from others; match: {{host: ...}}"
         )
-    out += [*_dialect(found), *_queues(found), *_nodes(found, topology)]
-    if found.default and any(queue.name == found.default for queue in found.queues):
-        out.append(f"defaults: {_flow({'queue': found.default, 'source': 'M'})}")
+    out += [*_dialect(inventory), *_queues(inventory), *_nodes(inventory, topology)]
+    if inventory.default and any(queue.name == inventory.default for queue in inventory.queues):
+        out.append(f"defaults: {_flow({'queue': inventory.default, 'source': 'M'})}")
     else:
         out.append(f"{UNKNOWN} defaults: the queue that is taken where queue= is not given; defaults: {{queue: ...}}")
-    return "\n".join([*out, *(f"{UNKNOWN} {key}: {words}" for key, words in _MORE)]) + "\n"
+    return "\n".join([*out, *(f"{UNKNOWN} {key}: {text}" for key, text in _MORE)]) + "\n"
 
 
-def _dialect(found: Inventory) -> Iterator[str]:
-    said = {"gpu_type": found.gpu_type, "array_limit": found.array_limit}
-    if given := {key: value for key, value in said.items() if value}:
-        yield f"dialect: {_flow({**given, 'source': 'M'})}"
-    gpus = "gpus-per-node, gres, gpus or none" if found.batch == "slurm" else "ngpus, gpus or none"
-    words = f"GPUs, CPUs and memory asked for (gpus: {gpus}; memory: none; cpus: false)"
-    yield f"{UNKNOWN} dialect: how the site wants {words}"
+def _dialect(inventory: Inventory) -> Iterator[str]:
+    values = {"gpu_type": inventory.gpu_type, "array_limit": inventory.array_limit}
+    if facts := {key: value for key, value in values.items() if value}:
+        yield f"dialect: {_flow({**facts, 'source': 'M'})}"
+    gpus = "gpus-per-node, gres, gpus or none" if inventory.batch == "slurm" else "ngpus, gpus or none"
+    forms = f"GPUs, CPUs and memory asked for (gpus: {gpus}; memory: none; cpus: false)"
+    yield f"{UNKNOWN} dialect: how the site wants {forms}"
 
 
-def _queues(found: Inventory) -> Iterator[str]:
-    if not found.queues:
+def _queues(inventory: Inventory) -> Iterator[str]:
+    if not inventory.queues:
         yield f"{UNKNOWN} queues: none with GPUs was seen; queues: [{{name: gpu, nodes: [1, 8], walltime: 24h}}]"
         return
     yield "queues:"
-    for queue in found.queues:
+    for queue in inventory.queues:
         missing = [key for key in ("nodes", "walltime") if getattr(queue, key) is None]
         mark = f"  {UNKNOWN} {' and '.join(missing)}, or unlimited" if missing else ""
         yield f"  - {_flow({**as_plain(queue), 'source': 'M'})}{mark}"
 
 
-def _nodes(found: Inventory, topology: Topology | None) -> Iterator[str]:
-    if not found.nodes:
+def _nodes(inventory: Inventory, topology: Topology | None) -> Iterator[str]:
+    if not inventory.nodes:
         yield f"{UNKNOWN} nodes: none with GPUs was seen; nodes: {{gpu: {{gpus: 4, cpus: 64}}}}"
         return
     yield "nodes:"
-    for name, node in found.nodes.items():
+    for name, node in inventory.nodes.items():
         places = _places(node, topology)
         yield f"  {name}: {_flow({**as_plain(node), **places, 'source': 'M'})}"
         if not places:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcgpu.config.directives import option_of
+from hpcgpu.config.values import option_of
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.site import Site
 from hpcgpu.model.site_facts import NodeType, Queue
@@ -16,18 +16,17 @@ from hpcgpu.units import parse_bytes, parse_duration_s
 Said = Mapping[str, tuple[Any, str]]  # as in config.layers: a value, and where it was set
 
 
-def nodes_for(said: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
+def nodes_for(values: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
     """Return ``nodes`` and ``gpus_per_node`` in place of ``gpus=8``; ConfigError if unknown or not whole nodes."""
-    total, where = int(said["gpus"][0]), said["gpus"][1]
-    rest = {name: value for name, value in said.items() if name != "gpus"}
+    total, where = int(values["gpus"][0]), values["gpus"][1]
+    rest = {name: value for name, value in values.items() if name != "gpus"}
     node = site.node(rest.get("queue", (None, ""))[0]) if site else None
     nodes, each = rest.get("nodes", (None, ""))[0], rest.get("gpus_per_node", (None, ""))[0]
     most = each or (node.gpus if node else None)
     if most is None and nodes is None:
         raise ConfigError(
-            f"{total} asks for GPUs that are there: give gpus_per_node={total} (and nodes=), or site= for a machine "
-            "that is known; gpus= without them is for simulated ones, 'sim:4' or 'sim:4x256MiB' (so many on each "
-            f"node); set by {where}"
+            f"gpus={total} is the total of real GPUs: give gpus_per_node={total} (and nodes=), or site= of a known "
+            f"machine; for simulated GPUs give simulate= those of each node, '4' or '4x256MiB'; set by {where}"
         )
     count = nodes or -(-total // (most or total))
     if total % count or (each and each * count != total) or (most and total // count > most):
@@ -35,56 +34,59 @@ def nodes_for(said: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
         has = f"nodes{of} have {most}" if most else "each node has as many"
         raise ConfigError(
             f"gpus={total} (set by {where}){f' on nodes={nodes}' if nodes else ''}: {has}; allowed: 1 to "
-            f"{most or total} on one node, or so many times the number of nodes; nodes= and gpus_per_node= say it "
-            "node by node"
+            f"{most or total} on one node, or a multiple of the number of nodes; nodes= and gpus_per_node= set both "
+            "numbers"
         )
     if node and site and most and not (nodes and each):
-        where = f"{where}; {most} on a node: {site.said(*site.path_of(node), 'gpus')}"
+        where = f"{where}; {most} on a node: {site.place(*site.path_of(node), 'gpus')}"
     return {"nodes": (count, where), "gpus_per_node": (total // count, where), **rest}
 
 
-def follow(site: Site, said: Said, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
-    """Return the site's settings below the user's (``said``): defaults, and settings from the queue and its nodes.
-
-    ``environ`` has the account of users of some sites. Without ``asks`` they are only those of a run inside a job.
-    """
+def follow(site: Site, users: Said, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
+    """Return the site's settings below the ``users``': its defaults, and what follows from queue and nodes."""
+    # environ has the account of users of some sites. asks: for a job to submit; else for a run inside a job.
     out: dict[str, tuple[Any, str]] = {
-        name: (value, site.said("defaults", name)) for name, value in site.settings.items()
+        name: (value, site.place("defaults", name)) for name, value in site.settings.items()
     }
-    queue = _queue_for(site, {**out, **said}) if "queue" not in said else site.queue(said["queue"][0])
+    queue = _queue_for(site, {**out, **users}) if "queue" not in users else site.queue(users["queue"][0])
     if queue and queue.name != out.get("queue", ("",))[0]:
-        out["queue"] = (queue.name, f"{site.said(*site.path_of(queue))}: the first of its queues for such a job")
+        out["queue"] = (queue.name, f"{site.place(*site.path_of(queue))}: the first of its queues for such a job")
     node = site.node(queue.name if queue else None)
-    if node and "gpus" not in said and "gpus_per_node" not in out:
-        out["gpus_per_node"] = (node.gpus, site.said(*site.path_of(node), "gpus"))
+    if node and "gpus" not in users and "gpus_per_node" not in out:
+        out["gpus_per_node"] = (node.gpus, site.place(*site.path_of(node), "gpus"))
     if site.scratch.path and not site.scratch.in_memory:
-        out.setdefault("local_directory", (site.scratch.path, site.said("scratch", "path")))
+        out.setdefault("local_directory", (site.scratch.path, site.place("scratch", "path")))
     if not asks:
         return out
-    if lines := _module_lines(site):
-        out["job_script_prologue"] = _before(lines, site.said("modules"), out.get("job_script_prologue"))
+    lines = [f"module use {folder}" for folder in site.modules.use]
+    if site.modules.load:
+        lines.append(f"module load {' '.join(site.modules.load)}")
+    if lines:
+        after, place = out.get("job_script_prologue", ((), ""))
+        where = f"{site.place('modules')} and {place}" if place else site.place("modules")
+        out["job_script_prologue"] = ([*lines, *after], where)
     if queue and queue.directives:
-        own, where = {option_of(text) for text in queue.directives}, site.said(*site.path_of(queue), "directives")
+        options, where = {option_of(text) for text in queue.directives}, site.place(*site.path_of(queue), "directives")
         texts, also = out.get("job_extra_directives", ((), ""))
-        kept = [text for text in texts if option_of(text) not in own]
+        kept = [text for text in texts if option_of(text) not in options]
         out["job_extra_directives"] = ([*kept, *queue.directives], f"{also} and {where}" if kept else where)
     if variable := next((name for name in site.account.env if environ.get(name)), ""):
-        out.setdefault("account", (environ[variable], f"{variable}, as {site.said('account', 'env')} has it"))
-    if node and "gpus" not in said:
-        out |= _in_proportion(site, node, queue, {**out, **said})
+        out.setdefault("account", (environ[variable], f"{variable}, as {site.place('account', 'env')} has it"))
+    if node and "gpus" not in users:
+        out |= _in_proportion(site, node, queue, {**out, **users})
     return out
 
 
-def _queue_for(site: Site, found: Said) -> Queue | None:
+def _queue_for(site: Site, values: Said) -> Queue | None:
     """Return the default queue; if it refuses the job, the first other one with such nodes that accepts it."""
     default = site.queue(None)
     if default is None:
         return None
-    node, nodes, each = site.node(default.name), _number(found, "nodes", 1), found.get("gpus_per_node", (0, ""))[0]
+    node, nodes, each = site.node(default.name), _number(values, "nodes", 1), values.get("gpus_per_node", (0, ""))[0]
     total = nodes * (each or (node.gpus if node else 0))
-    walltime = found.get("walltime", (None, ""))[0]
+    walltime = values.get("walltime", (None, ""))[0]
     seconds = None if walltime is None else parse_duration_s(walltime)
-    elastic = found.get("shape", ("", ""))[0] == "elastic"
+    elastic = values.get("shape", ("", ""))[0] == "elastic"
     others = [q for q in site.queues if q.node == default.node and q.preemption is None]
     fitting = (q for q in (default, *others) if _takes(q, nodes, total, seconds, elastic=elastic))
     return next(fitting, default)
@@ -102,34 +104,24 @@ def _takes(queue: Queue, nodes: int, gpus: int, walltime_s: int | None, *, elast
     )
 
 
-def _before(lines: list[str], where: str, given: tuple[Any, str] | None) -> tuple[Any, str]:
-    """Return script lines followed by those of the site's defaults, and where both were set."""
-    return (lines, where) if given is None else ([*lines, *given[0]], f"{where} and {given[1]}")
-
-
-def _module_lines(site: Site) -> list[str]:
-    lines = [f"module use {folder}" for folder in site.modules.use]
-    return [*lines, *([f"module load {' '.join(site.modules.load)}"] if site.modules.load else [])]
-
-
-def _in_proportion(site: Site, node: NodeType, queue: Queue | None, found: Said) -> dict[str, tuple[Any, str]]:
+def _in_proportion(site: Site, node: NodeType, queue: Queue | None, values: Said) -> dict[str, tuple[Any, str]]:
     """Return the CPUs of each GPU and the memory of the requested GPUs, where the site lets jobs ask for them."""
     # For a node that others share, its cores and a part of its memory are used if the file has no limits for jobs.
     shared = queue is not None and bool(queue.shared)
     out: dict[str, tuple[Any, str]] = {}
     path, of = site.path_of(node), f": in proportion to {node.gpus} GPUs of a node"
-    beside = _number(found, "cpu_workers", 0) * _number(found, "nthreads", 1)
+    beside = _number(values, "cpu_workers", 0) * _number(values, "nthreads", 1)
     cpus, key = (node.cpus, "cpus") if node.cpus or not shared else (node.cores, "cores")
     if cpus and site.dialect.get("cpus") is not False:
-        out["cores_per_gpu"] = (max(1, (cpus - beside) // node.gpus), site.said(*path, key) + of)
-    count, asked = min(_number(found, "gpus_per_node", node.gpus), node.gpus), site.dialect.get("memory")
-    if node.job_memory is not None and asked != "none":
-        out["memory"] = (parse_bytes(node.job_memory) * count // node.gpus, site.said(*path, "job_memory") + of)
-    elif node.memory is not None and shared and asked not in (None, "none"):
+        out["cores_per_gpu"] = (max(1, (cpus - beside) // node.gpus), site.place(*path, key) + of)
+    count, option = min(_number(values, "gpus_per_node", node.gpus), node.gpus), site.dialect.get("memory")
+    if node.job_memory is not None and option != "none":
+        out["memory"] = (parse_bytes(node.job_memory) * count // node.gpus, site.place(*path, "job_memory") + of)
+    elif node.memory is not None and shared and option not in (None, "none"):
         size = parse_bytes(node.memory) * 7 // 8 * count // node.gpus
-        out["memory"] = (size, site.said(*path, "memory") + f"{of}, without the eighth that the system may keep")
+        out["memory"] = (size, site.place(*path, "memory") + f"{of}, without the eighth that the system may keep")
     return out
 
 
-def _number(found: Said, name: str, default: int) -> int:
-    return int(found[name][0]) if name in found else default
+def _number(values: Said, name: str, default: int) -> int:
+    return int(values[name][0]) if name in values else default

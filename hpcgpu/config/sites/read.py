@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from functools import cache
 from types import MappingProxyType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
 
 from hpcgpu.config.sites.contradictions import contradictions
-from hpcgpu.config.sites.types import hints, misfit
 from hpcgpu.config.values import nearest
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.dialect import DIALECTS
@@ -40,21 +40,17 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.valu
 
 
 def read_site(text: str, name: str) -> Site:
-    """Return the site of a YAML text; ``name`` is the file's in messages, such as ``site_configs/perlmutter.yaml``.
-
-    Raises ConfigError for other than YAML, a violation of the schema, and contradictions, with the line, the path to
-    the value and a proposal.
-    """
+    """Parse a site file, called ``name`` in messages; ConfigError with line, path and advice if it is wrong."""
     node, raw = _load(text, name)
     try:
         lines = dict(_lines(node, ()))
     except ConfigError as error:
         raise ConfigError(f"{name}, {error}") from error
 
-    def fail(path: Path, said: str) -> ConfigError:
+    def fail(path: Path, message: str) -> ConfigError:
         where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         line = next(lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines)
-        return ConfigError(f"{name}, line {line}: {f'{where}: ' if where else ''}{said}")
+        return ConfigError(f"{name}, line {line}: {f'{where}: ' if where else ''}{message}")
 
     if not isinstance(raw, dict):
         raise fail((), "a site file is a mapping with at least version, name and batch")
@@ -63,11 +59,11 @@ def read_site(text: str, name: str) -> Site:
         raise fail(("version",), f"{raw.get('version')!r} is given; this hpcgpu reads version {VERSION}{moved}")
     if (twice := _twice(node)) is not None:
         raise ConfigError(f"{name}, line {twice[1]}: {twice[0]!r} is given twice; say it once")
-    for path, said in (*_problems(raw, Site), *_dialect_problems(raw)):
-        raise fail(path, said)
+    for path, message in (*_problems(raw, Site), *_dialect_problems(raw)):
+        raise fail(path, message)
     site: Site = msgspec.convert(raw, Site)
-    for path, said in (*_texts(raw, ()), *contradictions(site)):
-        raise fail(path, said)
+    for path, message in (*_texts(raw, ()), *contradictions(site)):
+        raise fail(path, message)
     return replace(site, origins={path: f"{name}:{line}" for path, line in lines.items()})
 
 
@@ -102,8 +98,8 @@ def _twice(node: Any) -> tuple[str, int] | None:  # a node of YAML
             if key.value in seen:
                 return key.value, key.start_mark.line + 1
             seen.add(key.value)
-            if found := _twice(value):
-                return found
+            if repeated := _twice(value):
+                return repeated
     elif isinstance(node, yaml.SequenceNode):
         return next(filter(None, map(_twice, node.value)), None)
     return None
@@ -111,7 +107,7 @@ def _twice(node: Any) -> tuple[str, int] | None:  # a node of YAML
 
 def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) -> Iterator[tuple[Path, int]]:
     """Yield the path to each value with the line of its key, or of its list entry, from 1; ConfigError for a loop."""
-    if any(node is one for one in above):
+    if any(node is ancestor for ancestor in above):
         raise ConfigError(f"line {line + 1}: an alias (*) stands inside of what it names (&); write it out")
     yield path, line + 1
     if isinstance(node, yaml.MappingNode):
@@ -143,28 +139,28 @@ def _blocks(raw: Any, hint: Any, path: Path = ()) -> Iterator[tuple[Path, type, 
 def _problems(raw: dict[Any, Any], kind: type, under: Path = ()) -> Iterator[tuple[Path, str]]:
     """Yield violations of the schema: unknown keys first, then the innermost wrong value."""
     blocks = list(_blocks(raw, kind, under))
-    for path, block, given in blocks:
-        for key in given:
+    for path, block, entries in blocks:
+        for key in entries:
             if key not in hints(block):
                 yield (*path, str(key)), f"no such key; {nearest(str(key), hints(block))}"
-    for path, block, given in reversed(blocks):
+    for path, block, entries in reversed(blocks):
         for name, hint in hints(block).items():
-            if name in given and (found := misfit(given[name], hint)):
-                yield (*path, name, *found[0]), found[1]
-        if found := misfit(given, block):
-            yield (*path, *found[0]), found[1]
+            if name in entries and (problem := misfit(entries[name], hint)):
+                yield (*path, name, *problem[0]), problem[1]
+        if problem := misfit(entries, block):
+            yield (*path, *problem[0]), problem[1]
 
 
 def _dialect_problems(raw: dict[Any, Any]) -> Iterator[tuple[Path, str]]:
-    given = raw.get("dialect", {})
+    entries = raw.get("dialect", {})
     kind: type | None = DIALECTS.get(raw.get("batch", ""))
-    if kind is None or not isinstance(given, dict):
+    if kind is None or not isinstance(entries, dict):
         return
     others: dict[str, type] = {batch: other for batch, other in DIALECTS.items() if other is not kind}
     for batch, other in others.items():
-        for key in given.keys() & hints(other).keys() - hints(kind).keys():
+        for key in entries.keys() & hints(other).keys() - hints(kind).keys():
             yield ("dialect", str(key)), f"batch: {batch} has this key, and batch: {raw['batch']} has not"
-    yield from _problems(given, kind, ("dialect",))
+    yield from _problems(entries, kind, ("dialect",))
 
 
 def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:
@@ -183,3 +179,99 @@ def as_plain(block: Any) -> dict[str, Any]:  # a block of the schema
     plain = asdict(block)
     defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(block)}
     return {name: value for name, value in plain.items() if value != defaults[name]}
+
+
+# --- the types of a file's keys: for the reference page, and for messages on wrong values
+
+_MISSING = re.compile("Object missing required field `(.*)`")
+_OF_TYPES = ("Expected `", "Invalid enum value", "Object contains unknown field")
+_LONGEST = 60
+
+
+@cache
+def hints(kind: type) -> dict[str, Any]:
+    """Return the types of a block's keys."""
+    keys = {field.name for field in fields(kind) if "text" in field.metadata}
+    return {name: hint for name, hint in get_type_hints(kind).items() if name in keys}
+
+
+def format_type(hint: Any) -> str:
+    """Describe a type."""
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{word}`" for word in get_args(hint) if word != "")
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(format_type(part) for part in get_args(hint) if part is not type(None)))
+    if get_origin(hint) is tuple:
+        args = get_args(hint)
+        return f"list of {format_type(args[0])}" if args[1] is Ellipsis else "two numbers"
+    if get_args(hint) or get_origin(hint) is Mapping:
+        return "mapping"
+    names = {str: "text", int: "number", float: "number", bool: "`true`, `false`"}
+    return names.get(hint, "mapping")
+
+
+def misfit(value: object, hint: Any) -> tuple[Path, str] | None:
+    """Return why a value is not of a type, and the path to its innermost wrong part; None if it is."""
+    try:
+        msgspec.convert(value, hint)
+    except (msgspec.ValidationError, ConfigError) as error:
+        for key, part, of_part in _parts(value, hint):
+            if inner := misfit(part, of_part):
+                return (key, *inner[0]), inner[1]
+        message = str(error).partition(" - at `")[0]
+        if missing := _MISSING.fullmatch(message):
+            return (), f"{missing[1]} is missing, which must be given"
+        return (), _wrong(value, hint) if message.startswith(_OF_TYPES) else message  # else it is a block's own message
+    return None
+
+
+def _parts(value: object, hint: Any) -> Iterator[tuple[str | int, object, Any]]:
+    """Yield the parts of lists and mappings, and mappings' keys, each with its place and its type."""
+    args = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        for part in args:
+            yield from _parts(value, part)
+    elif get_origin(hint) is tuple and isinstance(value, list):
+        kinds = [args[0]] * len(value) if args[1] is Ellipsis else args
+        if len(kinds) == len(value):
+            yield from ((i, part, kind) for i, (part, kind) in enumerate(zip(value, kinds, strict=True)))
+    elif get_origin(hint) is Mapping and isinstance(value, dict):
+        yield from ((str(key), key, args[0]) for key in value)
+        yield from ((str(key), part, args[1]) for key, part in value.items())
+
+
+def _wrong(value: object, hint: Any) -> str:
+    choices = _choices(hint)
+    if choices and isinstance(value, str):
+        return f"{value!r} is given; {nearest(value, choices)}"
+    example = _example(hint)
+    allowed = f"{format_type(hint).replace('`', '')}{f', such as {example}' if example else ''}"
+    return f"{_shown(value)} is given; allowed: {allowed}"
+
+
+def _shown(value: object) -> str:
+    """Return a value in a file's notation."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (so YAML reads {'yes and on' if value else 'no and off'}, too)"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the choices of a type; none for other types."""
+    if get_origin(hint) is Literal:
+        return tuple(word for word in get_args(hint) if isinstance(word, str) and word)
+    return tuple(word for part in get_args(hint) for word in _choices(part)) if get_args(hint) else ()
+
+
+def _example(hint: Any) -> str:
+    """Return how a list or a mapping of blocks is written; "" for other types."""
+    args = get_args(hint)
+    kind = args[0] if get_origin(hint) is tuple else args[-1] if args else None
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return ""
+    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    block = f"{{{', '.join(f'{name}: ...' for name in needed) or '...'}}}"
+    return f"[{block}]" if get_origin(hint) is tuple else f"{{NAME: {block}}}"

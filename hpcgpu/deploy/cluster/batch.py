@@ -47,13 +47,13 @@ class BatchGPUCluster(GPUCluster):
         existing = runs.find(record.home(), str(name_or_jobid))
         if existing.record.batch != cls.batch:
             raise ConfigError(f"{name_or_jobid} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
-        settings = Wanted(existing.document.settings, None)
-        run = BatchRun(cls.batch, settings, cls.patience, attached=existing, takes_over=shutdown_on_close)
+        user = Wanted(existing.document.settings, None, cls.batch)
+        run = BatchRun(user, cls.patience, attached=existing, takes_over=shutdown_on_close)
         return object_of(cls, run, keeps_job=True, asynchronous=asynchronous)
 
-    def _prepare(self, given: dict[str, Any]) -> BatchRun:
-        settings = read(given, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
-        return BatchRun(self.batch, settings, self.patience)
+    def _prepare(self, keywords: dict[str, Any]) -> BatchRun:
+        user = read(keywords, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
+        return BatchRun(user, self.patience)
 
     @property
     def _batch_run(self) -> BatchRun:

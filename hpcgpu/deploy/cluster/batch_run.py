@@ -38,17 +38,11 @@ class BatchRun(Run):
     """
 
     def __init__(
-        self,
-        batch: str,
-        wanted: Wanted,
-        patience: Patience,
-        *,
-        attached: record.Run | None = None,
-        takes_over: bool = False,
+        self, user: Wanted, patience: Patience, *, attached: record.Run | None = None, takes_over: bool = False
     ) -> None:
-        super().__init__(wanted)
-        self.scales, self.takes_over = wanted.settings.shape == "elastic", takes_over
-        self._batch, self._patience, self._attached = batch, patience, attached
+        super().__init__(user)
+        self.scales, self.takes_over = user.settings.shape == "elastic", takes_over
+        self._batch, self._patience, self._attached = user.batch, patience, attached
         self._spec: JobSpec | None = None
         self._submitter: Submitter | None = None
         self._loop: JobLoop | None = None

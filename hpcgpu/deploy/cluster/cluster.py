@@ -48,7 +48,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     Parameters
     ----------
-    **given
+    **keywords
         The options.
     asynchronous : bool
         True inside a running event loop: ``async with``, or ``await`` the object.
@@ -82,17 +82,17 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 
     def __init__(
-        self, *positional: Any, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **given: Any
+        self, *positional: Any, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **keywords: Any
     ) -> None:
         if positional:
             raise ConfigError(
                 f"{type(self).__name__}({positional[0]!r}): give options by name, as gpus_per_node=2 or gpus='sim:2'"
             )
-        self._make(self._prepare(given), asynchronous=asynchronous, loop=loop, quiet=quiet)
+        self._make(self._prepare(keywords), asynchronous=asynchronous, loop=loop, quiet=quiet)
         self._begin()
 
     @abstractmethod
-    def _prepare(self, given: dict[str, Any]) -> Run:
+    def _prepare(self, keywords: dict[str, Any]) -> Run:
         """Make the run of these options, without a start."""
 
     def _make(self, run: Run, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
@@ -103,7 +103,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=quiet, name=self.settings.job_name)
         self._watch_worker_status_comm: Any = None  # distributed's, for the scheduler's news of its workers
         self._changed = asyncio.Event()
-        hooks = Hooks(found=self._start_again, lost=self._lost, changed=self._changed.set)
+        hooks = Hooks(reconnected=self._start_again, lost=self._lost, changed=self._changed.set)
         progress = Progress(self._cluster_manager_logs, quiet, 0.0 if self.waits_in_queue else SHORT_S)
         self.parts = Parts.of(run, state, hooks, self.patience, progress)
         self._calls: set[asyncio.Future[Any]] = set()
@@ -267,11 +267,11 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         finally:
             progress.end()
 
-    def _line(self, wanted: int) -> str:
+    def _line(self, target: int) -> str:
         """Return one line for the whole cluster."""
         workers = self.scheduler_info["workers"].values()
         jobs = [job for job in self.parts.run.jobs.rows if job.has != "scheduler"]
-        return summary_line(jobs, len(workers), wanted, len({facts["host"] for facts in workers}))
+        return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
 
     async def _show_ready(self) -> None:
         self.parts.run.ready(len(self.scheduler_info["workers"]))

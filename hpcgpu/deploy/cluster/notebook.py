@@ -26,7 +26,7 @@ class NotebookCluster(ComposedCluster):
             name=self.name,
             state=first_line(state.text or self.status.name),
             link=session.browser.url if session.browser and not state.end else "",
-            wanted=0 if state.end else run.wanted_workers,
+            target=0 if state.end else run.wanted_workers,
             jobs=tuple((job.id, job.text, job.has, job.log) for job in (*jobs.rows, *jobs.gone)),
         )
         if view.link:  # a line has shown it before

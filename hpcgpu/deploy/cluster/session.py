@@ -31,7 +31,9 @@ from hpcgpu.supervise import tasks
 class Hooks:
     """Callbacks from the session into the cluster."""
 
-    found: Callable[[Any], Awaitable[None]]  # takes the connection pool to a scheduler that answers again; or OSError
+    reconnected: Callable[
+        [Any], Awaitable[None]
+    ]  # takes the connection pool to a scheduler that answers again; or OSError
     lost: Callable[[str], None]  # takes the reason why there will be no scheduler any more
     changed: Callable[[], object]  # called when the search for the scheduler has news
 
@@ -114,7 +116,7 @@ class Session:
 
     @property
     def is_searching(self) -> bool:
-        """Whether the scheduler does not answer, and is searched."""
+        """True if the scheduler does not answer, and is searched."""
         return self._returning is not None and not self._returning.done()
 
     @property
@@ -182,7 +184,7 @@ class Session:
         """
         try:
             scheduler = await connector.reopen(self._progress.say)
-            await self._hooks.found(scheduler)
+            await self._hooks.reconnected(scheduler)
             is_other_dashboard = await self._lead_browsers(scheduler)
         except HpcGpuError as e:
             if isinstance(e, JobError) and self._holder:

@@ -159,7 +159,9 @@ def draw_node(topology: Topology, names: Sequence[str], bindings: Sequence[Bindi
     for nic in ports.all:
         if not nic.active:
             dead.setdefault(ports.why_not[nic], []).append(label(nic))
-    texts = [f"{', '.join(sorted(nics))}: {why.one if len(nics) == 1 else why.many}" for why, nics in dead.items()]
+    texts = [
+        f"{', '.join(sorted(nics))}: {why.singular if len(nics) == 1 else why.plural}" for why, nics in dead.items()
+    ]
     return {"svg": render_svg(topology, bindings, names), "dead_ports": texts}
 
 

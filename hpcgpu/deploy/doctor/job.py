@@ -24,7 +24,7 @@ from hpcgpu.deploy.network.tls import Certificate
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import private
 from hpcgpu.host import run as programs
-from hpcgpu.host.home import own_folder
+from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings, Started
 from hpcgpu.plan.doctor.facts import Link, TrialFacts
 from hpcgpu.plan.doctor.finding import Finding, examine, failed
@@ -46,7 +46,7 @@ _OUTPUT_LINES = 12
 
 def clean_up(say: Callable[[str], None]) -> None:
     """End the jobs of doctors that were killed together with their guards, and remove their folders."""
-    home = own_folder("doctor")
+    home = user_folder("doctor")
     records.sweep(home)
 
     async def clean() -> None:
@@ -68,7 +68,7 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[Finding, ...
     ``say`` prints progress. Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if
     the batch system does not answer or the job could not be cancelled, HpcGpuError if the home is not writable.
     """
-    folder = private.make_folder(own_folder("doctor") / secrets.token_hex(8))
+    folder = private.make_folder(user_folder("doctor") / secrets.token_hex(8))
     try:
         facts = asyncio.run(_DoctorJob(job, folder, say).facts())
     except SubmitError as error:

@@ -23,7 +23,7 @@ from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import probes, process
 from hpcgpu.host import run as programs
-from hpcgpu.host.knocking import Answer, Endpoint, Listener, knock_often
+from hpcgpu.host.knocking import Answer, Endpoint, Listener, probe_often
 from hpcgpu.model import Command, Result, Settings
 from hpcgpu.plan.doctor.facts import Launcher, Link
 from hpcgpu.plan.jobs.launcher import RankCommand
@@ -47,7 +47,7 @@ def knock(source: str, target: Listening, order: Order, folder: Path) -> tuple[L
     for protocol in ("tcp", "tls"):
         places = [place for place in target.where if place.protocol == protocol]
         knocks = {
-            str(i): partial(knock_often, place, order.token, folder / CERTIFICATE) for i, place in enumerate(places)
+            str(i): partial(probe_often, place, order.token, folder / CERTIFICATE) for i, place in enumerate(places)
         }
         answers, errors = probes.gather(knocks, _MEET_S)
         answers |= {i: Answer(error=text) for i, text in errors.items()}

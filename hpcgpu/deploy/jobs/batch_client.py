@@ -14,7 +14,7 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.batch.script import requested
 from hpcgpu.errors import SubmitError
 from hpcgpu.host.run import run
-from hpcgpu.launch.environment import of_this_job
+from hpcgpu.launch.environment import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
 from hpcgpu.plan.jobs.offer import shortfalls
 
@@ -38,7 +38,7 @@ async def submit(
 
     A transient refusal is tried again.
     """
-    inherited = of_this_job(os.environ)  # this process may run in a job: a notebook's kernel, a script
+    inherited = inherited_variables(os.environ)  # this process may run in a job: a notebook's kernel, a script
     command = replace(system.submit(script, spec), timeout_s=patience.submission_s, without=inherited)
     pauses_s = list(patience.retries_s)
     while True:

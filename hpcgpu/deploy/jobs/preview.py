@@ -20,7 +20,7 @@ from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.site_node import topology_of
-from hpcgpu.plan.binding.whole_node import facts_from, plan_whole_node
+from hpcgpu.plan.binding.workers import facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.plan.views.overview import Plan
 from hpcgpu.plan.views.preview import Preview, described, differences, layout_of
@@ -33,7 +33,7 @@ Described = tuple[Topology, str]  # a node, and the file that describes it
 
 
 def plan(
-    given: Mapping[str, object],
+    options: Mapping[str, object],
     given_from: str,
     script: tuple[str, ...] = (),
     batch: str | None = None,
@@ -46,7 +46,7 @@ def plan(
     ``machine`` describes a node in place of the site's. ``ask`` queries the batch system for its queues, nodes and the
     expected start, where that needs no submission.
     """
-    user, spec, system = read_job(given, given_from, script, batch, live=ask)
+    user, spec, system = read_job(options, given_from, script, batch, live=ask)
     text = system.script(spec)
     return of_job(user, spec, text, machine, _starts(system, text) if ask else "")
 
@@ -98,7 +98,7 @@ def _format(name: str, value: Any) -> str:  # of any option
     if isinstance(value, tuple):
         return shlex.join(value)
     if isinstance(value, Limit):
-        return format_bytes(value.given) if value and isinstance(value.given, int) else str(value.given)
+        return format_bytes(value.value) if value and isinstance(value.value, int) else str(value.value)
     if isinstance(value, int) and name.endswith("_bytes"):
         return format_bytes(value)
     if isinstance(value, int) and name.endswith("_s"):

@@ -19,7 +19,7 @@ from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document
 from hpcgpu.errors import ConfigError, HpcGpuError, ParseError
 from hpcgpu.host import pids, private
-from hpcgpu.host.home import own_folder
+from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, RunDocument, Site
 from hpcgpu.plan.jobs.job import Job
 
@@ -113,7 +113,7 @@ def script_end(job: Job) -> tuple[bool, int | None]:
 
 def home() -> Path:
     """Return the folder of all runs, on the file system that the nodes share."""
-    return own_folder("runs")
+    return user_folder("runs")
 
 
 def write(folder: Path, record: Record) -> None:

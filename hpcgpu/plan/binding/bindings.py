@@ -18,51 +18,24 @@ def plan_bindings(
     topology: Topology,
     gpus: Sequence[Gpu],
     allowed: CpuSet,
-    wanted: Settings = _DEFAULTS,
+    settings: Settings = _DEFAULTS,
     allowed_nodes: CpuSet | None = None,
     masks: Sequence[CpuSet] = (),
     cpu_workers: int = 0,
 ) -> tuple[Binding, ...]:
-    """Return the bindings of one node's workers, in the order of ``gpus``; the plan does not depend on it.
-
-    Parameters
-    ----------
-    topology : Topology
-        Of this node: names of ports differ between the nodes of a cluster.
-    gpus : sequence of Gpu
-        The granted GPUs, each once; ``numa_node`` is the locality of each.
-    allowed : CpuSet
-        PUs that this job may use, by its cgroup and its launcher's mask.
-    wanted : Settings
-        ``nthreads``, ``workers_per_gpu`` (workers of one GPU follow each other), and the options of bindings.
-    allowed_nodes : CpuSet, optional
-        NUMA nodes that this job may use; default: all.
-    masks : sequence of CpuSet, optional
-        A mask for each worker, which bounds its cores (``respect_launcher``).
-    cpu_workers : int
-        Workers without a GPU, which come last. Each has ``nthreads`` cores, or an even share if that is less.
-
-    Returns
-    -------
-    tuple of Binding
-        Cores are whole, inside ``allowed``, and disjoint. If there are fewer cores than workers, each worker has
-        all of them, and ``shared_cores`` is set.
-
-    Raises
-    ------
-    BindingError
-        No core is allowed, or a GPU is given twice.
-    ConfigError
-        The options ask for cores or ports that the node does not have.
-
-    """
+    """Plan the bindings of one node's workers, in the order of ``gpus``; BindingError or ConfigError if impossible."""
+    # The plan does not depend on the order. allowed are the job's PUs by its cgroup and its launcher's mask;
+    # allowed_nodes its NUMA nodes, None: all. masks, one for each worker, bound its cores (respect_launcher). Workers
+    # of one GPU are adjacent; the cpu_workers, without a GPU, are last, each with nthreads cores or an even share if
+    # that is less. Cores are whole, within allowed, and disjoint; with fewer cores than workers each worker has all of
+    # them (shared_cores).
     _check(topology, gpus, allowed)
-    each = wanted.workers_per_gpu
+    each = settings.workers_per_gpu
     order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
     workers = [*(gpus[i] for i in order for _ in range(each)), *[None] * cpu_workers]
     positions = [*(i * each + k for i in order for k in range(each)), *range(len(gpus) * each, len(workers))]
     inside = [masks[p] & allowed if masks else allowed for p in positions]
-    planned = dict(zip(positions, _plan(topology, workers, inside, wanted, allowed_nodes), strict=True))
+    planned = dict(zip(positions, _plan(topology, workers, inside, settings, allowed_nodes), strict=True))
     return tuple(planned[p] for p in sorted(planned))
 
 
@@ -72,30 +45,30 @@ def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
         twice = next(n for n in names if names.count(n) > 1)
         raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
     if not usable_cores(topology, allowed):
-        raise BindingError(f"no core is granted to this process (allowed PUs: {str(allowed) or 'none'}): bind to what?")
+        raise BindingError(f"no CPU core is available to this process (allowed PUs: {str(allowed) or 'none'})")
 
 
 def _plan(
-    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], wanted: Settings, allowed_nodes: CpuSet | None
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Settings, allowed_nodes: CpuSet | None
 ) -> list[Binding]:
-    """Return the bindings of the workers, given in PCI order, those without a GPU last."""
-    own = [g for g in workers if g]
-    cores = _cores(topology, workers, masks, wanted)
-    cpusets, rule = [c for c, _, _ in cores], wanted.memory_policy
-    near, others = cpusets[: len(own)], cpusets[len(own) :]
-    homes, divide_all = [g.numa_node for g in own], wanted.cores == "all"
+    """Plan the bindings of the workers, which are in PCI order, those without a GPU last."""
+    gpus = [g for g in workers if g]
+    cores = _cores(topology, workers, masks, settings)
+    cpusets, rule = [c for c, _, _ in cores], settings.memory_policy
+    near, others = cpusets[: len(gpus)], cpusets[len(gpus) :]
+    homes, divide_all = [g.numa_node for g in gpus], settings.cores == "all"
     memory = (
         *plan_memory_nodes(topology, homes, near, allowed_nodes, rule, divide_all=divide_all),
         *plan_memory_nodes_of_cpu_workers(topology, others, allowed_nodes, rule),
     )
     # Each kind is balanced on its own: workers without a GPU do not change the ports of the others.
-    rules = (wanted.nics, wanted.interface or "")
-    ports = (*plan_nics(topology, own, *rules), *plan_nics(topology, [gpu_at(topology, c) for c in others], *rules))
+    rules = (settings.nics, settings.interface or "")
+    ports = (*plan_nics(topology, gpus, *rules), *plan_nics(topology, [gpu_at(topology, c) for c in others], *rules))
     out = []
     for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
         binding = Binding(
             cpuset=cpuset,
-            gpus=_visible(gpu, own),
+            gpus=_visible(gpu, gpus),
             nics=port.nics,
             memory_policy=policy,
             memory_nodes=nodes,
@@ -106,26 +79,23 @@ def _plan(
     return out
 
 
-def _visible(gpu: Gpu | None, own: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that the worker sees: all whole ones, its own first.
-
-    A slice is alone: CUDA takes one slice per process, and slices have no IPC.
-    """
-    if gpu is None or gpu.mig:
+def _visible(gpu: Gpu | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs that the worker sees: all whole GPUs, its own first."""
+    if gpu is None or gpu.mig:  # a slice is alone: CUDA uses one slice per process, and slices have no IPC
         return (gpu,) if gpu else ()
-    whole = list(dict.fromkeys(g for g in own if not g.mig))
+    whole = list(dict.fromkeys(g for g in gpus if not g.mig))
     first = whole.index(gpu)
     return tuple(whole[first:] + whole[:first])
 
 
 def gpu_at(topology: Topology, cpuset: CpuSet) -> Gpu:
-    """Return an imagined GPU near these PUs: a worker without a GPU gets the ports that such a GPU would get."""
+    """Return an imaginary GPU near these PUs: a worker without a GPU gets the ports of such a GPU."""
     nearest = max(topology.numa_nodes, key=lambda n: len(n.cpuset & cpuset), default=None)
     return Gpu("", vendor="", numa_node=nearest.os_index if nearest and nearest.cpuset & cpuset else None)
 
 
 def _cores(
-    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], wanted: Settings
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Settings
 ) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
     """Return each worker's PUs, whether it shares them, and notes. Each mask is planned on its own."""
     out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)
@@ -135,49 +105,40 @@ def _cores(
         if not cores:
             raise BindingError(f"none of the PUs {mask} of a rank's mask may be used by this job")
         homes = [gpu.numa_node for i in mine if (gpu := workers[i])]
-        others, threads = len(mine) - len(homes), wanted.nthreads
-        found = split_cores_with_cpu_workers(
-            topology, cores, homes, others, threads, wanted.cores, wanted.reserved_cores
+        others, threads = len(mine) - len(homes), settings.nthreads
+        division = split_cores_with_cpu_workers(
+            topology, cores, homes, others, threads, settings.cores, settings.reserved_cores
         )
-        notes = (found.note,) if found.note else ()
+        notes = (division.note,) if division.note else ()
         shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
         if len(cores) < len(mine):
             few = f"{len(cores)} core{'s' if len(cores) > 1 else ''} for {len(mine)} workers"
-            notes = (*notes, f"{few}: all of them share what there is")
-        for i, share in zip(mine, found.shares, strict=True):
+            notes = (*notes, f"{few}: all workers share all cores")
+        for i, share in zip(mine, division.shares, strict=True):
             out[i] = (CpuSet(pu for core in share for pu in core), shared, notes)
     return out
 
 
 def _core_reasons(topology: Topology, gpu: Gpu | None, binding: Binding) -> tuple[str, ...]:
-    """Say where the cores are not local to the GPU."""
+    """Return a reason if the cores are not local to the GPU."""
     if gpu is None:
         return ()
     home = next((n for n in topology.numa_nodes if n.os_index == gpu.numa_node), None)
     if home is None:
-        return ("nobody knows which NUMA node this GPU is on: cores are an even share, memory is not bound",)
+        return ("the NUMA node of this GPU is unknown: cores are an even share, memory is not bound",)
     if binding.shared_cores or not (far := CpuSet(binding.cpuset - home.cpuset)):
         return ()
     if far == binding.cpuset:
-        return (f"no core of its own NUMA node {home.os_index} for it: PUs {far} are on others",)
-    return (f"NUMA node {home.os_index} has fewer cores than its share: PUs {far} are on others",)
+        return (f"no core of its own NUMA node {home.os_index} is left: PUs {far} are on other nodes",)
+    return (f"NUMA node {home.os_index} has fewer cores than its share: PUs {far} are on other nodes",)
 
 
 def simulated_gpus(topology: Topology, count: int, memory_bytes: int, node_name: str) -> tuple[Gpu, ...]:
-    """Return ``count`` simulated GPUs, spread evenly over the NUMA nodes of this machine.
-
-    UUIDs (``GPU-SIM-<node_name>-<i>``) and PCI addresses are stable. No real device has the PCI domain ``ffff``.
-
-    Raises
-    ------
-    ConfigError
-        The count is not between 1 and 8192 (one PCI domain holds no more), or the GPUs have no memory.
-
-    """
+    """Return simulated GPUs with stable UUIDs and addresses, spread over the NUMA nodes; ConfigError if impossible."""
+    # No real device has the PCI domain ffff; a domain holds 8192.
     if not 1 <= count <= 8192 or memory_bytes <= 0:
         raise ConfigError(
-            f"{count} simulated GPUs of {memory_bytes} bytes; allowed: 1 to 8192 of them, with some memory "
-            "(gpus='sim:4x256MiB')"
+            f"{count} simulated GPUs of {memory_bytes} bytes; allowed: 1 to 8192 GPUs with memory (simulate='4x256MiB')"
         )
     nodes = [n.os_index for n in sorted(topology.numa_nodes, key=lambda n: n.os_index)]
     return tuple(

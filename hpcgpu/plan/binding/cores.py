@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import CpuSet, Topology
+from hpcgpu.units import counted
 
 
 class CoreShares(NamedTuple):
-    """The cores of each worker, and a note where the rule could not be kept."""
+    """The cores of each worker."""
 
     shares: tuple[tuple[CpuSet, ...], ...]
-    note: str = ""
+    note: str = ""  # why the rule could not be kept
 
 
 class _Locality(NamedTuple):
@@ -32,15 +33,15 @@ class _Locality(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """The number of one worker's cores, and those that it has so far, as positions in the list of cores."""
+    """One worker's share of the cores."""
 
     home: _Locality
-    size: int = 0
-    cores: list[int] = field(default_factory=list)
+    size: int = 0  # the number of its cores
+    cores: list[int] = field(default_factory=list)  # so far, as positions in the list of cores
 
 
 def usable_cores(topology: Topology, allowed: CpuSet) -> tuple[CpuSet, ...]:
-    """Return the allowed part of each core that has one, by lowest PU. A PU of no core is a core of its own."""
+    """Return the allowed part of each core, by lowest PU; a PU outside of all cores is a core of its own."""
     cores = [c & allowed for c in topology.cores]
     rest = allowed.difference(*topology.cores)
     return tuple(sorted([c for c in cores if c] + [CpuSet([i]) for i in rest], key=min))
@@ -54,32 +55,11 @@ def split_cores(
     reserved: int = 0,
     for_cpu_workers: int = 0,
 ) -> CoreShares:
-    """Return the cores of each worker.
-
-    Each worker has all cores if there are fewer cores than workers: the kernel balances better than fixed shares.
-
-    Parameters
-    ----------
-    topology : Topology
-        The node.
-    cores : sequence of CpuSet
-        By lowest PU, as :func:`usable_cores` returns them.
-    homes : sequence of int or None
-        Home of each worker: the NUMA node of its GPU; None: unknown.
-    rule : str or int
-        ``all``: all cores; the numbers differ by one at most. ``local``: only cores of the worker's home, divided
-        among its workers. A number: so many for each worker.
-    reserved : int
-        Cores that stay free. Under ``all`` each worker gives up an equal part, its farthest cores first.
-    for_cpu_workers : int
-        Cores that stay free for workers without a GPU: the farthest ones.
-
-    Raises
-    ------
-    ConfigError
-        There are fewer cores than the rule asks for.
-
-    """
+    """Divide ``cores``, sorted by lowest PU, among workers; ConfigError if there are fewer than the rule asks for."""
+    # homes are the NUMA nodes of the workers' GPUs, None: unknown. With fewer cores than workers, each worker has all
+    # cores. The rule "all" divides all cores, the numbers differ by one at most; "local" divides only the cores of each
+    # home among its workers; a number is that of each worker. reserved cores stay free, under "all" an equal part of
+    # each worker's, the farthest first; so do the farthest for_cpu_workers.
     if isinstance(rule, int) and rule * len(homes) + reserved + for_cpu_workers > len(cores):
         _refuse(f"cores={rule} for each of {len(homes)} workers", reserved + for_cpu_workers, len(cores))
     if len(cores) < len(homes):
@@ -107,31 +87,30 @@ def split_cores_with_cpu_workers(
     rule: str | int = "all",
     reserved: int = 0,
 ) -> CoreShares:
-    """Return the cores of each worker with a GPU, then those of ``others`` workers without one.
-
-    A worker without a GPU has a core for each of its ``threads``, or an even share if that is less. It gets cores far
-    from the workers with GPUs, on NUMA nodes without a GPU first. The other parameters and the errors are those of
-    :func:`split_cores`.
-    """
+    """Divide the cores as :func:`split_cores` among workers with a GPU, and ``others`` workers without one."""
+    # A worker without a GPU has a core for each of its threads, or an even share if that is less, far from the workers
+    # with GPUs, on NUMA nodes without a GPU first.
     everyone, room = len(homes) + others, len(cores) - reserved
     if not others:
         return split_cores(topology, cores, homes, rule, reserved)
     if isinstance(rule, int):
         size = min(threads, (room - rule * len(homes)) // others)
-        asked = f"cores={rule} for each of {len(homes)} workers with a core for each of {others} CPU workers"
+        request = f"cores={rule} for each of {len(homes)} workers with a core for each of {others} CPU workers"
     elif len(cores) < everyone:
         return CoreShares(tuple(tuple(cores) for _ in range(everyone)))
     else:
-        size, asked = min(threads, room // everyone), f"a core for each of {everyone} workers"
+        size, request = min(threads, room // everyone), f"a core for each of {everyone} workers"
     if size < 1:
-        _refuse(asked, reserved, len(cores))
-    found = split_cores(topology, cores, homes, rule, reserved, size * others) if homes else CoreShares(())
-    taken = {core for share in found.shares for core in share}
+        _refuse(request, reserved, len(cores))
+    division = split_cores(topology, cores, homes, rule, reserved, size * others) if homes else CoreShares(())
+    taken = {core for share in division.shares for core in share}
     node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
     free = [(node_of.get(min(core), -1), core) for core in cores if core not in taken]
-    free.sort(key=lambda one: (one[0] not in homes, one[0], min(one[1])))
+    free.sort(key=lambda entry: (entry[0] not in homes, entry[0], min(entry[1])))
     last = [core for _, core in free[len(free) - size * others :]]
-    return CoreShares((*found.shares, *(tuple(last[i : i + size]) for i in range(0, len(last), size))), found.note)
+    return CoreShares(
+        (*division.shares, *(tuple(last[i : i + size]) for i in range(0, len(last), size))), division.note
+    )
 
 
 def _localities(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[int, int]) -> list[_Locality]:
@@ -144,18 +123,18 @@ def _localities(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[i
     return out
 
 
-def _refuse(what: str, reserved: int, there: int) -> None:
+def _refuse(request: str, reserved: int, available: int) -> None:
     kept = f" and reserved_cores={reserved}" if reserved else ""
     raise ConfigError(
-        f"{what}{kept} are more than the {there} core{'s' * (there != 1)} that this job may use on the node; ask the "
-        "batch system for more, or leave cores and reserved_cores out for equal shares of what there is"
+        f"{request}{kept} are more than the {counted(available, 'core')} that this job may use on the node; ask the "
+        "batch system for more, or leave cores and reserved_cores out for equal shares"
     )
 
 
 def _set_sizes(
     shares: Sequence[_Share], localities: Sequence[_Locality], rule: str | int, reserved: int, for_cpu_workers: int
 ) -> tuple[int, str]:
-    """Give each share its size; return how many cores to give up afterwards, and a note if the rule was not kept."""
+    """Give each share its size; return the number of cores to give up afterwards, and a note on a broken rule."""
     if isinstance(rule, int):
         for share in shares:
             share.size = rule
@@ -163,19 +142,13 @@ def _set_sizes(
     if rule == "local" and _set_local_sizes(shares, localities, reserved + for_cpu_workers):
         return 0, ""
     _set_even_sizes(shares, localities, for_cpu_workers)
-    if rule == "local":
-        return (
-            reserved,
-            "cores='local' cannot be had: not every worker finds a core of its own, so they are an even share",
-        )
-    return reserved, ""
+    note = "cores='local' is impossible here: some workers would get no core; cores are divided evenly instead"
+    return reserved, note if rule == "local" else ""
 
 
 def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> None:
-    """Take the farthest core from one of the largest shares.
-
-    Among equals take it from the NUMA node with the fewest cores of that share.
-    """
+    """Take the farthest core from one of the largest shares."""
+    # Among equals take it from the NUMA node with the fewest cores of that share.
 
     def cost(share: _Share, core: int) -> tuple[int, int, int]:
         at, home = localities[core], share.home
@@ -183,24 +156,22 @@ def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> None:
         return far, -sum(localities[c].node == at.node for c in share.cores), core
 
     largest = max(len(s.cores) for s in shares)
-    found = [(cost(s, core), -i) for i, s in enumerate(shares) if len(s.cores) == largest for core in s.cores]
-    (_, _, core), last = max(found)
+    candidates = [(cost(s, core), -i) for i, s in enumerate(shares) if len(s.cores) == largest for core in s.cores]
+    (_, _, core), last = max(candidates)
     shares[-last].cores.remove(core)
 
 
 def _set_local_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> bool:
-    """Divide each NUMA node among its workers. Workers without a core at home divide the nodes without workers.
-
-    Return False if a worker would have no core.
-    """
-    there = Counter(p.node for p in localities)
+    """Divide each NUMA node among its workers. Workers without a core at home divide the nodes without workers."""
+    # Return False if a worker would have no core.
+    core_counts = Counter(p.node for p in localities)
     homes: dict[int | None, list[_Share]] = {}
     for share in shares:
-        homes.setdefault(share.home.node if there[share.home.node] else None, []).append(share)
-    elsewhere = len(localities) - sum(there[h] for h in homes if h is not None)
+        homes.setdefault(share.home.node if core_counts[share.home.node] else None, []).append(share)
+    elsewhere = len(localities) - sum(core_counts[h] for h in homes if h is not None)
     for home, group in homes.items():
         for i, share in enumerate(group):
-            total = elsewhere if home is None else there[home]
+            total = elsewhere if home is None else core_counts[home]
             share.size = total // len(group) + (i < total % len(group))
     for _ in range(sum(s.size for s in shares) + reserved - len(localities)):
         max(shares, key=lambda s: s.size).size -= 1
@@ -208,11 +179,9 @@ def _set_local_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], 
 
 
 def _set_even_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> None:
-    """Give all shares the same size within one. The shares with the nearest free cores get one more.
-
-    One more core costs a step for each level (NUMA node, package) whose cores are all taken already. Such costs are
-    convex on a tree, so a greedy choice is optimal.
-    """
+    """Give all shares the same size within one; the shares with the nearest free cores get one more."""
+    # One more core costs a step for each level (NUMA node, package) whose cores are all used. Such costs are convex on
+    # a tree, so a greedy choice is optimal.
     smallest, more = divmod(len(localities) - reserved, len(shares))
     node_left, package_left = Counter(p.node for p in localities), Counter(p.package for p in localities)
     for share in shares:
@@ -234,23 +203,20 @@ def _set_even_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], r
 
 
 def _deal(
-    free: list[int],
-    shares: Sequence[_Share],
-    localities: Sequence[_Locality],
-    level: Callable[[_Locality], Hashable],
+    free: list[int], shares: Sequence[_Share], localities: Sequence[_Locality], level: Callable[[_Locality], Hashable]
 ) -> list[int]:
     """Give the free cores of each node, or package, to the shares at home there, up to their sizes; return the rest."""
     here: dict[Hashable, dict[int | None, list[int]]] = {}
     for core in free:
         here.setdefault(level(localities[core]), {}).setdefault(localities[core].cache, []).append(core)
-    for domain, found in here.items():
+    for domain, groups in here.items():
         near = [s for s in shares if domain is not None and level(s.home) == domain and len(s.cores) < s.size]
         # Neighbours in number are neighbours on the die: of two GPUs on NUMA nodes 3 and 1 the second takes node 0.
         near.sort(key=lambda s: (s.home.node is None, s.home.node))
-        there = sum(len(group) for group in found.values())
-        for share, count in zip(near, _even([s.size - len(s.cores) for s in near], there), strict=True):
-            share.cores += _take(found, count)
-    return sorted(core for found in here.values() for group in found.values() for core in group)
+        total = sum(len(group) for group in groups.values())
+        for share, count in zip(near, _even([s.size - len(s.cores) for s in near], total), strict=True):
+            share.cores += _take(groups, count)
+    return sorted(core for groups in here.values() for group in groups.values() for core in group)
 
 
 def _take(groups: dict[int | None, list[int]], count: int) -> list[int]:
@@ -265,12 +231,12 @@ def _take(groups: dict[int | None, list[int]], count: int) -> list[int]:
     return out
 
 
-def _even(wanted: Sequence[int], there: int) -> list[int]:
+def _even(limits: Sequence[int], available: int) -> list[int]:
     """Return how many of ``there`` each gets: at most what it wants, and otherwise equal numbers within one."""
-    got = [0] * len(wanted)
-    while there > 0 and any(g < w for g, w in zip(got, wanted, strict=True)):
-        for i, w in enumerate(wanted):
-            if there and got[i] < w:
+    got = [0] * len(limits)
+    while available > 0 and any(g < w for g, w in zip(got, limits, strict=True)):
+        for i, w in enumerate(limits):
+            if available and got[i] < w:
                 got[i] += 1
-                there -= 1
+                available -= 1
     return got

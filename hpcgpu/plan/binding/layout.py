@@ -12,12 +12,7 @@ from hpcgpu.model.simulated import SIMULATE
 
 
 class RankRecord(NamedTuple):
-    """The facts that a rank tells of itself at the rendezvous.
-
-    ``gpus``: how many it can open. ``isolated``: it has devices or a mask of its own, and starts its workers itself.
-    ``devices``: its ``CUDA_VISIBLE_DEVICES``. If the ranks of a host differ in it, each is isolated. ``trouble``: why
-    NVML tells it nothing.
-    """
+    """The facts that a rank sends to the rendezvous."""
 
     rank: int
     host: str
@@ -35,12 +30,10 @@ def plan_layout(
     *,
     scheduler: bool = True,
 ) -> Layout:
-    """Return the layout of these ranks.
-
-    The workers of a node are divided among its ranks, without rank 0 if that is the ``scheduler``; a node's only rank
-    has all its workers. Ranks in excess of GPUs are idle. An isolated rank is a node of its own here. Each host has
-    ``cpu_workers`` more, which have no GPU. WorldError: a node of the allocation has no rank, or no rank has a GPU.
-    """
+    """Plan which rank starts which workers; WorldError if a node of the job has no rank, or no rank has a GPU."""
+    # The workers of a node are divided among its ranks, except rank 0 if it is the scheduler and not the only rank.
+    # Ranks in excess of GPUs are idle. An isolated rank is a node of its own. Each host has cpu_workers more, without
+    # GPU.
     devices: dict[str, set[str]] = {}
     for record in records:
         devices.setdefault(record.host, set()).add(record.devices)

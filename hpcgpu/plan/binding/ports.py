@@ -29,8 +29,8 @@ _NARROW = 1 / 4
 class Why(NamedTuple):
     """The reason why a port is not used, in words for one port and for several."""
 
-    one: str
-    many: str
+    singular: str
+    plural: str
 
 
 _ETHERNET = Why(*("plain Ethernet is left to the kernel's routes",) * 2)
@@ -57,20 +57,7 @@ class Distance(NamedTuple):
 
 
 class Ports:
-    """The ports of a node under a rule.
-
-    Parameters
-    ----------
-    nics : str or tuple of str
-        A rule of :class:`hpcgpu.model.Settings`, or names of the ports that may be used: ``mlx5_0``, ``mlx5_0:1``,
-        or the interface ``ib0``.
-
-    Raises
-    ------
-    ConfigError
-        No port of the node has such a name.
-
-    """
+    """The ports of a node under the setting ``nics``; ConfigError for a name that no port of the node has."""
 
     def __init__(self, topology: Topology, nics: str | tuple[str, ...] = "balanced") -> None:
         self._hops = {hop[:2]: hop for hop in topology.hops}
@@ -135,13 +122,13 @@ class Ports:
         for d, nic in nearer:
             groups.setdefault(self.why_not.get(nic, _FULL), []).append((d, nic))
         out = []
-        for why, found in groups.items():
-            names = ", ".join(label(n) for _, n in found)
-            if len(found) > 1:
-                out.append(f"{names} are nearer but {why.many} → {label(chosen)}")
+        for why, ports in groups.items():
+            names = ", ".join(label(n) for _, n in ports)
+            if len(ports) > 1:
+                out.append(f"{names} are nearer but {why.plural} → {label(chosen)}")
             else:
-                rank = "nearest" if found[0][0] == nearer[0][0] else "nearer"
-                out.append(f"{names} is {rank} but {why.one} → {label(chosen)}")
+                rank = "nearest" if ports[0][0] == nearer[0][0] else "nearer"
+                out.append(f"{names} is {rank} but {why.singular} → {label(chosen)}")
         return tuple(out)
 
 
@@ -159,11 +146,11 @@ def unused_ports(ports: Ports, specs: Sequence[WorkerSpec]) -> tuple[tuple[Nic, 
 def _named(nics: tuple[Nic, ...], names: tuple[str, ...]) -> frozenset[Nic]:
     out: set[Nic] = set()
     for name in names:
-        found = {n for n in nics if name in (n.name, f"{n.name}:{n.port}", n.interface)}
-        if not found:
-            there = ", ".join(f"{n.name}:{n.port}" for n in nics) or "none"
-            raise ConfigError(f"nics names {name!r}, but this node has no such port; it has: {there}")
-        out |= found
+        matching = {n for n in nics if name in (n.name, f"{n.name}:{n.port}", n.interface)}
+        if not matching:
+            names_there = ", ".join(f"{n.name}:{n.port}" for n in nics) or "none"
+            raise ConfigError(f"nics names {name!r}, but this node has no such port; it has: {names_there}")
+        out |= matching
     return frozenset(out)
 
 

@@ -13,17 +13,16 @@ _ALIGNED_BYTES = 256  # of the sizes that RMM's pools take
 
 
 def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Rapids | None:
-    """Return what a worker sets up of RMM and cuDF, by its name and share of its GPU (0: unknown); None if nothing.
-
-    ConfigError: a size is a fraction of an unknown memory, or a pool is larger than the GPU or than its own maximum.
-    """
-    said = settings.said
+    """Plan a worker's RMM and cuDF, by its name and share of its GPU (0: unknown); ConfigError for a wrong size."""
+    cite = settings.cite
     sizes = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
-    pool, most, threshold = (_rmm_bytes(settings, name, device_memory_bytes) for name in sizes)
+    limits: list[Limit] = [getattr(settings, name) for name in sizes]
+    nbytes = [limit.bytes_of(device_memory_bytes, cite(n), GPU_MEMORY) for n, limit in zip(sizes, limits, strict=True)]
+    pool, most, threshold = (n // _ALIGNED_BYTES * _ALIGNED_BYTES if n else None for n in nbytes)
     if pool and not settings.rmm_managed_memory and 0 < device_memory_bytes < pool:
-        raise ConfigError(f"{said(sizes[0])}, but the worker's GPU has {format_bytes(device_memory_bytes)} for it")
+        raise ConfigError(f"{cite(sizes[0])}, but the worker's GPU has {format_bytes(device_memory_bytes)} for it")
     if pool and most and most < pool:
-        raise ConfigError(f"{said(sizes[1])} is less than {said(sizes[0])}: {format_bytes(pool)} of the worker's GPU")
+        raise ConfigError(f"{cite(sizes[1])} is less than {cite(sizes[0])}: {format_bytes(pool)} of the worker's GPU")
     layers: list[tuple[str, dict[str, int | str | None]]] = []
     if settings.rmm_async:
         layers.append(("CudaAsyncMemoryResource", {"initial_pool_size": pool, "release_threshold": threshold}))
@@ -36,19 +35,13 @@ def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Ra
         layers.append(("LoggingResourceAdaptor", {"log_file_name": path}))
     if settings.rmm_track_allocations:
         layers.append(("TrackingResourceAdaptor", {}))
-    asked = [said(name) for name in RMM if getattr(settings, name)]
-    needs = [("rmm", asked[0])] if asked else []
-    needs += [(name, said("rmm_allocator_external_lib_list")) for name in settings.rmm_libraries]
-    needs += [("cudf", said("enable_cudf_spill"))] if settings.enable_cudf_spill else []
-    given = [(name, tuple((k, v) for k, v in arguments.items() if v is not None)) for name, arguments in layers]
-    resources = () if given == [("CudaMemoryResource", ())] else tuple(given)  # RMM's own choice
+    rmm_settings = [cite(name) for name in RMM if getattr(settings, name)]
+    needs = [("rmm", rmm_settings[0])] if rmm_settings else []
+    needs += [(name, cite("rmm_allocator_external_lib_list")) for name in settings.rmm_libraries]
+    needs += [("cudf", cite("enable_cudf_spill"))] if settings.enable_cudf_spill else []
+    layers_given = [(name, tuple((k, v) for k, v in arguments.items() if v is not None)) for name, arguments in layers]
+    resources = () if layers_given == [("CudaMemoryResource", ())] else tuple(layers_given)  # RMM's own choice
     return Rapids(resources, settings.rmm_libraries, tuple(needs)) if needs else None
-
-
-def _rmm_bytes(settings: Settings, name: str, device_memory_bytes: int) -> int | None:
-    limit: Limit = getattr(settings, name)
-    found = limit.bytes_of(device_memory_bytes, settings.said(name), GPU_MEMORY)
-    return found // _ALIGNED_BYTES * _ALIGNED_BYTES if limit else None
 
 
 def cudf_env(settings: Settings) -> tuple[tuple[str, str], ...]:

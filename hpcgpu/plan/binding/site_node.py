@@ -14,26 +14,18 @@ _KERNEL_AND_UNITS = 0.15
 
 
 def topology_of(node: NodeType) -> Topology:
-    """Return the node that a site's document describes.
-
-    Invented, since no document says it: one PU for each core, PCI addresses in the order of the GPUs' numbers, equal
-    memory on all NUMA nodes (64 GiB if nobody says how much), and the numbers of the GPUs' own memory.
-
-    Raises
-    ------
-    ConfigError
-        The document does not say to which NUMA nodes the GPUs belong.
-
-    """
+    """Return the topology of a documented node; raise ConfigError if its GPUs' NUMA nodes are not documented."""
+    # No document has all facts, so some are invented: one PU for each core, PCI addresses in the order of the GPUs'
+    # numbers, equal memory on all NUMA nodes (64 GiB if undocumented), and the numbers of the GPUs' own memory.
     if not node.numa_cores or not node.gpu_numa:
-        raise ConfigError("no document says on which NUMA nodes the GPUs are (numa_cores and gpu_numa)")
+        raise ConfigError("the NUMA nodes of the GPUs are not documented (numa_cores and gpu_numa)")
     starts = [sum(node.numa_cores[:i]) for i in range(len(node.numa_cores) + 1)]
     each = parse_bytes(node.memory) // len(node.numa_cores) if node.memory is not None else 64 << 30
     packages = node.packages or (0,) * len(node.numa_cores)
     numa = tuple(
         NumaNode(i, CpuSet(range(starts[i], starts[i + 1])), each, package) for i, package in enumerate(packages)
     )
-    own = tuple(
+    gpu_memory = tuple(
         NumaNode(len(numa) + 8 * i, CpuSet(), 0, packages[home], "gpu")
         for i, home in enumerate(node.gpu_numa)
         if node.gpu_memory_nodes
@@ -53,34 +45,27 @@ def topology_of(node: NodeType) -> Topology:
             for i, port in enumerate(node.ports)
         ),
         source="documented",
-        other_memory=own,
+        other_memory=gpu_memory,
     )
 
 
 def disagreements(topology: Topology, site: Site, queue: str | None) -> tuple[str, ...]:
-    """Return where a node is not as its site's file says, in words that name both; the node is what counts.
-
-    Parameters
-    ----------
-    topology : Topology
-        The node as it is.
-    site : Site
-        The site; with several types of nodes, that of the queue, or the type that comes nearest.
-    queue : str or None
-        The job's queue; None: not known.
-
-    """
-    wanted = site.node(queue)
-    kinds = [wanted] if wanted else list(site.nodes.values())
-    found = [[*_of_node(topology, node), *_of_network(topology, site)] for node in kinds]
-    nearest = min(range(len(found)), key=lambda i: len(found[i]), default=None)
+    """Describe the differences between a node and its site's file: its ``queue``'s, or the most similar, type."""
+    documented = site.node(queue)
+    kinds = [documented] if documented else list(site.nodes.values())
+    fabrics = {nic.kind for nic in topology.nics if nic.active and nic.kind != "ethernet"}
+    network = [(f"its network is {site.network.kind}", " and ".join(sorted(fabrics)))]
+    if not site.network.kind or not fabrics or site.network.kind in fabrics:
+        network = []
+    differences = [[*_of_node(topology, node), *network] for node in kinds]
+    nearest = min(range(len(differences)), key=lambda i: len(differences[i]), default=None)
     if nearest is None:
         return ()
-    said = site.cited(kinds[nearest].source, *site.path_of(kinds[nearest]))
+    citation = site.cited(kinds[nearest].source, *site.path_of(kinds[nearest]))
     return tuple(
-        f"the site file of {site.name} says {theirs} ({said}), this node has {ours}: the node's own counts; "
-        "hpcgpu site show prints what the file says"
-        for theirs, ours in found[nearest]
+        f"the site file of {site.name} says {theirs} ({citation}), this node has {ours}: hpcgpu uses the node's value; "
+        "hpcgpu site show prints the file"
+        for theirs, ours in differences[nearest]
     )
 
 
@@ -93,23 +78,13 @@ def _of_node(topology: Topology, node: NodeType) -> Iterator[tuple[str, str]]:
     elif node.gpu_numa and len(gpus) == node.gpus:
         order = {numa.os_index: i for i, numa in enumerate(topology.numa_nodes)}  # documents count from 0
         homes = tuple(
-            -1 if gpu.numa_node is None else order.get(gpu.numa_node, -1)
-            for gpu in sorted(gpus, key=lambda gpu: gpu.pci)
+            order.get(-1 if g.numa_node is None else g.numa_node, -1) for g in sorted(gpus, key=lambda g: g.pci)
         )
         if -1 not in homes and homes != node.gpu_numa:
-            yield f"GPUs on the NUMA nodes {_list(node.gpu_numa)}", f"them on {_list(homes)}"
+            theirs, ours = (", ".join(map(str, nodes)) for nodes in (node.gpu_numa, homes))
+            yield f"GPUs on the NUMA nodes {theirs}", f"them on {ours}"
     if node.cores is not None and len(topology.cores) != node.cores:
         yield f"{node.cores} cores", str(len(topology.cores))
     here = sum(numa.memory_bytes for numa in topology.numa_nodes)
     if node.memory is not None and here and abs(here / parse_bytes(node.memory) - 1) > _KERNEL_AND_UNITS:
         yield f"{format_bytes(parse_bytes(node.memory))} of memory", format_bytes(here)
-
-
-def _of_network(topology: Topology, site: Site) -> Iterator[tuple[str, str]]:
-    kinds = {nic.kind for nic in topology.nics if nic.active and nic.kind != "ethernet"}
-    if site.network.kind and kinds and site.network.kind not in kinds:
-        yield f"its network is {site.network.kind}", " and ".join(sorted(kinds))
-
-
-def _list(homes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, homes))

@@ -49,7 +49,7 @@ class Names:
 
     host: str
     resolved: tuple[str, ...] = ()  # the addresses of the host's name
-    own: tuple[tuple[str, str], ...] = ()  # (interface, address)
+    interfaces: tuple[tuple[str, str], ...] = ()  # (interface, address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

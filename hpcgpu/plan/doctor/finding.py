@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 
 class Verdict(enum.Enum):
@@ -20,12 +20,12 @@ class Verdict(enum.Enum):
 _WIDEST = max(len(verdict.value) for verdict in Verdict)
 
 
-class Seen(NamedTuple):
-    """The result of a check; ``advice`` is "" if all is well."""
+class CheckResult(NamedTuple):
+    """The result of a check."""
 
     verdict: Verdict
     seen: str
-    advice: str = ""
+    advice: str = ""  # "": all is well
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,62 +38,48 @@ class Finding:
     advice: str = ""  # what to do; "": nothing
 
 
-class Facts(Protocol):
-    """Facts of which some may be None."""
-
-    @property
-    def unknown(self) -> Mapping[str, str]:
-        """The reason for each fact that is None, by its name."""
-
-
-F = TypeVar("F", bound=Facts)
-
-
-class Check(NamedTuple, Generic[F]):
-    """A check: its name, the facts that it needs, and the function that judges them."""
+class Check(NamedTuple):
+    """A check: a fact, and the function that judges it."""
 
     name: str
-    needs: tuple[str, ...]
-    look: Callable[[F], Seen]
+    fact: str  # a field of the facts, perhaps None; "": all of them
+    look: Callable[[Any], CheckResult]  # called with the fact
 
 
-def examine(checks: Iterable[Check[F]], facts: F) -> tuple[Finding, ...]:
-    """Run the checks; one whose facts are missing is reported as not looked at."""
+def examine(checks: Iterable[Check], facts: Any) -> tuple[Finding, ...]:
+    """Run the checks; a check is not looked at if its fact is None, for the reason in ``facts.unknown``."""
     out = []
-    for check in checks:
-        missing = [need for need in check.needs if getattr(facts, need) is None]
-        if missing:
-            why = facts.unknown.get(missing[0], "it is not known here")
-            out.append(Finding(check.name, Verdict.NOT_LOOKED_AT, why))
-        else:
-            out.append(Finding(check.name, *check.look(facts)))
+    for name, fact, look in checks:
+        value = getattr(facts, fact) if fact else facts
+        missing = not_looked_at(facts.unknown.get(fact, "it is not known here"))
+        out.append(Finding(name, *(missing if value is None else look(value))))
     return tuple(out)
 
 
-def ok(seen: str) -> Seen:
+def ok(seen: str) -> CheckResult:
     """Return an OK result."""
-    return Seen(Verdict.OK, seen)
+    return CheckResult(Verdict.OK, seen)
 
 
-def warning(seen: str, advice: str) -> Seen:
-    """Return a result that may be slow, or fail later."""
-    return Seen(Verdict.WARNING, seen, advice)
+def warning(seen: str, advice: str) -> CheckResult:
+    """Return a result with which a cluster may be slow, or fail later."""
+    return CheckResult(Verdict.WARNING, seen, advice)
 
 
-def failed(seen: str, advice: str) -> Seen:
-    """Return a result that keeps a cluster from working."""
-    return Seen(Verdict.FAILED, seen, advice)
+def failed(seen: str, advice: str) -> CheckResult:
+    """Return a result with which a cluster cannot work."""
+    return CheckResult(Verdict.FAILED, seen, advice)
 
 
-def not_looked_at(why: str) -> Seen:
+def not_looked_at(why: str) -> CheckResult:
     """Return a result without an observation, and the reason."""
-    return Seen(Verdict.NOT_LOOKED_AT, why)
+    return CheckResult(Verdict.NOT_LOOKED_AT, why)
 
 
-def worst(found: Iterable[Seen]) -> Seen:
+def worst(results: Iterable[CheckResult]) -> CheckResult:
     """Return the first of the worst of several results."""
     order = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.NOT_LOOKED_AT)
-    return min(found, key=lambda seen: order.index(seen.verdict))
+    return min(results, key=lambda seen: order.index(seen.verdict))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
@@ -102,11 +88,11 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = lambda _, text: text) -> str:
-    """Return the findings as aligned lines, the advice of each below it; ``paint`` colours the word of a verdict."""
-    found = list(findings)
-    width = max((len(finding.name) for finding in found), default=0)
+    """Format the findings as aligned lines, each with its advice below; ``paint`` colours a verdict."""
+    listed = list(findings)
+    width = max((len(finding.name) for finding in listed), default=0)
     lines = []
-    for finding in found:
+    for finding in listed:
         word = paint(finding.verdict, f"{finding.verdict.value:<{_WIDEST}}")
         lines.append(f"{finding.name:<{width}}  {word}  {_one_line(finding.seen)}".rstrip())
         if finding.advice:
@@ -114,12 +100,12 @@ def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = l
     return "".join(f"{line}\n" for line in lines)
 
 
-def described(findings: Iterable[Finding]) -> dict[str, Any]:
-    """Return the findings as plain data."""
-    found = list(findings)
+def as_plain(findings: Iterable[Finding]) -> dict[str, Any]:
+    """Convert the findings to plain data for JSON."""
+    listed = list(findings)
     return {
-        "exit_code": exit_code(found),
-        "findings": [{"name": f.name, "verdict": f.verdict.value, "seen": f.seen, "advice": f.advice} for f in found],
+        "exit_code": exit_code(listed),
+        "findings": [{"name": f.name, "verdict": f.verdict.value, "seen": f.seen, "advice": f.advice} for f in listed],
     }
 
 

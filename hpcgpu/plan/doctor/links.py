@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcgpu.plan.doctor.facts import Link, TrialFacts
-from hpcgpu.plan.doctor.finding import Seen, failed, not_looked_at, ok, warning
+from hpcgpu.plan.doctor.finding import CheckResult, failed, not_looked_at, ok, warning
 
 UCX = "ucx"
 _SLOW_LINK_S = 0.05
 _MOST_LINKS = 4
 
 
-def check_links(facts: TrialFacts) -> Seen:
+def check_links(facts: TrialFacts) -> CheckResult:
     """Check that the nodes reach each other, at each address."""
     links = [link for node in facts.nodes for link in node.links if link.protocol != UCX]
     if len(facts.nodes) < 2:
@@ -22,23 +22,22 @@ def check_links(facts: TrialFacts) -> Seen:
             "the nodes have not found each other's addresses",
             "the folder of the run is slow to show new files: look at the home's file system",
         )
-    return _links_seen(links, "between nodes")
+    return _check_ways(links, "between nodes")
 
 
-def check_login_links(facts: TrialFacts) -> Seen:
+def check_login_links(links: Sequence[Link]) -> CheckResult:
     """Check that this machine, on which a cluster object lives, reaches the nodes."""
-    assert facts.links is not None
-    seen = _links_seen(facts.links, "from here to the nodes")
-    if all(link.error for link in facts.links):
-        return warning(
-            seen.seen,
-            "a cluster object here connects through the batch system instead (a tunnel by srun or ssh), which is "
-            "slower: run scripts in the job (hpcgpu jobscript), or ask the administrators to open the nodes' ports",
-        )
-    return seen
+    result = _check_ways(links, "from here to the nodes")
+    if any(not link.error for link in links):
+        return result
+    return warning(
+        result.seen,
+        "a cluster object here connects through the batch system instead (a tunnel by srun or ssh), which is "
+        "slower: run scripts in the job (hpcgpu jobscript), or ask the administrators to open the nodes' ports",
+    )
 
 
-def check_ucx_links(facts: TrialFacts) -> Seen:
+def check_ucx_links(facts: TrialFacts) -> CheckResult:
     """Check that the nodes reach each other by UCX, where it is installed."""
     links = [link for node in facts.nodes for link in node.links if link.protocol == UCX]
     if not links:
@@ -47,34 +46,36 @@ def check_ucx_links(facts: TrialFacts) -> Seen:
     cut = _cut(links)
     if not cut:
         return _open_seen(links, "between nodes")
-    said = _said(cut)
+    summary = _describe(cut)
     advice = (
         "UCX finds no way that both nodes have: name the network card that it shall take (UCX_NET_DEVICES), see "
         "what ucx_info -d lists on both, or take --protocol tls"
     )
-    return failed(said, advice) if facts.protocol == UCX else warning(said, advice)
+    return failed(summary, advice) if facts.protocol == UCX else warning(summary, advice)
 
 
-def _links_seen(links: Sequence[Link], where: str) -> Seen:
-    """Judge connections by TCP and TLS: of each, one open path between two machines is enough."""
+def _check_ways(links: Sequence[Link], where: str) -> CheckResult:
+    """Check connections by TCP and TLS: of each protocol, one open way between two machines is enough."""
     if plain := _cut([link for link in links if link.protocol == "tcp"]):
         return failed(
-            _said(plain),
+            _describe(plain),
             "a firewall between them closes the ports: ask the administrators to open TCP ports above 1024 between "
             "nodes, or name an interface that they leave open by --interface",
         )
     if secret := _cut([link for link in links if link.protocol == "tls"]):
         return failed(
-            _said(secret),
+            _describe(secret),
             "plain TCP is open and TLS is not: certificates are not valid where a clock is wrong by a day (see clocks "
             "below), or something between the machines looks into connections: tell the administrators. "
             "--no-security does without encryption",
         )
-    dead = [link for link in links if link.error and link.address not in _of_several(links)]
+    # Several machines have one address, as bridges of containers do: it leads to no other machine.
+    local = {k.address for k in links if any(k.address == o.address and k.target != o.target for o in links)}
+    dead = [link for link in links if link.error and link.address not in local]
     if dead:
         good = sorted({link.interface for link in links} - {link.interface for link in dead})
         named = f"name one that works: --interface {good[0]}" if good else "have the administrators look at them"
-        return warning(_said(dead), f"connections by these interfaces cost time before another is taken: {named}")
+        return warning(_describe(dead), f"connections by these interfaces cost time before another is taken: {named}")
     return _open_seen(links, where)
 
 
@@ -84,7 +85,7 @@ def _cut(links: Sequence[Link]) -> list[Link]:
     return [link for link in links if (link.source, link.target) not in open_]
 
 
-def _open_seen(links: Sequence[Link], where: str) -> Seen:
+def _open_seen(links: Sequence[Link], where: str) -> CheckResult:
     open_ = [link for link in links if not link.error]
     # the handshake of TLS takes several ways, and a busy CPU: it says little of the network
     slowest = max((link for link in open_ if link.protocol != "tls"), key=lambda link: link.took_s)
@@ -96,14 +97,9 @@ def _open_seen(links: Sequence[Link], where: str) -> Seen:
     return ok(f"{text} ({names})")
 
 
-def _said(links: Sequence[Link]) -> str:
+def _describe(links: Sequence[Link]) -> str:
     several = len({k.protocol for k in links}) > 1 or any(k.protocol != "tcp" for k in links)
     return "; ".join(
         f"{k.source} to {k.target} at {k.address} ({k.interface}{f', {k.protocol}' if several else ''}): {k.error}"
         for k in links[:_MOST_LINKS]
     )
-
-
-def _of_several(links: Sequence[Link]) -> set[str]:
-    """Return addresses that several machines have, as bridges of containers do: they lead nowhere else."""
-    return {k.address for k in links if any(k.address == o.address and k.target != o.target for o in links)}

@@ -6,8 +6,8 @@ import ipaddress
 import re
 from dataclasses import replace
 
-from hpcgpu.plan.doctor.facts import Folder, Limits, LoginFacts, TrialFacts
-from hpcgpu.plan.doctor.finding import Check, Seen, failed, not_looked_at, ok, warning
+from hpcgpu.plan.doctor.facts import Folder, Limits, LoginFacts, Names, Python, Request, TrialFacts
+from hpcgpu.plan.doctor.finding import Check, CheckResult, failed, not_looked_at, ok, warning
 from hpcgpu.units import format_bytes
 
 _ROOM_BYTES, _ROOM_FILES = 1 << 30, 10_000
@@ -33,10 +33,8 @@ def confirmed(facts: LoginFacts, trial: TrialFacts) -> LoginFacts:
     return replace(facts, request=request, home=home, environment=environment)
 
 
-def check_request(facts: LoginFacts) -> Seen:
+def check_request(request: Request) -> CheckResult:
     """Check that the batch system would accept the job."""
-    request = facts.request
-    assert request
     if request.unasked:
         return not_looked_at(request.unasked)
     if not request.refused:
@@ -44,81 +42,75 @@ def check_request(facts: LoginFacts) -> Seen:
     return failed(request.refused, refusal_advice(request.batch, request.refused))
 
 
-def refusal_advice(batch: str, words: str) -> str:
+def refusal_advice(batch: str, message: str) -> str:
     """Return what to ask for instead, from the batch system's message."""
-    if _ACCOUNT.search(words):
+    if _ACCOUNT.search(message):
         mine = "sacctmgr show associations user=$USER" if batch == "slurm" else "the site's command for projects"
         return f"give an account that you may charge: --account NAME; {mine} lists yours"
-    if _QUEUE.search(words):
-        there = "sinfo --summarize" if batch == "slurm" else "qstat -Q"
-        return f"give a queue that takes such a job: --queue NAME; {there} lists them"
-    return "ask for what there is: hpcgpu plan shows the whole request, and where each part of it was set"
+    if _QUEUE.search(message):
+        command = "sinfo --summarize" if batch == "slurm" else "qstat -Q"
+        return f"give a queue that takes such a job: --queue NAME; {command} lists them"
+    return "change the request: hpcgpu plan shows all of it, and where each part was set"
 
 
-def check_python(facts: LoginFacts) -> Seen:
+def check_python(python: Python) -> CheckResult:
     """Check that this Python has the packages."""
-    python = facts.python
-    assert python
     missing = [name for name in IMPORTANT if name not in python.packages]
-    said = ", ".join(f"{name} {python.packages[name]}" for name in IMPORTANT if name in python.packages)
+    versions = ", ".join(f"{name} {python.packages[name]}" for name in IMPORTANT if name in python.packages)
     if missing:
         again = f"{python.path} -m pip install {' '.join(missing)}"
-        return failed(f"{python.path} has no {', '.join(missing)}", f"install what is missing: {again}")
-    return ok(f"Python {python.version} for {python.machine} with {said}")
+        return failed(f"{python.path} has no {', '.join(missing)}", f"install the missing packages: {again}")
+    return ok(f"Python {python.version} for {python.machine} with {versions}")
 
 
-def check_environment(facts: LoginFacts) -> Seen:
+def check_environment(folder: Folder) -> CheckResult:
     """Check that the nodes can see the folder of this Python."""
-    folder = facts.environment
-    assert folder
     if folder.network:
         return ok(f"{folder.path} is on {folder.kind}, which nodes can share")
     return warning(
-        f"{folder.path} ({folder.kind or 'file system unknown'}) seems to be this machine's own",
-        "hpcgpu doctor --submit shows whether the nodes have it; if not, install Python and packages in a shared "
+        f"{folder.path} ({folder.kind or 'file system unknown'}) seems to exist on this machine only",
+        "hpcgpu doctor --submit shows whether the nodes have it; if not, install Python and packages into a shared "
         "folder, or name the nodes' Python by --python",
     )
 
 
-def check_home(facts: LoginFacts) -> Seen:
-    """Check that the home, in which a run's processes find each other, is shared, fast and has room."""
-    assert facts.home
-    if seen := _trouble(facts.home, "the files by which a run's processes find each other lie there"):
-        return seen
-    if not facts.home.network:
-        return warning(
-            f"{_said(facts.home)}: it seems to be this machine's own",
-            "hpcgpu doctor --submit shows whether the nodes have it; a run needs one home on all machines",
-        )
-    return ok(_said(facts.home))
+def check_home(home: Folder) -> CheckResult:
+    """Check that the home, in which a run's processes find each other, is shared, is fast and has room."""
+    if trouble := _check_folder(home, "a run's processes find each other by files there"):
+        return trouble
+    if home.network:
+        return ok(_describe(home))
+    return warning(
+        f"{_describe(home)}: it seems to exist on this machine only",
+        "hpcgpu doctor --submit shows whether the nodes have it; a run needs one home on all machines",
+    )
 
 
-def check_scratch(facts: LoginFacts) -> Seen:
+def check_scratch(scratch: Folder) -> CheckResult:
     """Check that scratch has room."""
-    assert facts.scratch
-    return _trouble(facts.scratch, "arrays are spilled there") or ok(_said(facts.scratch))
+    return _check_folder(scratch, "arrays are spilled there") or ok(_describe(scratch))
 
 
-def _trouble(folder: Folder, use: str) -> Seen | None:
-    """Judge a folder; None if it is well."""
+def _check_folder(folder: Folder, use: str) -> CheckResult | None:
+    """Check that a folder can be written, has room and is fast; None if so."""
     if folder.error:
         return failed(f"{folder.path}: {folder.error}", f"make it writable, or choose another folder: {use}")
     if 0 <= folder.free_bytes < _ROOM_BYTES:
         return failed(
             f"{folder.path} has {format_bytes(folder.free_bytes)} free",
-            f"remove what is not needed there, or choose another folder (--local-directory for scratch): {use}",
+            f"remove files there, or choose another folder (--local-directory for scratch): {use}",
         )
     if 0 <= folder.free_files < _ROOM_FILES:
         return failed(
             f"{folder.path} has room for {folder.free_files} more files",
-            f"remove files that are not needed (df -i, or the site's quota command, counts them): {use}",
+            f"remove files there (df -i, or the site's quota command, counts them): {use}",
         )
     if folder.create_s > _SLOW_CREATE_S or 0 < folder.bytes_per_s < _SLOW_BYTES_PER_S:
-        return warning(_said(folder), f"it is slow now: choose a faster folder, or come back later; {use}")
+        return warning(_describe(folder), f"it is slow now: choose a faster folder, or try again later; {use}")
     return None
 
 
-def _said(folder: Folder) -> str:
+def _describe(folder: Folder) -> str:
     parts = [f"{folder.path} ({folder.kind or 'file system unknown'})"]
     if folder.free_bytes >= 0:
         parts.append(f"{format_bytes(folder.free_bytes)} free")
@@ -129,79 +121,64 @@ def _said(folder: Folder) -> str:
     return ", ".join(parts)
 
 
-def check_limits(facts: LoginFacts) -> Seen:
-    """Check this process's limits: batch systems pass some of them on to jobs."""
-    assert facts.limits
-    return limits_seen(facts.limits)
-
-
-def limits_seen(limits: Limits) -> Seen:
-    """Judge limits on files and processes."""
-    said = f"{_number(limits.files)} open files, {_number(limits.processes)} processes"
+def check_limits(limits: Limits) -> CheckResult:
+    """Check a process's limits on files and processes: batch systems pass some of them on to jobs."""
+    summary = f"{_number(limits.files)} open files, {_number(limits.processes)} processes"
     for name, value, least, option in (
         ("open files", limits.files, _FILES, "n"),
         ("processes", limits.processes, _PROCESSES, "u"),
     ):
         if 0 <= value < least:
             return warning(
-                said,
+                summary,
                 f"a scheduler with many workers needs more {name}: ulimit -{option} {least} in the shell, and in jobs "
                 f"by --job-script-prologue 'ulimit -{option} {least}'; ask the administrators if it is refused",
             )
-    return ok(said)
+    return ok(summary)
 
 
-def check_locked_memory(facts: LoginFacts) -> Seen:
-    """Check how much memory may be locked, which RDMA and page-locked buffers need."""
-    assert facts.limits
-    return locked_seen(facts.limits, needed=False)
-
-
-def locked_seen(limits: Limits, *, needed: bool) -> Seen:
-    """Judge the limit of locked memory; ``needed``: workers cannot do without it."""
+def check_locked_memory(limits: Limits, *, needed: bool = False) -> CheckResult:
+    """Check the limit of locked memory, for RDMA and page-locked buffers; ``needed``: workers fail without it."""
     size = limits.locked_bytes
     if size < 0:
         return ok("no limit on locked memory")
-    said = f"{format_bytes(size)} of memory may be locked (ulimit -l)"
+    summary = f"{format_bytes(size)} of memory may be locked (ulimit -l)"
     advice = (
         "InfiniBand and RoCE register memory, which counts as locked: ask the administrators for 'memlock unlimited' "
         "on the nodes (limits.conf; slurmd's LimitMEMLOCK); until then take --protocol tls or tcp"
     )
     if needed:
-        return failed(said, advice)
-    return ok(said) if size >= _LOCKED_BYTES else warning(said, advice)
+        return failed(summary, advice)
+    return ok(summary) if size >= _LOCKED_BYTES else warning(summary, advice)
 
 
-def check_time(facts: LoginFacts) -> Seen:
+def check_time(home: Folder) -> CheckResult:
     """Check that this machine and the home's file server have the same time."""
-    assert facts.home
-    skew = facts.home.clock_s
-    said = f"the clock of {facts.home.path} is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
+    skew = home.clock_s
+    summary = f"the clock of {home.path} is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
     if abs(skew) > _CLOCK_S:
-        return warning(said, "one of the two clocks is wrong: have the administrators look at chronyd or ntpd")
-    return ok(f"this machine and {facts.home.path} have the same time")
+        return warning(summary, "one of the two clocks is wrong: have the administrators look at chronyd or ntpd")
+    return ok(f"this machine and {home.path} have the same time")
 
 
-def check_names(facts: LoginFacts) -> Seen:
-    """Check that the machine's name resolves to an address that others can reach."""
-    names = facts.names
-    assert names
-    addresses = ", ".join(f"{address} ({interface})" for interface, address in names.own)
-    if not names.own:
+def check_names(names: Names) -> CheckResult:
+    """Check that the machine's name resolves to an address that other machines can reach."""
+    addresses = ", ".join(f"{address} ({interface})" for interface, address in names.interfaces)
+    if not names.interfaces:
         return failed(
-            f"no interface of {names.host} has an address that others can reach",
-            "ask the administrators: nothing outside this machine can be reached from it",
+            f"no interface of {names.host} has an address that other machines can reach",
+            "ask the administrators: this machine has no connection to others",
         )
     if not names.resolved:
         return warning(
-            f"{names.host} has {addresses}, but its name leads to no address",
-            "hpcgpu goes by addresses, but MPI and other programs by the name: have it added to DNS or /etc/hosts",
+            f"{names.host} has {addresses}, but its name resolves to no address",
+            "hpcgpu uses addresses, but MPI and other programs use the name: have it added to DNS or /etc/hosts",
         )
     if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in names.resolved):
         return warning(
-            f"{names.host} leads to {', '.join(names.resolved)} only, its loopback",
-            "programs that announce this name cannot be reached by others: have /etc/hosts changed, or name an "
-            "interface by --interface",
+            f"{names.host} resolves to {', '.join(names.resolved)} only, its loopback",
+            "programs that announce this name cannot be reached from other machines: have /etc/hosts changed, or name "
+            "an interface by --interface",
         )
     return ok(f"{names.host}: {addresses}")
 
@@ -210,14 +187,14 @@ def _number(value: int) -> str:
     return "any number of" if value < 0 else str(value)
 
 
-LOGIN_CHECKS: tuple[Check[LoginFacts], ...] = (
-    Check("job request", ("request",), check_request),
-    Check("Python", ("python",), check_python),
-    Check("Python's folder", ("environment",), check_environment),
-    Check("home", ("home",), check_home),
-    Check("scratch", ("scratch",), check_scratch),
-    Check("limits", ("limits",), check_limits),
-    Check("locked memory", ("limits",), check_locked_memory),
-    Check("time", ("home",), check_time),
-    Check("names", ("names",), check_names),
+LOGIN_CHECKS: tuple[Check, ...] = (
+    Check("job request", "request", check_request),
+    Check("Python", "python", check_python),
+    Check("Python's folder", "environment", check_environment),
+    Check("home", "home", check_home),
+    Check("scratch", "scratch", check_scratch),
+    Check("limits", "limits", check_limits),
+    Check("locked memory", "limits", check_locked_memory),
+    Check("time", "home", check_time),
+    Check("names", "names", check_names),
 )

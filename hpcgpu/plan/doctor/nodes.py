@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from hpcgpu.plan.doctor.devices import RDMA, check_cuda, check_drivers, check_gpus, check_nics, check_ucx, each, on
-from hpcgpu.plan.doctor.facts import NodeFacts, Python, TrialFacts
-from hpcgpu.plan.doctor.finding import Check, Seen, failed, not_looked_at, ok, warning, worst
+from hpcgpu.plan.doctor.facts import Folder, Launcher, NodeFacts, Python, TrialFacts
+from hpcgpu.plan.doctor.finding import Check, CheckResult, failed, not_looked_at, ok, warning, worst
 from hpcgpu.plan.doctor.links import check_links, check_login_links, check_ucx_links
-from hpcgpu.plan.doctor.login import IMPORTANT, limits_seen, locked_seen
+from hpcgpu.plan.doctor.login import IMPORTANT, check_limits, check_locked_memory
 from hpcgpu.units import format_bytes
 
 # Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
@@ -20,25 +20,27 @@ NOT_SHARED = "the home is not shared with the nodes"  # the message of a node wi
 _SLOW_SCRATCH, _SCRATCH_BYTES = 100e6, 10 << 30
 
 
-def check_job(facts: TrialFacts) -> Seen:
+def check_job(facts: TrialFacts) -> CheckResult:
     """Check that the job ran on all of its nodes."""
     if len(facts.nodes) >= facts.wanted_nodes:
         return ok(f"job {facts.job_id} ran on {', '.join(node.host for node in facts.nodes)}")
-    said = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}; {facts.ended}"
+    summary = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}; {facts.ended}"
     if facts.output and NOT_SHARED not in facts.output:
         return failed(
-            f"{said}. Its output ends with: {facts.output}",
+            f"{summary}. Its output ends with: {facts.output}",
             "its output says why; where it names no such program or module, the nodes lack the Python of this "
             "machine: install it in a shared folder, or give --python",
         )
     return failed(
-        f"{said}. Its output ends with: {facts.output}" if facts.output else f"{said}; its output is not here either",
+        f"{summary}. Its output ends with: {facts.output}"
+        if facts.output
+        else f"{summary}; its output is not here either",
         "the home is not shared with the nodes: start from a folder that all nodes have, with HOME in it, or ask the "
         "administrators why the nodes do not mount it",
     )
 
 
-def check_versions(facts: TrialFacts) -> Seen:
+def check_versions(facts: TrialFacts) -> CheckResult:
     """Check that Python and packages are the same on all machines, and work there."""
     for node in facts.nodes:
         if node.python.broken:
@@ -64,14 +66,14 @@ def check_versions(facts: TrialFacts) -> Seen:
 
 
 def _differences(here: Python, node: NodeFacts) -> list[str]:
-    there = node.python
-    pairs = [("Python", here.version, there.version), ("CPU", here.machine, there.machine)]
-    names = sorted({*here.packages, *there.packages})
-    pairs += [(name, here.packages.get(name, "missing"), there.packages.get(name, "missing")) for name in names]
+    theirs = node.python
+    pairs = [("Python", here.version, theirs.version), ("CPU", here.machine, theirs.machine)]
+    names = sorted({*here.packages, *theirs.packages})
+    pairs += [(name, here.packages.get(name, "missing"), theirs.packages.get(name, "missing")) for name in names]
     return [f"{name} is {a} here and {b} on {node.host}" for name, a, b in pairs if a != b]
 
 
-def check_clock(facts: TrialFacts) -> Seen:
+def check_clock(facts: TrialFacts) -> CheckResult:
     """Check that all machines have the same time."""
     links = [*(facts.links or ()), *(link for node in facts.nodes for link in node.links)]
     # a handshake takes longer, and how its time was divided between the two machines is not known
@@ -84,77 +86,71 @@ def check_clock(facts: TrialFacts) -> Seen:
     wrong, other, seconds = off.target, off.source, off.clock_s
     if apart.count(other) > apart.count(wrong):
         wrong, other, seconds = other, wrong, -seconds
-    said = f"the clock of {wrong} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} that of {other}"
+    summary = f"the clock of {wrong} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} that of {other}"
     if abs(off.clock_s) > _CERTIFICATE_S:
-        return failed(said, "certificates made here are not valid there: have the clocks set (chronyd, ntpd)")
+        return failed(summary, "certificates made here are not valid there: have the clocks set (chronyd, ntpd)")
     if abs(off.clock_s) > _CLOCK_S:
-        return warning(said, "times in logs and on the dashboard do not fit: have the clocks set (chronyd, ntpd)")
+        return warning(summary, "times in logs and on the dashboard do not fit: have the clocks set (chronyd, ntpd)")
     return ok("all machines have the same time")
 
 
-def check_cpus(facts: TrialFacts) -> Seen:
+def check_cpus(facts: TrialFacts) -> CheckResult:
     """Check that the job's processes have enough cores."""
     workers = max(facts.wanted_gpus, 1)
     for node in facts.nodes:
-        said = f"{node.host}: {node.cpus} of {node.cores} CPUs, {format_bytes(node.memory_bytes)} of memory"
+        summary = f"{node.host}: {node.cpus} of {node.cores} CPUs, {format_bytes(node.memory_bytes)} of memory"
         if node.cpus <= workers and node.cpus < node.cores:
             return warning(
-                said,
+                summary,
                 "the job was granted so few cores that copies, spilling and tasks wait for each other: ask for more "
                 "by --cores-per-gpu",
             )
-    return ok(said)
+    return ok(summary)
 
 
-def check_node_limits(facts: TrialFacts) -> Seen:
+def check_node_limits(facts: TrialFacts) -> CheckResult:
     """Check the limits in the job."""
-    return worst(on(node, limits_seen(node.limits)) for node in facts.nodes)
+    return worst(on(node, check_limits(node.limits)) for node in facts.nodes)
 
 
-def check_node_locked_memory(facts: TrialFacts) -> Seen:
+def check_node_locked_memory(facts: TrialFacts) -> CheckResult:
     """Check how much memory may be locked in the job, if a network card registers memory."""
 
-    def seen(node: NodeFacts) -> Seen:
+    def seen(node: NodeFacts) -> CheckResult:
         if not any(nic.kind in RDMA for nic in node.nics or ()):
             return on(node, ok("no network card there registers memory"))
-        return on(node, locked_seen(node.limits, needed=facts.protocol == "ucx"))
+        return on(node, check_locked_memory(node.limits, needed=facts.protocol == "ucx"))
 
     return worst(seen(node) for node in facts.nodes)
 
 
-def check_launcher(facts: TrialFacts) -> Seen:
+def check_launcher(launcher: Launcher) -> CheckResult:
     """Check that launcher and MPI library fit: the ranks were started and must have met in one world."""
-    found = facts.launcher
-    assert found
     advice = (
         "load the MPI module with which mpi4py was built (--job-script-prologue 'module load ...'), build mpi4py "
         "by the site's MPI, take the launcher of that MPI (--launcher), or do without MPI: --rendezvous file"
     )
-    if found.error:
-        return failed(found.error, advice)
-    if found.exit_code is None:
-        return ok(found.command or "one process for all workers, without a launcher")
-    library = f" of {found.library}" if found.library else ""
-    if found.worlds and set(found.worlds) != {len(found.worlds)}:
-        apart = ", ".join(map(str, found.worlds))
+    if launcher.error:
+        return failed(launcher.error, advice)
+    if launcher.exit_code is None:
+        return ok(launcher.command or "one process for all workers, without a launcher")
+    library = f" of {launcher.library}" if launcher.library else ""
+    if launcher.worlds and set(launcher.worlds) != {len(launcher.worlds)}:
+        apart = ", ".join(map(str, launcher.worlds))
         return failed(
-            f"{found.command} started {len(found.worlds)} ranks{library} that did not meet in one MPI world, but in "
-            f"worlds of {apart}",
+            f"{launcher.command} started {len(launcher.worlds)} ranks{library} that did not meet in one MPI world, but "
+            f"in worlds of {apart}",
             advice,
         )
-    if found.exit_code or not found.worlds:
-        told = "" if found.worlds else "started no rank that told of its MPI world, and "
-        said = f": {found.output}" if found.output else ""
-        return failed(f"{found.command} {told}ended with exit code {found.exit_code}{said}", advice)
-    return ok(f"{_short(found.command)}: {len(found.worlds)} ranks{library} met")
+    if launcher.exit_code or not launcher.worlds:
+        ranks_text = "" if launcher.worlds else "started no rank that told of its MPI world, and "
+        output = f": {launcher.output}" if launcher.output else ""
+        return failed(f"{launcher.command} {ranks_text}ended with exit code {launcher.exit_code}{output}", advice)
+    command = re.sub(r" -x \S+| env( \S+=\S+)+$", "", launcher.command)  # without the variables that it passes on
+    return ok(f"{command}: {len(launcher.worlds)} ranks{library} met")
 
 
-def _short(command: str) -> str:
-    """Return a launcher's command without the variables that it passes on."""
-    return re.sub(r" -x \S+| env( \S+=\S+)+$", "", command)
-
-
-def check_temporary(facts: TrialFacts) -> Seen:
+def check_temporary(facts: TrialFacts) -> CheckResult:
     """Check that TMPDIR leaves room for the names of sockets."""
     for node in facts.nodes:
         size = len(node.temporary.encode(errors="surrogateescape"))
@@ -167,54 +163,54 @@ def check_temporary(facts: TrialFacts) -> Seen:
     return ok(f"{facts.nodes[0].temporary}, short enough for sockets")
 
 
-def check_node_scratch(facts: TrialFacts) -> Seen:
+def check_node_scratch(facts: TrialFacts) -> CheckResult:
     """Check that the folder for spilling has room and is fast."""
-    return each(facts, "scratch", _scratch_of)
+    return each(facts, "scratch", lambda _, folder: _scratch_of(folder))
 
 
-def _scratch_of(node: NodeFacts) -> Seen:
-    folder = node.scratch
-    assert folder
+def _scratch_of(folder: Folder) -> CheckResult:
     if folder.error:
         return failed(
             f"{folder.path}: {folder.error}",
             "give a folder on a disk of the nodes that can be written, and has room: --local-directory",
         )
     speed = f", {format_bytes(int(folder.bytes_per_s))}/s" if folder.bytes_per_s else ""
-    said = f"{folder.path} ({folder.kind}), {format_bytes(folder.free_bytes)} free{speed}"
+    summary = f"{folder.path} ({folder.kind}), {format_bytes(folder.free_bytes)} free{speed}"
     advice = "give a folder on a disk of the nodes with more room: --local-directory"
     if 0 <= folder.free_bytes < 1 << 20:
-        return failed(f"{said}: it is full", advice)
+        return failed(f"{summary}: it is full", advice)
     if 0 <= folder.free_bytes < _SCRATCH_BYTES:
-        return warning(said, advice)
+        return warning(summary, advice)
     if folder.memory:
-        return warning(said, "it lies in memory, which spilling is to free: give a folder on a disk: --local-directory")
+        return warning(
+            summary, "it lies in memory, which spilling is to free: give a folder on a disk: --local-directory"
+        )
     if 0 < folder.bytes_per_s < _SLOW_SCRATCH:
-        return warning(said, "spilling is as slow as that: give a folder on a disk of the nodes: --local-directory")
-    return ok(said)
+        return warning(summary, "spilling is as slow as that: give a folder on a disk of the nodes: --local-directory")
+    return ok(summary)
 
 
-_ANSWERED: tuple[Check[TrialFacts], ...] = (
-    Check("versions", (), check_versions),
-    Check("node to node", (), check_links),
-    Check("here to nodes", ("links",), check_login_links),
-    Check("node to node by UCX", (), check_ucx_links),
-    Check("clocks", (), check_clock),
-    Check("GPUs", (), check_gpus),
-    Check("GPU drivers", (), check_drivers),
-    Check("CUDA", (), check_cuda),
-    Check("CPUs", (), check_cpus),
-    Check("limits in the job", (), check_node_limits),
-    Check("locked memory in the job", (), check_node_locked_memory),
-    Check("network ports", (), check_nics),
-    Check("UCX", (), check_ucx),
-    Check("launcher and MPI", ("launcher",), check_launcher),
-    Check("socket paths", (), check_temporary),
-    Check("scratch of the nodes", (), check_node_scratch),
+_ANSWERED: tuple[Check, ...] = (
+    Check("versions", "", check_versions),
+    Check("node to node", "", check_links),
+    Check("here to nodes", "links", check_login_links),
+    Check("node to node by UCX", "", check_ucx_links),
+    Check("clocks", "", check_clock),
+    Check("GPUs", "", check_gpus),
+    Check("GPU drivers", "", check_drivers),
+    Check("CUDA", "", check_cuda),
+    Check("CPUs", "", check_cpus),
+    Check("limits in the job", "", check_node_limits),
+    Check("locked memory in the job", "", check_node_locked_memory),
+    Check("network ports", "", check_nics),
+    Check("UCX", "", check_ucx),
+    Check("launcher and MPI", "launcher", check_launcher),
+    Check("socket paths", "", check_temporary),
+    Check("scratch of the nodes", "", check_node_scratch),
 )
-JOB_CHECKS: tuple[Check[TrialFacts], ...] = (Check("job", (), check_job), *_ANSWERED)
+JOB_CHECKS: tuple[Check, ...] = (Check("job", "", check_job), *_ANSWERED)
 
 
-def checks_for(facts: TrialFacts) -> tuple[Check[TrialFacts], ...]:
+def checks_for(facts: TrialFacts) -> tuple[Check, ...]:
     """Return the checks that have facts: without an answer of a node, the job's alone."""
     return JOB_CHECKS if facts.nodes else JOB_CHECKS[:1]

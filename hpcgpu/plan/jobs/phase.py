@@ -121,18 +121,18 @@ def _pending(reasons: Iterable[str], starts: str) -> str:
     return f"{Phase.PENDING.value}{f' ({reason})' if reason else ''}{f', starts about {starts}' if starts else ''}"
 
 
-def summary_line(jobs: Sequence[Job], workers: int, wanted: int, nodes: int = 0) -> str:
+def summary_line(jobs: Sequence[Job], workers: int, target: int, nodes: int = 0) -> str:
     """Format one line for a whole cluster: ``2 PENDING (Priority), 3 UP; 12 of 20 workers``.
 
     Gone jobs are left out, unless all are gone. ``workers`` have registered, on ``nodes``; 0: unknown.
     """
-    if workers >= wanted:
+    if workers >= target:
         where = f" on {counted(nodes, 'node')}" if nodes and workers else ""
         return f"{READY} {counted(workers, 'worker')}{where}"
     shown = _shown(jobs)
     if len(shown) == 1 and shown[0].phase is not Phase.UP:
         return shown[0].text
-    return f"{_parts(shown)}; {workers} of {counted(wanted, 'worker')}"
+    return f"{_parts(shown)}; {workers} of {counted(target, 'worker')}"
 
 
 def phases_line(jobs: Sequence[Job]) -> str:

@@ -22,9 +22,8 @@ def poll_in_s(
 ) -> float | None:
     """Return in how many seconds to poll for these jobs; None if their workers show everything.
 
-    ``asked_s``: the last poll, answered or not. ``acted``: ids of jobs that are being retired or cancelled. Each job is
-    polled for once when it has started: the batch system knows its nodes then. It no longer names them after a requeue
-    because one of them was lost. The job with the scheduler is not polled at once: it has just begun.
+    ``asked_s``: the last poll. ``acted``: ids of jobs that are being retired or cancelled. Poll once for a started job,
+    when its nodes are known: after a requeue they may not be. The job with the scheduler is not polled at once.
     """
     unsettled = [j for j in jobs if j.id in acted or _is_unsettled(j)]
     if not unsettled:

@@ -100,7 +100,7 @@ def _check_cores(settings: Settings, count: int) -> None:
     if each is None or needed > each:
         has = f"a GPU has cores_per_gpu={each}" if each else "no core is requested from the batch system"
         raise ConfigError(
-            f"{settings.said('cores')} binds each worker to {cores} cores, but {has}; to request {cores} cores of a "
+            f"{settings.cite('cores')} binds each worker to {cores} cores, but {has}; to request {cores} cores of a "
             f"node give cores_per_gpu={max(1, cores // count)} instead; to bind each worker to {cores} cores give "
             f"cores_per_gpu={needed} too"
         )

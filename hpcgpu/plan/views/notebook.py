@@ -83,14 +83,14 @@ class ClusterView:
     link: str = ""  # the dashboard's; empty: none
     jobs: tuple[tuple[str, str, str, str], ...] = ()  # id, state, purpose, log
     workers: tuple[WorkerView, ...] = ()
-    wanted: int = 0  # workers
+    target: int = 0  # number of workers
 
 
 def cluster_page(view: ClusterView) -> str:
     """Render a cluster: its state, link, jobs, memory by tier, and its workers by GPU."""
     present, hosts = len(view.workers), len({w.host for w in view.workers})
     gpus = len({w.spec.gpu.uuid or w.spec.gpu.pci for w in view.workers if w.spec and w.spec.gpu})
-    count = f"{present}" if present >= view.wanted else f"{present} of {view.wanted}"
+    count = f"{present}" if present >= view.target else f"{present} of {view.target}"
     where = f" on {gpus} GPU{'s' * (gpus != 1)}" if gpus else ""
     where += f", {hosts} node{'s' * (hosts != 1)}" if present else ""
     colour = _STATES.get(view.state.split(":")[0].split(" ")[0], "#d93a2b")

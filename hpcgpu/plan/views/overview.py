@@ -150,7 +150,7 @@ def _idle(plan: Plan) -> Iterator[str]:
     for nic, reason in unused_ports(Ports(plan.topology, plan.nics), plan.specs):
         whys.setdefault(reason, []).append(label(nic))
     for reason, names in whys.items():
-        yield f"not used: {', '.join(names)} ({reason.many if len(names) > 1 else reason.one})"
+        yield f"not used: {', '.join(names)} ({reason.plural if len(names) > 1 else reason.singular})"
 
 
 def _variables(specs: Sequence[WorkerSpec]) -> Iterator[str]:

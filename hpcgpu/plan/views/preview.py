@@ -177,7 +177,7 @@ def _spoken(plan: Preview) -> Iterator[tuple[str, str]]:
     """Yield the dialect of the site's batch system, each key with its place in the site file."""
     if site := plan.site:
         for name, value in site.spoken.items():
-            yield name, f"{str(value).lower() if isinstance(value, bool) else value} ({site.said('dialect', name)})"
+            yield name, f"{str(value).lower() if isinstance(value, bool) else value} ({site.place('dialect', name)})"
 
 
 def _layout(plan: Preview) -> Iterator[str]:

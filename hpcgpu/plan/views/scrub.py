@@ -42,7 +42,7 @@ class Scrubber:
     """
 
     def __init__(self, secrets: Mapping[str, Iterable[str]]) -> None:
-        kinds = [(word, kind) for kind, words in secrets.items() for word in words]
+        kinds = [(word, kind) for kind, of_kind in secrets.items() for word in of_kind]
         self._kinds = {word: kind for word, kind in kinds if word.strip() and word.lower() not in _COMMON}
         self._neutral: dict[str, str] = {}
         self._counts: dict[str, int] = {}
@@ -56,7 +56,7 @@ class Scrubber:
         text = _INFO.sub(lambda m: f"{m[1]}{self._value(m[2])}{m[3]}", text)
         for pattern, replace in self._patterns():
             text = pattern.sub(lambda m, replace=replace: replace(m[0]), text)  # type: ignore[misc]
-        return self._replace_words(text)
+        return self._neutralized(text)
 
     def _patterns(self) -> tuple[tuple[re.Pattern[str], Callable[[str], str]], ...]:
         return (
@@ -68,7 +68,7 @@ class Scrubber:
             (_IPV6, self._address),
         )
 
-    def _replace_words(self, text: str) -> str:
+    def _neutralized(self, text: str) -> str:
         """Replace the words; if replacing forms new ones, repeat, and remove the rest in the end."""
         if self._pattern is None:
             return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,23 +18,17 @@ from waiting import scaled
 class World:
     """Ranks as srun would start them, each with the name of its node."""
 
-    def __init__(self, folder: Path, nodes: str, code: str, gpus: int = 2) -> None:
+    def __init__(self, folder: Path, nodes: str, code: str, gpus: int) -> None:
         script = ranks.script(folder, BEGIN + textwrap.dedent(code))
-        pids = folder / "pids"
+        self._folder, pids = folder, folder / "pids"
         pids.touch()
+        argv = ranks.command(script, str(pids), options=("--gpus", f"sim:{gpus}", "--rendezvous", "file"))
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
         self.processes = [
-            subprocess.Popen(
-                ranks.command(script, str(pids), options=("--gpus", f"sim:{gpus}", "--rendezvous", "file")),
-                env=ranks.environment(HOME=str(folder), TMPDIR=str(folder), **variables(nodes, rank)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=(folder / f"err-{rank}").open("w"),
-                text=True,
-            )
-            for rank in range(len(nodes))
+            subprocess.Popen(argv, env=environment(folder, nodes, r), stderr=(folder / f"err-{r}").open("w"), **pipes)
+            for r in range(len(nodes))
         ]
         pids.write_text(json.dumps([p.pid for p in self.processes]))
-        self._folder = folder
 
     def said(self, rank: int) -> str:
         return (self._folder / f"err-{rank}").read_text()
@@ -55,16 +49,11 @@ class World:
         return "\n".join(f"rank {r}: {p.returncode}\n{self.said(r)}" for r, p in enumerate(self.processes))
 
 
-def variables(nodes: str, rank: int) -> Mapping[str, str]:
-    facts = {
-        "JOB_ID": "77",
-        "STEP_ID": "0",
-        "JOB_NUM_NODES": str(len(set(nodes))),
-        "PROCID": str(rank),
-        "STEP_NUM_TASKS": str(len(nodes)),
-        "LOCALID": str(nodes[:rank].count(nodes[rank])),
-    }
-    return {**{f"SLURM_{k}": v for k, v in facts.items()}, "SLURMD_NODENAME": nodes[rank]}
+def environment(folder: Path, nodes: str, rank: int) -> dict[str, str]:
+    job = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": str(len(set(nodes)))}
+    place = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(len(nodes)), "SLURMD_NODENAME": nodes[rank]}
+    place["SLURM_LOCALID"] = str(nodes[:rank].count(nodes[rank]))
+    return ranks.environment(HOME=str(folder), TMPDIR=str(folder), **job, **place)
 
 
 @contextmanager
@@ -113,11 +102,4 @@ def test_dead_waiting_rank_costs_nothing(tmp_path: Path) -> None:
         assert ranked.codes == [0, 0, -9], ranked.story
         assert printed[0].endswith("True 1 a-0 a-1 b-0 b-1\n"), ranked.story
         assert sorted(printed[1].splitlines()) == ["I am b-0", "I am b-1"]  # a leader's output is its workers' output
-        assert "lost" not in ranked.story
-
-
-def test_end_of_a_run_is_no_death(tmp_path: Path) -> None:
-    with world(tmp_path, "aabbc", "pass") as ranked:
-        ranked.end()
-        assert ranked.codes == [0] * 5, ranked.story
         assert "lost" not in ranked.story

@@ -1,13 +1,14 @@
-"""A run that has no workers, and none to come, ends, or its tasks do; each with the reason."""
+"""A run that the machine refuses, or that has no worker left, ends with the reason."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import ranks
 from distributed import Client
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu import JobError, LocalGPUCluster
 
@@ -28,6 +29,12 @@ LEAVE = """
         print("without workers")
         client.submit(sum, [1]).result()
 """
+# It waits for none of its futures, so that it does not end by their errors.
+FILL = """
+    with Client() as c:
+        blocks = c.map(lambda i: os.urandom(30_000_000), range(40), pure=False)
+        time.sleep(600)
+"""
 
 
 def test_workers_that_died_for_good_end_the_run(tmp_path: Path) -> None:
@@ -37,7 +44,7 @@ def test_workers_that_died_for_good_end_the_run(tmp_path: Path) -> None:
     assert ": broken\n" in done.stderr
 
 
-def test_script_that_retires_all_workers_ends_when_a_task_waits(tmp_path: Path) -> None:
+def test_tasks_fail_after_a_script_retires_all_workers(tmp_path: Path) -> None:
     options = ("--gpus", "sim:1", "--death-timeout", "4")
     done = ranks.run(ranks.script(tmp_path, LEAVE), options=options)
     assert (done.returncode, done.stdout) == (1, "without workers\n")
@@ -52,3 +59,97 @@ def test_a_cluster_without_workers_is_lost_and_says_why(tmp_path: Path, monkeypa
         until(lambda: "is lost" in repr(cluster) or "lost" in repr(cluster), "the end is known")
         with pytest.raises(JobError, match=r"the job ends: all its workers have been retired"):
             cluster.wait_for_workers(1)
+
+
+def test_all_workers_pause_and_the_run_ends_with_the_reason(tmp_path: Path) -> None:
+    inside = ["unshare", "--mount", "--map-root-user"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no mounts for users here (unshare --mount --map-root-user)")
+    (tmp_path / "small").mkdir()
+    prepare = f'mount -t tmpfs -o size=40M none {tmp_path}/small && exec "$@"'
+    options = ["--gpus", "sim:1", "--memory-limit", "450MB", "--death-timeout", "12"]
+    options += ["--local-directory", f"{tmp_path}/small"]
+    argv = [*inside, "bash", "-c", prepare, "job", *ranks.command(ranks.script(tmp_path, FILL), options=options)]
+    done = ranks.run_command(argv, timeout=scaled(120))
+    assert done.returncode == 1, done.stderr
+    assert "all workers have paused for 12 s, because their memory is full" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "hpcgpu: the run ends: all workers have paused\n" in done.stderr
+
+
+# As the kernel refuses under 'ulimit -u', which does not count for root.
+REFUSING = """
+import _thread, os, threading
+
+fork, left = os.fork, [int(os.environ.get("FORKS", 1000))]
+
+def refusing_fork():
+    left[0] -= 1
+    if left[0] < 0:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+def refusing_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+os.fork = refusing_fork
+if "NO_THREADS" in os.environ:
+    _thread.start_new_thread = threading._start_new_thread = refusing_thread
+"""
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [{"FORKS": "0"}, {"FORKS": "1"}, {"FORKS": "2"}, {"NO_THREADS": "1"}],
+    ids=["leader", "fork-server-scheduler", "fork-server-worker", "threads"],
+)
+def test_refused_process_or_thread_is_an_error(tmp_path: Path, refused: dict[str, str]) -> None:
+    (tmp_path / "sitecustomize.py").write_text(REFUSING)
+    path = ranks.script(tmp_path, "print('never')")
+    done = ranks.run(path, env={"PYTHONPATH": str(tmp_path), **refused})
+    assert done.returncode == 1, done.stderr
+    assert "no further process or thread can be started on" in done.stderr
+    assert "(ulimit -u)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_loopback_without_ipv4(tmp_path: Path) -> None:
+    inside = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces for users here (unshare --net --map-root-user)")
+    prepare = 'ip link set lo up && ip addr del 127.0.0.1/8 dev lo; exec "$@"'
+    command = ranks.command(ranks.script(tmp_path, "print('never')"), options=("--gpus", "sim:1"))
+    done = ranks.run_command([*inside, "bash", "-c", prepare, "job", *command])
+    assert done.returncode == 1, done.stderr
+    assert "this node's loopback has no address 127.0.0.1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+SCRIPT = """
+from distributed import Client
+def found():
+    import importlib.util
+    return importlib.util.find_spec("mine") is not None
+with Client() as client:
+    print("worker found:", client.submit(found).result())
+"""
+
+
+def test_modules_of_a_shared_folder_are_not_imported(tmp_path: Path) -> None:
+    """Those of the user's own folder are, by workers too."""
+    shared, own, scripts = (tmp_path / name for name in ("shared", "own", "scripts"))
+    for folder in (shared, own, scripts):
+        folder.mkdir()
+    shared.chmod(0o1777)
+    (own / "mine.py").touch()
+    (scripts / "script.py").write_text(SCRIPT)
+    for name in ("dask", "distributed", "numpy", "msgspec", "hpcgpu", "cupy", "mine"):
+        (shared / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')")
+    argv = ranks.command(scripts / "script.py", options=("--gpus", "sim:1", "--no-dashboard"))
+    for folder in (shared, own):
+        done = ranks.run_command(["env", f"--chdir={folder}", *argv])
+        assert f"worker found: {folder is own}" in done.stdout, done.stderr
+        note = f"modules in {folder} are not imported: all users may write there"
+        assert (note in done.stderr) == (folder is shared), done.stderr
+    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import ranks
 from fake_nvml import FakeGpu, FakeNvml, FakeSlice, compiled
 from paths import TOPOLOGIES
 
+from hpcgpu.errors import DOCTOR
+
 TURIN = TOPOLOGIES / "turin-4gpu-nvml.xml"
 WHOLE = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
 SCRIPT = """
@@ -17,7 +20,10 @@ SCRIPT = """
     with Client() as client:
         found = hpcgpu.bindings(client)
         seen = client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]))
+        memory = hpcgpu.memory(client)
         print(json.dumps({
+            "memory": [(w.device_source, w.device_used_bytes, w.device_capacity_bytes >> 20) for w in memory.workers],
+            "used": memory.total.device_used_bytes,
             "devices": sorted(seen.values()),
             "homes": [w.spec.gpu.numa_node for w in found.workers],
             "limits": [w.spec.device_memory_limit_bytes >> 20 for w in found.workers],
@@ -47,6 +53,9 @@ def test_whole_gpus_stay_visible_the_own_one_first(tmp_path: Path, nvml: FakeNvm
     assert found["limits"] == [819, 819]
     assert found["ports"] == ["mlx5_4:1", "mlx5_5:1"]
     assert found["differences"] == {}
+    # nothing of these GPUs' memory is in use, which NVML says where no pool does
+    assert found["memory"] == [["NVML", 0, 1024]] * 2
+    assert found["used"] is None
 
 
 def test_what_the_launcher_granted_is_a_fact_to_plan_from(tmp_path: Path, nvml: FakeNvml) -> None:
@@ -56,7 +65,7 @@ def test_what_the_launcher_granted_is_a_fact_to_plan_from(tmp_path: Path, nvml: 
     assert "1 worker on 1 node ready" in stderr
 
 
-def test_updated_driver_is_reported_and_ends_no_simulation(tmp_path: Path, nvml: FakeNvml) -> None:
+def test_updated_driver_is_an_error_but_not_for_simulated_gpus(tmp_path: Path, nvml: FakeNvml) -> None:
     env = nvml.environment(WHOLE) | {"FAKE_NVML_INIT": "18"}
     path = ranks.script(tmp_path, "if __name__ == '__main__':\n    print(Client().submit(sum, [1, 2]).result())")
     done = ranks.run(path, options=(), env=env)
@@ -65,6 +74,18 @@ def test_updated_driver_is_reported_and_ends_no_simulation(tmp_path: Path, nvml:
     assert "the old one is still loaded: the node must be started anew" in done.stderr
     simulated = ranks.run(path, env=env)
     assert (simulated.returncode, simulated.stdout) == (0, "3\n"), simulated.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rmm") is not None, reason="RMM is here")
+def test_a_run_on_a_node_without_rmm_ends_and_says_so(tmp_path: Path, nvml: FakeNvml) -> None:
+    path = ranks.script(tmp_path, "raise SystemExit('the script ran')")
+    done = ranks.run(path, options=("--rmm-pool-size", "0.5"), env=nvml.environment(WHOLE[:1]))
+    assert done.returncode != 0
+    assert "rmm_pool_size=0.5 (set by" in done.stderr
+    said, doctor = done.stderr.strip().splitlines()[-2:]
+    assert "needs rmm, which is not installed" in said
+    assert doctor == DOCTOR
+    assert "the script ran" not in done.stderr
 
 
 def test_a_worker_on_a_slice_sees_nothing_else(tmp_path: Path, nvml: FakeNvml) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -17,11 +18,13 @@ from typing import Any
 
 import pytest
 import ranks
+from comms import knock
 from dask_jobqueue import SLURMCluster
 from distributed import Client, LocalCluster
 from waiting import scaled, until
 
 import hpcgpu
+from hpcgpu.deploy.network.tls import Certificate
 from hpcgpu.host import cgroup
 
 WORKER = (sys.executable, "-m", "hpcgpu.worker")
@@ -37,10 +40,8 @@ def scheduler(**options: Any) -> Iterator[tuple[str, Client]]:
 def job(argv: tuple[str, ...] | list[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A job's command as a process, and its log; it has to end by itself when it is asked to."""
     log = folder / "job.log"
-    with (
-        log.open("wb") as out,
-        subprocess.Popen(argv, stderr=out, stdin=subprocess.DEVNULL, env=ranks.environment()) as process,
-    ):
+    pipes = {"stdin": subprocess.DEVNULL, "env": ranks.environment()}
+    with log.open("wb") as out, subprocess.Popen(argv, stderr=out, **pipes) as process:
         try:
             yield process, log
             process.terminate()
@@ -53,20 +54,13 @@ def workers(client: Client) -> dict[str, dict[str, Any]]:
     return {w["name"]: w for w in client.scheduler_info(n_workers=-1)["workers"].values()}
 
 
-def test_the_line_that_dask_jobqueue_writes_starts_bound_spilling_workers(tmp_path: Path) -> None:
+def test_dask_jobqueues_command_starts_bound_spilling_workers(tmp_path: Path) -> None:
     """Its own job script's command, with TLS: names by which it counts, limits below what the kernel allows."""
     extra = ["--gpus", "sim:2x16MiB", "--jit-unspill", "--device-memory-limit", "0.5"]
     options = {"cores": 4, "processes": 2, "memory": "2TB", "security": True, "shared_temp_directory": str(tmp_path)}
-    with (
-        SLURMCluster(
-            worker_command="hpcgpu.worker",
-            worker_extra_args=extra,
-            local_directory=str(tmp_path / "scratch"),
-            scheduler_options={"dashboard_address": None},
-            **options,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    options |= {"worker_command": "hpcgpu.worker", "scheduler_options": {"dashboard_address": None}}
+    options |= {"worker_extra_args": extra, "local_directory": str(tmp_path / "scratch")}
+    with SLURMCluster(**options) as cluster, Client(cluster) as client:
         line = shlex.split(cluster.job_script().splitlines()[-1])
         assert line[1:3] == ["-m", "hpcgpu.worker"]
         with job(line, tmp_path) as (process, log):
@@ -95,21 +89,21 @@ def test_the_line_that_dask_jobqueue_writes_starts_bound_spilling_workers(tmp_pa
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_a_limit_below_the_share_is_kept_and_one_worker_has_the_plain_name(tmp_path: Path) -> None:
+def test_worker_by_scheduler_file_ends_when_retired_or_old(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    argv = [*WORKER, "--scheduler-file", str(file), "--name", "one", "--gpus", "sim:2x16MiB", "--nworkers", "1"]
     with scheduler() as (address, client):
-        argv = [*WORKER, address, "--name", "one", "--gpus", "sim:2x16MiB", "--nworkers", "1", "--memory-limit", "1GB"]
-        with job(argv, tmp_path) as (_, log):
+        file.write_text(json.dumps({"address": address}))
+        with job([*argv, "--memory-limit", "1GB"], tmp_path) as (process, log):
             client.wait_for_workers(1, timeout=scaled(60))
-            assert {n: w["memory_limit"] for n, w in workers(client).items()} == {"one": 10**9}
+            assert {n: w["memory_limit"] for n, w in workers(client).items()} == {"one": 10**9}  # the plain name
             assert "lowered" not in log.read_text()
             assert "protocol tcp of the scheduler is not encrypted" in log.read_text()
-
-
-def test_retired_workers_end_the_job(tmp_path: Path) -> None:
-    with scheduler() as (address, client), job([*WORKER, address, "--gpus", "sim:1x16MiB"], tmp_path) as (process, _):
-        client.wait_for_workers(1, timeout=scaled(60))
-        client.retire_workers()
-        assert process.wait(scaled(60)) == 0
+            client.retire_workers()
+            assert process.wait(scaled(60)) == 0
+        with job([*argv, "--lifetime", "2s"], tmp_path) as (process, _):
+            client.wait_for_workers(1, timeout=scaled(60))
+            assert process.wait(scaled(60)) == 0
 
 
 def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
@@ -128,43 +122,48 @@ def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
         assert "handed over the data of 1 of 1 workers" in log.read_text()
 
 
-def test_a_scheduler_file_and_a_lifetime(tmp_path: Path) -> None:
-    file = tmp_path / "scheduler.json"
-    with scheduler() as (address, client):
-        file.write_text(json.dumps({"address": address}))
-        argv = [*WORKER, "--scheduler-file", str(file), "--gpus", "sim:1x16MiB", "--lifetime", "2s"]
-        with job(argv, tmp_path) as (process, _):
-            client.wait_for_workers(1, timeout=scaled(60))
-            assert process.wait(scaled(60)) == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--nworkers", "3", "--gpus", "sim:2"], "has 2 GPUs for this job"),
-        (["--nwrokers", "3"], "No such option: --nwrokers|No such option '--nwrokers'"),
+        (["--nwrokers", "3"], "No such option:? '?--nwrokers"),
         (["--worker-port", "3000"], "--worker-port: ports are free ones"),
         (["--worker-class", "a.B"], "--worker-class: each worker is watched by hpcgpu's own nanny"),
         (["--no-nanny"], "--no-nanny: each worker is watched"),
         (["--name", "a/b", "--gpus", "sim:1"], "has a slash"),
         (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
-        (["--gpus", "sim:1", "--death-timeout", "1"], "the scheduler could not be reached"),
     ],
 )
 def test_a_wrong_line_says_what_is_wrong(arguments: list[str], words: str) -> None:
-    argv = [*WORKER, "tcp://127.0.0.1:1", *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment())
+    done = ranks.run_command([*WORKER, "tcp://127.0.0.1:1", *arguments])
     assert done.returncode in (1, 2)
     assert re.search(words, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
 
 
-# dask-mpi
+def test_unreachable_or_foreign_scheduler_is_an_error(tmp_path: Path) -> None:
+    """The second is said at once, or the test never ends."""
+    argv = [*WORKER, "tcp://127.0.0.1:1", "--gpus", "sim:1", "--death-timeout", "1"]
+    done = ranks.run_command(argv)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "the scheduler could not be reached" in done.stderr
+    theirs = Certificate.make()
+    (tmp_path / "cert").write_text(theirs.cert_pem)
+    (tmp_path / "key").write_text(theirs.key_pem)
+    words = ["--tls-ca-file", "cert", "--tls-cert", "cert", "--tls-key", "key", "--gpus", "sim:1"]
+
+    async def join(address: str) -> subprocess.CompletedProcess[str]:
+        argv = ["env", f"--chdir={tmp_path}", *WORKER, address, *words, "--death-timeout", "3600"]
+        return await asyncio.to_thread(ranks.run_command, argv)
+
+    done = knock(Certificate.make(), join)
+    assert done.returncode == 1, done.stderr
+    assert "the certificates do not belong together" in done.stderr
 
 
 INITIALIZE = """
-    import dask_mpi, json
-    options = {"gpus": "sim:2x16MiB", "jit_unspill": True, **json.loads(sys.argv[1])}
+    import dask_mpi
+    options = {"gpus": "sim:2x16MiB", "jit_unspill": True}
     dask_mpi.initialize(
         worker_class="hpcgpu.GPUWorker", worker_options=options, memory_limit="1GB", dashboard_address=None
     )
@@ -172,41 +171,30 @@ INITIALIZE = """
     with Client() as client:
         client.wait_for_workers(2, timeout=60)
         table = hpcgpu.bindings(client)
-        stores = client.run(lambda dask_worker: [type(dask_worker.data).__name__, dask_worker.data.jit_unspill])
-        facts = dict(
-            gpus=sorted(w.spec.gpu.pci for w in table.workers),
-            cores=[str(w.spec.binding.cpuset) for w in table.workers],
-            wrong=table.differences,
-            stores=list(stores.values()),
-            limits=[w["memory_limit"] for w in client.scheduler_info()["workers"].values()],
-            scratch=[w["local_directory"] for w in client.scheduler_info()["workers"].values()],
-        )
-    print("FACTS", json.dumps(facts), flush=True)
+        stores = client.run(lambda dask_worker: (type(dask_worker.data).__name__, dask_worker.data.jit_unspill))
+        infos = list(client.scheduler_info()["workers"].values())
+        assert len({w.spec.gpu.pci for w in table.workers}) == 2
+        assert len({str(w.spec.binding.cpuset) for w in table.workers}) == min(2, int(sys.argv[1]))
+        assert table.differences == {}
+        assert set(stores.values()) == {("GpuSpillBuffer", True)}
+        assert {w["memory_limit"] for w in infos} == {10**9}
+    print("FOLDERS", *(w["local_directory"] for w in infos), flush=True)
 """
-BIND_TO_CORE = (*ranks.MPIRUN[:2], "--bind-to", "core:overload-allowed")
 
 
-@pytest.mark.parametrize("launcher", [ranks.MPIRUN, BIND_TO_CORE], ids=["bind-to-none", "bind-to-core"])
-def test_ranks_of_dask_mpi_share_out_gpus_and_cores(tmp_path: Path, launcher: tuple[str, ...]) -> None:
-    path = ranks.script(tmp_path, INITIALIZE)
-    argv = [*launcher, "-n", "4", sys.executable, str(path), "{}"]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=scaled(120), env=ranks.environment(), stdin=subprocess.DEVNULL
-    )
-    assert "FACTS" in done.stdout, done.stderr
-    facts = json.loads(done.stdout.partition("FACTS")[2].splitlines()[0])
-    assert len(set(facts["gpus"])) == 2
-    if len(os.sched_getaffinity(0)) > 1:
-        assert len(set(facts["cores"])) == 2
-    assert facts["wrong"] == {}
-    assert facts["stores"] == [["GpuSpillBuffer", True]] * 2
-    assert facts["limits"] == [10**9] * 2
-    assert not [folder for folder in facts["scratch"] if Path(folder).exists()]
+def test_ranks_of_dask_mpi_share_out_gpus_and_cores(tmp_path: Path) -> None:
+    """Though a launcher has bound each of them to a core."""
+    bound = (*ranks.MPIRUN[:2], "--bind-to", "core:overload-allowed", "-n", "4", sys.executable)
+    argv = [*bound, str(ranks.script(tmp_path, INITIALIZE)), str(len(os.sched_getaffinity(0)))]
+    done = ranks.run_command(argv, timeout=scaled(120))
+    folders = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOLDERS")]
+    assert [len(names) for names in folders] == [2], done.stderr
+    assert not [name for name in folders[0] if Path(name).exists()]
     assert done.stderr.count("protocol tcp of the scheduler is not encrypted") == 1
-    assert ("but its worker has a share of all" in done.stderr) == (launcher is BIND_TO_CORE)
+    assert "but its worker has a share of all" in done.stderr
 
 
-def test_a_rank_of_dask_mpi_beyond_the_gpus_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+def test_dask_mpi_rank_beyond_the_gpus_is_an_error_of_its_own(tmp_path: Path) -> None:
     """dask-mpi's command keeps a failed rank waiting in MPI_Finalize: the run has one worker, its log the reason."""
     file, log = tmp_path / "scheduler.json", tmp_path / "log"
     argv = [*ranks.MPIRUN, "-n", "3", str(ranks.BIN / "dask-mpi"), "--worker-class", "hpcgpu.GPUWorker"]
@@ -245,8 +233,6 @@ def test_a_worker_of_dask_worker_is_bound_too(tmp_path: Path) -> None:
         assert not table.differences
 
 
-# GPURunner
-
 RUNNER = """
     import urllib.request
     print("above", flush=True)
@@ -261,18 +247,11 @@ RUNNER = """
 """
 
 
-def run_script(argv: list[str], count: int, **more: Any) -> subprocess.CompletedProcess[str]:
-    launcher = [*ranks.MPIRUN, "-n", str(count)] if count else []
-    if "input" not in more:
-        more["stdin"] = subprocess.DEVNULL
-    argv = [*launcher, sys.executable, *argv]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=ranks.environment(), **more)
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("count", [0, 3])
 def test_a_script_is_the_ranks_and_then_their_client(tmp_path: Path, count: int) -> None:
-    path = ranks.script(tmp_path, RUNNER)
-    done = run_script([str(path), "a b"], count)
+    launcher = [*ranks.MPIRUN, "-n", str(count)] if count else []
+    argv = [*launcher, sys.executable, str(ranks.script(tmp_path, RUNNER)), "a b"]
+    done = ranks.run_command(argv, timeout=scaled(120))
     assert done.returncode == 3, done.stderr
     assert done.stdout.count("above") == max(count, 1) + 1
     assert re.findall("below.*", done.stdout) == ["below ['0', '1'] 3 ['a b']"]
@@ -280,7 +259,7 @@ def test_a_script_is_the_ranks_and_then_their_client(tmp_path: Path, count: int)
 
 def test_a_module_is_started_once_more_as_one(tmp_path: Path) -> None:
     ranks.script(tmp_path, RUNNER, "mine.py")
-    done = run_script(["-m", "mine"], 0, cwd=tmp_path)
+    done = ranks.run_command(["env", f"--chdir={tmp_path}", sys.executable, "-m", "mine"], timeout=scaled(120))
     assert (done.returncode, done.stdout.count("below")) == (3, 1), done.stderr
 
 
@@ -292,14 +271,12 @@ def test_a_module_is_started_once_more_as_one(tmp_path: Path) -> None:
         ("import mpi4py.MPI; GPURunner(gpus='sim:1')", "MPI has been started in this process"),
     ],
 )
-def test_what_a_runner_cannot_do_is_said(tmp_path: Path, code: str, words: str) -> None:
-    path = ranks.script(tmp_path, f"from hpcgpu import GPURunner\n{code}")
-    done = run_script([str(path)], 0)
+def test_a_runner_that_cannot_start_says_why(tmp_path: Path, code: str, words: str) -> None:
+    done = ranks.run_command([sys.executable, str(ranks.script(tmp_path, f"from hpcgpu import GPURunner\n{code}"))])
     assert done.returncode == 1
     assert words in done.stderr
 
 
-def test_a_runner_without_a_script_says_what_to_take() -> None:
-    code = "from hpcgpu import GPURunner; GPURunner(gpus='sim:1')"
-    done = run_script(["-"], 0, input=code)
+def test_a_runner_without_a_script_advises_the_local_cluster() -> None:
+    done = ranks.run_command([sys.executable, "-c", "from hpcgpu import GPURunner; GPURunner(gpus='sim:1')"])
     assert "use LocalGPUCluster" in done.stderr

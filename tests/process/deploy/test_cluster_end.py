@@ -1,21 +1,22 @@
-"""What a cluster object says and does when it has ended: closed, detached, or its job is lost."""
+"""What a cluster object says and does before it is awaited, and when it is closed, detached, or lost."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import html
 import os
 import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from distributed import Client
 from distributed.core import Status
 from pbs_replay import Pbs
-from waiting import Said, aside, scaled, until
+from waiting import Said, aside, scaled, until, when
 
-from hpcgpu import JobError, LocalGPUCluster, PBSGPUCluster
+from hpcgpu import ConfigError, JobError, LocalGPUCluster, PBSGPUCluster
 from hpcgpu.deploy.cluster.cluster import GPUCluster
 
 GANG = {"gpus": "sim:2x16MiB", "queue": "gpu", "walltime": "00:10:00", "ranks": "node", "launcher": "fork"}
@@ -50,10 +51,9 @@ def has_nothing(cluster: GPUCluster, state: str) -> None:
     assert state in str(refused.value)
 
 
-def scheduler_of(cluster: GPUCluster) -> int:
-    """Return its process."""
+def kill_scheduler(cluster: GPUCluster) -> None:
     with Client(cluster) as client:
-        return int(client.run_on_scheduler(os.getpid))
+        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
 
 
 def rows(cluster: PBSGPUCluster) -> list[tuple[str, str]]:
@@ -108,19 +108,29 @@ def test_a_detached_cluster_says_that_its_job_goes_on(pbs: Pbs) -> None:
     until(lambda: pbs.over(JOB), "the job is over")
 
 
-@pytest.mark.parametrize("how", ["walltime", "scheduler"])
-def test_a_lost_cluster_says_why(pbs: Pbs, said: Said, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("walltime", "exceeded resource walltime), exit code -29"),
+        ("qdel", "terminated by user1@login01"),
+        ("scheduler", ""),
+    ],
+)
+def test_a_lost_cluster_says_why(pbs: Pbs, said: Said, how: str, reason: str) -> None:
     pbs.history(True)
     with PBSGPUCluster(**GANG) as cluster:
         cluster.wait_for_workers(2)
         waiting = aside(lambda: cluster.wait_for_workers(9))
         if how == "walltime":
             pbs.exceed_walltime(JOB)
+        elif how == "qdel":
+            pbs.end(JOB, 271, f"Job run at Fri Nov 20 at 20:19 on (node0001:ncpus=2) and {reason}")
         else:
-            os.kill(scheduler_of(cluster), signal.SIGKILL)
-        with pytest.raises(JobError, match=f"this PBSGPUCluster is lost: job {JOB} has ended: F"):
-            waiting.result(scaled(60))
+            kill_scheduler(cluster)
         lost = f"lost: job {JOB} has ended: F (Job run"
+        with pytest.raises(JobError, match=re.escape(f"this PBSGPUCluster is {lost}")):
+            waiting.result(scaled(60))
+        until(lambda: reason in said.text, "the reason is printed")
         assert repr(cluster).startswith(f"PBSGPUCluster(hpcgpu, {lost}")
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
         assert cluster.status == Status.failed
@@ -148,16 +158,53 @@ def test_an_elastic_cluster_whose_scheduler_died_here_says_so(pbs: Pbs) -> None:
     assert rows(cluster)[0] == (JOB, "GONE (closed)") or pbs.over(JOB)
 
 
-def test_a_local_cluster_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with LocalGPUCluster(gpus="sim:1") as cluster:
-        pass
-    has_nothing(cluster, "closed")
+def test_a_local_cluster_tells_the_same() -> None:
     with LocalGPUCluster(gpus="sim:1") as cluster:
         assert len(cluster.plan) == 1
         assert cluster.plan == cluster.requested == cluster.observed
         waiting = aside(lambda: cluster.sync(cluster._wait_for_workers, 5))  # the public one refuses it
-        os.kill(scheduler_of(cluster), signal.SIGKILL)
+        kill_scheduler(cluster)
         with pytest.raises(JobError, match="this LocalGPUCluster is lost: the ranks ended with exit code 70"):
             waiting.result(scaled(60))
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
+
+
+def test_cluster_not_awaited_is_an_error_and_submits_nothing(pbs: Pbs) -> None:
+    async def use() -> None:
+        cluster = PBSGPUCluster(**ELASTIC, asynchronous=True)
+        assert repr(cluster) == "PBSGPUCluster(hpcgpu, not started: await it)"
+        assert cluster.status.name == "created"
+        calls: list[Callable[[], object]] = [
+            *(lambda: cluster.scale(2), lambda: cluster.adapt(maximum=2), lambda: cluster.wait_for_workers(1)),
+            *(cluster.memory, cluster.bindings, cluster.detach),
+            lambda: Client(cluster, asynchronous=True),
+        ]
+        for call in calls:
+            with pytest.raises(ConfigError, match=r"has not started yet: .* write 'cluster = await PBSGPUCluster\("):
+                call()
+
+    with pytest.warns(RuntimeWarning, match=r"PBSGPUCluster was never awaited, so it has not started"):
+        asyncio.run(use())
+        gc.collect()
+    assert pbs.calls("qsub") == []
+
+
+def test_scale_and_close_need_no_await(pbs: Pbs) -> None:
+    """As dask-jobqueue's scale, which is no coroutine."""
+
+    async def use() -> None:
+        async with PBSGPUCluster(**ELASTIC, asynchronous=True) as cluster, Client(cluster, asynchronous=True) as client:
+            cluster.scale(1)
+            await cluster.wait_for_workers(2, timeout=scaled(60))
+            assert await client.submit(sum, [1, 2]) == 3
+            cluster.close()
+            async with asyncio.timeout(scaled(60)):
+                await when(lambda: cluster.status.name == "closed")
+
+    asyncio.run(use())
+    assert all(map(pbs.over, pbs.ids()))
+
+
+def test_asynchronous_cluster_without_event_loop_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="asynchronous=True outside of an event loop: leave it out, or write"):
+        LocalGPUCluster(gpus="sim:1", asynchronous=True)

@@ -1,4 +1,4 @@
-"""The dashboard through the link of a cluster object: HTTP and websockets, by the secret only, as long as it lives."""
+"""The dashboard by the link of a cluster object and its secret; Dask's pages, the page of GPUs, and the metrics."""
 
 from __future__ import annotations
 
@@ -7,27 +7,45 @@ import os
 import re
 import socket
 import stat
+import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
+import ranks
 import sockets
-import websocket
 from distributed import Client
+from paths import SUPPORT
 from waiting import scaled
 
-from hpcgpu import LocalGPUCluster
+from hpcgpu import LocalGPUCluster, sim
+from hpcgpu.deploy.dashboard.page import GpuPage
+from hpcgpu.plan.views.gpus import GpuFacts
+
+CROWD, LOOK = SUPPORT / "gpu_crowd.py", SUPPORT / "bokeh_page.py"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalGPUCluster]:
-    with LocalGPUCluster(gpus="sim:2x64MiB") as cluster:
+    """A cluster of two GPUs that hold data."""
+    with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster) as client:
+        held = client.map(lambda i: sim.asarray(np.full(8 << 20, i, "u1")), range(16))
+        assert client.gather(client.map(lambda x: int(x[0]), held)) == list(range(16))
         yield cluster
+
+
+@pytest.fixture
+def base(cluster: LocalGPUCluster) -> str:
+    return cluster.dashboard_link.removesuffix("/status")
 
 
 def fetch(url: str) -> tuple[int, str]:
@@ -63,31 +81,6 @@ def test_pages_and_what_they_name_are_there(cluster: LocalGPUCluster) -> None:
     assert fetch(top + "sitemap.json")[0] == 404  # distributed's own answers 500 and logs a traceback
 
 
-def message(there: websocket.WebSocket) -> tuple[str, dict]:
-    """Return type and content of Bokeh's next message."""
-    header, _, content = (json.loads(there.recv()) for _ in range(3))
-    for _ in range(2 * header.get("num_buffers", 0)):
-        there.recv()
-    return header["msgtype"], content
-
-
-def test_the_bokeh_document_comes_by_a_websocket(cluster: LocalGPUCluster) -> None:
-    page = fetch(cluster.dashboard_link)[1]
-    token = re.search(r'"token":\s*"([^"]+)"', page)
-    assert token
-    address = cluster.dashboard_link.replace("http", "ws", 1) + "/ws"
-    there = websocket.create_connection(address, subprotocols=["bokeh", token[1]], timeout=scaled(60))
-    try:
-        assert message(there)[0] == "ACK"
-        for part in ({"msgid": "1", "msgtype": "PULL-DOC-REQ"}, {}, {}):
-            there.send(json.dumps(part))
-        while (found := message(there))[0] != "PULL-DOC-REPLY":
-            assert found[0] == "PATCH-DOC"  # the plots are alive
-        assert found[1]["doc"]["roots"]
-    finally:
-        there.close()
-
-
 def test_without_the_secret_there_is_nothing(cluster: LocalGPUCluster) -> None:
     top, secret = cluster.dashboard_link.removesuffix("/status").rsplit("/", 1)
     for path in ("/", "/status", f"/{secret}x/status", f"/{secret[:-1]}/status", f"/x/{secret}/status", "//status"):
@@ -101,19 +94,16 @@ def test_without_the_secret_there_is_nothing(cluster: LocalGPUCluster) -> None:
         assert said.endswith(b'the log of the run names: "dashboard: cat FILE".\n')
 
 
-def test_a_clients_links_are_the_clusters(cluster: LocalGPUCluster) -> None:
+def test_the_links_of_objects_are_the_clusters(cluster: LocalGPUCluster) -> None:
     with Client(cluster) as client:
         assert client.dashboard_link == cluster.dashboard_link
         assert cluster.dashboard_link in client._repr_html_()
-    assert cluster.dashboard_link.split("/")[3] not in repr(cluster) + cluster.explain() + str(cluster.get_logs())
-
-
-def test_without_ipywidgets_the_html_stands_by_itself(cluster: LocalGPUCluster) -> None:
-    page = cluster._repr_html_()
+    page = cluster._repr_html_()  # by itself, without ipywidgets
     assert f'<a href="{cluster.dashboard_link}"' in page
     for words in ("Status: <strong>running</strong>", "on 2 GPUs, 1 node", "of 64.0 MiB, limit 51.2 MiB", "simulated"):
         assert words in page
     assert repr(cluster).endswith("gpus=2)")
+    assert cluster.dashboard_link.split("/")[3] not in repr(cluster) + cluster.explain() + str(cluster.get_logs())
 
 
 def test_it_listens_on_loopback_as_long_as_the_cluster_lives(capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,3 +138,73 @@ def test_without_bokeh_the_page_says_what_to_install(tmp_path: Path, monkeypatch
         status, said = fetch(cluster.dashboard_link)
     assert (status, "pip install 'hpcgpu[dashboard]'" in said) == (501, True)
     assert "bokeh" not in sys.modules or sys.modules["bokeh"].__file__ != str(tmp_path / "bokeh.py")
+
+
+def page(url: str, condition: str) -> dict[str, Any]:
+    """Return the content of a page when the condition holds."""
+    done = ranks.run_command([sys.executable, str(LOOK), url, condition], timeout=scaled(90))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_pages_of_gpus_show_each_gpu_over_time(base: str) -> None:
+    """Ours, and Dask's own."""
+    found = page(f"{base}/gpus", f"sum(data['device_top']) >= {64 << 20} and len(data['time']) > 2 and '<img' in texts")
+    data = found["data"]
+    assert len(data["name"]) == 2
+    assert sum(data["disk_top"]) >= 128 << 20  # the tiers lie on each other
+    assert "2 GPUs on 1 node; Dask&#x27;s data: " in found["texts"]
+    assert '<a href="gpus">GPUs</a>' in fetch(f"{base}/gpus")[1]  # in the menu
+    found = page(f"{base}/gpu", f"sum(data['memory']) >= {64 << 20}")
+    assert max(found["data"]["memory"]) <= 64 << 20
+    assert any(title.endswith("/ 128.00 MiB") for title in found["titles"])
+
+
+def test_metrics_for_prometheus(base: str) -> None:
+    with urllib.request.urlopen(f"{base}/hpcgpu/metrics") as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        lines = answer.read().decode().splitlines()
+    devices = [float(line.split()[-1]) for line in lines if 'tier="device"' in line]
+    assert (len(devices), 64 << 20 <= sum(devices) <= 128 << 20) == (2, True)
+    assert fetch(f"{base.rpartition('/')[0]}/hpcgpu/metrics")[0] == 404
+
+
+def test_gpu_page_marks_workers_not_as_planned() -> None:
+    """Colour alone is not seen by everybody."""
+    facts = [GpuFacts(name=f"n-{i}", tier_bytes={"device": 3 + i}, limit_bytes={"device": 8}) for i in range(2)]
+    facts[1] = replace(facts[1], differences=("2 of 9 threads may run on PUs 0",))
+    page = GpuPage(None, SimpleNamespace(gpus=lambda: facts), SimpleNamespace(add_next_tick_callback=lambda _: None))
+    page.update()
+    first, second = page._bars.source.data["mark"]
+    assert np.isnan(first)
+    assert second > 4
+    assert "white-space:nowrap'>n-1</span>" in page._head.text
+    facts = [replace(facts[1], name=f"n-{i}", tier_bytes={"device": i}) for i in range(400)]
+    page._bars.show(facts, fresh=True)
+    assert page._bars.source.data["mark"].min() > 399  # in one line, above all bars
+
+
+def test_a_gpu_that_is_tapped_is_shown_over_time() -> None:
+    """As a bar or as a row of the table, which begins with those that are not as planned."""
+    facts = [GpuFacts(name=f"n-{i}", tier_bytes={"device": 3 + i}, differences=("cores",) * i) for i in range(2)]
+    page = GpuPage(None, SimpleNamespace(gpus=lambda: facts), SimpleNamespace(add_next_tick_callback=lambda _: None))
+    page.update()
+    for source, index, name, device in (
+        (page._bars.source, [1], "n-1", 4),
+        (page._table.source, [1], "n-0", 3),
+        (page._table.source, [], "all GPUs", 7),
+    ):
+        source.selected.indices = index
+        assert page._lines.memory.title.text.endswith(f"over time: {name}")
+        assert list(page._lines.source.data["device"]) == [device]
+
+
+def test_it_is_read_with_400_gpus() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, str(CROWD), "400"], **pipes, text=True) as crowd:
+        found = page(crowd.stdout.readline().strip(), "len(data['image']) > 1")
+        crowd.stdin.close()
+    assert len(found["data"]["name"]) == 400
+    assert found["data"]["name"][:3] == ["node000-2", "node014-1", "node032-2"]  # those that are not as planned
+    assert "3 of 400 workers not as planned" in found["texts"]
+    assert len(found["data"]["image"][0]) == 400

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import local_system
 import pytest
 import ranks
+from crowd import JOB, Crowd, tree_cpu_s, write_slurm
 from distributed import Client
 from waiting import Said, scaled, until
 
 from hpcgpu import SLURMGPUCluster
 from hpcgpu.deploy.cluster.batch import BatchGPUCluster
-from hpcgpu.errors import ConfigError, JobError, SubmitError
+from hpcgpu.deploy.jobs import job_loop
+from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.supervise.tasks import GATHER_S
 
 
 class LocalJobs(BatchGPUCluster):
@@ -30,7 +34,6 @@ OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "rank
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("HOME", str(tmp_path))
     ranks.use_environment(monkeypatch)
     local_system.use(monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -53,13 +56,10 @@ def alive(job_id: str) -> bool:
     return fields[0] != "Z" and fields[19] == started
 
 
-def test_jobs_come_and_go(home: Path, said: Said) -> None:
-    options = {**OPTIONS, "device_memory_limit": "1GB"}
-    with LocalJobs(**options, log_directory=str(home)) as cluster, Client(cluster) as client:
+def test_jobs_come_and_go_and_are_replaced(home: Path, said: Said) -> None:
+    with LocalJobs(**OPTIONS, log_directory=str(home), device_memory_limit="1GB") as cluster, Client(cluster) as client:
         assert "READY scheduler here; no workers yet: request them by cluster.scale(n)" in said.text
         assert "0 workers" not in said.text
-        cluster.scale(jobs=1)
-        cluster.wait_for_workers(2)
         cluster.scale(3)  # workers: two jobs of two
         assert len(ids(cluster)) == 2
         cluster.wait_for_workers(4)
@@ -70,92 +70,42 @@ def test_jobs_come_and_go(home: Path, said: Said) -> None:
         until(lambda: len(client.scheduler_info()["workers"]) == 2, "the workers of one job have left")
         assert client.gather(kept) == list(range(4)), "a job that left has taken its data with it"
         assert cluster.jobs.gone == ()  # nobody wanted it any more
-        last = ids(cluster)
-    assert not any(alive(job_id) for job_id in last)
-    assert said.text.count("is lowered to 16.0 MiB") == 1  # of three nodes
-
-
-def test_a_job_that_died_is_replaced(home: Path) -> None:
-    with LocalJobs(**OPTIONS, log_directory=str(home)) as cluster, Client(cluster) as client:
-        cluster.scale(jobs=1)
-        cluster.wait_for_workers(2)
+        until(lambda: len(ids(cluster)) == 1, "the job that left is forgotten")
         (victim,) = ids(cluster)
         os.killpg(int(victim.partition(".")[0]), signal.SIGKILL)
         until(lambda: victim not in ids(cluster), "the dead job is forgotten")
         until(lambda: len(client.scheduler_info()["workers"]) == 2, "the workers of another job")
         assert client.submit(sum, [1, 2]).result() == 3
-        assert len(ids(cluster)) == 1
-        (gone,) = cluster.jobs.gone
-        assert gone.id == victim
-        assert str(cluster.jobs).index(ids(cluster)[0]) < str(cluster.jobs).index(victim)
+        (last,) = ids(cluster)
+        assert [job.id for job in cluster.jobs.gone] == [victim]
+        assert str(cluster.jobs).index(last) < str(cluster.jobs).index(victim)
+    assert not alive(last)
+    assert said.text.count("is lowered to 16.0 MiB") == 1, "what nodes say of themselves is said once"
 
 
-def test_jobs_that_die_before_their_first_worker_stop_the_loop_with_the_log(home: Path) -> None:
-    broken = ["echo no such module >&2", "exit 3"]
-    with LocalJobs(**OPTIONS, log_directory=str(home), job_script_prologue=broken) as cluster:
-        cluster.scale(jobs=1)
-        with pytest.raises(JobError, match=r"3 jobs in a row ended before their first worker(.|\n)*no such module"):
-            cluster.wait_for_workers(2)
-        assert ids(cluster) == []
-        seen = [row.text for row in cluster.jobs.gone]
-        assert len(seen) == 3
-        assert all(re.fullmatch(r"GONE at [\d :-]+ \(exit code 3.*\)", text) for text in seen)
-        assert seen[0] in cluster.jobs._repr_html_()
-
-
-def test_waiting_says_what_the_jobs_do(home: Path) -> None:
-    slow = ["sleep 600"]
-    with LocalJobs(**OPTIONS, log_directory=str(home), job_script_prologue=slow) as cluster:
+def test_waiting_says_the_state_of_the_jobs(home: Path) -> None:
+    with LocalJobs(**OPTIONS, log_directory=str(home), job_script_prologue=["sleep 600"]) as cluster:
         cluster.scale(jobs=1)
         with pytest.raises(TimeoutError, match=r"not 2 workers within 1 s: (SUBMITTED|STARTING 0/2|1)"):
             cluster.wait_for_workers(2, timeout=1)
 
 
-def test_adapt_follows_the_work(home: Path) -> None:
-    def slow(x: int) -> int:
-        import time
-
-        time.sleep(0.3)
-        return x
-
-    with LocalJobs(**OPTIONS, log_directory=str(home)) as cluster, Client(cluster) as client:
-        cluster.adapt(minimum=0, maximum_jobs=2, interval="100ms", wait_count=2)
-        assert sum(client.gather(client.map(slow, range(40)))) == sum(range(40))
-        assert 1 <= len(ids(cluster)) <= 2
-        until(lambda: not client.scheduler_info()["workers"], "all workers have left")
-
-
-def test_bad_numbers_and_a_fixed_shape_are_refused(home: Path) -> None:
+def test_wait_for_workers_says_why_the_job_loop_fails(home: Path) -> None:
     with LocalJobs(**OPTIONS, log_directory=str(home)) as cluster:
-        for args, options, message in (
-            ((2,), {"jobs": 1}, "give one of them"),
-            (("many",), {}, "n='many'"),
-            ((-1,), {}, "0 or"),
-        ):
-            with pytest.raises(ConfigError, match=message):
-                cluster.scale(*args, **options)
-        with pytest.raises(ConfigError, match="minimum 5, maximum 2"):
-            cluster.adapt(minimum=5, maximum=2)
-    with pytest.raises(ConfigError, match="shape"):
-        SLURMGPUCluster(gpus="sim:2", shape="eleastic")
-
-
-def test_a_detached_cluster_is_scaled_by_who_attaches(home: Path) -> None:
-    given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
-    first = LocalJobs(**given)
-    first.scale(4)
-    first.wait_for_workers(4)
-    (member,) = ids(first)
-    first.detach()
-    with LocalJobs.attach("mine", shutdown_on_close=True) as cluster, Client(cluster) as client:
-        assert ids(cluster) == [member]
-        assert cluster.wanted_workers == 4
-        cluster.scale(6)
-        cluster.wait_for_workers(6)
-        assert client.submit(sum, [1, 2]).result() == 3
-        assert member in ids(cluster)
-        assert alive(member)
-    assert not alive(member)
+        cluster.scale(jobs=1)
+        cluster.wait_for_workers(2)
+        (job,) = (row.id for row in cluster.jobs.rows if row.has == "workers")
+        (written,) = (home / ".hpcgpu" / "runs").glob("*/record")
+        written.unlink()
+        written.mkdir()  # as a home that is full, or a file server that has lost the handle
+        os.killpg(int(job.partition(".")[0]), signal.SIGKILL)
+        until(lambda: not cluster.scheduler_info["workers"], "no worker is known")
+        with pytest.raises(JobError, match=r"the loop that looks after this cluster's jobs has failed .* IsADirectory"):
+            cluster.wait_for_workers(2, timeout=scaled(60))
+        written.rmdir()
+        until(lambda: cluster.scheduler_info["workers"], "a worker is known")
+        cluster.wait_for_workers(2)
+        assert job in written.read_text()  # as gone
 
 
 def everywhere(clusters: tuple[LocalJobs, ...], workers: int) -> None:
@@ -165,52 +115,87 @@ def everywhere(clusters: tuple[LocalJobs, ...], workers: int) -> None:
         assert cluster.wanted_workers == workers
 
 
-def test_of_several_objects_of_one_cluster_one_steers_and_all_scale(home: Path) -> None:
-    given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
-    with LocalJobs(**given) as owner:
+def test_objects_of_one_cluster_all_scale_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tell which jobs are gone, and a refusal goes to the object that asked."""
+    with LocalJobs(**OPTIONS | {"scheduler": "job"}, log_directory=str(home), job_name="mine") as owner:
         with LocalJobs.attach("mine") as attached:
             owner.scale(4)
             everywhere((owner, attached), 4)
             (member,) = ids(attached)
             with LocalJobs.attach("mine"):
                 pass
+            with monkeypatch.context() as patch:
+                patch.setenv("PATH", str(home))  # jobs of this machine are started by a shell
+                with pytest.raises(SubmitError, match="sh"):
+                    attached.scale(6)
             attached.scale(6)
             everywhere((owner, attached), 6)
             assert set(ids(owner)) == set(ids(attached)) > {member}
             assert [row.text for row in owner.jobs.rows] == ["UP 2/2"] * 3
+            os.killpg(int(member.partition(".")[0]), signal.SIGKILL)
+            until(lambda: attached.jobs.gone, "the other object knows that the job is gone")
+            assert attached.jobs.gone == owner.jobs.gone
+            assert attached.jobs.gone[0].id == member
+            everywhere((owner, attached), 6)
         owner.scale(4)
+        until(lambda: len(ids(owner)) == 1, "one job with workers is left")
+        (member,) = ids(owner)
         owner.detach()
-    with LocalJobs.attach("mine") as first, LocalJobs.attach("mine") as second:
+    with LocalJobs.attach("mine") as first, LocalJobs.attach("mine", shutdown_on_close=True) as second:
         assert first.wanted_workers == second.wanted_workers == 4
+        assert ids(first) == [member]
+        assert [job.id for job in first.jobs.gone][-1:] == [job.id for job in owner.jobs.gone][-1:]
         first.close()
         second.scale(6)
         second.wait_for_workers(6, timeout=scaled(60))
-        second.shutdown()
+        assert member in ids(second)
+        assert alive(member)
+    assert not alive(member)
 
 
-def test_all_objects_show_gone_jobs(home: Path) -> None:
-    given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
-    with LocalJobs(**given) as owner:
-        owner.scale(jobs=1)
-        owner.wait_for_workers(4)
-        (victim,) = ids(owner)
-        with LocalJobs.attach("mine") as attached:
-            os.killpg(int(victim.partition(".")[0]), signal.SIGKILL)
-            until(lambda: attached.jobs.gone, "the other object knows that the job is gone")
-            assert attached.jobs.gone == owner.jobs.gone
-            assert attached.jobs.gone[0].id == victim
-        with LocalJobs.attach("mine") as later:
-            assert later.jobs.gone == owner.jobs.gone
+JOBS, PER_JOB = 250, 4
+NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_JOB)]
 
 
-def test_refusal_goes_to_the_object_that_scaled(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {**OPTIONS, "scheduler": "job", "log_directory": str(home), "job_name": "mine"}
-    with LocalJobs(**given) as owner, LocalJobs.attach("mine") as attached:
-        monkeypatch.setenv("PATH", str(home))  # jobs of this machine are started by a shell
-        with pytest.raises(SubmitError) as caught:
-            attached.scale(4)
-        assert "sh" in str(caught.value)
-        monkeypatch.undo()
-        monkeypatch.setenv("HOME", str(home))
-        attached.scale(4)
-        everywhere((owner, attached), 4)
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    write_slurm(tmp_path, JOBS)
+    ranks.use_environment(monkeypatch)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not list((tmp_path / ".hpcgpu" / "runs").iterdir()), "a run has left its folder behind"
+
+
+def states(cluster: Any) -> set[str]:
+    return {row.text for row in cluster.jobs.rows if row.has == "workers"}
+
+
+def test_a_thousand_workers_join_and_leave_at_little_cost(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    reconcile = job_loop.reconcile
+
+    def counted(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return reconcile(*given)
+
+    monkeypatch.setattr(job_loop, "reconcile", counted)
+    options = {"gpus": f"sim:{PER_JOB}", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+    with SLURMGPUCluster(**options, log_directory=str(slurm), quiet=True) as cluster:
+        cluster.scale(jobs=JOBS)
+        with Crowd(cluster) as crowd:
+            start, own_s, others_s = time.monotonic(), time.process_time(), tree_cpu_s(cluster.job_id)
+            crowd.join(NAMES)
+            cluster.wait_for_workers(len(NAMES))
+            until(lambda: states(cluster) == {f"UP {PER_JOB}/{PER_JOB}"}, "all jobs are up", every_s=0.1)
+            crowd.leave()
+            lost = f"STARTING 0/{PER_JOB} (lost its workers)"
+            until(lambda: states(cluster) == {lost}, "all jobs have lost their workers", every_s=0.1)
+            own_s, others_s = time.process_time() - own_s, tree_cpu_s(cluster.job_id) - others_s
+            took_s = time.monotonic() - start
+        own_ms, others_ms = own_s / len(NAMES) * 1e3, others_s / len(NAMES) * 1e3
+        print(f"CPU per worker: {own_ms:.3f} ms here, {others_ms:.3f} in the scheduler; {looks} looks at all jobs")
+        assert (slurm / "submitted").read_text() == "x\n", "one sbatch for 250 jobs, and none when all workers left"
+        assert looks <= 2 * took_s / GATHER_S + 10, "each burst of workers is one look, not each worker"
+        assert own_s < others_s

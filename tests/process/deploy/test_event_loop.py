@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import ranks
 from waiting import scaled
 
 # Python imports this module in each process at its start. It notes each path that is opened, made, listed or removed
@@ -61,16 +61,9 @@ def test_no_file_is_touched_on_an_event_loop(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     notes = tmp_path / "notes"
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    environ = {**os.environ, "PYTHONPATH": path, "NOTES": str(notes), "LOGS": str(tmp_path / "logs")}
-    done = subprocess.run(
-        (sys.executable, tmp_path / "script.py"),
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=scaled(120),
-        check=True,
-    )
-    assert done.stdout == "done\n"
+    env = {"PYTHONPATH": path, "NOTES": str(notes), "LOGS": str(tmp_path / "logs")}
+    done = ranks.run_command([sys.executable, str(tmp_path / "script.py")], env, scaled(120))
+    assert done.stdout == "done\n", done.stderr
     seen = notes.read_text().splitlines()
     assert any("usage.py:" in line for line in seen), "the hook is there"
     assert [line for line in seen if not any(name in line for name in ALLOWED)] == []

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -60,22 +59,8 @@ def left(place: Place) -> list[str]:
 
 def removers(place: Place) -> list[psutil.Process]:
     """Return the processes that wait for the end of a run in these folders."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if any(word.endswith("host/remover.py") for word in words) and str(place.tmp.parent) in words[-1]:
-            found.append(process)
-    return found
-
-
-def await_(what: str, condition: Callable[[], object]) -> None:
-    end = time.monotonic() + _GONE_S
-    while not condition():
-        assert time.monotonic() < end, f"within {_GONE_S:g} s not: {what}"
-        time.sleep(0.05)
+    lines = [(process, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"])]
+    return [p for p, words in lines if "host/remover.py" in " ".join(words) and str(place.tmp.parent) in words[-1]]
 
 
 def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Signals) -> None:
@@ -97,67 +82,38 @@ def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Sig
             signal_all(who[kind], sig)
         go_on.touch()
         process.wait(scaled(60))
-    await_("all processes have ended", lambda: not any(map(psutil.Process.is_running, [*family, *waiting])))
+    assert psutil.wait_procs([*family, *waiting], timeout=_GONE_S)[1] == []
 
 
-@pytest.mark.parametrize(
-    ("victim", "sig"),
-    [
-        ("", signal.SIGKILL),
-        ("first", signal.SIGTERM),
-        ("first", signal.SIGINT),
-        ("first", signal.SIGHUP),
-        ("first", signal.SIGKILL),
-        ("leader", signal.SIGKILL),
-        ("follower", signal.SIGKILL),
-    ],
-    ids=lambda value: value.name if isinstance(value, signal.Signals) else value or "nobody",
-)
-def test_nothing_is_left_of_ranks_of_mpirun(place: Place, tmp_path: Path, victim: str, sig: signal.Signals) -> None:
-    argv = ranks.command(ranks.script(tmp_path, SCRIPT), str(tmp_path / "go on"), options=OPTIONS, ranks=3)
-    run(place, argv, tmp_path / "go on", victim, sig)
-    own = str(place.tmp / "ompi.")  # a killed mpirun's
-    assert [path for path in left(place) if not (victim == "first" and path.startswith(own))] == []
+TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
+WAYS = {
+    "mpirun": [("first", TERM), ("first", INT), ("first", HUP), ("first", KILL), ("follower", KILL)],
+    "run": [(who, KILL) for who in ("", "leader", "fork_server", "scheduler", "worker", "script", "remover")],
+    "launch": [("first", KILL), ("mpirun", KILL)],
+    "LocalGPUCluster": [("", KILL), ("first", TERM), ("first", KILL), ("leader", KILL)],
+    "LocalGPUCluster by mpirun": [("first", KILL), ("mpirun", KILL)],
+}
 
 
-@pytest.mark.parametrize("victim", ["", "leader", "fork_server", "scheduler", "worker", "script", "remover"])
-def test_nothing_is_left_of_a_run(place: Place, tmp_path: Path, victim: str) -> None:
-    options = (*OPTIONS, "--local-directory", str(place.spill))
-    argv = ranks.command(ranks.script(tmp_path, SCRIPT), str(tmp_path / "go on"), options=options)
-    run(place, argv, tmp_path / "go on", victim, signal.SIGKILL)
-    assert left(place) == []
-
-
-@pytest.mark.parametrize("victim", ["", "first", "mpirun", "leader"])
-def test_nothing_is_left_of_a_launch(place: Place, tmp_path: Path, victim: str) -> None:
-    path = ranks.script(tmp_path, SCRIPT)
-    argv = [str(ranks.BIN / "hpcgpu"), "launch", "--launcher", "mpirun", *OPTIONS, str(path), str(tmp_path / "go on")]
-    run(place, argv, tmp_path / "go on", victim, signal.SIGKILL)
-    assert left(place) == []
-
-
-@pytest.mark.parametrize(
-    ("launcher", "victim", "sig"),
-    [
-        ("fork", "", signal.SIGKILL),
-        ("fork", "first", signal.SIGTERM),
-        ("fork", "first", signal.SIGKILL),
-        ("fork", "leader", signal.SIGKILL),
-        ("mpirun", "first", signal.SIGKILL),
-        ("mpirun", "mpirun", signal.SIGKILL),
-    ],
-)
-def test_nothing_is_left_of_a_cluster_of_this_machine(
-    place: Place, tmp_path: Path, launcher: str, victim: str, sig: signal.Signals
-) -> None:
-    given = json.dumps({"gpus": "sim:2", "launcher": launcher, "local_directory": str(place.spill)})
-    argv = [sys.executable, str(ranks.script(tmp_path, CLUSTER)), str(tmp_path / "go on"), given]
-    run(place, argv, tmp_path / "go on", victim, sig)
-    assert left(place) == []
+@pytest.mark.parametrize(("way", "victim", "sig"), [(way, *hit) for way, hits in WAYS.items() for hit in hits])
+def test_nothing_is_left_of_a_run(place: Place, tmp_path: Path, way: str, victim: str, sig: signal.Signals) -> None:
+    go_on, path = tmp_path / "go on", ranks.script(tmp_path, CLUSTER if "Local" in way else SCRIPT)
+    options = (*OPTIONS, "--local-directory", str(place.spill)) if way == "run" else OPTIONS
+    if way == "launch":
+        argv = [str(ranks.BIN / "hpcgpu"), "launch", "--launcher", "mpirun", *options, str(path), str(go_on)]
+    elif "Local" in way:
+        launcher = "mpirun" if "mpirun" in way else "fork"
+        given = {"gpus": "sim:2", "launcher": launcher, "local_directory": str(place.spill)}
+        argv = [sys.executable, str(path), str(go_on), json.dumps(given)]
+    else:
+        argv = ranks.command(path, str(go_on), options=options, ranks=3 if way == "mpirun" else 1)
+    run(place, argv, go_on, victim, sig)
+    own = str(place.tmp / "ompi.")  # the folder of an mpirun of the user's, who has killed it
+    assert [name for name in left(place) if not ((way, victim) == ("mpirun", "first") and name.startswith(own))] == []
 
 
 @pytest.mark.parametrize("later", ["ps", "run"])
-def test_what_is_left_all_the_same_goes_later(place: Place, tmp_path: Path, later: str) -> None:
+def test_folders_left_after_all_are_removed_later(place: Place, tmp_path: Path, later: str) -> None:
     argv = [sys.executable, str(ranks.script(tmp_path, CLUSTER)), str(tmp_path / "go on"), '{"gpus": "sim:2"}']
     run(place, argv, tmp_path / "go on", "remover first", signal.SIGKILL)
     (path,) = place.tmp.iterdir()

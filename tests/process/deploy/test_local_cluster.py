@@ -2,65 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import re
-import signal
-import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import dask
 import psutil
 import pytest
 import ranks
 from distributed import Client, get_worker
-from waiting import scaled, until
+from waiting import scaled
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, SLURMGPUCluster
 from hpcgpu.errors import ConfigError, JobError, LaunchError, SubmitError
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)  # so that it is looked for again
-    return tmp_path
-
-
 def runs(home: Path) -> list[Path]:
-    """The folders of runs that are there."""
-    return [*(home / ".hpcgpu" / "runs").glob("*"), *(home / "tmp").glob("hpcgpu-*")]
+    """Return the folders of runs."""
+    return [*(home / ".hpcgpu" / "runs").glob("*"), *Path(tempfile.gettempdir()).glob("hpcgpu-*")]
 
 
-def test_with(own_home: Path) -> None:
-    with LocalGPUCluster(gpus="sim:2", nthreads=2) as cluster, Client(cluster) as client:
-        assert client.submit(sum, [1, 2]).result() == 3
-        assert len(client.scheduler_info()["workers"]) == 2
-        assert "workers=2, threads=4" in repr(cluster)
-        assert client.scheduler.address.startswith("tls://127.0.0.1:")
-        # what was imported once is out of the collector's sight, everything else in it
-        assert set(client.run(lambda: gc.isenabled() and gc.get_freeze_count() > 10_000).values()) == {True}
-        for refused in (cluster.scale, cluster.adapt):
-            with pytest.raises(ConfigError, match="GPUs of this machine"):
-                refused(2)
-        job = psutil.Process(int(cluster.job_id))
-        family = [job, *job.children(recursive=True)]
-    assert cluster.status.name == "closed"
+def test_a_cluster_from_start_to_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCGPU_NTHREADS", "2")
+    cluster = LocalGPUCluster(gpus="sim:2")
+    client = Client(cluster)
+    assert client.submit(sum, [1, 2]).result() == 3
+    assert len(client.scheduler_info()["workers"]) == 2
+    assert "workers=2, threads=4" in repr(cluster)
+    assert client.scheduler.address.startswith("tls://127.0.0.1:")
+    # what was imported once is out of the collector's sight, everything else in it
+    assert set(client.run(lambda: gc.isenabled() and gc.get_freeze_count() > 10_000).values()) == {True}
+    for refused in (cluster.scale, cluster.adapt):
+        with pytest.raises(ConfigError, match="GPUs of this machine"):
+            refused(2)
+    text = cluster.explain()
+    assert "gpus = 'sim:2'    (keyword gpus of LocalGPUCluster)" in text
+    assert "nthreads = 2    (HPCGPU_NTHREADS)" in text
+    assert cluster.dashboard_link.split("/")[3] not in text + repr(cluster)
+    assert "-m hpcgpu.agent" in cluster.job_script()
+    job = psutil.Process(int(cluster.job_id))
+    family = [job, *job.children(recursive=True)]
     assert len(family) == 5  # leader, fork server, scheduler, two workers
+    client.close()
+    cluster.close()
+    assert cluster.status.name == "closed"
     assert psutil.wait_procs(family, timeout=scaled(30))[1] == []
-    assert runs(own_home) == []
+    assert runs(tmp_path) == []
 
 
-@pytest.mark.parametrize("ranks", ["gpu", "node"])
-def test_cpu_workers_beside_those_of_the_gpus(ranks: str) -> None:
-    launcher = "mpirun" if ranks == "gpu" else "fork"
-    given = {"gpus": "sim:2", "cpu_workers": 2, "ranks": ranks, "launcher": launcher}
-    with LocalGPUCluster(**given) as cluster, Client(cluster) as client:
+@pytest.mark.parametrize("launcher", ["mpirun", "fork"])
+def test_cpu_workers_beside_those_of_the_gpus(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside of somebody else's job."""
+    for name, value in ranks.environment(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3").items():
+        monkeypatch.setenv(name, value)
+    given = {"gpus": "sim:2", "cpu_workers": 2, "ranks": "gpu" if launcher == "mpirun" else "node"}
+    with LocalGPUCluster(**given, launcher=launcher) as cluster, Client(cluster) as client:
+        agents = [p for p in psutil.Process(int(cluster.job_id)).children() if "hpcgpu.agent" in p.cmdline()]
+        assert (len(agents) > 2) == (launcher == "mpirun")
+        assert ("mpirun" in cluster.job_script()) == (launcher == "mpirun")
         workers = client.scheduler_info(n_workers=-1)["workers"]
         on_gpu = {a for a, w in workers.items() if w["resources"] == {"GPU": 1}}
         on_cpu = {a for a, w in workers.items() if w["resources"] == {"CPU": 1}}
@@ -115,82 +121,53 @@ def test_bindings_are_read_back_for_all_threads() -> None:
             assert "not as planned: " in found._repr_html_()
 
 
-def test_several_workers_share_a_gpu() -> None:
-    with LocalGPUCluster(gpus="sim:2x256MiB", workers_per_gpu=2) as cluster:
-        workers = cluster.bindings().workers
-    assert [w.spec.gpu.uuid[-1] for w in workers] == ["0", "0", "1", "1"]
-    assert {w.spec.device_memory_bytes for w in workers} == {128 << 20}
+def test_several_workers_share_a_gpu_of_an_asynchronous_cluster() -> None:
+    async def main() -> None:
+        options = {"gpus": "sim:2x256MiB", "workers_per_gpu": 2, "asynchronous": True}
+        async with LocalGPUCluster(**options) as cluster, Client(cluster, asynchronous=True) as client:
+            workers = (await cluster.bindings()).workers
+            assert [w.spec.gpu.uuid[-1] for w in workers] == ["0", "0", "1", "1"]
+            assert {w.spec.device_memory_bytes for w in workers} == {128 << 20}
+            assert await client.submit(sum, [1, 2]) == 3
+
+    asyncio.run(main())
 
 
-def test_explain_says_where_a_setting_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCGPU_NTHREADS", "3")
-    with LocalGPUCluster(gpus="sim:1") as cluster:
-        text = cluster.explain()
-        secret = cluster.dashboard_link.split("/")[3]
-    assert "gpus = 'sim:1'    (keyword gpus of LocalGPUCluster)" in text
-    assert "nthreads = 3    (HPCGPU_NTHREADS)" in text
-    assert "-m hpcgpu.agent" in cluster.job_script()
-    assert secret not in text + repr(cluster)
+def test_options_and_dasks_configuration_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of the script, as with Dask's LocalCluster."""
 
+    def read() -> tuple[str, float, dict[str, int]]:
+        return os.environ["MINE"], dask.config.get("distributed.worker.memory.target"), dask.config.get("mine")
 
-def test_ranks_by_mpirun_inside_somebody_elses_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ranks.environment(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3").items():
-        monkeypatch.setenv(name, value)
-    with LocalGPUCluster(gpus="sim:2", launcher="mpirun") as cluster, Client(cluster) as client:
-        assert client.submit(sum, [1, 2]).result() == 3
-        job = psutil.Process(int(cluster.job_id))
-        agents = [p for p in job.children() if "hpcgpu.agent" in p.cmdline()]
-        assert len(agents) == 3
-    assert "mpirun" in cluster.job_script()
-
-
-def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"env": {"MINE": "a b"}, "resources": {"GPU": 2}, "nthreads": 2, "device_memory_limit": 0.5}
-    scratch = tmp_path / "scratch"
-    monkeypatch.setenv("MY_SCRATCH", str(scratch))
-    options = {**given, "memory_limit": "500MB", "local_directory": "$MY_SCRATCH/spill"}
-    with LocalGPUCluster(gpus="sim:1x64MiB", **options) as cluster, Client(cluster) as client:
+    monkeypatch.setenv("MY_SCRATCH", str(tmp_path / "scratch"))
+    options = {"env": {"MINE": "a b"}, "resources": {"GPU": 2}, "nthreads": 2, "device_memory_limit": 0.5}
+    options |= {"memory_limit": "500MB", "local_directory": "$MY_SCRATCH/spill"}
+    config = {"distributed.worker.memory.target": 0.25, "mine": {"n": 1, "function": print}}
+    with dask.config.set(config), LocalGPUCluster(gpus="sim:1x64MiB", **options) as cluster, Client(cluster) as client:
         (facts,) = client.scheduler_info()["workers"].values()
-        spec = next(iter(client.run(lambda dask_worker: dask_worker.plugins["hpcgpu"].spec).values()))
-        mine = next(iter(client.run(lambda: os.environ["MINE"]).values()))
-    assert (facts["nthreads"], facts["resources"], facts["memory_limit"]) == (2, {"GPU": 2}, 500_000_000)
-    assert mine == "a b"
-    assert spec.device_memory_limit_bytes == 32 << 20
-    assert facts["local_directory"].startswith(str(scratch / "spill"))
+        assert (facts["nthreads"], facts["resources"], facts["memory_limit"]) == (2, {"GPU": 2}, 500_000_000)
+        assert facts["local_directory"].startswith(str(tmp_path / "scratch/spill"))
+        assert list(client.run(read).values()) == [("a b", 0.25, {"n": 1})]
+        (spec,) = client.run(lambda dask_worker: dask_worker.plugins["hpcgpu"].spec).values()
+        assert spec.device_memory_limit_bytes == 32 << 20
+        assert list(client.run(lambda dask_worker: dask_worker.data.host_limit_bytes).values()) == [125_000_000]
 
 
-@pytest.mark.parametrize(
-    ("key", "told"), [("hpcgpu", "3 dask config hpcgpu.nthreads, {} True"), ("other", "1 default False")]
-)
-def test_dask_configuration_is_read_without_dask(own_home: Path, key: str, told: str) -> None:
-    file = own_home / ".config/dask/mine.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text(f"{key}: {{nthreads: 3}}")
-    code = (
-        "import sys; from hpcgpu.deploy.settings import read; s = read({}, 'x {name}').settings; "
-        "print(s.nthreads, s.where('nthreads'), 'dask' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{told.format(file)}\n"
+@pytest.mark.parametrize("text", ["hpcgpu: {nthreads: 3}", "other: 1"])
+def test_dasks_configuration_is_read_without_importing_dask(tmp_path: Path, text: str) -> None:
+    path = tmp_path / ".config/dask/mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    code = "import sys; from hpcgpu.deploy.settings import read; s = read({}, 'x {name}').settings; "
+    code += "print(s.nthreads, s.where('nthreads'), 'dask' in sys.modules)"
+    where = f"3 dask config hpcgpu.nthreads, {path} True\n"
+    done = ranks.run_command([sys.executable, "-c", code])
+    assert done.stdout == (where if "hpcgpu" in text else "1 default False\n")
 
 
-def test_workers_have_the_dask_configuration_of_the_script() -> None:
-    """As those of Dask's LocalCluster."""
-
-    def read() -> tuple[float, dict[str, int]]:
-        return dask.config.get("distributed.worker.memory.target"), dask.config.get("mine")
-
-    said = {"distributed.worker.memory.target": 0.25, "mine": {"n": 1, "function": print}}
-    with dask.config.set(said), LocalGPUCluster(gpus="sim:1") as cluster, Client(cluster) as client:
-        assert list(client.run(read).values()) == [(0.25, {"n": 1})]
-        (worker,) = client.run(lambda dask_worker: dask_worker.data.host_limit_bytes).values()
-        (limit,) = client.run(lambda dask_worker: dask_worker.memory_manager.memory_limit).values()
-        assert worker == int(0.25 * limit)
-
-
-def test_what_people_should_know_of_the_node_is_said(own_home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_notes_of_the_node_are_printed_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The run's log may go with the cluster; it says it once, too, and not for each worker."""
-    given = {"gpus": "sim:2x16MiB", "device_memory_limit": "1GB", "log_directory": str(own_home)}
+    given = {"gpus": "sim:2x16MiB", "device_memory_limit": "1GB", "log_directory": str(tmp_path)}
     with dask.config.set({"distributed.worker.memory.max-spill": "1 PiB"}), LocalGPUCluster(**given):
         said = [line.removeprefix("hpcgpu: ") for line in capfd.readouterr().err.splitlines()]
     # a slow start says that it is waited for, too
@@ -198,101 +175,49 @@ def test_what_people_should_know_of_the_node_is_said(own_home: Path, capfd: pyte
     assert "device_memory_limit=1000000000 (set by keyword device_memory_limit of LocalGPUCl" in lowered
     assert "is lowered to 16.0 MiB" in lowered
     assert "2.0 PiB may be spilled there" in room
-    assert (own_home / "hpcgpu.log").read_text().count(" may be spilled there") == 1
+    assert (tmp_path / "hpcgpu.log").read_text().count(" may be spilled there") == 1
     capfd.readouterr()  # and so does a slow end
     with LocalGPUCluster(**given, quiet=True):
         pass
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("limit", "words"), [("900TB", "memory_limit"), ("1MB", "976.6 KiB"), ("50MB", "before it has any data")]
-)
-def test_ranks_that_fail_raise_with_the_log(own_home: Path, limit: str, words: str) -> None:
+@pytest.mark.parametrize(("limit", "words"), [("1MB", "976.6 KiB"), ("50MB", "before it has any data")])
+def test_ranks_that_fail_raise_with_the_log(tmp_path: Path, limit: str, words: str) -> None:
     with pytest.raises(JobError, match=rf"exit code 1(.|\n)*{words}") as failed:
         LocalGPUCluster(gpus="sim:2", memory_limit=limit)
-    assert runs(own_home) == []
+    assert runs(tmp_path) == []
     assert "the end of its log (log_directory= keeps it):" in str(failed.value)
     assert not re.search(r"/\S+\.log", str(failed.value))  # it went with the run
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "error", "words"),
     [
-        ({"gpu": "sim:1"}, "did you mean 'gpus'"),
-        ({"device_memory_limit": 1.5}, "keyword device_memory_limit of LocalGPUCluster"),
-        ({"device_memory_limit": -1}, "fraction"),
-        ({"device_memory_limit": "5 Gigs"}, "5GB"),
-        ({"nodes": 0}, "whole number from 1"),
-        ({"gpus": "sim:2", "n_workers": 3}, "leave n_workers out"),
-        ({"gpus": "sim:2", "nodes": 3}, r"nodes=3 \(set by keyword nodes of LocalGPUCluster\): .* one machine"),
-        ({"gpus": "sim:2", "shape": "elastic"}, "shape='elastic' .* one machine"),
-        ({"gpus": "sim:2", "memory": "8GiB"}, "memory=8589934592 .* one machine"),
+        ({"gpu": "sim:1"}, ConfigError, "did you mean 'gpus'"),
+        ({"device_memory_limit": 1.5}, ConfigError, "keyword device_memory_limit of LocalGPUCluster"),
+        ({"n_workers": 3}, ConfigError, "leave n_workers out"),
+        ({"nodes": 3}, ConfigError, r"nodes=3 \(set by keyword nodes of LocalGPUCluster\): .* one machine"),
+        ({"shape": "elastic"}, ConfigError, "shape='elastic' .* one machine"),
+        ({"memory": "8GiB"}, ConfigError, "memory=8589934592 .* one machine"),
+        ({"python": "/none/python"}, LaunchError, "No such file or directory: '/none/python'.*python= and launcher="),
+        ({"log_directory": "/proc/none"}, LaunchError, "'/proc/none'.*log_directory"),
+        ({"quiet": True}, SubmitError, r"sbatch: there is no such program .*; .* LocalGPUCluster"),
     ],
 )
-def test_bad_input_starts_nothing(own_home: Path, options: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        LocalGPUCluster(**options)
-    assert not (own_home / ".hpcgpu").exists()
-
-
-def test_submit_without_the_batch_system_names_the_way(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(own_home))
-    with pytest.raises(SubmitError, match=r"sbatch: there is no such program .*; .* LocalGPUCluster"):
-        SLURMGPUCluster(gpus="sim:1", quiet=True)
-    assert runs(own_home) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"python": "/none/python"}, "No such file or directory: '/none/python'.*python= and launcher="),
-        ({"log_directory": "/proc/none"}, "'/proc/none'.*log_directory"),
-    ],
-)
-def test_what_cannot_be_started_is_named(own_home: Path, options: dict[str, str], words: str) -> None:
-    with pytest.raises(LaunchError, match=words):
-        LocalGPUCluster(gpus="sim:1", **options)
-    assert runs(own_home) == []
-
-
-CLIENT = """
-import os, sys
-from hpcgpu import LocalGPUCluster
-if __name__ == "__main__":
-    cluster = LocalGPUCluster(gpus="sim:1", client_grace=2)
-    print(cluster.job_id, flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP])
-def test_a_dead_client_leaves_nothing(tmp_path: Path, own_home: Path, sig: signal.Signals) -> None:
-    """A stopped one has been silent for longer than its grace; the job itself stays its zombie."""
-    script = tmp_path / "client.py"
-    script.write_text(CLIENT)
-    with subprocess.Popen(
-        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as client:
-        try:
-            assert client.stdout
-            job = psutil.Process(int(client.stdout.readline()))
-            family = [job, *job.children(recursive=True)]
-            client.send_signal(sig)
-            if sig != signal.SIGSTOP:
-                client.wait(scaled(30))
-            assert psutil.wait_procs(family[sig == signal.SIGSTOP :], timeout=scaled(30))[1] == []
-        finally:
-            client.kill()
-    until(lambda: not runs(own_home), "the folder of the run is gone")
+def test_errors_before_the_start_leave_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    if error is SubmitError:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(error, match=words):
+        (SLURMGPUCluster if error is SubmitError else LocalGPUCluster)(**{"gpus": "sim:2", **options})
+    assert runs(tmp_path) == []
 
 
 def test_import_is_light() -> None:
-    code = (
-        "import sys; before = set(sys.modules); import hpcgpu; "
-        "print(sorted(m for m in set(sys.modules) - before if m.split('.')[0] in "
-        "('dask', 'distributed', 'numpy', 'click', 'rich', 'yaml', 'asyncio', 'msgspec')))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "[]\n"
+    heavy = {"dask", "distributed", "numpy", "click", "rich", "yaml", "asyncio", "msgspec"}
+    code = "import sys; before = set(sys.modules); import hpcgpu; new = set(sys.modules) - before; "
+    code += f"print({heavy} & {{name.partition('.')[0] for name in new}})"
+    assert ranks.run_command([sys.executable, "-c", code]).stdout == "set()\n"
     assert "LocalGPUCluster" in dir(hpcgpu)

@@ -1,19 +1,20 @@
-"""What people see of a cluster's memory, in processes of their own."""
+"""The memory of workers: how it is trimmed, allocated, watched; and the summary of a run."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 from pathlib import Path
 
-import fake_nvml
+import numpy as np
 import pytest
 import ranks
 from distributed import Client, Worker
-from fake_nvml import FakeGpu
 
 import hpcgpu
-from hpcgpu import LocalGPUCluster
+from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.host import allocator
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -60,14 +61,10 @@ def heap_left(mib: int = 32) -> int:
 FRAGMENTS = 4000  # of 16 KiB: below the mmap threshold, so that they lie in the heap
 
 
-def fragment() -> list[bytes]:
+def fill(dask_worker: Worker) -> None:
     """Leave a heap that is free but for its end, which glibc keeps."""
     blocks = [bytes(16 * KIB) for _ in range(FRAGMENTS)]
-    return [blocks[-1], *blocks[:-1:100]]
-
-
-def fill(dask_worker: Worker) -> None:
-    dask_worker.left = fragment()
+    dask_worker.left = [blocks[-1], *blocks[:-1:100]]
 
 
 @pytest.mark.usefixtures("importable")
@@ -87,54 +84,28 @@ def test_trimming_gives_back_what_was_freed() -> None:
 
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize(
-    ("own", "env", "left"),
+    ("own", "env"),
     [
-        ({}, {}, False),
-        ({"MALLOC_TRIM_THRESHOLD_": str(GIB)}, {}, True),
-        ({}, {"MALLOC_TRIM_THRESHOLD_": "1000000000"}, True),
+        ({}, {}),
+        ({"MALLOC_TRIM_THRESHOLD_": str(GIB)}, {}),
+        ({}, {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": str(32 * MIB)}),
     ],
     ids=["default", "environment", "worker's environment"],
 )
-def test_the_trim_threshold_is_in_force(
-    own: dict[str, str], env: dict[str, str], left: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_thresholds_of_glibc_are_in_force(
+    own: dict[str, str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what glibc does in the forked worker, not by what its environment says."""
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     with LocalGPUCluster(gpus="sim:1", env=env) as cluster, Client(cluster) as client:
+        assert list(client.run(is_mapped).values()) == [not env]  # first: later the heap may have room
         [kept] = client.run(heap_left).values()
-        assert (kept > 16 * MIB) == left
-        [said] = client.run(lambda: os.environ["MALLOC_TRIM_THRESHOLD_"]).values()
-        assert said == {**{"MALLOC_TRIM_THRESHOLD_": "65536"}, **own, **env}["MALLOC_TRIM_THRESHOLD_"]
-
-
-@pytest.mark.usefixtures("importable")
-@pytest.mark.parametrize(
-    "env", [{}, {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB)}], ids=["default", "worker's environment"]
-)
-def test_the_mmap_threshold_is_in_force(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    with LocalGPUCluster(gpus="sim:1", env=env) as cluster, Client(cluster) as client:
-        assert list(client.run(is_mapped).values()) == [not env]
-
-
-NVIDIA_SCRIPT = """
-    import hpcgpu, json
-    with Client() as client:
-        for w in hpcgpu.memory(client).workers:
-            print(w.device_source, w.device_used_bytes, w.device_capacity_bytes >> 20, w.device_limit_bytes >> 20)
-        print(hpcgpu.memory(client).total.device_used_bytes)
-"""
-
-
-def test_nvml_says_what_is_used_where_no_pool_does(tmp_path: Path) -> None:
-    """The NVML is a fake, compiled here; nothing of its GPUs' memory is in use."""
-    gpus = [FakeGpu(f"0000:{bus}:00.0", f"GPU-{bus}", size_mib=1024) for bus in ("06", "16")]
-    (tmp_path / "nvml").mkdir()
-    env = fake_nvml.compiled(tmp_path / "nvml").environment(gpus)
-    done = ranks.run(ranks.script(tmp_path, NVIDIA_SCRIPT), options=(), env=env)
-    assert done.stdout.splitlines() == ["NVML 0 1024 819", "NVML 0 1024 819", "None"], done.stderr
+        assert (kept > 16 * MIB) == bool(own or env)
+        [threshold] = client.run(lambda: os.environ["MALLOC_TRIM_THRESHOLD_"]).values()
+        assert threshold == {**{"MALLOC_TRIM_THRESHOLD_": "65536"}, **own, **env}["MALLOC_TRIM_THRESHOLD_"]
 
 
 def test_the_workers_of_a_cluster_have_jemalloc() -> None:
@@ -151,3 +122,93 @@ def test_where_there_is_no_jemalloc_it_is_said_once(
     with LocalGPUCluster(gpus="sim:1", allocator="jemalloc") as cluster, Client(cluster):
         assert cluster.memory().total.allocator == "system"
     assert capfd.readouterr().err.count("no libjemalloc.so.2 in ") == 1
+
+
+# Fills the simulated GPU (400 MiB, in a worker whose memory_limit is 250 MB) and lets the monitors look at it.
+FILL = """
+    from hpcgpu import sim
+    c = Client()
+    pid = c.run(os.getpid)
+
+    def fill(dask_worker):
+        import numpy as np
+        gpu = sim.current_gpu()
+        dask_worker.kept = [gpu.asarray(np.ones(50 << 20, "u1")) for _ in range(8)]
+        return gpu.used_bytes, dask_worker.monitor.proc.memory_info().rss, dask_worker.monitor.get_process_memory()
+
+    used, rss, measured = next(iter(c.run(fill).values()))
+
+    async def look(dask_worker):
+        import asyncio
+        for _ in range(20):  # the monitors look every 100 ms
+            await asyncio.sleep(0.1)
+            dask_worker.memory_manager.memory_monitor and await dask_worker.memory_manager.memory_monitor(dask_worker)
+        return dask_worker.status.name
+
+    (limit,) = (worker["memory_limit"] for worker in c.scheduler_info()["workers"].values())
+    assert used == 400 << 20
+    assert rss > limit > measured > 0
+    assert (list(c.run(look).values()), c.run(os.getpid)) == (["running"], pid)
+"""
+
+
+def test_a_full_simulated_gpu_neither_pauses_nor_terminates(tmp_path: Path) -> None:
+    options = ("--gpus", "sim:1x450MiB", "--memory-limit", "250MB")
+    done = ranks.run(ranks.script(tmp_path, FILL), options=options)
+    assert done.returncode == 0, done.stderr
+    assert not re.search("Pausing|Restarting|memory budget", done.stderr)
+
+
+def test_a_host_full_of_memory_is_still_terminated(tmp_path: Path) -> None:
+    code = """
+        import queue
+        c, news = Client(), queue.Queue()
+        before = list(c.scheduler_info()["workers"])
+        c.subscribe_topic("all", lambda event: news.put(event[1]))
+        f = c.submit(lambda: (bytearray(400 << 20), time.sleep(60)), retries=0)
+        while (event := news.get())["action"] != "add-worker":
+            continue
+        print("another worker" if event["worker"] not in before else "the same")
+    """
+    done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:1x64MiB", "--memory-limit", "300MB"))
+    assert done.stdout == "another worker\n", done.stderr
+    assert "exceeded 95% memory budget" in done.stderr
+
+
+MIB = 1 << 20
+
+
+def test_a_script_ends_with_its_progress_and_summary(tmp_path: Path) -> None:
+    """The last line of progress is complete, however short the script was; results of the script go elsewhere."""
+    code = """
+        from distributed import wait
+        c = Client()
+        c.submit(time.sleep, 0.3).result()
+        wait(c.map(lambda i: 100 // (i - 7), range(30), pure=False))
+        print("done")
+    """
+    done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:2", "--progress"))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    progress, summary = (re.findall(rf"^hpcgpu: {kind}: (.*)$", done.stderr, re.M) for kind in ("tasks", "summary"))
+    assert progress[-1] == "30 of 31 done, 1 failed"
+    assert re.search(r" with 2 GPUs, 0\.\d\d GPU hours, a task ran in ", summary[0])  # on a slow machine 12 s: 0.01
+    assert summary[2] == "nothing was spilled"
+    assert "JSON" not in done.stderr  # which the log of a batch job has
+
+
+def test_a_cluster_is_asked_while_it_runs_and_after_its_end() -> None:
+    with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster) as client:
+        held = client.map(lambda i: sim.asarray(np.full(8 << 20, i, "u1")), range(16))
+        client.gather(client.map(lambda x: int(x[0]), held))
+        assert all(client.run(lambda dask_worker: dask_worker.data.settle(60)).values())
+        first = cluster.summary().usage  # the workers' figures of now, though their heartbeats are half a second apart
+        assert (first.gpus, first.workers, first.restarts) == (2, 2, 0)
+        assert first.moved_bytes["device_to_host"] >= 16 * MIB
+        assert 0 < first.busy_share <= 1
+        assert first.peak_bytes["device"] >= 40 * MIB
+        client.restart_workers([next(iter(client.scheduler_info()["workers"]))])
+        client.wait_for_workers(2)
+    last = cluster.summary()
+    assert last.usage.restarts == 1
+    assert last.usage.moved_bytes["device_to_host"] >= first.moved_bytes["device_to_host"]
+    assert json.loads(last.as_json())["gpus"] == 2

@@ -78,17 +78,17 @@ def lay(place: Place, kind: str) -> None:
     """Lay something in the way of each name that can be guessed; done by the neighbour."""
     precious = place.home / "precious"
     for folder in [name for shared in (place.tmp, place.spill) for name in names_of_dask(shared)]:
-        if kind in ("link", "fifo"):
-            folder.symlink_to(place.home) if kind == "link" else os.mkfifo(folder, 0o666)
-            continue
-        folder.mkdir(mode=0o777)
-        for lock in ("global.lock", "purge.lock"):
-            if kind == "folder-of-links":
-                (folder / lock).symlink_to(precious)
-            elif kind == "folder-of-fifos":
-                os.mkfifo(folder / lock, 0o666)
-            else:
-                (folder / lock).touch(0o666)
+        if kind == "link":
+            folder.symlink_to(place.home)
+        elif kind == "fifo":
+            os.mkfifo(folder, 0o666)
+        else:
+            folder.mkdir(mode=0o777)
+            for lock in (folder / "global.lock", folder / "purge.lock"):
+                if kind == "folder-of-links":
+                    lock.symlink_to(precious)
+                else:
+                    os.mkfifo(lock, 0o666) if kind == "folder-of-fifos" else lock.touch(0o666)
     for name in ("open_mpi.0000", "open_mpi.0001"):
         (place.shm / name).symlink_to(precious)
 
@@ -126,9 +126,7 @@ def picture(folder: Path) -> dict[str, tuple[object, ...]]:
         ("folder-of-held-locks", "run"),
     ],
 )
-def test_what_lies_in_the_way_changes_nothing_and_is_not_changed(
-    place: Place, tmp_path: Path, kind: str, start: str
-) -> None:
+def test_names_taken_by_a_neighbour_change_nothing(place: Place, tmp_path: Path, kind: str, start: str) -> None:
     (place.home / "precious").write_text("mine")
     (place.home / ".hpcgpu").mkdir(mode=0o700)
     as_neighbour(lambda: lay(place, kind))
@@ -142,7 +140,7 @@ def test_what_lies_in_the_way_changes_nothing_and_is_not_changed(
     assert after == before
 
 
-def test_folder_that_others_can_swap_needs_trust(place: Place, tmp_path: Path) -> None:
+def test_folder_that_a_group_can_replace_needs_trust(place: Place, tmp_path: Path) -> None:
     project = place.tmp / "project"
     project.mkdir()
     os.chown(project, 0, NEIGHBOUR)

@@ -35,7 +35,7 @@ def kill(pbs: Pbs, job_id: str) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_an_array_is_one_qsub_and_a_dead_element_is_replaced_by_a_job(pbs: Pbs) -> None:
+def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs) -> None:
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         cluster.scale(jobs=3)
         assert arrays(pbs) == ["0-2"]
@@ -67,21 +67,8 @@ def test_elements_that_wait_are_deleted_by_one_qdel_for_a_range(pbs: Pbs) -> Non
         until(lambda: members(cluster) == ["1021[1].login01"], "only the job that runs is left")
 
 
-def test_elements_that_leave_take_their_data_along_and_need_no_qdel(pbs: Pbs) -> None:
-    with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
-        cluster.scale(jobs=2)
-        cluster.wait_for_workers(4)
-        kept = client.scatter(list(range(8)), broadcast=False)
-        cluster.scale(jobs=1)
-        until(
-            lambda: sum(map(pbs.over, pbs.ids())) == 1 and len(members(cluster)) == 1, "one job is over, and forgotten"
-        )
-        assert client.gather(kept) == list(range(8))
-        assert pbs.calls("qdel") == []
-
-
 @pytest.mark.parametrize("history", [True, False])
-def test_an_array_that_is_over_is_replaced_whether_or_not_pbs_remembers_it(pbs: Pbs, said: Said, history: bool) -> None:
+def test_ended_array_is_replaced_with_or_without_history(pbs: Pbs, said: Said, history: bool) -> None:
     pbs.history(history)
     with PBSGPUCluster(**OPTIONS) as cluster:
         cluster.scale(jobs=2)
@@ -96,7 +83,7 @@ def test_an_array_that_is_over_is_replaced_whether_or_not_pbs_remembers_it(pbs: 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_jobs_that_can_never_run_stop_the_loop_in_the_words_of_pbs(pbs: Pbs) -> None:
+def test_jobs_that_can_never_run_stop_the_loop(pbs: Pbs) -> None:
     pbs.auto(False)
     never = "Can Never Run: Insufficient amount of resource: ngpus (R: 64 A: 16 T: 16)"
     with PBSGPUCluster(**OPTIONS) as cluster:
@@ -118,7 +105,7 @@ def test_jobs_that_can_never_run_stop_the_loop_in_the_words_of_pbs(pbs: Pbs) -> 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_is_down_for_a_while_loses_no_job_and_gets_no_second_one(pbs: Pbs, said: Said) -> None:
+def test_elastic_jobs_survive_a_server_that_is_down(pbs: Pbs, said: Said) -> None:
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         cluster.scale(jobs=2)
         cluster.wait_for_workers(4)
@@ -135,7 +122,7 @@ def test_a_server_that_is_down_for_a_while_loses_no_job_and_gets_no_second_one(p
         assert len(pbs.calls("qsub")) == 2
 
 
-def test_an_element_that_is_requeued_joins_again_under_another_name(pbs: Pbs) -> None:
+def test_requeued_element_joins_again_under_another_name(pbs: Pbs) -> None:
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         cluster.scale(jobs=2)
         cluster.wait_for_workers(4)
@@ -150,7 +137,13 @@ def test_an_element_that_is_requeued_joins_again_under_another_name(pbs: Pbs) ->
         until(lambda: {f"{job_id}-0r1", f"{job_id}-1r1"} <= names(), "workers of its next life")
         until(lambda: len(names()) == 4, "four workers, none of its last life")
         assert job_id in members(cluster)
-        assert sum(client.gather(client.map(abs, range(20)))) == 190
+        kept = client.scatter(list(range(8)), broadcast=False)
+        cluster.scale(jobs=1)
+        until(
+            lambda: sum(map(pbs.over, pbs.ids())) == 1 and len(members(cluster)) == 1, "one job is over and forgotten"
+        )
+        assert client.gather(kept) == list(range(8))  # a job that leaves hands over its data, and needs no qdel
+        assert pbs.calls("qdel") == []
 
 
 def test_a_job_is_followed_by_another_before_its_time_is_over(pbs: Pbs) -> None:

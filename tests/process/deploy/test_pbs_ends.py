@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleets import cluster_hooks
@@ -49,7 +50,7 @@ def late(pbs: Server, ids: Sequence[str], state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["R", "E"])
-def test_what_ends_already_is_no_error_to_cancel(pbs: Server, state: str) -> None:
+def test_cancel_of_ending_jobs_is_no_error(pbs: Server, state: str) -> None:
     """R: in an epilogue (run/56-epi); E: the output cannot be written (run/56-badlog)."""
     ids = start(pbs, 3)
     late(pbs, ids[1:2], state)
@@ -60,7 +61,7 @@ def test_what_ends_already_is_no_error_to_cancel(pbs: Server, state: str) -> Non
     until(lambda: all(map(pbs.over, ids)), "all jobs are over")
 
 
-def test_jobs_on_nodes_that_do_not_answer_are_ended_by_force_and_all_others_as_usual(pbs: Server) -> None:
+def test_cancel_forces_only_jobs_on_lost_nodes(pbs: Server) -> None:
     ids = start(pbs, 4)
     for job_id in ids[1:3]:
         pbs.lose_node(job_id)
@@ -68,6 +69,12 @@ def test_jobs_on_nodes_that_do_not_answer_are_ended_by_force_and_all_others_as_u
     forced = [words[-1] for words in pbs.calls("qdel") if "force" in words]
     assert forced == list(ids[1:3])
     until(lambda: all(map(pbs.over, ids)), "all jobs are over")
+
+
+def elastic(policy: Policy, tmp_path: Path, *argv: str, **hooks: Any) -> Fleet:
+    """Return a fleet of jobs, of this command or of one that sleeps."""
+    spec = JobSpec(name="x", argv=argv or ("sleep", "600"), exit_file=str(tmp_path / "exit"))
+    return Fleet(JobLoop(Pbs(), policy, cluster_hooks(written_down=lambda: ((), ()), **hooks)), spec, 1)
 
 
 def refuse_to_delete(job_id: str, bin_: Path) -> None:
@@ -149,16 +156,10 @@ def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: 
     seen: list[str] = []
 
     async def run() -> None:
-        spec = JobSpec(name="x", argv=("sleep", "600"), exit_file=str(tmp_path / "exit"))
-        policy = Policy(missing_limit_s=2.0, patience=Patience(ask_s=0.5))
-
-        def ids() -> list[str]:
-            return [member.id for member in fleet.members]
-
         def look() -> None:
             seen.extend(describe(member, date.today()).text for member in fleet.members)
 
-        fleet = Fleet(JobLoop(Pbs(), policy, cluster_hooks(written_down=lambda: ((), ()), changed=look)), spec, 1)
+        fleet = elastic(Policy(missing_limit_s=2.0, patience=Patience(ask_s=0.5)), tmp_path, changed=look)
         await fleet.take(0, controls=True)
         await fleet.scale(1)
         (lost,) = pbs.ids()
@@ -167,7 +168,7 @@ def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: 
         await asyncio.to_thread(until, lambda: "STARTING 0/1 (node0001 is down)" in seen, "it is said")
         await asyncio.to_thread(until, lambda: len(pbs.ids()) == 2, "another one is submitted")
         await asyncio.to_thread(until, lambda: pbs.over(lost), "it is deleted by force")
-        await asyncio.to_thread(until, lambda: ids() == pbs.ids()[1:], "it is forgotten, and the other one is known")
+        await asyncio.to_thread(until, lambda: [m.id for m in fleet.members] == pbs.ids()[1:], "it is replaced")
         await fleet.close()
 
     asyncio.run(run())
@@ -178,8 +179,7 @@ def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, tmp_pat
     said: list[str] = []
 
     async def run() -> None:
-        spec = JobSpec(name="x", argv=("sleep", "600"), exit_file=str(tmp_path / "exit"))
-        fleet = Fleet(JobLoop(Pbs(), Policy(), cluster_hooks(written_down=lambda: ((), ()), say=said.append)), spec, 1)
+        fleet = elastic(Policy(), tmp_path, say=said.append)
         await fleet.take(0, controls=True)
         await fleet.scale(1)
         refuse_to_delete(pbs.ids()[0], tmp_path / "bin")
@@ -205,11 +205,9 @@ def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Pa
     go = tmp_path / "go"
     waits = f"until [ -e {go} ]; do sleep 0.05; done"
     fails = ("bash", "-c", f'[ "$PBS_ARRAY_INDEX" = 1 ] || {{ {waits}; echo why; exit 3; }}; sleep 600')
-    spec = JobSpec(name="x", argv=fails, exit_file=str(tmp_path / "exit"))
-    policy = Policy(breaker=1, patience=Patience(ask_s=0.5))
 
     async def run() -> HpcGpuError:
-        fleet = Fleet(JobLoop(Pbs(), policy, cluster_hooks(written_down=lambda: ((), ()))), spec, 1)
+        fleet = elastic(Policy(breaker=1, patience=Patience(ask_s=0.5)), tmp_path, *fails)
         await fleet.take(0, controls=True)
         await fleet.scale(2)
         await asyncio.to_thread(until, lambda: all(map(pbs.processes, (first, "1021[1].login01"))), "both run")
@@ -221,6 +219,6 @@ def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Pa
         assert fleet.error
         return fleet.error
 
-    said = str(asyncio.run(run()))
-    assert f"the last was job {first}" in said
-    assert said.endswith("x.o1021.0:\n  why"), said
+    message = str(asyncio.run(run()))
+    assert f"the last was job {first}" in message
+    assert message.endswith("x.o1021.0:\n  why"), message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 from distributed import Client
 from leaks import signal_all
+from pages import blocks
 from pbs_replay import Pbs
-from recordings import quirks
+from recordings import quirks, recorded
 from waiting import Said, aside, until
 
 from hpcgpu import PBSGPUCluster
@@ -25,6 +28,61 @@ JOB = "1021.login01"
 FULL = "Not Running: Insufficient amount of resource: ncpus (R: 32 A: 28 T: 32)"
 NEVER = "Can Never Run: Insufficient amount of resource: ngpus (R: 64 A: 16 T: 16)"
 HELD = "job held, too many failed attempts to run"
+PLAIN = {"gpus": "sim:2", "nodes": 1, "queue": "gpu", "account": "a-b", "walltime": "00:10:00"}
+
+
+def test_a_cluster_from_start_to_end(pbs: Pbs, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "logs"
+    with PBSGPUCluster(**PLAIN, log_directory="~/new/logs") as cluster, Client(cluster) as client:
+        assert cluster.job_id == JOB
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert len(client.scheduler_info()["workers"]) == 2
+        script = cluster.job_script()
+        assert folder.is_dir()
+    assert pbs.get(JOB, "script") == script
+    assert {"#PBS -q gpu", "#PBS -l select=1:ncpus=2:mpiprocs=2", f"#PBS -o {folder}/"} <= set(script.splitlines())
+    command = next(line for line in script.splitlines() if "--document" in line)
+    words = shlex.split(command.partition("exec ")[2].rpartition(" >&")[0])
+    assert json.loads(words[-1])["settings"]["account"] == "a-b"
+    assert pbs.processes(JOB) == []
+
+
+@pytest.mark.parametrize("build", ["release", "head"])
+def test_a_refusal_reaches_the_caller_in_qsubs_words(pbs: Pbs, build: str) -> None:
+    pbs.refuse(recorded(build, "02-qsub-bad-queue", 0))
+    with pytest.raises(SubmitError, match="qsub refused the job: qsub: Unknown queue") as caught:
+        PBSGPUCluster(**PLAIN)
+    assert f" -q {PLAIN['queue']} -A " in str(caught.value).splitlines()[-1]
+
+
+def test_the_example_of_the_page_for_users_of_dask_jobqueue_runs(pbs: Pbs, said: Said) -> None:
+    [example] = blocks("dask-jobqueue", "python")
+    exec(example, {})
+    assert pbs.get(JOB, "exit") == "0"
+    assert "#PBS -q gpu\n" in said.text
+    assert said.text.splitlines().count("6") == 1
+
+
+def test_the_launcher_of_a_site_starts_the_ranks(pbs: Pbs, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    start.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/started\nshift\nexec "$@"\n')
+    start.chmod(0o755)
+    site = tmp_path / "here.yaml"
+    site.write_text(f'version: 2\nname: here\nbatch: pbs\nlauncher:\n  command: [{start}, "of the site"]\n')
+    logs = f"{tmp_path}/%u/logs"  # the batch system's pattern, not a name
+    options = {**PLAIN, "site": str(site), "ranks": "node", "log_directory": logs}
+    with PBSGPUCluster(**options) as cluster, Client(cluster) as client:
+        assert not (tmp_path / "%u").exists()
+        client.wait_for_workers(2)
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert "site here, " in cluster.job_script()
+    assert (tmp_path / "started").read_text() == "of the site\n"
+
+
+def ask_again(pbs: Pbs, times: int, while_: Future | None = None) -> None:
+    """Wait until qstat has been called so many times more."""
+    asked = len(pbs.calls("qstat"))
+    until(lambda: len(pbs.calls("qstat")) >= asked + times, "qstat is asked", while_)
 
 
 def starting(pbs: Pbs, **options: object) -> Future:
@@ -35,11 +93,14 @@ def starting(pbs: Pbs, **options: object) -> Future:
     return made
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_job_that_waits_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
+def test_a_job_that_waits_or_is_held_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
     made = starting(pbs)
     pbs.say(JOB, "Q", FULL)
     until(lambda: f"PENDING ({FULL})" in said.text, "it is said that the job waits", made)
+    pbs.say(JOB, "H")  # by its owner
+    ask_again(pbs, 2, made)
     pbs.start(JOB)
     with made.result() as cluster, Client(cluster) as client:
         assert client.submit(sum, [1, 2]).result() == 3
@@ -49,7 +110,7 @@ def test_a_job_that_waits_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
 
 
 @pytest.mark.parametrize("build", ["head"])
-def test_nodes_are_known_before_the_next_poll(pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_a_job_are_asked_for_at_its_start(pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later nobody names those of a job that has lost one of them and is to start again."""
     monkeypatch.setattr(PBSGPUCluster, "patience", Patience(ask_s=3600, news_s=0.1))
     made = starting(pbs)
@@ -62,6 +123,7 @@ def test_nodes_are_known_before_the_next_poll(pbs: Pbs, said: Said, monkeypatch:
 
 SCRIPT = f"""
 from distributed import Client
+from pages import blocks
 from hpcgpu import PBSGPUCluster
 
 with PBSGPUCluster(**{OPTIONS!r}) as cluster, Client(cluster) as client:
@@ -87,8 +149,7 @@ def test_progress_is_there_at_once_and_not_among_the_results(pbs: Pbs, tmp_path:
     assert {line[:8] for line in err.read_text().splitlines()} == {"hpcgpu: "}
 
 
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize(("state", "comment"), [("Q", NEVER), ("H", HELD)])
+@pytest.mark.parametrize(("build", "state", "comment"), [("release", "Q", NEVER), ("head", "H", HELD)])
 def test_a_job_that_will_never_start_is_an_error_and_goes(pbs: Pbs, state: str, comment: str) -> None:
     made = starting(pbs)
     pbs.say(JOB, state, comment)
@@ -98,20 +159,8 @@ def test_a_job_that_will_never_start_is_an_error_and_goes(pbs: Pbs, state: str, 
     assert pbs.calls("qdel") == [[JOB]]
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_job_that_its_owner_holds_is_waited_for(pbs: Pbs) -> None:
-    made = starting(pbs)
-    pbs.say(JOB, "H")
-    asked = len(pbs.calls("qstat"))
-    until(lambda: len(pbs.calls("qstat")) > asked + 1, "qstat is asked twice", made)
-    pbs.start(JOB)
-    with made.result():
-        pass
-
-
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("history", [True, False])
-def test_failed_job_has_its_exit_code(pbs: Pbs, history: bool) -> None:
+@pytest.mark.parametrize(("build", "history"), [("release", True), ("release", False), ("head", True)])
+def test_failed_job_gives_its_exit_code_with_or_without_history(pbs: Pbs, history: bool) -> None:
     pbs.history(history)
     with pytest.raises(JobError) as caught:
         PBSGPUCluster(**OPTIONS, memory_limit="900TB")
@@ -121,30 +170,12 @@ def test_failed_job_has_its_exit_code(pbs: Pbs, history: bool) -> None:
     assert "900" in str(caught.value).splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [("walltime", "exceeded resource walltime), exit code -29"), ("qdel", "terminated by user1@login01")],
-)
-def test_a_cluster_whose_job_is_killed_says_why(pbs: Pbs, said: Said, end: str, words: str) -> None:
-    pbs.history(True)
-    with PBSGPUCluster(**OPTIONS) as cluster:
-        assert cluster.job_id == JOB
-        if end == "walltime":
-            pbs.exceed_walltime(JOB)
-        else:
-            pbs.end(JOB, 271, "Job run at Fri Nov 20 at 20:19 on (node0001:ncpus=2) and terminated by user1@login01")
-        until(lambda: "the cluster is lost" in said.text, "the loss is said")
-        assert f"the cluster is lost: job {JOB} has ended: F (Job run" in said.text
-        assert words in said.text
-
-
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said) -> None:
     made = starting(pbs)
     pbs.trouble("down")
-    asked = len(pbs.calls("qstat"))
-    until(lambda: len(pbs.calls("qstat")) > asked + 2, "qstat is asked three times", made)
+    ask_again(pbs, 3, made)
     pbs.trouble("")
     pbs.start(JOB)
     with made.result() as cluster, Client(cluster) as client:
@@ -178,15 +209,23 @@ def test_a_job_that_waits_is_cancelled_when_the_server_is_back(pbs: Pbs, said: S
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_stays_down_is_an_error_in_its_words(pbs: Pbs) -> None:
+def test_a_qsub_that_finds_no_server_is_tried_again_for_a_while(pbs: Pbs, said: Said) -> None:
     pbs.trouble("down")
     with pytest.raises(SubmitError, match="qsub refused the job: Connection refused\nqsub: cannot connect to server"):
         PBSGPUCluster(**OPTIONS)
-    assert len(pbs.calls("qsub")) > 1  # it was tried again
+    tried = len(pbs.calls("qsub"))
+    made = aside(lambda: PBSGPUCluster(**OPTIONS))
+    until(lambda: len(pbs.calls("qsub")) > tried, "qsub is called", made)
+    pbs.trouble("")
+    with made.result():
+        pass
+    assert tried > 1
+    assert "again in " in said.text
+    assert len(pbs.ids()) == 1
 
 
 @pytest.mark.parametrize("history", [True, False])
-def test_somebody_elses_job_that_is_no_json_hides_none_of_ours(pbs: Pbs, history: bool) -> None:
+def test_malformed_job_of_another_user_hides_none_of_ours(pbs: Pbs, history: bool) -> None:
     pbs.history(history)
     pbs.write("others", ",\n".join(quirks()))
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
@@ -200,26 +239,14 @@ def test_a_job_that_ends_slowly_is_waited_for(pbs: Pbs) -> None:
         cluster.wait_for_workers(2)
         closed = aside(cluster.close)
         until(lambda: pbs.get(JOB, "state") == "E", "the job is ending", closed)
-        asked = len(pbs.calls("qstat"))
-        until(lambda: len(pbs.calls("qstat")) > asked + 1, "qstat is asked twice", closed)
+        ask_again(pbs, 2, closed)
         pbs.end_slowly("")
         closed.result()
     assert pbs.calls("qdel") == []
 
 
-def test_a_job_that_is_requeued_is_found_again(pbs: Pbs, said: Said) -> None:
-    with PBSGPUCluster(**OPTIONS) as cluster:
-        pbs.requeue(JOB)
-        until(lambda: pbs.get(JOB, "state") == "Q", "the job is in the queue again")
-        pbs.start(JOB)
-        until(lambda: "the cluster is back" in said.text, "the return is said")
-        assert f"job {JOB} was requeued; its results are lost" in said.text
-        with Client(cluster) as client:
-            client.wait_for_workers(2)
-            assert client.submit(sum, [1, 2]).result() == 3
-
-
-def test_requeue_is_shown_while_the_old_scheduler_is_tried(pbs: Pbs, said: Said) -> None:
+def test_requeued_job_is_found_again(pbs: Pbs, said: Said) -> None:
+    """It is said to wait while its old scheduler is still tried."""
     with PBSGPUCluster(**OPTIONS, client_grace=2) as cluster:
         asked = len(pbs.calls("qstat"))
         signal_all(pbs.processes(JOB), signal.SIGSTOP)  # as on a node that is lost: nothing refuses a connection
@@ -231,3 +258,7 @@ def test_requeue_is_shown_while_the_old_scheduler_is_tried(pbs: Pbs, said: Said)
         assert "could not be reached" not in said.text
         pbs.start(JOB)
         until(lambda: "the cluster is back" in said.text, "the return is said")
+        assert f"job {JOB} was requeued; its results are lost" in said.text
+        with Client(cluster) as client:
+            client.wait_for_workers(2)
+            assert client.submit(sum, [1, 2]).result() == 3

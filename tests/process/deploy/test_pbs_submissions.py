@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 
 import pytest
 from distributed import Client
@@ -18,7 +16,6 @@ from hpcgpu import PBSGPUCluster
 from hpcgpu.errors import SubmitError
 
 pytestmark = pytest.mark.usefixtures("impatient")
-BUILDS = ["release", "head"]
 GANG = {"gpus": "sim:2", "nodes": 1, "ranks": "node", "launcher": "fork", "walltime": "00:10:00"}
 ELASTIC = {"gpus": "sim:2", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
 
@@ -27,9 +24,8 @@ def members(cluster: PBSGPUCluster) -> list[str]:
     return [row.id for row in cluster.jobs.rows if row.has == "workers"]
 
 
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("lost", ["accepted", "broken"])
-def test_array_without_an_answer_is_found_by_name(pbs: Pbs, said: Said, lost: str) -> None:
+@pytest.mark.parametrize(("build", "lost"), [("release", "accepted"), ("head", "broken")])
+def test_unanswered_array_is_found_by_its_name(pbs: Pbs, said: Said, lost: str) -> None:
     pbs.lose(lost)
     with PBSGPUCluster(**ELASTIC) as cluster, Client(cluster) as client:
         cluster.scale(jobs=2)
@@ -41,7 +37,7 @@ def test_array_without_an_answer_is_found_by_name(pbs: Pbs, said: Said, lost: st
     assert ("qsub: no answer in 2 s; it was killed" if lost == "accepted" else "Batch Protocol error") in said.text
 
 
-def test_a_cluster_whose_qsub_was_not_answered_is_found_by_its_name(pbs: Pbs) -> None:
+def test_unanswered_qsub_of_a_gang_is_found_by_its_name(pbs: Pbs) -> None:
     pbs.lose("accepted")
     with PBSGPUCluster(**GANG) as cluster, Client(cluster) as client:
         assert cluster.job_id == "1021.login01"
@@ -49,7 +45,7 @@ def test_a_cluster_whose_qsub_was_not_answered_is_found_by_its_name(pbs: Pbs) ->
     assert len(pbs.calls("qsub")) == 1
 
 
-def test_a_qsub_that_nobody_hears_is_an_error_and_its_jobs_are_submitted_later(pbs: Pbs) -> None:
+def test_unheard_qsub_is_an_error_and_repeated_later(pbs: Pbs) -> None:
     pbs.lose("unheard")
     with pytest.raises(SubmitError, match="qsub: no answer in 2 s; it was killed"):
         PBSGPUCluster(**GANG)
@@ -61,7 +57,7 @@ def test_a_qsub_that_nobody_hears_is_an_error_and_its_jobs_are_submitted_later(p
         assert members(cluster) == pbs.ids() == ["1021[0].login01", "1021[1].login01"]
 
 
-def test_nothing_is_submitted_again_while_nobody_says_whether_it_is_there(pbs: Pbs, said: Said) -> None:
+def test_nothing_is_submitted_twice_while_qselect_fails(pbs: Pbs, said: Said) -> None:
     pbs.auto(False)
     pbs.lose("accepted")
     pbs.trouble("qselect")
@@ -77,7 +73,7 @@ def test_nothing_is_submitted_again_while_nobody_says_whether_it_is_there(pbs: P
 
 
 @pytest.mark.parametrize("options", [GANG, ELASTIC], ids=["gang", "elastic"])
-def test_cancelled_start_leaves_no_job(pbs: Pbs, options: dict[str, object]) -> None:
+def test_jobs_of_a_cancelled_submission_are_deleted(pbs: Pbs, options: dict[str, object]) -> None:
     pbs.auto(False)
     pbs.lose("accepted")
 
@@ -104,16 +100,21 @@ cluster.scale(jobs=3)
 """
 
 
+def kill_client(when: Callable[[], object], what: str, **options: object) -> None:
+    """Start a client that submits three jobs, and kill it when the condition holds."""
+    client = subprocess.Popen([sys.executable, "-c", CLIENT.format(options=options)])
+    try:
+        until(when, what)
+    finally:
+        client.kill()
+        client.wait()
+
+
 @pytest.mark.parametrize("options", [GANG, ELASTIC], ids=["gang", "elastic"])
-def test_dead_clients_late_jobs_are_deleted(pbs: Pbs, options: dict[str, object]) -> None:
+def test_guard_removes_jobs_that_come_after_its_clients_end(pbs: Pbs, options: dict[str, object]) -> None:
     pbs.auto(False)
     pbs.lose("unheard")
-    client = subprocess.Popen([sys.executable, "-c", textwrap.dedent(CLIENT).format(options=options)])
-    try:
-        until(lambda: pbs.calls("qsub"), "qsub is called")
-    finally:
-        os.kill(client.pid, signal.SIGKILL)
-        client.wait()
+    kill_client(lambda: pbs.calls("qsub"), "qsub is called", **options)
     until(lambda: pbs.calls("qselect"), "the guard looks for the jobs for the first time")
     pbs.lose("")
     until(pbs.ids, "the jobs come")
@@ -121,16 +122,10 @@ def test_dead_clients_late_jobs_are_deleted(pbs: Pbs, options: dict[str, object]
     until(lambda: not list((pbs.folder.parent / ".hpcgpu/runs").iterdir()), "the run's folder is gone")
 
 
-def test_dead_clients_unanswered_jobs_are_deleted(pbs: Pbs) -> None:
+def test_guard_removes_jobs_of_an_unanswered_qsub(pbs: Pbs) -> None:
     pbs.auto(False)
     pbs.lose("accepted")
-    code = textwrap.dedent(CLIENT).format(options={**ELASTIC, "client_grace": 2})
-    client = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        until(lambda: len(pbs.ids()) == 3, "three jobs are there")
-    finally:
-        os.kill(client.pid, signal.SIGKILL)
-        client.wait()
+    kill_client(lambda: len(pbs.ids()) == 3, "three jobs are there", **ELASTIC, client_grace=2)
     until(lambda: all(map(pbs.over, pbs.ids())), "all jobs are over")
     pbs.lose("")  # that qsub has outlived its client
     assert pbs.calls("qdel") == [["1021[0-2].login01"]]

@@ -18,38 +18,13 @@ from waiting import scaled, until
 
 DASK = str(Path(sys.executable).with_name("dask"))
 PRELOAD = ("--preload", "hpcgpu.deploy.dask_preload")
-# What a user writes for 'dask worker', and values that know where they are pickled and unpickled.
+# What a user writes for 'dask worker'.
 MODULE = """
-    import asyncio
-    import numpy as np
     from distributed import Worker
     from hpcgpu.sim.dask import register
     from hpcgpu.spill import GpuSpillBuffer
 
     register()
-    ON_LOOP = []
-
-    def note(what):
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        ON_LOOP.append(what)
-
-    class Parcel:
-        def __init__(self, i):
-            self.bytes = np.full(100 << 10, i, "u1")
-        def __reduce__(self):  # a class that says itself how it is pickled is not taken apart
-            note("down")
-            return back, (self.bytes,)
-        def __sizeof__(self):
-            return self.bytes.nbytes
-
-    def back(data):
-        note("up")
-        made = Parcel(0)
-        made.bytes = data
-        return made
 
     class SpillingWorker(Worker):
         def __init__(self, *args, **kwargs):
@@ -85,12 +60,6 @@ def dask_worker(folder: Path, *options: str) -> Iterator[tuple[Client, Path]]:
         yield client, log
 
 
-def parcel(i: int) -> Any:
-    from spilling import Parcel
-
-    return Parcel(i)
-
-
 def array(i: int) -> Any:
     import numpy as np
 
@@ -100,17 +69,11 @@ def array(i: int) -> Any:
 
 
 def look(*values: Any) -> list[tuple[str, int]]:
-    return [(type(v).__name__, int(getattr(v, "bytes", v)[-1])) for v in values]
+    return [(type(value).__name__, int(value[-1])) for value in values]
 
 
 def settled(dask_worker: Worker) -> bool:
     return bool(dask_worker.data.settle(30))
-
-
-def on_loop() -> set[str]:
-    import spilling
-
-    return set(spilling.ON_LOOP)
 
 
 def moved(dask_worker: Worker) -> dict[str, int]:
@@ -122,23 +85,21 @@ def ask(client: Client, function: Callable[..., Any]) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
-@pytest.mark.parametrize("preload", [True, False])
-def test_a_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str) -> None:
-    """Right answers and real values with and without; only with the preload does the event loop move nothing."""
+@pytest.mark.parametrize(("preload", "nanny"), [(True, "--nanny"), (True, "--no-nanny"), (False, "--nanny")])
+def test_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str) -> None:
+    """Right answers and real values with and without; the preload installs the plugin (its laws: test_comms.py)."""
     spilling = ("--worker-class", "spilling.SpillingWorker", nanny)
     with dask_worker(tmp_path, *spilling, *(PRELOAD if preload else ())) as (client, _):
-        makers = {"Parcel": parcel, "SimArray": array}
-        futures = {(kind, i): client.submit(make, i) for kind, make in makers.items() for i in range(20)}
-        wait(list(futures.values()))
+        futures = client.map(array, range(40))
+        wait(futures)
         assert ask(client, settled)
-        expected = list(futures)
+        expected = [("SimArray", i) for i in range(40)]
         for _ in range(2):
-            seen = [client.submit(look, f, pure=False) for f in futures.values()]
+            seen = [client.submit(look, f, pure=False) for f in futures]
             assert [pair for [pair] in client.gather(seen)] == expected
-        assert client.submit(look, *futures.values()).result() == expected
+        assert client.submit(look, *futures).result() == expected
         assert min(ask(client, moved).values()) > 0
-        assert ask(client, on_loop) == (set() if preload else {"up"})
+        assert ask(client, lambda dask_worker: "hpcgpu" in dask_worker.plugins) == preload
 
 
 def test_preload_without_the_store_says_what_to_write(tmp_path: Path) -> None:

@@ -6,26 +6,30 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import local_system
 import pytest
+import ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from local_system import ENVIRONMENT, Local, register
+from local_system import Local
 from paths import BATCH
 from recordings import records
 from waiting import scaled, until
 
-from hpcgpu import batch
 from hpcgpu.config import document
-from hpcgpu.deploy.jobs import batch_client, logs, record, runs
+from hpcgpu.deploy.jobs import batch_client, guard, logs, record, runs
 from hpcgpu.deploy.jobs.record import Process, Record, Run
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import pids
+from hpcgpu.host import run as processes
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
 from hpcgpu.plan.jobs.job import Job
 
@@ -35,8 +39,7 @@ DEAD = Process("another-host", 1, 1)
 
 @pytest.fixture(autouse=True)
 def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "SYSTEMS", batch.SYSTEMS)
-    register()
+    local_system.use(monkeypatch)
 
 
 def make_run(home: Path, *jobs: Job, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
@@ -68,29 +71,21 @@ def job(tmp_path: Path) -> Iterator[Job]:
     asyncio.run(batch_client.cancel(Local(), [there.id]))
 
 
-@pytest.mark.parametrize("by", ["guard", "stop"])
-def test_guard_and_stop_end_the_job_and_remove_the_folder(tmp_path: Path, job: Job, by: str) -> None:
-    run = make_run(tmp_path, job, client=DEAD if by == "guard" else Process.here())
-    asyncio.run(runs.abandon(run.folder) if by == "guard" else runs.stop(run))
-    assert state(job) is JobState.ENDED
-    assert not run.folder.exists()
-
-
-def test_a_guard_leaves_a_run_alone_as_long_as_somebody_holds_it(tmp_path: Path, job: Job) -> None:
+def test_a_guard_ends_a_run_that_nobody_holds_any_more(tmp_path: Path, job: Job) -> None:
     run = make_run(tmp_path, job, grace_s=2)
 
     async def main() -> None:
         attached = lease.keep_touched(run.folder, 2)
-        guard = asyncio.create_task(runs.abandon(run.folder))
+        guarding = asyncio.create_task(runs.abandon(run.folder))
         # longer than it would wait for a lease that has ended
-        done, _ = await asyncio.wait([guard], timeout=scaled(12))
-        assert not done
+        assert not (await asyncio.wait([guarding], timeout=scaled(12)))[0]
         assert (await batch_client.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
         attached.cancel()
-        await guard
+        await guarding
 
     asyncio.run(main())
     assert state(job) is JobState.ENDED
+    assert not run.folder.exists()
 
 
 def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Job) -> None:
@@ -101,7 +96,32 @@ def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Jo
     assert run.folder.exists()
 
 
-def test_clean_up_removes_only_what_is_over(tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guard_costs_next_to_nothing(tmp_path: Path) -> None:
+    """It waits with the modules that Python starts with, and one of ours."""
+    started = guard.start(tmp_path, Process.here())
+    try:
+        heavy = {"asyncio", "distributed", "dask", "hpcgpu.batch", "hpcgpu.model", "json", "dataclasses", "pathlib"}
+        code = "import sys; before = set(sys.modules); import hpcgpu.deploy.jobs.guard; "
+        code += f"print(sorted((set(sys.modules) - before) & {heavy!r}))"
+        assert ranks.run_command([sys.executable, "-c", code]).stdout == "[]\n"
+        assert processes.is_running(started)
+        assert os.getsid(started.pid) == started.pid  # no signal of our terminal reaches it
+    finally:
+        processes.end(started)
+    assert not processes.is_running(started)
+
+
+def test_a_guard_of_a_folder_that_is_removed_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with subprocess.Popen(["sleep", "600"]) as client:
+        argv = [sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid)]
+        waiting = subprocess.Popen([*argv, str(pids.start_time(client.pid))], stderr=subprocess.PIPE, text=True)
+        client.send_signal(signal.SIGKILL)
+    assert waiting.communicate(timeout=scaled(60)) == (None, "")
+    assert waiting.returncode == 0
+
+
+def test_ended_runs_alone_are_cleaned_up(tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     over = submit(tmp_path, "true")
     until(lambda: state(over) is JobState.ENDED, "the job has ended")
     detached = make_run(tmp_path, job)
@@ -135,10 +155,9 @@ def test_all_jobs_of_a_batch_system_are_one_question(tmp_path: Path, monkeypatch
         runs.find(tmp_path / ".hpcgpu" / "runs", parent)
 
 
-LINE = st.binary(max_size=9).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"") + b"\n")
-
-
-@given(st.lists(LINE), st.integers(0, 9))
+@given(
+    st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"") + b"\n")), st.integers(0, 9)
+)
 def test_last_lines_of_a_log(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], count: int) -> None:
     log = tmp_path_factory.mktemp("log") / "log"
     log.write_bytes(b"".join(lines))
@@ -152,25 +171,8 @@ def test_a_log_of_many_chunks(tmp_path: Path) -> None:
     assert logs.last(tmp_path / "log", 20_000)[0].startswith("line 80000\n")
 
 
-def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
-    (tmp_path / "go").touch()
-    there = submit(tmp_path, f"echo first; while [ -e {tmp_path}/go ]; do sleep 0.1; done; echo last")
-    run = make_run(tmp_path, there, client=Process.here())
-    log = logs.log_of(run, "mine")
-    said: list[str] = []
-
-    def echo(part: str) -> None:
-        said.append(part)
-        (tmp_path / "go").unlink(missing_ok=True)
-
-    asyncio.run(logs.follow(run, log, 0, echo))
-    assert "".join(said) == "first\nlast\n"
-
-
 def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HOME": str(home), **ENVIRONMENT}
-    argv = [sys.executable, "-m", "hpcgpu", *words]
-    return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=scaled(120))
+    return ranks.in_process(*words, HOME=str(home))
 
 
 def test_the_commands(tmp_path: Path, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The store end to end: a real cluster with more data than its worker may hold."""
+"""The store end to end: clusters with more data than their workers may hold, with and without jit_unspill."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ranks
 from distributed import Client, Worker, wait
-from waiting import until
+from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
@@ -17,11 +18,6 @@ MIB = 1 << 20
 DEVICE, HOST = 64 * MIB, 400 * MIB
 TARGET = 0.6  # distributed.yaml, worker.memory.target
 EACH, COUNT = 8 * MIB, 75  # 600 MiB: 1.5 times the host's limit, over nine times the device
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 def expected(i: int) -> float:
@@ -45,21 +41,19 @@ def moves(client: Client) -> dict[str, int]:
     return {way: moved.nbytes for way, moved in worker.moved.items()}
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["whole values", "jit_unspill"])
-def test_one_and_a_half_times_the_host_limit_of_device_data(tmp_path: Path, jit: bool) -> None:
+def test_one_and_a_half_times_the_host_limit_of_device_data(tmp_path: Path) -> None:
     """Device, host and disk are all used, results are right, and each tier settles below its limit."""
 
     def make(i: int) -> Any:
         from hpcgpu import sim
 
-        block = sim.asarray(np.random.default_rng(i).random(EACH // 8))
-        return [block] if jit else block
+        return sim.asarray(np.random.default_rng(i).random(EACH // 8))
 
     def total(block: Any) -> float:
-        return float((block[0] if jit else block).sum())
+        return float(block.sum())
 
     options = {"device_memory_limit": 0.8, "memory_limit": HOST, "local_directory": str(tmp_path / "scratch")}
-    with LocalGPUCluster(gpus="sim:1x64MiB", jit_unspill=jit, **options) as cluster, Client(cluster) as client:
+    with LocalGPUCluster(gpus="sim:1x64MiB", **options) as cluster, Client(cluster) as client:
         blocks = client.map(make, range(COUNT), pure=False)
         assert not wait(blocks).not_done
         found = tiers(client)
@@ -84,24 +78,83 @@ def test_one_and_a_half_times_the_host_limit_of_device_data(tmp_path: Path, jit:
         assert {**moves(client), "host_to_disk": 0} == {**before, "host_to_disk": 0}
 
 
-def test_views_in_host_memory_beyond_the_limit(tmp_path: Path) -> None:
-    """Rows of arrays, as a rechunk makes them: each byte counts once, goes to disk once, and comes back."""
+OPTIONS = ("--gpus", "sim:2x32MiB", "--memory-limit", "300MB", "--jit-unspill")
+HEAD = """
+    import dask, dask.array as da, numpy as np
+    import hpcgpu
+    from hpcgpu import sim
+    from hpcgpu.deploy import report
+    from hpcgpu.sim.dask import register
+    from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
+    register()
+    def settle(client):
+        if not all(client.run(lambda dask_worker: dask_worker.data.settle(60)).values()):
+            raise TimeoutError("the stores did not come to rest")
+"""
 
-    def make(i: int) -> list[np.ndarray]:
-        return list(np.random.default_rng(i).random(EACH // 8).reshape(8, -1))
 
-    def take(rows: list[np.ndarray], j: int) -> np.ndarray:
-        return rows[j]
+def run(folder: Path, code: str, options: tuple[str, ...] = OPTIONS, **env: str) -> None:
+    done = ranks.run(ranks.script(folder, HEAD + code), options=options, env=env, timeout=scaled(150))
+    assert done.returncode == 0, done.stdout + done.stderr
 
-    options = {"memory_limit": HOST, "local_directory": str(tmp_path / "scratch")}
-    with LocalGPUCluster(gpus="sim:1x64MiB", **options) as cluster, Client(cluster) as client:
-        splits = client.map(make, range(COUNT), pure=False)
-        parts = [[client.submit(take, split, j, pure=False) for j in range(8)] for split in splits]
-        assert not wait([p for row in parts for p in row]).not_done
-        found = tiers(client)
-        assert found["host"] <= TARGET * HOST
-        assert COUNT * EACH <= sum(found.values()) < 1.05 * COUNT * EACH
-        del splits
-        sums = client.gather([[client.submit(np.sum, p, pure=False) for p in row] for row in parts])
-        assert np.sum(sums, axis=1) == pytest.approx(np.array([expected(i) for i in range(COUNT)]), rel=1e-9)
-        assert tiers(client)["host"] <= TARGET * HOST
+
+def test_an_all_to_all_of_dicts_of_arrays(tmp_path: Path) -> None:
+    """A shuffle: 16 tasks give a dict of 16 device arrays each, 16 others take one of each dict: 128 MiB on 64.
+
+    A data frame in each dict goes with it, through host memory that has room for 15 MB, and to the other worker.
+    """
+    code = """
+    import pandas as pd
+    N = 16
+    def split(i):
+        frame = pd.DataFrame({"i": np.full(65_536, float(i)), "j": np.arange(65_536)})
+        return {j: sim.asarray(np.full(65_536, float(i * N + j))) for j in range(N)} | {"frame": frame}
+    def take(j, *parts):
+        found = [p[j] for p in parts]
+        return float(sum(x.sum() for x in found).get() if hasattr(found[0], "get") else sum(found).sum())
+    with Client() as client:
+        splits = [client.submit(split, i, pure=False) for i in range(N)]
+        client.gather([client.submit(len, s) for s in splits])
+        settle(client)
+        sums = client.gather([client.submit(take, j, *splits) for j in range(N)])
+        expected = [sum(float(i * N + j) for i in range(N)) * 65_536 for j in range(N)]
+        assert sums == expected
+        moved = report.spilled(report.workers(client))
+        assert min(moved[way] for way in ("device_to_host", "host_to_device", "host_to_disk", "disk_to_host")) > 0
+        def seen(parts):
+            return type(parts).__name__, is_proxy(parts[3]), isinstance(parts[3], sim.SimArray)
+        kinds = client.gather([client.submit(seen, s) for s in splits[:2]])
+        assert kinds == [("dict", True, True)] * 2, kinds
+        def summed(parts):
+            frame = parts["frame"]
+            return is_proxy(frame), isinstance(frame, pd.DataFrame), float(frame["i"].sum() + frame.to_numpy()[-1, 1])
+        places = list(client.scheduler_info()["workers"])
+        found = [client.gather([client.submit(summed, s, workers=[w], pure=False) for s in splits]) for w in places]
+        assert found == [[(True, True, i * 65_536.0 + 65_535) for i in range(N)]] * 2
+    """
+    run(tmp_path, code, DASK_DISTRIBUTED__WORKER__MEMORY__TARGET="0.05")
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "whole-keys"])
+def test_svds_of_more_than_the_limits(tmp_path: Path, jit: bool) -> None:
+    """Three times the device limit and more than the host limit's target."""
+    code = """
+    with Client() as client:
+        x = da.random.default_rng(1).random((200_000, 100), chunks=(5_000, 100)).map_blocks(sim.asarray).persist()
+        s = da.linalg.svd(x)[1].compute()
+        gram = (x.T @ x).compute()
+        s, gram = (v.get() if hasattr(v, "get") else np.asarray(v) for v in (s, gram))
+        want = np.sqrt(np.linalg.eigvalsh(gram)[::-1])
+        assert np.allclose(s, want, rtol=1e-8)
+        rng = np.random.default_rng(0)
+        u, _ = np.linalg.qr(rng.random((1_000, 5)))
+        v, _ = np.linalg.qr(rng.random((1_000, 5)))
+        y = da.from_array(u @ np.diag([50.0, 40, 30, 20, 10]) @ v.T, chunks=(250, 250)).map_blocks(sim.asarray)
+        seed = da.random.RandomState(1, RandomState=sim.RandomState)
+        t = da.linalg.svd_compressed(y, k=5, n_power_iter=2, seed=seed)[1].compute().get()
+        assert np.allclose(t, [50, 40, 30, 20, 10], rtol=1e-6)
+        settle(client)
+        assert report.spilled(report.workers(client))["device_to_host"] > 0
+        assert max(w.tiers["device"] for w in report.workers(client)) <= 32 * 2**20
+    """
+    run(tmp_path, code, OPTIONS if jit else OPTIONS[:-1])

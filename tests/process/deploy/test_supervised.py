@@ -1,68 +1,32 @@
-"""A cluster whose parts in the background meet what nobody expected: what people are told, and that it goes on."""
+"""Parts of a cluster that fail, are stopped, or end: the words for it, and whether it goes on or all is gone."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import local_system
+import psutil
 import pytest
 import ranks
-from distributed import Client
+from distributed import Client, Scheduler
 from waiting import Said, scaled, until
 
 from hpcgpu import JobError, LocalGPUCluster
-from hpcgpu.deploy.cluster.batch import BatchGPUCluster
-
-
-class LocalJobs(BatchGPUCluster):
-    """The machine as a batch system."""
-
-    batch = "local"
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    ranks.use_environment(monkeypatch)
-    local_system.use(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def folder(home: Path) -> Path:
-    (found,) = (home / ".hpcgpu" / "runs").iterdir()
-    return found
-
-
-def test_wait_for_workers_says_why_nobody_looks_after_the_jobs(home: Path, said: Said) -> None:
-    options = {"gpus": "sim:1x16MiB", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
-    with LocalJobs(**options, log_directory=str(home)) as cluster:
-        cluster.scale(jobs=1)
-        cluster.wait_for_workers(1)
-        (job,) = (row.id for row in cluster.jobs.rows if row.has == "workers")
-        written = folder(home) / "record"
-        written.unlink()
-        written.mkdir()  # as a home that is full, or a file server that has lost the handle
-        os.killpg(int(job.partition(".")[0]), signal.SIGKILL)
-        until(lambda: not cluster.scheduler_info["workers"], "no worker is known")
-        with pytest.raises(JobError, match=r"the loop that looks after this cluster's jobs has failed .* IsADirectory"):
-            cluster.wait_for_workers(1, timeout=scaled(60))
-        written.rmdir()
-        until(lambda: cluster.scheduler_info["workers"], "a worker is known")
-        cluster.wait_for_workers(1)
-        assert job in written.read_text()  # as gone
-
+from hpcgpu.deploy.processes.worker import SilentWorker
 
 STALLED = "all workers have paused for 60 s"
 
 
 def telling(news: list[Any]) -> Any:
-    """What has a scheduler tell its cluster objects something, or nothing any more; made here, it travels by value."""
+    """Return a function by which a scheduler tells its cluster objects this, or ends their connection."""
 
     def tell(dask_scheduler: Any) -> None:
         from distributed.scheduler import WorkerStatusPlugin
@@ -77,7 +41,8 @@ def telling(news: list[Any]) -> Any:
     return tell
 
 
-def test_a_cluster_in_which_nothing_goes_on_says_so(home: Path, said: Said) -> None:
+def test_a_cluster_follows_its_scheduler_whatever_that_says(said: Said) -> None:
+    """A stall, news that are not understood, and a search for the scheduler that raises."""
     with LocalGPUCluster(gpus="sim:1x16MiB") as cluster, Client(cluster) as client:
         client.run_on_scheduler(telling(["stalled", STALLED]))
         stalled = f"LocalGPUCluster(hpcgpu, stalled: {STALLED})"
@@ -85,19 +50,11 @@ def test_a_cluster_in_which_nothing_goes_on_says_so(home: Path, said: Said) -> N
         assert STALLED in said.text
         client.run_on_scheduler(telling(["stalled", ""]))
         until(lambda: "workers=1" in repr(cluster), "and that something does")
-
-
-def test_news_of_workers_that_are_not_understood_are_asked_for_anew(home: Path, said: Said) -> None:
-    with LocalGPUCluster(gpus="sim:1x16MiB") as cluster, Client(cluster) as client:
         client.run_on_scheduler(telling(["add", None]))
         until(lambda: "the cluster is back" in said.text, "the return is said")
         (before,) = cluster.scheduler_info["workers"]
         client.restart()
         until(lambda: list(cluster.scheduler_info["workers"]) not in ([], [before]), "another worker is known")
-
-
-def test_a_search_for_the_scheduler_that_raises_goes_on(home: Path, said: Said) -> None:
-    with LocalGPUCluster(gpus="sim:1x16MiB") as cluster, Client(cluster) as client:
         (published,) = Path(tempfile.gettempdir()).rglob("scheduler")
         good = published.read_text()
         published.write_text(json.dumps({**json.loads(good), "addresses": ["carrier-pigeon://loft:1"]}))
@@ -105,7 +62,7 @@ def test_a_search_for_the_scheduler_that_raises_goes_on(home: Path, said: Said) 
         with pytest.raises(JobError, match=r"the search for this cluster's scheduler has failed .* ValueError"):
             cluster.sync(cluster._wait_for_workers, 2, timeout=scaled(60))  # the public one refuses it
         published.write_text(good)
-        until(lambda: "the cluster is back" in said.text, "the return is said")
+        until(lambda: said.text.count("the cluster is back") == 2, "the second return is said")
         cluster.wait_for_workers(1)
 
 
@@ -121,3 +78,74 @@ def test_a_rank_0_that_cannot_follow_the_scheduler_ends_the_run(tmp_path: Path) 
     assert done.returncode == 70
     assert "the run ends: the scheduler process cannot be followed: KeyError: 'count'" in done.stderr
     assert "Traceback" in done.stderr
+
+
+CLIENT = """
+import sys
+from hpcgpu import LocalGPUCluster
+if __name__ == "__main__":
+    with LocalGPUCluster(gpus="sim:1", client_grace=2) as cluster:
+        print(cluster.job_id, flush=True)
+        sys.stdin.read()
+"""
+# Twice the grace until rank 0 is given up, as long until the worker is, and a loaded machine.
+GONE_S = 45
+
+
+@pytest.mark.parametrize(
+    ("who", "end"), [("fork_server", "closes"), ("leader", "closes"), ("leader", "is killed"), ("client", "is killed")]
+)
+def test_a_stopped_process_is_gone_when_its_client_ends(tmp_path: Path, who: str, end: str) -> None:
+    """A client that is stopped has ended after its grace, but for rank 0, a zombie until the client is killed."""
+    (tmp_path / "client.py").write_text(CLIENT)
+    argv = [sys.executable, str(tmp_path / "client.py")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        leader = psutil.Process(int(client.stdout.readline()))
+        (fork_server,) = leader.children()
+        family = [leader, fork_server, *fork_server.children()]
+        os.kill({"leader": leader, "fork_server": fork_server, "client": client}[who].pid, signal.SIGSTOP)
+        if who == "client":
+            assert psutil.wait_procs(family[1:], timeout=GONE_S)[1] == []
+        client.stdin.close() if end == "closes" else client.kill()
+        assert psutil.wait_procs(family, timeout=GONE_S)[1] == []
+        assert client.wait(GONE_S) == (0 if end == "closes" else -signal.SIGKILL)
+
+
+class _Slow(Scheduler):
+    """Answers no sign of life after the worker has registered until it is told to."""
+
+    def hold(self) -> None:
+        self.heard, self.answering = asyncio.Event(), asyncio.Event()
+        answer = self.handlers["heartbeat_worker"]
+
+        async def heartbeat_worker(*args: object, **kwargs: object) -> object:
+            self.heard.set()
+            await self.answering.wait()
+            return answer(*args, **kwargs)
+
+        self.handlers["heartbeat_worker"] = heartbeat_worker
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_sign_of_life_under_way_ends_with_the_worker(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, *, missing: bool
+) -> None:
+    async def run() -> None:
+        async with _Slow(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0") as scheduler:
+            scheduler.hold()
+            options = {"host": "127.0.0.1", "local_directory": str(tmp_path), "heartbeat_interval": "20ms"}
+            worker = await SilentWorker(scheduler.address, **options)
+            await asyncio.wait_for(scheduler.heard.wait(), scaled(30))
+            if missing:  # the answer is that the scheduler does not know the worker, which then closes itself
+                await scheduler.remove_worker(worker.address, stimulus_id="test", close=False)
+                scheduler.answering.set()
+                await asyncio.wait_for(worker.finished(), scaled(30))
+            else:
+                await asyncio.wait_for(worker.close(nanny=False), scaled(30))
+            scheduler.answering.set()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    names = ("distributed.worker", "tornado.application", "asyncio")
+    messages = [r.getMessage() for r in caplog.records if r.name in names]
+    assert messages == (["Scheduler was unaware of this worker; shutting down."] if missing else [])

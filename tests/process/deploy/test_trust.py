@@ -67,9 +67,6 @@ LOOK = """
 """
 
 
-PRIVATE = ("0o600", "0o700")
-
-
 @pytest.fixture(scope="module")
 def look(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("look")
@@ -141,15 +138,9 @@ def test_a_tunnel_listens_on_loopback() -> None:
     assert {found} == sockets.documented("process of the cluster object")
 
 
-def test_the_dashboard_needs_its_secret(look: dict) -> None:
-    assert set(look["pages"].values()) == {404}
-    assert look["own"] == 200
-    file = re.search(r"dashboard: cat (\S+)", look["said"])
-    assert file
-    assert not Path(file[1]).exists()  # gone with the run
-
-
 def test_secrets_stand_in_private_files_only(look: dict) -> None:
+    assert set(look["pages"].values()) == {404}  # the dashboard answers only to who knows its secret
+    assert look["own"] == 200
     assert len(look["key"]) > 40
     assert len(look["secret"]) > 20
     for secret in (look["key"], look["secret"]):
@@ -157,6 +148,9 @@ def test_secrets_stand_in_private_files_only(look: dict) -> None:
         assert secret not in look["shown"]
         assert not [words for words in look["seen"] if secret in words]
     assert set(look["modes"]) <= {"0o600"}
+    found = re.search(r"dashboard: cat (\S+)", look["said"])
+    assert found
+    assert not Path(found[1]).exists()  # gone with the run
 
 
 def test_without_tls_it_is_said(tmp_path: Path) -> None:
@@ -183,14 +177,40 @@ def test_every_file_of_a_run_is_private(tmp_path: Path) -> None:
     homes = [tmp_path / "home", tmp_path / "tmp"]
     for home in homes:
         home.mkdir()
-    path = ranks.script(tmp_path, code)
-    env = {"HOME": str(homes[0]), "TMPDIR": str(homes[1])}
-    done = ranks.run_command(
-        ["bash", "-c", 'umask 022; exec "$@"', "bash", sys.executable, str(path), *map(str, homes)], env
-    )
+    argv = ["bash", "-c", 'umask 022; exec "$@"', "bash", sys.executable, str(ranks.script(tmp_path, code))]
+    done = ranks.run_command([*argv, *map(str, homes)], {"HOME": str(homes[0]), "TMPDIR": str(homes[1])})
     assert done.returncode == 0, done.stderr
     modes = {line.partition(" ")[2]: line.partition(" ")[0] for line in done.stdout.splitlines()}
     assert {Path(path).name for path in modes} >= {"lease", "scheduler", "nonce", "leader"}
     closed = tuple(f"{path}/" for path, mode in modes.items() if mode == "0o700")
-    assert [path for path, mode in modes.items() if mode not in PRIVATE and not path.startswith(closed)] == []
+    assert [path for path, mode in modes.items() if mode[-2:] != "00" and not path.startswith(closed)] == []
     assert {mode for path, mode in modes.items() if Path(path).name in ("scheduler", "nonce", "progress")} == {"0o600"}
+
+
+# Run as the cluster's script, too: a neighbour on the node needs no certificate to open connections.
+FLOOD = """
+    import contextlib, pathlib, resource, socket, urllib.parse
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    c = Client()
+    identity = c.scheduler_info()
+    (worker, facts), = identity["workers"].items()
+    dashboard = (pathlib.Path(os.environ["DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY"]).parent / "dashboard").read_text()
+    addresses = [c.scheduler.address, worker, facts["nanny"], dashboard]
+    listeners = [urllib.parse.urlsplit(address)[1].split(":") for address in addresses]
+    flood = [socket.create_connection((host, int(port))) for host, port in listeners for _ in range(400)]
+    fresh = Client(timeout=60)
+    assert fresh.submit(sum, [1, 2, 3]).result(60) == 6
+    for sock in flood:
+        sock.settimeout(60)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+"""
+
+
+def test_half_open_connections_are_closed_for_new_clients(tmp_path: Path) -> None:
+    limited = ranks.command(ranks.script(tmp_path, FLOOD), options=("--gpus", "sim:1"))
+    env = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__HANDSHAKE": "3s"}
+    done = ranks.run_command(["bash", "-c", 'ulimit -Sn 256; exec "$@"', "bash", *limited], env=env)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr) < 10_000, done.stderr[:10_000]
+    assert "connections without a handshake" in done.stderr

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import ranks
+import streams
 import two_nodes
 from waiting import scaled, until
+
+from hpcgpu import LocalGPUCluster
 
 # The daemon of Open MPI on the other node; its parent, of the same name, stands for the ssh that started it.
 LOSE_A_NODE = """
@@ -26,6 +31,13 @@ with Client() as c:
     pathlib.Path(home, "killed").write_text(str(daemons))  # what is printed now mpirun may lose with the daemon
     next(p for p in daemons if p.parent() in daemons).kill()
     time.sleep(600)
+"""
+# It computes, then ends as it is told.
+COMPUTES = """
+with Client() as c:
+    assert c.submit(sum, [1, 2]).result() == 3
+end = int(sys.argv[1])
+os.kill(os.getpid(), -end) if end < 0 else sys.exit(end)
 """
 # An mpirun in name: it gets our flags, and does what a test wants.
 MPIRUN = """\
@@ -45,22 +57,13 @@ exit 3
 """
 
 
-def launcher(folder: Path, does: str) -> Path:
+def argv(folder: Path, does: str, first: str = MPIRUN) -> list[str]:
+    """Write a launcher, and return the command line of a launch with it."""
     path = folder / "mpirun"
-    path.write_text(MPIRUN.format(does=does.format(folder=folder)))
+    path.write_text(first.format(does=does.format(folder=folder)))
     path.chmod(0o755)
-    return path
-
-
-def argv(folder: Path, does: str) -> list[str]:
-    script = ranks.script(folder, "pass")
-    words = ["--launcher", str(launcher(folder, does)), "--gpus", "sim:1"]
-    return [str(ranks.BIN / "hpcgpu"), "launch", *words, str(script)]
-
-
-def launch(words: list[str], home: Path) -> subprocess.CompletedProcess[str]:
-    env = ranks.environment(HOME=str(home))
-    return subprocess.run(words, capture_output=True, text=True, timeout=scaled(60), env=env, stdin=subprocess.DEVNULL)
+    words = ["--launcher", str(path), "--gpus", "sim:1"]
+    return [str(ranks.BIN / "hpcgpu"), "launch", *words, str(ranks.script(folder, "pass"))]
 
 
 def left(home: Path) -> list[Path]:
@@ -69,12 +72,8 @@ def left(home: Path) -> list[Path]:
 
 def test_a_lost_node_is_no_success(tmp_path: Path) -> None:
     script = ranks.script(tmp_path, LOSE_A_NODE)
-    words = [str(ranks.BIN / "hpcgpu"), "launch", "--gpus", "sim:2", str(script)]
-    env = two_nodes.environment(tmp_path)
-    inside = [*two_nodes.prefix(tmp_path), *words]
-    done = subprocess.run(
-        inside, capture_output=True, text=True, timeout=scaled(120), env=env, stdin=subprocess.DEVNULL
-    )
+    inside = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "launch", "--gpus", "sim:2", str(script)]
+    done = ranks.run_command(inside, two_nodes.environment(tmp_path), scaled(120))
     assert "prted" in (tmp_path / "killed").read_text(), done.stderr
     assert "lost communication with a remote daemon" in done.stderr
     # mpirun ends rank 0, which has the time to say so, or not
@@ -96,122 +95,144 @@ def test_a_lost_node_is_no_success(tmp_path: Path) -> None:
     ids=["no-end", "failed", "killed", "killed-after-the-end", "lost-the-code", "other-code", "no-folder"],
 )
 def test_the_end_is_what_rank_0_wrote(tmp_path: Path, does: str, code: int, words: str) -> None:
-    done = launch(argv(tmp_path, does), tmp_path)
+    done = ranks.run_command(argv(tmp_path, does))
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert left(tmp_path) == []
 
 
-def test_where_no_home_can_be_written_a_temporary_folder_takes_the_end(tmp_path: Path) -> None:
-    env = ranks.environment(HOME="/dev/null", TMPDIR=str(tmp_path / "t"))
+def test_without_a_home_a_temporary_folder_takes_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     words = argv(tmp_path, ENDED.replace('"$HOME"/.hpcgpu/launches/*', '"$TMPDIR"/hpcgpu-end-*'))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=scaled(60), env=env, stdin=subprocess.DEVNULL)
+    done = ranks.run_command(words, {"HOME": "/dev/null", "TMPDIR": str(tmp_path / "t")})
     assert done.returncode == 3, done.stderr
     assert list((tmp_path / "t").glob("hpcgpu-end-*")) == []
 
 
-def test_a_program_that_is_none_is_said(tmp_path: Path) -> None:
-    words = argv(tmp_path, "exit 0")
-    text = (tmp_path / "mpirun").read_text()
-    (tmp_path / "mpirun").write_text(text.replace("&& exit", "&& echo '#!/not/there' > $0 && exit", 1))
-    done = launch(words, tmp_path)
+def test_a_launcher_that_cannot_be_executed_is_an_error(tmp_path: Path) -> None:
+    broken = MPIRUN.replace("&& exit", "&& echo '#!/not/there' > $0 && exit", 1)
+    done = ranks.run_command(argv(tmp_path, "exit 0", broken))
     assert done.returncode == 1
     assert "the ranks could not be started" in done.stderr
     assert left(tmp_path) == []
 
 
-class Listening:
-    """A launch whose launcher writes down the signals that it gets."""
+@contextlib.contextmanager
+def listening(folder: Path, *before: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[int], list[str]]]]:
+    """Start a launch whose launcher writes down its signals; yield it, and a function that waits for so many."""
+    heard = folder / "heard"
 
-    def __init__(self, folder: Path, before: Sequence[str] = ()) -> None:
-        self.heard_file, self._over = folder / "heard", folder / "over"
-        self.argv = [*before, *argv(folder, TELL_SIGNALS)]
-        self.env = ranks.environment(HOME=str(folder))
+    def until_heard(count: int) -> list[str]:
+        return until(lambda: (names := heard.read_text().split())[count - 1 :] and names, f"{count} signals are heard")
 
-    @property
-    def heard(self) -> list[str]:
-        return self.heard_file.read_text().split()
-
-    def until_heard(self, count: int) -> list[str]:
-        until(lambda: len(self.heard) >= count, f"{count} signals are heard")
-        return self.heard
-
-    def end(self) -> None:
-        self._over.touch()
+    words = [*before, *argv(folder, TELL_SIGNALS)]
+    with subprocess.Popen(words, env=ranks.environment(HOME=str(folder)), stdin=subprocess.DEVNULL) as parent:
+        until(heard.exists, "the script listens")
+        yield parent, until_heard
+        (folder / "over").touch()
+        assert parent.wait(scaled(30)) in (3, -signal.SIGKILL)
 
 
 def test_each_signal_reaches_the_launcher_once(tmp_path: Path) -> None:
+    """From a parent that is small."""
     names = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]  # one of them is ignored under nohup
-    listening = Listening(tmp_path, before=["env", f"--default-signal={','.join(names)}"])
-    with subprocess.Popen(listening.argv, env=listening.env, stdin=subprocess.DEVNULL) as parent:
-        until(listening.heard_file.exists, "the script listens")
+    with listening(tmp_path, "env", f"--default-signal={','.join(names)}") as (parent, until_heard):
+        process = psutil.Process(parent.pid)
+        until(lambda: "hpcgpu.host.launcher_parent" in process.cmdline(), "the parent is there")
+        until(lambda: process.status() == psutil.STATUS_SLEEPING, "the parent waits")
+        assert process.memory_full_info().pss < 12 << 20
         for count, name in enumerate(names, 1):
             parent.send_signal(signal.Signals[f"SIG{name}"])
-            listening.until_heard(count)
-        listening.end()
-        assert parent.wait(scaled(30)) == 3
-    assert listening.heard == names
+            until_heard(count)
+    assert (tmp_path / "heard").read_text().split() == names
 
 
-def test_what_is_ignored_stays_so_but_warnings_are_passed_on(tmp_path: Path) -> None:
-    listening = Listening(tmp_path, before=["bash", "-c", "trap '' TERM HUP USR1; exec \"$@\"", "job"])
-    with subprocess.Popen(listening.argv, env=listening.env, stdin=subprocess.DEVNULL) as parent:
-        until(listening.heard_file.exists, "the script listens")
+def test_ignored_signals_stay_so_but_warnings_are_passed_on(tmp_path: Path) -> None:
+    with listening(tmp_path, "bash", "-c", "trap '' TERM HUP USR1; exec \"$@\"", "job") as (parent, until_heard):
         for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             parent.send_signal(sig)
         # bash cannot trap what it was started with as ignored, as SIGUSR1 is here: a launcher can
-        assert listening.until_heard(1) == ["USR2"]
-        listening.end()
-        assert parent.wait(scaled(30)) == 3
+        assert until_heard(1) == ["USR2"]
 
 
 def test_ctrl_c_in_a_terminal_is_one_to_the_launcher(tmp_path: Path) -> None:
-    listening = Listening(tmp_path)
+    heard, words = tmp_path / "heard", argv(tmp_path, TELL_SIGNALS)
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve(listening.argv[0], listening.argv, listening.env)
-    until(listening.heard_file.exists, "the script listens")
+        os.execve(words[0], words, ranks.environment())
+    until(heard.exists, "the script listens")
     os.write(terminal, b"\x03")
-    listening.until_heard(1)
-    os.kill(pid, signal.SIGUSR1)  # what comes after all that Ctrl-C may have caused
-    assert listening.until_heard(2) == ["INT", "USR1"]
-    listening.end()
+    until(heard.read_text, "a signal is heard")
+    os.kill(pid, signal.SIGUSR1)  # it comes after all that Ctrl-C may have caused
+    until(lambda: "USR1" in heard.read_text(), "the next signal is heard")
+    assert heard.read_text().split() == ["INT", "USR1"]
+    (tmp_path / "over").touch()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
     os.close(terminal)
 
 
 def test_a_killed_parent_ends_the_launcher(tmp_path: Path) -> None:
-    listening = Listening(tmp_path)
-    with subprocess.Popen(listening.argv, env=listening.env, stdin=subprocess.DEVNULL) as parent:
-        until(listening.heard_file.exists, "the script listens")
+    with listening(tmp_path) as (parent, until_heard):
         (child,) = psutil.Process(parent.pid).children()
         parent.kill()
-        assert listening.until_heard(1) == ["TERM"]
-        listening.end()
-        child.wait(scaled(30))
+        assert until_heard(1) == ["TERM"]
+    child.wait(scaled(30))
     until(lambda: left(tmp_path) == [], "its folder is removed")
 
 
-def test_what_a_killed_launch_left_is_cleared_away_by_the_next_of_its_host(tmp_path: Path) -> None:
+def test_a_launch_removes_folders_of_killed_ones_of_its_host(tmp_path: Path) -> None:
     base = tmp_path / ".hpcgpu" / "launches"
-    base.mkdir(parents=True)
-    for folder in (tmp_path / ".hpcgpu", base):
-        folder.chmod(0o700)
     dead, elsewhere = base / f"{os.uname().nodename} 1 5", base / "elsewhere 1 5"
-    dead.mkdir()
-    elsewhere.mkdir()
-    assert launch(argv(tmp_path, "exit 5"), tmp_path).returncode == 5
+    for folder in (tmp_path / ".hpcgpu", base, dead, elsewhere):
+        folder.mkdir(mode=0o700)
+    assert ranks.run_command(argv(tmp_path, "exit 5")).returncode == 5
     assert left(tmp_path) == [elsewhere]
 
 
-def test_the_parent_is_small(tmp_path: Path) -> None:
-    listening = Listening(tmp_path)
-    with subprocess.Popen(listening.argv, env=listening.env, stdin=subprocess.DEVNULL) as parent:
-        until(listening.heard_file.exists, "the script listens")
-        until(lambda: "hpcgpu.host.launcher_parent" in psutil.Process(parent.pid).cmdline(), "the parent is there")
-        until(lambda: psutil.Process(parent.pid).status() == psutil.STATUS_SLEEPING, "the parent waits")
-        used = psutil.Process(parent.pid).memory_full_info().pss
-        listening.end()
-        assert parent.wait(scaled(30)) == 3
-    assert used < 12 << 20
+@pytest.mark.parametrize(
+    ("words", "output", "end", "code"),
+    [
+        ("run", "closed", 0, 0),
+        ("run", "full", 3, 3),
+        ("run", "gone", -signal.SIGKILL, 128 + signal.SIGKILL),
+        ("launch --launcher mpirun", "closed", -signal.SIGKILL, 128 + signal.SIGKILL),
+        ("launch --launcher mpirun", "full", 0, 0),
+        ("launch --launcher mpirun", "gone", 3, 3),
+    ],
+)
+def test_the_exit_code_is_the_scripts(tmp_path: Path, words: str, output: str, end: int, code: int) -> None:
+    program = [str(ranks.BIN / "hpcgpu"), *words.split(), "--gpus", "sim:1"]
+    argv = [*program, str(ranks.script(tmp_path, COMPUTES)), str(end)]
+    assert streams.run(argv, output, ranks.environment(), timeout=scaled(120)) == code
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that a killed mpirun has left, which has its pid; all temporary files are beside it."""
+    ranks.use_environment(monkeypatch)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with subprocess.Popen([*ranks.MPIRUN, "-n", "1", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+        killed.stdin.write(b"up\n")
+        killed.stdin.flush()
+        assert killed.stdout.readline() == b"up\n"
+        killed.send_signal(signal.SIGKILL)
+    return tmp_path / f"ompi.{killed.pid}"
+
+
+def test_a_launch_with_the_pid_of_a_killed_one_starts(session: Path) -> None:
+    path = ranks.script(session.parent, "print(Client().submit(sum, [1, 2]).result())")
+    argv = [str(ranks.BIN / "hpcgpu"), "launch", "--launcher", "mpirun", "--gpus", "sim:1", str(path)]
+    first = ["sh", "-c", f'mv {session} {session.parent}/ompi.$$ && exec "$@"', "sh", *argv]
+    done = subprocess.run(first, capture_output=True, text=True, timeout=scaled(90), stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+def test_a_cluster_with_the_pid_of_a_killed_one_starts(session: Path) -> None:
+    last = int(Path("/proc/sys/kernel/ns_last_pid").read_text())
+    later = [session.with_name(f"ompi.{pid}") for pid in range(last + 1, last + 400)]
+    for folder in later:
+        shutil.copytree(session, folder)
+    with LocalGPUCluster(gpus="sim:1", launcher="mpirun") as cluster:
+        assert session.with_name(f"ompi.{cluster.job_id}") in later
+        os.kill(int(cluster.job_id), 0)
+    assert all(folder.exists() for folder in later)  # whosever they are

@@ -1,4 +1,4 @@
-"""Ranks of a PBS job, started by mpirun and mpiexec here."""
+"""Ranks that mpirun and mpiexec start here: as the command lines promise, and in a job of PBS on two nodes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
 import two_nodes
+from launch_probe import ME, PROBE, check, others
+from paths import ROOT
+from ranks import BIN, environment
 from waiting import scaled
 
+from hpcgpu.config import document
+from hpcgpu.launch import mpirun
 from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model.layout import World
 
 SCRIPT = """
 import json
@@ -38,7 +45,7 @@ def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, reque
     argv = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "launch", *options, str(script)]
     two_nodes.grant(tmp_path, "2gb", "1048576kb")
     env = two_nodes.environment(tmp_path)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=env, stdin=subprocess.DEVNULL)
+    done = ranks.run_command(argv, env, scaled(120))
     assert done.returncode == 0, done.stderr
     found = json.loads(next(line for line in done.stdout.splitlines() if "FACTS" in line).partition("FACTS ")[2])
     # what PBS has granted of each node, less the simulated GPUs' own
@@ -54,8 +61,7 @@ def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, reque
 
 def test_the_nodes_of_a_job_are_compared_without_ssh(tmp_path: Path) -> None:
     argv = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "topo", "--diff"]
-    env = two_nodes.environment(tmp_path)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120), env=env, stdin=subprocess.DEVNULL)
+    done = ranks.run_command(argv, two_nodes.environment(tmp_path), scaled(120))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "2 nodes, all alike\n"
     assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
@@ -66,16 +72,8 @@ def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) 
     script = ranks.script(tmp_path, "with Client() as c:\n    print(sys.argv[1], len(c.scheduler_info()['workers']))")
     env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"), HOME=str(tmp_path))
     argv = [str(ranks.BIN / "hpcgpu"), "launch", "--rendezvous", "file", "--gpus"]
-    both = [
-        subprocess.Popen(
-            [*argv, f"sim:{n}", str(script), f"wants {n}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for n in (2, 3)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
+    both = [subprocess.Popen([*argv, f"sim:{n}", str(script), f"wants {n}"], **pipes) for n in (2, 3)]
     said = [launch.communicate(timeout=scaled(120)) for launch in both]
     assert [out for out, _ in said] == ["wants 2 2\n", "wants 3 3\n"], said
     assert list((tmp_path / ".hpcgpu" / "rendezvous").iterdir()) == []
@@ -84,20 +82,49 @@ def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) 
 def test_by_mpichs_own_mpiexec_ranks_cannot_meet_by_files(mpich: str, tmp_path: Path) -> None:
     script = ranks.script(tmp_path, "pass")
     argv = [mpich, "-n", "2", str(ranks.BIN / "hpcgpu"), "run", "--rendezvous", "file", "--gpus", "sim:1", str(script)]
-    env = ranks.environment(PBS_JOBID="7.login01", HOME=str(tmp_path))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env, stdin=subprocess.DEVNULL)
+    done = ranks.run_command(argv, {"PBS_JOBID": "7.login01"})
     assert done.returncode != 0
     assert "rendezvous='file' needs 'hpcgpu launch', srun" in done.stderr
 
 
-def test_a_job_whose_chunks_are_on_one_node_says_how_to_scatter_them(tmp_path: Path) -> None:
-    from hpcgpu.config import document
-
+def test_a_job_whose_chunks_are_on_one_node_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nodefile").write_text("node0001\nnode0001\n")
-    env = ranks.environment(PBS_JOBID="7.login01", PBS_NODEFILE=str(tmp_path / "nodefile"))
     run = RunDocument(settings=Settings(nodes=2, gpus="sim:2"), shape="gang", folder=str(tmp_path))
     argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", document.render(run)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
+    done = ranks.run_command(argv, {"PBS_JOBID": "7.login01", "PBS_NODEFILE": str(tmp_path / "nodefile")})
     assert done.returncode != 0
     assert "the request was for 2 nodes (default), but PBS has put this job on 1 (node0001)" in done.stderr
     assert "place=scatter" in done.stderr
+
+
+def here(argv: tuple[str, ...]) -> dict[str, Any]:
+    command = [sys.executable, PROBE, "localhost", *argv]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=scaled(90), env=environment(), cwd=ROOT)
+    assert out.returncode == 0, out.stderr
+    return json.loads(out.stdout)
+
+
+def test_open_mpi_5_here() -> None:
+    world = World(per_node=3, as_root=os.getuid() == 0)
+    program = str(BIN / "mpirun")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
+    seen = here(mpirun.command(ME, world, program, mpirun.read_flavour(version)))
+    check(seen, world, [seen["ranks"][0]["host"]])
+    assert (seen["alive"], seen["returncode"], seen["err"]) == (others(world), 0, "")
+
+
+def test_mpich_here(mpich: str) -> None:
+    version = subprocess.run([mpich, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
+    assert mpirun.read_flavour(version) == "mpich"
+    world = World(per_node=3)
+    seen = here(mpirun.command(ME, world, mpich, "mpich"))
+    check(seen, world, [seen["ranks"][0]["host"]])
+    assert {r["launcher"] for r in seen["ranks"]} == {"MPICH mpiexec"}
+
+
+def test_mpich_deals_ranks_out_over_its_hosts(mpich: str) -> None:
+    # Two names of this machine, each with a proxy of its own: PMI counts per proxy.
+    world = World(nodes=2, per_node=2, hosts=("localhost", "127.0.0.1"))
+    program, *rest = mpirun.command(ME, world, mpich, "mpich")
+    seen = here((program, "-launcher", "fork", *rest))
+    assert [(r["local_rank"], r["local_size"]) for r in seen["ranks"]] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]

@@ -51,7 +51,7 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
         "n2": [process(1, missing.TITLE), process(2, "python3")],
     }
     monkeypatch.setattr(process_of_host, "retitle", lambda _: None)
-    monkeypatch.setattr(pids, "own", lambda: nodes[threading.current_thread().name])
+    monkeypatch.setattr(pids, "user_processes", lambda: nodes[threading.current_thread().name])
     ends = [
         threading.Thread(
             target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "rendezvous", 60, 0.5).report,
@@ -79,7 +79,7 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
     me = pids.start_time(os.getpid())
     assert me
     monkeypatch.setattr(process_of_host, "retitle", lambda _: None)
-    monkeypatch.setattr(pids, "own", lambda: [pids.Process(1 << 30, 1, me, "S", missing.TITLE, _rank(1))])
+    monkeypatch.setattr(pids, "user_processes", lambda: [pids.Process(1 << 30, 1, me, "S", missing.TITLE, _rank(1))])
     folder, together_s = tmp_path / "rendezvous", 0.25
     absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)
     absence.note()

@@ -60,6 +60,14 @@ def test_values_come_through_bash_unharmed(values: list[str], variable: str) -> 
     assert [(d.stdout, d.stderr, d.returncode) for d in done] == [(expected, b"", 0)] * len(SYSTEMS)
 
 
+def test_a_template_hands_its_arguments_on(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    for name in SYSTEMS:
+        script.write_text(batch.get(name).script(JobSpec(name="x", argv=("printf", "<%s>"), arguments='"$@"')))
+        done = subprocess.run(["bash", script, "a b", "$(id)", ""], capture_output=True, text=True, timeout=scaled(20))
+        assert done.stdout == "<a b><$(id)><>"
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize(
     ("prologue", "argv", "exit_code"),
@@ -91,14 +99,6 @@ def test_an_exit_code_that_comes_as_a_wait_for_it_ends_is_kept(tmp_path: Path) -
     assert often in script.read_text()
     codes = [subprocess.run(["bash", script, f"0.0{i:03}"], timeout=scaled(20)).returncode for i in range(100, 400, 7)]
     assert codes == [23] * len(codes)
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_a_template_hands_its_arguments_on(name: str, tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(batch.get(name).script(JobSpec(name="x", argv=("printf", "<%s>"), arguments='"$@"')))
-    done = subprocess.run(["bash", script, "a b", "$(id)", ""], capture_output=True, text=True, timeout=scaled(20))
-    assert done.stdout == "<a b><$(id)><>"
 
 
 @pytest.mark.parametrize(
@@ -206,26 +206,19 @@ def test_each_element_leaves_an_exit_code_of_its_own(name: str, variable: str, t
     assert not file.exists()
 
 
-def test_a_command_that_reads_everything_does_not_eat_the_script(tmp_path: Path) -> None:
+def test_a_command_has_the_standard_input_and_does_not_eat_the_script(tmp_path: Path) -> None:
     spec = JobSpec(name="x", argv=("bash", "-c", "cat > /dev/null; exit 3"), exit_file=str(tmp_path / "exit"))
     assert bash(batch.get("slurm").script(spec)).returncode == 3
-
-
-def test_a_command_has_the_standard_input_of_its_script(tmp_path: Path) -> None:
     script = batch.get("slurm").script(JobSpec(name="x", argv=("cat",), exit_file=str(tmp_path / "exit")))
     done = subprocess.run(["bash", "-c", script], input=b"given", capture_output=True, timeout=scaled(20))
     assert done.stdout == b"given"
 
 
-def test_a_pbs_job_runs_where_it_was_submitted(tmp_path: Path) -> None:
+def test_options_end_before_the_first_command_and_pbs_changes_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
-    spec = JobSpec(name="x", argv=("pwd",), prologue=())
-    script = f"export PBS_O_WORKDIR='{folder}'\n{batch.get('pbs').script(spec)}"
+    script = f"export PBS_O_WORKDIR='{folder}'\n{batch.get('pbs').script(JobSpec(name='x', argv=('pwd',)))}"
     assert bash(script, cwd=tmp_path).stdout.decode() == f"{folder}\n"
-
-
-def test_options_end_before_the_first_command() -> None:
     spec = JobSpec(name="x", argv=("echo", "a\n#SBATCH --nodes=9\n#PBS -l select=9"), prologue=("true\n#PBS -q evil",))
     for name in ("slurm", "pbs"):
         lines = batch.get(name).script(spec).splitlines()

@@ -23,9 +23,8 @@ def recorded(batch: str) -> Inventory:
         answers = SLURM[:3]
     else:
         answers = [PBS["pbsnodes -av -F json"], PBS["qstat -Q -f -F json small"], PBS["qstat -B -f -F json"]]
-    return inventory.read(
-        batch, [Result(c.argv, 0, a.stdout, a.stderr) for c, a in zip(commands, answers, strict=True)]
-    )
+    results = [Result(c.argv, 0, a.stdout, a.stderr) for c, a in zip(commands, answers, strict=True)]
+    return inventory.read(batch, results)
 
 
 def draft(found: Inventory, topology: Topology | None = None) -> str:
@@ -34,17 +33,17 @@ def draft(found: Inventory, topology: Topology | None = None) -> str:
     return text
 
 
-def test_a_slurm() -> None:
+def test_recorded_queues_and_nodes_are_read() -> None:
     found = recorded("slurm")
-    assert [(queue.name, queue.walltime, queue.node) for queue in found.queues] == [
-        ("main", None, "gpux4"),
-        ("low", None, "gpux4"),
-        ("high", None, "gpux4"),
-    ]
-    assert all(queue.shared for queue in found.queues)
+    assert [queue.name for queue in found.queues] == ["main", "low", "high"]
+    assert {(queue.walltime, queue.node, queue.shared) for queue in found.queues} == {(None, "gpux4", True)}
     node = found.nodes["gpux4"]
     assert (node.gpus, node.cpus, node.job_memory) == (4, 8, "8000 MiB")
     assert (found.default, found.gpu_type, found.array_limit, found.silent) == ("main", "", 1001, ())
+    found = recorded("pbs")
+    assert [(queue.name, queue.gpus, queue.walltime) for queue in found.queues] == [("small", (1, 2), "00:30:00")]
+    assert (found.default, found.array_limit) == ("workq", 10000)
+    assert found.nodes["gpux4"].cpus
 
 
 def test_slurms_limits_and_types() -> None:
@@ -75,15 +74,6 @@ def test_a_queue_that_takes_no_job_has_no_limits() -> None:
     text = '{"Queue": {"gpu": {"enabled": "True", "resources_max": LIMITS}}}'.replace("LIMITS", limits)
     [queue] = inventory.read("pbs", [REFUSED, Result(("qstat",), 0, text, ""), REFUSED]).queues
     assert (queue.nodes, queue.walltime) == (None, None)
-
-
-def test_a_pbs() -> None:
-    found = recorded("pbs")
-    assert [(queue.name, queue.gpus, queue.walltime) for queue in found.queues] == [("small", (1, 2), "00:30:00")]
-    assert found.default == "workq"
-    assert found.array_limit == 10000
-    assert "gpux4" in found.nodes
-    assert found.nodes["gpux4"].cpus
 
 
 def test_nothing_that_is_understood() -> None:

@@ -176,7 +176,7 @@ def test_a_file_may_come_from_stdin() -> None:
         ),
         (
             '<topology>\n<object type="Machine"><object type="NUMANode" os_index="0"/></object></topology>',
-            "without a core, a PU, or a NUMA node with PUs: no node to plan for; expected what lstopo --of xml",
+            "has no core, no PU and no NUMA node with PUs, so it describes no node; expected: the output of lstopo",
         ),
     ],
 )
@@ -185,7 +185,7 @@ def test_wrong_file_is_an_error_with_line_and_expectation(text: str, answer: str
     path.write_text(text)
     error = refused("--from", str(path), code=1)
     assert f"{path}: " in error
-    assert (answer or "no node to plan for") in error
+    assert (answer or "describes no node") in error
 
 
 def test_an_export_of_this_machine_is_planned_as_it_is_here(tmp_path: Path) -> None:

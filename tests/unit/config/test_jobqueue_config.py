@@ -23,23 +23,11 @@ from hpcgpu.model.site_facts import NodeType
 
 INSTALLED = yaml.safe_load(Path(dask_jobqueue.__file__).with_name("jobqueue.yaml").read_text())["jobqueue"]
 SECTION = {
-    "name": "me",
-    "cores": 32,
-    "memory": "64GB",
-    "processes": 4,
-    "queue": "gpu",
-    "account": "p1",
-    "walltime": "02:00:00",
-    "interface": "ib0",
-    "job-extra-directives": ["--constraint=a100"],
-    "job_directives_skip": ["--mem", "mem="],
-    "job-script-prologue": ["module load cuda"],
-    "log-directory": "logs",
-    "local-directory": "/scratch",
-    "death-timeout": 300,
-    "python": "/opt/python",
-    "scheduler-options": {"dashboard_address": ":0"},
-    "shebang": "#!/usr/bin/env bash",
+    **{"name": "me", "cores": 32, "memory": "64GB", "processes": 4, "queue": "gpu", "account": "p1"},
+    **{"walltime": "02:00:00", "interface": "ib0", "job-extra-directives": ["--constraint=a100"]},
+    **{"job_directives_skip": ["--mem", "mem="], "job-script-prologue": ["module load cuda"], "log-directory": "logs"},
+    **{"local-directory": "/scratch", "death-timeout": 300, "python": "/opt/python"},
+    **{"scheduler-options": {"dashboard_address": ":0"}, "shebang": "#!/usr/bin/env bash"},
     "worker-command": "distributed.cli.dask_worker",
 }
 
@@ -70,12 +58,8 @@ def test_what_a_section_means_here() -> None:
 
 
 def test_it_stands_below_hpcgpus_own_section_and_above_the_site() -> None:
-    site = Site(
-        name="here",
-        batch="slurm",
-        nodes={"gpu": NodeType(gpus=2)},
-        defaults={"queue": "site", "interface": "eth0", "cores_per_gpu": 3, "job_extra_directives": ["--exclusive"]},
-    )
+    defaults = {"queue": "site", "interface": "eth0", "cores_per_gpu": 3, "job_extra_directives": ["--exclusive"]}
+    site = Site(name="here", batch="slurm", nodes={"gpu": NodeType(gpus=2)}, defaults=defaults)
     own = {"queue": "own"}
     found = read({"queue": "theirs", "interface": "ib0", "cores": 16}, dask_config=own, site=site)
     assert (found.queue, found.interface, found.cores_per_gpu) == ("own", "ib0", 8)
@@ -84,7 +68,7 @@ def test_it_stands_below_hpcgpus_own_section_and_above_the_site() -> None:
     assert read(SECTION, site=site).job_extra_directives == ("--exclusive", "--constraint=a100")
 
 
-def test_cores_of_a_job_are_shared_out_over_its_gpus() -> None:
+def test_cores_of_a_job_are_divided_and_a_wrong_value_has_its_place() -> None:
     assert read({"cores": 30}, {"gpus": "sim:4"}).cores_per_gpu == 7
     assert read({"cores": 2}, {"gpus_per_node": 4}).cores_per_gpu == 1
     assert read({"cores": 30, "job-cpu": 8}, {"gpus_per_node": 4}).cores_per_gpu == 2
@@ -92,6 +76,10 @@ def test_cores_of_a_job_are_shared_out_over_its_gpus() -> None:
     assert read({"cores": 30}).cores_per_gpu is None  # nobody has said over how many
     with pytest.raises(ConfigError, match="cores of a job"):
         read({"cores": "many"}, {"gpus_per_node": 4})
+    with pytest.raises(ConfigError, match=r"set by dask config jobqueue\.slurm\.walltime"):
+        read({"walltime": "soon"})
+    with pytest.raises(ConfigError, match=r"dask config jobqueue\.slurm is 'x'"):
+        read_settings({}, jobqueue=("jobqueue.slurm", "x"))  # type: ignore[arg-type]
 
 
 def test_older_names_count_where_the_newer_say_nothing() -> None:
@@ -129,13 +117,6 @@ def test_no_key_is_lost(system: str, data: st.DataObject) -> None:
     assert keys - set(taken.values()) - named <= replaced
 
 
-def test_a_wrong_value_says_where_it_stands() -> None:
-    with pytest.raises(ConfigError, match=r"set by dask config jobqueue\.slurm\.walltime"):
-        read({"walltime": "soon"})
-    with pytest.raises(ConfigError, match=r"dask config jobqueue\.slurm is 'x'"):
-        read_settings({}, jobqueue=("jobqueue.slurm", "x"))  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     (tmp_path / ".config" / "dask").mkdir(parents=True)
@@ -145,17 +126,13 @@ def home(tmp_path: Path) -> Path:
 
 
 def python(home: Path, code: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", code]
-    return subprocess.run(
-        argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment(HOME=str(home))
-    )
+    argv, env = [sys.executable, "-c", code], ranks.environment(HOME=str(home))
+    return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
 
 
 def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:
-    code = (
-        "import sys; from hpcgpu.deploy.settings import read; print(read({}, '').settings.queue, 'dask' in sys.modules)"
-    )
-    assert python(home, code).stdout == "None False\n"
+    code = "import sys; from hpcgpu.deploy.settings import read; print(read({}, '').settings.queue, "
+    assert python(home, code + "'dask' in sys.modules)").stdout == "None False\n"
 
 
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
@@ -172,8 +149,5 @@ def test_submission_reads_its_own_system_and_says_once_what_it_ignores(home: Pat
     assert done.stdout.count("-q other") == 1
     assert "00:30:00" not in done.stdout
     assert done.stderr.count("hpcgpu: dask config jobqueue.slurm: ignored are processes") == 1
-
-
-def test_the_class_reads_it(home: Path) -> None:
     code = "from hpcgpu import SLURMGPUCluster\nSLURMGPUCluster(nodes=0)"
     assert "jobqueue.slurm: ignored are processes" in python(home, code).stderr

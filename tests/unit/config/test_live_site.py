@@ -9,7 +9,7 @@ import pytest
 from hpcgpu.batch import inventory
 from hpcgpu.config.layers import read_settings
 from hpcgpu.config.sites.limits import check_submission
-from hpcgpu.config.sites.live import as_it_is, to_say
+from hpcgpu.config.sites.live import apply_live_facts, format_differences
 from hpcgpu.config.sites.match import is_here
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import ConfigError
@@ -34,12 +34,12 @@ AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
 def live(sinfo: str, file: str = FILE) -> tuple[Site, Site, Any]:
     site = read_site(file, "m.yaml")
     found = inventory.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
-    return site, *as_it_is(site, found)
+    return site, *apply_live_facts(site, found)
 
 
 def said(sinfo: str, file: str = FILE, **given: Any) -> list[str]:
     site, now, differing = live(sinfo, file)
-    return list(to_say(differing, asked(now, **given), site))
+    return list(format_differences(differing, asked(now, **given), site))
 
 
 def asked(site: Site, **given: Any) -> Settings:
@@ -53,10 +53,7 @@ def asked(site: Site, **given: Any) -> Settings:
         ("", []),
         (AS_WRITTEN.replace("64", "128").replace("512000", "900000"), []),  # less than there is may be a rule
         (AS_WRITTEN.replace("gpu*", "gpu").replace("gpu|", "gpus|"), []),  # a queue that nobody lists
-        (
-            AS_WRITTEN.replace("1-00", "0-12"),
-            ["jobs in queue gpu have 24:00:00 at most (the guide, 2026-08; m.yaml:6), sinfo says 12:00:00: what sinfo"],
-        ),
+        (AS_WRITTEN.replace("1-00", "0-12"), ["24:00:00 at most (the guide, 2026-08; m.yaml:6), sinfo says 12:00:00:"]),
         (AS_WRITTEN.replace("1-8", "1-2"), ["takes 8 nodes at most (the guide, 2026-08; m.yaml:6), sinfo says 2: "]),
         (AS_WRITTEN.replace(":4", ":8"), ["nodes of queue gpu have 4 GPUs (the guide, 2026-08; m.yaml:9), sinfo say"]),
         (AS_WRITTEN.replace("64", "32"), ["ask for 64 CPUs of such a node (the guide, 2026-08; m.yaml:9), sinfo says"]),
@@ -73,7 +70,7 @@ def test_a_difference_names_both_and_the_line(sinfo: str, words: list[str]) -> N
         assert expected in text
 
 
-def test_a_job_above_the_files_limit_is_taken_where_the_queue_has_more_of_it() -> None:
+def test_live_limits_count_above_and_below_those_of_the_file() -> None:
     more = AS_WRITTEN.replace("1-00", "2-00")
     [words] = said(more, walltime="30h")
     assert "have 24:00:00 at most (the guide, 2026-08; m.yaml:6), sinfo says 48:00:00" in words
@@ -81,9 +78,6 @@ def test_a_job_above_the_files_limit_is_taken_where_the_queue_has_more_of_it() -
     check_submission(asked(now, walltime="30h"), now)
     with pytest.raises(ConfigError, match="24:00:00 at most"):
         check_submission(asked(site, walltime="30h"), site)
-
-
-def test_live_limits_refuse_with_the_program_as_their_source() -> None:
     _, now, _ = live(AS_WRITTEN.replace("1-00", "0-12"))
     with pytest.raises(ConfigError, match=r"have 12:00:00 at most \(the guide, 2026-08; sinfo, not m.yaml:6\)"):
         check_submission(asked(now, walltime="13h"), now)
@@ -115,18 +109,15 @@ def test_pbs_says_it_of_its_own_queues_and_nodes() -> None:
     nodes = '{"nodes": {"n1": {"resources_available": {"ncpus": 48, "ngpus": 4, "mem": "800gb"}}}}'
     queues = '{"Queue": {"gpu": {"enabled": "True", "resources_max": {"walltime": "12:00:00"}}}}'
     found = inventory.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
-    now, differing = as_it_is(site, found)
-    first, second = to_say(differing, asked(now), site)
-    assert "qstat -Q says 12:00:00: what qstat -Q says counts" in first
+    now, differing = apply_live_facts(site, found)
+    first, second = format_differences(differing, asked(now), site)
+    assert "qstat -Q says 12:00:00: hpcgpu uses the value of qstat -Q" in first
     assert "ask for 64 CPUs of such a node (the guide, 2026-08; m.yaml:9), pbsnodes says 48" in second
 
 
-def test_nothing_is_compared_without_an_answer() -> None:
+def test_without_an_answer_or_elsewhere_nothing_is_compared() -> None:
     site = read_site(FILE, "m.yaml")
-    assert as_it_is(site, Inventory(batch="slurm")) == (site, ())
-
-
-def test_which_machine_it_is() -> None:
+    assert apply_live_facts(site, Inventory(batch="slurm")) == (site, ())
     assert is_here(Match(), {}, "any")
     assert is_here(Match(host="login[0-9]+"), {}, "login3")
     assert is_here(Match(env={"A": "b"}, host="x"), {"A": "b"}, "other")

@@ -40,20 +40,14 @@ def test_the_sections_of_the_base_stand_before_ones_own() -> None:
     assert doc.startswith("Mine.\n\nMore.\n\nParameters\n----------\nnodes : int, default 1\n")
     assert doc.endswith("\nloop : IOLoop\n    Of Dask.\n\nExamples\n--------\n>>> 1\n1\n")
     assert documented("") == "\n"  # python -OO
-
-
-def test_an_entry_has_type_default_and_other_names() -> None:
     doc = inspect.getdoc(hpcgpu.SLURMGPUCluster)
     assert "\nranks : {'gpu', 'node'}, default 'gpu'\n    one MPI rank per GPU, or one per node\n" in doc
     assert "\nqueue : str, optional\n    queue or partition; also partition\n" in doc
 
 
-def test_each_kind_of_option_has_a_type() -> None:
+def test_each_option_has_a_type_and_each_error_its_name() -> None:
     assert {f.metadata["kind"] for f in options()} == {*TYPES, "choice"}
     assert len(parameters()) == len(options())
-
-
-def test_errors_are_where_the_classes_are() -> None:
     for name in ("HpcGpuError", "ConfigError", "SubmitError", "JobError", "LaunchError", "SpillError"):
         assert issubclass(getattr(hpcgpu, name), hpcgpu.HpcGpuError)
         assert name in dir(hpcgpu)

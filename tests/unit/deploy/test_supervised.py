@@ -134,13 +134,13 @@ class SchedulerOf:
 
 
 class FleetOf:
-    controls, wanted, error, trouble = False, 0, None, ""
+    controls, target, error, trouble = False, 0, None, ""
 
-    async def take(self, wanted: int | None, *, controls: bool) -> None:
-        self.controls, self.wanted = controls, wanted or 0
+    async def take(self, target: int | None, *, controls: bool) -> None:
+        self.controls, self.target = controls, target or 0
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        self.wanted = jobs
+        self.target = jobs
 
     def workers_changed(self) -> None:
         """Do nothing."""

@@ -229,7 +229,7 @@ def test_version_1_of_a_flat_machine_gives_the_same_plan(folder: Path, name: str
 def test_simulated_gpus_on_a_machine_whose_memory_nobody_tells(folder: Path) -> None:
     result = planned(folder, text_of("aws-p4de-24xl-topo"), gpus="sim:4")
     assert {s.memory_limit_bytes for s in result.specs} == {None}
-    assert result.table().count("no memory limit is known: the file tells no memory size") == 1
+    assert result.table().count("no memory limit: the file has no memory sizes") == 1
     given_limit = planned(folder, text_of("aws-p4de-24xl-topo"), gpus="sim:4", memory_limit=GIB)
     assert {s.memory_limit_bytes for s in given_limit.specs} == {GIB}
 

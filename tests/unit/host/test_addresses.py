@@ -15,7 +15,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.connect_first import connect_first
 from hpcgpu.deploy.network.tls import security
 from hpcgpu.errors import LaunchError
-from hpcgpu.host.addresses import local_address, own_addresses
+from hpcgpu.host.addresses import local_address, reachable_addresses
 
 ALL = ("0.0.0.0", "::")
 
@@ -24,17 +24,10 @@ ALL = ("0.0.0.0", "::")
 def node(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with both families on one network, and a bridge that is down."""
     stats = {name: SimpleNamespace(isup=name != "br0") for name in ("lo", "ib0", "eth0", "br0")}
-    found = {
-        "lo": ["127.0.0.1", "::1"],
-        "eth0": ["fd00::2", "10.0.0.2", "fe80::1%eth0"],
-        "ib0": ["10.1.0.2"],
-        "br0": ["172.17.0.1"],
-    }
-    families = {True: socket.AF_INET6, False: socket.AF_INET}
-    facts = {
-        name: [SimpleNamespace(family=families[":" in a], address=a) for a in addresses]
-        for name, addresses in found.items()
-    }
+    found = {"lo": ["127.0.0.1", "::1"], "eth0": ["fd00::2", "10.0.0.2", "fe80::1%eth0"]}
+    found |= {"ib0": ["10.1.0.2"], "br0": ["172.17.0.1"]}
+    family = {True: socket.AF_INET6, False: socket.AF_INET}
+    facts = {n: [SimpleNamespace(family=family[":" in a], address=a) for a in found[n]] for n in found}
     monkeypatch.setattr(psutil, "net_if_stats", lambda: stats)
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: facts)
 
@@ -53,7 +46,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_nodes_addresses_are_those_on_which_somebody_listens(
     bound: tuple[str, ...], interface: str | None, addresses: set[str]
 ) -> None:
-    found = own_addresses(bound, interface)
+    found = reachable_addresses(bound, interface)
     assert set(found) == addresses
     assert [":" in a for a in found] == sorted(":" in a for a in found)  # IPv4 first
 
@@ -61,13 +54,10 @@ def test_a_nodes_addresses_are_those_on_which_somebody_listens(
 @pytest.mark.usefixtures("node")
 def test_an_interface_that_is_not_there_or_has_no_such_address_is_said() -> None:
     with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
-        own_addresses(ALL, "hsn0")
+        reachable_addresses(ALL, "hsn0")
     with pytest.raises(LaunchError, match="no interface of this node has an address"):
-        own_addresses(("::",), "ib0")
-
-
-@pytest.mark.usefixtures("node")
-def test_a_run_on_one_node_listens_on_loopback_unless_an_interface_is_named() -> None:
+        reachable_addresses(("::",), "ib0")
+    # a run on one node listens on loopback, unless an interface is named
     assert (local_address(None), local_address("lo")) == ("127.0.0.1", "127.0.0.1")
     assert (local_address("eth0"), local_address("ib0")) == ("10.0.0.2", "10.1.0.2")
     with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):

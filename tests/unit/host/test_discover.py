@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,8 +15,6 @@ from pathlib import Path
 import fakesys
 import pytest
 from fake_nvml import MIB, FakeGpu, FakeNvml, FakeSlice, compiled
-from hypothesis import given
-from hypothesis import strategies as st
 from paths import TOPOLOGIES
 from waiting import scaled
 
@@ -66,9 +65,8 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 def child(code: str, environ: dict[str, str]):
     """Return ``out`` of a new process: a process loads NVML once."""
     code += "\nimport pickle, sys; sys.stdout.buffer.write(pickle.dumps(out))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, timeout=scaled(60), check=False
-    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env=environ, capture_output=True, timeout=scaled(60), check=False)
     assert done.returncode == 0, done.stderr.decode()
     return pickle.loads(done.stdout)
 
@@ -87,7 +85,7 @@ def by_libhwloc() -> Topology:
 
 
 def by_lstopo() -> Topology:
-    if (program := discover._lstopo()) is None:
+    if (program := shutil.which("lstopo-no-graphics") or shutil.which("lstopo")) is None:
         pytest.skip("no lstopo here (Debian: hwloc-nox)")
     return hwloc_xml.read(discover._run_lstopo(program))
 
@@ -110,31 +108,23 @@ def test_every_source_discovers_the_recorded_machine(name: str, reader: str, bec
     # Recorded files have models and sizes too, by plugins that are switched off in a live discovery.
     bare = tuple(Gpu(g.pci, vendor=g.vendor, numa_node=g.numa_node) for g in recorded.gpus)
     assert tuple(Gpu(g.pci, vendor=g.vendor, numa_node=g.numa_node) for g in found.gpus) == bare
-    assert found.nics == recorded.nics
-    assert found.cores == recorded.cores
-    assert found.numa_nodes == recorded.numa_nodes
-    assert found.hops == recorded.hops
-    assert found.name == recorded.name
+    for part in ("nics", "cores", "numa_nodes", "hops", "name"):
+        assert getattr(found, part) == getattr(recorded, part)
     memory = [(n.os_index, n.cpuset, n.memory_bytes) for n in found.other_memory]
     assert memory == [(n.os_index, n.cpuset, n.memory_bytes) for n in recorded.other_memory]
     everything = CpuSet(pu for core in recorded.cores for pu in core)
     assert plan_bindings(found, bare, everything) == plan_bindings(recorded, bare, everything)
 
 
-def test_discovery_reads_ports_below_the_root_that_hwloc_follows(become, tmp_path: Path) -> None:
-    """The rate of a port is what /sys tells and hwloc does not."""
-    recorded = become("turin-4gpu-nvml", tmp_path)
-    (tmp_path / "sys/class/infiniband/mlx5_4/ports/1/rate").write_text("400 Gb/sec (4X NDR)\n")
-    found = discover.topology()
-    assert {n.name: n.rate_gbps for n in found.nics} == {
-        n.name: 400.0 if n.name == "mlx5_4" else 0.0 for n in recorded.nics
-    }
-    assert found.cores == recorded.cores
-
-
 def test_a_port_whose_rate_is_no_number_is_a_warning(become, tmp_path: Path) -> None:
+    """The rate of a port comes from /sys, below the root that hwloc follows, and not from hwloc."""
     recorded = become("turin-4gpu-nvml", tmp_path)
-    (tmp_path / "sys/class/infiniband/mlx5_4/ports/1/rate").write_text("fast\n")
+    rate = tmp_path / "sys/class/infiniband/mlx5_4/ports/1/rate"
+    rate.write_text("400 Gb/sec (4X NDR)\n")
+    found = discover.topology()
+    rates = {n.name: 400.0 if n.name == "mlx5_4" else 0.0 for n in recorded.nics}
+    assert ({n.name: n.rate_gbps for n in found.nics}, found.cores) == (rates, recorded.cores)
+    rate.write_text("fast\n")
     found = discover.topology()
     assert found.nics == recorded.nics
     (warning,) = [w for w in found.warnings if "rate" in w]
@@ -185,7 +175,14 @@ def test_a_library_that_the_user_named_and_that_does_not_load(
     assert found.cores == recorded.cores
 
 
-def test_what_the_user_asks_of_hwloc_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_sets_for_hwloc_stays_and_a_failure_is_quoted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "lstopo"
+    program.write_text("#!/bin/sh\necho no such luck >&2\nexit 3\n")
+    program.chmod(0o755)
+    with pytest.raises(ParseError, match="ended with 3: no such luck"):
+        discover._run_lstopo(str(program))
     monkeypatch.setenv("HWLOC_COMPONENTS", "linux,stop")
     words = libhwloc.quiet_components().split(",")
     assert "-cuda" in words
@@ -206,14 +203,6 @@ def test_without_sys_and_hwloc_the_machine_is_what_this_process_may_run_on(nvml:
     (warning,) = found.warnings
     assert "locality is unknown" in warning
     assert "is /sys mounted here?" in warning
-
-
-def test_lstopo_that_fails_is_quoted(tmp_path: Path) -> None:
-    program = tmp_path / "lstopo"
-    program.write_text("#!/bin/sh\necho no such luck >&2\nexit 3\n")
-    program.chmod(0o755)
-    with pytest.raises(ParseError, match="ended with 3: no such luck"):
-        discover._run_lstopo(str(program))
 
 
 # --- NVML ------------------------------------------------------------------------------------------------------
@@ -268,7 +257,7 @@ def test_gpus_that_cannot_be_read_are_warnings(nvml: FakeNvml) -> None:
     lost, closed_warning = facts.warnings
     assert "GPU 0" in lost
     assert "lost" in lost.lower()
-    assert "0000:07:00.0 is divided into MIG slices, but none" in closed_warning
+    assert "0000:07:00.0 is divided into MIG slices, but" in closed_warning
 
 
 @pytest.mark.parametrize(
@@ -309,13 +298,8 @@ def test_slices_have_the_locality_of_their_gpu(become, nvml: FakeNvml) -> None:
     recorded = become("turin-4gpu-nvml")
     whole = [replace(WHOLE, pci=f"0000{g.pci}".upper(), uuid=f"GPU-{g.pci[5:7]}") for g in recorded.gpus[1:]]
     found = discovered(nvml, [DIVIDED, *whole, FakeGpu("00000000:A7:00.0", "GPU-a7")])
-    assert [(g.pci, g.uuid, g.numa_node) for g in found.gpus] == [
-        ("0000:06:00.0", "MIG-aaaa-1", 1),
-        ("0000:06:00.0", "MIG-abbb-2", 1),
-        ("0000:16:00.0", "GPU-16", 2),
-        ("0000:96:00.0", "GPU-96", 6),
-        ("0000:a7:00.0", "GPU-a7", None),
-        ("0000:e6:00.0", "GPU-e6", 7),
+    assert [f"{g.pci[5:7]} {g.uuid} {g.numa_node}" for g in found.gpus] == [
+        *("06 MIG-aaaa-1 1", "06 MIG-abbb-2 1", "16 GPU-16 2", "96 GPU-96 6", "a7 GPU-a7 None", "e6 GPU-e6 7")
     ]
     (warning,) = found.warnings
     assert "0000:a7:00.0" in warning
@@ -370,10 +354,8 @@ THERE = (
         ("2, 1", ["GPU-96aa", "GPU-16aa"]),
         ("MIG-06bb", ["MIG-06bb"]),
         ("mig-06B,GPU-9", ["MIG-06bb", "GPU-96aa"]),
-        ("1,3,0", ["GPU-16aa"]),
-        ("GPU-06", []),
-        ("-1,0", []),
-        ("NoDevFiles", []),
+        ("GPU-96aa,MIG-06aa,GPU-16aa", ["GPU-96aa", "MIG-06aa", "GPU-16aa"]),
+        *(("1,3,0", ["GPU-16aa"]), ("GPU-06", []), ("-1,0", []), ("NoDevFiles", [])),
     ],
 )
 def test_cuda_visible_devices(text: str | None, uuids: list[str]) -> None:
@@ -393,9 +375,3 @@ def test_cuda_visible_devices_that_say_nothing_certain(text: str, words: str) ->
     with pytest.raises(ConfigError, match=words) as caught:
         gpus.visible(THERE, text)
     assert repr(text) in str(caught.value)
-
-
-@given(st.permutations(THERE[:4]), st.integers(0, 4))
-def test_uuids_give_just_these_in_this_order(order: list[Gpu], count: int) -> None:
-    wanted = tuple(order[:count])
-    assert gpus.visible(THERE, ",".join(g.uuid for g in wanted)) == wanted

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.network.tls import Certificate
-from hpcgpu.host.knocking import Endpoint, Listener, knock, knock_often
+from hpcgpu.host.knocking import Endpoint, Listener, knock, probe_often
 
 TOKEN, OTHER = "a" * 32, "b" * 32
 NOW = datetime.datetime.now(datetime.UTC)
@@ -31,7 +31,7 @@ def test_who_knows_the_token_gets_the_time(tmp_path: Path, protocol: str) -> Non
     known = certificate(tmp_path, "known")
     with contextlib.closing(Listener(TOKEN, known)) as listener:
         there = place(listener, protocol)
-        answer = knock_often(there, TOKEN, known)
+        answer = probe_often(there, TOKEN, known)
         assert answer.error == ""
         assert 0 < answer.took_s < 3
         assert abs(answer.clock_s) < 3

@@ -25,9 +25,7 @@ def test_a_look_that_hangs_or_fails_keeps_nothing_from_the_others() -> None:
 
 def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
     found = probes.folder(tmp_path, 1 << 16)
-    assert found["free_bytes"] > 0
-    assert found["bytes_per_s"] > 0
-    assert found["create_s"] > 0
+    assert min(found[name] for name in ("free_bytes", "bytes_per_s", "create_s")) > 0
     assert abs(found["clock_s"]) < 1
     assert list(tmp_path.iterdir()) == []
 
@@ -35,9 +33,6 @@ def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
 def test_a_full_folder_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "_speeds", lambda *_: pytest.fail("written"))
     assert "bytes_per_s" not in probes.folder(tmp_path, 1 << 60)
-
-
-def test_a_folder_that_is_not_there_is_an_error_of_the_look(tmp_path: Path) -> None:
     _, why = probes.gather({"home": lambda: probes.folder(tmp_path / "none", 1)}, 5)
     assert "No such file" in why["home"]
 
@@ -55,9 +50,6 @@ def test_without_ucx_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/none")
     _, why = probes.gather({"ucx": probes.ucx}, 5)
     assert why == {"ucx": "there is no ucx_info here"}
-
-
-def test_ucx_tells_its_version_and_transports() -> None:
     text = "# Library version: 1.21.0\n#\n#  Transport: tcp\n#  Transport: cma\n#  Transport: tcp\n"
     assert probes.read_ucx_info(text) == {"version": "1.21.0", "transports": ("cma", "tcp")}
 

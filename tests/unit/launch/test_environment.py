@@ -11,7 +11,7 @@ from paths import DATA
 
 from hpcgpu.config.layers import read_settings
 from hpcgpu.host.pids import LAUNCHER
-from hpcgpu.launch.environment import is_isolated, of_this_job, read_allocation, read_launch, read_rank
+from hpcgpu.launch.environment import inherited_variables, is_isolated, read_allocation, read_launch, read_rank
 from hpcgpu.model import Allocation, RankFacts
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV
 
@@ -33,6 +33,8 @@ def recorded(name: str) -> dict[str, str]:
         ("srun-none", RankFacts(3, 5, 0, None, "srun", "")),
         ("openmpi-4-mpirun-in-salloc", RankFacts(3, 5, 0, 2, "Open MPI mpirun")),
         ("openmpi-5-mpirun-in-salloc", RankFacts(3, 5, 0, 2, "Open MPI mpirun")),
+        ("sbatch", RankFacts()),
+        ("salloc", RankFacts()),
     ],
 )
 def test_a_rank_knows_its_place(name: str, facts: RankFacts) -> None:
@@ -56,21 +58,25 @@ def test_launches_of_one_job_are_told_apart(name: str, launch: str) -> None:
     assert read_launch(recorded(name) | {"PBS_JOBID": "7.login01"}) == launch
 
 
-@pytest.mark.parametrize("name", ["sbatch", "salloc"])
-def test_a_job_without_a_launcher_is_a_world_of_one(name: str) -> None:
-    environ = recorded(name)
-    assert read_rank(environ) == RankFacts()
-    found = read_allocation(environ)
-    assert (found.batch, found.node_count, found.gpus_per_node) == ("slurm", 2, 4)
-
-
 def test_under_mpirun_the_variables_of_its_daemon_are_not_the_ranks() -> None:
     environ = recorded("openmpi-4-mpirun-in-salloc")
     assert (environ["SLURM_PROCID"], environ["SLURM_NTASKS"]) == ("1", "2")
     assert (read_rank(environ).rank, read_rank(environ).size) == (3, 5)
+    # mpiexec(1) of PALS, "Environment variables"; no machine of this kind was at hand to record
+    environ = {"PALS_RANKID": "3", "PMI_RANK": "3", "PMI_SIZE": "5", "PALS_LOCAL_RANKID": "0", "PMI_LOCAL_SIZE": "2"}
+    assert read_rank(environ) == RankFacts(3, 5, 0, 2, "PALS mpiexec")
 
 
 def test_the_job_around_a_rank() -> None:
+    for name in ("sbatch", "salloc"):
+        found = read_allocation(recorded(name))
+        assert (found.batch, found.node_count, found.gpus_per_node) == ("slurm", 2, 4)
+    for written in ("4", "gpu:4", "a100:4", "gpu:a100:4", "4(x2)"):
+        assert read_allocation(recorded("salloc") | {"SLURM_GPUS_PER_NODE": written}).gpus_per_node == 4
+    # as sbatch --array=3-5 sets them, Slurm 22.05: SLURM_JOB_ID is a raw number that squeue does not show
+    array = {"SLURM_JOB_ID": "125", "SLURM_ARRAY_JOB_ID": "123", "SLURM_ARRAY_TASK_ID": "4"}
+    assert read_allocation(recorded("sbatch") | array).job_id == "123_4"
+    assert read_allocation({"PBS_JOBID": "123[4].server"}).job_id == "123[4].server"
     assert read_allocation(recorded("sbatch")).memory == (4000 << 20, "--mem of the job: SLURM_MEM_PER_NODE=4000")
     step = read_allocation(recorded("srun-pmix"))
     assert (step.node_name, step.node_count, step.restart_count, step.rank.rank) == ("node2", 2, 0, 3)
@@ -87,12 +93,11 @@ def test_another_job_inherits_nothing_of_this_one_but_what_its_user_has_set(name
     own = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "OMPI_MCA_btl": "tcp", "HPCGPU_QUEUE": "gpu", "DASK_X": "1"}
     of_script = {"HPCGPU_SCRIPT_ENV": "DASK_SCHEDULER_ADDRESS,HPCGPU_SCRIPT_SCHEDULER", "HPCGPU_SCRIPT_SCHEDULER": "a"}
     environ = {**recorded(name), **own, **of_script, "DASK_SCHEDULER_ADDRESS": "a"}
-    left = environ.keys() - of_this_job(environ)
+    left = environ.keys() - inherited_variables(environ)
     assert own.keys() <= left
-    assert not [
-        n for n in left - own.keys() if n.startswith(("SLURM", "PMIX_", "OMPI_COMM", "HPCGPU_SCRIPT", "DASK_S"))
-    ]
-    assert of_this_job(own | {"SLURM_MPI_TYPE": "pmix"}) == frozenset()  # on a login node all is the user's
+    theirs = ("SLURM", "PMIX_", "OMPI_COMM", "HPCGPU_SCRIPT", "DASK_S")
+    assert not [n for n in left - own.keys() if n.startswith(theirs)]
+    assert inherited_variables(own | {"SLURM_MPI_TYPE": "pmix"}) == frozenset()  # on a login node all is the user's
 
 
 def test_no_variable_of_ours_is_taken_for_an_option() -> None:
@@ -122,25 +127,6 @@ def test_the_memory_that_the_job_has_asked_for(set_by_slurm: dict[str, str], mib
         assert all(f"{name}={value}" in found.source for name, value in set_by_slurm.items())
 
 
-def test_an_element_of_an_array_has_the_elements_id() -> None:
-    # as sbatch --array=3-5 sets them, Slurm 22.05: SLURM_JOB_ID is a raw number that squeue does not show
-    array = {"SLURM_JOB_ID": "125", "SLURM_ARRAY_JOB_ID": "123", "SLURM_ARRAY_TASK_ID": "4"}
-    assert read_allocation(recorded("sbatch") | array).job_id == "123_4"
-    assert read_allocation({"PBS_JOBID": "123[4].server"}).job_id == "123[4].server"
-
-
-@pytest.mark.parametrize("written", ["4", "gpu:4", "a100:4", "gpu:a100:4", "4(x2)"])
-def test_gpus_per_node_as_slurm_writes_it(written: str) -> None:
-    environ = recorded("salloc") | {"SLURM_GPUS_PER_NODE": written}
-    assert read_allocation(environ).gpus_per_node == 4
-
-
-def test_pals() -> None:
-    # mpiexec(1) of PALS, "Environment variables"; no machine of this kind was at hand to record
-    environ = {"PALS_RANKID": "3", "PMI_RANK": "3", "PMI_SIZE": "5", "PALS_LOCAL_RANKID": "0", "PMI_LOCAL_SIZE": "2"}
-    assert read_rank(environ) == RankFacts(3, 5, 0, 2, "PALS mpiexec")
-
-
 @pytest.mark.parametrize(
     ("set_by_slurm", "isolated"),
     [
@@ -157,7 +143,4 @@ def test_pals() -> None:
 )
 def test_tasks_with_gpus_of_their_own_are_seen(set_by_slurm: dict[str, str], isolated: bool) -> None:
     assert is_isolated(recorded("srun-none") | set_by_slurm) == isolated
-
-
-def test_gpus_per_task_of_a_step_is_seen_as_slurm_says_it() -> None:
     assert is_isolated(recorded("srun-gpus-per-task"))

@@ -12,7 +12,7 @@ from paths import DATA
 from hpcgpu.errors import LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model import Allocation, Settings
-from hpcgpu.model.world import World
+from hpcgpu.model.layout import World
 from hpcgpu.plan.jobs.launcher import LauncherFacts, RankCommand, plan_launch
 
 RECORDED = DATA / "launch/version"
@@ -38,18 +38,11 @@ def recorded(name: str) -> str:
         ("mpirun-openmpi-4.1.4", "openmpi-4"),
         ("mpiexec-openmpi-4.1.4", "openmpi-4"),
         ("mpiexec-mpich-5.0.2", "mpich"),
+        *(("mpirun (Open MPI) 5.0.0rc7\n", "openmpi-5"), ("mpiexec version 1.2.12 revision 0fe8d6a\n", "pals")),
     ],
 )
 def test_a_program_is_known_by_what_it_says(name: str, flavour: str) -> None:
-    assert mpirun.read_flavour(recorded(name)) == flavour
-
-
-@pytest.mark.parametrize(
-    ("text", "flavour"),
-    [("mpirun (Open MPI) 5.0.0rc7\n", "openmpi-5"), ("mpiexec version 1.2.12 revision 0fe8d6a\n", "pals")],
-)
-def test_programs_that_were_not_at_hand(text: str, flavour: str) -> None:
-    assert mpirun.read_flavour(text) == flavour
+    assert mpirun.read_flavour(name if "\n" in name else recorded(name)) == flavour
 
 
 @pytest.mark.parametrize(
@@ -65,21 +58,20 @@ def test_an_unknown_mpirun_is_named_with_what_to_do(text: str, shown: str) -> No
         mpirun.read_flavour(text)
 
 
+AS_ROOT = World(nodes=2, per_node=4, hosts=("a", "b"), as_root=True)
+ROUND_ROBIN = "--map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none"
+
+
 @pytest.mark.parametrize(
     ("flavour", "world", "flags"),
     [
-        ("openmpi-5", TWO, "--continuous --map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none -n 9"),
-        ("openmpi-4", TWO, "--map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none -n 9"),
+        ("openmpi-5", TWO, f"--continuous {ROUND_ROBIN} -n 9"),
+        ("openmpi-4", TWO, f"{ROUND_ROBIN} -n 9"),
         ("mpich", TWO, "-disable-auto-cleanup -ppn 1 -bind-to none -n 9"),
         ("pals", TWO, "--no-abort-on-failure --cpu-bind none --ppn 5 -n 10"),
         ("pals", World(nodes=2, extra=False), "--no-abort-on-failure --cpu-bind none --ppn 1 -n 2"),
         ("mpich", World(nodes=2, hosts=("a", "b")), "-disable-auto-cleanup -ppn 1 -bind-to none -hosts a,b -n 3"),
-        (
-            "openmpi-5",
-            World(nodes=2, per_node=4, hosts=("a", "b"), as_root=True),
-            "--continuous --map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none --host a:4,b:4 "
-            "--allow-run-as-root -n 9",
-        ),
+        ("openmpi-5", AS_ROOT, f"--continuous {ROUND_ROBIN} --host a:4,b:4 --allow-run-as-root -n 9"),
     ],
 )
 def test_the_command_line_of_mpirun(flavour: str, world: World, flags: str) -> None:
@@ -91,16 +83,10 @@ def test_the_command_line_of_srun() -> None:
     assert srun.command(RANK, TWO, "pmix") == ("srun", *flags.split(), *RANK)
     # 22.05.8 warns at the head of the job's log where it is not the number of ranks
     assert "--ntasks-per-node=5" in srun.command(RANK, World(nodes=1, per_node=4), "pmix")
-
-
-def test_what_srun_can_do() -> None:
     assert srun.read_mpi_types(recorded("srun-mpi-list-22.05.8")) == TYPES
     # as Slurm wrote it before 21.08
-    assert srun.read_mpi_types("srun: MPI types are...\nsrun: none\nsrun: pmi2\nsrun: pmix_v3\n") == (
-        "none",
-        "pmi2",
-        "pmix_v3",
-    )
+    old = "srun: MPI types are...\nsrun: none\nsrun: pmi2\nsrun: pmix_v3\n"
+    assert srun.read_mpi_types(old) == ("none", "pmi2", "pmix_v3")
     assert srun.read_mpi_types("") == ()
 
 
@@ -128,16 +114,10 @@ def test_in_a_slurm_job_srun_speaks_what_the_library_speaks(
     assert launch.env == ((("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ())
 
 
-def test_in_a_slurm_job_without_the_librarys_type_mpirun_is_taken() -> None:
-    found = replace(WHEEL, mpi_types=("none", "pmi2"), library=OPENMPI_4)
+def test_mpirun_starts_ranks_without_srun_and_one_process_needs_none() -> None:
+    found = replace(WHEEL, mpi_types=("none", "pmi2"), library=OPENMPI_4)  # not the library's type
     assert plan(SLURM, found).argv[0] == "/opt/mpirun"
-
-
-def test_a_rendezvous_by_file_needs_no_mpi() -> None:
     assert "--mpi=none" in plan(SLURM, LauncherFacts(), rendezvous="file").argv
-
-
-def test_in_a_pbs_job_mpirun_and_on_this_machine_one_process() -> None:
     assert plan(PBS, WHEEL).argv[0] == "/opt/mpirun"
     assert plan(Allocation(), WHEEL) == RankCommand(RANK)
     assert plan(Allocation(), WHEEL, launcher="mpirun").argv[0] == "/opt/mpirun"

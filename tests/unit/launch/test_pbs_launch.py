@@ -16,9 +16,9 @@ from hpcgpu.deploy.settings import in_job
 from hpcgpu.errors import LaunchError
 from hpcgpu.launch.environment import brought, read_allocation
 from hpcgpu.model import Allocation, Settings
+from hpcgpu.model.layout import World
 from hpcgpu.model.site import Site
 from hpcgpu.model.site_facts import Launcher
-from hpcgpu.model.world import World
 from hpcgpu.plan.jobs.launcher import LauncherFacts, plan_launch
 
 VERSIONS = DATA / "launch/version"
@@ -39,15 +39,11 @@ def test_the_order_is_the_sites_own_then_pals_then_mpirun() -> None:
     assert argv == ("/opt/cray/pals/mpiexec", *flags, *RANK)
     own = in_job(Settings(), site, "pbs")
     assert own.where("launcher") == "site here"
-    assert plan_launch(RANK, own, PBS, replace(PALS, mpirun="/opt/start", mpirun_version=""), TWO).argv == (
-        *("/opt/start", "--all"),
-        *RANK,
-    )
+    start = replace(PALS, mpirun="/opt/start", mpirun_version="")
+    assert plan_launch(RANK, own, PBS, start, TWO).argv == ("/opt/start", "--all", *RANK)
     assert in_job(Settings(launcher="mpirun"), site, "pbs").launcher == "mpirun"
     assert in_job(Settings(), site, "local").launcher is None
-
-
-def test_pals_starts_no_ranks_that_do_not_understand_it() -> None:
+    # PALS starts no ranks that do not understand it
     found = replace(PALS, library="Open MPI v5.0.11, package: Open MPI")
     assert plan_launch(RANK, Settings(), PBS, found, TWO).argv[0] == "/opt/mpirun"
     assert plan_launch(RANK, Settings(rendezvous="file"), PBS, found, TWO).argv[0] == PALS.pals
@@ -62,9 +58,7 @@ def test_other_nodes_are_reached_by_pbs_and_get_what_the_script_has_set() -> Non
     launch = plan_launch(RANK, Settings(), PBS, hydra, TWO)
     assert " -bind-to none -hosts node0001,node0002 -genvlist FOO,PATH -n 9 " in " ".join(launch.argv)
     assert dict(launch.env)["HYDRA_LAUNCHER_EXEC"] == "/x/ssh"
-
-
-def test_an_mpirun_of_the_users_own_words_gets_our_flags_after_them() -> None:
+    # the user's words stand before ours
     settings = Settings(launcher="mpirun --mca btl 'self,tcp'")
     argv = plan_launch(RANK, settings, PBS, OPENMPI, TWO).argv
     assert argv[:5] == ("/opt/mpirun", "--mca", "btl", "self,tcp", "--continuous")
@@ -94,9 +88,7 @@ def test_what_each_node_has_of_its_own_is_not_brought_to_others() -> None:
     assert set(brought(ours | theirs)) == set(ours)
     assert "CUDA_VISIBLE_DEVICES" in brought({"CUDA_VISIBLE_DEVICES": "0,1"})
     assert "TMPDIR" in brought({"TMPDIR": "/local", "PBS_JOBID": "7.login01"})
-
-
-def test_what_pbs_does_not_count_is_counted() -> None:
+    # what PBS does not count is counted
     environ = {"PBS_JOBID": "7.login01", "HPCGPU_JOB_NODES": "3", "HPCGPU_JOB_RESTARTS": "1"}
     found = read_allocation(environ)
     assert (found.node_count, found.restart_count) == (3, 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.errors import ConfigError, LaunchError, WorldError
-from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology
+from hpcgpu.model import CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology
 from hpcgpu.model.limit import Limit
 from hpcgpu.plan.binding.layout import RankRecord, plan_layout
 from hpcgpu.plan.binding.workers import NodeFacts, node_warnings, plan_workers
@@ -62,24 +62,17 @@ def test_ranks_without_a_gpu_take_cpu_workers_first() -> None:
     assert plan_layout(records([(5, 2)]), 1, cpu_workers=3).nodes[0].workers == ((), (0,), (1, 4), (3,), (2,))
 
 
-def test_isolated_ranks_of_a_host_divide_its_cpu_workers() -> None:
-    facts = [RankRecord(r, "n", 1, isolated=True) for r in range(3)]
-    layout = plan_layout(facts, cpu_workers=2)
-    assert [(n.workers, n.cpu_workers) for n in layout.nodes] == [(((0, 1),), 1), (((0, 1),), 1), (((0,),), 0)]
-
-
 def test_more_ranks_than_gpus_are_idle() -> None:
     node = plan_layout(records([(4, 2)])).nodes[0]
-    assert node.workers == ((), (0,), (1,), ())
-    assert node.idle == (3,)
+    assert (node.workers, node.idle) == (((), (0,), (1,), ()), (3,))
 
 
 def test_isolated_ranks_are_nodes_of_their_own() -> None:
     facts = [RankRecord(r, "n", 1, isolated=True) for r in range(3)]
-    assert [n.ranks for n in plan_layout(facts).nodes] == [(0,), (1,), (2,)]
-
-
-def test_ranks_that_see_other_devices_are_isolated() -> None:
+    nodes = plan_layout(facts, cpu_workers=2).nodes  # which they divide
+    assert [n.ranks for n in nodes] == [(0,), (1,), (2,)]
+    assert [(n.workers, n.cpu_workers) for n in nodes] == [(((0, 1),), 1), (((0, 1),), 1), (((0,),), 0)]
+    # so are ranks that see other devices
     facts = [RankRecord(r, "n", 1, devices=str(r)) for r in range(2)] + [RankRecord(2, "m", 2), RankRecord(3, "m", 2)]
     assert [n.ranks for n in plan_layout(facts).nodes] == [(0,), (1,), (2, 3)]
 
@@ -87,7 +80,7 @@ def test_ranks_that_see_other_devices_are_isolated() -> None:
 def test_a_node_without_a_rank_and_a_world_without_gpus_are_errors() -> None:
     with pytest.raises(WorldError, match="the job has 3 nodes, but ranks run on 2 of them"):
         plan_layout(records([(1, 1), (1, 1)]), 3)
-    with pytest.raises(WorldError, match="--gpus sim:4"):
+    with pytest.raises(WorldError, match="--simulate 4"):
         plan_layout([RankRecord(0, "n", 0)])
 
 
@@ -99,17 +92,9 @@ MACHINE = Topology(NODES, CORES, GPUS, NICS)
 
 
 def node(**changes: object) -> NodeFacts:
-    facts = NodeFacts(
-        name="n",
-        topology=MACHINE,
-        gpus=GPUS,
-        allowed=CpuSet(range(8)),
-        allowed_nodes=CpuSet([0, 1]),
-        memory=HostMemory(16 << 30, ""),
-        environ={},
-        scratch="/scratch/run",
-    )
-    return replace(facts, **changes)  # type: ignore[arg-type]
+    facts = {"name": "n", "topology": MACHINE, "gpus": GPUS, "allowed": CpuSet(range(8)), "environ": {}}
+    facts |= {"allowed_nodes": CpuSet([0, 1]), "memory": HostMemory(16 << 30, ""), "scratch": "/scratch/run"}
+    return NodeFacts(**facts | changes)
 
 
 SHARES = NodeLayout(0, (0, 1, 2, 3, 4), ((), (0,), (1,), (2,), (3,)))
@@ -129,17 +114,15 @@ def test_a_worker_starts_with_its_gpu_first_and_its_port() -> None:
     assert spec.memory_limit_bytes == 4 << 30
     assert spec.device_memory_limit_bytes == 80 << 30
     assert {str(s.binding.cpuset) for _, s in specs} == {"0-1", "2-3", "4-5", "6-7"}
+    later = plan_workers(Settings(), node(), SHARES, [SHARES])  # names go on where those of another leader end
+    assert [s.name for _, s in later] == ["n-4", "n-5", "n-6", "n-7"]
 
 
 def test_a_worker_without_a_gpu_sees_none_and_has_its_share_of_memory() -> None:
     shares = plan_layout(records([(5, 2)]), 1, cpu_workers=2).nodes[0]
     specs = [s for _, s in plan_workers(Settings(cpu_workers=2), node(gpus=GPUS[::3]), shares, [SHARES, shares])]
-    assert {s.name: s.resources for s in specs} == {
-        "n-6": (("GPU", 1.0),),
-        "n-7": (("GPU", 1.0),),
-        "n-cpu2": (("CPU", 1.0),),
-        "n-cpu3": (("CPU", 1.0),),
-    }
+    resources = sorted(f"{s.name} {dict(s.resources)}" for s in specs)
+    assert resources == ["n-6 {'GPU': 1.0}", "n-7 {'GPU': 1.0}", "n-cpu2 {'CPU': 1.0}", "n-cpu3 {'CPU': 1.0}"]
     assert {s.memory_limit_bytes for s in specs} == {4 << 30}
     for spec in (s for s in specs if "cpu" in s.name):
         assert (spec.gpu, spec.device_memory_bytes, spec.device_memory_limit_bytes) == (None, 0, 0)
@@ -185,11 +168,6 @@ def test_a_device_limit_above_the_gpu_is_lowered_and_said() -> None:
         assert node_warnings(fits, {}, [s for _, s in plan_workers(fits, node(), SHARES)]) == ()
 
 
-def test_fewer_gpus_than_planned_is_an_error() -> None:
-    with pytest.raises(LaunchError, match="n was to have 4 GPUs, but 3 can be opened there"):
-        plan_workers(Settings(), node(gpus=GPUS[:3]), SHARES)
-
-
 def test_workers_cannot_share_a_gpu_that_is_for_one_process() -> None:
     alone = [replace(g, compute_mode="EXCLUSIVE_PROCESS") for g in GPUS]
     shares = plan_layout(records([(5, 4)]), 1, workers_per_gpu=2).nodes[0]
@@ -197,6 +175,8 @@ def test_workers_cannot_share_a_gpu_that_is_for_one_process() -> None:
     with pytest.raises(ConfigError, match=r"HPCGPU_WORKERS_PER_GPU.* at 0000:.* on n is in .* EXCLUSIVE_PROCESS:"):
         plan_workers(wanted, node(gpus=alone), shares)
     assert len(plan_workers(Settings(), node(gpus=alone), SHARES)) == 4
+    with pytest.raises(LaunchError, match="n should have 4 GPUs, but only 3"):
+        plan_workers(Settings(), node(gpus=GPUS[:3]), SHARES)
 
 
 def test_without_gpus_each_hosts_reason_is_said_once() -> None:
@@ -205,20 +185,11 @@ def test_without_gpus_each_hosts_reason_is_said_once() -> None:
         plan_layout([*blind, RankRecord(2, "m", 0)])
 
 
-def test_names_go_on_where_other_leaders_end() -> None:
-    names = [s.name for _, s in plan_workers(Settings(), node(), SHARES, [SHARES])]
-    assert names == ["n-4", "n-5", "n-6", "n-7"]
-    assert isinstance(plan_workers(Settings(), node(), SHARES)[0][1].binding, Binding)
-
-
 def test_what_a_launchers_masks_do_is_said() -> None:
     specs = [s for _, s in plan_workers(Settings(), node(), SHARES)]
     apart = {r: CpuSet([r]) for r in range(5)}
     said = node_warnings(Settings(), apart, specs)
-    assert said == (
-        "the launcher tied each rank to cores of its own; the workers have all of these together, PUs 0-4 "
-        "(--respect-launcher keeps each to its rank's)",
-    )
+    assert re.search("each rank to cores of its own; .*, PUs 0-4 .*--respect-launcher", *said)
     assert node_warnings(Settings(respect_launcher=True), apart, specs) == ()
     assert node_warnings(Settings(), dict.fromkeys(range(5), CpuSet(range(8))), specs) == ()
     few = [s for _, s in plan_workers(Settings(), node(allowed=CpuSet([0, 1])), SHARES)]
@@ -246,9 +217,6 @@ def test_the_users_interface_takes_the_place_of_the_planned_one() -> None:
     assert specs[0].binding.reasons == ("interface='eth0' is asked for: Dask's own traffic is not on ib0",)
     plain = plan_workers(Settings(interface="eth0"), node(interfaces=frozenset({"eth0"})), SHARES)
     assert {s.binding.interface for _, s in plain} == {"eth0"}  # no port, so nothing is planned
-
-
-def test_an_interface_that_a_node_lacks_is_said() -> None:
     given = Settings(interface="hsn0", sources={"interface": "--interface"})
     why = re.escape("interface='hsn0' (set by --interface): n has no such interface with an IP address; it has: eth0")
     with pytest.raises(LaunchError, match=why):
@@ -259,7 +227,7 @@ def test_memory_bound_to_nodes_fits_them() -> None:
     bound = Settings(memory_policy="bind")
     specs = plan_workers(bound, node(memory=HostMemory(64 << 30, "")), SHARES)
     assert {s.memory_limit_bytes for _, s in specs} == {4 << 30}
-    with pytest.raises(ConfigError, match="memory_policy='bind' ties one to NUMA nodes 0, which have"):
+    with pytest.raises(ConfigError, match="memory_policy='bind' binds a worker to NUMA nodes 0, which have"):
         plan_workers(replace(bound, memory_limit=Limit(5 << 30)), node(memory=HostMemory(64 << 30, "")), SHARES)
 
 
@@ -267,11 +235,8 @@ def test_several_workers_of_a_gpu_share_its_memory() -> None:
     shares = plan_layout(records([(5, 4)]), 1, workers_per_gpu=2).nodes[0]
     assert shares.workers == ((), (0, 1), (2, 3), (4, 5), (6, 7))
     specs = plan_workers(Settings(workers_per_gpu=2, device_memory_limit=Limit(0.5)), node(), shares)
-    assert [(rank, s.name, s.gpu.uuid) for rank, s in specs[:3]] == [
-        (1, "n-0", "GPU-0"),
-        (1, "n-1", "GPU-0"),
-        (2, "n-2", "GPU-1"),
-    ]
+    first = [(rank, s.name, s.gpu.uuid) for rank, s in specs[:3]]
+    assert first == [(1, "n-0", "GPU-0"), (1, "n-1", "GPU-0"), (2, "n-2", "GPU-1")]
     assert {(s.device_memory_bytes, s.device_memory_limit_bytes) for _, s in specs} == {(50 << 30, 25 << 30)}
     assert {dict(s.env)["CUPY_GPU_MEMORY_LIMIT"] for _, s in specs} == {"48%"}
     kept = plan_workers(Settings(workers_per_gpu=2), node(environ={"CUPY_GPU_MEMORY_LIMIT": "40%"}), shares)

@@ -11,7 +11,7 @@ from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, RunDocument, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.model.limit import SHARE, Limit
-from hpcgpu.plan.binding.memory import is_memory_asked, plan_host_memory, plan_memory_limit_bytes, share_of
+from hpcgpu.plan.binding.memory import asks_granted_memory, plan_host_memory, plan_memory_limit_bytes, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 from hpcgpu.plan.views.overview import render_workers
 
@@ -87,11 +87,9 @@ def table(facts: NodeFacts, settings: Settings) -> str:
 def test_the_plan_says_what_limits_the_workers_memory() -> None:
     free = Settings(device_memory_limit=Limit(0))
     said = table(node(HostMemory(2 * GIB, "--mem of the job: SLURM_MEM_PER_NODE=2048")), free)
-    assert (
-        said.count("memory limit 1.0 GiB: its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 1
-    )  # once for all
+    assert said.count("limit 1.0 GiB: its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 1  # for all
     # a node that other jobs may use, and nobody limits this one
-    assert table(node(NODE, range(2)), free).count("of 64.0 GiB, all of this node, which other jobs may use, too") == 1
+    assert table(node(NODE, range(2)), free).count("of 64.0 GiB, all of this node, which other jobs may also use") == 1
     for quiet in (node(NODE), node(NODE, range(2), in_job=False)):
         assert "memory limit" not in table(quiet, free)
     given = Settings(device_memory_limit=Limit(0), memory_limit=Limit(GIB))
@@ -100,16 +98,14 @@ def test_the_plan_says_what_limits_the_workers_memory() -> None:
 
 def test_pbs_is_asked_once_for_what_nothing_else_says() -> None:
     pbs, free, given = Allocation(batch="pbs"), Settings(), Settings(memory_bytes=8 * GIB)
-    assert is_memory_asked(pbs, free, "in-allocation")
-    assert is_memory_asked(pbs, given, "in-allocation")  # memory= of Dask's configuration did not make this job
-    assert is_memory_asked(pbs, free, "gang")
-    assert not is_memory_asked(pbs, given, "gang")
-    assert not is_memory_asked(pbs, free, "member")  # each of an array would
+    assert asks_granted_memory(pbs, free, "in-allocation")
+    assert asks_granted_memory(pbs, given, "in-allocation")  # memory= of Dask's configuration did not make this job
+    assert asks_granted_memory(pbs, free, "gang")
+    assert not asks_granted_memory(pbs, given, "gang")
+    assert not asks_granted_memory(pbs, free, "member")  # each of an array would
     for batch in ("slurm", "local"):
-        assert not is_memory_asked(Allocation(batch=batch), free, "in-allocation")
-
-
-def test_the_plan_names_the_job_of_pbs() -> None:
+        assert not asks_granted_memory(Allocation(batch=batch), free, "in-allocation")
+    # the plan names the job of PBS
     environ = {"PBS_JOBID": "7.login01", "HPCGPU_GRANTED_MEMORY": f"n={2 * GIB},m={GIB}"}
     allocation = read_allocation(environ, "n.site.edu")
     memory = plan_host_memory(NODE, allocation, RunDocument(settings=Settings(memory_bytes=GIB)))

@@ -39,7 +39,7 @@ def up(name: str, age_s: float = 1000.0, **more: Any) -> Job:
 
 
 def facts(wanted: int, *jobs: Job, **more: Any) -> Facts:
-    return Facts(**{"now_s": NOW_S, "wanted": wanted, "jobs": jobs, "asked_s": NOW_S, "answered_s": NOW_S, **more})
+    return Facts(**{"now_s": NOW_S, "target": wanted, "jobs": jobs, "asked_s": NOW_S, "answered_s": NOW_S, **more})
 
 
 def done(known: Facts, policy: Policy = Policy()) -> dict[str, Any]:  # noqa: B008 - frozen

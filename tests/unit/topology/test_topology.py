@@ -71,10 +71,7 @@ def test_ports_with_state_kind_and_interface() -> None:
         "mlx5_5": ("infiniband", True, 7, "ib0"),
         "eno6": ("ethernet", True, 0, "eno6"),
     }
-    assert [(n.name, n.kind) for n in machine("opa-hfi").nics] == [
-        ("hfi1_0", "opa"),
-        ("enp66s0", "ethernet"),
-    ]
+    assert [(n.name, n.kind) for n in machine("opa-hfi").nics] == [("hfi1_0", "opa"), ("enp66s0", "ethernet")]
     assert [(n.name, n.kind) for n in machine("test-topo").nics] == [("mlx5_ib0", "infiniband"), ("mlx5_an0", "roce")]
     assert {n.kind for n in machine("16intel64-manyVFs").nics} == {"ethernet", "usnic"}  # RDMA devices, but no RoCE
 
@@ -86,21 +83,11 @@ def test_hops_are_known_below_one_host_bridge_only() -> None:
 
 
 def test_versions_1_and_2_of_one_machine_agree() -> None:
-    old, new = machine("epyc-corona-hwloc1"), machine("epyc-corona")
-    assert old.cores == new.cores
-    assert [(n.os_index, n.cpuset, n.package) for n in old.numa_nodes] == [
-        (n.os_index, n.cpuset, n.package) for n in new.numa_nodes
-    ]
-    assert [(g.pci, g.numa_node) for g in old.gpus] == [(g.pci, g.numa_node) for g in new.gpus]
-    assert (old.nics, old.hops) == (new.nics, new.hops)
+    def parts(t: Topology) -> list[object]:
+        nodes, gpus = [(n.os_index, n.cpuset, n.package) for n in t.numa_nodes], [(g.pci, g.numa_node) for g in t.gpus]
+        return [t.cores, nodes, gpus, t.nics, t.hops]
 
-
-@pytest.mark.parametrize("name", ["coral-lassen", "nvidiaDGX2", "epyc-corona-hwloc1"])
-def test_a_cut_file_is_an_error_never_half_a_node(name: str) -> None:
-    text = (TOPOLOGIES / f"{name}.xml").read_text()
-    for part in (0.0, 0.2, 0.5, 0.9, 0.999):
-        with pytest.raises(ParseError):
-            hwloc_xml.read(text[: int(len(text.rstrip()) * part)])
+    assert parts(machine("epyc-corona-hwloc1")) == parts(machine("epyc-corona"))
 
 
 def test_what_is_not_hwloc_is_refused_with_its_name() -> None:
@@ -110,24 +97,19 @@ def test_what_is_not_hwloc_is_refused_with_its_name() -> None:
         hwloc_xml.read('<!DOCTYPE topology [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><topology>&b;</topology>')
     with pytest.raises(ParseError, match="line 1: <object Machine> has cpuset='0xzz'; expected a mask such as 0x"):
         hwloc_xml.read('<topology><object type="Machine" cpuset="0xzz"/></topology>')
-    with pytest.raises(ParseError, match="no node"):
+    with pytest.raises(ParseError, match="no core"):
         hwloc_xml.read('<topology version="2.0"/>')
 
 
-def test_gpu_and_high_bandwidth_memory_are_no_nodes_for_a_worker() -> None:
+def test_other_memory_is_no_node_and_a_machine_without_nodes_is_one() -> None:
     text = """<topology version="2.0"><object type="Machine" cpuset="0x3" nodeset="0x7">
       <object type="NUMANode" os_index="0" cpuset="0x3" nodeset="0x1" local_memory="64"/>
       <object type="NUMANode" os_index="1" cpuset="0x0" nodeset="0x2" subtype="GPUMemory" local_memory="96"/>
       <object type="NUMANode" os_index="2" cpuset="0x3" nodeset="0x4" subtype="HBM" local_memory="16"/>
       <object type="Core" cpuset="0x1"/><object type="Core" cpuset="0x2"/></object></topology>"""
     assert [n.os_index for n in hwloc_xml.read(text).numa_nodes] == [0]
-
-
-def test_a_version_1_machine_without_numa_nodes_is_one_node() -> None:
-    core = '<object type="Core" cpuset="0x3"/>'
-    topology = hwloc_xml.read(
-        f'<topology><object type="Machine" cpuset="0x3" local_memory="64">{core}</object></topology>'
-    )
+    version_1 = '<topology><object type="Machine" cpuset="0x3" local_memory="64"><object type="Core" cpuset="0x3"/>'
+    topology = hwloc_xml.read(f"{version_1}</object></topology>")
     assert [(n.os_index, str(n.cpuset), n.memory_bytes) for n in topology.numa_nodes] == [(0, "0-1", 64)]
     assert "no PCI device" in topology.warnings[0]
 
@@ -138,8 +120,8 @@ def test_a_file_without_cores_is_planned_on_the_pus_of_its_numa_nodes() -> None:
       <object type="NUMANode" os_index="1" cpuset="0xc" nodeset="0x2" local_memory="64"/></object></topology>"""
     topology = hwloc_xml.read(text)
     assert [str(c) for c in topology.cores] == ["0", "1", "2", "3"]
-    assert "which PUs share a core is not described (each counts as a core)" in topology.warnings[0]
-    with pytest.raises(ParseError, match="no node to plan for"):
+    assert "describe which PUs share a core (each counts as a core)" in topology.warnings[0]
+    with pytest.raises(ParseError, match="describes no node"):
         hwloc_xml.read(text.replace('cpuset="0xf"', "").replace('cpuset="0x3"', "").replace('cpuset="0xc"', ""))
 
 
@@ -154,7 +136,7 @@ def test_numa_nodes_that_were_left_out_leave_what_hangs_there_without_a_place() 
       <object type="Core" cpuset="0x2"/></object></topology>"""
     topology = hwloc_xml.read(text)
     assert [g.numa_node for g in topology.gpus] == [0, None]
-    assert "NUMA nodes 1 are left out of this file" in topology.warnings[0]
+    assert "lacks NUMA nodes 1," in topology.warnings[0]
     assert "lstopo --disallowed" in topology.warnings[0]
 
 
@@ -198,19 +180,9 @@ def test_the_nearest_of_two_memories_is_the_one_that_is_dram() -> None:
     assert nodes(told("Latency", 140, 110)) == ([1], [(0, "other")])
 
 
-@pytest.mark.parametrize(
-    ("given", "kernel"),
-    [
-        ("00000000:3B:00.0", "0000:3b:00.0"),
-        ("0000:3b:00.0", "0000:3b:00.0"),
-        ("00010000:00:00.0", "10000:00:00.0"),
-    ],
-)
-def test_pci_addresses_are_written_as_the_kernel_does(given: str, kernel: str) -> None:
-    assert pci.address(given) == kernel
-
-
-def test_a_word_that_is_no_pci_address_is_an_error() -> None:
+def test_pci_addresses_are_written_as_the_kernel_does() -> None:
+    assert pci.address("00000000:3B:00.0") == pci.address("0000:3b:00.0") == "0000:3b:00.0"
+    assert pci.address("00010000:00:00.0") == "10000:00:00.0"
     with pytest.raises(ParseError, match="0000:06:00"):
         pci.address("GPU-1")
 
@@ -286,11 +258,9 @@ def test_sysfs_shows_the_same_node(name: str) -> None:
     by_hwloc, by_sysfs = machine(name), sysfs.read(sysfs_of(name))
     assert by_sysfs.cores == by_hwloc.cores
     assert by_sysfs.numa_nodes == by_hwloc.numa_nodes
-    assert [(g.pci, g.vendor, g.numa_node) for g in by_sysfs.gpus] == [
-        (g.pci, g.vendor, g.numa_node) for g in by_hwloc.gpus
-    ]
-    assert by_sysfs.nics == by_hwloc.nics
-    assert by_sysfs.hops == by_hwloc.hops
+    by, of = ([(g.pci, g.vendor, g.numa_node) for g in t.gpus] for t in (by_sysfs, by_hwloc))
+    assert by == of
+    assert (by_sysfs.nics, by_sysfs.hops) == (by_hwloc.nics, by_hwloc.hops)
 
 
 def test_slingshot_is_seen_by_its_interface() -> None:
@@ -329,13 +299,10 @@ def test_the_kernel_corrects_what_hwloc_guesses() -> None:
 
 
 def test_sysfs_without_cpus_is_an_error() -> None:
+    topology = sysfs.read({f"devices/system/cpu/cpu{i}/topology/physical_package_id": "-1" for i in range(2)})
+    assert [(n.os_index, n.cpuset, n.package) for n in topology.numa_nodes] == [(0, CpuSet([0, 1]), 0)]  # no NUMA
     with pytest.raises(ParseError, match="mounted"):
         sysfs.read({})
     package = "devices/system/cpu/cpu0/topology/physical_package_id"
     with pytest.raises(ParseError, match=f"/sys/{package} is 'zero'; expected a whole number"):
         sysfs.read({package: "zero\n"})
-
-
-def test_a_kernel_without_numa_is_one_node() -> None:
-    topology = sysfs.read({f"devices/system/cpu/cpu{i}/topology/physical_package_id": "-1" for i in range(2)})
-    assert [(n.os_index, n.cpuset, n.package) for n in topology.numa_nodes] == [(0, CpuSet([0, 1]), 0)]
