@@ -64,7 +64,7 @@ def read(batch: str, results: Sequence[Result]) -> Inventory:
 
 
 def _limits(fewest: int, most: int) -> tuple[int, int] | None:
-    """Return the limits if a job can keep to them; None if they close the queue, or there are none."""
+    """Return the limits if a job can keep to them; None if they close the queue, or if no field names one."""
     return (max(fewest, 1), most) if max(fewest, 1) <= most else None
 
 

@@ -15,7 +15,7 @@ _FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
 
 
 def reachable_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[str, ...]:
-    """Return this node's addresses that other nodes can reach, IPv4 first; raise LaunchError if there are none."""
+    """Return this node's addresses that other nodes can reach, IPv4 first; raise LaunchError without any."""
     # bound are the addresses that a socket listens on (0.0.0.0 and :: mean all of their family); loopback and
     # link-local addresses are left out, and with interface those of other interfaces.
     addresses_of = _of_interfaces([_FAMILIES[host] for host in bound])

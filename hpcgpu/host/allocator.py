@@ -69,7 +69,7 @@ def in_force() -> str:
 
 
 def find_jemalloc(environ: Mapping[str, str]) -> str:
-    """Return the path of a jemalloc that can be preloaded here; "" if there is none."""
+    """Return the path of a jemalloc that can be preloaded here; "" without one."""
     machine = _machine(Path("/proc/self/exe"))
     for path in _candidates(environ):
         if path.is_file() and _machine(path) == machine:

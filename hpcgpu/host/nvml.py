@@ -46,7 +46,7 @@ class NvmlFacts(NamedTuple):
 
 
 def read() -> NvmlFacts:
-    """Return NVML's facts; without a driver only the reason why there are none."""
+    """Return NVML's facts; without a driver only the reason."""
     import pynvml
 
     gpus: list[Gpu] = []
@@ -86,7 +86,7 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
 
 
 def driver() -> str:
-    """Return the version of the driver; empty if there is none."""
+    """Return the version of the driver; "" without one."""
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError), _session(pynvml):

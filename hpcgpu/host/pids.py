@@ -13,7 +13,7 @@ LAUNCHER = "HPCGPU_PARENT_PROCESS"  # not the name of an option: it would be rea
 
 
 def start_time(pid: int) -> int | None:
-    """Return a process's start in clock ticks since boot (proc(5), field 22); None if there is none, or a zombie."""
+    """Return a process's start in clock ticks since boot (proc(5), field 22); None for a zombie or no process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
             fields = f.read().rpartition(")")[2].split()

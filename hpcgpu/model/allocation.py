@@ -43,7 +43,7 @@ class HostMemory(NamedTuple):
 
     @property
     def has_size(self) -> bool:
-        """Whether a source gives the size."""
+        """True if a source gives the size."""
         return self.source != NOT_TOLD
 
 

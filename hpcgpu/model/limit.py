@@ -41,12 +41,12 @@ class Limit:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a fraction of a memory."""
+        """True if it is a fraction of a memory."""
         return isinstance(self.value, float)
 
     @property
     def is_share(self) -> bool:
-        """Whether it is an equal share of a memory."""
+        """True if it is an equal share of a memory."""
         return isinstance(self.value, str)
 
     @property
@@ -110,14 +110,14 @@ def read_host_limit(value: object) -> Limit:
 
 
 def read_disk_limit(value: object) -> int:
-    """Parse a limit into bytes; 0 is none. A fraction of a disk is not allowed."""
+    """Parse a limit into bytes; 0: no limit. A fraction of a disk is not allowed."""
     if _is_none(value):
         return 0
     return _checked(value, f"allowed: {_SIZE}, {_NONE}")
 
 
 def read_part(value: object) -> float:
-    """Parse a part of a limit; 0 is none."""
+    """Parse a part of a limit; 0: no limit."""
     if _is_none(value):
         return 0.0
     number = plain_number(value)

@@ -63,7 +63,7 @@ class Site:
 
     @property
     def ucx(self) -> bool:
-        """Whether UCX may have a transport for the site's network."""
+        """True if UCX may have a transport for the site's network."""
         return self.network.ucx is not False
 
     @property
@@ -109,7 +109,7 @@ class Site:
         return ", ".join(filter(None, (f"site {self.name}", self.at(*path))))
 
     def path_of(self, block: Queue | Rule | NodeType) -> Path:
-        """Return the path to one of the file's queues, rules or types of nodes; () if it is none of them."""
+        """Return the path to one of the file's queues, rules or types of nodes; () for any other part."""
         for name, blocks in (("queues", self.queues), ("rules", self.rules)):
             for i, entry in enumerate(blocks):
                 if entry is block:

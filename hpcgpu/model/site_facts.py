@@ -146,7 +146,7 @@ class Port:
 
     name: str = fact(MISSING, "as the node names it, `mlx5_0`, `hsn0`")
     kind: Literal["infiniband", "roce", "slingshot", "opa", "ethernet"] = fact(MISSING, "its network")
-    numa: int | None = fact(None, "the NUMA node that it is next to; not given: nobody says it")
+    numa: int | None = fact(None, "the NUMA node that it is next to; not given: unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ class Node:
         )
 
     def home(self, pus: CpuSet) -> int | None:
-        """Return the NUMA node with cores that has one of these PUs; None if there is none."""
+        """Return the NUMA node with cores that has one of these PUs; None without one."""
         return next((n.os_index for n in self.topology.numa_nodes if n.cpuset & pus), None)
 
     def format_workers(self, workers: Sequence[int]) -> str:

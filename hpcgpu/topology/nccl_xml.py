@@ -218,7 +218,7 @@ def _nics(function: _Function, near: int | None) -> list[Nic]:
 
 
 def _home(topology: Topology, numaid: int, affinity: CpuSet) -> int | None:
-    """Return the NUMA node of ``topology`` that corresponds to a ``<cpu>``; None if there is none."""
+    """Return the NUMA node of ``topology`` that corresponds to a ``<cpu>``; None without one."""
     # Affinity comes before numaid: NCCL binds to it, and a file may number nodes otherwise than the kernel (Azure's for
     # ND H100 v5 gives PUs 48-95 to node 0).
     near = [n.os_index for n in topology.numa_nodes if n.cpuset & affinity]

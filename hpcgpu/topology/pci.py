@@ -114,7 +114,7 @@ def link_gbytes_s(speed: str, width: str) -> float:
 
 
 def product_name(*names: str) -> str:
-    """Return the first product name that is not a firmware's placeholder; "" if there is none."""
+    """Return the first product name that is not a firmware's placeholder; "" without one."""
     return next((name for name in names if name.strip().lower().rstrip(".") not in _PLACEHOLDERS), "")
 
 

@@ -51,8 +51,8 @@ class BatchGPUCluster(GPUCluster):
         run = BatchRun(user, cls.patience, attached=existing, takes_over=shutdown_on_close)
         return object_of(cls, run, keeps_job=True, asynchronous=asynchronous)
 
-    def _prepare(self, given: dict[str, Any]) -> BatchRun:
-        user = read(given, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
+    def _prepare(self, keywords: dict[str, Any]) -> BatchRun:
+        user = read(keywords, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
         return BatchRun(user, self.patience)
 
     @property

@@ -48,7 +48,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     Parameters
     ----------
-    **given
+    **keywords
         The options.
     asynchronous : bool
         True inside a running event loop: ``async with``, or ``await`` the object.
@@ -82,17 +82,17 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 
     def __init__(
-        self, *positional: Any, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **given: Any
+        self, *positional: Any, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **keywords: Any
     ) -> None:
         if positional:
             raise ConfigError(
                 f"{type(self).__name__}({positional[0]!r}): give options by name, as gpus_per_node=2 or gpus='sim:2'"
             )
-        self._make(self._prepare(given), asynchronous=asynchronous, loop=loop, quiet=quiet)
+        self._make(self._prepare(keywords), asynchronous=asynchronous, loop=loop, quiet=quiet)
         self._begin()
 
     @abstractmethod
-    def _prepare(self, given: dict[str, Any]) -> Run:
+    def _prepare(self, keywords: dict[str, Any]) -> Run:
         """Make the run of these options, without a start."""
 
     def _make(self, run: Run, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:

@@ -87,13 +87,13 @@ class LocalGPUCluster(GPUCluster):
     entry_point = entry_points.LOCAL
     waits_in_queue = False
 
-    def _prepare(self, given: dict[str, Any]) -> LocalRun:
-        ours, environ = read_local_cuda(given)
+    def _prepare(self, keywords: dict[str, Any]) -> LocalRun:
+        ours, environ = read_local_cuda(keywords)
         where = f"keyword {{name}} of {type(self).__name__}"
         try:
             return LocalRun(wanted_settings.read(ours, where, entry_point=self.entry_point), environ)
         except ConfigError as e:
-            if "n_workers" not in given:
+            if "n_workers" not in keywords:
                 raise
             raise ConfigError(str(e).replace("gpus_per_node", "n_workers")) from None
 

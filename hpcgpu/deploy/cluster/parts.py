@@ -120,7 +120,7 @@ class LastSummary:
                 self._last = f"its scheduler does not answer: {reason_of(e)}"
 
     def get(self) -> Summary:
-        """Return the newest summary; raise JobError, with the reason, if there is none."""
+        """Return the newest summary; raise JobError, with the reason, without one."""
         if isinstance(self._last, str):
             raise JobError(f"this {self._kind} has no summary: {self._last}")
         return self._last

@@ -77,7 +77,7 @@ class ReportedCluster(ComposedCluster):
         Raises
         ------
         JobError
-            There is none: the scheduler was never reached, or is lost.
+            The scheduler was never reached, or is lost.
 
         """
         asks = self.asynchronous or self._scheduler_answers

@@ -27,7 +27,7 @@ class GPURunner:
 
     Parameters
     ----------
-    **given
+    **keywords
         The options.
 
     Raises
@@ -51,9 +51,9 @@ class GPURunner:
     __doc__ = numpydoc.documented(__doc__ or "", without=entry_points.unused(entry_points.RUNNER))
     __signature__ = inspect.Signature(numpydoc.parameters(entry_points.unused(entry_points.RUNNER)))
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **keywords: Any) -> None:
         if SCRIPT_ADDRESS not in os.environ:
-            _become_rank(given)
+            _become_rank(keywords)
         from distributed.core import Status  # 0.4 CPU s, which ranks do without
         from distributed.security import Security
 
@@ -83,8 +83,8 @@ class GPURunner:
         return f"GPURunner({self.scheduler_address if self.status.name == 'running' else 'closed'})"
 
 
-def _become_rank(given: dict[str, Any]) -> None:
-    settings = read(given, "keyword {name} of GPURunner", entry_point=entry_points.RUNNER).settings
+def _become_rank(keywords: dict[str, Any]) -> None:
+    settings = read(keywords, "keyword {name} of GPURunner", entry_point=entry_points.RUNNER).settings
     script = tuple(sys.orig_argv[1:])
     if sys.argv[0] in ("", "-") or "ipykernel" in sys.modules:
         raise LaunchError(

@@ -57,7 +57,7 @@ class Scaler:
     @property
     def wanted_workers(self) -> int:
         """The number of workers of all wanted jobs."""
-        return self._fleet.wanted * self._fleet.expected
+        return self._fleet.target * self._fleet.expected
 
     @property
     def requested_workers(self) -> int:
@@ -100,7 +100,7 @@ class Scaler:
             await self._fleet.scale(jobs, adapting=adapting)
         finally:
             with contextlib.suppress(OSError):  # _hear() sends it to the next scheduler
-                await self._comm.write({"op": "wanted", "jobs": self._fleet.wanted})
+                await self._comm.write({"op": "wanted", "jobs": self._fleet.target})
 
     def stop(self) -> None:
         """Stop, and leave the jobs to other objects."""
@@ -143,7 +143,7 @@ class Scaler:
         self._is_known = True
         self._news.set()
         if self._fleet.controls and message["wanted"] is None:
-            await self._comm.write({"op": "wanted", "jobs": self._fleet.wanted})
+            await self._comm.write({"op": "wanted", "jobs": self._fleet.target})
 
     async def _answer(self, number: int, jobs: int, adapting: bool) -> None:
         error = b""

@@ -116,7 +116,7 @@ class Session:
 
     @property
     def is_searching(self) -> bool:
-        """Whether the scheduler does not answer, and is searched."""
+        """True if the scheduler does not answer, and is searched."""
         return self._returning is not None and not self._returning.done()
 
     @property

@@ -33,8 +33,8 @@ class Fleet:
         self._submitter = Submitter(jobs.system, spec, hooks.say, patience, write=hooks.write)
         self._table, self.spec = jobs.table, spec
         self._table.expected = expected
-        # wanted: jobs; controls: False follows another object of the same cluster
-        self.expected, self.wanted, self.controls = expected, 0, False
+        # target: jobs; controls: False follows another object of the same cluster
+        self.expected, self.target, self.controls = expected, 0, False
         self.error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
         self._adapting = self._unwritten = False
         self._failures = Failures()
@@ -54,25 +54,25 @@ class Fleet:
 
     @property
     def submitting(self) -> bool:
-        """Whether there may be jobs whose ids are unknown yet."""
+        """True if there may be jobs whose ids are unknown yet."""
         return self._submitter.unanswered
 
-    async def take(self, wanted: int | None, *, controls: bool) -> None:
-        """Start from the record, as the controlling object or not; ``wanted=None``: no number of jobs yet."""
+    async def take(self, target: int | None, *, controls: bool) -> None:
+        """Start from the record, as the controlling object or not; ``target=None``: no number of jobs yet."""
         await self._follow()
-        self.wanted = max(self.wanted, len(self.members)) if wanted is None else wanted
+        self.target = max(self.target, len(self.members)) if target is None else target
         self.controls = controls
         self._loop.actor = self
         self._loop.start()
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Set the wanted number of jobs; return after the necessary submissions.
+        """Set the target number of jobs; return after the necessary submissions.
 
         ``adapting``: the number may change soon, so young surplus jobs that wait are kept. Raises SubmitError in the
         batch system's words, or only reports it when adapting. Accepted jobs stay; a ``transient`` refusal is tried
         again.
         """
-        self.wanted, self._adapting = jobs, adapting
+        self.target, self._adapting = jobs, adapting
         if not adapting:
             self.error, self._failures, self._held_back_until_s = None, Failures(), NEVER_S
         try:
@@ -131,7 +131,7 @@ class Fleet:
             else:
                 await self._follow()
             held_back_until_s = float("inf") if self.error else self._held_back_until_s
-            demand = Demand(self.wanted, self._adapting, held_back_until_s, self._failures)
+            demand = Demand(self.target, self._adapting, held_back_until_s, self._failures)
             actions = self._loop.decide(present, now_s, demand)
             if not self.controls:
                 self._hooks.changed()

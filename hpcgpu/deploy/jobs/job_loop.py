@@ -147,7 +147,7 @@ class JobLoop:
             jobs=self.table.jobs,
             asked_s=self.asked_s,
             answered_s=self.answered_s,
-            wanted=demand.wanted,
+            target=demand.target,
             adapting=demand.adapting,
             held_back_until_s=demand.held_back_until_s,
             failures=demand.failures,

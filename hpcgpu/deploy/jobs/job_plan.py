@@ -27,7 +27,7 @@ PlannedJob = tuple[settings.Wanted, JobSpec, BatchSystem]
 
 
 def read_job(
-    given: Mapping[str, object],
+    options: Mapping[str, object],
     given_from: str,
     script: tuple[str, ...] = (),
     batch: str | None = None,
@@ -38,7 +38,7 @@ def read_job(
 
     Raises ConfigError for a wrong or missing setting, or without a batch system.
     """
-    user = settings.read(given, given_from, batch or "", entry_points.JOBSCRIPT if script else "", live=live)
+    user = settings.read(options, given_from, batch or "", entry_points.JOBSCRIPT if script else "", live=live)
     if not user.batch:
         raise ConfigError("no batch system is given; add --batch slurm or --batch pbs, or --site for a known machine")
     shape, folder = ("in-allocation", "") if script else ("gang", "FOLDER-OF-THIS-RUN")

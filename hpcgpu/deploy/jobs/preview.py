@@ -33,7 +33,7 @@ Described = tuple[Topology, str]  # a node, and the file that describes it
 
 
 def plan(
-    given: Mapping[str, object],
+    options: Mapping[str, object],
     given_from: str,
     script: tuple[str, ...] = (),
     batch: str | None = None,
@@ -46,7 +46,7 @@ def plan(
     ``machine`` describes a node in place of the site's. ``ask`` queries the batch system for its queues, nodes and the
     expected start, where that needs no submission.
     """
-    user, spec, system = read_job(given, given_from, script, batch, live=ask)
+    user, spec, system = read_job(options, given_from, script, batch, live=ask)
     text = system.script(spec)
     return of_job(user, spec, text, machine, _starts(system, text) if ask else "")
 

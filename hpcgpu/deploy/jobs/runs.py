@@ -48,14 +48,14 @@ class RunStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether all of its jobs have ended, and no client waits for them."""
+        """True if all of its jobs have ended, and no client waits for them."""
         return self.client != "alive" and not not_ended(self.run.record, self.states)
 
 
 def find(home: Path, name: str) -> Run:
     """Return the run with this job name, job id, array id, element's id, or folder name.
 
-    Raises ConfigError, with a list of the runs, if there is none or several.
+    Raises ConfigError, with a list of the runs, for no run of that name, or several.
     """
     all_runs = records.runs(home, warn)
     matches = [run for run in all_runs if name in names(run)]

@@ -58,7 +58,7 @@ class Submitter:
 
     @property
     def unanswered(self) -> bool:
-        """Whether the answer to a submission is awaited, or was lost."""
+        """True if the answer to a submission is awaited, or was lost."""
         return self._asking or self.unsure is not None
 
     async def submit_head(self) -> Job:
@@ -76,7 +76,7 @@ class Submitter:
         """
         for part in self._system.split(count):
             try:
-                yield await self._one(part, past_ids)
+                yield await self._submit_array(part, past_ids)
             except SubmitError as e:
                 if not e.over_limit:
                     raise
@@ -85,7 +85,7 @@ class Submitter:
                     size = 1 << (left.bit_length() - 1)
                     left = size - 1
                     try:
-                        accepted = await self._one(size, past_ids)
+                        accepted = await self._submit_array(size, past_ids)
                     except SubmitError as again:
                         if not again.over_limit:
                             raise
@@ -109,7 +109,7 @@ class Submitter:
         """Return a job whose id was lost."""
         return self._job(job_id, self._spec, self._spec.exit_file if self._role == HEAD else "")
 
-    async def _one(self, count: int, past_ids: Collection[str]) -> list[Job]:
+    async def _submit_array(self, count: int, past_ids: Collection[str]) -> list[Job]:
         spec = replace(self._spec, count=count)
         if self._role == MEMBER:
             self._number += 1

@@ -65,7 +65,7 @@ class Job:
 
     @property
     def is_head(self) -> bool:
-        """Whether it has the scheduler."""
+        """True if it has the scheduler."""
         return self.role == HEAD
 
     @property
@@ -82,12 +82,12 @@ class Job:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the batch system's last answer does not list it."""
+        """True if the batch system's last answer does not list it."""
         return self.status is None and self.missing_since_s is not None
 
     @property
     def leaving(self) -> bool:
-        """Whether we retired or cancelled it."""
+        """True if we retired or cancelled it."""
         return self.retired_s is not None or self.cancelled_s is not None
 
     def listed(self, status: JobStatus | None, now_s: float) -> Self:
@@ -108,7 +108,7 @@ class Job:
 
     @property
     def heard(self) -> bool:
-        """Whether heartbeats come from its workers."""
+        """True if heartbeats come from its workers."""
         return self.workers > 0 and self.silent_since_s is None
 
     def registered(self, workers: int, now_s: float, restarts: int = 0, *, silent: bool = False) -> Self:

@@ -1,4 +1,4 @@
-"""Decide how to keep the wanted number of jobs running: facts in, actions out, no clock."""
+"""Decide how to keep the target number of jobs running: facts in, actions out, no clock."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Policy:
 class Demand:
     """The number of jobs to keep, and what holds submissions back."""
 
-    wanted: int = 0  # jobs
-    adapting: bool = False  # adapt sets wanted, and changes it often; False: a user has set it
+    target: int = 0  # jobs
+    adapting: bool = False  # adapt sets target, and changes it often; False: a user has set it
     held_back_until_s: float = NEVER_S  # no submission before: the last one was refused for now
     failures: Failures = field(default_factory=Failures)  # from the last actions; a new one if a user tries again
 
@@ -101,7 +101,7 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
     failures = facts.failures.after(facts.jobs, (*jobs.gone, *jobs.missing, *jobs.ghosts), facts.now_s)
     give_up = failures.give_up(policy.breaker)
     cancel, retire = _surplus(facts, policy, jobs)
-    shortage = max(0, facts.wanted - len(jobs.alive) - facts.submitting)
+    shortage = max(0, facts.target - len(jobs.alive) - facts.submitting)
     held_back = facts.now_s < facts.held_back_until_s
     cancelled = [j for j, _ in (*jobs.ghosts, *jobs.missing)] + _overdue(facts, policy, jobs.leaving) + cancel
     acted = {j.id for j in (*cancelled, *retire)}
@@ -145,7 +145,7 @@ def _classify(facts: Facts, policy: Policy) -> _Classified:
 
 
 def _in_trouble(facts: Facts, policy: Policy, job: Job) -> str:
-    """Return the lasting trouble of a running job without workers, or of its node; "" if there is none."""
+    """Return the lasting trouble of a running job without workers, or of its node; "" without a reason."""
     since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
     trouble = job.status.trouble if job.status and job.state is JobState.RUNNING else ""
     return trouble if _answered(facts, since_s, policy.missing_limit_s) else ""
@@ -166,7 +166,7 @@ def _end_s(job: Job, policy: Policy) -> float:
 def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[Job], list[Job]]:
     """Return the jobs to cancel and the jobs to retire: the surplus, and jobs near their walltime."""
     cancel, retire = [], []
-    surplus = len(jobs.alive) - facts.wanted
+    surplus = len(jobs.alive) - facts.target
     for job in _dispensable(jobs.alive, policy)[: max(0, surplus)]:
         if job.workers:
             retire.append(job)
@@ -175,7 +175,7 @@ def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[Job]
     # A job near its end is kept until the jobs that stay have all their workers.
     full = sum(1 for j in jobs.alive if j.workers and j.workers >= j.expected)
     for job in jobs.outgoing:
-        if full >= facts.wanted or facts.now_s >= _end_s(job, policy) - policy.lead_s:
+        if full >= facts.target or facts.now_s >= _end_s(job, policy) - policy.lead_s:
             # Workers leave by themselves at the batch system's warning; their job is about to end then.
             (cancel if job.first_worker_s is None else retire).append(job)
     return cancel, retire
@@ -217,5 +217,5 @@ def _wakes(facts: Facts, policy: Policy, jobs: _Classified, acted: set[str]) -> 
     for job in jobs.alive:
         if job.id not in acted and (end_s := _end_s(job, policy)) < float("inf"):
             yield end_s - 2 * policy.lead_s
-    surplus = _dispensable(jobs.alive, policy)[: max(0, len(jobs.alive) - facts.wanted)]
+    surplus = _dispensable(jobs.alive, policy)[: max(0, len(jobs.alive) - facts.target)]
     yield from (j.submitted_s + policy.hold_s for j in surplus if not j.workers and _is_held(facts, policy, j))

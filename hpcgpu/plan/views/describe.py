@@ -143,14 +143,14 @@ def _facts(node: Described) -> list[tuple[str, str]]:
     for g in machine["gpus"]:
         slice_of = f" {g['mig']}" if g["mig"] else ""
         out.append(
-            (f"GPU at {g['pci']}{slice_of}", f"{g['model'] or g['vendor']} on NUMA node {_known(g['numa_node'])}")
+            (f"GPU at {g['pci']}{slice_of}", f"{g['model'] or g['vendor']} on NUMA node {_format_node(g['numa_node'])}")
         )
     for n in node["nics"]:
         at = f"port {n['port']} at {n['pci']}"
         out += [(f"{at}, name", n["name"]), (f"{at}, state", n["state"])]
-        out.append((f"{at}, kind", f"{n['kind']} on NUMA node {_known(n['numa_node'])}"))
+        out.append((f"{at}, kind", f"{n['kind']} on NUMA node {_format_node(n['numa_node'])}"))
     return out
 
 
-def _known(node: int | None) -> str:
+def _format_node(node: int | None) -> str:
     return "unknown" if node is None else str(node)

@@ -37,7 +37,7 @@ def aligned(columns: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], tupl
 
 
 def differences(spec: WorkerSpec, actual: ActualBinding) -> tuple[str, ...]:
-    """Return the differences between a process and its plan, for people; () if there are none."""
+    """Return the differences between a process and its plan, for people; () without differences."""
     binding = spec.binding
     out = []
     wrong: dict[CpuSet, list[int]] = {}
@@ -96,7 +96,7 @@ def format_gpu(gpu: Gpu, *, address: bool = True) -> str:
 
 
 def format_other_gpus(topology: Topology) -> str:
-    """Format the node's GPUs on which no worker can run; "" if there are none."""
+    """Format the node's GPUs on which no worker can run; "" without such GPUs."""
     others = [f"{g.pci} {format_gpu(g, address=False)}" for g in topology.gpus if not g.can_run]
     return f"seen, not NVIDIA: no worker: {'; '.join(others)}" if others else ""
 

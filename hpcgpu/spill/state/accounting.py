@@ -189,7 +189,7 @@ class Accounting:
 
     @property
     def is_over(self) -> bool:
-        """Whether a tier has more than its limit, even if enough of it is leaving."""
+        """True if a tier has more than its limit, even if enough of it is leaving."""
         for tier, limit in self.limits.items():  # noqa: SIM110 - runs at each event, and is twice as fast
             if limit < self.bytes.get(tier, 0):
                 return True

@@ -248,7 +248,7 @@ class SpillState:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a copy has failed that may succeed later."""
+        """True if a copy has failed that may succeed later."""
         return bool(self.accounting.blocked) or self.unspills.pauses
 
     def _unname(self, units: Iterable[Unit], out: list[Instruction]) -> None:

@@ -51,7 +51,7 @@ class Unit:
 
     @property
     def is_clean(self) -> bool:
-        """Whether it has a valid copy below its tier."""
+        """True if it has a valid copy below its tier."""
         return self.valid & (self.valid - 1) != 0
 
     def size(self, tier: int) -> int:

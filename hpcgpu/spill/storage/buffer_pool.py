@@ -157,7 +157,7 @@ class Slabs(Pool):
 
     @property
     def has_excess(self) -> bool:
-        """Whether more memory is free than the pool keeps for long."""
+        """True if more memory is free than the pool keeps for long."""
         return self.free_bytes > self.limit_bytes // _KEPT
 
     def shrink(self) -> None:

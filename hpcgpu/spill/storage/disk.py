@@ -100,7 +100,7 @@ class Disk:
 
     @property
     def has_excess(self) -> bool:
-        """Whether more room on disk, or more memory, is free than the store keeps."""
+        """True if more room on disk, or more memory, is free than the store keeps."""
         return self._segments.has_excess or self._slabs.has_excess
 
     def shrink(self) -> None:

@@ -38,7 +38,7 @@ class LeafLock(_thread.RLock):  # type: ignore[misc] # final for type checkers o
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread has it."""
+        """True if the calling thread has it."""
         return self._is_owned()
 
 

@@ -27,12 +27,12 @@ class Mount(NamedTuple):
 
     @property
     def is_network(self) -> bool:
-        """Whether other machines can see it."""
+        """True if other machines can see it."""
         return self.kind in _NETWORK
 
     @property
     def is_memory(self) -> bool:
-        """Whether it lies in memory."""
+        """True if it lies in memory."""
         return self.kind in _MEMORY
 
 

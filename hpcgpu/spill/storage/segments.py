@@ -69,7 +69,7 @@ class Segments:
 
     @property
     def has_excess(self) -> bool:
-        """Whether more room is free than is kept, and can be given back."""
+        """True if more room is free than is kept, and can be given back."""
         return self._knows_holes and self._idle.nbytes > self.kept_bytes
 
     def take(self, nbytes: int) -> Room:

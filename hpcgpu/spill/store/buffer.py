@@ -201,7 +201,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def fast(self) -> bool:
-        """Whether host memory has data that could go, for distributed's memory monitor."""
+        """True if host memory has data that could go, for distributed's memory monitor."""
         return self.tiers["host"] + self.copy_bytes + self.idle_bytes > 0
 
     def evict(self) -> int:

@@ -50,7 +50,7 @@ class Bundle(Content):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may take one more member."""
+        """True if it may take one more member."""
         return len(self.members) < _MEMBERS and self.valid in (0, 1 << self.at) and self.move is None and not self.fixed
 
     @property

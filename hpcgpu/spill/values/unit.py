@@ -224,7 +224,7 @@ class Entry:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the value has no parts on a device, and readers get no proxies."""
+        """True if the value has no parts on a device, and readers get no proxies."""
         return not self.lazy and all(unit.top == HOST for unit in self.units)
 
     @property

@@ -59,7 +59,7 @@ def test_of_several_ranks_the_first_one_says_it(script: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["launch", "--dry-run"], "here is none"),  # no job
+        (["launch", "--dry-run"], "this is no allocation"),  # no job
         (["run", "--dry-run"], "no GPU can be opened"),
         (["run", "--dry-run", "--gpus", "sim:2", "--walltime", "1h"], "walltime"),
     ],

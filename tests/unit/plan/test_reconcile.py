@@ -39,7 +39,7 @@ def up(name: str, age_s: float = 1000.0, **more: Any) -> Job:
 
 
 def facts(wanted: int, *jobs: Job, **more: Any) -> Facts:
-    return Facts(**{"now_s": NOW_S, "wanted": wanted, "jobs": jobs, "asked_s": NOW_S, "answered_s": NOW_S, **more})
+    return Facts(**{"now_s": NOW_S, "target": wanted, "jobs": jobs, "asked_s": NOW_S, "answered_s": NOW_S, **more})
 
 
 def done(known: Facts, policy: Policy = Policy()) -> dict[str, Any]:  # noqa: B008 - frozen
@@ -225,7 +225,7 @@ def test_a_drain_is_never_more_than_a_quarter_of_the_walltime() -> None:
     assert done(facts(1, up("1", 75), job("2")), short) == {"retire": ("1",)}
 
 
-def test_three_jobs_in_a_row_that_end_before_their_first_worker_stop_the_submissions() -> None:
+def test_three_jobs_without_a_worker_stop_the_submissions() -> None:
     failures, given = Failures(), []
     for name in ("1", "2", "3"):
         actions = reconcile(facts(1, job(name, FAILED), failures=failures), Policy())

@@ -74,7 +74,7 @@ class World(RuleBasedStateMachine):
     def facts(self) -> Facts:
         return Facts(
             now_s=self.now_s,
-            wanted=self.wanted,
+            target=self.wanted,
             jobs=tuple(self.table.values()),
             submitting=sum(self.submissions),
             adapting=self.adapting,
