@@ -60,4 +60,5 @@ def expanded(path: str, setting: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{setting}: {path.partition('/')[0]} is not a home of this machine; give the folder") from None
+        user = path.partition("/")[0]
+        raise ConfigError(f"{setting}: {user} is not a home of this machine; give the folder") from None

@@ -55,8 +55,8 @@ def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
     if allocation.batch == "local" and not allocation.job_id and not chosen:
         raise ConfigError(
             "hpcgpu launch starts workers in the allocation around it, but this is no allocation (neither "
-            "SLURM_JOB_ID nor PBS_JOBID is set): begin one (salloc, qsub -I), or submit jobscripts/slurm.sbatch or jobscripts/pbs.sh. "
-            "For workers on this machine: hpcgpu run, or hpcgpu launch --launcher mpirun"
+            "SLURM_JOB_ID nor PBS_JOBID is set): begin one (salloc, qsub -I), or submit jobscripts/slurm.sbatch or "
+            "jobscripts/pbs.sh. For workers on this machine: hpcgpu run, or hpcgpu launch --launcher mpirun"
         )
 
 
