@@ -174,7 +174,7 @@ def test_scaler_reconnects_after_a_bad_message(log: pytest.LogCaptureFixture) ->
         await when(lambda: fleet.controls)
         await steering.started()
         assert steering.given_up is None
-        assert fleet.wanted == 4
+        assert fleet.target == 4
         steering.stop()
 
     run(body)
