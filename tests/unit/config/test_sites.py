@@ -106,16 +106,9 @@ def test_a_job_that_joins_an_elastic_cluster(name: str) -> None:
     text = script(site, asked(site, {"shape": "elastic"}), member=True)
     golden(DATA / "sites" / name / "elastic.sh", head(text))
     given = {"site": name, "account": "a", "walltime": "00:15:00", "gpus": 1}
-    printed = read_job(given, "keyword {name}").script  # as the command prints it
-    assert all(directive in printed for directive in site.defaults.get("job_extra_directives", ()))
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_the_command_prints_the_jobs_script(name: str) -> None:
-    given = {"site": name, "account": "a", "walltime": "00:15:00", "gpus": 1}
     _, spec, system = read_job(given, "keyword {name}")
-    printed = system.script(spec)
-    assert all(directive in printed for directive in load(name).defaults.get("job_extra_directives", ()))
+    printed = system.script(spec)  # as the command prints it
+    assert all(directive in printed for directive in site.defaults.get("job_extra_directives", ()))
 
 
 def test_what_follows_from_the_gpus_says_where_it_comes_from() -> None:
