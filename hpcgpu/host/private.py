@@ -60,6 +60,4 @@ def expanded(path: str, setting: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ConfigError(
-            f"{setting}: {path.partition('/')[0]} is not a home of this machine; give the folder"
-        ) from None
+        raise ConfigError(f"{setting}: {path.partition('/')[0]} is no home of this machine; give the folder") from None

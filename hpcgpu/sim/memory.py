@@ -147,7 +147,7 @@ class Usage:
 
 
 def read_usage_bytes(path: str | os.PathLike[str]) -> int:
-    """Return the host memory that a simulated GPU of another process takes; 0 without one."""
+    """Return the host memory that a simulated GPU of another process takes; 0 without such a file."""
     try:
         return int.from_bytes(Path(path).read_bytes(), "little")
     except OSError:

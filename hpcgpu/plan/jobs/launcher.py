@@ -56,7 +56,8 @@ def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
         raise ConfigError(
             "hpcgpu launch starts workers in the allocation around it, but this is no allocation (neither "
             "SLURM_JOB_ID nor PBS_JOBID is set): begin one (salloc, qsub -I), or submit jobscripts/slurm.sbatch or "
-            "jobscripts/pbs.sh. For workers on this machine: hpcgpu run, or hpcgpu launch --launcher mpirun"
+            "jobscripts/pbs.sh. "
+            "For workers on this machine: hpcgpu run, or hpcgpu launch --launcher mpirun"
         )
 
 

@@ -109,7 +109,7 @@ def _is_parameter(kind: type) -> bool:
 
 
 def _why_immovable(tensor: Any) -> str:
-    """Return the property of a tensor that its numbers do not restore; "" without one."""
+    """Return the property of a tensor that its numbers do not restore; "" without such a property."""
     kind: type = type(tensor)
     is_parameter = _is_parameter(kind)
     if not is_parameter and (kind.__name__ != "Tensor" or kind.__module__ != "torch"):

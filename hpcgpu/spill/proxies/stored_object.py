@@ -56,7 +56,7 @@ class StoredObject:
             release(proxy)
 
     def length(self) -> int | None:
-        """Return the object's ``len`` from a copy below, without loading; None without a copy."""
+        """Return the object's ``len`` from a copy below, without loading; None without such a copy."""
         return self.unit.length_of(self.index)
 
     def up(self) -> Any:

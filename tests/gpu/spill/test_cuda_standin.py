@@ -170,9 +170,7 @@ def device(driver: Standin) -> Any:
     return core.Device(0)
 
 
-def test_memory_that_came_up_is_freed_when_other_streams_have_done_with_it(
-    device: Any, copies: DriverCopies, other: object
-) -> None:
+def test_memory_is_freed_when_other_streams_are_done(device: Any, copies: DriverCopies, other: object) -> None:
     buffer = device.allocate(MIB, stream=device.create_stream())
     cuda = device_of(buffer)
     assert isinstance(cuda, CudaDevice)

@@ -166,7 +166,7 @@ def test_elements_are_asked_for_by_their_array(some: set[int], others: set[int])
 
 
 @given(INDEXES, INDEXES)
-def test_what_is_cancelled_is_what_was_given_in_as_few_commands_as_are_safe(some: set[int], others: set[int]) -> None:
+def test_cancel_names_all_jobs_in_few_safe_commands(some: set[int], others: set[int]) -> None:
     (command,) = Slurm().cancel(["9", *(f"12_{i}" for i in some), *(f"13_{i}" for i in others)])
     assert command.argv[:2] == ("scancel", "9")
     assert [named(word) for word in command.argv[2:]] == [{f"12_{i}" for i in some}, {f"13_{i}" for i in others}]
@@ -190,7 +190,7 @@ def holes(indexes: set[int]) -> int:
     return sum(i - 1 not in indexes for i in indexes)
 
 
-def test_an_array_has_elements_and_is_no_larger_than_the_site_takes() -> None:
+def test_array_has_elements_up_to_the_sites_limit() -> None:
     assert all(batch.get(name).cancel([]) == () for name in SYSTEMS)
     assert Slurm().elements("12", 2) == ("12_0", "12_1")
     assert Pbs().elements("12[].a", 2) == ("12[0].a", "12[1].a")
@@ -208,7 +208,7 @@ def recorded(name: str, path: str, words: str, nth: int = 0) -> Result:
     return Result(tuple(shlex.split(record.command)), record.returncode, record.stdout, record.stderr)
 
 
-def test_elements_that_are_cancelled_before_they_start_have_ended() -> None:
+def test_array_elements_cancelled_before_start_have_ended() -> None:
     """Slurm 22.05.8 lists no trace of them; the others of their array are there."""
     path = "22.05.8/14-array-cancel.txt"
     first, other = re.findall(r"\d+", recorded("slurm", path, "squeue").argv[4])
@@ -276,7 +276,7 @@ def test_nodes_that_are_down_are_named_with_what_is_said_of_them() -> None:
     assert gang["89.login01"].hosts == ("node01", "node02")
 
 
-def test_a_lost_node_of_slurm_is_named_for_running_ended_and_waiting_jobs() -> None:
+def test_lost_node_is_named_for_jobs_in_each_state() -> None:
     """Running ones name theirs until Slurm gives the node up; of several nodes only sinfo says which; see 17."""
     path, (again, gone, both) = "22.05.8/17-node-died.txt", ("41", "42", "43")
     jobs = [Slurm().read_status(recorded("slurm", path, "squeue", nth)) for nth in range(3)]
@@ -320,7 +320,7 @@ def test_no_qdel_of_ours_is_one_that_ended_the_server(build: str) -> None:
     assert all(len(job_ids) > 1 for job_ids in deadly)
 
 
-def test_when_a_pending_job_starts_is_what_the_batch_system_expects() -> None:
+def test_expected_start_of_a_pending_job_is_the_systems() -> None:
     (before, after) = (recorded("slurm", "22.05.8/18-starts.txt", "squeue", nth) for nth in (0, 1))
     (job_id,) = Slurm().read_status(before)
     assert Slurm().read_status(before)[job_id].starts == ""
@@ -339,7 +339,7 @@ def test_when_a_pending_job_starts_is_what_the_batch_system_expects() -> None:
         ("slurm", "22.05.8/03-sbatch-limit.txt", "--hold --array=0-1 ", "AssocMaxSubmitJobLimit", False, True),
     ],
 )
-def test_an_array_that_a_site_does_not_take_is_refused_in_its_words(
+def test_refused_array_is_an_error_in_the_systems_words(
     name: str, path: str, words: str, said: str, transient: bool, over_limit: bool
 ) -> None:
     nth = -1 if "Assoc" in said else 0
@@ -523,7 +523,7 @@ def test_any_name_stands_in_one_option_or_is_refused(value: str, field: tuple[st
         assert len(words) == len(options(system.script(SPEC)))
 
 
-def test_names_come_through_sbatch_unharmed_and_wrappers_print_before_the_id() -> None:
+def test_sbatch_keeps_names_and_the_id_after_a_wrappers_output() -> None:
     """What a real sbatch made of the line that our script still has."""
     assert Slurm().read_submit(Result((), 0, "--> Verifying 1 node...OK\n\n123;cluster\n")) == "123"
     assert Pbs().read_submit(Result((), 0, "Welcome 12\n123.pbs-01.site.edu\n")) == "123.pbs-01.site.edu"

@@ -161,7 +161,7 @@ def test_a_warning_reaches_the_command_whose_exit_code_is_kept(
     assert (job.returncode, file.read_text(), wrong) == (exit_code, f"{exit_code}\n", b"")
 
 
-def test_a_warning_ends_no_prologue_and_no_command_that_does_not_know_it(tmp_path: Path) -> None:
+def test_warning_signal_ends_no_prologue_and_no_command(tmp_path: Path) -> None:
     fifo, more = tmp_path / "fifo", tmp_path / "more"
     os.mkfifo(fifo)
     os.mkfifo(more)
@@ -177,9 +177,7 @@ def test_a_warning_ends_no_prologue_and_no_command_that_does_not_know_it(tmp_pat
 
 
 @pytest.mark.parametrize("prologue", [(), ("set -euo pipefail",)], ids=["", "set -e"])
-def test_a_command_that_ends_just_when_the_warning_comes_keeps_its_exit_code(
-    prologue: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_command_that_ends_at_the_warning_keeps_its_exit_code(prologue: tuple[str, ...], tmp_path: Path) -> None:
     """Of a bash that waits itself, one in nine loses it."""
     fifo, more = tmp_path / "fifo", tmp_path / "more"
     os.mkfifo(fifo)
@@ -206,7 +204,7 @@ def test_each_element_leaves_an_exit_code_of_its_own(name: str, variable: str, t
     assert not file.exists()
 
 
-def test_a_command_has_the_standard_input_and_does_not_eat_the_script(tmp_path: Path) -> None:
+def test_command_reads_stdin_and_not_the_script(tmp_path: Path) -> None:
     spec = JobSpec(name="x", argv=("bash", "-c", "cat > /dev/null; exit 3"), exit_file=str(tmp_path / "exit"))
     assert bash(batch.get("slurm").script(spec)).returncode == 3
     script = batch.get("slurm").script(JobSpec(name="x", argv=("cat",), exit_file=str(tmp_path / "exit")))
@@ -214,7 +212,7 @@ def test_a_command_has_the_standard_input_and_does_not_eat_the_script(tmp_path: 
     assert done.stdout == b"given"
 
 
-def test_options_end_before_the_first_command_and_pbs_changes_the_folder(tmp_path: Path) -> None:
+def test_options_end_before_commands_and_pbs_changes_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
     script = f"export PBS_O_WORKDIR='{folder}'\n{batch.get('pbs').script(JobSpec(name='x', argv=('pwd',)))}"

@@ -102,7 +102,7 @@ def test_an_option_that_would_do_nothing_is_a_usage_error(script: str, words: li
     assert said in done.stderr
 
 
-def test_a_setting_for_jobs_that_stands_in_the_environment_disturbs_no_run(script: str) -> None:
+def test_job_setting_in_the_environment_disturbs_no_run(script: str) -> None:
     done = hpcgpu("run", "--python", "/none/python", script, HPCGPU_QUEUE="gpu", HPCGPU_NODES="3")
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
 

@@ -246,7 +246,7 @@ ANYTHING = st.recursive(
 
 
 @draw(st.sampled_from(options()), ANYTHING)
-def test_a_value_is_read_or_refused_and_reading_it_again_changes_nothing(option: object, value: object) -> None:
+def test_value_is_refused_or_reading_it_again_changes_nothing(option: object, value: object) -> None:
     try:
         found = read_value(option, value, "here")
     except ConfigError:
@@ -255,7 +255,7 @@ def test_a_value_is_read_or_refused_and_reading_it_again_changes_nothing(option:
         assert read_value(option, found, "here") == found
 
 
-def test_a_number_that_should_be_text_gets_quotes_and_a_path_is_text() -> None:
+def test_number_for_a_text_option_gets_quotes_and_a_path_is_text() -> None:
     assert "(in quotes: '12345')" in fails({"account": 12345})
     assert read_settings({"log_directory": PurePosixPath("/a b")}).log_directory == "/a b"
 

@@ -87,7 +87,7 @@ def test_read_render_is_the_same(given: dict[str, object], shape: str, script: l
 TERMS = {"workers_per_gpu": 1, "cpu_workers": 0, "rendezvous": "mpi", "death_timeout_s": 60.0}
 
 
-def test_only_what_is_not_default_is_written_or_what_every_rank_reads() -> None:
+def test_document_has_changed_and_bootstrap_settings_only() -> None:
     a = RunDocument(read_settings({"nodes": 2, "queue": "q", "env": {"A": "1", "B": "2"}}))
     b = RunDocument(read_settings({"env": {"B": "2", "A": "1"}, "queue": "q", "nodes": 2}))
     assert document.render(a) == document.render(b)

@@ -86,7 +86,7 @@ def test_what_would_do_nothing_is_refused_with_what_takes_it(entry_point: str, n
     assert [d for words in named for d in words if d and name not in unused(d, in_job=False)]
 
 
-def test_what_asks_for_nothing_and_what_stands_elsewhere_is_no_error() -> None:
+def test_option_without_effect_from_elsewhere_is_no_error() -> None:
     for given, environ in (({"nodes": 1, "shape": "gang"}, {}), ({}, {"HPCGPU_QUEUE": "gpu", "HPCGPU_NODES": "3"})):
         settings = read_settings(given, environ=environ)
         check_entry_point(RUN, settings, given, in_job=False)

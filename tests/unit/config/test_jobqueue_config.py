@@ -68,7 +68,7 @@ def test_it_stands_below_hpcgpus_own_section_and_above_the_site() -> None:
     assert read(SECTION, site=site).job_extra_directives == ("--exclusive", "--constraint=a100")
 
 
-def test_cores_of_a_job_are_divided_and_a_wrong_value_has_its_place() -> None:
+def test_jobqueue_cores_are_divided_and_errors_have_a_place() -> None:
     assert read({"cores": 30}, {"gpus": "sim:4"}).cores_per_gpu == 7
     assert read({"cores": 2}, {"gpus_per_node": 4}).cores_per_gpu == 1
     assert read({"cores": 30, "job-cpu": 8}, {"gpus_per_node": 4}).cores_per_gpu == 2
@@ -136,7 +136,7 @@ def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
-def test_submission_reads_its_own_system_and_says_once_what_it_ignores(home: Path, first: str) -> None:
+def test_submission_reads_its_section_and_logs_ignored_keys_once(home: Path, first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
     code = first + "from hpcgpu.deploy.jobs.job_plan import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
     done = python(

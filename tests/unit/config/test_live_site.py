@@ -83,7 +83,7 @@ def test_live_limits_count_above_and_below_those_of_the_file() -> None:
         check_submission(asked(now, walltime="13h"), now)
 
 
-def test_what_follows_from_the_nodes_follows_from_those_that_are_there() -> None:
+def test_settings_follow_from_the_nodes_that_exist() -> None:
     _, now, _ = live(AS_WRITTEN.replace(":4", ":8").replace("64", "32").replace("512000", "409600"))
     found = asked(now, gpus=16)
     assert (found.nodes, found.gpus_per_node, found.cores_per_gpu, found.memory_bytes) == (2, 8, 4, 400 << 30)
@@ -97,7 +97,7 @@ def test_limits_by_size_are_cut_at_the_queues_own() -> None:
     assert said(AS_WRITTEN.replace("1-00", "2-00"), file, nodes=4, walltime="30h") == []
 
 
-def test_of_another_queue_nobody_hears_and_a_qos_is_none_of_sinfos() -> None:
+def test_only_the_jobs_queue_is_compared_and_a_qos_is_no_queue() -> None:
     other = "other|other|9|0:30:00|1-8|64|512000|gpu:a100:4"
     assert said(f"{AS_WRITTEN}\n{other}") == []
     assert len(said(f"{AS_WRITTEN}\n{other}", queue="other")) == 1

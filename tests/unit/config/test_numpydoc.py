@@ -13,7 +13,7 @@ from hpcgpu.model.settings import options, user_name
 
 
 @pytest.mark.parametrize("name", ["SLURMGPUCluster", "PBSGPUCluster", "LocalGPUCluster", "GPURunner"])
-def test_a_class_shows_every_option_that_it_takes_with_its_default(name: str) -> None:
+def test_signature_shows_every_option_with_its_default(name: str) -> None:
     cls = getattr(hpcgpu, name)
     refused = unused(name)
     taken = [f for f in options() if user_name(f) not in refused]

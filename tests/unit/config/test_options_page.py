@@ -42,7 +42,7 @@ def section(name: str) -> str:
     return PAGE.read_text().partition(f"### `{name}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
 
 
-def test_the_page_agrees_with_the_pages_for_those_who_come_from_elsewhere() -> None:
+def test_options_page_agrees_with_the_coming_from_pages() -> None:
     """A row with an option of ours: the option names each keyword of the row."""
     ours = {user_name(f) for f in options()}
     for page in ("dask-cuda", "dask-jobqueue", "dask-mpi"):

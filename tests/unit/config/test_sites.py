@@ -133,7 +133,7 @@ def test_what_follows_from_the_gpus_says_where_it_comes_from() -> None:
     assert read_settings({"gpus": 2}, site=load("leonardo")).memory_bytes is None
 
 
-def test_a_part_of_a_shared_node_is_in_proportion_to_what_is_documented_of_it() -> None:
+def test_part_of_a_shared_node_is_proportional_to_the_site_file() -> None:
     settings = asked(load("delta"), {"gpus": 1})
     assert (settings.cores_per_gpu, settings.memory_bytes) == (16, 256 * 10**9 * 7 // 8 // 4)
     assert re.fullmatch(
@@ -488,7 +488,7 @@ ADDED = (
         *((LEAST + text, said) for text, said in ADDED),
     ],
 )
-def test_a_wrong_file_is_named_with_the_line_and_the_path_to_the_value(text: str, said: str) -> None:
+def test_wrong_site_file_is_named_with_line_and_path_of_value(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_site(text, "sites/x.yaml")
     assert str(caught.value).startswith("sites/x.yaml")

@@ -138,7 +138,7 @@ def test_a_whole_report_is_read_by_our_own_parsers(whole: Path, report: Path | N
     check_whole(report.parent if report else whole)
 
 
-def test_what_a_report_says_of_jobs_is_what_the_batch_system_said(whole: Path) -> None:
+def test_report_has_the_batch_systems_answers_about_jobs(whole: Path) -> None:
     assert json.loads((whole / "jobs.json").read_text())["12"]["state"] == "pending"
     answers = (whole / "batch.txt").read_text()
     assert "12|PENDING|0|N/A||Resources|" in answers

@@ -82,7 +82,7 @@ def test_other_objects_record_keeps_the_head_job(questions: Callable[[], list[st
         fleet = Fleet(jobs, JobSpec(name="x", argv=("true",)), 1)
         await fleet.take(None, controls=True)
         await fleet.scale(0)
-        assert fleet.wanted == 0
+        assert fleet.target == 0
         assert fleet.members == ()
         assert jobs.table.ids == [HEAD]
         fleet.stop()

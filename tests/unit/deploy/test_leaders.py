@@ -25,7 +25,7 @@ class Told:
         return bool(self.all) and self.all[-1] == {"op": "leaders", "working": working, "died": died}
 
 
-def test_the_last_leader_that_has_no_workers_any_more_is_told_with_how_they_ended() -> None:
+def test_end_of_the_last_workers_is_told_with_their_ends() -> None:
     async def body() -> None:
         told = Told()
         leaders = LeaderConnections(told)

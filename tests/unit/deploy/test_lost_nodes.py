@@ -73,7 +73,7 @@ def test_head_job_shows_its_lost_node(turn: Turn) -> None:
     asyncio.run(look())
 
 
-def test_of_a_job_that_leaves_its_other_nodes_the_lost_one_is_named(turn: Turn) -> None:
+def test_lost_node_of_a_job_that_keeps_the_others_is_named(turn: Turn) -> None:
     turn(DOWN)
     listed = {"1": JobStatus(JobState.RUNNING, "COMPLETING", trouble="in state COMPLETING")}
     before = {"1": ("node3", "node4")}

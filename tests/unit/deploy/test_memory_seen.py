@@ -218,7 +218,7 @@ print(is_mapped())
 """
 
 
-def test_a_variable_of_glibc_is_applied_if_it_is_a_number_and_has_changed() -> None:
+def test_glibc_variable_is_applied_if_changed_and_a_number() -> None:
     done = subprocess.run([sys.executable, "-c", MALLOPT], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True", "False"]
 
@@ -297,7 +297,7 @@ def counters(down: int = 0, disk: int = 0) -> dict[str, Count]:
 TIERS = {"device": 5 * MIB, "host": 2 * MIB, "disk": 0}
 
 
-def test_the_log_has_a_line_when_spilling_begins_and_one_when_it_has_ended() -> None:
+def test_log_has_a_line_at_the_start_and_end_of_spilling() -> None:
     log = SpillLog(quiet_s=10)
     assert log.note(TIERS, counters(), 0.0) is None
     assert log.wait_s(0.0) is None

@@ -51,7 +51,7 @@ def test_ucx_that_is_not_installed_is_said_by_the_commands(command: list[str]) -
 
 
 @pytest.mark.usefixtures("without")
-def test_ucx_that_is_not_installed_is_said_by_who_meets_a_cluster_that_speaks_it() -> None:
+def test_missing_ucx_is_an_error_at_a_cluster_with_ucx() -> None:
     protocols.prepare("tls://10.0.0.1:1")
     with pytest.raises(LaunchError, match=r"ucx://10.0.0.1:1 needs distributed-ucxx"):
         protocols.prepare("ucx://10.0.0.1:1")

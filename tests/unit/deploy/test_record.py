@@ -142,7 +142,7 @@ def test_find_run_by_name_folder_and_job_id(tmp_path: Path, job_id: str) -> None
         assert runs.find(tmp_path, name) == record.Run(folder, written)
 
 
-def test_several_of_a_name_and_none_are_errors_that_list_what_there_is(tmp_path: Path) -> None:
+def test_ambiguous_or_unknown_run_name_lists_the_runs(tmp_path: Path) -> None:
     assert record.runs(tmp_path / "none", pytest.fail) == ()
     with pytest.raises(ConfigError, match=r"there is no run 'mine'; there are: none \(searched in"):
         runs.find(tmp_path, "mine")

@@ -96,7 +96,7 @@ def test_a_fraction_is_of_the_workers_own_gpu(fraction: float, size: int) -> Non
         ({"rmm_async": "maybe"}, "neither true nor false"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_starts(given: dict[str, object], says: str) -> None:
+def test_conflicting_rmm_options_are_refused_before_the_start(given: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         read_settings(given)
     assert "set by" in str(caught.value)
@@ -284,7 +284,7 @@ def test_rmm_and_cupy_evict_as_soon_as_user_code_imports_them(tmp_path: Path) ->
     assert lines[:3] == ["False", "('cuda', False)", "_allocate_or_evict ('pool',)"]
 
 
-def test_an_rmm_that_fails_and_that_nobody_asked_for_stops_no_worker(tmp_path: Path) -> None:
+def test_failing_rmm_without_an_option_stops_no_worker(tmp_path: Path) -> None:
     failing = (
         FAKE_RMM.replace("lambda: mr.current", "lambda: mr.no_driver()")
         + """

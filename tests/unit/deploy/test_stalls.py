@@ -13,7 +13,7 @@ from hpcgpu.deploy.processes.stalls import TROUBLE, StallDetector
 from hpcgpu.errors import JobError
 
 
-def test_workers_that_have_all_paused_are_an_error_once_and_their_tasks_go_on_when_they_do() -> None:
+def test_all_workers_paused_is_one_error_and_tasks_go_on_later() -> None:
     async def main() -> None:
         said: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         async with (
@@ -47,7 +47,7 @@ def test_workers_that_have_all_paused_are_an_error_once_and_their_tasks_go_on_wh
     asyncio.run(main())
 
 
-def test_tasks_without_a_worker_are_an_error_where_none_comes_and_wait_where_one_may() -> None:
+def test_tasks_without_a_worker_fail_only_if_none_can_come() -> None:
     async def main() -> None:
         said: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         asked, none_come = 0, False

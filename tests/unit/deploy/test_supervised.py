@@ -174,7 +174,7 @@ def test_scaler_reconnects_after_a_bad_message(log: pytest.LogCaptureFixture) ->
         await when(lambda: fleet.controls)
         await steering.started()
         assert steering.given_up is None
-        assert fleet.wanted == 4
+        assert fleet.target == 4
         steering.stop()
 
     run(body)
@@ -315,7 +315,7 @@ def test_who_cannot_give_signs_of_life_is_told_once_and_why(log: pytest.LogCaptu
     assert lost == ["not understood"]
 
 
-def test_the_lease_from_before_the_submission_is_renewed_whatever_is_raised(log: pytest.LogCaptureFixture) -> None:
+def test_lease_before_submission_is_renewed_after_any_error(log: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         loop = keep_touched(Path("/tmp/with\0nul"), 0.1)
         await when(lambda: failures(log))
@@ -327,7 +327,7 @@ def test_the_lease_from_before_the_submission_is_renewed_whatever_is_raised(log:
     assert "embedded null " in said  # byte; from Python 3.13 on: character
 
 
-def test_the_lease_from_before_the_submission_ends_with_its_folder(tmp_path: Path) -> None:
+def test_lease_before_submission_ends_with_its_folder(tmp_path: Path) -> None:
     async def body() -> None:
         touch(tmp_path)
         loop = keep_touched(tmp_path, 0.1)
@@ -340,7 +340,7 @@ def test_the_lease_from_before_the_submission_ends_with_its_folder(tmp_path: Pat
 
 
 @pytest.mark.parametrize("part", ["send", "woken"])
-def test_a_silent_client_ends_the_job_also_after_a_look_that_raised(part: str, log: pytest.LogCaptureFixture) -> None:
+def test_silent_client_ends_the_job_after_a_failed_check(part: str, log: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         sends = Flaky(RuntimeError("no"), times=part == "send")
         lease = LeaseServer(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
@@ -447,7 +447,7 @@ asyncio.run(main())
     assert "the end of the worker failed: TypeError" in ended.stderr
 
 
-def test_a_worker_that_lost_data_and_cannot_hand_over_the_rest_closes(log: pytest.LogCaptureFixture) -> None:
+def test_worker_that_lost_data_closes_if_hand_over_fails(log: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         closed = asyncio.Event()
 
@@ -467,7 +467,7 @@ def test_a_worker_that_lost_data_and_cannot_hand_over_the_rest_closes(log: pytes
     assert "the worker's data could not be handed over" in failures(log)
 
 
-def test_the_look_at_a_workers_memory_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFixture) -> None:
+def test_memory_check_goes_on_and_logs_its_failure_once(log: pytest.LogCaptureFixture) -> None:
     simulated = Flaky(ValueError("no number"), times=3, answer=0)
     nanny = SimpleNamespace(
         nthreads=1, periodic_callbacks={}, process=SimpleNamespace(process=ProcessHandle(os.getpid()))

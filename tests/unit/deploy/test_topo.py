@@ -100,7 +100,7 @@ def test_a_plan_does_not_depend_on_gpus_that_cannot_run(folder: Path, name: str,
         assert all(g.can_run for g in beside.facts.topology.gpus)
 
 
-def test_a_plan_of_nccls_file_does_not_depend_on_gpus_that_cannot_run(folder: Path) -> None:
+def test_plan_of_an_nccl_file_ignores_gpus_that_cannot_run(folder: Path) -> None:
     text = text_of("nccl/oci-h100")
     decoys = "".join(
         f'<pci busid="0000:0{i}:1f.7" class="{klass}" vendor="{vendor}"/>'
@@ -163,7 +163,7 @@ def test_a_file_is_planned_as_its_machine_with_the_same_grant(
 
 
 @pytest.mark.parametrize("pus_granted", ["0-7", "16-23,144-151", "64-127", "0,40,72,104"])
-def test_a_file_that_was_cut_to_the_grant_is_planned_as_the_whole_machine_is(folder: Path, pus_granted: str) -> None:
+def test_file_cut_to_the_grant_is_planned_as_the_machine(folder: Path, pus_granted: str) -> None:
     """Without --disallowed objects without a granted PU lose all of theirs; GPUs are where their nodeset says."""
     topology, allowed = machine("turin-4gpu-nvml"), CpuSet.parse(pus_granted)
     cut = lstopo("-i", "-", "--if", "xml", "--restrict", mask(allowed), "--of", "xml", stdin=text_of("turin-4gpu-nvml"))
@@ -179,7 +179,7 @@ def test_a_file_that_was_cut_to_the_grant_is_planned_as_the_whole_machine_is(fol
         assert not any("nobody knows" in reason for reason in a.reasons)
 
 
-def test_pus_that_were_not_granted_are_refused_and_a_grant_of_none_too(folder: Path) -> None:
+def test_pus_outside_the_grant_and_an_empty_grant_are_errors(folder: Path) -> None:
     text = granted(text_of("turin-4gpu-nvml"), range(8))
     with pytest.raises(ConfigError, match=r"names PUs 8-9; there are PUs 0-7"):
         planned(folder, text, cpuset="6-9")

@@ -52,7 +52,7 @@ def test_a_nodes_addresses_are_those_on_which_somebody_listens(
 
 
 @pytest.mark.usefixtures("node")
-def test_an_interface_that_is_not_there_or_has_no_such_address_is_said() -> None:
+def test_missing_interface_or_address_is_an_error() -> None:
     with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
         reachable_addresses(ALL, "hsn0")
     with pytest.raises(LaunchError, match="no interface of this node has an address"):
@@ -64,7 +64,7 @@ def test_an_interface_that_is_not_there_or_has_no_such_address_is_said() -> None
         local_address("hsn0")
 
 
-def test_workers_come_to_a_scheduler_by_each_address_on_which_it_listens() -> None:
+def test_workers_reach_a_scheduler_by_each_of_its_addresses() -> None:
     async def join() -> dict[str, str]:
         async with Scheduler(host="", port=0, protocol="tcp", dashboard_address="127.0.0.1:0") as scheduler:
             loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}

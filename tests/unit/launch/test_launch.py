@@ -114,7 +114,7 @@ def test_in_a_slurm_job_srun_speaks_what_the_library_speaks(
     assert launch.env == ((("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ())
 
 
-def test_mpirun_starts_ranks_without_srun_and_one_process_needs_none() -> None:
+def test_mpirun_starts_ranks_without_srun() -> None:
     found = replace(WHEEL, mpi_types=("none", "pmi2"), library=OPENMPI_4)  # not the library's type
     assert plan(SLURM, found).argv[0] == "/opt/mpirun"
     assert "--mpi=none" in plan(SLURM, LauncherFacts(), rendezvous="file").argv

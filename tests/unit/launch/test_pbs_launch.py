@@ -49,7 +49,7 @@ def test_the_order_is_the_sites_own_then_pals_then_mpirun() -> None:
     assert plan_launch(RANK, Settings(rendezvous="file"), PBS, found, TWO).argv[0] == PALS.pals
 
 
-def test_other_nodes_are_reached_by_pbs_and_get_what_the_script_has_set() -> None:
+def test_pbs_reaches_other_nodes_with_the_scripts_variables() -> None:
     launch = plan_launch(RANK, Settings(), PBS, OPENMPI, TWO)
     assert " --bind-to none --host node0001:4,node0002:4 -x FOO -x PATH -n 9 " in " ".join(launch.argv)
     assert dict(launch.env)["PRTE_MCA_plm_ssh_agent"] == "/x/ssh"

@@ -31,7 +31,7 @@ def test_after_a_calm_the_next_failure_is_the_first_one_again() -> None:
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=200))
-def test_a_wait_is_between_the_shortest_and_the_longest_whenever_it_fails(times: list[float]) -> None:
+def test_wait_after_any_failures_is_within_its_bounds(times: list[float]) -> None:
     backoff = Backoff(first_s=0.5, longest_s=30.0)
     for now_s in sorted(times):
         backoff = backoff.failed("full", now_s)

@@ -78,7 +78,7 @@ def test_every_core_gpu_port_and_memory_is_there_once(name: str) -> None:
     assert not [k for e in ET.fromstring(svg).iter() for k in e.attrib if "href" in k or k == "style" or k[:2] == "on"]
 
 
-def test_a_workers_cores_and_gpu_have_its_colour_and_its_port_a_tag_of_it() -> None:
+def test_picture_cores_and_gpu_have_the_workers_colour() -> None:
     topology = machine("turin-4gpu-nvml")
     bindings = planned(topology)
     svg = render_svg(topology, bindings)
@@ -154,7 +154,7 @@ def test_other_memory_stands_beside_its_cores_or_in_its_package() -> None:
     assert words(second.find(f"{SVG}g[@class='memory']")) == ["NUMA node 255 · ? GiB", "GPU memory"]
 
 
-def test_simulated_gpus_are_on_their_nodes_and_slices_have_a_profile() -> None:
+def test_picture_places_simulated_gpus_and_names_slices() -> None:
     topology = machine("test-topo")
     nodes = groups(render_svg(topology, planned(topology)), "node")
     assert [[w for w in words(n) if w.startswith("GPU")] for n in nodes] == [[f"GPU {i} · simulated"] for i in range(4)]

@@ -71,7 +71,7 @@ def test_infiniband_before_roce_even_when_roce_is_nearer() -> None:
     assert "mlx5_an0 is nearest but it is roce beside infiniband → mlx5_ib0" in binding.reasons
 
 
-def test_slow_and_virtual_ports_are_used_only_where_there_is_nothing_else() -> None:
+def test_slow_and_virtual_ports_are_the_last_choice() -> None:
     nics = tuple(Nic(f"mlx5_{i}", f"0000:0{i}:00.0", rate_gbps=r, numa_node=0) for i, r in enumerate((25.0, 200.0)))
     ports = Ports(replace(SMALL, nics=nics))
     assert [n.name for n in ports.usable] == ["mlx5_1"]
@@ -194,7 +194,7 @@ def test_cores_reserved_and_counted() -> None:
         plan(reserved_cores=7)
 
 
-def test_reserved_cores_are_given_up_by_all_workers_and_leave_no_stray_core() -> None:
+def test_reserved_cores_come_from_all_workers_without_a_rest() -> None:
     """Two GPUs on the middle two of four NUMA nodes: nobody keeps a core of a third node for the sake of a number."""
     nodes = tuple(NumaNode(i, CpuSet(range(6 * i, 6 * i + 6)), GIB) for i in range(4))
     topology = Topology(nodes, tuple(CpuSet([i]) for i in range(24)))

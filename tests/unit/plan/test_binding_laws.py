@@ -111,7 +111,7 @@ def test_p1_p2_p3_cores_are_granted_disjoint_and_whole(case: Case) -> None:
 
 @given(cases(), st.integers(1, 5), st.integers(1, 4), st.integers(0, 3))
 @laws(150)
-def test_workers_without_a_gpu_have_cores_of_their_own_away_from_the_gpus(
+def test_cpu_workers_have_separate_cores_away_from_the_gpus(
     case: Case, count: int, threads: int, reserved: int
 ) -> None:
     """They have their threads or a fair share, and leave the others' GPUs and ports as these are without them."""
@@ -192,7 +192,7 @@ def test_p4_memory_is_dram_that_is_allowed_and_near(case: Case, data: st.DataObj
 
 @given(cases())
 @laws(60)
-def test_memory_of_packages_with_workers_is_in_some_workers_reach(case: Case) -> None:
+def test_memory_of_a_package_with_workers_is_reachable(case: Case) -> None:
     """Half of the memory of a node with several NUMA nodes per package is on ones without a GPU."""
     assume(case.wanted.memory_policy in ("preferred-many", "bind") and len(case.topology.numa_nodes) > 1)
     packages = {n.os_index: n.package for n in case.topology.numa_nodes}

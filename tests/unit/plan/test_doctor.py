@@ -182,7 +182,7 @@ def test_what_is_not_known_was_not_looked_at_and_why(check: str) -> None:
     assert finding == Finding(check, Verdict.NOT_LOOKED_AT, "no answer in 3 s")
 
 
-def test_a_node_that_knows_less_is_named_where_the_others_are_well() -> None:
+def test_doctor_names_a_node_with_missing_facts() -> None:
     unknown = second(ucx=None, unknown={"ucx": "there is no ucx_info"})
     assert found(unknown, "UCX").verdict is Verdict.OK
     none = replace(unknown, nodes=(replace(unknown.nodes[1]), unknown.nodes[1]))
@@ -240,9 +240,7 @@ def test_ranks_that_do_not_meet_are_a_failure(launcher: f.Launcher, words: str) 
     ("granted", "words", "advice"),
     [(0, "0 of 4 GPUs (granted: 0)", "--queue"), (4, "0 of 4 GPUs (granted: 4)", "nvidia-smi")],
 )
-def test_gpus_that_were_granted_and_do_not_answer_are_told_from_those_that_were_not(
-    granted: int, words: str, advice: str
-) -> None:
+def test_doctor_tells_silent_gpus_from_gpus_not_granted(granted: int, words: str, advice: str) -> None:
     finding = found(second(gpus=(), driver="", granted_gpus=granted), "GPUs")
     assert words in finding.seen
     assert advice in finding.advice

@@ -77,7 +77,7 @@ def test_isolated_ranks_are_nodes_of_their_own() -> None:
     assert [n.ranks for n in plan_layout(facts).nodes] == [(0,), (1,), (2, 3)]
 
 
-def test_a_node_without_a_rank_and_a_world_without_gpus_are_errors() -> None:
+def test_node_without_a_rank_or_world_without_gpus_is_an_error() -> None:
     with pytest.raises(WorldError, match="the job has 3 nodes, but ranks run on 2 of them"):
         plan_layout(records([(1, 1), (1, 1)]), 3)
     with pytest.raises(WorldError, match="--simulate 4"):
@@ -118,7 +118,7 @@ def test_a_worker_starts_with_its_gpu_first_and_its_port() -> None:
     assert [s.name for _, s in later] == ["n-4", "n-5", "n-6", "n-7"]
 
 
-def test_a_worker_without_a_gpu_sees_none_and_has_its_share_of_memory() -> None:
+def test_cpu_worker_sees_no_gpu_and_has_a_share_of_memory() -> None:
     shares = plan_layout(records([(5, 2)]), 1, cpu_workers=2).nodes[0]
     specs = [s for _, s in plan_workers(Settings(cpu_workers=2), node(gpus=GPUS[::3]), shares, [SHARES, shares])]
     resources = sorted(f"{s.name} {dict(s.resources)}" for s in specs)

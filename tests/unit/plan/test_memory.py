@@ -49,7 +49,7 @@ def test_no_limit_is_exceeded_and_the_one_that_holds_is_named(
     assert found == granted or found.nbytes < granted.nbytes
 
 
-def test_what_was_asked_for_counts_where_the_batch_system_says_nothing() -> None:
+def test_requested_memory_counts_if_the_batch_system_is_silent() -> None:
     asked = Settings(memory_bytes=8 * GIB, sources={"memory": "keyword memory of PBSGPUCluster"})
     gang, own = RunDocument(settings=asked, shape="gang"), RunDocument(settings=asked)
     words = "memory=8.0 GiB (set by keyword memory of PBSGPUCluster)"

@@ -73,7 +73,7 @@ workers = st.builds(
 
 
 @given(st.text(), st.text(), st.text(), st.lists(st.tuples(*[st.text()] * 4)).map(tuple), st.lists(workers).map(tuple))
-def test_whatever_it_is_called_the_page_is_well_formed_and_bars_fit(name, state, link, jobs, workers) -> None:
+def test_notebook_page_of_any_name_is_well_formed_and_bars_fit(name, state, link, jobs, workers) -> None:
     page = Reader(cluster_page(ClusterView("SLURMGPUCluster", name, state, link, jobs, workers, 3)))
     assert all(0 <= width <= 100 for width in page.widths)
     assert "script" not in page.tags

@@ -55,7 +55,7 @@ def test_layout_has_all_workers_and_rank_0_first(nodes: int, gpus: int, ranks: s
     assert all(not node.idle for node in layout.nodes)
 
 
-def test_the_cost_is_that_of_nodes_hours_and_queue_with_the_rule_and_its_source() -> None:
+def test_cost_has_nodes_hours_queue_rule_and_source() -> None:
     assert preview.cost(planned()) == (
         "about 24 SU if it runs to its limit of 02:00:00: 3 for a node and hour times 2 in gpu (the guide, 2026-08)"
     )
@@ -86,7 +86,7 @@ def test_a_poor_request_says_what_to_write() -> None:
     assert list(preview.warnings(planned(good, settings=ucx))) == ["UCX has no transport for the network of here"]
 
 
-def test_a_plan_is_like_itself_and_its_differences_have_their_paths() -> None:
+def test_plan_equals_itself_and_differences_have_paths() -> None:
     before = json.loads(json.dumps(preview.described(planned())))
     assert preview.differences(before, before) == ()
     other = replace(planned(replace(SPEC, nodes=3, walltime_s=3600)), script="#!/bin/bash\nhpcgpu --other\n")

@@ -225,7 +225,7 @@ def test_a_drain_is_never_more_than_a_quarter_of_the_walltime() -> None:
     assert done(facts(1, up("1", 75), job("2")), short) == {"retire": ("1",)}
 
 
-def test_three_jobs_in_a_row_that_end_before_their_first_worker_stop_the_submissions() -> None:
+def test_three_jobs_without_a_worker_stop_the_submissions() -> None:
     failures, given = Failures(), []
     for name in ("1", "2", "3"):
         actions = reconcile(facts(1, job(name, FAILED), failures=failures), Policy())

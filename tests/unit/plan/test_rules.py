@@ -53,7 +53,7 @@ def on_the_right_package(topology: Topology, rule: rules.CoreRule) -> int:
     return sum(package[min(c)] == of_node[home] for c, home in zip(rule(topology), homes(topology), strict=True))
 
 
-def test_the_recorded_machines_have_their_gpus_where_the_counts_say() -> None:
+def test_recorded_machines_have_gpus_where_documented() -> None:
     assert homes(SD665) == [1, 2, 6, 7]
     assert homes(CORONA) == [1, 2, 5, 7]
     assert homes(LASSEN) == [0, 0, 8, 8]
@@ -83,7 +83,7 @@ def test_a_block_of_cores_may_hold_local_cores_behind_its_first() -> None:
     assert [len(c) for c in local] == [12, 12, 12, 12]  # of 24 PUs each
 
 
-def test_mpibind_puts_two_gpus_under_one_task_where_runs_of_nodes_hold_two() -> None:
+def test_mpibind_gives_two_gpus_to_a_task_of_uneven_nodes() -> None:
     """As mpibind does on this machine: tasks 0 and 1 one GPU each, task 2 none, task 3 two."""
     nodes = {n.os_index: n.cpuset for n in SD665.numa_nodes}
     runs = [CpuSet(nodes[i] | nodes[i + 1]) for i in (0, 2, 4, 6)]

@@ -86,7 +86,7 @@ def test_pack_and_unpack_keep_values_and_sharing(x: np.ndarray, part: slice, ord
         np.testing.assert_array_equal(a.get(), b)
 
 
-def test_what_is_written_through_one_name_shows_in_the_others_after_a_move(gpu: sim.SimGpu) -> None:
+def test_write_through_one_name_shows_in_others_after_a_move(gpu: sim.SimGpu) -> None:
     whole = gpu.asarray(np.zeros((4, 3)))
     whole, row, turned = gpu.unpack(*gpu.pack([whole, whole[1], whole.T]))
     row += 7
@@ -275,7 +275,7 @@ def address(array: sim.SimArray) -> int:
     return int(array._host.__array_interface__["data"][0])
 
 
-def test_freed_memory_is_used_again_when_nothing_shows_it_any_more() -> None:
+def test_freed_memory_is_reused_without_other_views() -> None:
     """New pages are slow; CuPy's pool uses a GPU's memory again, too."""
     device = sim.SimGpu(64 * MIB)
     x = np.arange(MIB / 8).reshape(64, -1)

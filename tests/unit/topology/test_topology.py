@@ -101,7 +101,7 @@ def test_what_is_not_hwloc_is_refused_with_its_name() -> None:
         hwloc_xml.read('<topology version="2.0"/>')
 
 
-def test_other_memory_is_no_node_and_a_machine_without_nodes_is_one() -> None:
+def test_other_memory_is_no_node_and_no_node_is_one_node() -> None:
     text = """<topology version="2.0"><object type="Machine" cpuset="0x3" nodeset="0x7">
       <object type="NUMANode" os_index="0" cpuset="0x3" nodeset="0x1" local_memory="64"/>
       <object type="NUMANode" os_index="1" cpuset="0x0" nodeset="0x2" subtype="GPUMemory" local_memory="96"/>
@@ -114,7 +114,7 @@ def test_other_memory_is_no_node_and_a_machine_without_nodes_is_one() -> None:
     assert "no PCI device" in topology.warnings[0]
 
 
-def test_a_file_without_cores_is_planned_on_the_pus_of_its_numa_nodes() -> None:
+def test_file_without_cores_uses_the_pus_of_its_numa_nodes() -> None:
     text = """<topology version="2.0"><object type="Machine" cpuset="0xf" nodeset="0x3">
       <object type="NUMANode" os_index="0" cpuset="0x3" nodeset="0x1" local_memory="64"/>
       <object type="NUMANode" os_index="1" cpuset="0xc" nodeset="0x2" local_memory="64"/></object></topology>"""
@@ -125,7 +125,7 @@ def test_a_file_without_cores_is_planned_on_the_pus_of_its_numa_nodes() -> None:
         hwloc_xml.read(text.replace('cpuset="0xf"', "").replace('cpuset="0x3"', "").replace('cpuset="0xc"', ""))
 
 
-def test_numa_nodes_that_were_left_out_leave_what_hangs_there_without_a_place() -> None:
+def test_devices_of_omitted_numa_nodes_have_no_node() -> None:
     """A job without the memory of node 1, exported without --disallowed: its GPU hangs beside that of node 0."""
     gpu = '<object type="PCIDev" pci_busid="0000:0{}:00.0" pci_type="0302 [10de:2330] [10de:1626] a1"/>'
     text = f"""<topology version="2.0">
@@ -150,7 +150,7 @@ def test_names_are_one_line_without_control_characters() -> None:
     assert topology.name == "Think System SD665-N V3"
 
 
-def test_old_infiniband_is_a_serial_bus_of_pci_and_amazons_and_ciscos_are_no_roce() -> None:
+def test_pci_classes_of_infiniband_and_of_adapters_without_roce() -> None:
     assert pci.nic_kind("0c06", "15b3", "6274") == "infiniband"  # InfiniHost III
     assert pci.nic_kind("0c06", "15b3", "634a", link_layer="Ethernet") == "roce"
     assert pci.nic_kind("0200", "1d0f", "efa1") == "efa"

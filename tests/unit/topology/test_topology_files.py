@@ -65,7 +65,7 @@ def test_functions_of_one_card_are_devices_with_port_1() -> None:
     assert {h for g, _, h, _ in topology.hops if g == "0000:0f:00.0"} == {3}
 
 
-def test_a_dump_tells_sockets_virtual_functions_and_unknown_places() -> None:
+def test_nccl_dump_has_sockets_virtual_functions_and_gaps() -> None:
     warnings = nccl_xml.read(text_of("aws-p4de-24xl-topo")).warnings  # cards without a name
     assert warnings[1].endswith("0000:10:1b.0, 0000:20:1b.0, 0000:90:1b.0, 0000:a0:1b.0")
     nics = {n.name: n for n in nccl_xml.read(text_of("nccl/dump")).nics}

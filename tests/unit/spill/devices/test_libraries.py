@@ -133,7 +133,7 @@ def test_parameters_stay_parameters(store: GpuSpillBuffer, gpu: fake.Gpu, requir
     assert store["leaf"].requires_grad == requires_grad
 
 
-def test_torchs_cache_is_given_to_others_though_no_tensor_is_stored(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:
+def test_torchs_cache_is_freed_without_stored_tensors(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:
     for n in range(4):
         store[n] = buffer(n)
     gpu.kept_bytes = gpu.memory_bytes - gpu.used_bytes  # a model's
@@ -207,7 +207,7 @@ def test_without_a_driver_an_object_counts_and_is_named(
     assert store["stays"][0] is stays
 
 
-def test_a_peer_gets_what_cannot_be_moved_as_its_library_pickles_it(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:
+def test_peer_gets_immovable_arrays_by_their_librarys_pickle(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:
     del gpu
     stays = fake.Pickled(5)
     store["mixed"] = [tensor(2), stays, np.zeros(3), stays]

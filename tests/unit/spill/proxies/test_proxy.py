@@ -184,7 +184,7 @@ def test_containers_are_read_and_written_in_the_store() -> None:
     assert np.asarray(q).tolist() == [0, 1, 2, 3]
 
 
-def test_what_cannot_be_written_to_in_place_is_replaced_as_in_python() -> None:
+def test_operator_without_in_place_form_replaces_the_object() -> None:
     stored = Stored((1, 2))
     p = stored.proxy()
     q = p
@@ -592,7 +592,7 @@ print("known")
 """
 
 
-def test_dask_knows_a_proxy_that_was_made_before_dask_was_imported() -> None:
+def test_dask_handles_a_proxy_made_before_its_import() -> None:
     """In a client, where no store and no worker has registered anything."""
     pytest.importorskip("pyarrow", reason="dask.dataframe needs it")
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=scaled(120))

@@ -40,7 +40,7 @@ def copy_of(instructions: tuple[Instruction, ...]) -> Copy:
     return copy
 
 
-def test_what_is_above_the_limit_goes_down_the_longest_unused_first() -> None:
+def test_units_above_the_limit_go_down_least_recent_first() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
     assert state.set("a", (a,)) == ()
     copy = copy_of(state.set("b", (b,)))
@@ -49,7 +49,7 @@ def test_what_is_above_the_limit_goes_down_the_longest_unused_first() -> None:
     assert state.accounting.bytes == {DEVICE: 6, HOST: 6}
 
 
-def test_units_that_are_on_their_way_down_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_on_their_way_down_are_not_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values are set faster than they are copied: each event would look at all that are under way."""
     looked_at: list[Unit] = []
     may_go = Accounting.may_go
@@ -64,7 +64,7 @@ def test_units_that_are_on_their_way_down_are_not_looked_at_again(monkeypatch: p
     assert state.accounting.bytes == {DEVICE: 500 - len(copies), HOST: len(copies)}
 
 
-def test_a_reader_of_what_is_going_down_waits_for_nothing_and_the_copy_is_kept() -> None:
+def test_reader_of_a_unit_going_down_does_not_wait() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
     state.set("a", (a,))
     down = copy_of(state.set("b", (b,)))
@@ -82,7 +82,7 @@ def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
     assert state.release(reader) == (Drop(a, DEVICE, may_be_read=True),)
 
 
-def test_a_peer_gets_host_bytes_and_nothing_goes_through_the_device() -> None:
+def test_peer_gets_host_bytes_without_the_device() -> None:
     state, (a,) = SpillState({DEVICE: 5, HOST: 5}), units(6)
     state.moved(copy_of(state.moved(copy_of(state.set("a", (a,))))))
     assert a.tier == DISK
@@ -114,7 +114,7 @@ def test_what_cannot_be_pickled_stays_for_good() -> None:
     assert state.tick() == () and not state.is_stuck
 
 
-def test_the_limit_of_the_disk_holds_and_is_said_and_copies_make_way() -> None:
+def test_disk_limit_holds_is_logged_and_copies_make_room() -> None:
     store, (a, b) = Instant({HOST: 10, DISK: 6}), units(6, 6, top=HOST)
     store.set(a, b)
     assert (a.tier, b.tier) == (DISK, HOST)
@@ -126,7 +126,7 @@ def test_the_limit_of_the_disk_holds_and_is_said_and_copies_make_way() -> None:
     assert [(say.event, say.error) for say in store.told if isinstance(say, Say)] == [("stays", None)]
 
 
-def test_who_cannot_read_back_is_failed_and_the_worker_leaves_once() -> None:
+def test_failed_read_back_fails_readers_and_worker_leaves_once() -> None:
     state, (a,) = SpillState({HOST: 5}), units(6, top=HOST)
     state.moved(copy_of(state.set("a", (a,))))
     lost, first, second = OSError("Input/output error"), Ticket((a,)), Ticket((a,))
@@ -154,7 +154,7 @@ def test_an_allocation_fails_when_nothing_can_go() -> None:
     assert state.alloc_failed(room) == (Fail(room, None),)
 
 
-def test_shrinking_gives_back_what_is_kept_then_moves_data_then_gives_back_again() -> None:
+def test_shrinking_frees_idle_memory_then_moves_data() -> None:
     state, (a, b) = SpillState({HOST: 100}), units(6, 6, top=HOST)
     state.set("a", (a,))
     state.set("b", (b,))
@@ -203,7 +203,7 @@ def test_only_the_next_few_tasks_are_looked_at_in_their_order() -> None:
     assert order == [0, 5, 4, 3]  # four fit below the limit
 
 
-def test_what_no_key_names_cannot_be_needed_and_no_copy_ends_twice() -> None:
+def test_unit_without_a_key_is_not_needed_and_copies_end_once() -> None:
     state, (a,) = SpillState({DEVICE: 5}), units(6)
     with pytest.raises(ValueError, match="no key names"):
         state.need(Ticket((a,)))

@@ -430,9 +430,7 @@ def test_under_pressure_idle_memory_goes_before_data_does(idle_store: GpuSpillBu
     assert (idle_store.idle_bytes, idle_store.tiers["host"]) == (0, 0)
 
 
-def test_of_buffers_that_nobody_uses_an_eighth_of_the_host_tier_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the tier counts, with what it does not, would be twice its limit."""
     monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
     store = GpuSpillBuffer(0, 100 * MIB, str(tmp_path))
@@ -468,7 +466,7 @@ def test_one_request_brings_the_process_down_to_its_target(stored: NewStore, sta
     assert store.tiers["disk"] == on_disk
 
 
-def test_what_goes_to_disk_under_pressure_leaves_no_buffers_behind(idle_store: GpuSpillBuffer) -> None:
+def test_moves_to_disk_under_pressure_leave_no_buffers(idle_store: GpuSpillBuffer) -> None:
     """Else the process would be as big as before, and more would go to disk, and more."""
     store = idle_store
     store.trim()
@@ -486,7 +484,7 @@ def test_what_goes_to_disk_under_pressure_leaves_no_buffers_behind(idle_store: G
     assert [int(store[i][-1]) for i in range(5)] == list(range(5))
 
 
-def test_a_kernel_that_is_short_of_memory_gets_idle_memory_and_no_data_moves(idle_store: GpuSpillBuffer) -> None:
+def test_kernel_short_of_memory_gets_idle_memory_only(idle_store: GpuSpillBuffer) -> None:
     short, looked = threading.Event(), threading.Semaphore(0)
 
     def is_short() -> bool:

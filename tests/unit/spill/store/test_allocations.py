@@ -45,7 +45,7 @@ def held(call: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_an_allocation_that_gets_room_by_a_delete_leaves_no_copy_behind(store: GpuSpillBuffer, gpu: HeldGpu) -> None:
+def test_allocation_with_room_by_a_delete_leaves_no_copy(store: GpuSpillBuffer, gpu: HeldGpu) -> None:
     allocated, ends = threading.Event(), threading.Event()
 
     def task() -> None:
@@ -115,7 +115,7 @@ def test_an_allocation_that_is_interrupted_leaves_no_copy_behind(
         ends.set()
 
 
-def test_copies_up_that_an_interrupted_allocation_has_set_aside_are_not_lost(
+def test_interrupted_allocation_loses_no_copy_up(
     store: GpuSpillBuffer, gpu: HeldGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> Any:

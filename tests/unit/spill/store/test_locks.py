@@ -25,7 +25,7 @@ def stores(stored: NewStore) -> tuple[GpuSpillBuffer, GpuSpillBuffer]:
     return stored(64 * KIB, 1024 * KIB, jit_unspill=True), stored(64 * KIB, 1024 * KIB, jit_unspill=True)
 
 
-def test_a_proxy_whose_object_moves_can_be_stored_in_another_value(stores: Any) -> None:
+def test_proxy_of_a_moving_object_can_be_stored(stores: Any) -> None:
     gpu, (store, _) = SlowGpu(1024 * KIB), stores
     store["a"] = [gpu.asarray(np.full(40 * KIB, 1, "u1"))]
     (p,) = store["a"]
@@ -40,7 +40,7 @@ def test_a_proxy_whose_object_moves_can_be_stored_in_another_value(stores: Any) 
     assert [int(store[key][0].get()[0]) for key in "abc"] == [1, 1, 2]
 
 
-def test_proxies_of_one_store_in_another_while_an_allocation_asks_both(stores: Any) -> None:
+def test_proxies_across_stores_while_an_allocation_evicts_both(stores: Any) -> None:
     """Each store's thread copies, each store is asked for room, and each reads from the other."""
     gpu, (ours, theirs) = SlowGpu(256 * KIB), stores
     for i in range(6):
@@ -183,7 +183,7 @@ def test_what_a_generator_uses_is_given_back_later(stores: Any, gpu: SimGpu) -> 
 
 
 @pytest.mark.parametrize("lock", [lambda store: store.disk._slabs._lock, lambda store: store.disk._segments._lock])
-def test_nor_is_a_value_lost_that_a_del_reads_under_a_lock_of_the_disk(
+def test_value_that_a_del_reads_under_the_disks_lock_is_kept(
     stored: NewStore, lock: Callable[[GpuSpillBuffer], Any]
 ) -> None:
     store = stored(0, 64 * KIB, target=1.0)

@@ -92,7 +92,7 @@ def test_methods_of_an_object_have_real_arrays(store: GpuSpillBuffer) -> None:
     assert all(is_proxy(store["list", n][0]) == store.jit_unspill for n in range(8))
 
 
-def test_names_of_one_array_in_several_objects_are_one_allocation(store: GpuSpillBuffer) -> None:
+def test_one_array_in_several_objects_is_one_allocation(store: GpuSpillBuffer) -> None:
     gpu = SimGpu(9 * EACH)
     array = gpu.asarray(np.arange(EACH // 8, dtype="f8"))
     store["a"], store["b"] = Model(array), OrderedDict(x=array[::2], y=[array])

@@ -296,7 +296,7 @@ print(store.tiers["disk"] > 0, store["x"].sum(), len(os.listdir(sys.argv[1])))
 """
 
 
-def test_a_forked_child_removes_nothing_and_the_end_of_the_interpreter_all(tmp_path: Path) -> None:
+def test_only_the_parents_end_removes_the_spill_folder(tmp_path: Path) -> None:
     argv = [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
     assert (done.stdout, done.stderr) == ("True 4999950000 1\n", "")
@@ -312,9 +312,7 @@ def test_a_store_that_nobody_closes_goes_with_its_last_reference(tmp_path: Path,
     assert (gpu.used_bytes, gpu.on_alloc_failure) == (0, None)
 
 
-def test_a_copy_that_comes_as_the_spill_thread_looks_for_the_last_time_is_given_up(
-    store: GpuSpillBuffer, gpu: FaultyGpu
-) -> None:
+def test_copy_at_the_spill_threads_end_is_given_up(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     """No thread would make it, and readers of its value would wait for ever."""
 
     class Late(SimpleQueue):

@@ -105,7 +105,7 @@ def test_of_a_big_array_only_what_a_key_shows_is_written(store: GpuSpillBuffer) 
     assert store.tiers["host"] < WHOLE / 40  # the big array is gone
 
 
-def test_what_somebody_still_waits_for_is_written_though_its_key_is_gone(store: GpuSpillBuffer) -> None:
+def test_value_with_a_waiter_is_written_without_its_key(store: GpuSpillBuffer) -> None:
     x = whole()
     store["a"], store["b"] = x[:10], x[10:20]
     expected = x.copy()
@@ -119,7 +119,7 @@ def test_what_somebody_still_waits_for_is_written_though_its_key_is_gone(store: 
     np.testing.assert_array_equal(handle.resolve(), expected[:10])
 
 
-def test_writing_to_one_view_is_seen_in_the_others_after_the_disk(store: GpuSpillBuffer) -> None:
+def test_write_to_one_view_shows_in_others_after_the_disk(store: GpuSpillBuffer) -> None:
     x = whole()
     store["whole"], store["part"] = x, x[5:8]
     del x
@@ -285,7 +285,7 @@ APART = {"interval", "sparse", "chunks", "category of numbers"}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - APART))
-def test_a_part_of_a_frame_counts_as_the_columns_that_it_keeps_alive(kind: str) -> None:
+def test_part_of_a_frame_counts_the_columns_it_keeps_alive(kind: str) -> None:
     frame = pd.DataFrame({"x": KINDS[kind](ROWS)})
     assert sum(held_by(frame[:10]).values()) >= frame["x"].array.nbytes * 0.98  # categories
 

@@ -42,7 +42,7 @@ def array(gpu: SimGpu, number: float) -> SimArray:
     return gpu.asarray(np.full(EACH // 8, float(number)))
 
 
-def test_a_list_goes_down_one_by_one_and_reading_one_brings_back_one(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+def test_elements_of_a_list_go_down_and_up_one_by_one(store: GpuSpillBuffer, gpu: SimGpu) -> None:
     store["list"] = [array(gpu, i) for i in range(10)]
     assert store.settle()
     assert store.tiers["device"] <= 64 * KIB
@@ -202,7 +202,7 @@ def test_writing_to_a_frame_is_kept(frames: GpuSpillBuffer) -> None:
     pd.testing.assert_frame_equal(unproxy(proxy), frame)
 
 
-def test_a_frame_is_right_in_every_thread_while_it_comes_and_goes(frames: GpuSpillBuffer) -> None:
+def test_frame_is_right_in_every_thread_while_it_moves(frames: GpuSpillBuffer) -> None:
     frame = numbers()
     frames["list"] = [frame.copy()]
     to_disk(frames)

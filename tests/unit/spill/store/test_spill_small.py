@@ -221,7 +221,7 @@ def test_keys_go_and_come_while_their_bundle_is_copied(stored: NewStore, gpu: Sl
     assert [number_of(store[i]) for i in left] == left
 
 
-def test_a_peer_gets_small_arrays_and_its_store_keeps_to_its_limits(stored: NewStore, gpu: SlowGpu) -> None:
+def test_peer_gets_small_arrays_and_keeps_its_limits(stored: NewStore, gpu: SlowGpu) -> None:
     ours, theirs = stored(20 * KIB), stored(20 * KIB, 20 * KIB, target=1.0)
     for i in range(200):
         ours[i] = array(gpu, i)
@@ -237,9 +237,7 @@ def test_a_peer_gets_small_arrays_and_its_store_keeps_to_its_limits(stored: NewS
     assert [number_of(theirs[i]) for i in range(100)] == list(range(100))
 
 
-def test_a_bundle_that_cannot_be_read_back_is_an_error_for_its_keys(
-    stored: NewStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_bundle_is_an_error_for_its_keys(stored: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store, left = stored(0, 2 * KIB, target=1.0), list[SpillError]()
     store.on_fault = left.append
     for i in range(200):

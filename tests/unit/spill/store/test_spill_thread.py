@@ -74,7 +74,7 @@ def test_what_ends_threads_does_not_end_the_mover(
     assert_moves(store, gpu)
 
 
-def test_a_prefetch_that_fails_in_the_devices_library_stops_no_move(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
+def test_prefetch_that_fails_in_a_library_stops_no_move(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     fill(store, gpu)
     assert store.settle(scaled(20))
     for i in range(39, 31, -1):
