@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import dask
@@ -140,17 +140,25 @@ def test_local_cuda_cluster(tmp_path: Path) -> None:
     assert done.stdout == "6\n", done.stderr
 
 
-def test_worker_commands_join_dasks_own_scheduler(tmp_path: Path) -> None:
-    """By its file, as in the job script of the page for sbatch, and by its address."""
+def test_a_scheduler_file_of_dasks_own_scheduler(tmp_path: Path) -> None:
+    line = after(blocks("sbatch", "diff")[1]).removeprefix("srun ").rstrip(" &\n")
     file = tmp_path / "scheduler.json"
-    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client, ExitStack() as stack:
+    argv = [str(file) if word == "$SCHEDULER_FILE" else word for word in shlex.split(line)]
+    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:
         client.write_scheduler_file(str(file))
-        by_file = after(blocks("sbatch", "diff")[1]).removeprefix("srun ").rstrip(" &\n")
-        by_file = by_file.replace("$SCHEDULER_FILE", str(file))
-        by_address = re.sub(r"tcp://\S+", cluster.scheduler_address, after(blocks("dask-cuda", "diff")[1]))
-        for line, count in ((f"{by_file} --gpus sim:1", 1), (by_address, 3)):
-            process = subprocess.Popen(shlex.split(line), env=ranks.environment(**PATH), stderr=subprocess.DEVNULL)
-            stack.enter_context(process)
-            stack.callback(process.terminate)
-            client.wait_for_workers(count, timeout=scaled(60))
-            assert len(hpcgpu.bindings(client).workers) == count
+        with subprocess.Popen(
+            [*argv, "--gpus", "sim:1"], env=ranks.environment(**PATH), stderr=subprocess.DEVNULL
+        ) as process:
+            client.wait_for_workers(1, timeout=scaled(60))
+            assert len(hpcgpu.bindings(client).workers) == 1
+            process.terminate()
+
+
+def test_dask_cuda_worker(tmp_path: Path) -> None:
+    argv = shlex.split(after(blocks("dask-cuda", "diff")[1]))
+    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:
+        argv = [cluster.scheduler_address if word.startswith("tcp://") else word for word in argv]
+        with subprocess.Popen(argv, env=ranks.environment(**PATH), stderr=subprocess.DEVNULL) as process:
+            client.wait_for_workers(2, timeout=scaled(60))
+            assert len(hpcgpu.bindings(client).workers) == 2
+            process.terminate()

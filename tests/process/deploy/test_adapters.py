@@ -278,5 +278,7 @@ def test_a_runner_that_cannot_start_says_why(tmp_path: Path, code: str, words: s
 
 
 def test_a_runner_without_a_script_advises_the_local_cluster() -> None:
-    done = ranks.run_command([sys.executable, "-c", "from hpcgpu import GPURunner; GPURunner(gpus='sim:1')"])
+    code = "from hpcgpu import GPURunner; GPURunner(gpus='sim:1')"
+    argv = ["bash", "-c", 'exec "$0" - <<< "$1"', sys.executable, code]
+    done = ranks.run_command(argv)
     assert "use LocalGPUCluster" in done.stderr
