@@ -30,7 +30,7 @@ TYPES: Mapping[str, str] = MappingProxyType(
         "environment": "dict of str to str",
     }
 )
-_GIVEN = re.compile(r"^\*\*given\n(?: +.*\n?)+", re.MULTILINE)
+_KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
 _SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 
 
@@ -41,13 +41,13 @@ def parameters(without: Container[str] = ()) -> list[Parameter]:
 
 
 def documented(text: str, base: str = "", without: Container[str] = ()) -> str:
-    """Put the options, except ``without``, in place of ``**given`` in a class's docstring."""
+    """Put the options, except ``without``, in place of ``**keywords`` in a class's docstring."""
     # The sections of base, the docstring of its base class, come before its own.
     text, base = cleandoc(text), cleandoc(base)
     start = match.start() if (match := _SECTION.search(text)) else len(text)
     before = base[match.start() :] if (match := _SECTION.search(base)) else ""
     whole = "\n\n".join(filter(None, (text[:start].strip(), before.strip(), text[start:].strip())))
-    return _GIVEN.sub(lambda _: "".join(_entries(without)), f"{whole}\n")
+    return _KEYWORDS.sub(lambda _: "".join(_entries(without)), f"{whole}\n")
 
 
 def _entries(without: Container[str]) -> Iterator[str]:

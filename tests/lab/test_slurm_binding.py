@@ -106,7 +106,7 @@ def test_masks_of_srun_are_put_together_and_said(slurm_lab: Lab) -> None:
     set_up(slurm_lab, BY_CORE, ["0", "1"])
     seen = run(slurm_lab, *BY_CORE)
     assert (seen.masks, seen.differences) == ([["0"], ["1"]], {})
-    assert "the launcher tied each rank to cores of its own" in seen.stderr
+    assert "the launcher bound each rank to cores of its own" in seen.stderr
     assert "PUs 0-1 (--respect-launcher" in seen.stderr
 
 
@@ -123,7 +123,7 @@ def test_open_mpis_default_of_one_core_each(slurm_lab: Lab, bin: str) -> None:
     set_up(slurm_lab, mpirun, ["0", "1"])
     seen = run(slurm_lab, *mpirun, bin=bin)
     assert (seen.masks, seen.differences) == ([["0"], ["1"]], {})
-    assert "the launcher tied each rank to cores of its own" in seen.stderr
+    assert "the launcher bound each rank to cores of its own" in seen.stderr
 
 
 def test_nodes_of_a_job_are_compared(slurm_lab: Lab) -> None:

@@ -34,7 +34,7 @@ def test_signature_shows_every_option_with_its_default(name: str) -> None:
 
 
 def test_the_sections_of_the_base_stand_before_ones_own() -> None:
-    base = "Base.\n\nParameters\n----------\n**given\n    The options.\nloop : IOLoop\n    Of Dask.\n"
+    base = "Base.\n\nParameters\n----------\n**keywords\n    The options.\nloop : IOLoop\n    Of Dask.\n"
     own = "Mine.\n\nMore.\n\nExamples\n--------\n>>> 1\n1\n"
     doc = documented(own, base)
     assert doc.startswith("Mine.\n\nMore.\n\nParameters\n----------\nnodes : int, default 1\n")
