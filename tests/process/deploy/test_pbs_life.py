@@ -123,7 +123,6 @@ def test_nodes_of_a_job_are_asked_for_at_its_start(pbs: Pbs, said: Said, monkeyp
 
 SCRIPT = f"""
 from distributed import Client
-from pages import blocks
 from hpcgpu import PBSGPUCluster
 
 with PBSGPUCluster(**{OPTIONS!r}) as cluster, Client(cluster) as client:
