@@ -54,7 +54,7 @@ def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path
 @pytest.mark.parametrize("page", LESSONS, ids=lambda p: p.stem)
 def test_a_lesson_runs_as_a_notebook(page: Path, tmp_path: Path) -> None:
     notebook = NOTEBOOKS["notebook"](page)
-    client = NotebookClient(notebook, timeout=scaled(120), resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(notebook, timeout=int(scaled(120)), resources={"metadata": {"path": str(tmp_path)}})
     asyncio.run(client.async_execute())  # raises with the traceback of the cell
     assert all(cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code")
 
