@@ -50,11 +50,11 @@ def doctor(
     from hpcgpu.plan.doctor.finding import Finding, as_plain, examine, exit_code, render
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
-    request = login.read(typed_settings(arguments), FROM, batch, must=submit)
+    job, no_job = login.read(typed_settings(arguments), FROM, batch, must=submit)
     doctor_job.clean_up(log.say)
-    facts, job_findings = login.facts(request), tuple[Finding, ...]()
-    if submit and request.job:
-        job_findings, job_facts = doctor_job.run(request.job, log.say)
+    facts, job_findings = login.facts(job, no_job), tuple[Finding, ...]()
+    if submit and job:
+        job_findings, job_facts = doctor_job.run(job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts
     findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
     click.echo(json.dumps(as_plain(findings), indent=2) + "\n" if as_json else render(findings, _paint()), nl=False)

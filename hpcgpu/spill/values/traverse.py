@@ -137,7 +137,8 @@ class _Graph:
         self._opened: dict[int, tuple[Opened, list[int]]] = {}  # with ids of parts that are arrays, or are opened
         self._leads_on: list[Any] = []
         self._marks: dict[int, Slot | Ref] = {}
-        todo = [(value, opener_of(type(value)))]
+        root: type = type(value)
+        todo = [(value, opener_of(root))]
         seen = {id(value)}
         for x, opener in todo:
             opened = opener(x) if opener else None
