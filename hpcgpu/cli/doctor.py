@@ -51,11 +51,11 @@ def doctor(
     from hpcgpu.plan.doctor.finding import Finding, examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
-    request = login.read(typed_settings(arguments), FROM, batch, must=submit)
+    job, no_job = login.read(typed_settings(arguments), FROM, batch, must=submit)
     doctor_job.clean_up(log.say)
-    facts, job_findings = login.facts(request), tuple[Finding, ...]()
-    if submit and request.job:
-        job_findings, job_facts = doctor_job.run(request.job, log.say)
+    facts, job_findings = login.facts(job, no_job), tuple[Finding, ...]()
+    if submit and job:
+        job_findings, job_facts = doctor_job.run(job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts
     findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
     table = Table(_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])

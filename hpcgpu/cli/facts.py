@@ -112,13 +112,14 @@ def report(run: str | None, output: str | None, as_json: bool) -> None:
 @debug_option
 def version(as_json: bool) -> None:
     """Show the versions of hpcgpu, of Python, and of the packages that the workers of a cluster must share."""
-    from hpcgpu.host import probes
+    from hpcgpu.deploy.doctor import probes
 
     python = probes.python()
     if as_json:
-        click.echo(json.dumps({"hpcgpu": __version__, "python": python}, indent=2))
+        here = {"path": python.path, "version": python.version, "machine": python.machine, "packages": python.packages}
+        click.echo(json.dumps({"hpcgpu": __version__, "python": here}, indent=2))
         return
-    click.echo(f"hpcgpu {__version__}, Python {python['version']} ({python['machine']}) in {python['path']}")
-    for name, number in python["packages"].items():
+    click.echo(f"hpcgpu {__version__}, Python {python.version} ({python.machine}) in {python.path}")
+    for name, number in python.packages.items():
         if name != "hpcgpu":
             click.echo(f"  {name} {number}")

@@ -20,10 +20,11 @@ from typing import Any
 from hpcgpu import __version__
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy import topo
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs import logs, record, runs
 from hpcgpu.deploy.jobs.record import Run
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
-from hpcgpu.host import libhwloc, nvml, private, probes
+from hpcgpu.host import libhwloc, nvml, private
 from hpcgpu.host import run as programs
 from hpcgpu.model import JobStatus, Result
 from hpcgpu.report.scrub import Scrubber
@@ -93,8 +94,8 @@ def _of_machine() -> dict[str, str]:
 
 
 def _versions(hwloc: str) -> dict[str, Any]:
-    python = probes.python()
-    del python["path"]
+    here = probes.python()
+    python = {"version": here.version, "machine": here.machine, "packages": here.packages}
     kernel = f"{platform.system()} {platform.release()}"
     libc = " ".join(platform.libc_ver())
     versions = {"hpcgpu": __version__, "python": python, "kernel": kernel, "libc": libc, "hwloc": hwloc}

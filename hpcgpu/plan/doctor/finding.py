@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hpcgpu.plan.doctor.facts import NodeFacts, TrialFacts
+
 
 class Verdict(enum.Enum):
     """The result of a check in one word."""
@@ -77,6 +79,20 @@ def worst(results: Iterable[CheckResult]) -> CheckResult:
     """Return the first of the worst of several results."""
     order = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.NOT_LOOKED_AT)
     return min(results, key=lambda seen: order.index(seen.verdict))
+
+
+def on(node: NodeFacts, seen: CheckResult) -> CheckResult:
+    """Return a result with the node's name."""
+    return seen._replace(seen=f"{node.host}: {seen.seen}")
+
+
+def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckResult]) -> CheckResult:
+    """Return the worst result of the nodes, each judged by this fact of it."""
+    values = [(node, getattr(node, fact)) for node in facts.nodes]
+    return worst(
+        on(node, not_looked_at(node.unknown.get(fact, "it is not known")) if value is None else look(node, value))
+        for node, value in values
+    )
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

@@ -80,7 +80,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @given(st.sampled_from(NVIDIA), st.lists(st.tuples(st.integers(0, 9), st.sampled_from(sorted(DECOYS))), min_size=1))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=15)
 def test_a_plan_does_not_depend_on_gpus_that_cannot_run(folder: Path, name: str, decoys: list[tuple[int, str]]) -> None:
     text = TEXTS[name]
     for i, (place, kind) in enumerate(decoys):
@@ -191,7 +191,7 @@ FLAT = [name for name in TEXTS if '<topology version="' in TEXTS[name] and name 
 
 
 @given(st.sampled_from(FLAT), st.sampled_from([0.25, 1.2]), st.booleans(), OPTIONS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_cores_are_counted_once_whatever_the_numa_nodes_say(
     folder: Path, name: str, share: float, latency: bool, wanted: dict[str, Any]
 ) -> None:
