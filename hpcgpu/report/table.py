@@ -64,8 +64,8 @@ class Column:
 
     name: str
     unit: str = ""  # B: bytes, shown with a prefix
-    # text: folded where room is short; name: not folded; number: to the right, None is unknown. note, fault: some texts
-    # below the row, or none
+    # text: folded at blanks where room is short; prose: also within words; name: not folded; number: to the right, None
+    # is unknown. note, fault: some texts below the row, or none
     kind: str = "text"
     mark: str = ""  # before each text below a row
     styles: Mapping[str, str] = field(default_factory=dict)  # rich's, of some of its texts
@@ -161,9 +161,9 @@ class Table:
             if c.is_below:
                 continue
             justify: Literal["left", "right"] = "right" if c.kind == "number" else "left"
-            texts = [c.text(row[i]) for row in self.rows]
+            texts = [] if c.kind == "prose" else [c.text(row[i]) for row in self.rows]
             parts = [*c.name.split(), *(texts if c.kind in ("name", "number") else " ".join(texts).split())]
-            least = max(map(cell_len, parts), default=1)  # no word is broken
+            least = max(map(cell_len, parts), default=1)
             table.add_column(Text(c.name), justify=justify, overflow="fold", min_width=least)
         for row in self.rows:
             cells = [(c, c.text(v)) for c, v in zip(self.columns, row, strict=True) if not c.is_below]

@@ -46,7 +46,18 @@ DEPLOY: dict[str, set[str]] = {
     "processes": {"network", "dashboard", "compat", "settings", "status_line"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "dashboard", "processes", "jobs", "compat", "settings", "start", "workers", "status_line"},
+    "cluster": {
+        "network",
+        "dashboard",
+        "processes",
+        "jobs",
+        "compat",
+        "settings",
+        "start",
+        "workers",
+        "preview",
+        "status_line",
+    },
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")

@@ -120,7 +120,7 @@ class BatchRun(Run):
         """Return the plan of the submitted job; of a run that was taken up, the settings."""
         if not self._spec:
             return wanted_settings.explain(self.settings)
-        from hpcgpu.deploy.jobs import preview  # brings what reads machines, which no other call needs
+        from hpcgpu.deploy import preview  # brings what reads machines, which no other call needs
         from hpcgpu.report.job import render
 
         return render(preview.of_job(Wanted(self.settings, self.site), self._spec, self.script))

@@ -31,7 +31,7 @@ def directives(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_asks_as_the_batch_writer_asks(name: str) -> None:
-    """A template is a plain file; its request is what ``hpcgpu jobscript`` would write for the same job."""
+    """A template is a plain file; its request is what ``hpcgpu plan --script`` would write for the same job."""
     path = FOLDER / name
     assert path.stat().st_mode & 0o100
     system = name.partition(".")[0].partition("-")[0]
