@@ -27,7 +27,7 @@ from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import libhwloc, nvml, private
 from hpcgpu.host import run as programs
 from hpcgpu.model import JobStatus, Result
-from hpcgpu.plan.views.scrub import Scrubber
+from hpcgpu.report.scrub import Scrubber
 
 _LINES = 5000  # of each log, from its end
 _LOGS = 8
@@ -87,7 +87,7 @@ def _of_machine() -> dict[str, str]:
         out["topology.txt"] = "no libhwloc 2 or later is on this machine: HPCGPU_LIBHWLOC=/path/to/libhwloc.so.15\n"
     try:
         planned = topo.plan(topo.Selection(), {}, "option --{flag}")
-        out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table()}
+        out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table.to_text()}
     except HpcGpuError as e:
         out["plan.txt"] = f"{e}\n"
     return out

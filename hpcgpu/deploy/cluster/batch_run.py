@@ -121,7 +121,7 @@ class BatchRun(Run):
         if not self._spec:
             return wanted_settings.explain(self.settings)
         from hpcgpu.deploy.jobs import preview  # brings what reads machines, which no other call needs
-        from hpcgpu.plan.views.preview import render
+        from hpcgpu.report.job import render
 
         return render(preview.of_job(Wanted(self.settings, self.site), self._spec, self.script))
 

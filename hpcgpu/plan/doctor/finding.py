@@ -19,9 +19,6 @@ class Verdict(enum.Enum):
     NOT_LOOKED_AT = "not looked at"
 
 
-_WIDEST = max(len(verdict.value) for verdict in Verdict)
-
-
 class CheckResult(NamedTuple):
     """The result of a check."""
 
@@ -101,30 +98,3 @@ def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckRes
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 1 if a check failed, else 0."""
     return int(any(finding.verdict is Verdict.FAILED for finding in findings))
-
-
-def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = lambda _, text: text) -> str:
-    """Format the findings as aligned lines, each with its advice below; ``paint`` colours a verdict."""
-    listed = list(findings)
-    width = max((len(finding.name) for finding in listed), default=0)
-    lines = []
-    for finding in listed:
-        word = paint(finding.verdict, f"{finding.verdict.value:<{_WIDEST}}")
-        lines.append(f"{finding.name:<{width}}  {word}  {_one_line(finding.seen)}".rstrip())
-        if finding.advice:
-            lines.append(f"{'':<{width + _WIDEST + 4}}-> {_one_line(finding.advice)}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def as_plain(findings: Iterable[Finding]) -> dict[str, Any]:
-    """Convert the findings to plain data for JSON."""
-    listed = list(findings)
-    return {
-        "exit_code": exit_code(listed),
-        "findings": [{"name": f.name, "verdict": f.verdict.value, "seen": f.seen, "advice": f.advice} for f in listed],
-    }
-
-
-def _one_line(text: str) -> str:
-    """Join a text into one line; a batch system's messages may have several."""
-    return " / ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())

@@ -57,7 +57,7 @@ def test_topo_plans_with_it_and_asks_once_for_all_nodes(monkeypatch: pytest.Monk
     asked = answer(monkeypatch, Result((), 0, record.stdout))
     monkeypatch.setattr(topo.socket, "gethostname", lambda: "node1")
     monkeypatch.setenv("PBS_JOBID", "0.login01")
-    said = topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test").table()
+    said = topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test").table.to_text()
     assert said.count("its share of 2.0 GiB, mem= of PBS job 0.login01") == 1  # of both workers
     monkeypatch.setenv("HPCGPU_JOB_NODES", "2")
     topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test")

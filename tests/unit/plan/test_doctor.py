@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import multiprocessing.connection
 import re
 import tempfile
@@ -18,7 +17,7 @@ from paths import ROOT, TOPOLOGIES
 from hpcgpu.model import Hop, Nic
 from hpcgpu.plan.doctor import facts as f
 from hpcgpu.plan.doctor import login, network, nodes
-from hpcgpu.plan.doctor.finding import Finding, Verdict, as_plain, examine, exit_code, render
+from hpcgpu.plan.doctor.finding import Finding, Verdict, examine, exit_code
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
 from hpcgpu.topology import hwloc_xml
@@ -285,18 +284,6 @@ def test_the_longest_tmpdir_is_that_of_multiprocessing() -> None:
                     multiprocessing.connection.Listener(address, "AF_UNIX")
             else:
                 multiprocessing.connection.Listener(address, "AF_UNIX").close()
-
-
-def test_findings_are_aligned_lines_and_json() -> None:
-    text = render([Finding("home", Verdict.OK, "fine"), Finding("long name", Verdict.FAILED, "bad\nwords", "do this")])
-    assert text.splitlines() == [
-        "home       ok             fine",
-        "long name  failed         bad / words",
-        "                          -> do this",
-    ]
-    data = json.loads(json.dumps(as_plain(every(LOST))))
-    assert data["exit_code"] == 1
-    assert [(line["name"], line["verdict"]) for line in data["findings"]] == [("job", "failed")]
 
 
 @pytest.mark.parametrize(("modules", "table"), [((login,), LOGIN_CHECKS), ((nodes, network), JOB_CHECKS)])
