@@ -52,7 +52,7 @@ def described(site: Site) -> dict[str, Any]:
 
 def say_hint(environ: Mapping[str, str]) -> None:
     """Log which known machine this looks like, once for each machine and user; it changes no setting."""
-    from hpcgpu.config.sites.match import hint, looks_like
+    from hpcgpu.config.sites.machine import hint, looks_like
 
     texts = {}
     for name, path in site_files().items():
@@ -84,8 +84,7 @@ def as_it_is(site: Site, environ: Mapping[str, str]) -> Site:
     from concurrent.futures import ThreadPoolExecutor  # all are imported here: each rank of a run imports this module
 
     from hpcgpu.batch import inventory
-    from hpcgpu.config.sites.live import apply_live_facts
-    from hpcgpu.config.sites.match import is_here
+    from hpcgpu.config.sites.machine import apply_live_facts, is_here
     from hpcgpu.host.run import run_sync
     from hpcgpu.model import Result
 

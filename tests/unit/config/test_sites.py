@@ -21,7 +21,7 @@ from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
 from hpcgpu.config.sites.contradictions import contradictions
 from hpcgpu.config.sites.limits import check_submission, forbidden, notes
-from hpcgpu.config.sites.match import looks_like
+from hpcgpu.config.sites.machine import looks_like
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy.jobs.job_plan import read_job
 from hpcgpu.errors import ConfigError
