@@ -39,8 +39,8 @@ import numpy as np
 from _bookkeeping import figures as bookkeeping
 from distributed import Client, LocalCluster, Worker, wait
 
+import hpcgpu
 from hpcgpu import LocalGPUCluster, sim
-from hpcgpu.deploy import report
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
@@ -90,7 +90,7 @@ def make_block(i: int, nbytes: int) -> sim.SimArray:
 
 
 def moved(client: Client) -> int:
-    return sum(report.spilled(report.workers(client)).values())
+    return sum(way.nbytes for way in hpcgpu.memory(client).total.moved.values())
 
 
 def peer_copies(python: str, name: str, runs: int) -> list[float] | str:

@@ -23,8 +23,8 @@ import dask
 import dask.array as da
 from distributed import Client, Scheduler, Worker, wait
 
+import hpcgpu
 from hpcgpu import LocalGPUCluster
-from hpcgpu.deploy import report
 from hpcgpu.sim import asarray
 from hpcgpu.sim.dask import register
 
@@ -61,9 +61,9 @@ def main() -> int:
         row(client, "leak freed")
         client.run(trim)
         row(client, "malloc_trim")
-        report.trim_memory(client)
+        hpcgpu.trim_memory(client)
         row(client, "trim_memory")
-        print(f"spilled: {report.spill_line(report.spilled(report.workers(client)))}")
+        print(f"spilled: {hpcgpu.memory(client).moved}")
         print("the arrays are right" if good else "the arrays are WRONG")
         return 0 if good else 1
 
@@ -100,8 +100,7 @@ def later(client: Client) -> None:
 
 def held(client: Client) -> dict[str, int]:
     """Return the bytes in each tier of all workers' stores."""
-    workers = report.workers(client)
-    return {tier: sum(w.tiers[tier] for w in workers) for tier in ("device", "host", "disk")}
+    return dict(hpcgpu.memory(client).total.tiers)
 
 
 async def beat(dask_worker: Worker) -> None:

@@ -14,7 +14,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from hpcgpu.deploy import report
+import hpcgpu
 from hpcgpu.sim import asarray
 from hpcgpu.sim.dask import register
 
@@ -32,14 +32,14 @@ def main() -> int:
         to_device = asarray
 
     with Client() as client:
-        print(report.bindings(client))
+        print(hpcgpu.bindings(client))
         x = da.random.default_rng(1).random((options.rows, 100), chunks=(10_000, 100))
         _, s, _ = da.linalg.svd(x.map_blocks(to_device))
         found = s.compute().get()
         expected = np.sqrt(np.linalg.eigvalsh((x.T @ x).compute())[::-1])
         worst = float(np.max(np.abs(found - expected) / expected))
         print(f"100 singular values of {options.rows} x 100: largest relative difference {worst:.1e}")
-        print(f"spilled: {report.spill_line(report.spilled(report.workers(client)))}")
+        print(f"spilled: {hpcgpu.memory(client).moved}")
         return 0 if worst < 1e-8 else 1
 
 

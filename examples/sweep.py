@@ -65,7 +65,7 @@ def main() -> int:
     known = [result["trial"] for result in results]
     with Client() as client, options.results.open("a") as lines:
         todo = [trial for trial in trials if trial not in known]
-        gpus = len(client.scheduler_info(n_workers=-1)["workers"])
+        gpus = len(client.nthreads())
         print(f"{len(todo)} of {len(trials)} trials to do, on {gpus} GPUs")
         tasks = {client.submit(train, trial, options.cupy, pure=False): trial for trial in todo}
         for task in as_completed(tasks):

@@ -18,9 +18,9 @@ _HOMES = {
     "PBSGPUCluster": "hpcgpu.deploy.cluster.batch",
     "SLURMGPUCluster": "hpcgpu.deploy.cluster.batch",
     "asproxy": "hpcgpu.spill.proxies.dask",
-    "bindings": "hpcgpu.deploy.report",
-    "memory": "hpcgpu.deploy.report",
-    "trim_memory": "hpcgpu.deploy.report",
+    "bindings": "hpcgpu.deploy.workers",
+    "memory": "hpcgpu.deploy.workers",
+    "trim_memory": "hpcgpu.deploy.workers",
     "unproxy": "hpcgpu.spill.proxies.proxy",
 }
 

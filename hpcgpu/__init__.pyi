@@ -4,9 +4,9 @@ from hpcgpu.deploy.cluster.batch import SLURMGPUCluster as SLURMGPUCluster
 from hpcgpu.deploy.cluster.local import LocalGPUCluster as LocalGPUCluster
 from hpcgpu.deploy.cluster.runner import GPURunner as GPURunner
 from hpcgpu.deploy.processes.gpu_worker import GPUWorker as GPUWorker
-from hpcgpu.deploy.report import bindings as bindings
-from hpcgpu.deploy.report import memory as memory
-from hpcgpu.deploy.report import trim_memory as trim_memory
+from hpcgpu.deploy.workers import bindings as bindings
+from hpcgpu.deploy.workers import memory as memory
+from hpcgpu.deploy.workers import trim_memory as trim_memory
 from hpcgpu.errors import BindingError as BindingError
 from hpcgpu.errors import ConfigError as ConfigError
 from hpcgpu.errors import HpcGpuError as HpcGpuError

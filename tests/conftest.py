@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import hypothesis
 import leaks
 import pytest
 import ranks
 from paths import PACKAGE, SUPPORT, TESTS
 from pbs_replay import Pbs
-from waiting import SLOWNESS, Said, scaled
+from waiting import SLOWNESS, STEADY, Said, scaled
 
 from hpcgpu.model import Patience
 
@@ -34,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("outcomes")
+    os.environ.update(STEADY)
+    dask.config.refresh()
     # Nothing is failed by the time it took: the machine may be busy.
     slow = [hypothesis.HealthCheck.too_slow]
     # As in Hypothesis's own profile for CI: a commit is judged by what it changes. Runs of people find new examples.

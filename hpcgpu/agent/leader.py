@@ -138,6 +138,7 @@ class Leader:
         about = {"node": context.node, "workers": len(context.workers), "notes": list(context.notes)}
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about})
         await self.watch.read()
+        self._goodbye = asyncio.create_task(self._read_goodbye())
         common: dict[str, Any] = {"spawner": self.spawner, "security": self.security}
         settings = context.run.settings
         self.nannies = [make_nanny(reached, settings, spec, **common) for spec in context.workers]
@@ -166,6 +167,9 @@ class Leader:
 
     async def hear_goodbye(self) -> bool:
         """Wait for the scheduler's end; return True if it said goodbye."""
+        return await asyncio.shield(self._goodbye)  # distributed aborts the connection of a read that is cancelled
+
+    async def _read_goodbye(self) -> bool:
         with contextlib.suppress(OSError):
             while await self.watch.read() != "end":
                 continue
@@ -181,6 +185,7 @@ class Leader:
             if self.exit_code != os.EX_SOFTWARE:
                 with contextlib.suppress(OSError):
                     await self.watch.write("bye")  # else rank 0 would say that this leader is lost
+            self._goodbye.cancel()
             await self.watch.close()
 
 

@@ -86,7 +86,7 @@ def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str],
     """Return the node's GPUs for its workers, simulated or real; raise LaunchError for fewer than ``gpus_per_node``."""
     from hpcgpu.deploy.processes.node import gpus_of
     from hpcgpu.host import nvml
-    from hpcgpu.plan.views.explain import format_other_gpus
+    from hpcgpu.report.binding import format_other_gpus
 
     gpus = gpus_of(settings, topology, environ, host)
     if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:

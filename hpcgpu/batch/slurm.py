@@ -12,6 +12,7 @@ from hpcgpu.batch.common import Plain, unasked
 from hpcgpu.batch.script import Directive, body, merge, options_in, refuse_control
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
+from hpcgpu.model.command import TIMED_OUT
 from hpcgpu.units import format_duration
 
 # AssocMaxSubmitJobLimit is not here: sites use it also for users without an account (CSC Roihu).
@@ -266,7 +267,7 @@ def _keys(text: str) -> set[str]:
 
 def _refused(problem: str, result: Result) -> SubmitError:
     message = (result.stderr.strip() or result.stdout.strip()) or f"exit code {result.returncode}, no output"
-    transient = result.returncode == 124 or bool(_TRANSIENT.search(message))
+    transient = result.returncode == TIMED_OUT or bool(_TRANSIENT.search(message))
     over_limit = bool(_OVER_LIMIT.search(message))
     return SubmitError(
         f"{problem}: {message}",

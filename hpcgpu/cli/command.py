@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field
 from types import MappingProxyType
@@ -15,6 +17,7 @@ from hpcgpu.config.entry_points import unused
 from hpcgpu.config.layers import BY_NAME
 from hpcgpu.config.numpydoc import default_of
 from hpcgpu.model.settings import GROUPS, options, user_name
+from hpcgpu.report.table import Table
 
 Function = Callable[..., Any]
 # Kinds of options that may be repeated, and how each value is written.
@@ -196,3 +199,10 @@ def debug_option(function: Function) -> Function:
 def json_option(facts: str) -> Callable[[Function], Function]:
     """Give a command that prints facts ``--json``, as the argument ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help=f"Print {facts} as JSON.")
+
+
+def show(table: Table) -> None:
+    """Print a table in the width and colours of the terminal; in a pipe or a file each row is one line."""
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((0, 0)).columns
+    click.echo(table.to_text(width, colours=is_terminal and "NO_COLOR" not in os.environ), nl=False)

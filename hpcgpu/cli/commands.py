@@ -20,7 +20,7 @@ from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpcgpu.plan.views.preview import Preview
+    from hpcgpu.report.job import Preview
 
 # Words after the script are the script's.
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
@@ -243,7 +243,7 @@ def _check_json(as_json: bool, dry_run: bool) -> None:
 
 
 def _show(plan: Preview, as_json: bool) -> None:
-    from hpcgpu.plan.views.preview import described, render
+    from hpcgpu.report.job import described, render
 
     if as_json:
         click.echo(json.dumps(described(plan), indent=2))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.command import FROM, Command, debug_option, json_option, setting_options, typed_settings
+from hpcgpu.cli.command import FROM, Command, debug_option, json_option, setting_options, show, typed_settings
+from hpcgpu.report.table import Column, Table
 
-if TYPE_CHECKING:
-    from hpcgpu.plan.doctor.finding import Verdict
+_COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not looked at": "cyan"}
+_COLUMNS = (
+    *(Column("name", kind="name"), Column("verdict", kind="name", styles=_COLOURS), Column("seen")),
+    Column("advice", kind="note", mark="-> "),
+)
 
 
 @click.command(
@@ -47,23 +48,19 @@ def doctor(
     from hpcgpu.deploy.doctor import job as doctor_job
     from hpcgpu.deploy.doctor import login
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.finding import Finding, as_plain, examine, exit_code, render
+    from hpcgpu.plan.doctor.finding import Finding, examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
-    request = login.read(typed_settings(arguments), FROM, batch, must=submit)
+    job, no_job = login.read(typed_settings(arguments), FROM, batch, must=submit)
     doctor_job.clean_up(log.say)
-    facts, job_findings = login.facts(request), tuple[Finding, ...]()
-    if submit and request.job:
-        job_findings, job_facts = doctor_job.run(request.job, log.say)
+    facts, job_findings = login.facts(job, no_job), tuple[Finding, ...]()
+    if submit and job:
+        job_findings, job_facts = doctor_job.run(job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts
     findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
-    click.echo(json.dumps(as_plain(findings), indent=2) + "\n" if as_json else render(findings, _paint()), nl=False)
+    table = Table(_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])
+    if as_json:
+        click.echo(json.dumps({"exit_code": exit_code(findings), "findings": table.to_json()}, indent=2))
+    else:
+        show(table)
     return exit_code(findings)
-
-
-def _paint() -> Callable[[Verdict, str], str]:
-    """Return a function that colours a verdict's text; click drops colours where the output is no terminal."""
-    from hpcgpu.plan.doctor.finding import Verdict
-
-    colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.NOT_LOOKED_AT: "cyan"}
-    return lambda verdict, text: click.style(text, fg=colours[verdict]) if sys.stdout.isatty() else text

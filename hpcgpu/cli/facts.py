@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hpcgpu import __version__
-from hpcgpu.cli.command import FROM, Command, debug_option, json_option, some_setting_options, typed_settings
+from hpcgpu.cli.command import FROM, Command, debug_option, json_option, show, some_setting_options, typed_settings
 from hpcgpu.errors import ConfigError, HpcGpuError
 
 
@@ -21,11 +19,10 @@ from hpcgpu.errors import ConfigError, HpcGpuError
     examples={
         "hpcgpu topo --gpus sim:4": "simulated GPUs on this machine",
         "hpcgpu topo --from node.xml --svg node.svg": "a machine elsewhere, and its picture",
-        "hpcgpu topo --diff": "in a job: do its nodes differ?",
+        "hpcgpu topo --diff node1.json node2.json": "what differs, of two files of --json",
     },
 )
 @json_option("machine, workers and ports")
-@click.option("--answer", is_flag=True, hidden=True, help="JSON for topo --diff, beside other nodes' answers.")
 @click.option("--svg", "picture", type=click.Path(dir_okay=False), help="Write a picture of the node to this file.")
 @click.option(
     "--from", "file", metavar="FILE", help="Plan for the machine of an XML file: hwloc's, or NCCL's; - for stdin."
@@ -33,29 +30,29 @@ from hpcgpu.errors import ConfigError, HpcGpuError
 @click.option("--cpuset", metavar="LIST", help="Plan with these PUs only, such as 0-7,16.")
 @click.option("--gpus", metavar="LIST", help="Plan for these GPUs only, by position, PCI address or UUID; or sim:4.")
 @click.option("--workers", type=int, metavar="N", help="Plan for so many workers.")
-@click.option("--diff", is_flag=True, help="Say what differs between the nodes of this job, or between FILES.")
+@click.option("--diff", is_flag=True, help="Say what differs between the machines of two FILES.")
 @some_setting_options(
     *("simulate", "workers_per_gpu", "cpu_workers", "nthreads", "cores", "reserved_cores", "memory_policy", "nics")
 )
 @debug_option
 @click.argument("files", nargs=-1, metavar="[FILES]...")
-def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, picture: str | None, **options: Any) -> int:
+def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None, **options: Any) -> int:
     """Show a machine's GPUs, and what each GPU's worker would be tied to.
 
     With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.topo import Selection, answer_lines, compare, plan
+    from hpcgpu.deploy.topo import Selection, compare, plan
 
     if diff:
         unused = {"--json": as_json, "--svg": picture, **{f"--{n.replace('_', '-')}": v for n, v in options.items()}}
         if flag := next((flag for flag, value in unused.items() if value not in (None, False, ())), ""):
             raise ConfigError(f"{flag} with --diff, which compares machines and plans nothing: leave one out")
         try:
-            text, differ = compare(files)
+            differing = compare(files)
         except HpcGpuError as e:
             raise ConfigError(str(e), evidence=e.evidence) from e  # exit code 2, as diff(1) has it for trouble
-        click.echo(text, nl=False)
-        return int(differ)
+        click.echo("".join(f"{line}\n" for line in differing), nl=False)
+        return int(bool(differing))
     if files:
         raise ConfigError(f"{files[0]!r} stands alone: --from {files[0]} plans for the machine of a file")
     if simulate := options.pop("simulate"):
@@ -71,13 +68,10 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, answer: bool, pictur
             raise ConfigError(
                 f"--svg {picture} cannot be written: {e.strerror}; give a file in a folder that is yours"
             ) from e
-    if answer:
-        for line in answer_lines(json.dumps(planned.described())):
-            os.write(1, line.encode())
-    elif as_json:
+    if as_json:
         click.echo(json.dumps(planned.described(), indent=2))
     else:
-        click.echo(planned.table(shutil.get_terminal_size((0, 0)).columns), nl=False)
+        show(planned.table)
     return 0
 
 
@@ -118,13 +112,14 @@ def report(run: str | None, output: str | None, as_json: bool) -> None:
 @debug_option
 def version(as_json: bool) -> None:
     """Show the versions of hpcgpu, of Python, and of the packages that the workers of a cluster must share."""
-    from hpcgpu.host import probes
+    from hpcgpu.deploy.doctor import probes
 
     python = probes.python()
     if as_json:
-        click.echo(json.dumps({"hpcgpu": __version__, "python": python}, indent=2))
+        here = {"path": python.path, "version": python.version, "machine": python.machine, "packages": python.packages}
+        click.echo(json.dumps({"hpcgpu": __version__, "python": here}, indent=2))
         return
-    click.echo(f"hpcgpu {__version__}, Python {python['version']} ({python['machine']}) in {python['path']}")
-    for name, number in python["packages"].items():
+    click.echo(f"hpcgpu {__version__}, Python {python.version} ({python.machine}) in {python.path}")
+    for name, number in python.packages.items():
         if name != "hpcgpu":
             click.echo(f"  {name} {number}")

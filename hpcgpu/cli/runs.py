@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.command import Command, debug_option, json_option
+from hpcgpu.cli.command import Command, debug_option, json_option, show
+from hpcgpu.report.table import Column, Table
 from hpcgpu.units import format_duration
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.jobs.run import Run
 
-# The columns; True: may take several lines in a narrow window.
 _COLUMNS = (
-    *(("name", False), ("shape", False), ("jobs", True), ("state", True)),
-    *(("workers", False), ("owner", False), ("age", False)),
+    *(Column("name", kind="name"), Column("shape", kind="name"), Column("jobs"), Column("state")),
+    *(Column("workers", kind="name"), Column("owner", kind="name"), Column("age", kind="name")),
 )
-_WIDE = 1000
 
 
 @click.command(
@@ -33,10 +31,6 @@ _WIDE = 1000
 def ps(as_json: bool) -> None:
     """List your clusters on batch systems, also of other processes and nodes; remove the files of ended clusters."""
     import asyncio
-
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
 
     from hpcgpu.deploy.jobs import runs
     from hpcgpu.deploy.jobs.run import Run, home
@@ -51,11 +45,7 @@ def ps(as_json: bool) -> None:
     if not clusters:
         click.echo("no clusters")
         return
-    table = Table(*(Column(name, no_wrap=not wraps) for name, wraps in _COLUMNS), box=None, pad_edge=False)
-    for cluster in clusters:
-        table.add_row(*map(Text, _row(cluster)))
-    # in a pipe or a file each cluster is one line
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    show(Table(_COLUMNS, [_row(cluster) for cluster in clusters]))
 
 
 @click.command(

@@ -20,13 +20,14 @@ from typing import Any
 from hpcgpu import __version__
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy import topo
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs import logs
 from hpcgpu.deploy.jobs.run import Run, home
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
-from hpcgpu.host import libhwloc, nvml, private, probes
+from hpcgpu.host import libhwloc, nvml, private
 from hpcgpu.host import run as programs
 from hpcgpu.model import JobStatus, Result
-from hpcgpu.plan.views.scrub import Scrubber
+from hpcgpu.report.scrub import Scrubber
 
 _LINES = 5000  # of each log, from its end
 _LOGS = 8
@@ -86,15 +87,15 @@ def _of_machine() -> dict[str, str]:
         out["topology.txt"] = "no libhwloc 2 or later is on this machine: HPCGPU_LIBHWLOC=/path/to/libhwloc.so.15\n"
     try:
         planned = topo.plan(topo.Selection(), {}, "option --{flag}")
-        out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table()}
+        out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table.to_text()}
     except HpcGpuError as e:
         out["plan.txt"] = f"{e}\n"
     return out
 
 
 def _versions(hwloc: str) -> dict[str, Any]:
-    python = probes.python()
-    del python["path"]
+    here = probes.python()
+    python = {"version": here.version, "machine": here.machine, "packages": here.packages}
     kernel = f"{platform.system()} {platform.release()}"
     libc = " ".join(platform.libc_ver())
     versions = {"hpcgpu": __version__, "python": python, "kernel": kernel, "libc": libc, "hwloc": hwloc}

@@ -14,8 +14,8 @@ import dask.array as da
 import numpy as np
 from distributed import Client, futures_of, wait
 
+import hpcgpu
 from hpcgpu import sim
-from hpcgpu.deploy import report
 from hpcgpu.sim.dask import register
 from hpcgpu.units import format_bytes
 
@@ -28,15 +28,15 @@ def main() -> int:
     """Run and check both; return 0 only if they agree and each tier was used."""
     register()
     with Client() as client:
-        print(report.bindings(client))
-        limit = report.workers(client)[0].spec.memory_limit_bytes
+        print(hpcgpu.bindings(client))
+        limit = hpcgpu.memory(client).workers[0].host_limit_bytes
         print(f"memory_limit of each worker: {format_bytes(limit) if limit else 'none'}\n", flush=True)
         agree = [_tall_and_skinny(client)]
         gc.collect()  # Dask's collections hold cycles: without this the workers would keep 3.2 GB
         agree.append(_low_rank(client))
-        moved = report.spilled(report.workers(client))
-        print(f"spilled: {report.spill_line(moved)}")
-        unused = [name for name in _TIERS if not moved.get(name)]
+        memory = hpcgpu.memory(client)
+        print(f"spilled: {memory.moved}")
+        unused = [name for name in _TIERS if not memory.total.moved[name].number]
         for name in unused:
             print(f"no bytes went {name.replace('_', ' ')}: the demo was to use every tier")
         good = all(agree) and not unused
@@ -90,10 +90,7 @@ def _follow(client: Client, collections: list[Any], every_s: float = 3.0) -> Non
         with suppress(TimeoutError):
             wait(waiting, timeout=every_s)
         waiting = [f for f in futures if f.status == "pending"]
-        tiers: dict[str, int] = {}
-        for worker in report.workers(client):
-            for name, size in worker.tiers.items():
-                tiers[name] = tiers.get(name, 0) + size
+        tiers = hpcgpu.memory(client).total.tiers
         held = ", ".join(f"{format_bytes(size)} on {name}" for name, size in tiers.items())
         print(f"  {len(futures) - len(waiting)} of {len(futures)} blocks; {held}", flush=True)
 

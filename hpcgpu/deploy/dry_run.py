@@ -16,8 +16,8 @@ from hpcgpu.deploy.settings import Wanted
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Layout
 from hpcgpu.plan.binding.workers import plan_whole_node
-from hpcgpu.plan.views.overview import Plan
-from hpcgpu.plan.views.preview import Preview, layout_of
+from hpcgpu.report.job import Preview, layout_of
+from hpcgpu.report.machine import Plan
 from hpcgpu.units import counted
 
 

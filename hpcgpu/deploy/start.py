@@ -18,8 +18,9 @@ from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import exit_file, launcher_parent, log, pids, process
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.launch.environment import brought, read_allocation, render_memory
-from hpcgpu.model import Allocation, Command, RunDocument, Settings
+from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
+from hpcgpu.model.command import TIMED_OUT
 from hpcgpu.model.layout import World
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.plan.binding.memory import asks_granted_memory
@@ -32,6 +33,7 @@ from hpcgpu.plan.jobs.launcher import (
     split_command,
 )
 
+_QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
@@ -213,8 +215,17 @@ def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
         return LauncherFacts()
     from hpcgpu.host import run as programs
 
+    def query(*argv: str) -> Result:
+        result = programs.run_sync(Command(argv, timeout_s=_QUERY_S))
+        if result.returncode == TIMED_OUT:  # no launcher that happens to answer: mpirun would replace a slow srun
+            raise LaunchError(
+                f"no launcher can be chosen: {shlex.join(argv)} has not answered in {_QUERY_S:g} s. This node or "
+                "a file system is very slow now: try again"
+            )
+        return result
+
     def says(*argv: str) -> str:
-        return programs.run_sync(Command(argv, timeout_s=60)).stdout
+        return query(*argv).stdout
 
     beside, command = Path(sys.executable).parent / "mpirun", split_command(settings)
     program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec") or ""
@@ -222,7 +233,7 @@ def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
         program = shutil.which(command[0]) or ""
     facts = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
     if allocation.batch == "slurm":
-        listed = programs.run_sync(srun.LIST)
+        listed = query(*srun.LIST)
         return replace(facts, mpi_types=srun.read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
     if allocation.batch == "pbs":
         pals = shutil.which("mpiexec") or ""

@@ -1,48 +1,38 @@
-"""The plan of a machine, this one or one that a file describes, and the differences between machines."""
+"""The plan of a machine, this one or one that a file describes, and the differences between two machines."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import os
-import secrets
 import select
 import socket
 import stat
 import sys
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcgpu.deploy import settings as read_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.processes.node import facts_of
-from hpcgpu.errors import ConfigError, LaunchError, ParseError
-from hpcgpu.host import cgroup, discover, process
-from hpcgpu.host import run as programs
+from hpcgpu.errors import ConfigError, ParseError
+from hpcgpu.host import cgroup, discover
 from hpcgpu.launch.environment import read_allocation
-from hpcgpu.model import Command, CpuSet, Gpu, Settings, Topology, WorkerSpec
+from hpcgpu.model import CpuSet, Gpu, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.pictures.svg import render_svg
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
-from hpcgpu.plan.views.describe import describe, differences
-from hpcgpu.plan.views.explain import format_gpu
-from hpcgpu.plan.views.overview import Plan, render_overview
+from hpcgpu.report.binding import format_gpu
+from hpcgpu.report.machine import Plan, machine_table
+from hpcgpu.report.plain import describe, node_differences
+from hpcgpu.report.table import Table
 from hpcgpu.topology import document
 
 _STDIN = "-"
 _WRITER_S = 10.0
-_NODES_TIMEOUT_S = 120.0
-_MARK = "hpcgpu-answer"
-# srun passes a longer line on in pieces of 1,024 bytes, with other nodes' pieces between them (Slurm 22.05, seen with
-# lines of 7 kB). Open MPI passes on as much as it finds, up to 4,096 bytes: a multiple of this.
-LINE_BYTES = 512
-_PAYLOAD = 448
 _EXPECTED = "expected the output of hpcgpu topo --json"
 
 
@@ -65,12 +55,12 @@ class MachinePlan:
     settings: Settings
     file: str = ""  # that describes the machine
 
-    def table(self, width: int = 0) -> str:
-        """Return the plan as text for a terminal of ``width`` columns; 0 for any width."""
+    @property
+    def table(self) -> Table:
+        """The plan as a table."""
         facts, settings = self.facts, self.settings
         plan = Plan(facts.topology, self.specs, facts.allowed, settings.nics, settings.reserved_cores)
-        plan = plan._replace(allowed_nodes=facts.allowed_nodes, host=facts.name)
-        return render_overview(plan, self.file, width)
+        return machine_table(plan._replace(allowed_nodes=facts.allowed_nodes, host=facts.name), self.file)
 
     def described(self) -> dict[str, Any]:
         """Return the plan as plain data, with the PUs that were planned with and the PUs of no worker."""
@@ -191,35 +181,14 @@ def read_text(name: str) -> str:
         ) from e
 
 
-def compare(files: Sequence[str]) -> tuple[str, bool]:
-    """Compare the machines of files, or this job's nodes; return the differences, and True if there are any.
-
-    Raises ConfigError for one machine only, ParseError for a wrong file, LaunchError if the nodes do not answer.
-    """
-    if twice := next((name for name in files if files.count(name) > 1), ""):
-        raise ConfigError(f"--diff compares machines, and {named(twice)} was given twice; give a file of each machine")
-    nodes = {named(name): _read_described(name) for name in files} if files else _nodes_of_the_job()
-    if len(nodes) < 2:
+def compare(files: Sequence[str]) -> tuple[str, ...]:
+    """Return where the machines of two files differ; raise ConfigError or ParseError for a wrong file."""
+    if len(files) != 2 or files[0] == files[1]:
         raise ConfigError(
-            f"--diff compares machines, but it has {len(nodes)}: start it in a job with several nodes, or give files "
-            "(hpcgpu topo --json > node.json on each)"
+            f"--diff compares two files, and got {' '.join(files) or 'none'}; write them by hpcgpu topo --json > "
+            "node1.json on one node (srun -w node1 -N1 hpcgpu topo --json), and likewise on the other"
         )
-    lines = differences(nodes)
-    count = f"{len(lines)} difference{'' if len(lines) == 1 else 's'}" if lines else "all alike"
-    return "\n".join([*lines, f"{len(nodes)} nodes, {count}", ""]), bool(lines)
-
-
-def _nodes_of_the_job() -> dict[str, dict[str, Any]]:
-    command = start.node_launch(process.python_argv("hpcgpu", "topo", "--answer"))
-    argv = " ".join(command.argv)
-    done = programs.run_sync(Command(command.argv, env=dict(command.env), timeout_s=_NODES_TIMEOUT_S))
-    if done.returncode != 0:
-        raise LaunchError(f"{argv} ended with {done.returncode}: {done.stderr.strip()}")
-    try:
-        nodes = [_parse_described(text, "a node's answer") for text in read_answers(done.stdout.splitlines())]
-    except ValueError as e:
-        raise LaunchError(f"{argv}: {e}; it printed: {done.stdout[-2000:]}") from e
-    return dict(sorted((node["machine"]["host"], node) for node in nodes))  # nodes answer in any order
+    return node_differences(*map(_read_described, files))
 
 
 def _read_described(name: str) -> dict[str, Any]:
@@ -233,7 +202,7 @@ def _parse_described(text: str, where: str) -> dict[str, Any]:
     """Parse the output of ``hpcgpu topo --json``; raise ConfigError for another text."""
     try:
         node = json.loads(text)
-        differences({"a": node, "b": node})
+        node_differences(node, node)
     except json.JSONDecodeError as e:
         raise ConfigError(f"{where}, line {e.lineno}: no JSON ({e.msg}); {_EXPECTED}") from e
     except KeyError as e:
@@ -241,30 +210,3 @@ def _parse_described(text: str, where: str) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError, RecursionError) as e:
         raise ConfigError(f"{where} has a value of a wrong type; {_EXPECTED}") from e
     return dict(node)
-
-
-def answer_lines(text: str) -> list[str]:
-    """Encode a text as lines of ``LINE_BYTES`` each, with their line ends; write each by one call."""
-    packed = base64.b64encode(zlib.compress(text.encode())).decode()
-    pieces = [packed[i : i + _PAYLOAD] for i in range(0, len(packed), _PAYLOAD)]
-    head = f"{_MARK} {secrets.token_hex(8)}"
-    return [f"{f'{head} {i} {len(pieces)} {piece}':<{LINE_BYTES - 1}}\n" for i, piece in enumerate(pieces)]
-
-
-def read_answers(stream: Iterable[str]) -> list[str]:
-    """Decode the texts whose lines are in a stream, in any order, among other lines; ValueError if lines are lost."""
-    texts: dict[str, dict[int, str]] = {}
-    counts: dict[str, int] = {}
-    for line in stream:
-        if line.startswith(_MARK + " "):
-            _, name, number, count, piece = line.split()
-            texts.setdefault(name, {})[int(number)] = piece
-            counts[name] = int(count)
-    for name, pieces in texts.items():
-        if len(pieces) != counts[name]:
-            raise ValueError(f"of {counts[name]} lines of an answer {len(pieces)} have come")
-    joined = ("".join(pieces[i] for i in range(len(pieces))) for pieces in texts.values())
-    try:
-        return [zlib.decompress(base64.b64decode(text, validate=True)).decode() for text in joined]
-    except (KeyError, binascii.Error, zlib.error) as e:
-        raise ValueError(f"an answer has changed on its way ({e})") from e

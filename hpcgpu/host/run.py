@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import pids
 from hpcgpu.model import Command, Result, Started
+from hpcgpu.model.command import TIMED_OUT
 
 COPIES = 8
 # How long other processes may keep a program's output open after its end: qsub leaves a background process for later
@@ -101,7 +102,7 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
         async with asyncio.timeout(command.timeout_s):
             return await process.wait(), ""
     except TimeoutError:
-        return 124, f"{program}: no answer in {command.timeout_s:g} s; it was killed\n"
+        return TIMED_OUT, f"{program}: no answer in {command.timeout_s:g} s; it was killed\n"
     finally:
         if process.returncode is None:  # too late, or we were cancelled: leave nothing behind
             with contextlib.suppress(ProcessLookupError):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from hpcgpu.model import Command
 from hpcgpu.model.layout import World
 
-LIST = Command(("srun", "--mpi=list"), timeout_s=20.0)
+LIST = ("srun", "--mpi=list")
 
 
 def command(argv: tuple[str, ...], world: World, mpi_type: str) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+TIMED_OUT = 124  # a command's exit code, as timeout(1) has it
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -23,7 +25,7 @@ class Result:
     """The outcome of one :class:`Command`."""
 
     argv: tuple[str, ...]
-    returncode: int  # 127: the program does not exist; 124: timed out
+    returncode: int  # 127: the program does not exist; TIMED_OUT: killed after timeout_s
     stdout: str = ""
     stderr: str = ""
 

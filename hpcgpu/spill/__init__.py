@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcgpu.spill.store.buffer import GpuSpillBuffer as GpuSpillBuffer
+    from hpcgpu.spill.values.containers import contents as contents
 
-__all__ = ["GpuSpillBuffer"]
+__all__ = ["GpuSpillBuffer", "contents"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from hpcgpu.spill.store.buffer import GpuSpillBuffer
 
         return GpuSpillBuffer
+    if name == "contents":
+        from hpcgpu.spill.values.containers import contents
+
+        return contents
     raise AttributeError(f"module 'hpcgpu.spill' has no attribute {name!r}")

@@ -126,11 +126,6 @@ def test_open_mpis_default_of_one_core_each(slurm_lab: Lab, bin: str) -> None:
     assert "the launcher bound each rank to cores of its own" in seen.stderr
 
 
-def test_nodes_of_a_job_are_compared(slurm_lab: Lab) -> None:
-    job = ("salloc", "-N2", "hpcgpu", "topo", "--diff")
-    assert slurm_lab.exec(slurm_lab.login, job, check=True).stdout == "2 nodes, all alike\n"
-
-
 MEMORY = """
 from distributed import Client
 import hpcgpu

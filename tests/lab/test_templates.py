@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from lab import CHECKOUT, Lab
 from paths import ROOT
+from waiting import scaled
 
 TEMPLATES = sorted(path.name for path in (ROOT / "jobscripts").glob("slurm*.sbatch"))
 SMALL = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=1")
@@ -34,8 +35,9 @@ SCRIPT = """
 import sys
 from distributed import Client
 with Client() as client:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    print("HOSTS", len({w["host"] for w in workers}), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
+    workers = client.nthreads()
+    hosts = {address.rpartition(":")[0] for address in workers}
+    print("HOSTS", len(hosts), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
 """
 
 
@@ -60,7 +62,7 @@ def test_they_run(slurm_lab: Lab) -> None:
         argv = ["sh", "-c", f'cd templates; {env} exec "$@"', "sh", *line]
         return slurm_lab.exec(slurm_lab.login, argv, check=True).stdout.strip()
 
-    sim = ("--gpus", "sim:1", "--no-dashboard")
+    sim = ("--gpus", "sim:1", "--no-dashboard", "--death-timeout", f"{scaled(180):.0f}")  # 15 ranks start at once
     here = '"$PWD"'
     jobs = {
         "full": submit("-full", *sim, "s.py", "its", "arguments"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 from pbs_lab import HOME, Client, PbsLab
-from waiting import until
+from waiting import scaled, until
 
 EACH = {
     **{"gpus": "sim:1x64MiB", "walltime": "00:10:00", "client_grace": 5},
@@ -163,10 +163,10 @@ def test_killed_clients_leave_no_job(lab: PbsLab, gang: Client, elastic: Client)
 
 def test_a_job_hands_over_before_its_time_is_over(lab: PbsLab, elastic: Client) -> None:
     """PBS looks at the time by and by: here 2 s after its end and more, and it warns nobody."""
-    start(elastic, ELASTIC, walltime="00:00:24")
-    (first,) = scale(elastic, 1)
+    start(elastic, ELASTIC, walltime=f"{scaled(30):.0f} s")
+    first, *_ = scale(elastic, 1)  # on a slow machine its successor is there already
     elastic("kept = client.scatter(list(range(4)), broadcast=False)")
-    until(lambda: first not in lab.states(), "the first job is over", limit_s=90, every_s=0.5)
+    until(lambda: first not in lab.states(), "the first job is over", limit_s=120, every_s=0.5)
     assert elastic("client.gather(kept)") == [0, 1, 2, 3]
     elastic(CLOSE)
 
@@ -186,8 +186,9 @@ RUN = """
 import sys
 from distributed import Client
 with Client() as client:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    print("HOSTS", len({w["host"] for w in workers}), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
+    workers = client.nthreads()
+    hosts = {address.rpartition(":")[0] for address in workers}
+    print("HOSTS", len(hosts), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
 """
 APPTAINER = '#!/bin/bash\n[ "$1 $2 $3" = "exec --nv my.sif" ] && exec "${@:4}"\n'
 

@@ -55,11 +55,10 @@ def test_a_job_that_does_well(lab: PbsLab) -> None:
     assert "it asks PBS for" not in stderr
     check(findings, "job request", "ok", "pbs would take the job: it took job")
     assert findings["job"]["seen"].endswith(" ran on node1, node2")
-    # not told for one that is not shared, though it is this machine's; a warning if it is too busy to write fast
-    assert findings["home"]["verdict"] == "ok" or "slow" in findings["home"]["advice"]
+    for name in ("home", "versions"):  # a warning if this machine is too busy to write or import fast
+        assert findings[name]["verdict"] == "ok" or "slow" in findings[name]["advice"], findings[name]
     check(findings, "node to node", "ok", "(tcp and tls)")
     check(findings, "here to nodes", "ok")
-    check(findings, "versions", "ok")
     check(findings, "clocks", "ok")
     check(findings, "launcher and MPI", "ok", "mpirun", "3 ranks of", "met")
     check(findings, "GPUs", "failed", "0 of 1 GPUs")
@@ -81,7 +80,7 @@ def test_ten_faults_of_one_job_are_named(lab: PbsLab, tmp_path: Path) -> None:
         findings, _ = doctor(lab, *JOB, *options, "--job-script-prologue", prologue)
     ailing.check_prepared(findings)
     check(findings, "launcher and MPI", "failed", "/opt/pbs/bin/pbsdsh")
-    check(findings, "clocks", "warning", "the clock of node2 is ", "s behind that of ")
+    check(findings, "clocks", "warning", "the clock of ", "node2")
 
 
 def test_a_home_that_the_nodes_do_not_have_is_named(lab: PbsLab) -> None:

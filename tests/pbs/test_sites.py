@@ -26,7 +26,7 @@ def test_a_draft_is_enough_for_a_cluster(lab: PbsLab) -> None:
         with lab.client() as client:
             client(f"cluster = PBSGPUCluster(site='lab', **{GIVEN}); client = Client(cluster)")
             assert client("client.submit(sum, [1, 2, 3]).result()") == 6
-            assert client("len(client.scheduler_info(n_workers=-1)['workers'])") == 2
+            assert client("len(client.nthreads())") == 2
             assert "queue = workq    (site lab, ~/.config/hpcgpu/sites/lab.yaml:" in client("cluster.explain()")
             client("client.close(); cluster.close()")
             assert "the site file of lab says" not in client.said

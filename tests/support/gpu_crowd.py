@@ -21,8 +21,8 @@ from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
 from hpcgpu.deploy.dashboard.worker_metrics import KEY, draw_node
 from hpcgpu.deploy.processes.dashboard import add_page
 from hpcgpu.plan.binding.bindings import plan_bindings
-from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
-from hpcgpu.plan.views import explain
+from hpcgpu.report import binding as explain
+from hpcgpu.report.workers import DIRECTIONS, TIERS
 
 NODE = machine("turin-4gpu-nvml")  # four H200, four ports that are down
 BINDINGS = plan_bindings(NODE, NODE.gpus, pus(NODE))
@@ -46,9 +46,9 @@ def worker(index: int) -> SimpleNamespace:
     number = index % len(BINDINGS)
     node, binding = f"node{index // len(BINDINGS):03}", BINDINGS[number]
     gpu = binding.gpus[0]
-    limits = {"device": LIMIT, "capacity": gpu.memory_bytes, "process": 2 * HOST}
-    fixed = {"node": node, "gpu": f"GPU-{index:08x}", "pci": gpu.pci, "limits": limits, "cores": str(binding.cpuset)}
-    fixed |= {"model": explain.format_gpu(gpu, address=False), "memory": explain.format_memory(binding)}
+    fixed = {"node": node, "gpu": f"GPU-{index:08x}", "pci": gpu.pci, "cores": str(binding.cpuset)}
+    fixed |= {"model": explain.format_gpu(gpu, address=False), "numa": explain.format_memory(binding)}
+    fixed |= {"device_limit_bytes": LIMIT, "device_capacity_bytes": gpu.memory_bytes, "host_limit_bytes": 2 * HOST}
     fixed |= {"nic": explain.format_ports(binding), "reasons": list(binding.reasons)}
     late_s = random.uniform(0, 3) + (12.0 if index // len(BINDINGS) % 17 == 5 else 0.0)
     size = random.gauss(1, 0.12) + (0.35 if random.random() < 0.08 else 0)
@@ -71,13 +71,13 @@ def heartbeat(worker: SimpleNamespace, index: int, run_s: float) -> None:
     device = min(nbytes, int((0.97 + 0.03 * random.random()) * LIMIT))
     host = min(nbytes - device, HOST)
     disk = nbytes - device - host
-    before = worker.metrics.get(KEY, {"moved": dict.fromkeys(DIRECTIONS, 0), "tiers": dict.fromkeys(TIERS, 0)})
+    before = worker.metrics.get(KEY, {"moved": dict.fromkeys(DIRECTIONS, (0,)), "tiers": dict.fromkeys(TIERS, 0)})
     # what lies below comes up in turn, and other data goes down for it
     grown = {"host": max(0, host - before["tiers"]["host"]), "disk": max(0, disk - before["tiers"]["disk"])}
     turn = random.uniform(0.01, 0.05)
     steps = {"disk_to_host": turn * disk, "host_to_device": turn * host, "host_to_disk": grown["disk"] + turn * disk}
     steps["device_to_host"] = grown["host"] + grown["disk"] + turn * host
-    moved = {way: before["moved"][way] + int(steps[way]) for way in DIRECTIONS}
+    moved = {way: (before["moved"][way][0] + int(steps[way]),) for way in DIRECTIONS}
     tiers = dict(zip(TIERS, (device, host, disk), strict=True))
     wrong = [f"3 of 71 threads may run on PUs 0-255, planned: {worker.extra[KEY]['cores']}"] if index in WRONG else []
     facts = {"busy_s": run_s / 2, "tiers": tiers, "peaks": tiers, "moved": moved, "differences": wrong}

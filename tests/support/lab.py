@@ -16,7 +16,7 @@ from typing import Any
 
 from errands import Errands
 from paths import ROOT
-from waiting import scaled
+from waiting import STEADY, scaled
 
 LAB_SH = ROOT / "docker" / "lab.sh"
 UNAVAILABLE = 3  # exit code of lab.sh
@@ -127,7 +127,7 @@ class Lab:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a container, from the user's home; after ``timeout`` seconds it is ended, exit code 124."""
         limited = ["timeout", "-k", "5", str(timeout), *argv]
-        errand = {"argv": limited, "user": user, "env": dict(env or {}), "stdin": stdin}
+        errand = {"argv": limited, "user": user, "env": {**STEADY, **(env or {})}, "stdin": stdin}
         try:
             answer = self._run(container, timeout + 30, errand)
         except EOFError as e:
@@ -164,7 +164,7 @@ class Lab:
         pipe = subprocess.PIPE
         # Ending `docker exec` leaves its command running in the container: the limit must be in there.
         limit = ["timeout", "-k", "5", str(timeout)]
-        variables = [f"--env={name}={value}" for name, value in (env or {}).items()]
+        variables = [f"--env={name}={value}" for name, value in {**STEADY, **(env or {})}.items()]
         place = ["-u", "hpc", "-w", "/home/hpc", *variables, f"hpcgpu{self.number}-{container}"]
         argv = ["docker", "exec", "-i", *place, *limit, *argv]
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -6,8 +6,7 @@ c = Client()
 pids = json.load(open(sys.argv[1]))
 
 def addresses():
-    # c.scheduler_info() may answer without workers: the client renews it every 2 s, with none (distributed 2026.8.0)
-    return {w["name"]: a for a, w in c.sync(c.scheduler.identity, n_workers=-1)["workers"].items()}
+    return {w["name"]: a for a, w in c.scheduler_info(n_workers=-1)["workers"].items()}
 
 def wait(fact):
     end = time.monotonic() + 100

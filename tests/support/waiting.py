@@ -36,6 +36,9 @@ def scaled(seconds: float) -> float:
 
 
 LIMIT_S = scaled(60)
+# For a test's processes: every 2 s an answer without workers replaces what Client.scheduler_info asked for, sometimes
+# before it is returned (distributed 2026.8.0, Client._update_scheduler_info).
+STEADY = {"DASK_DISTRIBUTED__CLIENT__SCHEDULER_INFO_INTERVAL": "1h"}
 
 
 class Said:

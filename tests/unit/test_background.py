@@ -40,8 +40,8 @@ EXCEPTIONS = {
     ("deploy/network/connect_first.py", "connect_first", "create_task"): "awaited in the same function",
     ("deploy/processes/clients.py", "retire", "create_task"): "awaited in the same function",
     ("deploy/sites.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for its answers, and gets what it raises",
-    ("host/probes.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
-    ("host/knocking.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
+    ("deploy/doctor/probes.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
+    ("deploy/doctor/connect.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 

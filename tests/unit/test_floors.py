@@ -17,7 +17,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LOW = {"errors", "units"}
 FLOOR2 = {"topology", "batch", "launch", "config"}
-BELOW_AGENT = LOW | FLOOR2 | {"model", "supervise", "plan", "pictures", "host", "spill", "sim", "deploy"}
+BELOW_AGENT = LOW | FLOOR2 | {"model", "supervise", "plan", "report", "pictures", "host"}
+BELOW_AGENT |= {"spill", "sim", "deploy"}
 # Which rooms of hpcgpu a room may import, beside itself (docs/house.md). A room that is not here fails.
 ROOMS: dict[str, set[str]] = {
     "__init__": set(),
@@ -28,12 +29,13 @@ ROOMS: dict[str, set[str]] = {
     "model": LOW,
     **dict.fromkeys(FLOOR2, LOW | {"model"}),
     "plan": LOW | {"model", "launch"},
-    "pictures": LOW | {"model", "plan"},
+    "report": LOW | {"model", "plan"},
+    "pictures": LOW | {"model", "plan", "report"},
     "sim": LOW | {"model"},
     "supervise": LOW | {"model"},
     "spill": LOW | {"model", "supervise"},
     "host": LOW | {"model", "supervise", "topology"},
-    "deploy": LOW | FLOOR2 | {"model", "supervise", "plan", "pictures", "host", "spill", "sim"},
+    "deploy": LOW | FLOOR2 | {"model", "supervise", "plan", "report", "pictures", "host", "spill", "sim"},
     "agent": BELOW_AGENT,
     "cli": BELOW_AGENT | {"agent"},
 }
@@ -44,13 +46,13 @@ DEPLOY: dict[str, set[str]] = {
     "processes": {"network", "dashboard", "compat", "settings", "status_line"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "processes", "jobs", "compat", "settings", "start", "report", "status_line"},
+    "cluster": {"network", "dashboard", "processes", "jobs", "compat", "settings", "start", "workers", "status_line"},
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")
 # And for the rooms inside plan, likewise.
-PLAN = ("jobs", "binding", "doctor", "views")
-PURE = {"errors", "units", "model", "plan", "pictures"} | FLOOR2
+PLAN = ("jobs", "binding", "doctor")
+PURE = {"errors", "units", "model", "plan", "report", "pictures"} | FLOOR2
 STATE = ("hpcgpu", "spill", "state")  # the store's decisions: pure, and nothing of the store below them
 MACHINE = {
     *("os", "pathlib", "subprocess", "socket", "asyncio", "threading", "time", "ctypes", "signal", "multiprocessing"),
@@ -59,6 +61,7 @@ MACHINE = {
 OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure rooms' few exceptions
     "config": {"msgspec", "yaml"},
     "batch": set(),
+    "report": {"rich"},
     "sim": {"numpy"},
     "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm"},  # by who has objects of theirs
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},

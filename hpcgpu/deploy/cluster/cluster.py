@@ -28,7 +28,7 @@ from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs.phase import End, summary_line
 from hpcgpu.plan.jobs.worker_names import by_number
-from hpcgpu.plan.views.notebook import Explanation
+from hpcgpu.report.table import Explanation
 from hpcgpu.spill.store.dask import register
 from hpcgpu.supervise.failure_log import reason_of
 

@@ -8,7 +8,7 @@ from distributed.core import Status
 
 from hpcgpu.deploy.cluster.parts import ComposedCluster
 from hpcgpu.deploy.cluster.state import first_line
-from hpcgpu.plan.views.notebook import ClusterView
+from hpcgpu.report.cluster import cluster_page
 from hpcgpu.supervise import tasks
 
 
@@ -20,20 +20,21 @@ class NotebookCluster(ComposedCluster):
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         self._look_at_workers()
         run, state, session = self.parts.run, self.parts.state, self.parts.session
-        jobs = run.jobs
-        view = ClusterView(
-            kind=type(self).__name__,
-            name=self.name,
-            state=first_line(state.text or self.status.name),
-            link=session.browser.url if session.browser and not state.end else "",
-            target=0 if state.end else run.wanted_workers,
-            jobs=tuple((job.id, job.text, job.has, job.log) for job in (*jobs.rows, *jobs.gone)),
-        )
-        if view.link:  # a line has shown it before
+        link = session.browser.url if session.browser and not state.end else ""
+        if link:  # a line has shown it before
             drop = self.parts.progress.drop
             drop = tasks.log_errors(drop, "removing the line with the dashboard's link", tasks.only_log)
-            self.loop.add_callback(drop, f"dashboard: {view.link}")
-        return self.parts.page.html(view, self.scheduler_info["workers"]) + (cluster_status or "")
+            self.loop.add_callback(drop, f"dashboard: {link}")
+        page = cluster_page(
+            type(self).__name__,
+            self.name,
+            first_line(state.text or self.status.name),
+            link,
+            run.jobs.table,
+            self.parts.page.workers(self.scheduler_info["workers"]),
+            0 if state.end else run.wanted_workers,
+        )
+        return page + (cluster_status or "")
 
     def _look_at_workers(self) -> None:
         """Ask the workers for the facts of the page, unless this thread must not wait for them."""

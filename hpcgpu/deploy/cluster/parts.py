@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from distributed.deploy.cluster import Cluster
-from distributed.protocol.pickle import dumps, loads
 
-from hpcgpu.deploy import report
+from hpcgpu.deploy import workers
 from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.cluster.session import Hooks, Session
 from hpcgpu.deploy.cluster.state import State
+from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.errors import JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs.worker_names import by_number
-from hpcgpu.plan.views.notebook import ClusterView, WorkerView, cluster_page
-from hpcgpu.plan.views.summary import Summary
+from hpcgpu.report.summary import Summary
+from hpcgpu.report.workers import WorkerFacts, read_facts
 from hpcgpu.supervise import tasks
 from hpcgpu.supervise.failure_log import reason_of
 
@@ -32,39 +32,37 @@ _SHORTEST_S, _PER_WORKER_S = 2.0, 0.08
 
 
 class Page:
-    """The HTML of a cluster object, and its facts. The event loop's thread asks; any thread may read."""
+    """The facts of the workers for the page of a cluster object. The event loop's thread asks; any thread may read."""
 
     def __init__(self) -> None:
-        self._views: dict[str, WorkerView] = {}  # by address
+        self._facts: dict[str, WorkerFacts] = {}  # by address
         self._asked_s = 0.0
         self._asking: tasks.Loop | None = None
         self._show_end: Callable[[], None] | None = None
 
-    def html(self, view: ClusterView, workers: Mapping[str, Any]) -> str:
-        """Return the page of a view without workers, and of the scheduler's facts about its workers by address."""
+    def workers(self, present: Mapping[str, Any]) -> list[WorkerFacts]:
+        """Return the facts of the present workers; of those that have not answered, the scheduler's facts."""
         shown = [
-            self._views.get(address) or WorkerView(str(facts["name"]), str(facts["host"]))
-            for address, facts in workers.items()
+            self._facts.get(address) or read_facts(str(facts["name"]), {"node": facts["host"]}, facts.get(KEY, {}))
+            for address, facts in present.items()
         ]
-        shown.sort(key=lambda w: by_number(w.name))
-        return cluster_page(replace(view, workers=tuple(shown)))
+        return sorted(shown, key=lambda w: by_number(w.name))
 
-    def is_due(self, workers: int) -> bool:
+    def is_due(self, count: int) -> bool:
         """Return whether the facts are old."""
-        return time.monotonic() - self._asked_s >= max(_SHORTEST_S, _PER_WORKER_S * workers)
+        return time.monotonic() - self._asked_s >= max(_SHORTEST_S, _PER_WORKER_S * count)
 
     async def ask(self, scheduler: Any) -> None:  # distributed's rpc
         """Ask all workers; those that do not answer are shown by their names."""
         self._asked_s = time.monotonic()
-        message = {"op": "run", "function": dumps(report.worker_view), "args": dumps(()), "kwargs": dumps({})}
         try:
             async with asyncio.timeout(_ANSWER_S):
-                answers = await scheduler.broadcast(msg=message, on_error="return_pickle")
+                answers = await workers.ask(scheduler)
         except (OSError, TimeoutError):
             return
-        self._views = {a: view for a, answer in answers.items() if (view := _read(answer)) is not None}
+        self._facts = {a: facts for a, facts in answers.items() if isinstance(facts, WorkerFacts)}
 
-    def keep(self, scheduler: Callable[[], Any], workers: Callable[[], int]) -> None:
+    def keep(self, scheduler: Callable[[], Any], count: Callable[[], int]) -> None:
         """Ask again and again, on the event loop: a widget shows the page.
 
         The functions return the connection to the scheduler, and the number of workers.
@@ -73,7 +71,7 @@ class Page:
 
             async def ask() -> None:
                 await asyncio.sleep(_SHORTEST_S)
-                if self.is_due(workers()):
+                if self.is_due(count()):
                     await self.ask(scheduler())
 
             self._asking = tasks.run_forever(ask, "the questions to the workers for a notebook")
@@ -91,14 +89,7 @@ class Page:
         """Stop asking."""
         if self._asking:
             self._asking.cancel()
-        self._views = {}
-
-
-def _read(answer: Any) -> WorkerView | None:
-    if isinstance(answer, bytes):
-        answer = loads(answer)
-    view = answer.get("result") if isinstance(answer, dict) and answer.get("status") == "OK" else None
-    return view if isinstance(view, WorkerView) else None
+        self._facts = {}
 
 
 class LastSummary:
@@ -114,7 +105,7 @@ class LastSummary:
             return
         try:
             async with asyncio.timeout(_SUMMARY_S):
-                self._last = Summary.read(await scheduler.hpcgpu_summary())
+                self._last = Summary(**await scheduler.hpcgpu_summary())
         except Exception as e:  # of a connection that is gone, or of a scheduler that closes
             if not isinstance(self._last, Summary):
                 self._last = f"its scheduler does not answer: {reason_of(e)}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from distributed import Client
 from distributed.core import Status
 
-from hpcgpu.deploy import compat, report
+from hpcgpu.deploy import workers
 from hpcgpu.deploy.cluster.parts import ComposedCluster
-from hpcgpu.plan.views.summary import Summary
+from hpcgpu.report.summary import Summary
 
 
 class ReportedCluster(ComposedCluster):
@@ -21,24 +19,24 @@ class ReportedCluster(ComposedCluster):
 
         Returns
         -------
-        hpcgpu.deploy.report.Bindings
+        hpcgpu.report.workers.Bindings
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """
         self.parts.state.must_run()
-        return self.sync(self._ask, report.bindings)
+        return self.sync(workers.read_bindings, self.scheduler_comm)
 
     def memory(self) -> Any:
         """Return the memory of each worker now: device, host, what is spilled, and what has been moved how fast.
 
         Returns
         -------
-        hpcgpu.deploy.report.Memory
+        hpcgpu.report.memory.Memory
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """
         self.parts.state.must_run()
-        return self.sync(self._ask, report.memory)
+        return self.sync(workers.read_memory, self.scheduler_comm)
 
     def trim_memory(self) -> Any:
         """Have all workers give free memory back to the kernel; see :func:`hpcgpu.trim_memory`.
@@ -54,14 +52,7 @@ class ReportedCluster(ComposedCluster):
 
     async def _trim(self) -> Any:
         with self.parts.progress.waiting("the workers give free memory back"):
-            return await self._ask(report.trim_memory)
-
-    async def _ask(self, question: Callable[[Client], Any]) -> Any:
-        async with Client(self, asynchronous=True, set_as_default=False) as client:
-            try:
-                return await question(client)
-            finally:
-                compat.release_loop(client)
+            return await workers.trim(self.scheduler_comm)
 
     def summary(self) -> Any:
         """Return what was used: GPU hours, busy share, bytes moved and peaks by tier, restarts; and what to ask for.
@@ -70,7 +61,7 @@ class ReportedCluster(ComposedCluster):
 
         Returns
         -------
-        hpcgpu.plan.views.summary.Summary
+        hpcgpu.report.summary.Summary
             It prints as a few lines, ``.as_dict()`` and ``.as_json()`` have the figures; an awaitable of it where the
             cluster is asynchronous.
 

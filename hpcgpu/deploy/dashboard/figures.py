@@ -25,9 +25,8 @@ from bokeh.models import (
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
-from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
-from hpcgpu.plan.views.gpus import GpuFacts
-from hpcgpu.plan.views.memory_table import TIER_COLOURS
+from hpcgpu.report.memory import TIER_COLOURS
+from hpcgpu.report.workers import DIRECTIONS, TIERS, WorkerFacts
 from hpcgpu.units import format_bytes
 
 RED = "#CC3311"
@@ -105,7 +104,7 @@ class Bars:
         hover = HoverTool(tooltips=[("worker", "@name"), ("GPU", "@gpu"), ("now", "@said"), ("", "@wrong")])
         self.root.add_tools(hover, TapTool())
 
-    def show(self, gpus: Sequence[GpuFacts], *, fresh: bool) -> None:
+    def show(self, gpus: Sequence[WorkerFacts], *, fresh: bool) -> None:
         """Show these GPUs; ``fresh``: the workers have changed."""
         self.source.data = self._columns(gpus)
         if fresh:
@@ -114,9 +113,9 @@ class Bars:
             self.root.xaxis.major_label_orientation = "horizontal" if len(gpus) <= 8 else 0.5
 
     @staticmethod
-    def _columns(gpus: Sequence[GpuFacts]) -> dict[str, Any]:
-        tops = np.cumsum([[g.tier_bytes.get(t, 0) for t in TIERS] for g in gpus] or np.zeros((0, 3)), axis=1)
-        x, limit = np.arange(len(gpus), dtype=np.float64), np.array([g.limit_bytes.get("device", np.nan) for g in gpus])
+    def _columns(gpus: Sequence[WorkerFacts]) -> dict[str, Any]:
+        tops = np.cumsum([[g.tiers.get(t, 0) for t in TIERS] for g in gpus] or np.zeros((0, 3)), axis=1)
+        x, limit = np.arange(len(gpus), dtype=np.float64), np.array([g.limits.get("device", np.nan) for g in gpus])
         over = 0.06 * max(tops.max(initial=0), np.nan_to_num(limit).max(initial=0))
         wrong = np.array([bool(g.differences) for g in gpus], bool)
         return {
@@ -125,15 +124,15 @@ class Bars:
             "limit": limit.astype(np.float64),
             "mark": np.where(wrong, over + (tops[:, -1] if len(gpus) <= _FEW else tops.max(initial=0)), np.nan),
             "name": [g.name for g in gpus],
-            "gpu": [f"{g.model} {g.pci}" for g in gpus],
+            "gpu": [g.gpu_text for g in gpus],
             "said": [_describe_tiers(g) for g in gpus],
             "wrong": ["; ".join(g.differences) for g in gpus],
         }
 
 
-def _describe_tiers(g: GpuFacts) -> str:
-    parts = [f"{tier} {format_bytes(g.tier_bytes.get(tier, 0))}" for tier in TIERS]
-    if limit := g.limit_bytes.get("device"):
+def _describe_tiers(g: WorkerFacts) -> str:
+    parts = [f"{tier} {format_bytes(g.tiers.get(tier, 0))}" for tier in TIERS]
+    if limit := g.limits.get("device"):
         parts[0] += f" of {format_bytes(limit)}"
     if g.utilisation_percent is not None:
         parts.append(f"utilisation {g.utilisation_percent} %")
@@ -219,16 +218,16 @@ class Table:
         options = {"autosize_mode": "none", "row_height": _ROW, "index_position": None}
         self.root = DataTable(source=self.source, columns=columns, height=60, sizing_mode="stretch_width", **options)
 
-    def show(self, gpus: Sequence[GpuFacts]) -> None:
+    def show(self, gpus: Sequence[WorkerFacts]) -> None:
         """Show these workers, first those that are not as planned."""
         gpus = sorted(gpus, key=lambda g: not g.differences)
         self.source.data = {
             "name": [g.name for g in gpus],
-            "gpu": [f"{g.pci} {g.model}" for g in gpus],
+            "gpu": [g.gpu_text for g in gpus],
             "cores": [g.cores for g in gpus],
-            "memory": [g.memory for g in gpus],
+            "memory": [g.numa for g in gpus],
             "nic": [g.nic for g in gpus],
-            "limit": [format_bytes(g.limit_bytes.get("device", 0)) for g in gpus],
+            "limit": [format_bytes(g.limits.get("device", 0)) for g in gpus],
             "restarts": [g.restarts for g in gpus],
             "wrong": ["; ".join(g.differences) for g in gpus],
             "reasons": ["; ".join(g.reasons) for g in gpus],

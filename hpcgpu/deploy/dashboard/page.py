@@ -24,8 +24,7 @@ from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from hpcgpu.deploy.dashboard import figures
 from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
 from hpcgpu.deploy.dashboard.worker_metrics import ask_for_picture
-from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
-from hpcgpu.plan.views.gpus import GpuFacts, headline
+from hpcgpu.report.workers import DIRECTIONS, TIERS, Moved, WorkerFacts, headline
 from hpcgpu.supervise.failure_log import reason_of
 
 # Workers send heartbeats 0.5 to 3 s apart (distributed 2026.8.0): with many workers, seldom.
@@ -45,18 +44,18 @@ class Sample:
     values: np.ndarray  # float64, shape (rows, GPUs); NaN: unknown
 
     @classmethod
-    def of(cls, time_s: float, gpus: Sequence[GpuFacts]) -> Sample:
+    def of(cls, time_s: float, gpus: Sequence[WorkerFacts]) -> Sample:
         """Return a sample of these facts."""
         values = np.array([_row(g) for g in gpus], np.float64).reshape(len(gpus), UTILISATION + 1).T
         return cls(time_s, tuple(g.name for g in gpus), values)
 
 
-def _row(g: GpuFacts) -> tuple[float | None, ...]:
-    tiers, moved = g.tier_bytes, g.moved_bytes
+def _row(g: WorkerFacts) -> tuple[float | None, ...]:
+    tiers, moved = g.tiers, g.moved
     share = g.device_share
     return (
         *(tiers.get(tier, 0) for tier in TIERS),
-        *(moved.get(way, 0) for way in DIRECTIONS),
+        *(moved.get(way, Moved()).nbytes for way in DIRECTIONS),
         None if share is None else 100 * share,
         g.utilisation_percent,
     )
@@ -123,7 +122,7 @@ class GpuPage:
 
     def __init__(self, scheduler: Scheduler, usage: UsagePlugin, doc: Any) -> None:
         self._scheduler, self._usage, self._doc = scheduler, usage, doc
-        self._history, self._gpus = History(_SAMPLES), list[GpuFacts]()
+        self._history, self._gpus = History(_SAMPLES), list[WorkerFacts]()
         self._chosen, self._drawn = "", ""
         self._fixed: tuple[object, ...] = ()
         self._head, self._picture = Div(sizing_mode="stretch_width"), Div(sizing_mode="stretch_width")
@@ -209,7 +208,7 @@ class GpuPage:
             self._picture.text = text
 
 
-def _head(gpus: Sequence[GpuFacts]) -> str:
+def _head(gpus: Sequence[WorkerFacts]) -> str:
     """Return the headline, with differences from the plan in red; names are not broken at their hyphens."""
     if not gpus:
         return "no worker with a GPU is registered; workers of hpcgpu report their GPUs in heartbeats"

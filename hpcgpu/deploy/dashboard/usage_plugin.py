@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from distributed import Scheduler
@@ -17,10 +18,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from hpcgpu.deploy.dashboard.worker_metrics import ANSWER, ASK, KEY
 from hpcgpu.host import log
-from hpcgpu.plan.jobs.usage import WorkerUsage, sum_up
 from hpcgpu.plan.jobs.worker_names import by_number
-from hpcgpu.plan.views.gpus import GpuFacts
-from hpcgpu.plan.views.summary import Summary
+from hpcgpu.report.summary import Summary, sum_up
+from hpcgpu.report.workers import WorkerFacts, read_facts
 from hpcgpu.supervise.failure_log import reason_of
 
 # How long workers may take to answer; without an answer their last heartbeats count, which are 0.5 to 3 s apart.
@@ -40,7 +40,7 @@ class UsagePlugin(SchedulerPlugin):
         self._scheduler, self._walltime_s, self._clock = scheduler, walltime_s, clock
         self._begin_s = clock()
         self._live: dict[str, tuple[Any, float]] = {}  # distributed's WorkerState, and since when
-        self._ended: list[WorkerUsage] = []
+        self._ended: list[WorkerFacts] = []
         self._began: dict[str, int] = {}
         self._silent: set[str] = set()  # workers that were asked and have not answered
         self._answered = asyncio.Event()
@@ -62,49 +62,42 @@ class UsagePlugin(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """End a life; distributed calls this when a worker is gone."""
         if life := self._live.pop(worker, None):
-            self._ended.append(_usage(*life, self._clock()))
+            self._ended.append(self._facts(*life))
             self._silent.discard(worker)
             if not self._silent:
                 self._answered.set()
 
-    def restarts(self, name: str) -> int:
-        """Return how many processes took the place of this worker's first one."""
-        return max(0, self._began.get(name, 0) - 1)
-
-    def lives(self) -> list[WorkerUsage]:
+    def lives(self) -> list[WorkerFacts]:
         """Return the lives of all workers, until now or to their ends."""
-        now = self._clock()
-        return [*self._ended, *(_usage(state, since, now) for state, since in self._live.values())]
+        return [*self._ended, *(self._facts(*life) for life in self._live.values())]
 
-    def gpus(self) -> list[GpuFacts]:
+    def gpus(self) -> list[WorkerFacts]:
         """Return the last heartbeat's facts of each worker with a GPU, in the order of nodes and numbers."""
-        workers = [self._facts(state) for state, _ in self._live.values()]
+        workers = [self._facts(*life) for life in self._live.values()]
         return sorted((facts for facts in workers if facts.gpu), key=lambda facts: by_number(facts.name))
 
     def address(self, name: str) -> str:
         """Return a worker's address; "" if it is gone."""
         return next((address for address, (state, _) in self._live.items() if str(state.name) == name), "")
 
-    def _facts(self, state: Any) -> GpuFacts:
-        fixed: dict[str, Any] = state.extra.get(KEY, {})
-        now: dict[str, Any] = state.metrics.get(KEY, {})
-        name = str(state.name)
-        return GpuFacts(
-            name=name,
-            tier_bytes=now.get("tiers", {}),
-            moved_bytes=now.get("moved", {}),
-            differences=now.get("differences", ()),
-            used_bytes=state.metrics.get("gpu_memory_used"),
-            utilisation_percent=state.metrics.get("gpu_utilization"),
-            restarts=self.restarts(name),
-            limit_bytes=fixed.get("limits", {}),
-            **{key: fixed.get(key, "") for key in ("node", "gpu", "pci", "model", "cores", "memory", "nic")},
-            reasons=fixed.get("reasons", ()),
+    def _facts(self, worker: Any, begin_s: float) -> WorkerFacts:
+        """Return a worker's facts at its last heartbeat; of one that hpcgpu has not started, its name and time only."""
+        end_s, metrics = self._clock(), worker.metrics
+        now: dict[str, Any] = metrics.get(KEY, {})
+        return read_facts(
+            str(worker.name),
+            worker.extra.get(KEY, {}),
+            {**now, "busy_s": min(now.get("busy_s", 0.0), end_s - begin_s)},
+            device_used_bytes=metrics.get("gpu_memory_used"),
+            utilisation_percent=metrics.get("gpu_utilization"),
+            restarts=max(0, self._began.get(str(worker.name), 0) - 1),
+            begin_s=begin_s,
+            end_s=end_s,
         )
 
     def summary(self) -> Summary:
         """Return the run's usage until the workers' last heartbeats."""
-        return Summary(sum_up(self.lives(), self._clock() - self._begin_s, self._walltime_s))
+        return sum_up(self.lives(), self._clock() - self._begin_s, self._walltime_s)
 
     async def fresh_summary(self) -> dict[str, Any]:
         """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``)."""
@@ -117,7 +110,7 @@ class UsagePlugin(SchedulerPlugin):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_S if self._live else 0):
                 await self._answered.wait()
-        return self.summary().facts()
+        return asdict(self.summary())
 
     def take_answer(self, worker: str, facts: dict[str, Any]) -> None:
         """Record a worker's answer; distributed calls this."""
@@ -129,29 +122,13 @@ class UsagePlugin(SchedulerPlugin):
             self._answered.set()
 
 
-def _usage(state: Any, begin_s: float, end_s: float) -> WorkerUsage:
-    """Return a worker's life from its last heartbeat; for a worker that hpcgpu did not start, its time only."""
-    fixed: Mapping[str, Any] = state.extra.get(KEY, {})
-    now: Mapping[str, Any] = state.metrics.get(KEY, {})
-    return WorkerUsage(
-        name=str(state.name),
-        gpu=f"{fixed['node']} {fixed['gpu']}" if fixed.get("gpu") else "",
-        begin_s=begin_s,
-        end_s=end_s,
-        busy_s=min(now.get("busy_s", 0.0), end_s - begin_s),
-        moved_bytes=now.get("moved", {}),
-        peak_bytes=now.get("peaks", {}),
-        limit_bytes=fixed.get("limits", {}),
-    )
-
-
 async def say_summary(scheduler: Scheduler, how: str) -> None:
     """Log the run's usage: ``lines``, or also ``json``; nothing if ``how`` is "" or no worker came. Never raises."""
     if not how:
         return
     try:
-        summary = Summary.read(await scheduler.plugins[UsagePlugin.name].fresh_summary())
-        if not summary.usage.workers:
+        summary = Summary(**await scheduler.plugins[UsagePlugin.name].fresh_summary())
+        if not summary.workers:
             return
         for line in summary.lines:
             log.say(f"summary: {line}")

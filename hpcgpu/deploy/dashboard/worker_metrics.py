@@ -1,29 +1,31 @@
-"""Add facts to each worker's heartbeats: time with a task, bytes by tier, moves; at its start its binding.
+"""Collect the facts of a worker: for its heartbeats, and where people ask.
 
-distributed sends them (``Worker.metrics``, ``Worker.startup_information``): hpcgpu sends no messages for them.
+distributed sends heartbeats (``Worker.metrics``, ``Worker.startup_information``): hpcgpu sends no messages for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from distributed import Scheduler, Worker
+from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import bind, discover
+from hpcgpu.host import allocator, bind, discover
 from hpcgpu.model import Binding, Topology, WorkerSpec
 from hpcgpu.pictures.svg import render_svg
 from hpcgpu.plan.binding.ports import Ports, Why, label
-from hpcgpu.plan.jobs.usage import TIERS
-from hpcgpu.plan.views import explain
+from hpcgpu.report.binding import differences
+from hpcgpu.report.workers import TIERS, WorkerFacts, planned, read_facts
 
 # Their key in distributed's messages.
 KEY = "hpcgpu"
@@ -52,7 +54,7 @@ class WorkerMetrics(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Register the facts; distributed calls this when the worker starts."""
         self._worker = worker
-        worker.startup_information[KEY] = lambda _: self._fixed()
+        worker.startup_information[KEY] = lambda _: {"node": socket.gethostname(), **planned(self._spec)}
         worker.metrics[KEY] = lambda _: self._now()
         worker.stream_handlers[ASK] = lambda: worker.batched_send({"op": ANSWER, "facts": self._now()})
         worker.handlers["hpcgpu_binding"] = lambda: pickle.dumps(self._spec.binding)
@@ -79,47 +81,26 @@ class WorkerMetrics(WorkerPlugin):
         """Return for how long at least one task has run."""
         return self._busy_s + (self._clock() - self._since if self._running else 0.0)
 
-    def _note_peaks(self) -> dict[str, int]:
-        tiers: dict[str, int] = self._worker.data.tiers
-        for tier, nbytes in tiers.items():
+    def _note_peaks(self, process_bytes: int = 0) -> None:
+        for tier, nbytes in {**self._worker.data.tiers, "process": process_bytes}.items():
             self._peaks[tier] = max(self._peaks[tier], nbytes)
-        return tiers
 
     def _now(self) -> dict[str, Any]:
-        tiers = self._note_peaks()
-        process = int(self._worker.monitor.get_process_memory())
-        self._peaks["process"] = max(self._peaks["process"], process)
-        return {
-            "busy_s": self.busy_s(),
-            "tiers": tiers,
-            "peaks": dict(self._peaks),
-            "moved": {way: count.nbytes for way, count in self._worker.data.counters.items()},
-            "differences": list(self._binding_differences()),
-        }
-
-    def _fixed(self) -> dict[str, Any]:
-        spec, gpu = self._spec, self._spec.gpu
-        return {
-            "node": socket.gethostname(),
-            "gpu": gpu.uuid if gpu else "",
-            "pci": gpu.pci if gpu else "",
-            "model": explain.format_gpu(gpu, address=False) if gpu else "",
-            "limits": _limits(spec),
-            "cores": str(spec.binding.cpuset),
-            "memory": explain.format_memory(spec.binding),
-            "nic": explain.format_ports(spec.binding),
-            "reasons": list(explain.worker_reasons(spec)),
-        }
+        memory = read_memory(self._worker, self._spec)
+        self._note_peaks(memory["process_bytes"])
+        use = {"busy_s": self.busy_s(), "peaks": dict(self._peaks)}
+        return {**memory, **use, "differences": list(self._binding_differences())}
 
     def _binding_differences(self) -> tuple[str, ...]:
-        when, differences = self._differences
-        if (now := self._clock()) - when > _READ_S:
-            try:
-                differences = explain.differences(self._spec, replace(bind.read_binding(), env=self._spec.env))
-            except HpcGpuError as e:
-                differences = (str(e),)
-            self._differences = (now, differences)
-        return differences
+        read_s, before = self._differences
+        if (now := self._clock()) - read_s <= _READ_S:
+            return before
+        try:
+            new = differences(self._spec, replace(bind.read_binding(), env=self._spec.env))
+        except HpcGpuError as e:
+            new = (str(e),)
+        self._differences = (now, new)
+        return new
 
     async def _draw(self, names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
         """Draw this worker's node for the page, on request."""
@@ -145,11 +126,62 @@ class WorkerMetrics(WorkerPlugin):
         return min(100, round(100 * (busy_s - busy_before) / (now - before))) if now > before else 0
 
 
-def _limits(spec: WorkerSpec) -> Mapping[str, int]:
-    """Return the limits in bytes; the device's size if it has no limit."""
-    device = spec.device_memory_limit_bytes or spec.device_memory_bytes
-    limits = {"device": device, "capacity": spec.device_memory_bytes, "process": spec.memory_limit_bytes or 0}
-    return {name: nbytes for name, nbytes in limits.items() if nbytes}
+def collect(dask_worker: Worker) -> WorkerFacts:
+    """Collect a worker's facts, its binding as the kernel has it now; called in the worker."""
+    spec: WorkerSpec | None = getattr(dask_worker.plugins.get("hpcgpu"), "spec", None)
+    name, node = str(dask_worker.name), socket.gethostname()
+    memory = read_memory(dask_worker, spec)
+    if spec is None:
+        return read_facts(name, memory, node=node)
+    env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
+    actual = replace(bind.read_binding(), env=env)
+    return read_facts(
+        name, memory, planned(spec), node=node, spec=spec, actual=actual, differences=differences(spec, actual)
+    )
+
+
+def read_memory(worker: Worker, spec: WorkerSpec | None) -> dict[str, Any]:
+    """Return a worker's memory and moves as plain data, under the names of :class:`WorkerFacts`."""
+    store = worker.data
+    process_bytes = int(worker.monitor.get_process_memory())
+    if not hasattr(store, "tiers"):  # not the spill store
+        return {"process_bytes": process_bytes}
+    tiers, spilled = store.tiers, store.spilled_total.disk
+    immovable_number, immovable_bytes = store.immovable
+    device = _device(spec)
+    return {
+        **device,
+        "tiers": tiers,
+        "copy_bytes": store.copy_bytes,
+        "device_limit_bytes": store.device_limit_bytes or device.get("device_limit_bytes"),
+        "process_bytes": process_bytes,
+        "host_limit_bytes": worker.memory_manager.memory_limit or None,
+        "spilled_to_host_bytes": max(0, spilled - tiers["disk"]),
+        "moved": {way: (c.nbytes, c.number, c.seconds) for way, c in store.counters.items()},
+        "rescues": store.rescues,
+        "immovable_number": immovable_number,
+        "immovable_bytes": immovable_bytes,
+        "allocator": allocator.in_force(),
+    }
+
+
+def _device(spec: WorkerSpec | None) -> dict[str, Any]:
+    """Return the facts of the worker's device, without making a CUDA context."""
+    if spec is not None and spec.gpu is None:
+        return {}
+    capacity = spec.device_memory_bytes or None if spec else None
+    out = {"device_capacity_bytes": capacity, "device_limit_bytes": spec.device_memory_limit_bytes if spec else None}
+    sim = sys.modules.get("hpcgpu.sim") if spec is None or spec.simulated else None
+    if sim:
+        gpu = sim.current_gpu()
+        now = gpu.used_bytes, gpu.memory_bytes, "simulated"
+    elif (cupy := sys.modules.get("cupy")) and (pool := cupy.get_default_memory_pool()).total_bytes():
+        now = pool.used_bytes(), capacity or cupy.cuda.runtime.memGetInfo()[1], "pool"
+    elif nvml.device_get_count():
+        now = nvml.real_time()["memory-used"], capacity or nvml.one_time()["memory-total"], "NVML"
+    else:
+        return out
+    return {**out, **dict(zip(("device_used_bytes", "device_capacity_bytes", "device_source"), now, strict=True))}
 
 
 def draw_node(topology: Topology, names: Sequence[str], bindings: Sequence[Binding]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import secrets
 import shutil
 from collections.abc import Callable
@@ -13,13 +12,13 @@ from datetime import date
 from pathlib import Path
 
 from hpcgpu.config import document
-from hpcgpu.deploy.doctor import login, node, shared_files
+from hpcgpu.deploy.doctor import probes, shared_files
+from hpcgpu.deploy.doctor.connect import connect_all
 from hpcgpu.deploy.jobs import batch_client, ending, logs, runs
 from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
 from hpcgpu.deploy.jobs.run import Run, sweep
 from hpcgpu.deploy.jobs.submitter import Submitter, submit_guarded
 from hpcgpu.deploy.network import lease
-from hpcgpu.deploy.network.tls import Certificate
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import private
 from hpcgpu.host.private import user_folder
@@ -91,8 +90,6 @@ class _DoctorJob:
         run_ = document.render(replace(document_, folder=""))
         self._order = shared_files.Order(token=self._token, nodes=self._spec.nodes, run=run_)
         shared_files.write(folder, shared_files.ORDER, self._order)
-        certificate = Certificate.make()
-        private.write(folder / shared_files.CERTIFICATE, f"{certificate.cert_pem}{certificate.key_pem}")
         self._run = Run.begin(document_, user.batch, user.site)
         self._submitter = Submitter(
             self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
@@ -184,12 +181,12 @@ class _DoctorJob:
             self._say(text)
 
     def _have_all(self) -> bool:
-        """Knock when all nodes listen; return True if all have answered."""
+        """Connect when all nodes listen; return True if all have answered."""
         listening = shared_files.read_listening(self._folder)
         if self._links is None and len(listening) >= self._spec.nodes:
-            me = os.uname().nodename
-            self._links = tuple(link for to in listening for link in node.knock(me, to, self._order, self._folder))
-            shared_files.write(self._folder, shared_files.KNOCKED, True)
+            token = self._order.token
+            self._links = tuple(link for place in listening.items() for link in connect_all(*place, token))
+            shared_files.write(self._folder, shared_files.CONNECTED, True)
         return self._links is not None and len(shared_files.read_nodes(self._folder)) >= self._spec.nodes
 
     def _ended(self, job_id: str) -> str:
@@ -209,7 +206,7 @@ class _DoctorJob:
             wanted_nodes=self._spec.nodes,
             wanted_gpus=self._spec.gpus_per_node,
             protocol=self._settings.protocol or "",
-            python=login.python(),
+            python=probes.python(),
             nodes=nodes,
             ended=self._ended(job.id),
             output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),

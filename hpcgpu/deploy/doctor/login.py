@@ -7,20 +7,19 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch import inventory
 from hpcgpu.deploy import settings
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs.job_plan import PlannedJob, read_job
 from hpcgpu.errors import ConfigError, SubmitError
-from hpcgpu.host import probes
 from hpcgpu.host import run as programs
 from hpcgpu.model import Result
-from hpcgpu.plan.doctor.facts import Folder, Limits, LoginFacts, Names, Python, Request
-from hpcgpu.spill.storage import mounts
+from hpcgpu.plan.doctor.facts import LoginFacts, Request
 
 _LIMIT_S = 4.0
 _WRITE_BYTES = 4 << 20
@@ -28,66 +27,43 @@ _SYSTEMS = (("slurm", "sbatch"), ("pbs", "qsub"))
 _NO_SYSTEM = "no batch system here (neither sbatch nor qsub): this is no login node of a cluster"
 
 
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """The job that the doctor checks; None with a reason if there is no job."""
-
-    job: PlannedJob | None
-    why_not: str = ""
-
-
-def read(options: Mapping[str, object], options_from: str, batch: str | None, *, must: bool) -> JobRequest:
-    """Read the job of these options, for the named batch system, the site's, or this machine's.
+def read(
+    options: Mapping[str, object], options_from: str, batch: str | None, *, must: bool
+) -> tuple[PlannedJob | None, str]:
+    """Read the job of these options, or the reason against one, for a batch system that is named, the site's or here.
 
     With ``must`` the job will be submitted, and ConfigError is raised for too few options, too; else only for wrong
     values. ``options_from`` names the place of an option in messages.
     """
     here = batch or next((name for name, program in _SYSTEMS if shutil.which(program)), "")
     try:
-        return JobRequest(read_job(options, options_from, (), batch if "site" in options else here or None))
+        return read_job(options, options_from, (), batch if "site" in options else here or None), ""
     except ConfigError as error:
         if must or (options and here):
             raise
         settings.read(options, options_from)  # a wrong value is an error without a batch system, too
-        return JobRequest(None, str(error) if here else _NO_SYSTEM)
+        return None, str(error) if here else _NO_SYSTEM
 
 
-def facts(request: JobRequest) -> LoginFacts:
+def facts(job: PlannedJob | None, no_job: str) -> LoginFacts:
     """Gather this machine's facts within a few seconds; nothing is submitted."""
-    job = request.job
     scratch = (job[0].settings.local_directory if job else None) or os.environ.get("SCRATCH")
     checks: dict[str, Callable[[], Any]] = {
-        "python": python,
-        "environment": lambda: Folder(path=sys.prefix, **_kind(Path(sys.prefix))),
-        "home": partial(folder, Path.home()),
-        "limits": lambda: Limits(**probes.limits()),
-        "names": lambda: Names(**probes.names()),
+        "python": probes.python,
+        "environment": partial(probes.mounted, Path(sys.prefix)),
+        "home": partial(probes.folder, Path.home(), _WRITE_BYTES),
+        "limits": probes.limits,
+        "names": probes.names,
     }
     if job:
         checks["request"] = partial(_request, job)
     if scratch and Path(scratch).is_dir():
-        checks["scratch"] = partial(folder, Path(scratch))
+        checks["scratch"] = partial(probes.folder, Path(scratch), _WRITE_BYTES)
     results, unknown = probes.gather(checks, _LIMIT_S)
     no_scratch = "no --local-directory and no $SCRATCH; --submit checks the nodes' own"
     if scratch:
         no_scratch = f"{scratch} is not here; --submit checks it on the nodes"
-    return LoginFacts(**results, unknown={"request": request.why_not, "scratch": no_scratch, **unknown})
-
-
-def python() -> Python:
-    """Return this Python."""
-    return Python(**probes.python())
-
-
-def folder(path: Path, write_bytes: int = _WRITE_BYTES) -> Folder:
-    """Measure a folder by writing and removing some bytes."""
-    return replace(Folder(**probes.folder(path, write_bytes)), **_kind(path))
-
-
-def _kind(path: Path) -> dict[str, Any]:
-    text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    mount = mounts.mount_of(os.fspath(path.resolve()), text)
-    return {"kind": mount.kind, "network": mount.is_network, "memory": mount.is_memory} if mount else {}
+    return LoginFacts(**results, unknown={"request": no_job, "scratch": no_scratch, **unknown})
 
 
 def _request(job: PlannedJob) -> Request:

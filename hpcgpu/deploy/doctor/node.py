@@ -9,26 +9,27 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcgpu.config import document
 from hpcgpu.deploy import start
-from hpcgpu.deploy.doctor import node_checks, shared_files, ucx_link
-from hpcgpu.deploy.doctor.shared_files import CERTIFICATE, Listening, Order
+from hpcgpu.deploy.doctor import probes, shared_files
+from hpcgpu.deploy.doctor.connect import Listener, connect_all
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import probes, process
+from hpcgpu.host import cgroup, discover, nvml, process
 from hpcgpu.host import run as programs
-from hpcgpu.host.knocking import Answer, Endpoint, Listener, probe_often
-from hpcgpu.model import Command, Result, Settings
-from hpcgpu.plan.doctor.facts import Launcher, Link
+from hpcgpu.model import Command, Result, Settings, Topology
+from hpcgpu.plan.doctor.facts import Launcher, NodeFacts
 from hpcgpu.plan.jobs.launcher import RankCommand
+from hpcgpu.spill.storage.scratch import home_of
 
-_MEET_S = 30.0  # for the other nodes to come, and for the login node to have knocked
+_MEET_S = 30.0  # for the other nodes to come, and for the login node to have connected
+_PROBES_S = 25.0  # for all probes of a node together: imports on a cold file system
+_WRITE_BYTES = 64 << 20
 _POLL_S = 0.1
 _NODES_S = 120.0
 _RANKS_S = 25.0
@@ -39,25 +40,6 @@ _RANK = (
 )
 _RANK_LINE = re.compile(rf"{_MARK} (\d+) (.*)")
 _OUTPUT_LINES = 4
-
-
-def knock(source: str, target: Listening, order: Order, folder: Path) -> tuple[Link, ...]:
-    """Connect to a machine at each of its addresses, by TCP and then by TLS: its handshakes keep a CPU busy."""
-    links: list[Link] = []
-    for protocol in ("tcp", "tls"):
-        places = [place for place in target.where if place.protocol == protocol]
-        knocks = {
-            str(i): partial(probe_often, place, order.token, folder / CERTIFICATE) for i, place in enumerate(places)
-        }
-        answers, errors = probes.gather(knocks, _MEET_S)
-        answers |= {i: Answer(error=text) for i, text in errors.items()}
-        links += [_link(source, target, place, answers[str(i)]) for i, place in enumerate(places)]
-    return tuple(links)
-
-
-def _link(source: str, target: Listening, place: Endpoint, answer: Answer) -> Link:
-    where: dict[str, Any] = {"interface": place.interface, "address": place.address, "protocol": place.protocol}
-    return Link(source=source, target=target.host, **where, **answer._asdict())
 
 
 def on_nodes(folder: Path) -> int:
@@ -102,43 +84,54 @@ def _run(command: RankCommand, limit_s: float) -> Result:
 
 
 def on_node(folder: Path) -> int:
-    """Gather this node's facts and connections until all others have knocked; HpcGpuError without a shared home."""
+    """Gather this node's facts and connections until all others have connected; HpcGpuError without a shared home."""
     order, host = shared_files.read_order(folder), os.uname().nodename
-    with contextlib.closing(Listener(order.token, folder / CERTIFICATE)) as listener, contextlib.ExitStack() as stack:
-        port, no_ucx = 0, "one node only" if order.nodes < 2 else ""
-        if not no_ucx:
-            try:
-                port = stack.enter_context(ucx_link.served(order.token))
-            except RuntimeError as error:
-                no_ucx = str(error)
-        # UCX uses IPv4, at all addresses
-        plain = [place for place in listener.where if port and place.protocol == "tcp" and "." in place.address]
-        where = (*listener.where, *(Endpoint(p.interface, p.address, port, "ucx") for p in plain))
-        listening = Listening(host=host, where=where, no_ucx=no_ucx)
-        shared_files.write(folder, f"{shared_files.LISTENS}{host}", listening)
-        facts = node_checks.gather_facts(document.read(order.run).settings)
+    with contextlib.closing(Listener(order.token)) as listener:
+        shared_files.write(folder, f"{shared_files.LISTENS}{host}", listener.endpoints)
+        facts = gather_facts(document.read(order.run).settings)
         met = _until(lambda: len(shared_files.read_listening(folder)) >= order.nodes)
-        others = [other for other in shared_files.read_listening(folder) if other.host != host]
-        links = [link for other in others for link in knock(host, other, order, folder)]
-        ucx_links, no_ucx_links = _knock_by_ucx(host, others, order, no_ucx)
-        facts = replace(facts, links=(*links, *ucx_links), no_ucx_links=no_ucx_links)
-        shared_files.write(folder, f"{shared_files.NODE}{host}", facts)
+        others = [place for place in shared_files.read_listening(folder).items() if place[0] != host]
+        links = [link for other, endpoints in others for link in connect_all(other, endpoints, order.token)]
+        shared_files.write(folder, f"{shared_files.NODE}{host}", replace(facts, links=tuple(links)))
         if met:
-            knocked = folder / shared_files.KNOCKED
-            _until(lambda: knocked.exists() and len(shared_files.read_nodes(folder)) >= order.nodes)
+            connected = folder / shared_files.CONNECTED
+            _until(lambda: connected.exists() and len(shared_files.read_nodes(folder)) >= order.nodes)
     return 0
 
 
-def _knock_by_ucx(source: str, others: Sequence[Listening], order: Order, why_not: str) -> tuple[list[Link], str]:
-    """Connect to the others by UCX; return the links, or why no connection was tried."""
-    pairs = [(other, place) for other in others for place in other.where if place.protocol == "ucx"]
-    if why_not or not pairs:
-        return [], why_not or next((other.no_ucx for other in others), "no other node has come")
-    try:
-        answers = ucx_link.knock_all([place for _, place in pairs], order.token)
-    except RuntimeError as error:
-        answers = (Answer(error=str(error)),) * len(pairs)
-    return [_link(source, *pair, answer) for pair, answer in zip(pairs, answers, strict=True)], ""
+def gather_facts(settings: Settings) -> NodeFacts:
+    """Gather this node's facts."""
+    checks: dict[str, Callable[[], Any]] = {
+        "scratch": lambda: probes.folder(home_of(settings.local_directory), _WRITE_BYTES),
+        "ucx": probes.ucx,
+        "topology": discover.topology,
+        "imports": probes.imports,
+    }
+    results, unknown = probes.gather(checks, _PROBES_S)
+    topology: Topology | None = results.get("topology")
+    broken, import_s = results.get("imports", ("", 0.0))
+    cpus, cores = probes.cpus()
+    gpus = nvml.read()
+    return NodeFacts(
+        host=os.uname().nodename,
+        python=replace(probes.python(), broken=broken, import_s=import_s),
+        limits=probes.limits(),
+        cpus=cpus,
+        cores=cores,
+        memory_bytes=cgroup.memory_limit().nbytes,
+        temporary=tempfile.gettempdir(),
+        gpus=tuple(gpu.model for gpu in gpus.gpus),
+        compute_modes=tuple(gpu.compute_mode for gpu in gpus.gpus),
+        driver=nvml.driver(),
+        no_driver=gpus.trouble,
+        # of Slurm only, which sets no variable for none; None for PBS, which has no variable
+        granted_gpus=int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) if "SLURM_JOB_ID" in os.environ else None,
+        nics=topology.nics if topology else None,
+        hops=topology.hops if topology else (),
+        scratch=results.get("scratch"),
+        ucx=results.get("ucx"),
+        unknown={**unknown, "nics": unknown.get("topology", "")},
+    )
 
 
 def _until(is_true: Callable[[], bool]) -> bool:

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import msgspec
 
+from hpcgpu.deploy.doctor.connect import Endpoint
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import private
-from hpcgpu.host.knocking import Endpoint
 from hpcgpu.plan.doctor.facts import Launcher, NodeFacts
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
 
-ORDER, LAUNCHER, KNOCKED, CERTIFICATE = "order", "launcher", "knocked", "certificate"
+ORDER, LAUNCHER, CONNECTED = "order", "launcher", "connected"
 LISTENS, NODE = "listens-", "node-"  # with the node's name
 Content = TypeVar("Content")
 
@@ -27,15 +27,6 @@ class Order:
     token: str  # a secret of this job
     nodes: int
     run: str  # a run document
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """A listening node."""
-
-    host: str
-    where: tuple[Endpoint, ...]
-    no_ucx: str = ""  # why UCX does not listen; "": it does
 
 
 def write(folder: Path, name: str, value: object) -> None:
@@ -51,9 +42,12 @@ def read_order(folder: Path) -> Order:
         raise HpcGpuError(f"{os.uname().nodename} has no {folder}: {NOT_SHARED}, or the doctor has ended") from e
 
 
-def read_listening(folder: Path) -> tuple[Listening, ...]:
-    """Read the nodes that listen."""
-    return _read_all(folder, LISTENS, Listening)
+def read_listening(folder: Path) -> dict[str, tuple[Endpoint, ...]]:
+    """Read the endpoints of the nodes that listen, by host."""
+    paths = sorted(folder.glob(f"{LISTENS}*"))
+    return {
+        p.name.removeprefix(LISTENS): msgspec.json.decode(private.read(p), type=tuple[Endpoint, ...]) for p in paths
+    }
 
 
 def read_nodes(folder: Path) -> tuple[NodeFacts, ...]:

@@ -22,8 +22,8 @@ from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.site_node import topology_of
 from hpcgpu.plan.binding.workers import facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
-from hpcgpu.plan.views.overview import Plan
-from hpcgpu.plan.views.preview import Preview, described, differences, layout_of
+from hpcgpu.report.job import Preview, described, differences, layout_of
+from hpcgpu.report.machine import Plan
 from hpcgpu.units import format_bytes, format_duration
 
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from datetime import date
 
@@ -10,13 +9,12 @@ from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.worker_names import count_by_job
-from hpcgpu.plan.views import notebook
+from hpcgpu.report.cluster import jobs_table
+from hpcgpu.report.table import Shown, Table
 
-_TITLES = ("job", "state", "has", "nodes", "log")
 
-
-@dataclass(frozen=True, slots=True)
-class Jobs:
+@dataclass(frozen=True, slots=True, repr=False)
+class Jobs(Shown):
     """The described jobs of a cluster."""
 
     rows: tuple[Job, ...]  # the one with the scheduler, and all others that are not gone
@@ -26,27 +24,9 @@ class Jobs:
         return len(self.rows)
 
     @property
-    def cells(self) -> list[tuple[str, str, str, str, str]]:
-        """The texts of the table, row by row: id, state, processes, number of nodes, log."""
-        return [(job.id, job.text, job.has, str(job.nodes), job.log) for job in (*self.rows, *self.gone)]
-
-    def __str__(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for title in _TITLES:
-            table.add_column(title, overflow="fold")
-        for cells in self.cells:
-            table.add_row(*cells)
-        out = io.StringIO()
-        Console(file=out, width=160, color_system=None, force_jupyter=False).print(table)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return notebook.jobs_page(self.cells)
+    def table(self) -> Table:
+        """The jobs, those that are gone last."""
+        return jobs_table((*self.rows, *self.gone))
 
 
 def jobs_of(run: Run) -> tuple[Job, ...]:

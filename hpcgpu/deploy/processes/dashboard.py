@@ -11,7 +11,7 @@ from tornado.web import RequestHandler
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
 from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
-from hpcgpu.plan.views import prometheus
+from hpcgpu.report import prometheus
 
 _NO_BOKEH = (
     "Dask's dashboard needs bokeh, which the scheduler's Python does not have: pip install 'hpcgpu[dashboard]'\n"

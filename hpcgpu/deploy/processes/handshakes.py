@@ -1,18 +1,11 @@
-"""Limit connections before their handshake, which anyone who reaches a port can open without a certificate.
-
-They end at a deadline. Their number is limited: the process keeps descriptors for its own connections. The log counts
-the failed ones once a minute.
-"""
+"""A deadline for the handshake of connections, which anyone who reaches a port can open without a certificate."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import resource
-import socket
-import struct
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
@@ -23,89 +16,54 @@ from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.hpcgpu")
 
-_DEADLINE = "distributed.comm.timeouts.handshake"
-_DEADLINE_S = 10.0
-# Ticks of a deadline. A late tick counts as one: this process was stopped or busy, and did not read from the peers.
-_TICKS = 10
+_DEADLINE, _DEADLINE_S = "distributed.comm.timeouts.handshake", 10.0
 _SAY_S = 60.0
-# Each takes at most 70 KiB of the process. A peer that is turned away tries again (distributed.comm.core.connect).
-_MOST = 1024
-_RESET = struct.pack("ii", 1, 0)
+# A timer that is so late shows that this process was busy or stopped, and did not read from the peer.
+_LATE = 0.1
 
 
 def limit() -> None:
-    """Raise the limit of descriptors for this process and its forks; limit the listeners that it will open."""
+    """Raise the limit of descriptors for this process and its forks; set a deadline to the listeners that it opens."""
     process.allow_open_files()
-    deadline_s = parse_timedelta(dask.config.get(_DEADLINE, _DEADLINE_S))
-    compat.limit_handshakes(
-        HandshakeLimiter(deadline_s, min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
-    )
+    compat.limit_handshakes(HandshakeDeadline(parse_timedelta(dask.config.get(_DEADLINE, _DEADLINE_S))))
 
 
-class _Peer(NamedTuple):
-    address: str
-    due: int  # tick
+class HandshakeDeadline:
+    """Closes the connections of one process whose handshake takes too long; logs a failed one a minute."""
 
-
-class HandshakeLimiter:
-    """Limits the time and the number of one process's handshakes.
-
-    A peer has ``deadline_s``, counted while this process listens to it. At most ``most`` handshakes are under way; one
-    more ends the oldest.
-    """
-
-    def __init__(self, deadline_s: float, most: int) -> None:
-        self._deadline_s, self._most = deadline_s, most
-        self._peers: dict[Any, _Peer] = {}  # by stream, in their order
-        self._timer: tasks.Timer | None = None  # while there are peers
-        self._ticks = 0
-        self._failed, self._last = 0, ""
-        self._quiet = False
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._timers: dict[Any, asyncio.TimerHandle] = {}  # by stream
+        self._addresses: dict[Any, str] = {}
+        self._said_s = -math.inf
 
     def begin(self, stream: Any, address: str) -> None:  # a stream of tornado
-        """Add a connection that was accepted."""
-        if len(self._peers) >= self._most:
-            oldest = next(iter(self._peers))
-            with contextlib.suppress(OSError):  # it ends with a reset, after which an honest peer tries again
-                oldest.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self._end(oldest, "turned away for newer ones")
-        self._peers[stream] = _Peer(address, self._ticks + _TICKS + 1)  # the next tick may come at once
-        if not self._timer:
-            self._timer = tasks.repeat(self._tick, self._deadline_s / _TICKS, "the end of handshakes")
+        """Start the deadline of a connection that was accepted."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._deadline_s
+        self._addresses[stream] = address
+        expire = tasks.log_errors(self._expire, "the deadline of a handshake", tasks.only_log)
+        self._timers[stream] = loop.call_at(due_s, expire, stream, due_s)
 
     def done(self, stream: Any) -> None:
-        """Remove a connection whose handshake succeeded, or that is gone."""
-        self._peers.pop(stream, None)
+        """Forget a connection whose handshake succeeded, or that is gone."""
+        if timer := self._timers.pop(stream, None):
+            timer.cancel()
+            del self._addresses[stream]
 
     def fail(self, stream: Any, why: object) -> None:
-        """Record a failed handshake; a connection that was ended here is recorded already."""
-        if peer := self._peers.get(stream):
+        """Forget a connection whose handshake failed."""
+        now_s = asyncio.get_running_loop().time()
+        if stream in self._timers and now_s - self._said_s > _SAY_S:
+            self._said_s = now_s
+            logger.warning("connections without a handshake: the last one from %s: %s", self._addresses[stream], why)
+        self.done(stream)
+
+    def _expire(self, stream: Any, due_s: float) -> None:
+        if stream.closed():
             self.done(stream)
-            self._failed += 1
-            self._last = f"{peer.address}: {why}"
-            if not self._quiet:
-                self._say()
-
-    def _tick(self) -> None:
-        self._ticks += 1
-        while self._peers and (oldest := next(iter(self._peers.items())))[1].due <= self._ticks:
-            if oldest[0].closed():
-                self.done(oldest[0])
-            else:
-                self._end(oldest[0], f"no handshake within {self._deadline_s:g} s")
-        if not self._peers and self._timer:
-            self._timer.cancel()
-            self._timer = None
-
-    def _end(self, stream: Any, why: str) -> None:
-        self.fail(stream, why)
-        stream.close()
-
-    def _say(self) -> None:
-        """Log how many failed since the last time, then log nothing for a minute."""
-        self._quiet = self._failed > 0
-        if self._quiet:
-            logger.warning("connections without a handshake: %d; the last one from %s", self._failed, self._last)
-            self._failed = 0
-            say = tasks.log_errors(self._say, "what is said of handshakes", tasks.only_log)
-            asyncio.get_running_loop().call_later(_SAY_S, say)
+        elif asyncio.get_running_loop().time() - due_s > _LATE * self._deadline_s:
+            self.begin(stream, self._addresses[stream])
+        else:
+            self.fail(stream, f"no handshake within {self._deadline_s:g} s")
+            stream.close()

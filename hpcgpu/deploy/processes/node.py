@@ -27,7 +27,7 @@ from hpcgpu.model.simulated import SIMULATE, parse_simulated
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
-from hpcgpu.plan.views.explain import format_other_gpus
+from hpcgpu.report.binding import format_other_gpus
 from hpcgpu.units import format_bytes
 
 

@@ -80,14 +80,13 @@ class LoginFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """An attempt to connect two machines."""
+    """An attempt to connect two machines by TCP."""
 
     source: str  # a machine's name
     target: str  # a machine's name
     interface: str  # of the target
     address: str  # of the target
-    protocol: str = "tcp"  # tcp, tls or ucx
-    took_s: float = 0.0  # until the answer; of TCP and TLS with the handshake
+    took_s: float = 0.0  # until the answer
     clock_s: float = 0.0  # the target's clock minus the source's
     error: str = ""  # "": it connected
 
@@ -102,17 +101,6 @@ class Launcher:
     worlds: tuple[int, ...] = ()  # the size of the MPI world, as each rank reports it
     exit_code: int | None = None  # None: not tried, because the ranks need no MPI
     output: str = ""  # its first lines
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpeed:
-    """A GPU's start and copies."""
-
-    name: str
-    init_s: float  # cuInit and context
-    cuda: int = 0  # the driver's latest CUDA as its API counts: 12080 is 12.8
-    near_bytes_per_s: float = 0.0  # page-locked copies from near memory
-    far_bytes_per_s: float = 0.0  # and from far memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +130,7 @@ class NodeFacts:
     nics: tuple[Nic, ...] | None = None
     hops: tuple[Hop, ...] = ()  # PCI paths between GPUs and NICs
     scratch: Folder | None = None
-    speed: GpuSpeed | None = None
     ucx: Ucx | None = None  # by ucx_info
-    no_ucx_links: str = ""  # why no other node was connected by UCX; "": all that serve it were
     links: tuple[Link, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
 

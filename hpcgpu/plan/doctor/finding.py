@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hpcgpu.plan.doctor.facts import NodeFacts, TrialFacts
+
 
 class Verdict(enum.Enum):
     """The result of a check in one word."""
@@ -15,9 +17,6 @@ class Verdict(enum.Enum):
     WARNING = "warning"
     FAILED = "failed"
     NOT_LOOKED_AT = "not looked at"
-
-
-_WIDEST = max(len(verdict.value) for verdict in Verdict)
 
 
 class CheckResult(NamedTuple):
@@ -82,33 +81,20 @@ def worst(results: Iterable[CheckResult]) -> CheckResult:
     return min(results, key=lambda seen: order.index(seen.verdict))
 
 
+def on(node: NodeFacts, seen: CheckResult) -> CheckResult:
+    """Return a result with the node's name."""
+    return seen._replace(seen=f"{node.host}: {seen.seen}")
+
+
+def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckResult]) -> CheckResult:
+    """Return the worst result of the nodes, each judged by this fact of it."""
+    values = [(node, getattr(node, fact)) for node in facts.nodes]
+    return worst(
+        on(node, not_looked_at(node.unknown.get(fact, "it is not known")) if value is None else look(node, value))
+        for node, value in values
+    )
+
+
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 1 if a check failed, else 0."""
     return int(any(finding.verdict is Verdict.FAILED for finding in findings))
-
-
-def render(findings: Iterable[Finding], paint: Callable[[Verdict, str], str] = lambda _, text: text) -> str:
-    """Format the findings as aligned lines, each with its advice below; ``paint`` colours a verdict."""
-    listed = list(findings)
-    width = max((len(finding.name) for finding in listed), default=0)
-    lines = []
-    for finding in listed:
-        word = paint(finding.verdict, f"{finding.verdict.value:<{_WIDEST}}")
-        lines.append(f"{finding.name:<{width}}  {word}  {_one_line(finding.seen)}".rstrip())
-        if finding.advice:
-            lines.append(f"{'':<{width + _WIDEST + 4}}-> {_one_line(finding.advice)}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def as_plain(findings: Iterable[Finding]) -> dict[str, Any]:
-    """Convert the findings to plain data for JSON."""
-    listed = list(findings)
-    return {
-        "exit_code": exit_code(listed),
-        "findings": [{"name": f.name, "verdict": f.verdict.value, "seen": f.seen, "advice": f.advice} for f in listed],
-    }
-
-
-def _one_line(text: str) -> str:
-    """Join a text into one line; a batch system's messages may have several."""
-    return " / ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())

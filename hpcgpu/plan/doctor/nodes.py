@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 
-from hpcgpu.plan.doctor.devices import RDMA, check_cuda, check_drivers, check_gpus, check_nics, check_ucx, each, on
 from hpcgpu.plan.doctor.facts import Folder, Launcher, NodeFacts, Python, TrialFacts
-from hpcgpu.plan.doctor.finding import Check, CheckResult, failed, not_looked_at, ok, warning, worst
-from hpcgpu.plan.doctor.links import check_links, check_login_links, check_ucx_links
+from hpcgpu.plan.doctor.finding import Check, CheckResult, each, failed, not_looked_at, ok, on, warning, worst
 from hpcgpu.plan.doctor.login import IMPORTANT, check_limits, check_locked_memory
+from hpcgpu.plan.doctor.network import RDMA, check_clock, check_links, check_login_links, check_nics, check_ucx
 from hpcgpu.units import format_bytes
 
 # Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
 # of 107 bytes (unix(7)).
 LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
-_CLOCK_S, _CERTIFICATE_S = 1.0, 86400.0  # certificates are valid from a day before they are made
 _SLOW_IMPORT_S = 10.0
 NOT_SHARED = "the home is not shared with the nodes"  # the message of a node without the trial's folder
 _SLOW_SCRATCH, _SCRATCH_BYTES = 100e6, 10 << 30
@@ -73,25 +71,52 @@ def _differences(here: Python, node: NodeFacts) -> list[str]:
     return [f"{name} is {a} here and {b} on {node.host}" for name, a, b in pairs if a != b]
 
 
-def check_clock(facts: TrialFacts) -> CheckResult:
-    """Check that all machines have the same time."""
-    links = [*(facts.links or ()), *(link for node in facts.nodes for link in node.links)]
-    # a handshake takes longer, and how its time was divided between the two machines is not known
-    answered = [link for link in links if not link.error and link.protocol == "tcp"]
-    if not answered:
-        return not_looked_at("no machine could reach another")
-    off = max(answered, key=lambda link: abs(link.clock_s))
-    apart = [name for k in answered if abs(k.clock_s) > _CLOCK_S for name in (k.source, k.target)]
-    # the clock that is wrong by most others
-    wrong, other, seconds = off.target, off.source, off.clock_s
-    if apart.count(other) > apart.count(wrong):
-        wrong, other, seconds = other, wrong, -seconds
-    summary = f"the clock of {wrong} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} that of {other}"
-    if abs(off.clock_s) > _CERTIFICATE_S:
-        return failed(summary, "certificates made here are not valid there: have the clocks set (chronyd, ntpd)")
-    if abs(off.clock_s) > _CLOCK_S:
-        return warning(summary, "times in logs and on the dashboard do not fit: have the clocks set (chronyd, ntpd)")
-    return ok("all machines have the same time")
+def check_gpus(facts: TrialFacts) -> CheckResult:
+    """Check that each node has the requested GPUs."""
+    if not facts.wanted_gpus:
+        return not_looked_at("no GPU was asked for, or simulated ones")
+    poor = [node for node in facts.nodes if len(node.gpus) < facts.wanted_gpus]
+    if not poor:
+        first = facts.nodes[0]
+        if modes := {mode: node.host for node in facts.nodes for mode in node.compute_modes if mode}:
+            return warning(
+                "; ".join(f"{host} has GPUs in compute mode {mode}" for mode, host in modes.items()),
+                "no other process can use a worker's GPU: make arrays in tasks, since the scheduler opens a GPU for an "
+                "array in submit, and leave workers_per_gpu at 1; or start NVIDIA's MPS in the job",
+            )
+        return ok(f"{len(first.gpus)} on each node: {first.gpus[0]}, driver {first.driver or 'unknown'}")
+    counts = [f"{node.host} shows {len(node.gpus)} of {facts.wanted_gpus} GPUs" for node in poor]
+    granted = [f" (granted: {node.granted_gpus})" if node.granted_gpus is not None else "" for node in poor]
+    summary = "; ".join(map("".join, zip(counts, granted, strict=True)))
+    silent = next((node.no_driver or "no driver answers" for node in poor if not node.driver), "")
+    if any(node.granted_gpus for node in poor) and silent:
+        return failed(
+            f"{summary}; {silent}",
+            "the GPUs were granted, and the node's NVIDIA driver does not answer: run nvidia-smi in such a job; in a "
+            "container let it have the GPUs (apptainer --nv); tell the administrators, or leave the node out",
+        )
+    if silent:
+        return failed(
+            f"{summary}; {silent}",
+            "the job is on nodes without GPUs, or none was granted: give the queue of the GPU nodes (--queue), and "
+            "see in hpcgpu plan how they are asked for (the site's gpus: gpus-per-node, gres or none)",
+        )
+    return failed(
+        summary,
+        "the batch system granted fewer: see in hpcgpu plan how they are asked for, and take away a --gres or "
+        "--gpus of your own in --job-extra-directives",
+    )
+
+
+def check_drivers(facts: TrialFacts) -> CheckResult:
+    """Check that all nodes have one driver version."""
+    drivers = {node.host: node.driver for node in facts.nodes if node.driver}
+    if not drivers:
+        return not_looked_at("no NVIDIA driver there")
+    versions = ", ".join(f"{host}: {version}" for host, version in drivers.items())
+    if len(set(drivers.values())) > 1:
+        return warning(versions, "libraries may work on some nodes only: tell the administrators, or leave a node out")
+    return ok(f"{next(iter(drivers.values()))} on each node")
 
 
 def check_cpus(facts: TrialFacts) -> CheckResult:
@@ -194,11 +219,9 @@ _ANSWERED: tuple[Check, ...] = (
     Check("versions", "", check_versions),
     Check("node to node", "", check_links),
     Check("here to nodes", "links", check_login_links),
-    Check("node to node by UCX", "", check_ucx_links),
     Check("clocks", "", check_clock),
     Check("GPUs", "", check_gpus),
     Check("GPU drivers", "", check_drivers),
-    Check("CUDA", "", check_cuda),
     Check("CPUs", "", check_cpus),
     Check("limits in the job", "", check_node_limits),
     Check("locked memory in the job", "", check_node_locked_memory),

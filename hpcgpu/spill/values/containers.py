@@ -1,7 +1,7 @@
 """Opens objects in the search for device arrays, and makes them again from their contents.
 
-No code of the object's class runs, neither to open an object nor to make one: contents are read and set as by Python
-itself. An object stays closed if it has more than these contents, or if a copy cannot replace it.
+Contents are read and set as by Python itself: no code of the object's class runs. An object stays closed if it has more
+than these contents, or if a copy cannot replace it; ``contents`` has the functions that open such objects all the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import functools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,6 @@ UNSET = _Unset()
 SIMPLE: frozenset[type] = frozenset(
     {int, str, float, bool, bytes, complex, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_, _Unset}
 )
-_HEAP_TYPE, _MANAGED_DICT, _POINTER_BYTES = 1 << 9, 1 << 4, 8  # Include/object.h, CPython 3.11 to 3.14
 # Roots of modules whose objects are bound to their process, thread or moment. An object that holds one directly is not
 # mere data, and stays closed: behind it may be a whole worker.
 _LIVE_ROOTS = frozenset(
@@ -43,13 +43,51 @@ _CLOSED_ROOTS = _LIVE_ROOTS | {"pandas", "pyarrow", "cudf", "hpcgpu", "weakref"}
 _OWN_PICKLE = (Counter,)  # and the classes of _BASES
 
 
+@functools.singledispatch
+def contents(x: Any) -> tuple[Callable[..., Any], Iterable[Any]] | None:
+    """Return how the store takes the arrays out of an object, and makes it again.
+
+    Register a function for a class of your own that the store does not open by itself: a compiled class, or one with a
+    ``__reduce__`` or ``__del__``. Register it in the module of the class, so that every worker does. It holds for
+    subclasses, too.
+
+    Parameters
+    ----------
+    x : object
+        An object of the class.
+
+    Returns
+    -------
+    tuple or None
+        A function of a module (or the class itself), and the arguments with which it makes the object again; they may
+        hold arrays to any depth. With None the object stays as it is, and its arrays stay on the device.
+
+    Examples
+    --------
+    >>> from hpcgpu.spill import contents
+    >>> class Grid:
+    ...     def __init__(self, cells, spacing):
+    ...         self.cells, self.spacing = cells, spacing
+    ...     def __reduce__(self):
+    ...         return Grid, (self.cells, self.spacing)
+    >>> @contents.register(Grid)
+    ... def grid_contents(grid):
+    ...     return Grid, (grid.cells, grid.spacing)
+    """
+    del x
+    return None
+
+
+_closed = contents.dispatch(object)
+
+
 class Base(NamedTuple):
     """Reads and makes objects of one of Python's own classes; any thread may call it."""
 
     items: Callable[[Any], list[Any]]  # returns a new list of an object's contents, except attributes
-    new: Callable[[Any], Any] | None  # makes an empty object of a subclass; None if ``fill`` makes the object
-    fill: Callable[[Any, list[Any]], Any]  # fills an empty object with items, or makes an object of a class from items
-    keyed: Callable[[int], slice] = lambda _: slice(0)  # the items, of so many, that are hashed to fill an object
+    new: Callable[[Any], Any]  # makes an empty object of a subclass
+    fill: Callable[[Any, list[Any]], Any]  # fills an empty object; of an immutable class makes one of a class and items
+    immutable: bool = False
 
 
 def _of_dict(x: dict[Any, Any]) -> list[Any]:
@@ -74,52 +112,52 @@ def _fill_default(x: Any, items: list[Any]) -> None:
     _fill_dict(x, items[1:])
 
 
-def _keys(n: int) -> slice:
-    return slice(n // 2)
-
-
-def _all(_: int) -> slice:
-    return slice(None)
-
-
-class BoundMethod:
-    """Stands for ``types.MethodType`` in pickles, since pickle finds classes by name."""
-
-
+_NO_ITEMS: Callable[[Any], list[Any]] = lambda _: []  # noqa: E731 - as the others in the table
 _BASES: dict[type, Base] = {
-    object: Base(lambda _: [], object.__new__, lambda *_: None),
+    object: Base(_NO_ITEMS, object.__new__, lambda *_: None),
     list: Base(list.copy, list.__new__, list.extend),
-    tuple: Base(lambda x: [*tuple.__iter__(x)], None, tuple.__new__),
-    dict: Base(_of_dict, dict.__new__, _fill_dict, _keys),
-    OrderedDict: Base(
-        lambda x: [*OrderedDict.keys(x), *OrderedDict.values(x)], OrderedDict.__new__, _fill_ordered, _keys
-    ),
-    defaultdict: Base(
-        lambda x: [_FACTORY.__get__(x), *_of_dict(x)],
-        defaultdict.__new__,
-        _fill_default,
-        lambda n: slice(1, 1 + n // 2),
-    ),
-    set: Base(lambda x: [*set.__iter__(x)], set.__new__, set.update, _all),
-    frozenset: Base(lambda x: [*frozenset.__iter__(x)], None, frozenset.__new__, _all),
+    tuple: Base(lambda x: [*tuple.__iter__(x)], tuple.__new__, tuple.__new__, immutable=True),
+    dict: Base(_of_dict, dict.__new__, _fill_dict),
+    OrderedDict: Base(lambda x: [*OrderedDict.keys(x), *OrderedDict.values(x)], OrderedDict.__new__, _fill_ordered),
+    defaultdict: Base(lambda x: [_FACTORY.__get__(x), *_of_dict(x)], defaultdict.__new__, _fill_default),
+    set: Base(lambda x: [*set.__iter__(x)], set.__new__, set.update),
+    frozenset: Base(lambda x: [*frozenset.__iter__(x)], frozenset.__new__, frozenset.__new__, immutable=True),
     deque: Base(
         lambda x: [_MAXLEN.__get__(x), *deque.__iter__(x)],
         deque.__new__,
         lambda x, items: deque.__init__(x, items[1:], items[0]),
     ),
-    types.SimpleNamespace: Base(
-        lambda x: _of_dict(x.__dict__),
-        types.SimpleNamespace.__new__,
-        lambda x, items: _fill_dict(x.__dict__, items),
-        _keys,
-    ),
-    types.MethodType: Base(lambda x: [x.__func__, x.__self__], None, lambda kind, items: kind(*items)),
+    types.SimpleNamespace: Base(_NO_ITEMS, types.SimpleNamespace.__new__, lambda *_: None),
     functools.partial: Base(
         lambda x: [x.func, x.args, x.keywords],
-        lambda kind: functools.partial.__new__(kind, _keys),  # any function, until it is filled
+        lambda kind: functools.partial.__new__(kind, _of_dict),  # any function, until it is filled
         lambda x, items: functools.partial.__setstate__(x, (*items, None)),  # type: ignore[attr-defined]
     ),
 }
+
+
+class Opened(NamedTuple):
+    """An object's contents, and what makes it again."""
+
+    kind: Any  # a class, or a function of ``contents``, as Made
+    names: tuple[str, ...] | None  # of its attributes; None if it is a dict that has its items for attributes
+    parts: list[Any]  # items, values of attributes, values of slots
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Makes an object by a function of ``contents``."""
+
+    make: Callable[..., Any]
+    is_data: ClassVar[bool] = False
+
+    def new(self) -> Any:
+        """Return UNSET: the object can only be made from its parts."""
+        return UNSET
+
+    def filled(self, _: Any, __: Any, parts: list[Any]) -> Any:
+        """Make the object."""
+        return self.make(*parts)
 
 
 class Container:
@@ -129,90 +167,95 @@ class Container:
     contents directly. The contents of other classes are accessed by methods.
     """
 
-    __slots__ = ("_base", "_dict", "_kind", "_slots", "attributes", "is_data", "kind")
+    __slots__ = ("_attributed", "_base", "_dict", "_kind", "_slots", "is_data")
 
     def __init__(self, kind: type, base: type, attributes: Any, slots: tuple[Any, ...]) -> None:
         self._kind, self._base, self._dict, self._slots = kind, _BASES[base], attributes, slots
-        self.attributes = (attributes is not None) + len(slots)  # how many of the parts, the last ones, are attributes
-        self.kind = BoundMethod if kind is types.MethodType else kind  # for container_of; it can be pickled
+        self._attributed = attributes is not None or bool(slots)
         is_record = hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__")
         self.is_data = is_record or base is not object
 
-    def parts(self, x: Any) -> list[Any] | None:
-        """Return an object's contents, its attributes last; None if it must stay closed."""
+    def __call__(self, x: Any) -> Opened | None:
+        """Return an object's contents; None if it must stay closed."""
         parts = self._base.items(x)
-        if not self.attributes:
-            return parts
-        if self._dict is not None:
-            attributes = self._dict.__get__(x)
-            if attributes and _holds_live(dict.values(attributes)):
-                return None
-            parts.append(attributes or UNSET)
+        if not self._attributed:  # most containers
+            return Opened(self._kind, (), parts)
+        names: tuple[str, ...] | None = ()
+        more: list[Any] = []
+        if self._dict is not None and (attributes := self._dict.__get__(x)):
+            if attributes is x:
+                names = None
+            else:
+                names, more = tuple(attributes), [*dict.values(attributes)]
         for slot in self._slots:
             try:
-                parts.append(slot.__get__(x))
+                more.append(slot.__get__(x))
             except AttributeError:
-                parts.append(UNSET)
-        return None if self._slots and _holds_live(parts[-len(self._slots) :]) else parts
-
-    def attributes_of(self, x: Any) -> dict[str, Any] | None:
-        """Return an object's ``__dict__``, if it has attributes other than slots."""
-        return (self._dict.__get__(x) or None) if self._dict is not None else None
+                more.append(UNSET)
+        if more and _holds_live(more):
+            return None
+        return Opened(self._kind, names, parts + more if more else parts)
 
     def new(self) -> Any:
         """Return an empty object; UNSET if it can only be made from its contents."""
-        return UNSET if self._base.new is None else self._base.new(self._kind)
+        return UNSET if self._base.immutable else self._base.new(self._kind)
 
-    def filled(self, x: Any, parts: list[Any]) -> Any:
-        """Fill an object that :meth:`new` made with parts; return it."""
-        items = parts[: len(parts) - self.attributes] if self.attributes else parts
+    def filled(self, x: Any, names: tuple[str, ...] | None, parts: list[Any]) -> Any:
+        """Fill an object that :meth:`new` made; return it."""
+        slots = len(parts) - len(self._slots)
+        attributes = slots - len(names or ())
         if x is UNSET:
-            x = self._base.fill(self._kind, items)
+            x = self._base.fill(self._kind, parts[:attributes])
         else:
-            self._base.fill(x, items)
-        if self.attributes:
-            values = iter(parts[len(items) :])
-            if self._dict is not None and (attributes := next(values)) is not UNSET:
-                self._dict.__set__(x, attributes)
-            for slot, value in zip(self._slots, values, strict=True):
-                if value is not UNSET:
-                    slot.__set__(x, value)
+            self._base.fill(x, parts[:attributes])
+        if names is None:
+            self._dict.__set__(x, x)
+        elif names:
+            self._dict.__get__(x).update(zip(names, parts[attributes:slots], strict=True))
+        for slot, value in zip(self._slots, parts[slots:], strict=True):
+            if value is not UNSET:
+                slot.__set__(x, value)
         return x
 
-    def hashed(self, parts: Any) -> Any:
-        """Return the parts that are hashed when an object is filled."""
-        return parts[self._base.keyed(len(parts) - self.attributes)]
+
+def _make_method(function: Any, owner: Any) -> Any:
+    return types.MethodType(function, owner)  # pickle cannot name this class
+
+
+contents.register(types.MethodType, lambda x: (_make_method, (x.__func__, x.__self__)))
+
+
+@functools.lru_cache(1024)
+def opener_of(kind: type) -> Callable[[Any], Opened | None] | None:
+    """Return the function that opens objects of a class; None if they hold no others, or stay closed."""
+    function = contents.dispatch(kind)
+    if function is _closed:  # nearly all classes
+        return container_of(kind)
+
+    def opened(x: Any) -> Opened | None:
+        made = function(x)
+        return made and Opened(Made(made[0]), (), [*made[1]])
+
+    return opened
 
 
 @functools.lru_cache(1024)
 def container_of(kind: type) -> Container | None:
     """Return the container of a class; None if its objects hold no others, or stay closed."""
-    kind = types.MethodType if kind is BoundMethod else kind
-    layouts = [b for b in kind.__mro__ if b in _BASES or not b.__flags__ & _HEAP_TYPE]
-    if any(b not in _BASES for b in layouts) or _is_closed(kind):  # a class written in C, or a closed one
+    if _is_closed(kind):
         return None
-    base = layouts[0]  # the nearest: for an OrderedDict itself, not dict
-    python_bases = [b for b in kind.__mro__ if b not in _BASES]
-    slots = tuple(d for b in python_bases for d in b.__dict__.values() if type(d) is types.MemberDescriptorType)
+    base = next(b for b in kind.__mro__ if b in _BASES)  # the nearest: for an OrderedDict itself, not dict
+    try:
+        _BASES[base].new(kind)
+    except TypeError:  # Python does not make an object of a class written in C so
+        return None
+    # a class written in C may have attributes of the same type as slots, but has no __slots__
+    classes = [b.__dict__ for b in kind.__mro__ if "__slots__" in b.__dict__]
+    slots = tuple(d for names in classes for d in names.values() if type(d) is types.MemberDescriptorType)
     attributes = next((b.__dict__["__dict__"] for b in kind.__mro__ if "__dict__" in b.__dict__), None)
-    if base is types.SimpleNamespace:
-        attributes = None  # they are its items
-    if attributes is not None and type(attributes) is not types.GetSetDescriptorType:
-        return None  # a property called __dict__
-    if not _is_all_python(kind, base, len(slots)) or (slots and _BASES[base].new is None):
+    if isinstance(attributes, property):
         return None
     return Container(kind, base, attributes, slots)
-
-
-def _is_all_python(kind: type, base: type, slots: int) -> bool:
-    """Tell whether its objects have no memory but attributes and slots, as Python checks it to copy them."""
-    # object_getstate_default, Objects/typeobject.c of CPython 3.11
-    pointers = slots
-    if kind.__dictoffset__ and not base.__dictoffset__:
-        pointers += not kind.__flags__ & _MANAGED_DICT
-    if kind.__weakrefoffset__ > 0 and not base.__weakrefoffset__:
-        pointers += 1
-    return kind.__basicsize__ <= base.__basicsize__ + _POINTER_BYTES * pointers
 
 
 def _is_closed(kind: type) -> bool:

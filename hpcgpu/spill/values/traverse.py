@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.values.containers import SIMPLE, UNSET, Container, container_of
+from hpcgpu.spill.values.containers import SIMPLE, UNSET, Container, Made, Opened, container_of, opener_of
 
 _ASIDE = frozenset({list, dict, set})  # never arrays themselves
 _LEADS_ON = frozenset(
@@ -34,6 +34,7 @@ class Node(NamedTuple):
     """One object that leads to arrays."""
 
     kind: int  # the index of its class in the skeleton
+    names: tuple[str, ...] | None  # of its attributes, as in Opened
     parts: tuple[Any, ...]  # slots, references, UNSET, or the value's own objects, not copied
 
 
@@ -43,7 +44,7 @@ class Skeleton(NamedTuple):
     # It is flat, and its nodes are not of the objects' classes. So no code of these classes runs when it is pickled (it
     # would find slots where it expects arrays), and Python does not run out of stack, however deep objects are nested.
 
-    kinds: tuple[type, ...]
+    kinds: tuple[Any, ...]  # classes, and Made
     nodes: tuple[Node, ...]
 
 
@@ -57,17 +58,20 @@ def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[A
     kind: type = type(value)
     if kind not in _ASIDE and is_array(value):
         return Slot(0), [value]
-    if container_of(kind) is None:  # nearly all values: it pays not to traverse them
+    if opener_of(kind) is None:  # nearly all values: it pays not to traverse them
         return value, []
     closed: set[int] = set()
     while id(value) not in closed:
         graph = _Graph(value, is_array, closed)
         if not graph.numbers:
             break
-        skeleton, others = graph.skeleton()
-        if not others:
+        skeleton = graph.skeleton()
+        if more := graph.led_back_to():
+            closed |= more
+        elif graph.circles and not _can_be_made(skeleton, graph.arrays):
+            break
+        else:
             return skeleton, graph.arrays
-        closed |= others
     return value, []
 
 
@@ -77,24 +81,24 @@ def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:
         return arrays[skeleton.number]
     if type(skeleton) is not Skeleton:
         return skeleton
-    kinds = [_container_of(kind) for kind in skeleton.kinds]
-    made = [kinds[node.kind].new() for node in skeleton.nodes]
-    filled = [False] * len(made)
+    makers = [_maker_of(kind) for kind in skeleton.kinds]
+    made = [makers[node.kind].new() for node in skeleton.nodes]
     todo: Sequence[int] = range(len(made))
     while todo:  # twice only where a tuple is in a circle
+        late = []
         for i in todo:
-            parts = []
-            for part in skeleton.nodes[i].parts:
+            node, parts = skeleton.nodes[i], []
+            for part in node.parts:
                 if type(part) is Ref:
                     inner = made[part.number]
                     if inner is UNSET:
+                        late.append(i)
                         break
                     parts.append(inner)
                 else:
                     parts.append(arrays[part.number] if type(part) is Slot else part)
             else:
-                made[i], filled[i] = kinds[skeleton.nodes[i].kind].filled(made[i], parts), True
-        late = [i for i in todo if not filled[i]]
+                made[i] = makers[node.kind].filled(made[i], node.names, parts)
         if len(late) == len(todo):
             raise SpillError("a value of tuples that contain each other cannot be made again")
         todo = late
@@ -103,39 +107,45 @@ def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:
 
 def is_data(skeleton: Any) -> bool:
     """Tell whether arrays lie in containers and records only, and in no object whose methods use them."""
-    return type(skeleton) is not Skeleton or all(_container_of(kind).is_data for kind in skeleton.kinds)
+    return type(skeleton) is not Skeleton or all(_maker_of(kind).is_data for kind in skeleton.kinds)
 
 
-def _container_of(kind: Any) -> Container:
-    container = container_of(kind)
-    if container is None:
+def _maker_of(kind: Any) -> Container | Made:
+    if isinstance(kind, Made):
+        return kind
+    if (maker := container_of(kind)) is None:
         raise SpillError(f"an object of {kind.__module__}.{kind.__qualname__} cannot be made again from its contents")
-    return container
+    return maker
 
 
-class _Opened(NamedTuple):
-    container: Container
-    parts: list[Any]
-    inside: list[int]  # ids of the parts that are arrays, or are opened
+def _can_be_made(skeleton: Skeleton, arrays: Sequence[Any]) -> bool:
+    """Try to make a value of circles: a hash may need attributes that are set later, or a function all parts."""
+    try:
+        put_together(skeleton, arrays)
+    except Exception:  # of a user's __hash__
+        return False
+    return True
 
 
 class _Graph:
     """The opened objects of a value, and its arrays."""
 
     def __init__(self, value: Any, is_array: Callable[[Any], bool], closed: set[int]) -> None:
-        self.value = value
         self.arrays: list[Any] = []
         self.numbers: dict[int, int] = {}  # of the arrays, by their ids
-        self._opened: dict[int, _Opened] = {}
+        self.circles = False  # set by ``skeleton``
+        self._opened: dict[int, tuple[Opened, list[int]]] = {}  # with ids of parts that are arrays, or are opened
         self._leads_on: list[Any] = []
-        todo = [(value, _container_of(type(value)))]
+        self._marks: dict[int, Slot | Ref] = {}
+        root: type = type(value)
+        todo = [(value, opener_of(root))]
         seen = {id(value)}
-        for x, container in todo:
-            parts = container.parts(x)
-            if parts is None:
+        for x, opener in todo:
+            opened = opener(x) if opener else None
+            if opened is None:
                 continue
             inside: list[int] = []
-            for part in parts:
+            for part in opened.parts:
                 kind: type = type(part)
                 if kind in SIMPLE:
                     continue
@@ -144,7 +154,7 @@ class _Graph:
                     if kind not in _ASIDE and is_array(part):
                         self.numbers[key] = len(self.arrays)
                         self.arrays.append(part)
-                    elif (inner := container_of(kind)) is None or key in closed:
+                    elif (inner := opener_of(kind)) is None or key in closed:
                         if kind in _LEADS_ON:
                             self._leads_on.append(part)
                         continue
@@ -153,28 +163,30 @@ class _Graph:
                     seen.add(key)
                 inside.append(key)
             if inside:
-                self._opened[id(x)] = _Opened(container, parts, inside)
+                self._opened[id(x)] = opened, inside
         self._objects = [x for x, _ in todo]  # keeps all objects alive while ids are used
 
-    def skeleton(self) -> tuple[Skeleton, set[int]]:
-        """Return the skeleton, and the ids of the objects that cannot be made again."""
+    def skeleton(self) -> Skeleton:
+        """Return the skeleton of a value with arrays."""
         order = self._in_order(self._leading_to_arrays())
-        marks: dict[int, Slot | Ref] = {key: Ref(i) for i, key in enumerate(order)}
-        marks |= {key: Slot(number) for key, number in self.numbers.items()}
-        kinds: dict[type, int] = {}
+        self._marks = {key: Ref(i) for i, key in enumerate(order)}
+        self._marks |= {key: Slot(number) for key, number in self.numbers.items()}
+        kinds: dict[Any, int] = {}
         nodes = []
         for key in order:
-            container, parts, _ = self._opened[key]
-            kind = kinds.setdefault(container.kind, len(kinds))
-            nodes.append(Node(kind, tuple([marks.get(id(part), part) for part in parts])))
-        made = Skeleton(tuple(kinds), tuple(nodes))
-        back = {id(x) for part in self._leads_on for x in _behind(part) if type(marks.get(id(x))) is Ref}
-        return made, back or _badly_hashed(made, order)
+            opened, _ = self._opened[key]
+            parts = tuple([self._marks.get(id(part), part) for part in opened.parts])
+            nodes.append(Node(kinds.setdefault(opened.kind, len(kinds)), opened.names, parts))
+        return Skeleton(tuple(kinds), tuple(nodes))
+
+    def led_back_to(self) -> set[int]:
+        """Return the ids of the objects in the skeleton to which a closed object leads."""
+        return {id(x) for part in self._leads_on for x in _behind(part) if type(self._marks.get(id(x))) is Ref}
 
     def _leading_to_arrays(self) -> set[int]:
         users: dict[int, list[int]] = defaultdict(list)
-        for key, opened in self._opened.items():
-            for inner in opened.inside:
+        for key, (_, inside) in self._opened.items():
+            for inner in inside:
                 users[inner].append(key)
         todo = list(self.numbers)
         leading: set[int] = set()
@@ -182,62 +194,28 @@ class _Graph:
             new = [user for user in users.get(key, ()) if user not in leading]
             leading.update(new)
             todo += new
-        # an object that is made again gets attributes of its own
-        for x in self._objects:
-            if id(x) in leading and (attributes := self._opened[id(x)].container.attributes_of(x)) is not None:
-                leading.add(id(attributes))
-                if id(attributes) not in self._opened:
-                    container = _container_of(type(attributes))
-                    self._opened[id(attributes)] = _Opened(container, container.parts(attributes) or [], [])
         return leading
 
     def _in_order(self, leading: set[int]) -> list[int]:
         """Return the objects, each after the objects in it, except in circles."""
-        order: list[int] = []
-        begun = {id(self.value)}
-        stack = [(id(self.value), iter(self._opened[id(self.value)].inside))]
+        value = id(self._objects[0])
+        order: dict[int, None] = {}
+        begun = {value}
+        stack = [(value, iter(self._opened[value][1]))]
         while stack:
             key, inside = stack[-1]
             for inner in inside:
-                if inner in leading and inner not in begun:
+                if inner not in leading or inner in order:
+                    continue
+                if inner not in begun:
                     begun.add(inner)
-                    stack.append((inner, iter(self._opened[inner].inside)))
+                    stack.append((inner, iter(self._opened[inner][1])))
                     break
+                self.circles = True
             else:
-                order.append(key)
+                order[key] = None
                 stack.pop()
-        return order
-
-
-class _Untouchable:
-    """Stands for an array that must not be touched."""
-
-    __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        raise TypeError
-
-    def __getattribute__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-
-def _badly_hashed(made: Skeleton, order: list[int]) -> set[int]:
-    """Return the ids of objects that cannot be hashed again without their arrays: these may lie below by then."""
-    hashed: set[int] = set()
-    containers = [_container_of(kind) for kind in made.kinds]
-    for i, node in enumerate(made.nodes):
-        parts = containers[node.kind].hashed(node.parts)
-        if SIMPLE.issuperset(map(type, parts)):
-            continue
-        hashed |= {order[p.number] for p in parts if type(p) is Ref} | {order[i] for p in parts if type(p) is Slot}
-    if hashed:
-        most = 1 + max(p.number for node in made.nodes for p in node.parts if type(p) is Slot)
-        try:
-            put_together(made, [_Untouchable()] * most)
-        except Exception:  # of a class's __hash__
-            return hashed
-    return set()
+        return list(order)
 
 
 def _behind(x: Any) -> Iterator[Any]:

@@ -29,7 +29,7 @@ from waiting import scaled
 
 from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.deploy.dashboard.page import GpuPage
-from hpcgpu.plan.views.gpus import GpuFacts
+from hpcgpu.report.workers import WorkerFacts
 
 CROWD, LOOK = SUPPORT / "gpu_crowd.py", SUPPORT / "bokeh_page.py"
 
@@ -171,7 +171,7 @@ def test_metrics_for_prometheus(base: str) -> None:
 
 def test_gpu_page_marks_workers_not_as_planned() -> None:
     """Colour alone is not seen by everybody."""
-    facts = [GpuFacts(name=f"n-{i}", tier_bytes={"device": 3 + i}, limit_bytes={"device": 8}) for i in range(2)]
+    facts = [WorkerFacts(name=f"n-{i}", tiers={"device": 3 + i}, device_limit_bytes=8) for i in range(2)]
     facts[1] = replace(facts[1], differences=("2 of 9 threads may run on PUs 0",))
     page = GpuPage(None, SimpleNamespace(gpus=lambda: facts), SimpleNamespace(add_next_tick_callback=lambda _: None))
     page.update()
@@ -179,14 +179,14 @@ def test_gpu_page_marks_workers_not_as_planned() -> None:
     assert np.isnan(first)
     assert second > 4
     assert "white-space:nowrap'>n-1</span>" in page._head.text
-    facts = [replace(facts[1], name=f"n-{i}", tier_bytes={"device": i}) for i in range(400)]
+    facts = [replace(facts[1], name=f"n-{i}", tiers={"device": i}) for i in range(400)]
     page._bars.show(facts, fresh=True)
     assert page._bars.source.data["mark"].min() > 399  # in one line, above all bars
 
 
 def test_a_gpu_that_is_tapped_is_shown_over_time() -> None:
     """As a bar or as a row of the table, which begins with those that are not as planned."""
-    facts = [GpuFacts(name=f"n-{i}", tier_bytes={"device": 3 + i}, differences=("cores",) * i) for i in range(2)]
+    facts = [WorkerFacts(name=f"n-{i}", tiers={"device": 3 + i}, differences=("cores",) * i) for i in range(2)]
     page = GpuPage(None, SimpleNamespace(gpus=lambda: facts), SimpleNamespace(add_next_tick_callback=lambda _: None))
     page.update()
     for source, index, name, device in (

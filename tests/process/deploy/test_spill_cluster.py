@@ -83,7 +83,6 @@ HEAD = """
     import dask, dask.array as da, numpy as np
     import hpcgpu
     from hpcgpu import sim
-    from hpcgpu.deploy import report
     from hpcgpu.sim.dask import register
     from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
     register()
@@ -119,8 +118,8 @@ def test_an_all_to_all_of_dicts_of_arrays(tmp_path: Path) -> None:
         sums = client.gather([client.submit(take, j, *splits) for j in range(N)])
         expected = [sum(float(i * N + j) for i in range(N)) * 65_536 for j in range(N)]
         assert sums == expected
-        moved = report.spilled(report.workers(client))
-        assert min(moved[way] for way in ("device_to_host", "host_to_device", "host_to_disk", "disk_to_host")) > 0
+        moved = hpcgpu.memory(client).total.moved
+        assert min(way.nbytes for way in moved.values()) > 0
         def seen(parts):
             return type(parts).__name__, is_proxy(parts[3]), isinstance(parts[3], sim.SimArray)
         kinds = client.gather([client.submit(seen, s) for s in splits[:2]])
@@ -154,7 +153,7 @@ def test_svds_of_more_than_the_limits(tmp_path: Path, jit: bool) -> None:
         t = da.linalg.svd_compressed(y, k=5, n_power_iter=2, seed=seed)[1].compute().get()
         assert np.allclose(t, [50, 40, 30, 20, 10], rtol=1e-6)
         settle(client)
-        assert report.spilled(report.workers(client))["device_to_host"] > 0
-        assert max(w.tiers["device"] for w in report.workers(client)) <= 32 * 2**20
+        assert hpcgpu.memory(client).total.moved["device_to_host"].nbytes > 0
+        assert max(w.tiers["device"] for w in hpcgpu.memory(client).workers) <= 32 * 2**20
     """
     run(tmp_path, code, OPTIONS if jit else OPTIONS[:-1])

@@ -59,14 +59,6 @@ def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, reque
     assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
 
 
-def test_the_nodes_of_a_job_are_compared_without_ssh(tmp_path: Path) -> None:
-    argv = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "topo", "--diff"]
-    done = ranks.run_command(argv, two_nodes.environment(tmp_path), scaled(120))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "2 nodes, all alike\n"
-    assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
-
-
 def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) -> None:
     (tmp_path / "nodefile").write_text(f"{os.uname().nodename}\n")
     script = ranks.script(tmp_path, "with Client() as c:\n    print(sys.argv[1], len(c.scheduler_info()['workers']))")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,9 @@ def test_each_check_has_a_line(slurm: Path) -> None:
     answer(slurm, TAKEN)
     done = invoke("--nodes", "2", "--gpus-per-node", "4")
     assert done.return_value == 0
-    names = [line.partition("  ")[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
-    assert names == [check.name for check in LOGIN_CHECKS]
+    lines = [re.split("  +", line) for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert lines[0] == ["name", "verdict", "seen"]
+    assert [line[0] for line in lines[1:]] == [check.name for check in LOGIN_CHECKS]
     assert "slurm would take the job: 2026-11-23T06:38:00 on node[1-2] in partition main" in done.stdout
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from paths import BATCH
 from recordings import records
 
 from hpcgpu.deploy import start, topo
+from hpcgpu.errors import LaunchError
 from hpcgpu.host import cgroup, run
 from hpcgpu.model import Allocation, Command, HostMemory, Result, Settings
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
@@ -53,8 +57,20 @@ def test_topo_plans_with_it_and_asks_once_for_all_nodes(monkeypatch: pytest.Monk
     asked = answer(monkeypatch, Result((), 0, record.stdout))
     monkeypatch.setattr(topo.socket, "gethostname", lambda: "node1")
     monkeypatch.setenv("PBS_JOBID", "0.login01")
-    said = topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test").table()
+    said = topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test").table.to_text()
     assert said.count("its share of 2.0 GiB, mem= of PBS job 0.login01") == 1  # of both workers
     monkeypatch.setenv("HPCGPU_JOB_NODES", "2")
     topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test")
     assert len(asked) == 1
+
+
+def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Mpirun, which answers, does not replace it: on a slow login node every job would get another launcher."""
+    for program, line in {"srun": "exec sleep 60", "mpirun": "echo 'mpirun (Open MPI) 5.0.11'"}.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(start, "_QUERY_S", 1.0)
+    with pytest.raises(LaunchError, match=r"srun --mpi=list has not answered in 1 s\..* try again"):
+        start.ranks_launch(Settings())

@@ -24,7 +24,8 @@ from hpcgpu import sim
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator, process
-from hpcgpu.plan.views.memory_table import Moved, WorkerMemory, render, total
+from hpcgpu.report.memory import Memory
+from hpcgpu.report.workers import Moved, WorkerFacts, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
@@ -38,24 +39,22 @@ WAYS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
 # the table
 
 
-A = WorkerMemory(
+A = WorkerFacts(
     name="n-0",
-    device_managed_bytes=3 * GIB,
+    tiers={"device": 3 * GIB, "host": 2 * GIB, "disk": 7 * GIB},
     device_used_bytes=4 * GIB,
     device_limit_bytes=8 * GIB,
     device_capacity_bytes=10 * GIB,
     device_source="pool",
-    host_managed_bytes=2 * GIB,
     process_bytes=5 * GIB,
     host_limit_bytes=16 * GIB,
     spilled_to_host_bytes=GIB,
-    spilled_to_disk_bytes=7 * GIB,
     moved={"device_to_host": Moved(4_000_000_000, 40, 0.5)},
 )
 
 
 def test_the_table() -> None:
-    lines = render([A, replace(A, name="n-1", device_limit_bytes=None)]).splitlines()
+    lines = str(Memory((A, replace(A, name="n-1", device_limit_bytes=None)))).splitlines()
     titles = ["worker", "device: managed", "in use", "limit", "capacity", "host: managed"]
     assert re.split("  +", lines[0])[:6] == titles
     device, host = ["3.0 GiB", "4.0 GiB", "8.0 GiB", "10.0 GiB"], ["2.0 GiB", "3.0 GiB", "5.0 GiB", "16.0 GiB"]
@@ -68,9 +67,9 @@ def test_the_table() -> None:
 
 
 def test_table_of_unusual_workers() -> None:
-    assert "nothing has been moved\n" in render([replace(A, moved={})])
-    assert not {"failed", "pickled"} & set(render([A]).split())
-    text = render([replace(A, rescues=2, immovable_number=1, immovable_bytes=3 * MIB)] * 2)
+    assert "nothing has been moved\n" in str(Memory((replace(A, moved={}),)))
+    assert not {"failed", "pickled"} & set(str(Memory((A,))).split())
+    text = str(Memory((replace(A, rescues=2, immovable_number=1, immovable_bytes=3 * MIB),) * 2))
     assert "succeeded after data was moved: 4\n" in text
     assert "stay in memory (the log names their types): 2, 6.0 MiB\n" in text
     used = [total([replace(A, device_source=source)] * n).device_used_bytes for source, n in (("NVML", 2), ("NVML", 1))]
@@ -81,24 +80,25 @@ def test_table_of_unusual_workers() -> None:
 SIZES = st.integers(0, 1 << 50)
 MOVED = st.builds(Moved, SIZES, st.integers(0, 10**6), st.floats(0, 1e6))
 WORKERS = st.builds(
-    WorkerMemory,
+    WorkerFacts,
     name=st.text("abc-0123", min_size=1),
     device_source=st.sampled_from(["", "simulated", "pool", "NVML"]),
     moved=st.dictionaries(st.sampled_from(WAYS), MOVED),
     allocator=st.sampled_from(["system", "jemalloc 5.3.0"]),
-    **{f.name: SIZES if f.type == "int" else st.none() | SIZES for f in fields(WorkerMemory) if "bytes" in f.name},
+    tiers=st.fixed_dictionaries(dict.fromkeys(("device", "host", "disk"), SIZES)),
+    **{f.name: SIZES if f.type == "int" else st.none() | SIZES for f in fields(WorkerFacts) if "bytes" in f.name},
 )
 
 
 @given(st.lists(WORKERS, min_size=1, max_size=5))
-def test_the_sum_is_the_sum_and_every_worker_has_its_lines(workers: list[WorkerMemory]) -> None:
+def test_the_sum_is_the_sum_and_every_worker_has_its_lines(workers: list[WorkerFacts]) -> None:
     summed = total(workers)
     for name in ("device_managed_bytes", "process_bytes", "spilled_to_disk_bytes"):
         assert getattr(summed, name) == sum(getattr(w, name) for w in workers)
     limits = [w.host_limit_bytes for w in workers]
     assert summed.host_limit_bytes == (None if None in limits else sum(x for x in limits if x is not None))
     assert summed.moved["host_to_disk"].number == sum(w.moved.get("host_to_disk", Moved()).number for w in workers)
-    text = render(workers)
+    text = str(Memory(tuple(workers)))
     tables = 2 if any(m.number for w in workers for m in w.moved.values()) else 1
     for name in {w.name for w in workers}:
         same = sum(w.name == name for w in workers)

@@ -11,8 +11,9 @@ from hpcgpu.deploy.dashboard.page import SHARE, History, Sample
 from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
 from hpcgpu.deploy.dashboard.worker_metrics import KEY, WorkerMetrics
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.plan.views import prometheus
-from hpcgpu.plan.views.gpus import GpuFacts
+from hpcgpu.report import prometheus
+from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
+from hpcgpu.spill.store.inbox import Count
 
 GPU = Gpu("ffff:00:00.0", "GPU-SIM-n-0", "simulated", memory_bytes=100)
 SPEC = WorkerSpec(
@@ -33,9 +34,18 @@ class Clock:
 
 
 def worker() -> SimpleNamespace:
-    moved = SimpleNamespace(nbytes=7)
+    store = SimpleNamespace(
+        tiers={"device": 5, "host": 0, "disk": 0},
+        counters={"device_to_host": Count(7, 1, 0.5)},
+        spilled_total=SimpleNamespace(disk=0),
+        copy_bytes=0,
+        device_limit_bytes=80,
+        immovable=(0, 0),
+        rescues=0,
+    )
     return SimpleNamespace(
-        data=SimpleNamespace(tiers={"device": 5, "host": 0, "disk": 0}, counters={"device_to_host": moved}),
+        data=store,
+        memory_manager=SimpleNamespace(memory_limit=500),
         monitor=SimpleNamespace(get_process_memory=lambda: 40),
         startup_information={},
         metrics={},
@@ -61,11 +71,13 @@ def test_time_with_a_task_is_counted_once() -> None:
     facts.transition("b", "executing", "error")
     clock.now = 8
     now = one.metrics[KEY](one)
-    assert (now["busy_s"], now["moved"]) == (4, {"device_to_host": 7})
+    assert (now["busy_s"], now["moved"]) == (4, {"device_to_host": (7, 1, 0.5)})
     assert now["peaks"] == {"device": 5, "host": 3, "disk": 0, "process": 40}
     assert one.metrics["gpu_utilization"](one) == 0
     assert one.metrics["gpu-memory-total"](one) == 100
-    assert one.startup_information[KEY](one)["limits"] == {"device": 80, "capacity": 100, "process": 500}
+    assert one.startup_information[KEY](one)["gpu"] == "GPU-SIM-n-0"
+    limits = read_facts("n-0", now).limits
+    assert (limits["device"], limits["process"]) == (80, 500)
 
 
 def test_differences_from_the_plan_are_looked_for_now_and_then() -> None:
@@ -86,8 +98,9 @@ def test_differences_from_the_plan_are_looked_for_now_and_then() -> None:
 
 
 def state(name: str, busy_s: float) -> SimpleNamespace:
-    fixed = {"node": "n", "gpu": "GPU-0", "limits": {"device": 80}}
-    now = {"busy_s": busy_s, "tiers": {"device": 20}, "moved": {"device_to_host": 7}, "peaks": {"device": 30}}
+    fixed = {"node": "n", "gpu": "GPU-0"}
+    now = {"busy_s": busy_s, "tiers": {"device": 20}, "moved": {"device_to_host": [7, 1, 0.5]}, "peaks": {"device": 30}}
+    now["device_limit_bytes"] = 80
     return SimpleNamespace(name=name, extra={KEY: fixed}, metrics={KEY: now, "gpu_utilization": 50})
 
 
@@ -98,18 +111,18 @@ def test_the_ledger_keeps_those_that_are_gone() -> None:
         clock.now = begin_s
         ledger.add_worker(SimpleNamespace(workers={"a": state("n-0", 4)}), "a")
         clock.now = end_s
-        usage = ledger.summary().usage
+        usage = ledger.summary()
         (now,) = ledger.gpus()
         ledger.remove_worker(SimpleNamespace(), "a")
     assert (usage.gpu_s, usage.idle_gpu_s, usage.restarts) == (18, 10, 1)
     assert usage.moved_bytes["device_to_host"] == 14
     assert (now.restarts, now.device_share, now.utilisation_percent) == (1, 0.25, 50)
     assert ledger.gpus() == []
-    assert ledger.summary().usage == usage
+    assert ledger.summary() == usage
 
 
 def test_prometheus() -> None:
-    gpu = GpuFacts(name='a"b\\', node="n", gpu="G", tier_bytes={"device": 3}, utilisation_percent=50, differences=["x"])
+    gpu = WorkerFacts(name='a"b\\', node="n", gpu="G", tiers={"device": 3}, utilisation_percent=50, differences=["x"])
     text = prometheus.render([gpu])
     labels = r'worker="a\"b\\",node="n",gpu="G"'
     assert f'hpcgpu_memory_bytes{{{labels},tier="device"}} 3\n' in text
@@ -120,9 +133,10 @@ def test_prometheus() -> None:
 
 
 def test_history_of_workers_that_come_and_go() -> None:
-    def gpu(name: str, moved: int) -> GpuFacts:
-        tiers, limits = {"device": 10}, {"device": 20}
-        return GpuFacts(name=name, tier_bytes=tiers, limit_bytes=limits, moved_bytes={"device_to_host": moved})
+    def gpu(name: str, moved: int) -> WorkerFacts:
+        return WorkerFacts(
+            name=name, tiers={"device": 10}, device_limit_bytes=20, moved={"device_to_host": Moved(moved)}
+        )
 
     history = History(3)
     assert not history.add(Sample.of(1.0, [gpu("a", 0)]))

@@ -18,7 +18,7 @@ from hpcgpu.plan.binding import network
 from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
 from hpcgpu.plan.binding.memory import plan_memory_limit_bytes, plan_memory_nodes
 from hpcgpu.plan.binding.ports import Ports
-from hpcgpu.plan.views.overview import render_workers
+from hpcgpu.report.machine import workers_table
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -26,7 +26,7 @@ def test_expected_plan(name: str) -> None:
     """UPDATE_GOLDEN=1 writes the files anew; read their difference before you commit it."""
     topology = machine(name)
     bindings = plan_bindings(topology, gpus_of(topology), pus(topology))
-    text = render_workers(topology, [WorkerSpec(name=str(i), binding=b) for i, b in enumerate(bindings)])
+    text = workers_table(topology, [WorkerSpec(name=str(i), binding=b) for i, b in enumerate(bindings)]).to_text()
     path = TOPOLOGIES / "golden" / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text)
@@ -306,7 +306,7 @@ def test_device_memory_limit_is_a_fraction_or_bytes() -> None:
 
 def test_the_table_says_why() -> None:
     binding = Binding(CpuSet([0, 1]), (Gpu("0000:06:00.0", memory_bytes=GIB),), reasons=("because",))
-    assert render_workers(SMALL, [WorkerSpec(name="w0", binding=binding)]) == (
+    assert workers_table(SMALL, [WorkerSpec(name="w0", binding=binding)]).to_text() == (
         "worker  GPU                          NUMA     cores: PUs  memory     port\n"
         "w0      0000:06:00.0 NVIDIA 1.0 GiB  unknown  2: 0-1      not bound  -\n"
         "    because\n"

@@ -10,7 +10,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.model import Binding, CpuSet, WorkerSpec
 from hpcgpu.plan.binding.bindings import plan_bindings
-from hpcgpu.plan.views.overview import render_workers
+from hpcgpu.report.machine import workers_table
 
 GOLDEN = TOPOLOGIES / "golden"
 
@@ -26,7 +26,9 @@ def plan(name: str) -> tuple[Binding, ...]:
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_expected_plan(name: str) -> None:
     """UPDATE_GOLDEN=1 writes the files anew; read their difference before you commit it."""
-    text = render_workers(DOCUMENTED[name], [WorkerSpec(name=str(i), binding=b) for i, b in enumerate(plan(name))])
+    text = workers_table(
+        DOCUMENTED[name], [WorkerSpec(name=str(i), binding=b) for i, b in enumerate(plan(name))]
+    ).to_text()
     path = GOLDEN / f"documented-{name}.txt"
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text)

@@ -14,7 +14,7 @@ from hpcgpu.model import CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Set
 from hpcgpu.model.limit import Limit
 from hpcgpu.plan.binding.layout import RankRecord, plan_layout
 from hpcgpu.plan.binding.workers import NodeFacts, node_warnings, plan_workers
-from hpcgpu.plan.views.overview import render_workers
+from hpcgpu.report.machine import workers_table
 
 WORLDS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5).filter(
     lambda nodes: any(gpus for _, gpus in nodes)
@@ -129,7 +129,7 @@ def test_cpu_worker_sees_no_gpu_and_has_a_share_of_memory() -> None:
         assert dict(spec.env) == {"CUDA_VISIBLE_DEVICES": "", "UCX_NET_DEVICES": f"{spec.binding.nics[0].name}:1"}
     wanted = Settings(cpu_workers=2, resources={"mine": 2.0})
     assert {s.resources for _, s in plan_workers(wanted, node(), shares)} == {(("mine", 2.0),)}
-    table = render_workers(node().topology, specs)
+    table = workers_table(node().topology, specs).to_text()
     assert re.search("^n-cpu2 +none +- ", table, re.M)
 
 

@@ -13,7 +13,7 @@ from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.model.limit import SHARE, Limit
 from hpcgpu.plan.binding.memory import asks_granted_memory, plan_host_memory, plan_memory_limit_bytes, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
-from hpcgpu.plan.views.overview import render_workers
+from hpcgpu.report.machine import workers_table
 
 GIB = 1 << 30
 NODE = HostMemory(64 * GIB, ALL_OF_THE_NODE)
@@ -81,7 +81,7 @@ def node(memory: HostMemory, allowed: range = range(4), *, in_job: bool = True) 
 
 def table(facts: NodeFacts, settings: Settings) -> str:
     specs = plan_workers(settings, facts, NodeLayout(0, (0,), ((0, 1),)))
-    return render_workers(facts.topology, [spec for _, spec in specs])
+    return workers_table(facts.topology, [spec for _, spec in specs]).to_text()
 
 
 def test_the_plan_says_what_limits_the_workers_memory() -> None:

@@ -8,16 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.plan.views.memory_table import WorkerMemory
-from hpcgpu.plan.views.notebook import (
-    ClusterView,
-    Explanation,
-    WorkerView,
-    bindings_page,
-    cluster_page,
-    jobs_page,
-    memory_page,
-)
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.report.cluster import cluster_page, jobs_table
+from hpcgpu.report.memory import Memory
+from hpcgpu.report.table import Explanation
+from hpcgpu.report.workers import Bindings, WorkerFacts, planned
 
 VOID = {"br", "meta"}
 GPU = Gpu(pci="0000:17:00.0", uuid="GPU-1", vendor="nvidia", model="H200", memory_bytes=141 << 30)
@@ -50,50 +45,47 @@ class Reader(HTMLParser):
             self.text += data
 
 
-def memory(**sizes: int | None) -> WorkerMemory:
-    return WorkerMemory("n7-0", device_capacity_bytes=100 << 20, device_limit_bytes=80 << 20, **sizes)
+def facts(name: str = "n7-0", node: str = "n7", **more: object) -> WorkerFacts:
+    limits = {"device_capacity_bytes": 100 << 20, "device_limit_bytes": 80 << 20}
+    return WorkerFacts(name=name, node=node, **{**planned(SPEC), **limits, **more})
 
 
+JOB = Job(id="4711", text="UP 1/1")
 sizes = st.integers(0, 1 << 40)
-memories = st.builds(
-    WorkerMemory,
-    name=st.text(),
-    device_managed_bytes=sizes,
-    device_used_bytes=st.none() | sizes,
-    device_limit_bytes=st.none() | sizes,
-    device_capacity_bytes=st.none() | sizes,
-    host_managed_bytes=sizes,
-    process_bytes=sizes,
-    host_limit_bytes=st.none() | sizes,
-    spilled_to_disk_bytes=sizes,
-)
 workers = st.builds(
-    WorkerView, st.text(), st.text(), st.none() | st.just(SPEC), st.none() | memories, st.tuples(st.text())
+    facts,
+    name=st.text(),
+    node=st.text(),
+    differences=st.tuples(st.text()),
+    tiers=st.just({}) | st.fixed_dictionaries(dict.fromkeys(("device", "host", "disk"), sizes)),
+    process_bytes=sizes,
+    **dict.fromkeys(("device_used_bytes", "device_limit_bytes", "device_capacity_bytes"), st.none() | sizes),
+    host_limit_bytes=st.none() | sizes,
 )
+jobs = st.builds(Job, id=st.text(), text=st.text(), log=st.text())
 
 
-@given(st.text(), st.text(), st.text(), st.lists(st.tuples(*[st.text()] * 4)).map(tuple), st.lists(workers).map(tuple))
+@given(st.text(), st.text(), st.text(), st.lists(jobs), st.lists(workers).map(tuple))
 def test_notebook_page_of_any_name_is_well_formed_and_bars_fit(name, state, link, jobs, workers) -> None:
-    page = Reader(cluster_page(ClusterView("SLURMGPUCluster", name, state, link, jobs, workers, 3)))
+    page = Reader(cluster_page("SLURMGPUCluster", name, state, link, jobs_table(jobs), workers, 3))
     assert all(0 <= width <= 100 for width in page.widths)
     assert "script" not in page.tags
-    Reader(memory_page([w.memory for w in workers if w.memory], name))
-    Reader(bindings_page(workers, state))
-    Reader(jobs_page([(*job, "1") for job in jobs]))
+    Reader(Memory(workers)._repr_html_())
+    Reader(Bindings(workers)._repr_html_())
+    Reader(jobs_table(jobs).to_html())
 
 
 def test_what_users_are_called_is_text() -> None:
     evil = "<script>alert(1)</script>"
-    page = cluster_page(ClusterView("X", evil, evil, '"onclick=', ((evil,) * 4,), (WorkerView(evil),)))
+    jobs = jobs_table([Job(id=evil, text=evil, log=evil)])
+    page = cluster_page("X", evil, evil, '"onclick=', jobs, (facts(evil, differences=(evil,)),), 1)
     assert "<script" not in page
     assert 'href="&quot;onclick="' in page
 
 
 def test_a_cluster_says_what_it_has() -> None:
-    view = WorkerView("n7-0", "n7", SPEC, memory(device_managed_bytes=50 << 20, process_bytes=1 << 30))
-    page = Reader(
-        cluster_page(ClusterView("X", "mine", "running", "http://here", (("4711", "UP 1/1", "", ""),), (view,), 2))
-    )
+    worker = facts(tiers={"device": 50 << 20}, process_bytes=1 << 30)
+    page = Reader(cluster_page("X", "mine", "running", "http://here", jobs_table([JOB]), (worker,), 2))
     for words in (
         "Workers: 1 of 2 on 1 GPU, 1 node",
         "50.0 MiB of 100.0 MiB, limit 80.0 MiB",
@@ -103,19 +95,18 @@ def test_a_cluster_says_what_it_has() -> None:
     ):
         assert words in page.text.replace("\xa0", " "), words
     assert page.widths[:2] == [50.0, 50.0]
-    assert "NIC" not in page.text  # nobody has one
+    assert "NIC" not in page.text  # no worker has one
 
 
 def test_a_difference_from_the_plan_is_seen() -> None:
-    views = [WorkerView("n7-0", spec=SPEC, differences=("2 of 9 threads may run on PUs 0",))]
-    page = bindings_page(views, "1 of 1 workers not as planned")
+    page = Bindings((facts(differences=("2 of 9 threads may run on PUs 0",)),))._repr_html_()
     assert '<div class="bad">not as planned: 2 of 9 threads may run on PUs 0</div>' in page
-    assert "<td class='bad'>0-3</td>" in page
+    assert "1 of 1 workers not as planned" in page
 
 
 def test_400_workers_are_folded_and_cut() -> None:
-    many = tuple(WorkerView(f"n{i}-0", f"n{i}", SPEC, memory(), ()) for i in range(400))
-    page = cluster_page(ClusterView("X", "mine", "running", "", (), many, 400))
+    many = tuple(facts(f"n{i}-0", f"n{i}") for i in range(400))
+    page = cluster_page("X", "mine", "running", "", jobs_table([]), many, 400)
     assert "<details><summary>" in page
     assert "and 336 more: see the dashboard" in page
     assert len(page) < 150_000

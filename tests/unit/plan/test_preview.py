@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hpcgpu.model import JobSpec, Settings, Site
 from hpcgpu.model.site_facts import Charge, Network, Queue, Source
-from hpcgpu.plan.views import preview
-from hpcgpu.plan.views.preview import Preview, layout_of
+from hpcgpu.report import job as preview
+from hpcgpu.report.job import Preview, layout_of
 
 SITE = Site(
     name="here",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgpu.plan.jobs.advice import advise
-from hpcgpu.plan.jobs.usage import RunUsage, WorkerUsage, covered_s, sum_up
-from hpcgpu.plan.views.summary import Summary
+from hpcgpu.report.summary import Summary, advise, covered_s, sum_up
+from hpcgpu.report.workers import Moved, WorkerFacts
 
 GIB = 1 << 30
-USED = RunUsage(
+USED = Summary(
     wall_s=3600,
     walltime_s=7200,
     gpus=4,
@@ -28,16 +27,16 @@ USED = RunUsage(
 )
 
 
-def life(name: str, begin_s: float, end_s: float, busy_s: float, **more: object) -> WorkerUsage:
-    return WorkerUsage(name=name, gpu=f"n GPU-{name}", begin_s=begin_s, end_s=end_s, busy_s=busy_s, **more)
+def life(name: str, begin_s: float, end_s: float, busy_s: float, **more: object) -> WorkerFacts:
+    return WorkerFacts(name=name, node="n", gpu=f"GPU-{name}", begin_s=begin_s, end_s=end_s, busy_s=busy_s, **more)
 
 
 def test_lives_are_summed_up() -> None:
     lives = [
-        life("0", 0, 40, 20, moved_bytes={"device_to_host": 5}, peak_bytes={"device": 7}, limit_bytes={"device": 9}),
-        life("0", 50, 100, 50, moved_bytes={"device_to_host": 6}, peak_bytes={"device": 3}, limit_bytes={"device": 9}),
+        life("0", 0, 40, 20, moved={"device_to_host": Moved(5)}, peaks={"device": 7}, device_limit_bytes=9),
+        life("0", 50, 100, 50, moved={"device_to_host": Moved(6)}, peaks={"device": 3}, device_limit_bytes=9),
         life("1", 0, 100, 0),
-        WorkerUsage(name="cpu0", begin_s=0, end_s=100, busy_s=0),
+        WorkerFacts(name="cpu0", begin_s=0, end_s=100, busy_s=0),
     ]
     usage = sum_up(lives, 110, 600)
     assert (usage.gpus, usage.workers, usage.restarts) == (2, 3, 1)
@@ -49,7 +48,7 @@ def test_lives_are_summed_up() -> None:
 
 
 def test_workers_that_share_a_gpu_hold_it_once() -> None:
-    shared = [replace(life(name, 0, 10, 8), gpu="n GPU-0") for name in "ab"]
+    shared = [replace(life(name, 0, 10, 8), gpu="GPU-0") for name in "ab"]
     usage = sum_up(shared, 10)
     assert (usage.gpus, usage.gpu_s, usage.idle_gpu_s) == (1, 10, 0)
 
@@ -80,7 +79,7 @@ def test_advice(changed: dict[str, object], said: str) -> None:
 
 
 def test_lines_and_json() -> None:
-    summary = Summary(replace(USED, busy_share=0.2, restarts=1))
+    summary = replace(USED, busy_share=0.2, restarts=1)
     text = str(summary)
     assert text.startswith("01:00:00 with 4 GPUs, 4.00 GPU hours, a task ran in 20% of the workers' time, ")
     assert "24.0 GPU minutes idle, 1 worker started anew\n" in text
@@ -88,4 +87,4 @@ def test_lines_and_json() -> None:
     assert "nothing was spilled\nnext time: 1 GPU in place of 4" in text
     found = json.loads(summary.as_json())
     assert (found["gpu_hours"], found["idle_gpu_minutes"], found["busy_share"]) == (4, 24, 0.2)
-    assert Summary.read(summary.facts()) == summary
+    assert Summary(**asdict(summary)) == summary

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from hpcgpu.plan.jobs.usage import DIRECTIONS, TIERS
-from hpcgpu.plan.views.gpus import GpuFacts
+from hpcgpu.report.workers import DIRECTIONS, TIERS, WorkerFacts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -23,25 +22,25 @@ class _Metric(NamedTuple):
     text: str
     label: str
     # of one GPU: the last label's value, and the number
-    samples: Callable[[GpuFacts], Iterable[tuple[str, float | None]]]
+    samples: Callable[[WorkerFacts], Iterable[tuple[str, float | None]]]
 
 
 _METRICS = (
     _Metric(
         *("hpcgpu_memory_bytes", "gauge", "Dask's data in each tier.", "tier"),
-        lambda g: [(tier, g.tier_bytes.get(tier)) for tier in TIERS],
+        lambda g: [(tier, g.tiers.get(tier)) for tier in TIERS],
     ),
     _Metric(
         *("hpcgpu_memory_limit_bytes", "gauge", "Where spilling begins (device, process), and the device's size."),
-        *("of", lambda g: list(g.limit_bytes.items())),
+        *("of", lambda g: list(g.limits.items())),
     ),
     _Metric(
         *("hpcgpu_device_memory_used_bytes", "gauge", "Memory in use on the device, by all of its users.", ""),
-        lambda g: [("", g.used_bytes)],
+        lambda g: [("", g.device_used_bytes)],
     ),
     _Metric(
         *("hpcgpu_spill_moved_bytes_total", "counter", "Bytes that the store has moved between tiers.", "direction"),
-        lambda g: [(way, g.moved_bytes.get(way)) for way in DIRECTIONS],
+        lambda g: [(way, g.moved[way].nbytes) for way in DIRECTIONS if way in g.moved],
     ),
     _Metric(
         *("hpcgpu_gpu_utilization_ratio", "gauge", "Part of the time in which the GPU was in use.", ""),
@@ -58,12 +57,12 @@ _METRICS = (
 )
 
 
-def render(gpus: Sequence[GpuFacts]) -> str:
+def render(gpus: Sequence[WorkerFacts]) -> str:
     """Format all metrics; unknown numbers are left out."""
     return "".join(f"{line}\n" for metric in _METRICS for line in _lines(metric, gpus))
 
 
-def _lines(metric: _Metric, gpus: Sequence[GpuFacts]) -> Iterator[str]:
+def _lines(metric: _Metric, gpus: Sequence[WorkerFacts]) -> Iterator[str]:
     yield f"# HELP {metric.name} {metric.text}"
     yield f"# TYPE {metric.name} {metric.kind}"
     for gpu in gpus:

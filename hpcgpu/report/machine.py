@@ -1,8 +1,7 @@
-"""Format a machine and its planned workers as text, in the width of the terminal."""
+"""A machine and its planned workers as a table for people."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,11 +9,14 @@ from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
 from hpcgpu.plan.binding.ports import DISTANCE_WORDS, FAR, Ports, Why, label, unused_ports
-from hpcgpu.plan.views.explain import aligned, format_gpu, format_other_gpus, format_ports, worker_reasons
+from hpcgpu.report.binding import format_gpu, format_other_gpus, format_ports, worker_reasons
+from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted
 
-_COLUMNS = ("worker", "GPU", "NUMA", "cores: PUs", "memory", "port")
-_WIDEST = 1 << 16
+_COLUMNS = (
+    *(Column("worker", kind="name"), Column("GPU"), Column("NUMA", kind="name"), Column("cores: PUs")),
+    *(Column("memory"), Column("port"), Column("reasons", kind="note")),
+)
 
 
 class Plan(NamedTuple):
@@ -29,58 +31,27 @@ class Plan(NamedTuple):
     host: str = ""  # name of the node; empty: read from a file
 
 
-def render_overview(plan: Plan, where: str = "", width: int = 0) -> str:
-    """Format the machine on one line, its workers, unused parts, variables, and warnings about the plan.
-
-    ``where`` is the file that describes the machine, if any; ``width`` counts columns, 0: unlimited.
-    """
-    lines = [_machine(plan), f"read by {plan.topology.source}{f', from {where}' if where else ''}", *_notes(plan)]
+def machine_table(plan: Plan, where: str = "") -> Table:
+    """Show the machine, its workers, unused parts, variables, and warnings; ``where``: the file that describes it."""
+    title = [_machine(plan), f"read by {plan.topology.source}{f', from {where}' if where else ''}", *_notes(plan)]
     if not plan.specs:
         again = f"hpcgpu topo --gpus sim:4{f' --from {where}' if where else ''}"
-        return _wrapped([*lines, f"no GPU here that workers run on; plan for some: {again}"], width)
-    below = [*_idle(plan), *_variables(plan.specs), *(f"warning: {w}" for w in poor(plan))]
-    table = render_workers(plan.topology, plan.specs, plan.nics, width)
-    return f"{_wrapped(lines, width)}\n{table}\n{_wrapped(below, width)}"
+        title.append(f"no GPU here that workers run on; plan for some: {again}")
+        return Table(_COLUMNS, (), "\n".join(title))
+    workers = workers_table(plan.topology, plan.specs, plan.nics)
+    below = ("", *_idle(plan), *_variables(plan.specs), *(f"warning: {w}" for w in poor(plan)))
+    return Table(workers.columns, workers.rows, "\n".join((*title, "\n")), (*workers.notes, *below))
 
 
-def render_workers(
-    topology: Topology, specs: Sequence[WorkerSpec], nics: str | tuple[str, ...] = "balanced", width: int = 0
-) -> str:
-    """Format the workers as a table, or as a list if the table is too wide; reasons are below each worker."""
+def workers_table(topology: Topology, specs: Sequence[WorkerSpec], nics: str | tuple[str, ...] = "balanced") -> Table:
+    """Show planned workers; a reason that all of them share is below the table."""
     ports = Ports(topology, nics)
-    alike = _common_reasons(specs)
-    rows = [(_cells(topology, ports, spec), tuple(r for r in worker_reasons(spec) if r not in alike)) for spec in specs]
-    below = [f"each worker: {reason}" for reason in alike]
-    table = aligned(_COLUMNS, rows)
-    first_lines = [line for line in table.splitlines() if not line.startswith(" ")]
-    if not width or max(map(len, first_lines)) <= width:
-        return _wrapped([*table.splitlines(), *below], width)
-    blocks = []
-    for cells, reasons in rows:
-        fields = [f"    {name:<12}{cell}" for name, cell in zip(_COLUMNS[1:], cells[1:], strict=True) if cell != "-"]
-        blocks.append(
-            _wrapped([cells[0]], width) + _wrapped(fields, width, 12) + _wrapped(reasons, width, first="    ")
-        )
-    return "".join([*blocks, _wrapped(below, width)])
-
-
-def _common_reasons(specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
-    """Return the reasons that all workers share; () if there is only one worker."""
     first, *others = [worker_reasons(s) for s in specs] or [()]
-    return tuple(r for r in first if others and all(r in reasons for reasons in others))
-
-
-def _wrapped(lines: Sequence[str], width: int, more: int = 4, first: str = "") -> str:
-    """Fold long lines at blanks; continuation lines are indented by ``more``."""
-    out = []
-    for text in lines:
-        line = first + text
-        if len(line) > (width or _WIDEST):
-            indent = " " * (len(line) - len(line.lstrip()) + more)
-            out += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        else:
-            out.append(line)
-    return "".join(f"{line}\n" for line in out)
+    alike = [r for r in first if others and all(r in reasons for reasons in others)]
+    rows = [
+        (*_cells(topology, ports, spec), tuple(r for r in worker_reasons(spec) if r not in alike)) for spec in specs
+    ]
+    return Table(_COLUMNS, rows, notes=[f"each worker: {reason}" for reason in alike])
 
 
 def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses
 from hpcgpu.host import run as programs
 from hpcgpu.model import Command
+from hpcgpu.plan.doctor.facts import Folder, Limits, Names, Python, Ucx
+from hpcgpu.spill.storage import mounts
 
 _UNENDING = resource.RLIM_INFINITY
 _PACKAGES = (
@@ -60,27 +63,27 @@ def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict
     return dict(seen), {**why, **late}
 
 
-def limits() -> dict[str, int]:
-    """Return this process's soft limits; -1: unlimited."""
+def limits() -> Limits:
+    """Return this process's soft limits."""
 
     def soft(kind: int) -> int:
         value = resource.getrlimit(kind)[0]
         return -1 if value == _UNENDING else value
 
-    return {
-        "files": soft(resource.RLIMIT_NOFILE),
-        "processes": soft(resource.RLIMIT_NPROC),
-        "locked_bytes": soft(resource.RLIMIT_MEMLOCK),
-    }
+    return Limits(
+        files=soft(resource.RLIMIT_NOFILE),
+        processes=soft(resource.RLIMIT_NPROC),
+        locked_bytes=soft(resource.RLIMIT_MEMLOCK),
+    )
 
 
-def names() -> dict[str, Any]:
+def names() -> Names:
     """Return this machine's name, the addresses it resolves to, and its interfaces' addresses."""
     host = socket.gethostname()
     resolved: tuple[str, ...] = ()
     with contextlib.suppress(OSError):
         resolved = tuple(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
-    return {"host": host, "resolved": resolved, "interfaces": interfaces()}
+    return Names(host=host, resolved=resolved, interfaces=interfaces())
 
 
 def interfaces() -> tuple[tuple[str, str], ...]:
@@ -94,16 +97,17 @@ def _addresses(interface: str) -> tuple[str, ...]:
     return ()
 
 
-def python(path: str = sys.executable) -> dict[str, Any]:
+def python() -> Python:
     """Return this Python, and the versions of packages that a cluster's workers must share."""
     packages = {"hpcgpu": __version__}  # of what runs: a checkout in PYTHONPATH has no metadata
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-    return {"path": path, "version": platform.python_version(), "machine": platform.machine(), "packages": packages}
+    version, machine = platform.python_version(), platform.machine()
+    return Python(path=sys.executable, version=version, machine=machine, packages=packages)
 
 
-def imports() -> dict[str, Any]:
+def imports() -> tuple[str, float]:
     """Import the packages in a process (20 s at most); return the error, "" if none, and the seconds it took."""
     began_s = time.perf_counter()
     done = programs.run_sync(Command((sys.executable, "-c", _IMPORTS), timeout_s=20.0))
@@ -112,27 +116,33 @@ def imports() -> dict[str, Any]:
         why = f"an import ended with signal {-done.returncode}: packages are built for another CPU"
     elif done.returncode not in (0, _TOO_LATE):
         why = (done.stderr.strip().splitlines() or [f"an import ended with {done.returncode}"])[-1]
-    return {"broken": why, "import_s": took_s}
+    return why, took_s
 
 
-def folder(path: Path, write_bytes: int) -> dict[str, Any]:
+def mounted(path: Path) -> Folder:
+    """Return a folder and the kind of its file system."""
+    text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    mount = mounts.mount_of(os.fspath(path.resolve()), text)
+    if mount is None:
+        return Folder(path=str(path))
+    return Folder(path=str(path), kind=mount.kind, network=mount.is_network, memory=mount.is_memory)
+
+
+def folder(path: Path, write_bytes: int) -> Folder:
     """Measure a folder's free space and speed by small files and a synced one of ``write_bytes``; remove them."""
     about = os.statvfs(path)
-    out: dict[str, Any] = {
-        "path": str(path),
-        "free_bytes": about.f_bavail * about.f_frsize,
-        "free_files": about.f_favail if about.f_files else -1,
-    }
-    if out["free_bytes"] < 2 * write_bytes:
-        return out
+    free_bytes, free_files = about.f_bavail * about.f_frsize, about.f_favail if about.f_files else -1
+    folder = replace(mounted(path), free_bytes=free_bytes, free_files=free_files)
+    if free_bytes < 2 * write_bytes:
+        return folder
     try:
         with tempfile.TemporaryDirectory(prefix=".hpcgpu-doctor-", dir=path) as scratch:
-            return {**out, **_speeds(Path(scratch), write_bytes)}
+            return _measured(folder, Path(scratch), write_bytes)
     except OSError as error:
-        return {**out, "error": error.strerror or str(error)}
+        return replace(folder, error=error.strerror or str(error))
 
 
-def _speeds(folder: Path, write_bytes: int) -> dict[str, float]:
+def _measured(about: Folder, folder: Path, write_bytes: int) -> Folder:
     before_s, began_s = time.time(), time.perf_counter()
     for number in range(_SMALL_FILES):
         (folder / str(number)).write_bytes(b"")
@@ -147,7 +157,7 @@ def _speeds(folder: Path, write_bytes: int) -> dict[str, float]:
     speed = write_bytes / (time.perf_counter() - began_s)
     # file systems round times down, some to seconds; between the two moments nothing is wrong
     skew = server_s - before_s if server_s < before_s - 1 else max(0.0, server_s - after_s)
-    return {"create_s": create_s, "bytes_per_s": speed, "clock_s": skew}
+    return replace(about, create_s=create_s, bytes_per_s=speed, clock_s=skew)
 
 
 def cpus() -> tuple[int, int]:
@@ -155,7 +165,7 @@ def cpus() -> tuple[int, int]:
     return len(os.sched_getaffinity(0)), psutil.cpu_count() or 0
 
 
-def ucx() -> dict[str, Any]:
+def ucx() -> Ucx:
     """Return UCX's version and transports by ucx_info of PATH or UCX's wheel; raise RuntimeError if it fails."""
     program, env = shutil.which("ucx_info") or "", {}
     wheel = importlib.util.find_spec("libucx")
@@ -170,8 +180,8 @@ def ucx() -> dict[str, Any]:
     return read_ucx_info(done.stdout)
 
 
-def read_ucx_info(text: str) -> dict[str, Any]:
+def read_ucx_info(text: str) -> Ucx:
     """Parse the output of ``ucx_info -v -d`` into version and transports."""
     version = re.search(r"Library version: *(\S+)", text)
     found = (line.partition("Transport:")[2].strip() for line in text.splitlines() if "Transport:" in line)
-    return {"version": version[1] if version else "", "transports": tuple(sorted(set(found)))}
+    return Ucx(version=version[1] if version else "", transports=tuple(sorted(set(found))))

@@ -1,16 +1,14 @@
-"""A node and its workers as plain data for JSON, and the differences between nodes."""
+"""A machine and its planned workers as plain data for JSON, and where two such values differ."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.ports import DISTANCES, SPARE, Ports
-from hpcgpu.plan.views.explain import worker_reasons
-
-Described = Mapping[str, Any]
+from hpcgpu.report.binding import worker_reasons
 
 
 def describe(
@@ -22,7 +20,7 @@ def describe(
     """
     ports = Ports(topology, nics)
     return {
-        "machine": _machine(topology, host),
+        "machine": _described(topology, host),
         "source": topology.source,
         "warnings": list(topology.warnings),
         "workers": [_worker(topology, ports, spec) for spec in specs],
@@ -30,7 +28,7 @@ def describe(
     }
 
 
-def _machine(topology: Topology, host: str) -> dict[str, Any]:
+def _described(topology: Topology, host: str) -> dict[str, Any]:
     return {
         "host": host,
         "name": topology.name,
@@ -104,53 +102,39 @@ def _port(ports: Ports, nic: Nic, specs: Sequence[WorkerSpec]) -> dict[str, Any]
     }
 
 
-def differences(nodes: Mapping[str, Described]) -> tuple[str, ...]:
-    """Return the differences between the results of :func:`describe` in words, by the names of the nodes.
-
-    Devices are compared by PCI address.
-    """
-    facts: dict[str, dict[str, list[str]]] = {}
-    by_node = {name: dict(_facts(node)) for name, node in nodes.items()}
-    for part in dict.fromkeys(part for parts in by_node.values() for part in parts):
-        for name, parts in by_node.items():
-            facts.setdefault(part, {}).setdefault(parts.get(part, "not there"), []).append(name)
-    out = []
-    for part, values in facts.items():
-        if len(values) > 1:
-            most_first = sorted(values.items(), key=lambda item: -len(item[1]))
-            listed = (
-                f"{value} on " + (", ".join(n) if len(n) <= 4 else f"{', '.join(n[:3])} and {len(n) - 3} more")
-                for value, n in most_first
-            )
-            out.append(f"{part}: {'; '.join(listed)}")
-    return tuple(out)
+def node_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where the hardware of two results of :func:`describe` differs; devices are compared by PCI address."""
+    return tuple(differences(_hardware(before), _hardware(after)))
 
 
-def _facts(node: Described) -> list[tuple[str, str]]:
+def _hardware(node: Mapping[str, Any]) -> dict[str, Any]:
     machine = node["machine"]
-    out = [
-        ("machine", str(machine["name"] or "name unknown")),
-        ("cores", f"{machine['cores']} with {machine['pus']} PUs"),
-    ]
-    for n in machine["numa_nodes"]:
+    return {
+        **{name: machine[name] for name in ("name", "cores", "pus")},
         # Memory sizes of equal nodes differ by the part that firmware has taken.
-        out.append(
-            (
-                f"NUMA node {n['index']}",
-                f"{n['kind']}, PUs {n['cpuset'] or 'none'}, {n['memory_bytes'] / 2**30:.0f} GiB",
-            )
-        )
-    for g in machine["gpus"]:
-        slice_of = f" {g['mig']}" if g["mig"] else ""
-        out.append(
-            (f"GPU at {g['pci']}{slice_of}", f"{g['model'] or g['vendor']} on NUMA node {_format_node(g['numa_node'])}")
-        )
-    for n in node["nics"]:
-        at = f"port {n['port']} at {n['pci']}"
-        out += [(f"{at}, name", n["name"]), (f"{at}, state", n["state"])]
-        out.append((f"{at}, kind", f"{n['kind']} on NUMA node {_format_node(n['numa_node'])}"))
-    return out
+        "NUMA node": {
+            str(n["index"]): {"kind": n["kind"], "PUs": n["cpuset"], "GiB": round(n["memory_bytes"] / 2**30)}
+            for n in machine["numa_nodes"]
+        },
+        "GPU at": {
+            f"{g['pci']} {g['mig'] or ''}".rstrip(): {"model": g["model"] or g["vendor"], "NUMA node": g["numa_node"]}
+            for g in machine["gpus"]
+        },
+        "port at": {
+            f"{n['pci']} port {n['port']}": {name: n[name] for name in ("name", "state", "kind", "numa_node")}
+            for n in node["nics"]
+        },
+    }
 
 
-def _format_node(node: int | None) -> str:
-    return "unknown" if node is None else str(node)
+def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:  # JSON
+    """Yield where two values of JSON differ, with the path to each place."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in dict.fromkeys((*before, *after)):
+            yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for i, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from differences(old, new, f"{path}[{i}]")
+    elif before != after:
+        old, new = ("nothing" if value in (None, [], {}) else str(value) for value in (before, after))
+        yield f"{path}: {old} -> {new}"

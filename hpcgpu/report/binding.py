@@ -1,39 +1,11 @@
-"""The bindings of a node's workers as tables for people: planned and actual ones."""
+"""A worker's binding as text, and where a process differs from its plan."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Nic, Topology, WorkerSpec
 from hpcgpu.units import format_bytes
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
-
-
-def render_actual(specs: Sequence[WorkerSpec], actual: Sequence[ActualBinding]) -> str:
-    """Return a table of planned and actual bindings; differences and reasons are below each row."""
-    columns = ("worker", "GPU", "cores planned", "cores now", "memory planned", "memory now", "OS threads", "NIC")
-    rows = []
-    for spec, now in zip(specs, actual, strict=True):
-        binding = spec.binding
-        memory = _memory(now.memory_policy or "unknown", now.memory_nodes)
-        cells = (
-            *(spec.name, format_gpu(spec.gpu) if spec.gpu else "none", str(binding.cpuset), str(now.cpuset)),
-            *(format_memory(binding), memory, str(len(now.threads)), format_ports(binding)),
-        )
-        rows.append((cells, (*(f"NOT AS PLANNED: {d}" for d in differences(spec, now)), *worker_reasons(spec))))
-    return aligned(columns, rows)
-
-
-def aligned(columns: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
-    """Return a table; the notes on a row are below it."""
-    cells = [columns, *(row for row, _ in rows)]
-    widths = [max(len(c) for c in column) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
-    out = [lines[0]]
-    for line, (_, below) in zip(lines[1:], rows, strict=True):
-        out += [line, *(f"    {text}" for text in below)]
-    return "\n".join(out) + "\n"
 
 
 def differences(spec: WorkerSpec, actual: ActualBinding) -> tuple[str, ...]:
@@ -53,8 +25,7 @@ def differences(spec: WorkerSpec, actual: ActualBinding) -> tuple[str, ...]:
         out.append("no thread of the process could be read")
     planned = (binding.memory_policy, binding.memory_nodes)
     if binding.memory_policy != "none" and (actual.memory_policy, actual.memory_nodes) != planned:
-        memory = _memory(actual.memory_policy or "unknown", actual.memory_nodes)
-        out.append(f"memory policy is {memory}, planned: {_memory(*planned)}")
+        out.append(f"memory policy is {format_memory(actual)}, planned: {format_memory(binding)}")
     now = dict(actual.env)
     for name, value in spec.env:
         if now.get(name) != value:
@@ -62,13 +33,10 @@ def differences(spec: WorkerSpec, actual: ActualBinding) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _memory(policy: str, nodes: CpuSet) -> str:
-    return f"{nodes} {policy}" if nodes else policy
-
-
-def format_memory(binding: Binding) -> str:
+def format_memory(binding: Binding | ActualBinding) -> str:
     """Return NUMA nodes and policy of a worker's memory."""
-    return _memory(binding.memory_policy, binding.memory_nodes)
+    policy = binding.memory_policy or "unknown"
+    return f"{binding.memory_nodes} {policy}" if binding.memory_nodes and policy != "none" else policy
 
 
 def port_name(nic: Nic) -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcgpu.model import JobSpec, Layout, Settings, Site
 from hpcgpu.plan.binding.layout import RankRecord, plan_layout
 from hpcgpu.plan.jobs.request import gpus_per_node
-from hpcgpu.plan.views.describe import describe
-from hpcgpu.plan.views.explain import format_ports
-from hpcgpu.plan.views.overview import Plan, poor, render_workers
+from hpcgpu.report.binding import format_ports
+from hpcgpu.report.machine import Plan, poor, workers_table
+from hpcgpu.report.plain import describe
+from hpcgpu.report.plain import differences as plain_differences
+from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _SCRIPT = "script"
+_SETTING = (Column("setting"), Column("value"), Column("set by"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,26 +88,38 @@ def cost(plan: Preview) -> str:
     return f"{amount} if it runs to its limit of {limit}: {each} and hour{of_queue} ({cited})"
 
 
+def tables(plan: Preview) -> list[Table]:
+    """Return the sections of a plan, without the empty ones."""
+    node = workers_table(plan.node.topology, plan.node.specs, plan.node.nics) if plan.node else Table((), ())
+    settings = Table(_SETTING, plan.values, notes=() if plan.values else ["all are defaults"])
+    request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
+    sections = {
+        "settings": settings,
+        "request" if plan.spec else "job": request if plan.spec else _lines(plan.granted),
+        "layout": _lines(_layout(plan)),
+        "node": replace(node, title=plan.node_from),
+        "memory": _lines(_memory(plan)),
+        "network": _lines(_network(plan)),
+        "estimates": _lines(_estimates(plan)),
+        "warnings": _lines(f"warning: {text}" for text in warnings(plan)),
+        _SCRIPT if plan.spec else "command": _lines(plan.script.splitlines()),
+    }
+    filled = {name: table for name, table in sections.items() if table.rows or table.notes or table.title}
+    return [replace(t, title="\n".join(filter(None, (f"{name}:", t.title)))) for name, t in filled.items()]
+
+
+def _lines(lines: Iterable[str]) -> Table:
+    return Table((), (), notes=tuple(lines))
+
+
 def render(plan: Preview, width: int = 0) -> str:
     """Format the plan as text; ``width`` is that of the terminal, 0: unlimited."""
-    request = [f"{name}: {value}" for name, value in _pairs(plan)]
-    request += [f"dialect.{name}: {value}" for name, value in _spoken(plan)]
-    node = plan.node
-    table = render_workers(node.topology, node.specs, node.nics, max(width - 2, 0)).splitlines() if node else []
-    sections = [
-        ("settings", [f"{name} = {value}    ({where})" for name, value, where in plan.values] or ["all are defaults"]),
-        ("request", request) if plan.spec else ("job", list(plan.granted)),
-        ("layout", list(_layout(plan))),
-        ("node", [plan.node_from, *table]),
-        ("memory", list(_memory(plan))),
-        ("network", list(_network(plan))),
-        ("estimates", list(_estimates(plan))),
-        ("warnings", [f"warning: {text}" for text in warnings(plan)]),
-        (_SCRIPT if plan.spec else "command", plan.script.splitlines()),
-    ]
-    return "\n".join(
-        f"{name}:\n" + "".join(f"  {line}".rstrip() + "\n" for line in lines) for name, lines in sections if lines
-    )
+    texts = []
+    for table in tables(plan):
+        is_script = table.title in (f"{_SCRIPT}:", "command:")
+        head, *lines = table.to_text(0 if is_script else max(width - 2, 0)).splitlines()
+        texts.append("\n".join((head, *(f"  {line}".rstrip() for line in lines), "")))
+    return "\n".join(texts)
 
 
 def described(plan: Preview) -> dict[str, Any]:
@@ -113,8 +128,8 @@ def described(plan: Preview) -> dict[str, Any]:
     workers = describe(node.topology, node.specs, "", node.nics) if node else {}
     return {
         "settings": {name: {"value": value, "from": where} for name, value, where in plan.values},
-        "request": dict(_pairs(plan)),
-        "dialect": dict(_spoken(plan)),
+        "request": {name: f"{value} ({where})" for name, value, where in _request(plan)},
+        "dialect": {name: f"{value} ({where})" for name, value, where in _dialect(plan)},
         "layout": [
             {"ranks": list(n.ranks), "workers": n.worker_count} for n in (plan.layout.nodes if plan.layout else ())
         ],
@@ -129,27 +144,12 @@ def described(plan: Preview) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     """Return where two described plans differ: values by their path, scripts line by line."""
-    out = list(_changed({**before, _SCRIPT: None}, {**after, _SCRIPT: None}, ""))
+    out = list(plain_differences({**before, _SCRIPT: None}, {**after, _SCRIPT: None}))
     lines = list(difflib.unified_diff(before.get(_SCRIPT, []), after.get(_SCRIPT, []), lineterm="", n=0))[2:]
     return (*out, *(f"{_SCRIPT}: {line}" for line in lines if not line.startswith("@@")))
 
 
-def _changed(before: Any, after: Any, path: str) -> Iterator[str]:  # JSON
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for key in dict.fromkeys((*before, *after)):
-            yield from _changed(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for i, (old, new) in enumerate(zip(before, after, strict=True)):
-            yield from _changed(old, new, f"{path}[{i}]")
-    elif before != after:
-        yield f"{path}: {_word(before)} -> {_word(after)}"
-
-
-def _word(value: Any) -> str:  # JSON
-    return "nothing" if value in (None, [], {}) else str(value)
-
-
-def _pairs(plan: Preview) -> Iterator[tuple[str, str]]:
+def _request(plan: Preview) -> Iterator[tuple[str, str, str]]:
     spec, settings = plan.spec, plan.settings
     if spec is None:
         return
@@ -170,14 +170,15 @@ def _pairs(plan: Preview) -> Iterator[tuple[str, str]]:
             "memory",
         ),
     ):
-        yield name, f"{value or 'not requested'} ({settings.where(setting)})"
+        yield name, value or "not requested", settings.where(setting)
 
 
-def _spoken(plan: Preview) -> Iterator[tuple[str, str]]:
+def _dialect(plan: Preview) -> Iterator[tuple[str, str, str]]:
     """Yield the dialect of the site's batch system, each key with its place in the site file."""
     if site := plan.site:
         for name, value in site.spoken.items():
-            yield name, f"{str(value).lower() if isinstance(value, bool) else value} ({site.place('dialect', name)})"
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            yield name, text, site.place("dialect", name)
 
 
 def _layout(plan: Preview) -> Iterator[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.host import probes
+from hpcgpu.deploy.doctor import probes
+from hpcgpu.plan.doctor.facts import Ucx
 
 
 def test_probe_that_hangs_or_fails_does_not_stop_others() -> None:
@@ -25,25 +26,25 @@ def test_probe_that_hangs_or_fails_does_not_stop_others() -> None:
 
 def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
     found = probes.folder(tmp_path, 1 << 16)
-    assert min(found[name] for name in ("free_bytes", "bytes_per_s", "create_s")) > 0
-    assert abs(found["clock_s"]) < 1
+    assert min(found.free_bytes, found.bytes_per_s, found.create_s) > 0
+    assert abs(found.clock_s) < 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_folder_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_speeds", lambda *_: pytest.fail("written"))
-    assert "bytes_per_s" not in probes.folder(tmp_path, 1 << 60)
+    monkeypatch.setattr(probes.tempfile, "TemporaryDirectory", lambda **_: pytest.fail("written"))
+    assert probes.folder(tmp_path, 1 << 60).bytes_per_s == 0
     _, why = probes.gather({"home": lambda: probes.folder(tmp_path / "none", 1)}, 5)
     assert "No such file" in why["home"]
 
 
 def test_this_python_and_its_limits() -> None:
     found = probes.python()
-    assert {"hpcgpu", "dask", "distributed"} <= set(found["packages"])
-    assert set(probes.limits()) == {"files", "processes", "locked_bytes"}
+    assert {"hpcgpu", "dask", "distributed"} <= set(found.packages)
+    assert probes.limits().files != 0
     granted, there = probes.cpus()
     assert 1 <= granted <= there
-    assert probes.names()["host"] == os.uname().nodename
+    assert probes.names().host == os.uname().nodename
 
 
 def test_without_ucx_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +52,7 @@ def test_without_ucx_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     _, why = probes.gather({"ucx": probes.ucx}, 5)
     assert why == {"ucx": "there is no ucx_info here"}
     text = "# Library version: 1.21.0\n#\n#  Transport: tcp\n#  Transport: cma\n#  Transport: tcp\n"
-    assert probes.read_ucx_info(text) == {"version": "1.21.0", "transports": ("cma", "tcp")}
+    assert probes.read_ucx_info(text) == Ucx(version="1.21.0", transports=("cma", "tcp"))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,6 @@ def test_without_ucx_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_packages_that_do_not_run_on_this_cpu_are_told(monkeypatch: pytest.MonkeyPatch, imports: str, why: str) -> None:
     monkeypatch.setattr(probes, "_IMPORTS", imports)
-    found = probes.imports()
-    assert found["broken"] == why
-    assert found["import_s"] > 0
+    broken, import_s = probes.imports()
+    assert broken == why
+    assert import_s > 0

@@ -1,1 +1,0 @@
-"""Plans and measurements as text and tables for people."""

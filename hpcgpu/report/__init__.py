@@ -1,0 +1,1 @@
+"""Tables, pages for notebooks and metrics, as text, HTML and JSON."""

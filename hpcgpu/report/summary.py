@@ -1,0 +1,199 @@
+"""The summary of a run, from the lives of its workers, with advice for the next one. All thresholds stand here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any
+
+from hpcgpu.report.table import Shown, Table
+from hpcgpu.report.workers import DIRECTION_TEXTS, DIRECTIONS, TIERS, WorkerFacts
+from hpcgpu.units import counted, format_bytes, format_duration
+
+# A shorter run predicts little: it is mostly the start of workers and the import of modules.
+ENOUGH_S = 60.0
+# Below LOW_BUSY fewer GPUs are advised: as many as the same work would keep busy for GOOD_BUSY of the time.
+LOW_BUSY, GOOD_BUSY = 0.5, 0.8
+# The peak of a worker's process as part of its limit.
+LITTLE_MEMORY, MUCH_MEMORY = 0.25, 0.9
+# Advised size or time, divided by the used one.
+MARGIN = 1.5
+# Part of the time limit that was used.
+LITTLE_TIME, MUCH_TIME = 0.25, 0.9
+_ROUND_S, _ROUND_BYTES = 300, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Summary(Shown):
+    """The use of a run by all its workers, and advice; shown as lines in a terminal and in a notebook."""
+
+    wall_s: float  # since the scheduler's start
+    walltime_s: int | None = None  # requested
+    gpus: int = 0  # over the whole run, as workers
+    workers: int = 0
+    gpu_s: float = 0.0  # in which a GPU had a worker, summed over GPUs
+    idle_gpu_s: float = 0.0  # part of gpu_s without a running task
+    # of the time of workers with a GPU, or of all if none has one, with a task running; None: no time
+    busy_share: float | None = None
+    moved_bytes: Mapping[str, int] = field(default_factory=dict)  # by direction, summed over workers
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)  # of the worker with the most in a tier, as limit_bytes
+    limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    restarts: int = 0  # worker processes that replaced an earlier one
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """The advice for the next run; () if the request fits, or the run was short."""
+        return advise(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all as plain data: the figures with their units in their names, and the advice."""
+        return {
+            **asdict(self),
+            "gpu_hours": self.gpu_s / 3600,
+            "idle_gpu_minutes": self.idle_gpu_s / 60,
+            "advice": list(self.advice),
+        }
+
+    def as_json(self) -> str:
+        """Return :meth:`as_dict` as one line of JSON; numbers have at most three decimals."""
+        return json.dumps({name: round(v, 3) if isinstance(v, float) else v for name, v in self.as_dict().items()})
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The summary for people, a few lines."""
+        peaks = [
+            f"{tier} {format_bytes(size)}" + (f" of {format_bytes(limit)}" if limit else "")
+            for tier, size in self.peak_bytes.items()
+            for limit in [self.limit_bytes.get(tier)]
+        ]
+        moves = [
+            f"{text} {format_bytes(n)}" for way, text in DIRECTION_TEXTS.items() if (n := self.moved_bytes.get(way, 0))
+        ]
+        lines = (
+            _time(self),
+            f"peak of one worker: {', '.join(peaks)}" if peaks else "",
+            f"moved: {', '.join(moves)}" if moves else "nothing was spilled",
+            *(f"next time: {line}" for line in self.advice),
+        )
+        return tuple(filter(None, lines))
+
+    @property
+    def table(self) -> Table:
+        """The lines as a table without rows."""
+        return Table((), (), self.lines[0], self.lines[1:])
+
+
+def sum_up(lives: Sequence[WorkerFacts], wall_s: float, walltime_s: int | None = None) -> Summary:
+    """Sum up the use of a whole run.
+
+    Workers that share a GPU may be busy at the same time: then their busy times, summed, are taken for the GPU's, up to
+    the time that it had a worker.
+    """
+    on_gpus = sorted((life for life in lives if life.gpu), key=_gpu_of)
+    by_gpu = [list(group) for _, group in groupby(on_gpus, key=_gpu_of)]
+    held = [covered_s((life.begin_s, life.end_s) for life in group) for group in by_gpu]
+    busy = [min(sum(life.busy_s for life in group), s) for group, s in zip(by_gpu, held, strict=True)]
+    measured = on_gpus or lives
+    lived_s = sum(life.end_s - life.begin_s for life in measured)
+    names = {life.name for life in lives}
+    peaks = {tier: max(lives, key=lambda life: life.peaks.get(tier, 0)) for tier in (*TIERS, "process") if lives}
+    return Summary(
+        wall_s=wall_s,
+        walltime_s=walltime_s,
+        gpus=len(by_gpu),
+        workers=len(names),
+        gpu_s=sum(held),
+        idle_gpu_s=sum(held) - sum(busy),
+        busy_share=min(1.0, sum(life.busy_s for life in measured) / lived_s) if lived_s > 0 else None,
+        moved_bytes={way: sum(life.moved[way].nbytes for life in lives if way in life.moved) for way in DIRECTIONS},
+        peak_bytes={tier: life.peaks.get(tier, 0) for tier, life in peaks.items()},
+        limit_bytes={tier: life.limits[tier] for tier, life in peaks.items() if life.limits.get(tier)},
+        restarts=len(lives) - len(names),
+    )
+
+
+def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def _gpu_of(life: WorkerFacts) -> str:
+    return f"{life.node} {life.gpu}"
+
+
+def advise(used: Summary) -> tuple[str, ...]:
+    """Return advice for the next job of the same work; () if the request fits, or little is known."""
+    if used.wall_s < ENOUGH_S or used.busy_share is None:
+        return ()
+    return tuple(filter(None, (_gpus(used), _memory(used), _walltime(used))))
+
+
+def _gpus(used: Summary) -> str:
+    """Advise fewer GPUs, only where their memory was not needed."""
+    busy, spilled = used.busy_share or 0.0, used.moved_bytes.get("device_to_host", 0)
+    if busy >= LOW_BUSY or used.gpus < 2:
+        return ""
+    fewer = max(1, math.ceil(used.gpus * busy / GOOD_BUSY))
+    if spilled or fewer >= used.gpus:
+        return ""
+    return (
+        f"{fewer} GPU{'s' if fewer > 1 else ''} in place of {used.gpus}: a task ran in {busy:.0%} of the workers' "
+        "time, and nothing was spilled"
+    )
+
+
+def _memory(used: Summary) -> str:
+    peak, limit = used.peak_bytes.get("process", 0), used.limit_bytes.get("process", 0)
+    disk = used.peak_bytes.get("disk", 0)
+    if disk:
+        return (
+            f"more host memory, or more GPUs: up to {format_bytes(disk)} of a worker's data were on disk "
+            f"(its host memory: {format_bytes(limit) if limit else 'no limit'})"
+        )
+    if not limit or not peak:
+        return ""
+    if peak > MUCH_MEMORY * limit:
+        return f"more host memory: a worker's process took {format_bytes(peak)} of {format_bytes(limit)}"
+    enough = math.ceil(peak * MARGIN / _ROUND_BYTES) * _ROUND_BYTES
+    if peak < LITTLE_MEMORY * limit and enough < limit:
+        return (
+            f"less host memory: {format_bytes(enough)} for each worker in place of {format_bytes(limit)}; no process "
+            f"took more than {format_bytes(peak)}"
+        )
+    return ""
+
+
+def _walltime(used: Summary) -> str:
+    limit_s = used.walltime_s
+    if not limit_s:
+        return ""
+    if used.wall_s > MUCH_TIME * limit_s:
+        return f"a longer time limit: {format_duration(int(used.wall_s))} of {format_duration(limit_s)} were used"
+    enough = math.ceil(used.wall_s * MARGIN / _ROUND_S) * _ROUND_S
+    if used.wall_s < LITTLE_TIME * limit_s and enough < limit_s:
+        return (
+            f"a time limit of {format_duration(enough)} in place of {format_duration(limit_s)}: "
+            f"{format_duration(int(used.wall_s))} were used, and shorter jobs start earlier"
+        )
+    return ""
+
+
+def _time(used: Summary) -> str:
+    workers = counted(used.gpus, "GPU") if used.gpus else counted(used.workers, "worker") + " without a GPU"
+    parts = [f"{format_duration(int(used.wall_s))} with {workers}"]
+    if used.gpus:
+        parts.append(f"{used.gpu_s / 3600:.2f} GPU hours")
+    if used.busy_share is not None:
+        parts.append(f"a task ran in {used.busy_share:.0%} of the workers' time")
+    if used.gpus:
+        parts.append(f"{used.idle_gpu_s / 60:.1f} GPU minutes idle")
+    if used.restarts:
+        parts.append(f"{counted(used.restarts, 'worker')} started anew")
+    return ", ".join(parts)
