@@ -20,8 +20,8 @@ from typing import Any
 from hpcgpu import __version__
 from hpcgpu.deploy import topo
 from hpcgpu.deploy.doctor import probes
-from hpcgpu.deploy.jobs import logs, record, runs
-from hpcgpu.deploy.jobs.record import Run
+from hpcgpu.deploy.jobs import logs
+from hpcgpu.deploy.jobs.run import Run, home
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import libhwloc, nvml, private
 from hpcgpu.host import run as programs
@@ -55,7 +55,7 @@ The folder is a test as it is: in tests/data/reports hpcgpu's own parsers must r
 
 def write(name: str | None, output: str | None) -> Path:
     """Write the report of a run, or without ``name`` of this machine; return its path; or raise ConfigError."""
-    run = runs.find(record.home(), name) if name else None
+    run = Run.find(home(), name) if name else None
     folder = Path(output or "hpcgpu-report")
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -99,8 +99,8 @@ def _versions(hwloc: str) -> dict[str, Any]:
 
 async def _answers(run: Run) -> tuple[Result, ...]:
     """Return the batch system's answers on the jobs: those that it lists, and those that have ended."""
-    ids = runs.ids(run.record)
-    asked = (run.record.system.status, run.record.system.history)
+    ids = list(run.jobs)
+    asked = (run.system.status, run.system.history)
     return tuple([await programs.run(ask(ids)) for ask in asked]) if ids else ()
 
 
@@ -109,7 +109,7 @@ def _hosts(run: Run, answers: Iterable[Result]) -> set[str]:
     hosts = {node for answer in answers for node in _SEVERAL_NODES.findall(answer.stdout)}
     for answer in answers:
         with suppress(SubmitError):
-            listed = run.record.system.read_status(answer, runs.ids(run.record))
+            listed = run.system.read_status(answer, list(run.jobs))
             hosts.update(host for status in listed.values() for host in status.hosts)
     return hosts
 
@@ -131,7 +131,7 @@ def _of_run(run: Run, answers: Iterable[Result]) -> dict[str, str]:
     record_ = json.loads(private.read(run.folder / "record"))
     record_["document"] = json.loads(record_["document"])
     out = {"record.json": _json(record_), "batch.txt": _recorded(answers)}
-    for number, job in enumerate(run.record.jobs[:_LOGS]):
+    for number, job in enumerate([*run.jobs.values()][:_LOGS]):
         text, _ = logs.last(Path(job.log), _LINES)
         out[f"job-{number}.log"] = text
     return out
@@ -157,8 +157,8 @@ def _private_words(run: Run | None, nodes: Iterable[str]) -> dict[str, list[str]
         account = json.loads(run.record.document)["settings"].get("account")
         names["account"] += [account] if account else []
         names["path"] += [str(run.folder.parent.parent)]
-        names["host"] += [run.record.client.host]
-        names["host"] += [server for job in run.record.jobs if (server := job.id.partition(".")[2])]  # of PBS
+        names["host"] += [run.owner.host]
+        names["host"] += [server for job_id in run.jobs if (server := job_id.partition(".")[2])]  # of PBS
         names["user"] += [name[:_SHOWN] for name in names["user"] if len(name) > _SHOWN]
         names["secret"] += list(_secrets(run.folder))
     names["path"] = [path for path in names["path"] if path not in ("/", "/root", "/tmp", "/home")]

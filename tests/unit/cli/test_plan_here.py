@@ -42,8 +42,9 @@ def test_plan_without_a_batch_system_shows_this_machine(script: Path) -> None:
 
 def test_plan_in_a_job_shows_the_launch(script: Path) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]"}
-    words = ("plan", "--launcher", "mpirun", "--gpus", "sim:2", str(script))
+    words = ("plan", "--launcher", "mpirun", "--gpus", "sim:2", "--no-dashboard", str(script))
     plan = sections(said(*words, env=job))
+    assert plan["command"].endswith(f"hpcgpu run --gpus sim:2 --no-dashboard {script}\n")
     assert "job 7 of slurm: 2 nodes" in plan["job"]
     assert "5 ranks and 4 workers; rank 0 has the scheduler" in plan["layout"]
     assert plan["command"] == f"  {said(words[0], '--script', *words[1:], env=job)}"
@@ -51,18 +52,10 @@ def test_plan_in_a_job_shows_the_launch(script: Path) -> None:
     assert [*script.parent.iterdir()] == [script]
 
 
-def test_plan_with_a_launcher_shows_its_line(script: Path) -> None:
-    words = ("--launcher", "mpirun", "--gpus", "sim:2", "--no-dashboard", str(script))
-    plan = sections(said("plan", *words))
-    assert "3 ranks and 2 workers; rank 0 has the scheduler" in plan["layout"]
-    assert plan["command"].endswith(f"hpcgpu run --gpus sim:2 --no-dashboard {script}\n")
-
-
 @pytest.mark.parametrize(
     ("older", "words"),
     [
         (["run", "--dry-run"], ["plan"]),
-        (["launch", "--launcher", "mpirun", "--dry-run"], ["plan", "--launcher", "mpirun"]),
         (["launch", "--launcher", "mpirun", "--print"], ["plan", "--launcher", "mpirun", "--script"]),
         (["jobscript", "--batch", "slurm"], ["plan", "--batch", "slurm", "--script"]),
     ],
@@ -79,7 +72,6 @@ def test_of_several_ranks_the_first_one_says_it(script: Path) -> None:
     world = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     first = said(*words, env={**world, "OMPI_COMM_WORLD_RANK": "0"})
     assert "3 ranks of Open MPI mpirun: they divide the work when they meet" in sections(first)["job"]
-    assert "layout" not in sections(first)
     assert said(*words, env={**world, "OMPI_COMM_WORLD_RANK": "1"}) == ""
 
 
@@ -88,7 +80,6 @@ def test_of_several_ranks_the_first_one_says_it(script: Path) -> None:
     [
         (["launch", "--dry-run"], "this is no allocation"),  # no job
         (["plan"], "no GPU can be opened"),
-        (["plan", "--gpus", "sim:2", "--walltime", "1h"], "walltime"),
         (["plan", "--gpus", "sim:2", "--queue", "gpu"], "no batch system is given"),
     ],
 )
