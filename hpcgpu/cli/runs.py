@@ -13,11 +13,11 @@ from hpcgpu.report.table import Column, Table
 from hpcgpu.units import format_duration
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.jobs.runs import RunStatus
+    from hpcgpu.deploy.jobs.run import Run
 
 _COLUMNS = (
     *(Column("name", kind="name"), Column("shape", kind="name"), Column("jobs"), Column("state")),
-    *(Column("workers", kind="name"), Column("client", kind="name"), Column("age", kind="name")),
+    *(Column("workers", kind="name"), Column("owner", kind="name"), Column("age", kind="name")),
 )
 
 
@@ -32,10 +32,13 @@ def ps(as_json: bool) -> None:
     """List your clusters on batch systems, also of other processes and nodes; remove the files of ended clusters."""
     import asyncio
 
-    from hpcgpu.deploy.jobs import record, runs
+    from hpcgpu.deploy.jobs import runs
+    from hpcgpu.deploy.jobs.run import Run, home
 
-    runs.sweep(record.home())
-    clusters = runs.clean_up(asyncio.run(runs.see(record.home())))
+    runs.sweep(home())
+    clusters = Run.all(home())
+    asyncio.run(runs.refresh(clusters))
+    clusters = runs.clean_up(clusters)
     if as_json:
         click.echo(json.dumps([_described(cluster) for cluster in clusters], indent=2))
         return
@@ -59,18 +62,19 @@ def logs(name: str, follow: bool, lines: int) -> None:
     import asyncio
 
     from hpcgpu.deploy.jobs import logs as job_logs
-    from hpcgpu.deploy.jobs import record, runs
+    from hpcgpu.deploy.jobs import runs
     from hpcgpu.deploy.jobs.rows import jobs_of
+    from hpcgpu.deploy.jobs.run import Run, home
 
-    run = runs.find(record.home(), name)
+    run = Run.find(home(), name)
     log = job_logs.log_of(run, name)
     text, end = job_logs.last(log, lines)
     click.echo(text, nl=False)
     if follow:
         asyncio.run(job_logs.follow(run, log, end, lambda part: click.echo(part, nl=False)))
     elif not end:
-        (status,) = asyncio.run(runs.look_at([run]))
-        jobs = "; ".join(f"job {job.id}: {job.text}" for job in jobs_of(status))
+        asyncio.run(runs.refresh([run]))
+        jobs = "; ".join(f"job {job.id}: {job.text}" for job in jobs_of(run))
         click.echo(f"{log} is empty so far; {jobs}", err=True)
 
 
@@ -81,44 +85,42 @@ def stop(name: str) -> None:
     """End cluster NAME, whoever holds it: its name or its job's id. Returns when the batch system says it is gone."""
     import asyncio
 
-    from hpcgpu.deploy.jobs import record, runs
+    from hpcgpu.deploy.jobs import runs
+    from hpcgpu.deploy.jobs.run import Run, home
 
-    run = runs.find(record.home(), name)
+    run = Run.find(home(), name)
     asyncio.run(runs.stop(run))
-    jobs = ", ".join(job.id for job in run.record.jobs)
+    jobs = ", ".join(run.jobs)
     click.echo(f"{run.record.name} has ended (jobs {jobs})" if jobs else f"{run.record.name} had no job; removed")
 
 
-def _row(status: RunStatus) -> tuple[str, ...]:
-    from hpcgpu.deploy.jobs import record
+def _row(run: Run) -> tuple[str, ...]:
     from hpcgpu.deploy.jobs.rows import jobs_of
+    from hpcgpu.deploy.jobs.run import now
     from hpcgpu.plan.jobs.phase import phases_line
 
-    run = status.run.record
-    age = record.now() - run.created
+    state = run.owner_state
     return (
-        run.name,
-        run.shape,
-        " ".join(job.id for job in run.jobs) or "-",
-        phases_line(jobs_of(status)),
-        "-" if status.workers is None else str(len(status.workers)),
-        f"{run.client.host}:{run.client.pid}" if status.client == "alive" else status.client,
-        format_duration(int(age / timedelta(seconds=1))),
+        run.record.name,
+        run.record.shape,
+        " ".join(run.jobs) or "-",
+        phases_line(jobs_of(run)),
+        "-" if run.workers is None else str(len(run.workers)),
+        f"{run.owner.pid}@{run.owner.host}" if state == "alive" else state,
+        format_duration(int((now() - run.record.created) / timedelta(seconds=1))),
     )
 
 
-def _described(status: RunStatus) -> dict[str, Any]:
+def _described(run: Run) -> dict[str, Any]:
     """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
     from hpcgpu.deploy.jobs.rows import jobs_of
 
-    run = status.run.record
+    owner = run.owner
     return {
-        "name": run.name,
-        "shape": run.shape,
-        "created": run.created.isoformat(),
-        "client": {"state": status.client, "host": run.client.host, "pid": run.client.pid},
-        "jobs": [
-            {"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(status)
-        ],
-        "workers": None if status.workers is None else list(status.workers),
+        "name": run.record.name,
+        "shape": run.record.shape,
+        "created": run.record.created.isoformat(),
+        "owner": {"state": run.owner_state, "user": owner.user, "host": owner.host, "pid": owner.pid},
+        "jobs": [{"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(run)],
+        "workers": None if run.workers is None else list(run.workers),
     }

@@ -21,8 +21,8 @@ from hpcgpu import __version__
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy import topo
 from hpcgpu.deploy.doctor import probes
-from hpcgpu.deploy.jobs import logs, record, runs
-from hpcgpu.deploy.jobs.record import Run
+from hpcgpu.deploy.jobs import logs
+from hpcgpu.deploy.jobs.run import Run, home
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import libhwloc, nvml, private
 from hpcgpu.host import run as programs
@@ -56,7 +56,7 @@ The folder is a test as it is: in tests/data/reports hpcgpu's own parsers read a
 
 def write(name: str | None, output: str | None) -> Path:
     """Write the report of a run, or without ``name`` of this machine; return its path; or raise ConfigError."""
-    run = runs.find(record.home(), name) if name else None
+    run = Run.find(home(), name) if name else None
     folder = Path(output or "hpcgpu-report")
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -65,7 +65,7 @@ def write(name: str | None, output: str | None) -> Path:
             f"{folder} cannot be made: {e.strerror}; give a folder that is not there yet: --output DIR"
         ) from e
     answers = asyncio.run(_answers(run)) if run else ()
-    states = read_states(run.record.system, runs.ids(run.record), answers) if run else {}
+    states = read_states(run.system, list(run.jobs), answers) if run else {}
     files = {**_of_machine(), **(_of_run(run, states) if run else {})}
     if answers:
         files["batch.txt"] = _recorded(answers)
@@ -104,8 +104,8 @@ def _versions(hwloc: str) -> dict[str, Any]:
 
 async def _answers(run: Run) -> tuple[Result, ...]:
     """Return the batch system's answers on the jobs: those that it lists, and those that have ended."""
-    ids = runs.ids(run.record)
-    asked = (run.record.system.status, run.record.system.history)
+    ids = list(run.jobs)
+    asked = (run.system.status, run.system.history)
     return tuple([await programs.run(ask(ids)) for ask in asked]) if ids else ()
 
 
@@ -145,7 +145,7 @@ def _of_run(run: Run, states: Mapping[str, Any]) -> dict[str, str]:
     record_ = json.loads(private.read(run.folder / "record"))
     record_["document"] = json.loads(record_["document"])
     out = {"record.json": _json(record_), "jobs.json": _json(states)}
-    for number, job in enumerate(run.record.jobs[:_LOGS]):
+    for number, job in enumerate([*run.jobs.values()][:_LOGS]):
         text, _ = logs.last(Path(job.log), _LINES)
         out[f"job-{number}.log"] = text
     return out
@@ -171,9 +171,9 @@ def _private_words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[s
         account = json.loads(run.record.document)["settings"].get("account")
         names["account"] += [account] if account else []
         names["path"] += [str(run.folder.parent.parent)]
-        names["host"] += [run.record.client.host]
+        names["host"] += [run.owner.host]
         names["host"] += [host for state in states.values() if isinstance(state, dict) for host in state["hosts"]]
-        names["host"] += [server for job in run.record.jobs if (server := job.id.partition(".")[2])]  # of PBS
+        names["host"] += [server for job_id in run.jobs if (server := job_id.partition(".")[2])]  # of PBS
         names["user"] += [name[:_SHOWN] for name in names["user"] if len(name) > _SHOWN]
         names["secret"] += list(_secrets(run.folder))
     names["path"] = [path for path in names["path"] if path not in ("/", "/root", "/tmp", "/home")]

@@ -30,11 +30,15 @@ def open_new(path: Path) -> BinaryIO:
 def write(path: Path, text: str) -> None:
     """Write a file atomically: a reader sees all of it or nothing."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)  # of a full disk: the next write would meet it
+        raise
 
 
 def read(path: Path) -> str:

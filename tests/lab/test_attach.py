@@ -164,7 +164,7 @@ def test_attach_to_an_ended_or_foreign_run_is_an_error(slurm_lab: Lab, detached:
     assert "ConfigError mine is a run of slurm; PBSGPUCluster is for pbs" in text
     assert f"JobError job {detached} has ended: CANCELLED" in text
     cleaned = hpcgpu(slurm_lab, "ps")
-    assert "run mine has ended and its client is gone" in cleaned
+    assert "run mine has ended and its owner is gone" in cleaned
     assert "no clusters" in cleaned
     assert slurm_lab.runs() == []
 

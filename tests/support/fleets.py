@@ -1,26 +1,47 @@
-"""A cluster that is none, for jobs that come and go."""
+"""A run and a view of a cluster that does not exist, for the jobs of a fleet."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from hpcgpu.deploy.jobs.job_loop import ClusterHooks
-from hpcgpu.deploy.jobs.job_table import JobWorkers
-from hpcgpu.plan.jobs.job import Job
-
-GONE = "99999999.1"  # no process has this pid
-
-
-async def nothing(*_: object) -> None:
-    """Done."""
+from hpcgpu.batch import BatchSystem
+from hpcgpu.deploy.jobs.fleet import Fleet
+from hpcgpu.deploy.jobs.run import Run
+from hpcgpu.deploy.jobs.workers import SchedulerView
+from hpcgpu.model import JobSpec, RunDocument, Settings
+from hpcgpu.plan.jobs.reconcile import Policy
 
 
-def cluster_hooks(**hooks: Any) -> ClusterHooks:
-    """Return what a fleet has of its cluster: nothing, but for what is given."""
-    none: dict[str, JobWorkers] = {}
+def make_run(folder: Path, system: BatchSystem, *, save: bool = True) -> Run:
+    """Return a run of this object whose jobs have one worker each."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    settings = Settings(gpus="sim:1", shape="elastic", scheduler="job")
+    run = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
+    run.system = system
+    run.submitting = False
+    if save:
+        run.save()
+    return run
+
+
+def make_view(**calls: Any) -> SchedulerView:
+    """Return a view of no workers, except the given calls."""
+
+    class Silent:
+        async def hpcgpu_silent(self) -> list[str]:
+            return []
+
     defaults = {
-        **{"present": lambda: none, "retire": nothing, "remove": nothing, "write_down": lambda: None},
-        **{"written_down": lambda: ((Job(id=GONE, log=""),), ()), "changed": lambda: None},
-        "say": lambda _: None,
+        **{"scheduler": Silent, "workers": dict, "searching": lambda: False, "changed": lambda: None},
+        **{"say": lambda _: None, "end": lambda: None},
     }
-    return ClusterHooks(**{**defaults, **hooks})
+    return SchedulerView(**{**defaults, **calls})
+
+
+def make_fleet(run: Run, policy: Policy, spec: JobSpec | None = None, **calls: Any) -> Fleet:
+    """Return the fleet of a run; ``spec`` is the request for one of its members."""
+    fleet = Fleet(run, policy, make_view(**calls))
+    if spec:
+        fleet.manage_members(spec)
+    return fleet

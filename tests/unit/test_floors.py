@@ -241,6 +241,8 @@ LONG = {
     "agent/rank0.py": "what rank 0 alone has: the scheduler process, from its fork to its end",
     "agent/rendezvous.py": "one step of a rank, in two ways",
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",
+    "deploy/jobs/fleet.py": "one loop over the jobs of a run: the poll, the decision, and each of its actions",
+    "deploy/jobs/run.py": "all of a run: its files, its owner, and each change of its jobs",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",
     "spill/store/buffer.py": "what people and distributed call, with what it says of itself",

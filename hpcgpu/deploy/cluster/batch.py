@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from hpcgpu.deploy.cluster.batch_run import BatchRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster, object_of
+from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.cluster.scaler import JobAdaptive, bounds, check_scale, workers_with
-from hpcgpu.deploy.jobs import record, runs
 from hpcgpu.deploy.jobs.rows import Jobs
+from hpcgpu.deploy.jobs.run import Run, home
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, LaunchError
 
 
 class BatchGPUCluster(GPUCluster):
@@ -19,18 +19,29 @@ class BatchGPUCluster(GPUCluster):
     batch: ClassVar[str]
 
     @classmethod
-    def attach(cls, name_or_jobid: str, *, shutdown_on_close: bool = False, asynchronous: bool = False) -> Self:
+    def attach(
+        cls,
+        name_or_jobid: str,
+        *,
+        take_over: bool = False,
+        shutdown_on_close: bool = False,
+        asynchronous: bool = False,
+    ) -> Self:
         """Return the cluster of a run that another process has submitted: one that was detached, or not yet lost.
 
         Any process of yours may attach that sees the same home folder. It waits for a job that is still pending.
+        A run has one owner, the object that submitted it or took it over last, which alone may scale and end it. All
+        others read: they connect clients, and show jobs, bindings and memory.
 
         Parameters
         ----------
         name_or_jobid : str
             As ``hpcgpu ps`` shows them.
+        take_over : bool
+            Become the run's owner, whether or not the one before is alive: this object may scale, and the jobs end with
+            it unless it detaches. Else the jobs go on as they were when this object is closed.
         shutdown_on_close : bool
-            Take the cluster over: its job ends with this object. Else the job goes on as it was when this
-            object is closed; :meth:`shutdown` ends it.
+            The same as ``take_over``.
         asynchronous : bool
             True inside a running event loop: ``async with``, or ``await`` the object.
 
@@ -44,22 +55,21 @@ class BatchGPUCluster(GPUCluster):
             Its scheduler does not answer.
 
         """
-        existing = runs.find(record.home(), str(name_or_jobid))
+        existing = Run.find(home(), str(name_or_jobid))
         if existing.record.batch != cls.batch:
             raise ConfigError(f"{name_or_jobid} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
+        if not existing.head:
+            raise LaunchError(
+                f"run {existing.record.name} in {existing.folder} has no job with a scheduler: it has not been "
+                "submitted yet, or the scheduler is beside the process that made it (scheduler='here')"
+            )
         user = Wanted(existing.document.settings, None, cls.batch)
-        run = BatchRun(user, cls.patience, attached=existing, takes_over=shutdown_on_close)
+        run = ClusterRun(user, cls.patience, attached=existing, takes_over=take_over or shutdown_on_close)
         return object_of(cls, run, keeps_job=True, asynchronous=asynchronous)
 
-    def _prepare(self, keywords: dict[str, Any]) -> BatchRun:
+    def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
         user = read(keywords, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
-        return BatchRun(user, self.patience)
-
-    @property
-    def _batch_run(self) -> BatchRun:
-        run = self.parts.run
-        assert isinstance(run, BatchRun)
-        return run
+        return ClusterRun(user, self.patience)
 
     @property
     def jobs(self) -> Jobs:
@@ -85,18 +95,19 @@ class BatchGPUCluster(GPUCluster):
         ------
         ConfigError
             The cluster is one job of fixed size, or the number is impossible.
+        JobError
+            Another object owns the run; with its owner, and the way to take it over.
         SubmitError
             The batch system refused, in its own words.
 
         """
         self.parts.state.must_run()
-        run = self._batch_run
-        scaler = run.elastic()
+        run = self.parts.run
+        run.check_elastic()
         check_scale(n, jobs, cores, memory)
         if jobs is None:
-            workers = workers_with(self.settings, cores, memory) if n is None else n
-            jobs = scaler.jobs_for(workers - run.expected)
-        return self.sync(scaler.scale, int(jobs))
+            jobs = run.members_for(workers_with(self.settings, cores, memory) if n is None else n)
+        return self.sync(run.scale, int(jobs))
 
     def adapt(self, *_: Any, **options: Any) -> Any:
         """Adapt the number of workers to the work.
@@ -118,15 +129,15 @@ class BatchGPUCluster(GPUCluster):
 
         """
         self.parts.state.must_run()
-        run = self._batch_run
-        options = bounds(self.settings, run.expected, run.elastic().expected, options)
+        run = self.parts.run
+        run.check_elastic()
+        options = bounds(self.settings, run.first_workers, run.member_workers, options)
         return super().adapt(Adaptive=JobAdaptive, **options)
 
     async def adapt_to(self, workers: int) -> None:
         """Set the number of workers for now; called by :class:`JobAdaptive`."""
-        run = self._batch_run
-        scaler = run.elastic()
-        await scaler.scale(scaler.jobs_for(workers - run.expected), adapting=True)
+        run = self.parts.run
+        await run.scale(run.members_for(workers), adapting=True)
 
 
 class SLURMGPUCluster(BatchGPUCluster):

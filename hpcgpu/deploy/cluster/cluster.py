@@ -20,9 +20,10 @@ from hpcgpu.deploy.cluster.notebook import NotebookCluster
 from hpcgpu.deploy.cluster.parts import Parts
 from hpcgpu.deploy.cluster.progress import SHORT_S, Progress
 from hpcgpu.deploy.cluster.reported import ReportedCluster
-from hpcgpu.deploy.cluster.run import Run, SchedulerView
+from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.cluster.session import Hooks
 from hpcgpu.deploy.cluster.state import State, first_line, without_workers
+from hpcgpu.deploy.jobs.workers import SchedulerView
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs.phase import End, summary_line
@@ -34,6 +35,7 @@ from hpcgpu.supervise.failure_log import reason_of
 Kind = TypeVar("Kind", bound="GPUCluster")
 
 
+_NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
 # Attributes of distributed's LocalCluster that people expect.
 _INSTEAD = {
     "workers": ": cluster.scheduler_info['workers'] has the facts of each, cluster.bindings() where they are",
@@ -92,10 +94,10 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         self._begin()
 
     @abstractmethod
-    def _prepare(self, keywords: dict[str, Any]) -> Run:
+    def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
         """Make the run of these options, without a start."""
 
-    def _make(self, run: Run, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
+    def _make(self, run: ClusterRun, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
         state = State(type(self).__name__, lambda: self.status, lambda: self.scheduler_info.get("stalled", ""))
         state.check_loop(asynchronous=asynchronous, loop=loop)
         self.settings = run.settings
@@ -276,7 +278,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
     async def _show_ready(self) -> None:
         self.parts.run.ready(len(self.scheduler_info["workers"]))
         await self._show_notes()
-        self.parts.progress.show(self.parts.run.ready_line or self._line(len(self.scheduler_info["workers"])))
+        workers = len(self.scheduler_info["workers"])
+        self.parts.progress.show(self._line(workers) if workers or not self._supports_scaling else _NO_WORKERS)
         self.parts.progress.end()
         if self.dashboard_link and self.parts.session.browser and not self.quiet:
             self.parts.progress.say(*self.parts.session.browser.lines)
@@ -389,6 +392,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         ------
         LaunchError
             The scheduler does not answer; nothing has changed.
+        JobError
+            Another object owns the run.
 
         """
         if self.parts.run.job is None or self.status != Status.starting:
@@ -399,7 +404,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         return detached
 
     async def _detach(self) -> None:
-        self.parts.run.check_detachable()
+        await self.parts.run.check_detachable()
         await self.parts.session.detach(self.job_id)
         if self.status == Status.starting and self._starting:
             self._starting.cancel()
@@ -414,18 +419,27 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         return closed
 
     def shutdown(self) -> Any:
-        """End the job, even if :meth:`close` would leave it running.
+        """End the job, even if :meth:`close` would leave it running, unless another object owns it.
 
         Raises
         ------
         JobError
-            This object has left the job already.
+            This object has left the job already, or the object that owns it is alive; with the way to take it over.
 
         """
         if self.parts.state.end is End.LEFT:
             raise JobError(f"this {type(self).__name__} is {self.parts.state.text}")
+        if self.status == Status.closed:
+            return self.close()
+        closed = self.sync(self._shutdown)
+        if not self.asynchronous:
+            self._loop_runner.stop()
+        return closed
+
+    async def _shutdown(self) -> None:
+        await self.parts.run.claim("end")
         self.parts.session.keeps_job = False
-        return self.close()
+        await self._close()
 
     async def _close(self) -> None:
         self.parts.run.stop()
@@ -441,6 +455,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         self.parts.page.close()
         if not self.parts.state.end and not session.is_searching:
             await self.parts.summary.ask(self.scheduler_comm)
+        session.keeps_job |= not await run.is_mine()
         await session.leave()
         await super()._close()
         self.status = Status.closing  # as long as the job exists
@@ -454,7 +469,6 @@ class GPUCluster(NotebookCluster, ReportedCluster):
                 with self.parts.progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
                     await run.end()
                 await session.remove_folder()  # the guard needs it as long as a job may exist
-                await run.ended()
                 self.parts.state.end = End.CLOSED
             await run.close()
         finally:
@@ -462,7 +476,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             self.parts.page.ended()
 
 
-def object_of(kind: type[Kind], run: Run, *, keeps_job: bool, asynchronous: bool) -> Kind:
+def object_of(kind: type[Kind], run: ClusterRun, *, keeps_job: bool, asynchronous: bool) -> Kind:
     """Return the cluster object of an existing run, and start it; ``attach`` calls this."""
     cluster = kind.__new__(kind)
     cluster._make(run, asynchronous=asynchronous)

@@ -13,7 +13,7 @@ from distributed.core import rpc
 from distributed.security import Security
 
 from hpcgpu.deploy.cluster.progress import Progress
-from hpcgpu.deploy.cluster.run import Run
+from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.jobs.rows import today
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.connect_first import connect_first
@@ -39,7 +39,7 @@ class Connector:
     Rank 0 writes the scheduler file in ``folder``, the run's; ``python`` runs on the job's nodes, "": this one.
     """
 
-    def __init__(self, folder: Path, run: Run, progress: Progress, patience: Patience, python: str = "") -> None:
+    def __init__(self, folder: Path, run: ClusterRun, progress: Progress, patience: Patience, python: str = "") -> None:
         self.scheduler_file: SchedulerFile | None = None  # of the scheduler that was reached last
         self._folder, self._run, self._python = folder, run, python
         self._progress, self._patience = progress, patience
@@ -72,13 +72,13 @@ class Connector:
         since_s, again_s, has_told = loop.time(), 0.0, False
         attempt: asyncio.Task[Any] | None = None
         before = tried = await self._read()
-        await self._run.news()
+        await self._run.check(poll=True)
         try:
             while True:
                 facts = await self._read()
                 if facts != before:  # the job ends, or has begun its next life
                     before = facts
-                    await self._run.news()
+                    await self._run.check(poll=True)
                 target = facts if await self._runs(since_s) else None
                 if target != tried:  # the attempt was for a life of the job that is over
                     if attempt:

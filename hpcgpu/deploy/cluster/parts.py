@@ -12,7 +12,7 @@ from distributed.deploy.cluster import Cluster
 
 from hpcgpu.deploy import workers
 from hpcgpu.deploy.cluster.progress import Progress
-from hpcgpu.deploy.cluster.run import Run
+from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.cluster.session import Hooks, Session
 from hpcgpu.deploy.cluster.state import State
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
@@ -121,7 +121,7 @@ class LastSummary:
 class Parts:
     """The parts of one cluster object."""
 
-    run: Run  # its jobs or processes
+    run: ClusterRun  # its jobs or processes
     session: Session  # folder, lease, connection
     state: State  # how it ended, or what is wrong
     progress: Progress  # prints its lines
@@ -129,7 +129,7 @@ class Parts:
     summary: LastSummary  # the use of its run
 
     @classmethod
-    def of(cls, run: Run, state: State, hooks: Hooks, patience: Patience, progress: Progress) -> Self:
+    def of(cls, run: ClusterRun, state: State, hooks: Hooks, patience: Patience, progress: Progress) -> Self:
         """Make the parts of an object that has a run, a state and lines."""
         session = Session(run.settings, state, progress, patience, hooks)
         return cls(

@@ -1,25 +1,17 @@
-"""Scale, adapt and count the jobs that come and go, for one cluster object; translate the arguments to workers."""
+"""Translate the arguments of ``scale`` and ``adapt`` to workers, and adapt."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import functools
 import math
-import pickle
-from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
 from distributed.deploy.adaptive import Adaptive
 
-from hpcgpu.deploy.cluster.run import SchedulerView
-from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.errors import ConfigError, HpcGpuError, JobError
+from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
 from hpcgpu.model.backoff import Backoff
 from hpcgpu.plan.jobs.request import workers_for
-from hpcgpu.supervise import tasks
 from hpcgpu.supervise.failure_log import FailureLog
 from hpcgpu.units import parse_bytes
 
@@ -28,154 +20,6 @@ INTERVAL = "5s"
 WAIT_COUNT = 12
 
 _ALLOWED = "give one of them, 0 or more: n workers, jobs, or cores and memory of all workers together"
-_LOOK_S = 5.0
-_AGAIN_S = 0.5
-
-
-class Scaler:
-    """Scales the jobs that come and go, or lets the object scale them that controls them (processes.clients).
-
-    On the event loop's thread only; properties may be read by any thread.
-    """
-
-    def __init__(self, fleet: Fleet, view: SchedulerView) -> None:
-        self._fleet, self._scheduler, self._changed = fleet, view.scheduler, view.changed
-        self._monitor = HeartbeatMonitor(view.scheduler, fleet.workers_changed)
-        view.silent = lambda: self._monitor.silent
-        self._comm: Any = None  # to the scheduler, which decides which object controls; without it no object does
-        self._is_known = False
-        self._news = asyncio.Event()
-        self._answers = tasks.Group()
-        name = "the connection that tells which object controls this cluster's jobs"
-        self._holding = tasks.run_forever(self._hold, name, changed=self._lose)
-
-    @property
-    def expected(self) -> int:
-        """The number of workers of each job."""
-        return self._fleet.expected
-
-    @property
-    def wanted_workers(self) -> int:
-        """The number of workers of all wanted jobs."""
-        return self._fleet.target * self._fleet.expected
-
-    @property
-    def requested_workers(self) -> int:
-        """The number of workers of all submitted jobs."""
-        return len(self._fleet.members) * self._fleet.expected
-
-    @property
-    def given_up(self) -> HpcGpuError | None:
-        """Why no more workers come; None if they may."""
-        trouble = self._fleet.trouble or self._trouble
-        return self._fleet.error or (JobError(trouble) if trouble else None)
-
-    @property
-    def _trouble(self) -> str:
-        """Why the controlling object is unknown; "" if it is known."""
-        return "" if self._is_known else self._holding.trouble
-
-    def jobs_for(self, workers: int) -> int:
-        """Return the number of jobs that have ``workers`` together."""
-        return max(0, math.ceil(workers / self._fleet.expected))
-
-    async def started(self) -> None:
-        """Wait until the controlling object is known; raise JobError if the connection does not work."""
-        while not self._is_known:
-            if self._trouble:
-                raise JobError(self._trouble)
-            self._news.clear()
-            await self._news.wait()
-
-    async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Set the number of jobs, here or in the controlling object; return after the necessary submissions.
-
-        Raises SubmitError in the batch system's words.
-        """
-        await self.started()
-        if not self._fleet.controls:
-            await self._scheduler().hpcgpu_scale(jobs=jobs, adapting=adapting)
-            return
-        try:
-            await self._fleet.scale(jobs, adapting=adapting)
-        finally:
-            with contextlib.suppress(OSError):  # _hear() sends it to the next scheduler
-                await self._comm.write({"op": "wanted", "jobs": self._fleet.target})
-
-    def stop(self) -> None:
-        """Stop, and leave the jobs to other objects."""
-        self._holding.cancel()
-        self._answers.cancel()
-        if self._comm:
-            self._comm.abort()
-        self._monitor.stop()
-        self._fleet.stop()
-
-    async def close(self) -> None:
-        """Cancel all jobs; raise as :meth:`Fleet.close`."""
-        await self._fleet.close()
-
-    def _lose(self) -> None:
-        """Forget the controlling object and drop the connection."""
-        self._is_known = self._fleet.controls = False
-        if self._comm:
-            self._comm.abort()
-        self._news.set()
-        self._changed()
-
-    async def _hold(self) -> None:
-        """Read the scheduler's messages until the connection ends."""
-        with contextlib.suppress(OSError):
-            self._comm = await self._scheduler().live_comm()
-            await self._comm.write({"op": "hpcgpu_controller"})
-            while True:
-                await self._hear(await self._comm.read())
-        self._lose()
-        await asyncio.sleep(_AGAIN_S)
-
-    async def _hear(self, message: dict[str, Any]) -> None:
-        if message["op"] == "scale":
-            answer = functools.partial(self._answer, message["number"], message["jobs"], message["adapting"])
-            # the asking object waits for an answer: the scheduler gives one when the connection ends
-            self._answers.start(answer, "the answer to the object that scales this cluster", lambda _: self._lose())
-            return
-        await self._fleet.take(message["wanted"], controls=message["op"] == "control")
-        self._is_known = True
-        self._news.set()
-        if self._fleet.controls and message["wanted"] is None:
-            await self._comm.write({"op": "wanted", "jobs": self._fleet.target})
-
-    async def _answer(self, number: int, jobs: int, adapting: bool) -> None:
-        error = b""
-        try:
-            await self.scale(jobs, adapting=adapting)
-        except Exception as e:  # the asking object waits for an answer, even an error
-            error = pickle.dumps(e if isinstance(e, HpcGpuError) else JobError(f"the jobs could not be scaled: {e!r}"))
-        with contextlib.suppress(OSError):
-            await self._comm.write({"op": "scaled", "number": number, "error": error})
-
-
-class HeartbeatMonitor:
-    """Asks the scheduler which workers are silent, until it is stopped; ``changed`` is called when that changes."""
-
-    def __init__(self, scheduler: Callable[[], Any], changed: Callable[[], None], every_s: float = _LOOK_S) -> None:
-        self.silent = frozenset[str]()  # addresses
-        self._scheduler, self._changed, self._every_s = scheduler, changed, every_s
-        self._listening = tasks.run_forever(self._listen, "the search for workers that have fallen silent")
-
-    async def _listen(self) -> None:
-        await asyncio.sleep(self._every_s)
-        try:
-            silent = frozenset(await self._scheduler().hpcgpu_silent())
-        except OSError:
-            return  # the cluster object searches its scheduler
-        if silent != self.silent:
-            self.silent = silent
-            self._changed()
-
-    def stop(self) -> None:
-        """Stop asking."""
-        self._listening.cancel()
 
 
 def check_scale(n: object, jobs: object, cores: object, memory: object) -> None:

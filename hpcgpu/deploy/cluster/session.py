@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcgpu.deploy.cluster.connector import Connector
 from hpcgpu.deploy.cluster.progress import Progress
-from hpcgpu.deploy.cluster.run import Run
+from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.cluster.state import State
 from hpcgpu.deploy.network import lease
 from hpcgpu.deploy.network.dashboard import HANDLER, Forwarder, far_hint, link
@@ -140,7 +140,7 @@ class Session:
         self._touching = keep_touched(folder, self._settings.client_grace_s)
         return folder
 
-    async def connect(self, run: Run) -> Any:
+    async def connect(self, run: ClusterRun) -> Any:
         """Wait for the scheduler, hold its lease, and return a connection pool to it; raise as ``Connector.open``."""
         assert self.folder
         self._connector = Connector(self.folder, run, self._progress, self._patience, self._settings.python or "")

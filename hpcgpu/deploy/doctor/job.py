@@ -14,17 +14,15 @@ from pathlib import Path
 from hpcgpu.config import document
 from hpcgpu.deploy.doctor import probes, shared_files
 from hpcgpu.deploy.doctor.connect import connect_all
-from hpcgpu.deploy.jobs import batch_client, ending, guard, logs, runs
-from hpcgpu.deploy.jobs import record as records
+from hpcgpu.deploy.jobs import batch_client, ending, logs, runs
 from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
-from hpcgpu.deploy.jobs.record import Record
+from hpcgpu.deploy.jobs.run import Run, sweep
 from hpcgpu.deploy.jobs.submitter import Submitter, submit_guarded
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import private
-from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
-from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings, Started
+from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings
 from hpcgpu.plan.doctor.facts import Link, TrialFacts
 from hpcgpu.plan.doctor.finding import CheckResult, examine, failed
 from hpcgpu.plan.doctor.login import refusal_advice
@@ -46,14 +44,14 @@ _OUTPUT_LINES = 12
 def clean_up(say: Callable[[str], None]) -> None:
     """End the jobs of doctors that were killed together with their guards, and remove their folders."""
     home = user_folder("doctor")
-    records.sweep(home)
+    sweep(home)
 
     async def clean() -> None:
-        for status in await runs.look_at(records.runs(home, say)):
-            if status.client == "dead":
-                await runs.finish(status.run)
-                jobs = ", ".join(runs.ids(status.run.record)) or "none"
-                say(f"a doctor that was killed has left {status.run.folder}: removed (its jobs: {jobs})")
+        for run in Run.all(home, say):
+            if run.owner_state == "dead":
+                await runs.finish(run)
+                jobs = ", ".join(run.jobs) or "none"
+                say(f"a doctor that was killed has left {run.folder}: removed (its jobs: {jobs})")
 
     try:
         asyncio.run(clean())
@@ -92,12 +90,11 @@ class _DoctorJob:
         run_ = document.render(replace(document_, folder=""))
         self._order = shared_files.Order(token=self._token, nodes=self._spec.nodes, run=run_)
         shared_files.write(folder, shared_files.ORDER, self._order)
-        self._record = Record.begin(document_, user.batch, user.site)
+        self._run = Run.begin(document_, user.batch, user.site)
         self._submitter = Submitter(
             self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
         )
         self._job: Job | None = None
-        self._guard: Started | None = None
         self._progress, self._ask_at_s = "", 0.0
         self._links: tuple[Link, ...] | None = None
         self._status: JobStatus | None = None
@@ -111,15 +108,11 @@ class _DoctorJob:
             return await self._facts()
         finally:
             alive.cancel()
-            if self._guard:
-                await tasks.to_thread(functools.partial(programs.end, self._guard))
+            await tasks.to_thread(self._run.end_guard)
 
     async def _facts(self) -> TrialFacts:
-        def start_guard() -> None:
-            self._guard = guard.start(self._folder, self._record.client)
-
         try:
-            await submit_guarded(self._submit, self._settings.log_directory, self._write_down, start_guard)
+            await submit_guarded(self._run, self._submit)
             answered = await tasks.until(self._have_answered, _POLL_S)
             facts = await tasks.to_thread(self._gather)
         except BaseException:
@@ -130,14 +123,10 @@ class _DoctorJob:
 
     async def _submit(self) -> None:
         self._job = await self._submitter.submit_head()
+        self._run.add([self._job], 0.0)
 
     async def _end(self) -> None:
         await ending.close_head(self._system, self._job, self._say_new, self._submitter)
-
-    def _write_down(self) -> None:
-        if self._job:
-            self._record = replace(self._record, jobs=(self._job,), submitting=False)
-        records.write(self._folder, self._record)
 
     def _say_new(self, text: str) -> None:
         """Print a text, unless the job's plan has printed it before."""

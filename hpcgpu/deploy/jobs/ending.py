@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import ask, cancel
-from hpcgpu.deploy.jobs.record import script_end
+from hpcgpu.deploy.jobs.run import script_end
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobState, JobStatus

@@ -1,23 +1,28 @@
-"""The jobs of an elastic cluster that come and go: carry out the decisions of the job loop."""
+"""The jobs of a run, looked after for one cluster object: one poll for all of them, one decision, and its actions."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import ending
-from hpcgpu.deploy.jobs.batch_client import cancel
-from hpcgpu.deploy.jobs.job_loop import JobLoop
-from hpcgpu.deploy.jobs.job_table import JobWorkers
+from hpcgpu.deploy.jobs.batch_client import ask, cancel, on_lost_nodes, proven
 from hpcgpu.deploy.jobs.logs import tail
+from hpcgpu.deploy.jobs.run import Run, script_end
 from hpcgpu.deploy.jobs.submitter import Submitter
+from hpcgpu.deploy.jobs.workers import JobWorkers, SchedulerView
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
-from hpcgpu.model import JobSpec
-from hpcgpu.plan.jobs.ends import Failures
-from hpcgpu.plan.jobs.job import Job
-from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Demand
+from hpcgpu.model import JobSpec, JobState, JobStatus
+from hpcgpu.plan.jobs.ends import Failures, why_over
+from hpcgpu.plan.jobs.job import HEAD, Job
+from hpcgpu.plan.jobs.polling import poll_in_s
+from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Facts, Policy, reconcile
 from hpcgpu.supervise import tasks
 
 # A cancelled job is gone within the batch system's KillWait.
@@ -25,182 +30,343 @@ _END_S = 40.0
 
 
 class Fleet:
-    """One-node jobs that come and go; ``expected`` is the number of workers of each."""
+    """Polls the jobs of a run when due, decides, and keeps its target number of members if this object owns the run.
 
-    def __init__(self, jobs: JobLoop, spec: JobSpec, expected: int) -> None:
-        self._loop, self._system, self._hooks, self._alarm = jobs, jobs.system, jobs.hooks, jobs.alarm
-        patience, hooks = jobs.policy.patience, jobs.hooks
-        self._submitter = Submitter(jobs.system, spec, hooks.say, patience, write=hooks.write)
-        self._table, self.spec = jobs.table, spec
-        self._table.expected = expected
-        # target: jobs; controls: False follows another object of the same cluster
-        self.expected, self.target, self.controls = expected, 0, False
+    On the event loop's thread only; the run's jobs may be read by any thread.
+    """
+
+    def __init__(self, run: Run, policy: Policy, view: SchedulerView) -> None:
+        self.run, self.policy, self.view = run, policy, view
+        self.alarm = tasks.PollTimer()
         self.error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
-        self._adapting = self._unwritten = False
+        self._head_spec: JobSpec | None = None
+        self._member_spec: JobSpec | None = None
+        self._head_submitter: Submitter | None = None
+        self._submitter: Submitter | None = None  # of members; None: the run has a fixed size
+        self._asked_s: float | None = None  # last poll
+        self._answered_s: float | None = None  # last answer
+        self._last = ""
+        self._hurried = self._stopped = self._adapting = self._unwritten = self._has_left = False
         self._failures = Failures()
         self._held_back_until_s = NEVER_S
-        self._acting = asyncio.Lock()
+        self._answer = asyncio.Event()
+        self._acting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._requests = tasks.Group()
+        self._looking: tasks.Loop | None = None
 
-    @property
-    def members(self) -> tuple[Job, ...]:
-        """The jobs of this moment, in the order of submission."""
-        return self._table.members
+    # --- the jobs
 
     @property
     def trouble(self) -> str:
-        """Why the job loop does not work at present; "" if it does."""
-        return self._loop.trouble
+        """Why the jobs are not looked after at present; "" if they are."""
+        return self._looking.trouble if self._looking else ""
 
     @property
     def submitting(self) -> bool:
-        """True if there may be jobs whose ids are unknown yet."""
-        return self._submitter.unanswered
+        """True if there may be member jobs whose ids are unknown yet."""
+        return self._submitter is not None and self._submitter.unanswered
 
-    async def take(self, target: int | None, *, controls: bool) -> None:
-        """Start from the record, as the controlling object or not; ``target=None``: no number of jobs yet."""
-        await self._follow()
-        self.target = max(self.target, len(self.members)) if target is None else target
-        self.controls = controls
-        self._loop.actor = self
-        self._loop.start()
+    def present(self) -> Mapping[str, JobWorkers]:
+        """Return the registered workers by their job's id."""
+        head = self.run.head
+        return self.view.present(head.id if head else "", elastic=self._submitter is not None)
+
+    async def submit_head(self, system: BatchSystem, spec: JobSpec) -> None:
+        """Submit the job with the scheduler; raise SubmitError in the batch system's words."""
+        say, patience = self.view.say, self.policy.patience
+        self._head_submitter = Submitter(system, spec, lambda text: say(f"job -: {text}"), patience, role=HEAD)
+        self.add_head(await self._head_submitter.submit_head(), spec)
+
+    def add_head(self, job: Job, spec: JobSpec | None = None) -> None:
+        """Add the job with the scheduler, and its request (None: another process made it)."""
+        self._head_spec = spec
+        self.run.add([job], self.alarm.now_s())
+        self.start()
+
+    def manage_members(self, spec: JobSpec) -> None:
+        """Look after member jobs of this request, from the recorded ones on."""
+        self._member_spec = spec
+        # each owner's jobs have exit files of their own
+        spec = replace(spec, exit_file=f"{spec.exit_file}-{self.run.owner.token}")
+        self._submitter = Submitter(self.run.system, spec, self.view.say, self.policy.patience, write=self.write)
+        if self.run.submitting and self.run.is_mine:  # the owner before has ended meanwhile
+            self._submitter.unsure = SubmitError(
+                "the owner before this one has submitted a job, and ended", unsure=True
+            )
+        self.view.watch_heartbeats(self.alarm.ring)
+        self.start()
+
+    def start(self) -> None:
+        """Poll now, and from now on whenever due."""
+        if self._looking is None:
+            name = "the loop that looks after this cluster's jobs"
+            self._looking = tasks.run_forever(self._look, name, changed=self.view.changed)
+        self.alarm.ring()
+
+    def stop(self) -> None:
+        """Stop polling; the jobs stay."""
+        self._stopped = True
+        self._requests.cancel()
+        self.view.stop()
+        if self._looking:
+            self._looking.cancel()
+        self._answer.set()
+
+    async def check(self) -> Job:
+        """Return the job with the scheduler, without polling the batch system.
+
+        Raises JobError if it has ended, with the tail of its log, or will never start.
+        """
+        job = self._head()
+        has_left, code = await asyncio.to_thread(script_end, job)
+        if self.run.left(has_left, code, self.alarm.now_s()):
+            self.alarm.ring()
+        job = self._head()
+        if why := why_over(job, self.alarm.now_s(), self.policy.late_limit_s):
+            never = job.state is JobState.STUCK
+            raise JobError(why if never else f"{why}; {await asyncio.to_thread(tail, Path(job.log))}")
+        if self._stopped:
+            raise JobError(f"this cluster object has closed, and no longer polls job {job.id}")
+        return job
+
+    async def news(self) -> Job:
+        """Poll the batch system; return the job after its answer, or without one; raise as :meth:`check`."""
+        answer = self._answer
+        if not self._stopped:
+            self._hurry()
+            await answer.wait()
+        return await self.check()
+
+    def ready(self) -> None:
+        """Register the present workers: the head has been full once, whatever happens to them later."""
+        self.run.registered(self.present(), self.alarm.now_s())
+        if self.run.head and self.run.head.state is not JobState.RUNNING:
+            self._hurry()  # to learn its nodes: a later answer may not name a lost one
 
     async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Set the target number of jobs; return after the necessary submissions.
+        """Set the target number of member jobs; return after the necessary submissions.
 
-        ``adapting``: the number may change soon, so young surplus jobs that wait are kept. Raises SubmitError in the
-        batch system's words, or only reports it when adapting. Accepted jobs stay; a ``transient`` refusal is tried
-        again.
+        ``adapting``: the number may change soon, so young surplus jobs that wait are kept. Raises JobError if another
+        object owns the run; SubmitError in the batch system's words, or only reports it when adapting. Accepted jobs
+        stay; a ``transient`` refusal is tried again.
         """
-        self.target, self._adapting = jobs, adapting
+        await tasks.to_thread(self.run.look)
+        await tasks.to_thread(functools.partial(self.run.must_own, "scale"))
+        self._adapting, changed = adapting, self.run.target != jobs
+        self.run.target = jobs
         if not adapting:
             self.error, self._failures, self._held_back_until_s = None, Failures(), NEVER_S
         try:
-            await self.act()
+            if changed:
+                await self.write()  # another object that takes the run over goes on from here
+            await self._act()
         except SubmitError as e:
-            self._loop.pause()
-            self.refused(e, say=adapting)
+            self._pause()
+            self._refused(e, say=adapting)
             if not adapting:
                 raise
         finally:
-            self._loop.start()
-
-    def workers_changed(self) -> None:
-        """Wake the loop: a worker has come or gone."""
-        self._alarm.ring()
-
-    def stop(self) -> None:
-        """Stop the loop; the jobs stay."""
-        self._requests.cancel()
-        self._loop.stop()
+            self.start()
 
     async def close(self) -> None:
-        """Stop, cancel all jobs, and return when the batch system says that they have ended.
+        """Stop, cancel all members, and return when the batch system says that they have ended.
 
         Raises SubmitError if jobs could not be cancelled and may still exist; all others have been cancelled.
         """
         self.stop()
         async with self._acting:
-            if not self.controls:
-                await self._follow()
             try:
-                await self._add(await self._submitter.lost(self._table.past_ids))
+                if self._submitter:
+                    await self._add(await self._submitter.lost(self.run.past_ids))
             finally:
-                await ending.close(self._system, self.members, _END_S, self._hooks.say)
+                await ending.close(self.run.system, self.run.members, _END_S, self.view.say)
 
-    def refused(self, e: SubmitError, *, say: bool) -> None:
+    async def close_head(self) -> None:
+        """End the job with the scheduler; raise SubmitError as :func:`ending.close_head`."""
+        await ending.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
+
+    async def write(self) -> None:
+        """Write the record, one write after the other, each with the facts of its time."""
+        async with self._writing:
+            self.run.submitting = self.submitting
+            await tasks.to_thread(self.run.save)
+
+    # --- the loop
+
+    def _head(self) -> Job:
+        head = self.run.head
+        assert head
+        return head
+
+    def _hurry(self) -> None:
+        self._hurried = True
+        self.alarm.ring()
+
+    def _pause(self) -> None:
+        """Wait after a batch system that has not answered, shortly while the scheduler is awaited."""
+        now_s, patience, head = self.alarm.now_s(), self.policy.patience, self.run.head
+        waits_s = [patience.refused_s] if self._submitter else []
+        if head and not head.heard:
+            waits_s.append(poll_in_s(now_s, self._asked_s, [head], (), patience) or 0.0)
+        wait_s = min(waits_s, default=patience.refused_s)
+        self.alarm.set_in(wait_s, wait_s)
+
+    def _refused(self, e: SubmitError, *, say: bool) -> None:
         """Try again later, or not at all; a limit of the user's jobs passes when existing ones have ended."""
         if say:
-            self._hooks.say(str(e))
-        self._held_back_until_s = self._alarm.now_s() + self._loop.policy.patience.refused_s
-        if not (e.transient or (e.over_limit and self.members)):
+            self.view.say(str(e))
+        self._held_back_until_s = self.alarm.now_s() + self.policy.patience.refused_s
+        if not (e.transient or (e.over_limit and self.run.members)):
             self.error = e
-        self._hooks.changed()
+        self.view.changed()
 
-    async def find_lost(self) -> None:
-        """Add jobs whose submission was not answered."""
-        if self.controls:
-            await self._add(await self._submitter.lost(self._table.past_ids))
+    async def _look(self) -> None:
+        """Poll when due, and act on changes."""
+        await self.alarm.wait()
+        try:
+            if self._hurried or self.alarm.is_time_to_ask:
+                self._hurried = False
+                await self._ask()
+            await self._act()
+        except SubmitError as e:
+            self._pause()
+            if self._submitter:
+                self._refused(e, say=True)
+            elif str(e) != self._last:
+                self._last = str(e)
+                self.view.say(self._last)
+        except Exception:
+            self.alarm.ring()  # the next check comes at once, and does the rest
+            raise
 
-    async def act(self) -> None:
-        """Decide on the present facts, and carry out the actions."""
+    async def _ask(self) -> None:
+        answer, self._answer = self._answer, asyncio.Event()  # callers that begin to wait now need a later answer
+        self._asked_s = self.alarm.now_s()
+        try:
+            self.run.registered(self.present(), self._asked_s)
+            if self._submitter and self.run.is_mine:
+                await self._add(await self._submitter.lost(self.run.past_ids))
+            ids = list(self.run.jobs)
+            listed = await self._listed(ids)
+            self._answered_s = self.alarm.now_s()
+            self.run.listed(ids, listed, self._answered_s)
+        except SubmitError:
+            self.run.unanswered(self.alarm.now_s())
+            raise
+        finally:
+            answer.set()
+
+    async def _listed(self, ids: Sequence[str]) -> dict[str, JobStatus]:
+        system, jobs = self.run.system, tuple(self.run.jobs.values())
+        listed = await ask(system, ids)
+        heads = {job.id for job in jobs if job.is_head}
+        for spec, is_head in ((self._head_spec, True), (self._member_spec, False)):
+            if spec:
+                listed |= await proven(system, spec, {i: s for i, s in listed.items() if (i in heads) is is_head})
+        heard = [job.id for job in jobs if job.heard and not job.is_head]
+        listed = await on_lost_nodes(system, listed, heard, {job.id: job.hosts for job in jobs})
+        return await asyncio.to_thread(self.run.with_exit_codes, listed)
+
+    def _decide(self, present: Mapping[str, JobWorkers], now_s: float) -> Actions:
+        """Register the present workers, return the next actions, and set the time of the next check."""
+        self.run.registered(present, now_s)
+        facts = Facts(
+            now_s=now_s,
+            jobs=tuple(self.run.jobs.values()),
+            asked_s=self._asked_s,
+            answered_s=self._answered_s,
+            target=self.run.target,
+            adapting=self._adapting,
+            held_back_until_s=float("inf") if self.error else self._held_back_until_s,
+            failures=self._failures,
+        )
+        actions = reconcile(facts, self.policy)
+        self.alarm.set_in(actions.next_s, actions.wake_s)
+        return actions
+
+    # --- the actions
+
+    async def _act(self) -> None:
+        """Decide on the present facts, and carry out the actions if this object owns the run."""
         async with self._acting:
-            present, now_s = self._hooks.present(), self._alarm.now_s()
-            if self.controls:
-                await self._add([self._submitter.lost_job(job_id) for job_id in self._table.unknown(present)])
-            else:
-                await self._follow()
-            held_back_until_s = float("inf") if self.error else self._held_back_until_s
-            demand = Demand(self.target, self._adapting, held_back_until_s, self._failures)
-            actions = self._loop.decide(present, now_s, demand)
-            if not self.controls:
-                self._hooks.changed()
-                return
-            self._failures = actions.failures
-            await self._cancel(actions.cancel)
-            await self._forget(actions, present)
-            for job_id in actions.retire:
-                self._table.retired(job_id, now_s)
-                if job_id in present:
-                    self._send(self._hooks.retire, present[job_id].addresses)
-            for job_id in actions.lost:
-                self._send(self._hooks.remove, present[job_id].addresses)
-            if actions.submit and (lost := await self._submitter.lost(self._table.past_ids)):
-                await self._add(lost)  # so fewer are missing
-            elif actions.submit:
-                async for accepted in self._submitter.submit(actions.submit, self._table.past_ids):
-                    await self._add(accepted)
-            if actions.cancel or actions.forget or actions.retire or actions.submit:
-                self._alarm.ring()  # these actions may require more
-            self._hooks.changed()
+            present, now_s, submitter = self.present(), self.alarm.now_s(), self._submitter
+            if submitter:
+                await self._look_at_owner()
+                if self.run.is_mine:
+                    await self._add([submitter.lost_job(job_id) for job_id in self.run.unknown(present)])
+            actions = self._decide(present, now_s)
+            if submitter and self.run.is_mine:
+                await self._carry_out(actions, present, submitter)
+            self.view.changed()
+
+    async def _look_at_owner(self) -> None:
+        with contextlib.suppress(OSError):  # a file server that is away; nothing is submitted then
+            await tasks.to_thread(functools.partial(self.run.reload, self.alarm.now_s()))
+        if self.run.is_taken_over and not self._has_left:
+            self._has_left = True
+            self.view.say(f"another object has taken this cluster over: {self.run.owner} owns it; this one only reads")
+
+    async def _carry_out(self, actions: Actions, present: Mapping[str, JobWorkers], submitter: Submitter) -> None:
+        self._failures = actions.failures
+        await self._cancel(actions.cancel)
+        await self._forget(actions, present)
+        for job_id in actions.retire:
+            self.run.retired(job_id, self.alarm.now_s())
+            if job_id in present:
+                self._send(self.view.retire, present[job_id].addresses)
+        for job_id in actions.lost:
+            self._send(self.view.remove, present[job_id].addresses)
+        if actions.submit and (lost := await submitter.lost(self.run.past_ids)):
+            await self._add(lost)  # so fewer are missing
+        elif actions.submit:
+            async for accepted in submitter.submit(actions.submit, self.run.past_ids):
+                await self._add(accepted)
+        if actions.cancel or actions.forget or actions.retire or actions.submit:
+            self.alarm.ring()  # these actions may require more
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs. A final refusal does not stop the other actions; an overdue job is cancelled again."""
         try:
-            await cancel(self._system, job_ids)
+            await cancel(self.run.system, job_ids)
         except SubmitError as e:
             if e.transient:
                 raise
-            self._hooks.say(str(e))
-        self._table.cancelled(job_ids, self._alarm.now_s())
+            self.view.say(str(e))
+        self.run.cancelled(job_ids, self.alarm.now_s())
 
     async def _forget(self, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
-        logs = {job.id: job.log for job in self.members}
+        logs = {job.id: job.log for job in self.run.members}
         for job_id, why in actions.forget:
-            self._table.ended(job_id, why, datetime.now(UTC).astimezone())
-            self._hooks.say(f"job {job_id}: {why}")
+            self.run.ended(job_id, why, datetime.now(UTC).astimezone())
+            self.view.say(f"job {job_id}: {why}")
             if job_id in present:
-                self._send(self._hooks.remove, present[job_id].addresses)
+                self._send(self.view.remove, present[job_id].addresses)
         if actions.forget:
-            await self._write_down()
+            await self._write_jobs()
         if actions.give_up and self.error is None:
             log = logs.get(actions.failures.last_id)
             self.error = JobError(
                 "; ".join(filter(None, (actions.give_up, log and await asyncio.to_thread(tail, Path(log)))))
             )
-            self._hooks.say(str(self.error))
+            self.view.say(str(self.error))
         elif not actions.give_up and isinstance(self.error, JobError):
             self.error = None  # a job has its workers after all
 
     async def _add(self, jobs: Sequence[Job]) -> None:
         if jobs:
-            self._table.add(jobs, self._alarm.now_s())
+            self.run.add(jobs, self.alarm.now_s())
         if jobs or self._unwritten:
-            await self._write_down()
+            await self._write_jobs()
 
-    async def _follow(self) -> None:
-        """Take over exactly the jobs that another object has recorded."""
-        self._table.follow(*await asyncio.to_thread(self._hooks.written_down), self._alarm.now_s())
-
-    async def _write_down(self) -> None:
+    async def _write_jobs(self) -> None:
         """Write the record. If that fails (a full disk), nothing else is done until it succeeds."""
         self._unwritten = True
-        await self._hooks.write()
+        await self.write()
         self._unwritten = False
 
     def _send(self, request: Callable[[Sequence[str]], Awaitable[object]], addresses: Sequence[str]) -> None:
         """Send a request about workers to the scheduler without awaiting it: the registered workers show its effect."""
-        workers, say = f"workers {', '.join(addresses)}", self._hooks.say
+        workers, say = f"workers {', '.join(addresses)}", self.view.say
 
         async def run() -> None:
             try:

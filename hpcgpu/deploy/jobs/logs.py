@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcgpu.deploy.jobs.record import Run
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import JobError
 from hpcgpu.supervise import tasks
 
@@ -19,13 +19,10 @@ _CHUNK_BYTES = 1 << 16
 
 def log_of(run: Run, job_id: str) -> Path:
     """Return the log of the named job, or of the run's first job; raise JobError if the run has no job yet."""
-    jobs = run.record.jobs
-    if not jobs:
+    if not run.jobs:
         raise JobError(f"run {run.record.name} has no job yet")
-    for job in jobs:
-        if job_id in (job.id, job.id.partition(".")[0]):
-            return Path(job.log)
-    return Path(jobs[0].log)
+    jobs = tuple(run.jobs.values())
+    return Path(next((job for job in jobs if job_id in (job.id, job.id.partition(".")[0])), jobs[0]).log)
 
 
 def tail(log: Path, *, kept: bool = True) -> str:
@@ -64,7 +61,7 @@ def last(log: Path, lines: int) -> tuple[str, int]:
 
 async def follow(run: Run, log: Path, offset: int, echo: Callable[[str], None]) -> None:
     """Pass additions to the log to ``echo`` until the run's jobs have ended."""
-    from hpcgpu.deploy.jobs.runs import still_there  # unused by cluster objects
+    from hpcgpu.deploy.jobs.runs import poll  # unused by cluster objects
 
     now_s = asyncio.get_running_loop().time
     asked_s, over = now_s(), False
@@ -72,7 +69,7 @@ async def follow(run: Run, log: Path, offset: int, echo: Callable[[str], None]) 
     async def hand_out() -> bool | None:
         nonlocal offset, asked_s, over
         if now_s() - asked_s >= _ASK_S:  # first: lines that come after the answer are read below
-            over, asked_s = not await still_there(run.record), now_s()
+            over, asked_s = not await poll(run), now_s()
         while part := await asyncio.to_thread(_read, log, offset):
             offset += len(part)
             echo(part.decode(errors="replace"))

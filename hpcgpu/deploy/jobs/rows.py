@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 
-from hpcgpu.deploy.jobs.runs import RunStatus
-from hpcgpu.errors import ConfigError
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.phase import describe
-from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 from hpcgpu.plan.jobs.worker_names import count_by_job
 from hpcgpu.report.cluster import jobs_table
 from hpcgpu.report.table import Shown, Table
@@ -32,21 +29,12 @@ class Jobs(Shown):
         return jobs_table((*self.rows, *self.gone))
 
 
-def jobs_of(run: RunStatus) -> tuple[Job, ...]:
+def jobs_of(run: Run) -> tuple[Job, ...]:
     """Return the described jobs of a run, which may be another process's."""
-    settings, jobs = run.run.document.settings, run.run.record.jobs
-    members = [job.id for job in jobs if not job.is_head]
-    head = next((job.id for job in jobs if job.is_head), "")
-    counts = count_by_job(run.workers or (), members, head)
-
-    def described(job: Job) -> Job:
-        expected = 0
-        with contextlib.suppress(ConfigError):  # the run could not be submitted
-            expected = (first_workers if job.is_head else workers_per_node)(settings)
-        job = replace(job, expected=expected).listed(run.states.get(job.id), 0.0)
-        return describe(job.registered(counts[job.id], 0.0), today(), reached=run.workers is not None)
-
-    return tuple(map(described, jobs))
+    members = [job.id for job in run.members]
+    counts = count_by_job(run.workers or (), members, run.head.id if run.head else "")
+    reached = run.workers is not None
+    return tuple(describe(job.registered(counts[job.id], 0.0), today(), reached=reached) for job in run.jobs.values())
 
 
 def today() -> date:

@@ -9,28 +9,24 @@ from pathlib import Path
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import look, submit
 from hpcgpu.deploy.jobs.job_plan import make_log_folder
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec, Patience
 from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
 from hpcgpu.supervise import tasks
 
 
-async def submit_guarded(
-    submit_job: Callable[[], Awaitable[object]],
-    log_directory: str | None,
-    write_down: Callable[[], None],
-    start_guard: Callable[[], None],
-) -> None:
+async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) -> None:
     """Submit the first job of a run, with its record and its guard in place before the job exists.
 
-    ``write_down`` updates the record, in a thread, before the submission and after it; ``start_guard`` runs in a
-    thread, as soon as there is a record. Raises SubmitError in the batch system's words.
+    Raises SubmitError in the batch system's words.
     """
-    await tasks.to_thread(write_down)
-    await tasks.to_thread(lambda: make_log_folder(log_directory))
-    await tasks.to_thread(start_guard)
+    await tasks.to_thread(run.save)
+    await tasks.to_thread(lambda: make_log_folder(run.document.settings.log_directory))
+    await tasks.to_thread(run.start_guard)
     await submit_job()
-    await tasks.to_thread(write_down)
+    run.submitting = False
+    await tasks.to_thread(run.save)
 
 
 class Submitter:

@@ -1,25 +1,16 @@
-"""The scheduler's side of cluster objects: elect the controller, retire workers for it, and hold its lease.
-
-Several objects may hold one cluster. The first of them is the controller; when it is gone, the next one is.
-"""
+"""The scheduler's side of cluster objects: retire workers for them, and hold the owner's lease."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import pickle
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from distributed import Scheduler
 
 from hpcgpu.deploy.processes.control import Control
-from hpcgpu.errors import JobError
 from hpcgpu.supervise import tasks
 
-_NO_OBJECT = "no process controls this cluster's jobs: the last one has ended, or has lost its connection; try again"
 _LOOK_S = 0.1
 # Interval of the checks, and how late one may come. When it comes later, this process itself has been
 # stopped (Slurm and PBS suspend jobs with SIGSTOP), and has read no sign of life of client and workers. With a short
@@ -32,71 +23,6 @@ _FIND_S = 10.0
 # Rank 0 ends the run, and answers at once. If it does not answer, it has been stopped.
 _OBEY_S = 10.0
 _CHECKING = "the check for the client's signs of life"
-
-
-class ControllerElection:
-    """The scheduler's side: hold the cluster objects' connections, and tell each whether it is the controller.
-
-    An object gets ``control`` or ``observe`` with the number of wanted jobs, and the controller ``scale``. The
-    controller sends ``wanted`` after each change, and ``scaled`` with an error, if any.
-    """
-
-    def __init__(self) -> None:
-        self._comms: list[Any] = []  # the controller's first
-        self._jobs: int | None = None
-        self._numbers = itertools.count()
-        self._asked: dict[int, tuple[Any, asyncio.Future[bytes | None]]] = {}
-
-    async def serve(self, comm: Any) -> None:  # distributed has no types
-        """Hold an object's connection (``hpcgpu_controller``) until it ends."""
-        self._comms.append(comm)
-        try:
-            with contextlib.suppress(OSError):
-                await self._tell(comm)
-                while True:
-                    await self._hear(comm, await comm.read())
-        finally:  # after any end: the others must not wait for this one
-            await self._leave(comm)
-
-    async def scale(self, jobs: int, adapting: bool) -> None:
-        """Make the controller want ``jobs`` jobs (``hpcgpu_scale``); if it ends meanwhile, ask the next one.
-
-        Raises the controller's HpcGpuError, or JobError if no object is left, not even the caller.
-        """
-        while self._comms:
-            number, controller = next(self._numbers), self._comms[0]
-            answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-            self._asked[number] = controller, answer
-            with contextlib.suppress(OSError):  # serve() notices its end
-                await controller.write({"op": "scale", "number": number, "jobs": jobs, "adapting": adapting})
-            if (error := await answer) is not None:
-                if error:
-                    raise pickle.loads(error)
-                return
-        raise JobError(_NO_OBJECT)
-
-    async def _hear(self, comm: Any, message: dict[str, Any]) -> None:
-        if message["op"] == "scaled":
-            self._asked.pop(message["number"])[1].set_result(message["error"])
-        elif comm is self._comms[0]:
-            self._jobs = message["jobs"]
-            for other in self._comms[1:]:
-                with contextlib.suppress(OSError):
-                    await self._tell(other)
-
-    async def _leave(self, comm: Any) -> None:
-        was_controller = self._comms[0] is comm
-        self._comms.remove(comm)
-        if was_controller and self._comms:
-            with contextlib.suppress(OSError):
-                await self._tell(self._comms[0])
-        for number, (comm_asked, answer) in list(self._asked.items()):  # the next controller knows that it is one
-            if comm_asked is comm:
-                del self._asked[number]
-                answer.set_result(None)
-
-    async def _tell(self, comm: Any) -> None:
-        await comm.write({"op": "control" if comm is self._comms[0] else "observe", "wanted": self._jobs})
 
 
 async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin, say_summary
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.deploy.processes import dashboard, handshakes
-from hpcgpu.deploy.processes.clients import ControllerElection, LeaseServer, retire
+from hpcgpu.deploy.processes.clients import LeaseServer, retire
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
 from hpcgpu.deploy.processes.task_progress import TaskProgress
@@ -90,8 +90,6 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         spec.client_grace_s, control, lambda: compat.forgive_silence(scheduler), lambda: _kill_rank(spec.rank_pid)
     )
     scheduler.handlers["hpcgpu_lease"] = lease.renew
-    election = ControllerElection()
-    scheduler.handlers |= {"hpcgpu_controller": election.serve, "hpcgpu_scale": election.scale}
     scheduler.handlers["hpcgpu_silent"] = lambda: silent_workers(scheduler)
     scheduler.handlers["hpcgpu_retire"] = lambda workers: retire(scheduler, workers)
 

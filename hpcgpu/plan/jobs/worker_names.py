@@ -5,19 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 # The part after the last hyphen is ours; a PBS server's name may contain hyphens, digits and any letter.
 _NAME = re.compile(r"(\d+(?:_\d+)?|\d+(?:\[\d+\])?\.[\w.-]+)-(\d+)(?:r(\d+))?", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class MemberName:
-    """The parts of the name of a member job's worker."""
-
-    job_id: str
-    restart_count: int
-    index: int
 
 
 def member_worker_name(job_id: str, restart_count: int, index: int) -> str:
@@ -28,19 +18,19 @@ def member_worker_name(job_id: str, restart_count: int, index: int) -> str:
     return f"{job_id}-{index}r{restart_count}" if restart_count else f"{job_id}-{index}"
 
 
-def read_member_name(name: str) -> MemberName | None:
-    """Parse a name of :func:`member_worker_name`; None for other names, such as ``node1-0``.
+def read_member_name(name: str) -> tuple[str, int, int] | None:
+    """Parse a name of :func:`member_worker_name` to its arguments; None for other names, such as ``node1-0``.
 
     A node named ``1234`` or ``17.server`` looks like a job: look the id up in the table of jobs.
     """
     match = _NAME.fullmatch(name)
-    return MemberName(match[1], int(match[3] or 0), int(match[2])) if match else None
+    return (match[1], int(match[3] or 0), int(match[2])) if match else None
 
 
 def count_by_job(names: Iterable[str], members: Collection[str], head: str) -> Counter[str]:
     """Count workers by job id: ``members`` are jobs that join; all other workers belong to ``head``."""
     parts = map(read_member_name, names)
-    return Counter(name.job_id if name and name.job_id in members else head for name in parts)
+    return Counter(name[0] if name and name[0] in members else head for name in parts)
 
 
 def by_number(name: str) -> tuple[str, bool, int, str]:

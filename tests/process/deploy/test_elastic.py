@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +20,8 @@ from waiting import Said, scaled, until
 
 from hpcgpu import SLURMGPUCluster
 from hpcgpu.deploy.cluster.batch import BatchGPUCluster
-from hpcgpu.deploy.jobs import job_loop
-from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.deploy.jobs import fleet
+from hpcgpu.errors import JobError
 from hpcgpu.supervise.tasks import GATHER_S
 
 
@@ -109,48 +111,92 @@ def test_wait_for_workers_says_why_the_job_loop_fails(home: Path) -> None:
 
 
 def everywhere(clusters: tuple[LocalJobs, ...], workers: int) -> None:
-    """All see so many workers, and want no other number."""
+    """Wait until all objects have so many workers, and want no other number."""
     for cluster in clusters:
         cluster.wait_for_workers(workers, timeout=scaled(60))
-        assert cluster.wanted_workers == workers
+        until(lambda c=cluster: c.wanted_workers == workers, "the object has read how many workers are wanted")
 
 
-def test_objects_of_one_cluster_all_scale_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tell which jobs are gone, and a refusal goes to the object that asked."""
-    with LocalJobs(**OPTIONS | {"scheduler": "job"}, log_directory=str(home), job_name="mine") as owner:
+IN_A_JOB = OPTIONS | {"scheduler": "job"}
+
+
+def test_only_the_owner_scales_and_others_read(home: Path) -> None:
+    with LocalJobs(**IN_A_JOB, log_directory=str(home), job_name="mine") as owner:
         with LocalJobs.attach("mine") as attached:
             owner.scale(4)
             everywhere((owner, attached), 4)
             (member,) = ids(attached)
-            with LocalJobs.attach("mine"):
-                pass
-            with monkeypatch.context() as patch:
-                patch.setenv("PATH", str(home))  # jobs of this machine are started by a shell
-                with pytest.raises(SubmitError, match="sh"):
-                    attached.scale(6)
-            attached.scale(6)
-            everywhere((owner, attached), 6)
-            assert set(ids(owner)) == set(ids(attached)) > {member}
-            assert [row.text for row in owner.jobs.rows] == ["UP 2/2"] * 3
+            told = (
+                rf"{os.getpid()}@\S+ since [-\d]+ [:\d]+ owns it. To take it over: attach\('{owner.job_id}', take_over"
+            )
+            for refused in (lambda: attached.scale(6), attached.shutdown, attached.detach):
+                with pytest.raises(JobError, match=told):
+                    refused()
+            assert owner.wanted_workers == 4
             os.killpg(int(member.partition(".")[0]), signal.SIGKILL)
-            until(lambda: attached.jobs.gone, "the other object knows that the job is gone")
-            assert attached.jobs.gone == owner.jobs.gone
-            assert attached.jobs.gone[0].id == member
-            everywhere((owner, attached), 6)
-        owner.scale(4)
-        until(lambda: len(ids(owner)) == 1, "one job with workers is left")
-        (member,) = ids(owner)
-        owner.detach()
-    with LocalJobs.attach("mine") as first, LocalJobs.attach("mine", shutdown_on_close=True) as second:
-        assert first.wanted_workers == second.wanted_workers == 4
-        assert ids(first) == [member]
-        assert [job.id for job in first.jobs.gone][-1:] == [job.id for job in owner.jobs.gone][-1:]
-        first.close()
+            until(lambda: attached.jobs.gone, "the other object has read that the job is gone")
+            assert [job.id for job in attached.jobs.gone] == [job.id for job in owner.jobs.gone] == [member]
+            everywhere((owner, attached), 4)
+            assert set(ids(owner)) == set(ids(attached))
+        assert len(ids(owner)) == 1  # the close of an object that reads has changed nothing
+        owner.wait_for_workers(4)
+
+
+def test_an_owner_whose_run_is_taken_over_only_reads(home: Path, said: Said) -> None:
+    with LocalJobs(**IN_A_JOB, log_directory=str(home), job_name="mine") as first:
+        first.scale(4)
+        first.wait_for_workers(4)
+        (member,) = ids(first)
+        second = LocalJobs.attach("mine", take_over=True)
+        assert second.wanted_workers == 4
+        assert ids(second) == [member]
         second.scale(6)
-        second.wait_for_workers(6, timeout=scaled(60))
-        assert member in ids(second)
-        assert alive(member)
+        everywhere((first, second), 6)
+        assert set(ids(first)) == set(ids(second)) > {member}
+        assert "another object has taken this cluster over: " in said.text
+        with pytest.raises(JobError, match="this object cannot scale the cluster"):
+            first.scale(2)
+    assert alive(member), "the close of an object that owns the run no more has ended its jobs"
+    assert f"closed: job {second.job_id} goes on" in repr(first) or "goes on" in repr(first)
+    second.detach()
+    with LocalJobs.attach("mine") as reads, pytest.raises(JobError, match="and has detached it"):
+        reads.scale(2)
+    with LocalJobs.attach("mine", shutdown_on_close=True) as third:
+        assert third.wanted_workers == 6
+        assert len(third.jobs.gone) == len(second.jobs.gone)
+        third.scale(4)
+        until(lambda: len(ids(third)) == 1, "one job with workers is left")
     assert not alive(member)
+
+
+DIES = """
+import os, sys
+from hpcgpu.deploy.cluster.batch import BatchGPUCluster
+
+class LocalJobs(BatchGPUCluster):
+    batch = "local"
+
+cluster = LocalJobs(**eval(sys.argv[1]), log_directory=os.getcwd(), job_name="mine")
+cluster.scale(4)
+cluster.wait_for_workers(4)
+print(*(row.id for row in cluster.jobs.rows), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_run_of_a_dead_owner_is_taken_over_at_once(home: Path) -> None:
+    (home / "dies.py").write_text(DIES)
+    argv = [sys.executable, str(home / "dies.py"), repr(IN_A_JOB | {"client_grace": scaled(60)})]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        head, member = owner.stdout.readline().split()
+        owner.kill()
+    with LocalJobs.attach("mine", take_over=True) as cluster, Client(cluster) as client:
+        assert (cluster.job_id, ids(cluster), cluster.wanted_workers) == (head, [member], 4)
+        assert client.submit(sum, [1, 2]).result() == 3
+        os.killpg(int(member.partition(".")[0]), signal.SIGKILL)
+        until(lambda: ids(cluster) not in ([], [member]), "the new owner replaces a dead job")
+        cluster.wait_for_workers(4, timeout=scaled(60))
+    assert not alive(head)
 
 
 JOBS, PER_JOB = 250, 4
@@ -173,14 +219,14 @@ def states(cluster: Any) -> set[str]:
 
 def test_a_thousand_workers_join_and_leave_at_little_cost(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    reconcile = job_loop.reconcile
+    reconcile = fleet.reconcile
 
     def counted(*given: Any) -> Any:
         nonlocal looks
         looks += 1
         return reconcile(*given)
 
-    monkeypatch.setattr(job_loop, "reconcile", counted)
+    monkeypatch.setattr(fleet, "reconcile", counted)
     options = {"gpus": f"sim:{PER_JOB}", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
     with SLURMGPUCluster(**options, log_directory=str(slurm), quiet=True) as cluster:
         cluster.scale(jobs=JOBS)

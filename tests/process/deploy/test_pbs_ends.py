@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import cluster_hooks
+from fleets import make_fleet, make_run
 from pbs_replay import Pbs as Server
 from waiting import until
 
 from hpcgpu.batch import Pbs
-from hpcgpu.config import document
-from hpcgpu.deploy.jobs import ending, record, runs
+from hpcgpu.deploy.jobs import ending, runs
 from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job_loop import JobLoop
-from hpcgpu.deploy.jobs.record import Process, Record, Run
 from hpcgpu.errors import HpcGpuError, JobError
-from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
+from hpcgpu.model import JobSpec, Patience
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
@@ -71,10 +68,10 @@ def test_cancel_forces_only_jobs_on_lost_nodes(pbs: Server) -> None:
     until(lambda: all(map(pbs.over, ids)), "all jobs are over")
 
 
-def elastic(policy: Policy, tmp_path: Path, *argv: str, **hooks: Any) -> Fleet:
+def elastic(policy: Policy, tmp_path: Path, *argv: str, **calls: Any) -> Fleet:
     """Return a fleet of jobs, of this command or of one that sleeps."""
     spec = JobSpec(name="x", argv=argv or ("sleep", "600"), exit_file=str(tmp_path / "exit"))
-    return Fleet(JobLoop(Pbs(), policy, cluster_hooks(written_down=lambda: ((), ()), **hooks)), spec, 1)
+    return make_fleet(make_run(tmp_path / "run", Pbs()), policy, spec, **calls)
 
 
 def refuse_to_delete(job_id: str, bin_: Path) -> None:
@@ -115,8 +112,8 @@ def test_a_job_that_takes_long_to_end_has_ended_with_its_script(pbs: Server, tmp
     exit_file.write_text("143\n")
 
     async def check() -> None:
-        jobs = JobLoop(Pbs(), Policy(late_limit_s=1.0), cluster_hooks())
-        jobs.add_head(Job(id=job_id, log=str(log), exit_file=str(exit_file)), 1, None)
+        jobs = make_fleet(make_run(tmp_path / "run", Pbs()), Policy(late_limit_s=1.0))
+        jobs.add_head(Job(id=job_id, role="head", log=str(log), exit_file=str(exit_file)))
         try:
             while True:
                 await jobs.check()
@@ -137,17 +134,11 @@ def test_a_run_on_a_dead_node_is_ended_with_its_folder(pbs: Server, tmp_path: Pa
     """As its guard does, and ``hpcgpu stop``."""
     ids = start(pbs, 2)
     pbs.lose_node(ids[0])
-    folder = tmp_path / "run"
-    folder.mkdir()
-    text = document.render(RunDocument(settings=Settings(), shape="gang", folder=str(folder)))
-    jobs = tuple(Job(id=i, log="") for i in ids)
-    there = Record(
-        name="x", batch="pbs", document=text, client=Process.here(), created=record.now(), dialect={}, jobs=jobs
-    )
-    record.write(folder, there)
-    asyncio.run(runs.finish(Run(folder, there)))
+    run = make_run(tmp_path / "run", Pbs())
+    run.add([Job(id=i, log="") for i in ids], 0.0)
+    asyncio.run(runs.finish(run))
     assert all(map(pbs.over, ids))
-    assert not folder.exists()
+    assert not run.folder.exists()
 
 
 def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: Path) -> None:
@@ -157,10 +148,9 @@ def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: 
 
     async def run() -> None:
         def look() -> None:
-            seen.extend(describe(member, date.today()).text for member in fleet.members)
+            seen.extend(describe(member, date.today()).text for member in fleet.run.members)
 
         fleet = elastic(Policy(missing_limit_s=2.0, patience=Patience(ask_s=0.5)), tmp_path, changed=look)
-        await fleet.take(0, controls=True)
         await fleet.scale(1)
         (lost,) = pbs.ids()
         await asyncio.to_thread(until, lambda: pbs.processes(lost), "the job runs")
@@ -168,7 +158,7 @@ def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: 
         await asyncio.to_thread(until, lambda: "STARTING 0/1 (node0001 is down)" in seen, "it is said")
         await asyncio.to_thread(until, lambda: len(pbs.ids()) == 2, "another one is submitted")
         await asyncio.to_thread(until, lambda: pbs.over(lost), "it is deleted by force")
-        await asyncio.to_thread(until, lambda: [m.id for m in fleet.members] == pbs.ids()[1:], "it is replaced")
+        await asyncio.to_thread(until, lambda: [m.id for m in fleet.run.members] == pbs.ids()[1:], "it is replaced")
         await fleet.close()
 
     asyncio.run(run())
@@ -180,7 +170,6 @@ def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, tmp_pat
 
     async def run() -> None:
         fleet = elastic(Policy(), tmp_path, say=said.append)
-        await fleet.take(0, controls=True)
         await fleet.scale(1)
         refuse_to_delete(pbs.ids()[0], tmp_path / "bin")
         await fleet.scale(0)
@@ -208,7 +197,6 @@ def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Pa
 
     async def run() -> HpcGpuError:
         fleet = elastic(Policy(breaker=1, patience=Patience(ask_s=0.5)), tmp_path, *fails)
-        await fleet.take(0, controls=True)
         await fleet.scale(2)
         await asyncio.to_thread(until, lambda: all(map(pbs.processes, (first, "1021[1].login01"))), "both run")
         go.touch()  # and not before: once the failure has been seen, one job is as many as are wanted

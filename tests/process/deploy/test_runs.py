@@ -23,9 +23,8 @@ from paths import BATCH
 from recordings import records
 from waiting import scaled, until
 
-from hpcgpu.config import document
-from hpcgpu.deploy.jobs import batch_client, guard, logs, record, runs
-from hpcgpu.deploy.jobs.record import Process, Record, Run
+from hpcgpu.deploy.jobs import batch_client, logs, runs
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import pids
@@ -34,7 +33,6 @@ from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
 from hpcgpu.plan.jobs.job import Job
 
 RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
-DEAD = Process("another-host", 1, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +40,18 @@ def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     local_system.use(monkeypatch)
 
 
-def make_run(home: Path, *jobs: Job, client: Process = DEAD, batch: str = "local", grace_s: float = 1) -> Run:
+def make_run(home: Path, *jobs: Job, alive: bool = False, batch: str = "local", grace_s: float = 1) -> Run:
+    """Save the run of an object on another host, or of this process."""
     folder = scheduler_file.make_folder(home / ".hpcgpu" / "runs")
     settings = Settings(job_name="mine", client_grace_s=grace_s)
-    text = document.render(RunDocument(settings=settings, shape="gang", folder=str(folder)))
-    facts = Record(name="mine", batch=batch, dialect={}, document=text, client=client, created=record.now(), jobs=jobs)
-    record.write(folder, facts)
+    run = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), batch, None)
+    run.submitting = False
+    if not alive:
+        run.owner = replace(run.owner, host="another-host")
+    run.add(jobs, 0.0)
+    run.save()
     lease.touch(folder)
-    return Run(folder, facts)
+    return run
 
 
 def submit(folder: Path, command: str) -> Job:
@@ -76,7 +78,7 @@ def test_a_guard_ends_a_run_that_nobody_holds_any_more(tmp_path: Path, job: Job)
 
     async def main() -> None:
         attached = lease.keep_touched(run.folder, 2)
-        guarding = asyncio.create_task(runs.abandon(run.folder))
+        guarding = asyncio.create_task(runs.abandon(run.folder, run.owner.token))
         # longer than it would wait for a lease that has ended
         assert not (await asyncio.wait([guarding], timeout=scaled(12)))[0]
         assert (await batch_client.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
@@ -91,14 +93,17 @@ def test_a_guard_ends_a_run_that_nobody_holds_any_more(tmp_path: Path, job: Job)
 def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Job) -> None:
     run = make_run(tmp_path, job, grace_s=600)
     lease.detach(run.folder)
-    asyncio.run(runs.abandon(run.folder))
+    asyncio.run(runs.abandon(run.folder, run.owner.token))
     assert state(job) is JobState.RUNNING
     assert run.folder.exists()
 
 
 def test_a_guard_costs_next_to_nothing(tmp_path: Path) -> None:
     """It waits with the modules that Python starts with, and one of ours."""
-    started = guard.start(tmp_path, Process.here())
+    run = make_run(tmp_path, alive=True)
+    run.start_guard()
+    started = run._guard
+    assert started
     try:
         heavy = {"asyncio", "distributed", "dask", "hpcgpu.batch", "hpcgpu.model", "json", "dataclasses", "pathlib"}
         code = "import sys; before = set(sys.modules); import hpcgpu.deploy.jobs.guard; "
@@ -107,7 +112,7 @@ def test_a_guard_costs_next_to_nothing(tmp_path: Path) -> None:
         assert processes.is_running(started)
         assert os.getsid(started.pid) == started.pid  # no signal of our terminal reaches it
     finally:
-        processes.end(started)
+        run.end_guard()
     assert not processes.is_running(started)
 
 
@@ -115,10 +120,19 @@ def test_a_guard_of_a_folder_that_is_removed_ends(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with subprocess.Popen(["sleep", "600"]) as client:
         argv = [sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid)]
-        waiting = subprocess.Popen([*argv, str(pids.start_time(client.pid))], stderr=subprocess.PIPE, text=True)
+        waiting = subprocess.Popen(
+            [*argv, str(pids.start_time(client.pid)), "token"], stderr=subprocess.PIPE, text=True
+        )
         client.send_signal(signal.SIGKILL)
     assert waiting.communicate(timeout=scaled(60)) == (None, "")
     assert waiting.returncode == 0
+
+
+def seen(home: Path) -> tuple[Run, ...]:
+    """Return all runs with the present states of their jobs."""
+    all_runs = Run.all(home / ".hpcgpu" / "runs", pytest.fail)
+    asyncio.run(runs.refresh(all_runs))
+    return all_runs
 
 
 def test_ended_runs_alone_are_cleaned_up(tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,15 +140,15 @@ def test_ended_runs_alone_are_cleaned_up(tmp_path: Path, job: Job, capsys: pytes
     until(lambda: state(over) is JobState.ENDED, "the job has ended")
     detached = make_run(tmp_path, job)
     lease.detach(detached.folder)
-    waiting = make_run(tmp_path, over, client=Process.here())  # its client will want to know how it ended
+    waiting = make_run(tmp_path, over, alive=True)  # its client will want to know how it ended
     held = make_run(tmp_path, over, grace_s=600)  # by a client on another host
     dead, empty = make_run(tmp_path, over, grace_s=0), make_run(tmp_path, grace_s=0)
-    left = runs.clean_up(asyncio.run(runs.see(tmp_path / ".hpcgpu" / "runs")))
-    assert {one.run.folder for one in left} == {detached.folder, waiting.folder, held.folder}
-    assert {one.run.folder: one.client for one in left}[detached.folder] == "detached"
+    left = runs.clean_up(seen(tmp_path))
+    assert {run.folder for run in left} == {detached.folder, waiting.folder, held.folder}
+    assert {run.folder: run.owner_state for run in left}[detached.folder] == "detached"
     assert not dead.folder.exists()
     assert not empty.folder.exists()
-    assert capsys.readouterr().err.count("has ended and its client is gone") == 2
+    assert capsys.readouterr().err.count("has ended and its owner is gone") == 2
 
 
 def test_all_jobs_of_a_batch_system_are_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,13 +160,12 @@ def test_all_jobs_of_a_batch_system_are_one_question(tmp_path: Path, monkeypatch
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for element in ids:
-        make_run(tmp_path, Job(id=element, log="x"), batch="slurm", client=Process.here())
-    seen = asyncio.run(runs.see(tmp_path / ".hpcgpu" / "runs"))
-    assert [list(one.states) for one in seen] == [[element] for element in ids]
+        make_run(tmp_path, Job(id=element, log="x"), batch="slurm", alive=True)
+    assert [[job.id for job in run.jobs.values() if job.status] for run in seen(tmp_path)] == [[i] for i in ids]
     assert (tmp_path / "asked").read_text() == "asked\n"
-    assert runs.find(tmp_path / ".hpcgpu" / "runs", ids[-1]).record.jobs[0].id == ids[-1]
+    assert list(Run.find(tmp_path / ".hpcgpu" / "runs", ids[-1]).jobs) == [ids[-1]]
     with pytest.raises(ConfigError, match=f"{len(ids)} runs have the name '{parent}'"):
-        runs.find(tmp_path / ".hpcgpu" / "runs", parent)
+        Run.find(tmp_path / ".hpcgpu" / "runs", parent)
 
 
 @given(
@@ -177,13 +190,14 @@ def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands(tmp_path: Path, job: Job) -> None:
     assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"
-    run = make_run(tmp_path, job, client=Process.here())
-    record.write(run.folder, replace(run.record, name="a [b] c"))
+    run = make_run(tmp_path, job, alive=True)
+    run.record = replace(run.record, name="a [b] c")
+    run.save()
     header, row = hpcgpu(tmp_path, "ps").stdout.splitlines()
-    assert header.split() == ["name", "shape", "jobs", "state", "workers", "client", "age"]
-    assert [word for word in ("a [b] c", "gang", job.id, "RUNNING", f":{os.getpid()}") if word not in row] == []
+    assert header.split() == ["name", "shape", "jobs", "state", "workers", "owner", "age"]
+    assert [word for word in ("a [b] c", "gang", job.id, "RUNNING", f"{os.getpid()}@") if word not in row] == []
     (described,) = json.loads(hpcgpu(tmp_path, "ps", "--json").stdout)
-    assert (described["name"], described["client"]["pid"], described["workers"]) == ("a [b] c", os.getpid(), None)
+    assert (described["name"], described["owner"]["pid"], described["workers"]) == ("a [b] c", os.getpid(), None)
     assert [(one["id"], one["phase"], one["log"]) for one in described["jobs"]] == [(job.id, "RUNNING", job.log)]
     logged = hpcgpu(tmp_path, "logs", "a [b] c")
     assert logged.stdout in ("first\n", "")  # the job may not have come so far

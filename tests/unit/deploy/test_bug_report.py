@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import socket
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from recordings import records
 from hpcgpu.batch import get
 from hpcgpu.config import document
 from hpcgpu.deploy import bug_report
-from hpcgpu.deploy.jobs import record
-from hpcgpu.deploy.jobs.record import Process, Record
+from hpcgpu.deploy.jobs.run import Run
+from hpcgpu.deploy.jobs.run import home as home_of_runs
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.topo import Selection, plan
 from hpcgpu.errors import ConfigError
@@ -41,23 +41,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     home = tmp_path / "ada-lovelace"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    folder = scheduler_file.make_folder(record.home())
+    folder = scheduler_file.make_folder(home_of_runs())
     nonce = (folder / "nonce").read_text()
     log = tmp_path / "ada-lovelace" / "slurm-12.out"
     log.write_text(LOG.replace("NONCE", nonce).replace("HOME", str(home)))
     settings = Settings(account="proj4711", job_name="mine", env={"API_TOKEN": "t0ps3cret"})
-    record.write(
-        folder,
-        Record(
-            name="mine",
-            batch="slurm",
-            dialect={},
-            document=document.render(RunDocument(settings=settings, shape="gang", folder=str(folder))),
-            client=Process("login17", 4711, 99),
-            created=datetime(2026, 1, 2, tzinfo=UTC),
-            jobs=(Job(id="12", log=str(log)),),
-        ),
-    )
+    mine = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
+    mine.owner = replace(mine.owner, host="login17")
+    mine.add([Job(id="12", log=str(log))], 0.0)
+    mine.save()
     addresses = ["10.9.8.7", "3c:ec:ef:01:02:03", "3b2f9a10-1111-2222-3333-444455556666", "ada@site"]
     secrets = [nonce, "MIGHAgEAMBMG", "PRIVATE KEY", "hf_abcdef", "t0ps3cret"]
     return [str(home), "proj4711", "login17", "gpunode07", *addresses, *secrets]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fleets import cluster_hooks
+from fleets import make_fleet, make_run
 from paths import BATCH
 from recordings import records
 from waiting import when
 
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job_loop import JobLoop
-from hpcgpu.deploy.jobs.job_table import JobTable
 from hpcgpu.deploy.jobs.rows import Jobs
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, Patience
 from hpcgpu.plan.jobs.job import Job
@@ -52,22 +53,30 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
 
 
 def recorded(job_id: str, folder: Path) -> Job:
-    return Job(id=job_id, log=str(folder / "log"), exit_file=str(folder / f"exit-{job_id}"))
+    return Job(id=job_id, role="head", log=str(folder / "log"), exit_file=str(folder / f"exit-{job_id}"))
+
+
+def looked_after(tmp_path: Path, policy: Policy = QUIET, **calls: Any) -> Fleet:
+    """Return the fleet of a run with a head job."""
+    fleet = make_fleet(make_run(tmp_path / "run", Slurm()), policy, **calls)
+    fleet.add_head(recorded(HEAD, tmp_path))
+    return fleet
 
 
 def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     async def body() -> None:
-        written = (recorded(MEMBER, tmp_path),)
-        jobs = JobLoop(Slurm(), QUIET, cluster_hooks(written_down=lambda: (written, ())))
-        jobs.add_head(recorded(HEAD, tmp_path), 2, None)
-        fleet = Fleet(jobs, JobSpec(name="x", argv=("true",)), 1)
-        await fleet.take(1, controls=False)
-        known = await jobs.news()
+        jobs = make_run(tmp_path / "run", Slurm())
+        jobs.add([recorded(HEAD, tmp_path), replace(recorded(MEMBER, tmp_path), role="member")], 0.0)
+        jobs.save()
+        read = Run.open(jobs.folder)
+        read.system = Slurm()
+        fleet = make_fleet(read, QUIET, JobSpec(name="x", argv=("true",)))
+        known = await fleet.news()
         assert known.state is JobState.RUNNING
-        assert [job.state for job in fleet.members] == [JobState.RUNNING]
+        assert [job.state for job in read.members] == [JobState.RUNNING]
         fleet.stop()
         with pytest.raises(JobError, match="has closed"):
-            await jobs.news()
+            await fleet.news()
 
     asyncio.run(body())
     (question,) = questions()
@@ -75,33 +84,17 @@ def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path:
     assert MEMBER in question
 
 
-def test_other_objects_record_keeps_the_head_job(questions: Callable[[], list[str]], tmp_path: Path) -> None:
-    async def body() -> None:
-        jobs = JobLoop(Slurm(), QUIET, cluster_hooks(written_down=lambda: ((), ())))
-        jobs.add_head(recorded(HEAD, tmp_path), 2, None)
-        fleet = Fleet(jobs, JobSpec(name="x", argv=("true",)), 1)
-        await fleet.take(None, controls=True)
-        await fleet.scale(0)
-        assert fleet.target == 0
-        assert fleet.members == ()
-        assert jobs.table.ids == [HEAD]
-        fleet.stop()
-
-    asyncio.run(body())
-
-
 def test_job_is_unknown_without_an_answer(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "down").touch()
 
     async def body() -> None:
-        jobs = JobLoop(Slurm(), QUIET, cluster_hooks(say=said.append))
-        jobs.add_head(recorded(HEAD, tmp_path), 2, None)
+        jobs = looked_after(tmp_path, say=said.append)
         for _ in range(2):
             text = describe(await jobs.news(), date(2026, 11, 23)).text
             assert text == "UNKNOWN (the batch system does not answer)"
         (tmp_path / "down").unlink()
-        assert describe(await jobs.news(), date(2026, 11, 23)).text == "STARTING 0/2"
+        assert describe(await jobs.news(), date(2026, 11, 23)).text == "STARTING 0/1"
         jobs.stop()
 
     asyncio.run(body())
@@ -112,9 +105,8 @@ def test_job_is_unknown_without_an_answer(questions: Callable[[], list[str]], tm
 def test_job_with_an_exit_code_is_polled(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     async def body() -> None:
         policy = Policy(patience=Patience(ask_s=3600, news_s=0.05))
-        jobs = JobLoop(Slurm(), policy, cluster_hooks())
+        jobs = looked_after(tmp_path, policy)
         head = recorded(HEAD, tmp_path)
-        jobs.add_head(head, 1, None)
         await when(lambda: len(questions()) == 2)  # a moment after its submission, and once more since it runs
         await jobs.news()
         asked = len(questions())  # from here on once an hour
@@ -126,15 +118,15 @@ def test_job_with_an_exit_code_is_polled(questions: Callable[[], list[str]], tmp
     asyncio.run(body())
 
 
-def test_table_keeps_the_last_five_jobs_that_ended_unasked() -> None:
-    table = JobTable(expected=1)
-    table.add([Job(id=str(i)) for i in range(9)], 0.0)
-    table.cancelled(["7"], 1.0)
-    table.retired("8", 1.0)
-    for job_id in table.ids:
-        table.ended(job_id, f"exit code {job_id}", datetime(2026, 11, 21, 14, 5, tzinfo=UTC))
-    assert [(job.id, job.why) for job in table.gone] == [(i, f"exit code {i}") for i in "65432"]
-    assert table.ids == []
+def test_run_keeps_the_last_five_jobs_that_ended_unasked(tmp_path: Path) -> None:
+    jobs = make_run(tmp_path / "run", Slurm())
+    jobs.add([Job(id=str(i)) for i in range(9)], 0.0)
+    jobs.cancelled(["7"], 1.0)
+    jobs.retired("8", 1.0)
+    for job_id in tuple(jobs.jobs):
+        jobs.ended(job_id, f"exit code {job_id}", datetime(2026, 11, 21, 14, 5, tzinfo=UTC))
+    assert [(job.id, job.why) for job in jobs.gone] == [(i, f"exit code {i}") for i in "65432"]
+    assert jobs.jobs == {}
 
 
 @pytest.mark.parametrize("notebook", [False, True])

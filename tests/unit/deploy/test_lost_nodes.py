@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from fleets import cluster_hooks
+from fleets import make_fleet, make_run
 from paths import BATCH
 from recordings import records
 from waiting import until
@@ -16,10 +16,9 @@ from waiting import until
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.batch_client import on_lost_nodes
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job_loop import JobLoop
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job import HEAD, Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 
@@ -55,16 +54,16 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
     return to
 
 
-def led_by(job_id: str) -> JobLoop:
-    """Return what looks after a cluster of this job alone."""
-    jobs = JobLoop(Slurm(), Policy(), cluster_hooks())
-    jobs.add_head(Job(id=job_id, log="no.log"), 1, None)
-    return jobs
+def led_by(job_id: str, folder: Path) -> Fleet:
+    """Return the fleet of a run of this job alone."""
+    fleet = make_fleet(make_run(folder / "run", Slurm()), Policy())
+    fleet.add_head(Job(id=job_id, role=HEAD, log="no.log"))
+    return fleet
 
 
-def test_head_job_shows_its_lost_node(turn: Turn) -> None:
+def test_head_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> None:
     async def look() -> None:
-        jobs = led_by(AGAIN)
+        jobs = led_by(AGAIN, tmp_path)
         for moment, text in SHOWN.items():
             turn(moment)
             assert describe(await jobs.news(), date(2026, 11, 23)).text == text
@@ -82,12 +81,12 @@ def test_lost_node_of_a_job_that_keeps_the_others_is_named(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize(("job_id", "code"), [(ONE, ""), (TWO, ", exit code 143")])
-def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: str) -> None:
+def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: str, tmp_path: Path) -> None:
     """Of two nodes, too, of which squeue does not say which one was lost."""
     turn(DOWN)
 
     async def look() -> None:
-        jobs = led_by(job_id)
+        jobs = led_by(job_id, tmp_path)
         try:
             await jobs.news()
         finally:
@@ -99,19 +98,18 @@ def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: 
     assert str(caught.value).startswith(ended)
 
 
-def test_member_job_shows_its_lost_node(turn: Turn) -> None:
+def test_member_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> None:
     seen: list[str] = []
 
     async def run() -> None:
         def look() -> None:
-            seen.extend(describe(member, date(2026, 11, 23)).text for member in fleet.members)
+            seen.extend(describe(member, date(2026, 11, 23)).text for member in owned.members)
 
-        recorded = (Job(id=AGAIN, log=""),)
+        owned = make_run(tmp_path / "run", Slurm())
+        owned.add([Job(id=AGAIN)], 0.0)
+        owned.target = 1
         policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
-        spec = JobSpec(name="x", argv=("true",))
-        hooks = cluster_hooks(written_down=lambda: (recorded, ()), changed=look)
-        fleet = Fleet(JobLoop(Slurm(), policy, hooks), spec, 1)
-        await fleet.take(1, controls=False)
+        fleet = make_fleet(owned, policy, JobSpec(name="x", argv=("true",)), changed=look)
         for moment, text in SHOWN.items():
             turn(moment)
             await asyncio.to_thread(until, lambda text=text: text in seen, text)

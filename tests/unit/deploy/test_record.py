@@ -1,4 +1,4 @@
-"""What is written down of a run, and how a run is found again."""
+"""The record and the owner of a run, and how a run is read again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.config import document
-from hpcgpu.deploy.jobs import record, rows, runs
-from hpcgpu.deploy.jobs.record import Process, Record
+from hpcgpu.deploy.jobs import rows, runs
+from hpcgpu.deploy.jobs import run as run_files
+from hpcgpu.deploy.jobs.run import Owner, Record, Run
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.errors import ConfigError, ParseError
+from hpcgpu.errors import ConfigError, JobError, ParseError
+from hpcgpu.host import private
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.plan.jobs.job import Job
 
@@ -29,7 +31,6 @@ FACTS = Record(
     batch="slurm",
     dialect={"gpus": "gres"},
     document=document.render(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
-    client=Process("login1", 4711, 99),
     created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     jobs=(Job(id="12", log="/home/me/slurm-12.out"),),
 )
@@ -43,7 +44,7 @@ facts = st.builds(
     batch=st.just("pbs"),
     dialect=st.dictionaries(texts, st.one_of(texts, st.booleans(), st.lists(texts).map(tuple))),
     document=texts,
-    client=st.builds(Process, texts, st.integers(1, 2**22), st.integers(0, 2**40)),
+    target=st.integers(0, 10**6),
     created=st.datetimes(timezones=st.just(UTC)),
     jobs=st.lists(jobs, max_size=3).map(tuple),
     gone=st.lists(gone, max_size=3).map(tuple),
@@ -51,17 +52,63 @@ facts = st.builds(
 )
 
 
-@given(facts)
-def test_record_is_read_as_written(tmp_path_factory: pytest.TempPathFactory, written: Record) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    record.write(folder, written)
-    assert record.read(folder) == written
+OWNER = Owner("login1", 4711, 99, "ada", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "0a1b")
+DOCUMENT = RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")
 
 
-def folder_of(home: Path, written: Record) -> Path:
+def folder_of(home: Path, record: Record = FACTS) -> Path:
+    """Write a record, and an owner that is another object, as :meth:`Run.save` does."""
     folder = scheduler_file.make_folder(home)
-    record.write(folder, written)
+    private.write(folder / "owner", run_files._render(OWNER))
+    private.write(folder / "record", run_files._render(record))
     return folder
+
+
+@given(facts)
+def test_record_is_read_as_written(tmp_path_factory: pytest.TempPathFactory, record: Record) -> None:
+    path = tmp_path_factory.mktemp("run") / "record"
+    private.write(path, run_files._render(record))
+    assert run_files._read(path, Record) == record
+
+
+def test_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    folder = scheduler_file.make_folder(tmp_path)
+    begun = Run.begin(replace(DOCUMENT, folder=str(folder)), "slurm", None)
+    begun.add([Job(id="12", role="head", log="a"), Job(id="13", log="b"), Job(id="14")], 1.0)
+    begun.ended("14", "exit code 1", run_files.now())
+    begun.target, begun.submitting = 3, False
+    begun.save()
+    read = Run.open(folder)
+    assert [(job.id, job.role, job.log, job.nodes, job.expected) for job in read.jobs.values()] == [
+        ("12", "head", "a", 2, 8),
+        ("13", "member", "b", 1, 4),
+    ]
+    assert [(job.id, job.why) for job in read.gone] == [("14", "exit code 1")]
+    assert (read.target, read.submitting, read.owner, read.is_mine) == (3, False, begun.owner, False)
+    assert read.owner.pid == os.getpid()
+    with pytest.raises(JobError, match=r"this object cannot change the cluster: .* owns it. To take it over: attach"):
+        read.save()
+
+
+def test_run_that_is_taken_over_is_saved_by_its_new_owner_alone(tmp_path: Path) -> None:
+    folder = scheduler_file.make_folder(tmp_path)
+    first = Run.begin(replace(DOCUMENT, folder=str(folder)), "slurm", None)
+    first.add([Job(id="12", role="head")], 1.0)
+    first.target = 2
+    first.save()
+    second = Run.open(folder)
+    second.take_over()
+    try:
+        assert (second.is_mine, second.target, list(second.jobs)) == (True, 2, ["12"])
+        second.add([Job(id="13")], 1.0)
+        second.save()
+        with pytest.raises(JobError, match="this object cannot change the cluster"):
+            first.save()
+        assert first.is_taken_over
+        first.reload()
+        assert list(first.jobs) == ["12", "13"]
+    finally:
+        second.end_guard()
 
 
 def test_record_is_private_and_comes_back(tmp_path: Path) -> None:
@@ -71,21 +118,21 @@ def test_record_is_private_and_comes_back(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, written)
     assert (folder / "record").stat().st_mode & 0o777 == 0o600
     assert (folder / "nonce").read_text() not in (folder / "record").read_text()
-    read = record.read(folder)
-    assert read == written
-    assert read.run.settings == SETTINGS
-    assert "gres" in repr(record.read(folder_of(tmp_path, FACTS)).system)
+    read = Run.open(folder)
+    assert read.record == written
+    assert read.document.settings == SETTINGS
+    assert "gres" in repr(Run.open(folder_of(tmp_path)).system)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", json.dumps({"name": "x", "batch": "slurm"})])
 def test_what_is_no_record_is_said_and_skipped(tmp_path: Path, text: str) -> None:
-    good, bad = folder_of(tmp_path, FACTS), folder_of(tmp_path, FACTS)
+    good, bad = folder_of(tmp_path), folder_of(tmp_path)
     (bad / "record").write_text(text)
     (tmp_path / "local").mkdir()  # a local cluster's folder has none
     with pytest.raises(ParseError, match="no record of a run"):
-        record.read(bad)
+        Run.open(bad)
     said: list[str] = []
-    assert [run.folder for run in record.runs(tmp_path, said.append)] == [good]
+    assert [run.folder for run in Run.all(tmp_path, said.append)] == [good]
     assert len(said) == 1
     assert str(bad) in said[0]
 
@@ -95,7 +142,7 @@ def test_what_is_no_record_is_said_and_skipped(tmp_path: Path, text: str) -> Non
     [
         ({"jobs": [{"log": "x"}]}, "$.jobs[0]"),
         ({"jobs": [{"id": 12, "log": "x"}]}, "$.jobs[0].id"),
-        ({"client": {"host": "login1", "pid": "4711", "start_time": 99}}, "$.client.pid"),
+        ({"target": "3"}, "$.target"),
         ({"created": "yesterday"}, "$.created"),
         ({"submitting": None}, "$.submitting"),
         ({"tomorrow": 1}, "$.tomorrow"),
@@ -103,11 +150,11 @@ def test_what_is_no_record_is_said_and_skipped(tmp_path: Path, text: str) -> Non
     ],
 )
 def test_the_error_names_the_path_of_what_is_wrong(tmp_path: Path, changes: dict[str, object], path: str) -> None:
-    folder = folder_of(tmp_path, FACTS)
+    folder = folder_of(tmp_path)
     text = json.dumps(json.loads((folder / "record").read_text()) | changes)
     (folder / "record").write_text(text)
     with pytest.raises(ParseError, match=re.escape(f"at `{path}`")) as caught:
-        record.read(folder)
+        Run.open(folder)
     assert caught.value.evidence == text
     assert (folder / "record").read_text() == text
 
@@ -115,9 +162,9 @@ def test_the_error_names_the_path_of_what_is_wrong(tmp_path: Path, changes: dict
 def test_a_run_of_another_version_is_said_and_skipped(tmp_path: Path) -> None:
     other = json.loads(FACTS.document) | {"version": 1}
     folder = folder_of(tmp_path, replace(FACTS, document=json.dumps(other)))
-    ours = folder_of(tmp_path, FACTS)
+    ours = folder_of(tmp_path)
     said: list[str] = []
-    assert [run.folder for run in record.runs(tmp_path, said.append)] == [ours]
+    assert [run.folder for run in Run.all(tmp_path, said.append)] == [ours]
     (line,) = said
     assert line.startswith(f"{folder}: run document of version 1, but this hpcgpu reads version")
 
@@ -127,9 +174,10 @@ def test_the_document_of_a_run_is_parsed_once(tmp_path: Path, monkeypatch: pytes
     parsed: list[str] = []
     read = document.read
     monkeypatch.setattr(document, "read", lambda text: parsed.append(text) or read(text))
-    (seen,) = asyncio.run(runs.look_at(record.runs(tmp_path, pytest.fail)))
+    (seen,) = Run.all(tmp_path, pytest.fail)
+    asyncio.run(runs.refresh([seen]))
     assert rows.jobs_of(seen) == ()
-    assert seen.run.document.settings == SETTINGS
+    assert seen.document.settings == SETTINGS
     assert parsed == [FACTS.document]
 
 
@@ -139,32 +187,32 @@ def test_find_run_by_name_folder_and_job_id(tmp_path: Path, job_id: str) -> None
     written = replace(FACTS, jobs=(Job(id=job_id),))
     folder = folder_of(tmp_path, written)
     for name in ("mine", folder.name, job_id, job_id.partition(".")[0].partition("_")[0]):
-        assert runs.find(tmp_path, name) == record.Run(folder, written)
+        assert Run.find(tmp_path, name).folder == folder
 
 
 def test_ambiguous_or_unknown_run_name_lists_the_runs(tmp_path: Path) -> None:
-    assert record.runs(tmp_path / "none", pytest.fail) == ()
+    assert Run.all(tmp_path / "none", pytest.fail) == ()
     with pytest.raises(ConfigError, match=r"there is no run 'mine'; there are: none \(searched in"):
-        runs.find(tmp_path, "mine")
-    folder_of(tmp_path, FACTS)
+        Run.find(tmp_path, "mine")
+    folder_of(tmp_path)
     later = FACTS.created + timedelta(hours=1)
     folder_of(tmp_path, replace(FACTS, created=later, jobs=(Job(id="13", log="x"),)))
     with pytest.raises(ConfigError, match=r"2 runs have the name 'mine'.*mine \(job 12, .*mine \(job 13"):
-        runs.find(tmp_path, "mine")
+        Run.find(tmp_path, "mine")
     with pytest.raises(ConfigError, match=r"there is no run 'other'; there are: mine \(job 12"):
-        runs.find(tmp_path, "other")
-    assert runs.find(tmp_path, "13").record.jobs[0].id == "13"
+        Run.find(tmp_path, "other")
+    assert list(Run.find(tmp_path, "13").jobs) == ["13"]
 
 
 def test_sweep_removes_old_runs_without_a_record(tmp_path: Path) -> None:
     written, unwritten, young = (
-        folder_of(tmp_path, FACTS),
+        folder_of(tmp_path),
         scheduler_file.make_folder(tmp_path),
         scheduler_file.make_folder(tmp_path),
     )
     for folder in (written, unwritten):
         for path in (*folder.iterdir(), folder):
             os.utime(path, (0, 0))
-    record.sweep(tmp_path)
+    run_files.sweep(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([written, young])
-    record.sweep(tmp_path / "not there")
+    run_files.sweep(tmp_path / "not there")

@@ -18,28 +18,27 @@ import pytest
 from comms import Comm
 from distributed.comm import CommClosedError
 from distributed.core import Status
-from fleets import cluster_hooks
+from fleets import make_fleet, make_run, make_view
 from local_system import Local
 from waiting import LIMIT_S, aside, failures, run, until, when
 
-from hpcgpu.config import document
-from hpcgpu.deploy.cluster.run import SchedulerView
-from hpcgpu.deploy.cluster.scaler import HeartbeatMonitor, JobAdaptive, Scaler
+from hpcgpu.deploy.cluster.scaler import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
-from hpcgpu.deploy.jobs import guard, record
-from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job_loop import JobLoop
-from hpcgpu.deploy.jobs.record import Process, Record
+from hpcgpu.deploy.jobs import guard
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
-from hpcgpu.deploy.processes.clients import ControllerElection, LeaseServer
+from hpcgpu.deploy.processes.clients import LeaseServer
 from hpcgpu.deploy.processes.control import Child
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.scheduler import LeaderConnections
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
-from hpcgpu.errors import JobError, SpillError
+from hpcgpu.errors import SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.reconcile import Policy
+
+GONE = "99999999.1"  # no process has this pid
 
 
 class Flaky:
@@ -62,29 +61,33 @@ class Flaky:
 # --- the jobs of an elastic cluster
 
 
-@pytest.mark.parametrize("part", ["write_down", "present"])
-def test_job_loop_goes_on_after_an_error(part: str, log: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("part", ["save", "workers"])
+def test_job_loop_goes_on_after_an_error(
+    part: str, log: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its home is full; or what is known of the workers cannot be read."""
     flaky = Flaky(OSError(errno.ENOSPC, "No space left on device"), answer={})
     troubles: list[str] = []
 
     async def body() -> None:
-        fleet = Fleet(
-            JobLoop(
-                Local(),
-                Policy(patience=Patience(ask_s=0.01)),
-                cluster_hooks(**{part: flaky}, changed=lambda: troubles.append(fleet.trouble)),
-            ),
+        owned = make_run(tmp_path / "run", Local())
+        owned.add([Job(id=GONE)], 0.0)
+        if part == "save":
+            monkeypatch.setattr(owned, "save", flaky)
+        calls = {"workers": flaky} if part == "workers" else {}
+        fleet = make_fleet(
+            owned,
+            Policy(patience=Patience(ask_s=0.01)),
             JobSpec(name="x", argv=("true",)),
-            1,
+            changed=lambda: troubles.append(fleet.trouble),
+            **calls,
         )
-        await fleet.take(0, controls=True)
         await when(lambda: troubles and troubles[-1])
         assert "No space left on device" in fleet.trouble
-        calls, flaky.left = flaky.calls, 0
-        fleet.workers_changed()
-        await when(lambda: not fleet.members and not fleet.trouble)
-        assert flaky.calls > calls
+        count, flaky.left = flaky.calls, 0
+        fleet.alarm.ring()
+        await when(lambda: not owned.members and not fleet.trouble)
+        assert flaky.calls > count
         fleet.stop()
 
     run(body)
@@ -95,8 +98,8 @@ def test_job_loop_goes_on_after_an_error(part: str, log: pytest.LogCaptureFixtur
 
 def test_a_submission_that_cannot_be_written_down_is_none() -> None:
     async def body() -> None:
-        full = cluster_hooks(write_down=Flaky(OSError(errno.ENOSPC, "full"), times=1))
-        submissions = Submitter(Local(), JobSpec(name="x", argv=("true",)), full.say, Patience(), write=full.write)
+        full = Flaky(OSError(errno.ENOSPC, "full"), times=1)
+        submissions = Submitter(Local(), JobSpec(name="x", argv=("true",)), print, Patience(), write=full.later)
         with pytest.raises(OSError, match="full"):
             async for _ in submissions.submit(1, ()):
                 pass
@@ -106,11 +109,13 @@ def test_a_submission_that_cannot_be_written_down_is_none() -> None:
 
 
 @pytest.mark.parametrize(("error", "tracebacks"), [(CommClosedError("gone"), 0), (ValueError("no such worker"), 1)])
-def test_an_errand_that_fails_is_said(error: Exception, tracebacks: int, log: pytest.LogCaptureFixture) -> None:
+def test_an_errand_that_fails_is_said(
+    error: Exception, tracebacks: int, log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     said: list[str] = []
 
     async def body() -> None:
-        fleet = Fleet(JobLoop(Local(), Policy(), cluster_hooks(say=said.append)), JobSpec(name="x", argv=("true",)), 1)
+        fleet = make_fleet(make_run(tmp_path / "run", Local()), Policy(), say=said.append)
         fleet._send(Flaky(error).later, ["tls://10.0.0.1:1"])
         await when(lambda: said)
 
@@ -120,132 +125,15 @@ def test_an_errand_that_fails_is_said(error: Exception, tracebacks: int, log: py
     assert len(failures(log)) == tracebacks
 
 
-# --- which object controls
-
-
-class SchedulerOf:
-    """Hands out these connections, one after another."""
-
-    def __init__(self, *comms: Comm) -> None:
-        self.comms = list(comms)
-
-    async def live_comm(self) -> Comm:
-        return self.comms.pop(0)
-
-
-class FleetOf:
-    controls, target, error, trouble = False, 0, None, ""
-
-    async def take(self, target: int | None, *, controls: bool) -> None:
-        self.controls, self.target = controls, target or 0
-
-    async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        self.target = jobs
-
-    def workers_changed(self) -> None:
-        """Do nothing."""
-
-    stop = workers_changed
-
-
-def scaler_of(fleet: FleetOf, scheduler: SchedulerOf, changed: Callable[[], Any] = lambda: None) -> Scaler:
-    nothing: Any = lambda *_: None  # noqa: E731
-    view = SchedulerView(
-        scheduler=lambda: scheduler, workers=dict, searching=nothing, changed=changed, say=nothing, end=nothing
-    )
-    return Scaler(fleet, view)  # type: ignore[arg-type]
-
-
-def test_scaler_reconnects_after_a_bad_message(log: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        bad = [Comm({"op": "control", "wanted": 3}, {"status": "error"}) for _ in range(3)]
-        fleet, changes = FleetOf(), list[object]()
-        scheduler = SchedulerOf(*bad, Comm({"op": "control", "wanted": 4}))
-        steering = scaler_of(fleet, scheduler, lambda: changes.append(steering.given_up))
-        await when(lambda: changes and changes[-1])
-        assert isinstance(changes[-1], JobError)
-        assert "which object controls this cluster's jobs has failed 3 times in a row: KeyError: 'op'" in str(
-            changes[-1]
-        )
-        assert not fleet.controls
-        assert all(comm.aborted.is_set() for comm in bad)
-        with pytest.raises(JobError, match="has failed 3 times"):
-            await steering.scale(1)
-        await when(lambda: fleet.controls)
-        await steering.started()
-        assert steering.given_up is None
-        assert fleet.target == 4
-        steering.stop()
-
-    run(body)
-    assert len(failures(log)) == 1
-
-
-def test_an_answer_that_cannot_be_given_ends_the_connection(log: pytest.LogCaptureFixture) -> None:
-    """The scheduler then tells the one who asked."""
-
-    async def body() -> None:
-        messages = {"op": "control", "wanted": 3}, {"op": "scale", "number": 1, "jobs": 2, "adapting": False}
-        comm, next_ = Comm(*messages, unwritable=TypeError("cannot be packed")), Comm()
-        scheduler = SchedulerOf(comm, next_)
-        steering = scaler_of(FleetOf(), scheduler)
-        await comm.aborted.wait()
-        await when(lambda: next_.written)
-        steering.stop()
-
-    run(body)
-    (said,) = failures(log)
-    assert said == "the answer to the object that scales this cluster failed: TypeError: cannot be packed"
-
-
-def test_an_object_whose_words_are_not_understood_steers_no_more() -> None:
-    async def body() -> None:
-        election = ControllerElection()
-        bad, good = Comm({"op": "scaled", "number": 99, "error": b""}), Comm()
-        with pytest.raises(KeyError):
-            await election.serve(bad)
-        serving = asyncio.create_task(election.serve(good))
-        await when(lambda: good.written)
-        assert good.written == [{"op": "control", "wanted": None}]
-        asking = asyncio.create_task(election.scale(2, False))
-        await when(lambda: len(good.written) == 2)
-        good.abort()
-        with pytest.raises(JobError, match="no process controls this cluster's jobs"):
-            await asking
-        await serving
-        with pytest.raises(JobError, match="no process controls this cluster's jobs"):
-            await election.scale(2, False)
-
-    run(body)
-
-
-def test_what_is_asked_of_one_that_ends_is_asked_of_the_next() -> None:
-    async def body() -> None:
-        election = ControllerElection()
-        first, second = Comm(), Comm()
-        serving = [asyncio.create_task(election.serve(comm)) for comm in (first, second)]
-        await when(lambda: second.written)
-        asking = asyncio.create_task(election.scale(6, False))
-        await when(lambda: len(first.written) == 2)
-        first.abort()
-        await when(lambda: len(second.written) == 3)
-        assert [message["op"] for message in second.written] == ["observe", "control", "scale"]
-        second.say({"op": "scaled", "number": second.written[-1]["number"], "error": b""})
-        await asking
-        second.abort()
-        await asyncio.gather(*serving)
-
-    run(body)
-
-
 def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
         changed = asyncio.Event()
-        monitor = HeartbeatMonitor(lambda: scheduler, changed.set, every_s=0.01)
+        view = make_view(scheduler=lambda: scheduler)
+        view.watch_heartbeats(changed.set, every_s=0.01)
         await changed.wait()
-        assert monitor.silent == {"a"}
-        monitor.stop()
+        assert view.silent == {"a"}
+        view.stop()
 
     run(body)
     (said,) = failures(log)
@@ -492,15 +380,13 @@ def test_a_guard_goes_on_until_the_run_is_ended(tmp_path: Path, log: pytest.LogC
     folder = tmp_path / "run"
     folder.mkdir(0o700)
     (folder / "record").mkdir()
-    text = document.render(RunDocument(settings=Settings(client_grace_s=0.1), shape="gang", folder=str(folder)))
-    written = Record(
-        **{"name": "x", "batch": "slurm", "dialect": {}, "document": text, "shape": "gang"},
-        **{"client": Process.here(), "created": record.now()},
-    )
-    guarding = aside(lambda: asyncio.run(guard._abandon(folder)))
+    settings = Settings(client_grace_s=0.1)
+    left = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
+    left.submitting = False
+    guarding = aside(lambda: asyncio.run(guard._abandon(folder, left.owner.token)))
     until(lambda: failures(log), "a failure is said", while_=guarding)
     (folder / "record").rmdir()
-    record.write(folder, written)
+    left.save()
     guarding.result(LIMIT_S)
     assert not folder.exists()
     assert failures(log)[0].startswith(f"the end of the run in {folder} failed, and goes on in")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgpu.plan.jobs.worker_names import MemberName, count_by_job, member_worker_name, read_member_name
+from hpcgpu.plan.jobs.worker_names import count_by_job, member_worker_name, read_member_name
 
 NUMBERS = st.integers(0, 10**7)
 SERVERS = st.from_regex(r"[a-z0-9]([a-z0-9_.-]{0,20}[a-z0-9])?", fullmatch=True)
@@ -19,7 +19,7 @@ PBS_IDS = st.one_of(
 @given(st.one_of(SLURM_IDS, PBS_IDS), st.integers(0, 99), st.integers(0, 999))
 def test_a_name_says_what_it_was_made_of(job_id: str, restart_count: int, index: int) -> None:
     name = member_worker_name(job_id, restart_count, index)
-    assert read_member_name(name) == MemberName(job_id, restart_count, index)
+    assert read_member_name(name) == (job_id, restart_count, index)
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,13 @@ def test_a_name_says_what_it_was_made_of(job_id: str, restart_count: int, index:
 )
 def test_read_member_name(name: str, job_id: str | None) -> None:
     member = read_member_name(name)
-    assert (member.job_id if member else None) == job_id
+    assert (member[0] if member else None) == job_id
 
 
 @given(st.text(max_size=20))
 def test_read_member_name_of_any_text(text: str) -> None:
     member = read_member_name(text)
-    assert (
-        not member or read_member_name(member_worker_name(member.job_id, member.restart_count, member.index)) == member
-    )
+    assert not member or read_member_name(member_worker_name(*member)) == member
 
 
 def test_count_by_job() -> None:
