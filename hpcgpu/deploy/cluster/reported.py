@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from distributed.core import Status
+from distributed.deploy.cluster import Cluster
 
 from hpcgpu.deploy import workers
-from hpcgpu.deploy.cluster.parts import ComposedCluster
+from hpcgpu.deploy.cluster.parts import Parts
 from hpcgpu.report.summary import Summary
 
 
-class ReportedCluster(ComposedCluster):
+class ReportedCluster(Cluster):
     """distributed's interface to a cluster, with what people ask about GPUs."""
+
+    parts: Parts  # for the classes of hpcgpu; attributes for people have a name of their own
+    scheduler_comm: Any  # distributed's, as scheduler_info
+    scheduler_info: Any
 
     def bindings(self) -> Any:  # a coroutine of an asynchronous cluster
         """Return what each worker is tied to, planned and actual: read back from the kernel, for all threads.
@@ -23,7 +28,7 @@ class ReportedCluster(ComposedCluster):
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """
-        self.parts.state.must_run()
+        self.parts.must_run()
         return self.sync(workers.read_bindings, self.scheduler_comm)
 
     def memory(self) -> Any:
@@ -35,7 +40,7 @@ class ReportedCluster(ComposedCluster):
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """
-        self.parts.state.must_run()
+        self.parts.must_run()
         return self.sync(workers.read_memory, self.scheduler_comm)
 
     def trim_memory(self) -> Any:
@@ -47,7 +52,7 @@ class ReportedCluster(ComposedCluster):
             Bytes given back, by worker; an awaitable of it where the cluster is asynchronous.
 
         """
-        self.parts.state.must_run()
+        self.parts.must_run()
         return self.sync(self._trim)
 
     async def _trim(self) -> Any:
@@ -72,7 +77,7 @@ class ReportedCluster(ComposedCluster):
 
         """
         asks = self.asynchronous or self._scheduler_answers
-        return self.sync(self._summary) if asks else self.parts.summary.get()
+        return self.sync(self._summary) if asks else self.parts.answers.summary()
 
     @property
     def _scheduler_answers(self) -> bool:
@@ -80,5 +85,5 @@ class ReportedCluster(ComposedCluster):
 
     async def _summary(self) -> Summary:
         if self._scheduler_answers:
-            await self.parts.summary.ask(self.scheduler_comm)
-        return self.parts.summary.get()
+            await self.parts.answers.ask_summary(self.scheduler_comm)
+        return self.parts.answers.summary()
