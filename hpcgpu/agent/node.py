@@ -52,7 +52,6 @@ def plan(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
 ) -> NodePlan:
     """Return the workers of the leader ``rank``; raise LaunchError if GPUs of ``gpus_per_node`` are missing."""
-    from hpcgpu.deploy import sites
     from hpcgpu.deploy.processes.node import Machine, folder_notes, host_share, plan_node
     from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
     from hpcgpu.plan.binding.workers import node_warnings
@@ -76,7 +75,6 @@ def plan(
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, workers)
     if home is here[0]:
-        notes += sites.disagreements(settings, topology)
         notes += folder_notes(settings, sum(n.worker_count for n in here))
     log.say_of(host, notes)
     return NodePlan(workers, notes)

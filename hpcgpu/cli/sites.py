@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hpcgpu.cli.command import Group, debug_option, json_option
 from hpcgpu.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpcgpu.model import Site
-    from hpcgpu.model.site import Path
-    from hpcgpu.model.site_facts import Tags
 
 
 @click.group(
@@ -75,11 +68,17 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @debug_option
 def show(name: str, as_json: bool) -> None:
-    """Print the facts of machine NAME (or of a file), each with its source, its file and its line."""
+    """Print the file of machine NAME (or a file) with the numbers of its lines, which messages name."""
     from hpcgpu.deploy import sites
+    from hpcgpu.host.sites import find_site
 
-    machine = sites.read(name)
-    click.echo(json.dumps(sites.described(machine), indent=2) if as_json else "\n".join(_lines(machine)))
+    machine, file = sites.read(name), find_site(name)
+    if as_json:
+        click.echo(json.dumps(sites.described(machine), indent=2))
+        return
+    click.echo(f"{file.name}:")
+    for number, line in enumerate(file.text.splitlines(), 1):
+        click.echo(f"{number:4}  {line}".rstrip())
 
 
 @site.command(
@@ -91,9 +90,12 @@ def show(name: str, as_json: bool) -> None:
 @debug_option
 def check(file: str, as_json: bool) -> None:
     """Check site file FILE: wrong keys, wrong values and rules that contradict each other, each with its line."""
+    from hpcgpu.config.sites.contradictions import contradictions
     from hpcgpu.deploy import sites
 
     machine = sites.read(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
+    if wrong := tuple(contradictions(machine)):
+        raise ConfigError("\n".join(wrong))
     without = [where for where, tags in machine.blocks() if not tags]
     if as_json:
         facts = {"name": machine.name, "batch": machine.batch, "queues": [queue.name for queue in machine.queues]}
@@ -116,41 +118,3 @@ def new(name: str, batch: str | None) -> None:
     from hpcgpu.deploy import sites
 
     click.echo(sites.draft(name, batch, os.environ), nl=False)
-
-
-def _lines(machine: Site) -> Iterator[str]:
-    from hpcgpu.config.sites.read import as_plain
-
-    def block(title: str, value: Any, *path: str | int) -> Iterator[str]:
-        plain = {key: item for key, item in as_plain(value).items() if key != "source"}
-        return _block(machine, title, plain, value.source, path) if plain else iter(())
-
-    yield f"{machine.name}: {machine.title or machine.name} ({machine.batch})"
-    for name in ("match", "account", "network", "launcher", "scratch", "modules", "login", "dashboard", "charge"):
-        yield from block(name, getattr(machine, name), name)
-    for name, plain in (("dialect", machine.spoken), ("defaults", machine.settings)):
-        if plain:
-            yield from _block(machine, name, plain, getattr(machine, name).get("source", ()), (name,))
-    for name in ("rules", "queues", "notes"):
-        for i, value in enumerate(getattr(machine, name)):
-            yield from block(name.removesuffix("s"), value, name, i)
-    for name, node in machine.nodes.items():
-        yield from block(f"node {name}", node, "nodes", name)
-
-
-def _block(machine: Site, title: str, plain: dict[str, Any], tags: Tags, path: Path) -> Iterator[str]:
-    line = machine.at(*path)
-    yield f"{title}:    {line}"
-    for key, value in plain.items():
-        key_line = machine.at(*path, key)
-        yield f"  {key}: {_text(value)}{f'    {key_line}' if key_line != line else ''}"
-    if tags:
-        yield f"  from: {machine.cited(tags)}"
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_text, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -56,13 +56,13 @@ def read(
 
     ``options`` are by the users' names; ``options_from`` names their place in messages: ``"option --{flag}"``.
     ``batch`` is the system to which a job is submitted, "" for the site's, with dask-jobqueue's section for it.
-    ``live``: the batch system's present queues and nodes count, and differences from the site's file are logged.
+    ``live``: the batch system's present queues and nodes count in place of the site file's.
     """
     section = dask_section()
     name = chosen_site(options, dask_config=section, environ=os.environ)
-    site = in_file = sites.read(name) if name not in (None, sites.NONE) else None
+    site = sites.read(name) if name not in (None, sites.NONE) else None
     if site and live:
-        site, differing = sites.as_it_is(site, os.environ)
+        site = sites.as_it_is(site, os.environ)
     if name is None and batch is not None:
         sites.say_hint(os.environ)
     system = batch or (site.batch if site and batch is not None else "")
@@ -76,8 +76,6 @@ def read(
         asks=batch is not None,
         dask_places=_dask_places(section),
     )
-    if in_file and live and differing:
-        sites.say_differences(differing, settings, in_file)
     check_entry_point(entry_point, settings, options, in_job=read_allocation(os.environ).batch != "local")
     _check_ucx(settings)
     # a script for GPUs runs on simulated ones unchanged

@@ -17,8 +17,7 @@ from hpcgpu.host.private import user_folder
 from hpcgpu.host.sites import find_site, site_files
 
 if TYPE_CHECKING:
-    from hpcgpu.config.sites.live import Difference
-    from hpcgpu.model import Settings, Site, Topology
+    from hpcgpu.model import Site
 
 NONE = "none"  # site="none": no site, and no hint of one
 _NAMED_BY = ("NERSC_HOST", "SYSTEMNAME", "LMOD_SYSTEM_NAME")  # variables that name the machine at several centres
@@ -53,7 +52,7 @@ def described(site: Site) -> dict[str, Any]:
 
 def say_hint(environ: Mapping[str, str]) -> None:
     """Log which known machine this looks like, once for each machine and user; it changes no setting."""
-    from hpcgpu.config.sites.match import hint, looks_like
+    from hpcgpu.config.sites.machine import hint, looks_like
 
     texts = {}
     for name, path in site_files().items():
@@ -79,46 +78,23 @@ def _is_first(name: str) -> bool:
     return True
 
 
-def as_it_is(site: Site, environ: Mapping[str, str]) -> tuple[Site, tuple[Difference, ...]]:
-    """Return a site with its batch system's present queues and nodes, and the differences from its file."""
+def as_it_is(site: Site, environ: Mapping[str, str]) -> Site:
+    """Return a site with its batch system's present queues and nodes."""
     # The batch system is not asked if this is another machine than the file's, or has no such batch system.
     from concurrent.futures import ThreadPoolExecutor  # all are imported here: each rank of a run imports this module
 
     from hpcgpu.batch import inventory
-    from hpcgpu.config.sites.live import apply_live_facts
-    from hpcgpu.config.sites.match import is_here
+    from hpcgpu.config.sites.machine import apply_live_facts, is_here
     from hpcgpu.host.run import run_sync
     from hpcgpu.model import Result
 
     if not shutil.which(_PROGRAMS[site.batch]) or not is_here(site.match, environ, socket.gethostname()):
-        return site, ()
+        return site
     commands = [replace(command, timeout_s=_PATIENCE_S) for command in inventory.questions(site.batch)]
     with ThreadPoolExecutor() as threads:  # the caller may be in an event loop, as every cell of a notebook is
         results = list(threads.map(run_sync, commands[:_OF_QUEUES_AND_NODES]))
     results += [Result(command.argv, 0, "", "") for command in commands[_OF_QUEUES_AND_NODES:]]
     return apply_live_facts(site, inventory.read(site.batch, results))
-
-
-def say_differences(differing: tuple[Difference, ...], settings: Settings, site: Site) -> None:
-    """Log where a site's file differs from its machine, once in each process."""
-    from hpcgpu.config.sites.live import format_differences
-
-    for text in format_differences(differing, settings, site):
-        say_once(text)
-
-
-def disagreements(settings: Settings, topology: Topology) -> tuple[str, ...]:
-    """Return messages about differences of this node from the site's file; () without a site, or for simulated GPUs."""
-    # A file that cannot be read here is reported, too: the job's settings are complete without it.
-    from hpcgpu.plan.binding import site_node
-
-    if settings.site in (None, NONE) or settings.gpus is not None:
-        return ()
-    try:
-        site = read(settings.site)
-    except ConfigError as error:
-        return (f"this node is not compared with the site file: {error}",)
-    return site_node.disagreements(topology, site, settings.queue)
 
 
 def draft(name: str, batch: str | None, environ: Mapping[str, str]) -> str:

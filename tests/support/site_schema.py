@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import cleandoc
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from hpcgpu.config.sites.read import format_type, hints
 from hpcgpu.model.dialect import DIALECTS
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.model.site import Site
@@ -34,6 +33,27 @@ def json_schema() -> str:
     site["required"] = ["version", *site["required"]]
     whole = {"$schema": _DRAFT, **site, "title": "hpcgpu site file", "allOf": rules, "$defs": parts}
     return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def hints(kind: type) -> dict[str, Any]:
+    """Return the types of a block's keys."""
+    keys = {field.name for field in fields(kind) if "text" in field.metadata}
+    return {name: hint for name, hint in get_type_hints(kind).items() if name in keys}
+
+
+def format_type(hint: Any) -> str:
+    """Describe a type."""
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{word}`" for word in get_args(hint) if word != "")
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(format_type(part) for part in get_args(hint) if part is not type(None)))
+    if get_origin(hint) is tuple:
+        args = get_args(hint)
+        return f"list of {format_type(args[0])}" if args[1] is Ellipsis else "two numbers"
+    if get_args(hint) or get_origin(hint) is Mapping:
+        return "mapping"
+    names = {str: "text", int: "number", float: "number", bool: "`true`, `false`"}
+    return names.get(hint, "mapping")
 
 
 def _complete(part: dict[str, Any], kind: type) -> None:

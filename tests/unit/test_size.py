@@ -24,9 +24,9 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lines(PACKAGE), 38_330),
-    "lines of tests": (lines(TESTS), 39_207),
-    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 293),
+    "lines of hpcgpu": (lines(PACKAGE), 38_081),
+    "lines of tests": (lines(TESTS), 39_176),
+    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 292),
     "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 112),
 }
 

@@ -27,8 +27,14 @@ _WRITES = {
 _WRITTEN = {"gpus": "gpus-per-node", "memory": "mem", "cpus": True}
 
 
-def contradictions(site: Site) -> Iterator[tuple[Path, str]]:
-    """Yield the path to each value that contradicts another or names a missing one, and the reason."""
+def contradictions(site: Site) -> Iterator[str]:
+    """Yield each value that contradicts another or names a missing one: its place, its path, the reason."""
+    for path, message in _all(site):
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+        yield f"{site.at(*path)}: {where}: {message}"
+
+
+def _all(site: Site) -> Iterator[tuple[Path, str]]:
     yield from _sources(site)
     yield from _names(site)
     yield from _forbidden(site)

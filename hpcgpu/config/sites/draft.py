@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from hpcgpu.config.sites.read import as_plain
 from hpcgpu.model import Topology
 from hpcgpu.model.inventory import Inventory
 from hpcgpu.model.site_facts import NodeType
@@ -65,7 +65,7 @@ def _queues(inventory: Inventory) -> Iterator[str]:
     for queue in inventory.queues:
         missing = [key for key in ("nodes", "walltime") if getattr(queue, key) is None]
         mark = f"  {UNKNOWN} {' and '.join(missing)}, or unlimited" if missing else ""
-        yield f"  - {_flow({**as_plain(queue), 'source': 'M'})}{mark}"
+        yield f"  - {_flow({**_as_plain(queue), 'source': 'M'})}{mark}"
 
 
 def _nodes(inventory: Inventory, topology: Topology | None) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _nodes(inventory: Inventory, topology: Topology | None) -> Iterator[str]:
     yield "nodes:"
     for name, node in inventory.nodes.items():
         places = _places(node, topology)
-        yield f"  {name}: {_flow({**as_plain(node), **places, 'source': 'M'})}"
+        yield f"  {name}: {_flow({**_as_plain(node), **places, 'source': 'M'})}"
         if not places:
             yield f"  {UNKNOWN} {name}.numa_cores, gpu_numa, ports: run hpcgpu site new on such a node, in a job"
     yield f"  {UNKNOWN} how much of the memory jobs may ask for, if it is less than job_memory"
@@ -103,6 +103,13 @@ def _places(node: NodeType, topology: Topology | None) -> dict[str, Any]:
         "gpu_numa": [order.index(home) for home in homes if home is not None],
         **({"ports": ports} if ports else {}),
     }
+
+
+def _as_plain(block: Any) -> dict[str, Any]:  # a block of the schema
+    """Return a block's values that are not its defaults."""
+    plain = asdict(block)
+    defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(block)}
+    return {name: value for name, value in plain.items() if value != defaults[name]}
 
 
 def _flow(value: object) -> str:

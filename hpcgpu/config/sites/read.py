@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import operator
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
-from functools import cache
-from types import MappingProxyType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass, replace
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
 
-from hpcgpu.config.sites.contradictions import contradictions
 from hpcgpu.config.values import nearest
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.dialect import DIALECTS
@@ -21,14 +22,11 @@ from hpcgpu.model.site import Path, Site
 VERSION = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-# The keys of version 2 in place of version 1's.
-_MOVED: Mapping[str, str] = MappingProxyType(
-    {
-        "gpus_per_node": "nodes: {gpu: {gpus: 4}}",
-        "ucx": "network: {ucx: false}",
-        "required": "rules: [{require: walltime}], and account: {needed: true}",
-    }
-)
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")  # of msgspec's paths: $.nodes[...].ports[0].kind
+_MISSING = re.compile("Object missing required field `(.*)`")
+_LONGEST = 60
+_Fail = Callable[[Path, str], ConfigError]
+_Block = TypeVar("_Block")
 
 
 # libyaml's parser, if PyYAML was built with it: 0.8 CPU ms for polaris.yaml, where PyYAML's own takes 7.
@@ -55,14 +53,10 @@ def read_site(text: str, name: str) -> Site:
     if not isinstance(raw, dict):
         raise fail((), "a site file is a mapping with at least version, name and batch")
     if raw.get("version") != VERSION:
-        moved = "".join(f"; {old} is {new} now" for old, new in _MOVED.items() if old in raw)
-        raise fail(("version",), f"{raw.get('version')!r} is given; this hpcgpu reads version {VERSION}{moved}")
-    if (twice := _twice(node)) is not None:
-        raise ConfigError(f"{name}, line {twice[1]}: {twice[0]!r} is given twice; say it once")
-    for path, message in (*_problems(raw, Site), *_dialect_problems(raw)):
-        raise fail(path, message)
-    site: Site = msgspec.convert(raw, Site)
-    for path, message in (*_texts(raw, ()), *contradictions(site)):
+        raise fail(("version",), f"{raw.get('version')!r} is given; this hpcgpu reads version {VERSION}")
+    site = _converted(raw, Site, (), fail)
+    _converted(raw.get("dialect", {}), DIALECTS[site.batch], ("dialect",), fail)
+    for path, message in _texts(raw, ()):
         raise fail(path, message)
     return replace(site, origins={path: f"{name}:{line}" for path, line in lines.items()})
 
@@ -90,77 +84,101 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
     return f"{name}, line {at}: not YAML: {problem}{f' ({context})' if context else ''}{tab}"
 
 
-def _twice(node: Any) -> tuple[str, int] | None:  # a node of YAML
-    """Return a key that a mapping has twice, and its line; plain YAML silently takes the last."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                return key.value, key.start_mark.line + 1
-            seen.add(key.value)
-            if repeated := _twice(value):
-                return repeated
-    elif isinstance(node, yaml.SequenceNode):
-        return next(filter(None, map(_twice, node.value)), None)
-    return None
-
-
 def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) -> Iterator[tuple[Path, int]]:
-    """Yield the path to each value with the line of its key, or of its list entry, from 1; ConfigError for a loop."""
+    """Yield the path to each value with the line of its key, or of its list entry, from 1.
+
+    ConfigError for a loop, and for a key that a mapping has twice: plain YAML silently takes the last.
+    """
     if any(node is ancestor for ancestor in above):
         raise ConfigError(f"line {line + 1}: an alias (*) stands inside of what it names (&); write it out")
     yield path, line + 1
     if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
         for key, value in node.value:
+            if key.value in seen:
+                raise ConfigError(f"line {key.start_mark.line + 1}: {key.value!r} is given twice; say it once")
+            seen.add(key.value)
             yield from _lines(value, (*path, str(key.value)), key.start_mark.line, (*above, node))
     elif isinstance(node, yaml.SequenceNode):
         for i, value in enumerate(node.value):
             yield from _lines(value, (*path, i), value.start_mark.line, (*above, node))
 
 
-def _blocks(raw: Any, hint: Any, path: Path = ()) -> Iterator[tuple[Path, type, dict[Any, Any]]]:
-    """Yield each mapping that must be a block of the schema, from the outermost to the innermost."""
+def _converted(raw: Any, kind: type[_Block], under: Path, fail: _Fail) -> _Block:
+    """Convert plain data to a class of the schema, with all the classes in it; fail for a wrong value or key."""
+    try:
+        block = msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        message = str(error).partition(" - at `")[0]
+        path = _path(raw, kind, str(error))
+        raise fail((*under, *path), _explained(message, _at(raw, path), kind, path)) from error
+    plain = msgspec.to_builtins(block, enc_hook=dict)  # of read-only mappings
+    plain.pop("origins", None)
+    for path, message in _unknown_keys(raw, plain, under):
+        raise fail(path, message)
+    return block
+
+
+def _path(raw: Any, kind: type, error: str) -> Path:
+    """Return the path in msgspec's message, with the keys of mappings, which it does not name."""
+    path: Path = ()
+    for name, index in _STEP.findall(error.partition("`$")[2]):
+        if index != "...":
+            path = (*path, name or int(index))
+            continue
+        for key in _at(raw, path):
+            others = copy.deepcopy(raw)
+            del _at(others, path)[key]
+            try:
+                msgspec.convert(others, kind)
+            except msgspec.ValidationError as another:
+                if str(another) == error:  # it is in another entry
+                    continue
+            path = (*path, str(key))
+            break
+    return path
+
+
+def _at(raw: Any, path: Path) -> Any:
+    return functools.reduce(operator.getitem, path, raw)
+
+
+def _explained(message: str, value: Any, kind: type, path: Path) -> str:
+    """Return msgspec's message with the given value and the allowed ones; a block's own message as it is."""
+    if missing := _MISSING.fullmatch(message):
+        return f"{missing[1]} is missing, which must be given"
+    if not message.startswith(("Expected `", "Invalid enum value")):
+        return message
+    text = repr(value)
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if isinstance(value, bool):
+        shown = f"{str(value).lower()} (so YAML reads {'yes and on' if value else 'no and off'}, too)"
+    choices = _choices(kind, path)
+    return f"{shown} is given; {nearest(str(value), choices) if choices else f'e{message[1:]}'}"
+
+
+def _choices(hint: Any, path: Path) -> list[str]:
+    """Return the words that a value may be."""
     if get_origin(hint) in (Union, UnionType):
-        for part in get_args(hint):
-            yield from _blocks(raw, part, path)
-    elif isinstance(hint, type) and is_dataclass(hint) and isinstance(raw, dict):
-        yield path, hint, raw
-        for name, of_field in hints(hint).items():
-            if name in raw:
-                yield from _blocks(raw[name], of_field, (*path, name))
-    elif get_origin(hint) is tuple and isinstance(raw, list):
-        for i, item in enumerate(raw):
-            yield from _blocks(item, get_args(hint)[0], (*path, i))
-    elif isinstance(raw, dict) and len(get_args(hint)) == 2:
+        hint = get_args(hint)[0]
+    if not path:
+        return [word for word in get_args(hint) if isinstance(word, str) and word]
+    if is_dataclass(hint):
+        return _choices(get_type_hints(hint)[str(path[0])], path[1:])
+    return _choices(get_args(hint)[1 if isinstance(path[0], str) else 0], path[1:])
+
+
+def _unknown_keys(raw: Any, plain: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the keys of a file that the schema does not have; ``plain`` is the converted file."""
+    if isinstance(raw, dict):
         for key, value in raw.items():
-            yield from _blocks(value, get_args(hint)[1], (*path, str(key)))
-
-
-def _problems(raw: dict[Any, Any], kind: type, under: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Yield violations of the schema: unknown keys first, then the innermost wrong value."""
-    blocks = list(_blocks(raw, kind, under))
-    for path, block, entries in blocks:
-        for key in entries:
-            if key not in hints(block):
-                yield (*path, str(key)), f"no such key; {nearest(str(key), hints(block))}"
-    for path, block, entries in reversed(blocks):
-        for name, hint in hints(block).items():
-            if name in entries and (problem := misfit(entries[name], hint)):
-                yield (*path, name, *problem[0]), problem[1]
-        if problem := misfit(entries, block):
-            yield (*path, *problem[0]), problem[1]
-
-
-def _dialect_problems(raw: dict[Any, Any]) -> Iterator[tuple[Path, str]]:
-    entries = raw.get("dialect", {})
-    kind: type | None = DIALECTS.get(raw.get("batch", ""))
-    if kind is None or not isinstance(entries, dict):
-        return
-    others: dict[str, type] = {batch: other for batch, other in DIALECTS.items() if other is not kind}
-    for batch, other in others.items():
-        for key in entries.keys() & hints(other).keys() - hints(kind).keys():
-            yield ("dialect", str(key)), f"batch: {batch} has this key, and batch: {raw['batch']} has not"
-    yield from _problems(entries, kind, ("dialect",))
+            if key not in plain:
+                yield (*path, str(key)), f"no such key; {nearest(str(key), plain)}"
+            else:
+                yield from _unknown_keys(value, plain[key], (*path, str(key)))
+    elif isinstance(raw, list):
+        for i, (value, converted) in enumerate(zip(raw, plain, strict=True)):
+            yield from _unknown_keys(value, converted, (*path, i))
 
 
 def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:
@@ -172,106 +190,3 @@ def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:
     parts = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
     for key, value in parts:
         yield from _texts(value, (*path, key))
-
-
-def as_plain(block: Any) -> dict[str, Any]:  # a block of the schema
-    """Return a block's values that are not its defaults."""
-    plain = asdict(block)
-    defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(block)}
-    return {name: value for name, value in plain.items() if value != defaults[name]}
-
-
-# --- the types of a file's keys: for the reference page, and for messages on wrong values
-
-_MISSING = re.compile("Object missing required field `(.*)`")
-_OF_TYPES = ("Expected `", "Invalid enum value", "Object contains unknown field")
-_LONGEST = 60
-
-
-@cache
-def hints(kind: type) -> dict[str, Any]:
-    """Return the types of a block's keys."""
-    keys = {field.name for field in fields(kind) if "text" in field.metadata}
-    return {name: hint for name, hint in get_type_hints(kind).items() if name in keys}
-
-
-def format_type(hint: Any) -> str:
-    """Describe a type."""
-    if get_origin(hint) is Literal:
-        return ", ".join(f"`{word}`" for word in get_args(hint) if word != "")
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(dict.fromkeys(format_type(part) for part in get_args(hint) if part is not type(None)))
-    if get_origin(hint) is tuple:
-        args = get_args(hint)
-        return f"list of {format_type(args[0])}" if args[1] is Ellipsis else "two numbers"
-    if get_args(hint) or get_origin(hint) is Mapping:
-        return "mapping"
-    names = {str: "text", int: "number", float: "number", bool: "`true`, `false`"}
-    return names.get(hint, "mapping")
-
-
-def misfit(value: object, hint: Any) -> tuple[Path, str] | None:
-    """Return why a value is not of a type, and the path to its innermost wrong part; None if it is."""
-    try:
-        msgspec.convert(value, hint)
-    except (msgspec.ValidationError, ConfigError) as error:
-        for key, part, of_part in _parts(value, hint):
-            if inner := misfit(part, of_part):
-                return (key, *inner[0]), inner[1]
-        message = str(error).partition(" - at `")[0]
-        if missing := _MISSING.fullmatch(message):
-            return (), f"{missing[1]} is missing, which must be given"
-        return (), _wrong(value, hint) if message.startswith(_OF_TYPES) else message  # else it is a block's own message
-    return None
-
-
-def _parts(value: object, hint: Any) -> Iterator[tuple[str | int, object, Any]]:
-    """Yield the parts of lists and mappings, and mappings' keys, each with its place and its type."""
-    args = get_args(hint)
-    if get_origin(hint) in (Union, UnionType):
-        for part in args:
-            yield from _parts(value, part)
-    elif get_origin(hint) is tuple and isinstance(value, list):
-        kinds = [args[0]] * len(value) if args[1] is Ellipsis else args
-        if len(kinds) == len(value):
-            yield from ((i, part, kind) for i, (part, kind) in enumerate(zip(value, kinds, strict=True)))
-    elif get_origin(hint) is Mapping and isinstance(value, dict):
-        yield from ((str(key), key, args[0]) for key in value)
-        yield from ((str(key), part, args[1]) for key, part in value.items())
-
-
-def _wrong(value: object, hint: Any) -> str:
-    choices = _choices(hint)
-    if choices and isinstance(value, str):
-        return f"{value!r} is given; {nearest(value, choices)}"
-    example = _example(hint)
-    allowed = f"{format_type(hint).replace('`', '')}{f', such as {example}' if example else ''}"
-    return f"{_shown(value)} is given; allowed: {allowed}"
-
-
-def _shown(value: object) -> str:
-    """Return a value in a file's notation."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return f"{str(value).lower()} (so YAML reads {'yes and on' if value else 'no and off'}, too)"
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _choices(hint: Any) -> tuple[str, ...]:
-    """Return the choices of a type; none for other types."""
-    if get_origin(hint) is Literal:
-        return tuple(word for word in get_args(hint) if isinstance(word, str) and word)
-    return tuple(word for part in get_args(hint) for word in _choices(part)) if get_args(hint) else ()
-
-
-def _example(hint: Any) -> str:
-    """Return how a list or a mapping of blocks is written; "" for other types."""
-    args = get_args(hint)
-    kind = args[0] if get_origin(hint) is tuple else args[-1] if args else None
-    if not (isinstance(kind, type) and is_dataclass(kind)):
-        return ""
-    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
-    block = f"{{{', '.join(f'{name}: ...' for name in needed) or '...'}}}"
-    return f"[{block}]" if get_origin(hint) is tuple else f"{{NAME: {block}}}"

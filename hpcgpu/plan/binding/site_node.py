@@ -1,16 +1,11 @@
-"""A site's documented nodes: as a topology to plan for, and compared with a node as it is."""
+"""A site's documented nodes as a topology to plan for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Site, Topology
+from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.model.site_facts import NodeType
-from hpcgpu.units import format_bytes, parse_bytes
-
-# Of memory as a document has it, the kernel keeps a part, and GB may be GiB there: 7 %.
-_KERNEL_AND_UNITS = 0.15
+from hpcgpu.units import parse_bytes
 
 
 def topology_of(node: NodeType) -> Topology:
@@ -47,44 +42,3 @@ def topology_of(node: NodeType) -> Topology:
         source="documented",
         other_memory=gpu_memory,
     )
-
-
-def disagreements(topology: Topology, site: Site, queue: str | None) -> tuple[str, ...]:
-    """Describe the differences between a node and its site's file: its ``queue``'s, or the most similar, type."""
-    documented = site.node(queue)
-    kinds = [documented] if documented else list(site.nodes.values())
-    fabrics = {nic.kind for nic in topology.nics if nic.active and nic.kind != "ethernet"}
-    network = [(f"its network is {site.network.kind}", " and ".join(sorted(fabrics)))]
-    if not site.network.kind or not fabrics or site.network.kind in fabrics:
-        network = []
-    differences = [[*_of_node(topology, node), *network] for node in kinds]
-    nearest = min(range(len(differences)), key=lambda i: len(differences[i]), default=None)
-    if nearest is None:
-        return ()
-    citation = site.cited(kinds[nearest].source, *site.path_of(kinds[nearest]))
-    return tuple(
-        f"the site file of {site.name} says {theirs} ({citation}), this node has {ours}: hpcgpu uses the node's value; "
-        "hpcgpu site show prints the file"
-        for theirs, ours in differences[nearest]
-    )
-
-
-def _of_node(topology: Topology, node: NodeType) -> Iterator[tuple[str, str]]:
-    gpus = [gpu for gpu in topology.gpus if gpu.can_run and not gpu.mig]
-    if len(gpus) > node.gpus:  # fewer: a job may have a part of a node
-        yield f"{node.gpus} GPUs", str(len(gpus))
-    if node.numa_cores and len(topology.numa_nodes) != len(node.numa_cores):
-        yield f"{len(node.numa_cores)} NUMA nodes", str(len(topology.numa_nodes))
-    elif node.gpu_numa and len(gpus) == node.gpus:
-        order = {numa.os_index: i for i, numa in enumerate(topology.numa_nodes)}  # documents count from 0
-        homes = tuple(
-            order.get(-1 if g.numa_node is None else g.numa_node, -1) for g in sorted(gpus, key=lambda g: g.pci)
-        )
-        if -1 not in homes and homes != node.gpu_numa:
-            theirs, ours = (", ".join(map(str, nodes)) for nodes in (node.gpu_numa, homes))
-            yield f"GPUs on the NUMA nodes {theirs}", f"them on {ours}"
-    if node.cores is not None and len(topology.cores) != node.cores:
-        yield f"{node.cores} cores", str(len(topology.cores))
-    here = sum(numa.memory_bytes for numa in topology.numa_nodes)
-    if node.memory is not None and here and abs(here / parse_bytes(node.memory) - 1) > _KERNEL_AND_UNITS:
-        yield f"{format_bytes(parse_bytes(node.memory))} of memory", format_bytes(here)

@@ -1,4 +1,4 @@
-"""A site's file beside what Slurm and PBS say: the machine counts, and both are named."""
+"""A site's file beside what Slurm and PBS say: the machine counts, and is cited."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from hpcgpu.batch import inventory
 from hpcgpu.config.layers import read_settings
 from hpcgpu.config.sites.limits import check_submission
-from hpcgpu.config.sites.live import apply_live_facts, format_differences
-from hpcgpu.config.sites.match import is_here
+from hpcgpu.config.sites.machine import apply_live_facts, is_here
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, Settings, Site
@@ -31,15 +30,18 @@ defaults: {queue: gpu}
 AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
 
 
-def live(sinfo: str, file: str = FILE) -> tuple[Site, Site, Any]:
-    site = read_site(file, "m.yaml")
+def live(sinfo: str, file: str = FILE) -> Site:
     found = inventory.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
-    return site, *apply_live_facts(site, found)
+    return apply_live_facts(read_site(file, "m.yaml"), found)
 
 
-def said(sinfo: str, file: str = FILE, **given: Any) -> list[str]:
-    site, now, differing = live(sinfo, file)
-    return list(format_differences(differing, asked(now, **given), site))
+def changed(site: Site) -> dict[str, Any]:
+    """Return the values that are the machine's, by their keys."""
+    origins = [path for path, place in site.origins.items() if ", not " in place]
+    return {
+        str(key): getattr(site.queues[which] if block == "queues" else site.nodes[which], key)
+        for block, which, key in origins
+    }
 
 
 def asked(site: Site, **given: Any) -> Settings:
@@ -47,44 +49,37 @@ def asked(site: Site, **given: Any) -> Settings:
 
 
 @pytest.mark.parametrize(
-    ("sinfo", "words"),
+    ("sinfo", "values"),
     [
-        (AS_WRITTEN, []),
-        ("", []),
-        (AS_WRITTEN.replace("64", "128").replace("512000", "900000"), []),  # less than there is may be a rule
-        (AS_WRITTEN.replace("gpu*", "gpu").replace("gpu|", "gpus|"), []),  # a queue that nobody lists
-        (AS_WRITTEN.replace("1-00", "0-12"), ["24:00:00 at most (the guide, 2026-08; m.yaml:6), sinfo says 12:00:00:"]),
-        (AS_WRITTEN.replace("1-8", "1-2"), ["takes 8 nodes at most (the guide, 2026-08; m.yaml:6), sinfo says 2: "]),
-        (AS_WRITTEN.replace(":4", ":8"), ["nodes of queue gpu have 4 GPUs (the guide, 2026-08; m.yaml:9), sinfo say"]),
-        (AS_WRITTEN.replace("64", "32"), ["ask for 64 CPUs of such a node (the guide, 2026-08; m.yaml:9), sinfo says"]),
-        (AS_WRITTEN.replace("512000", "409600"), ["500.0 GiB of memory of such a node (the guide"]),
-        # more than the file's limit: only who needs it hears of it
-        (AS_WRITTEN.replace("1-00", "2-00").replace("1-8", "1-9"), []),
+        (AS_WRITTEN, {}),
+        ("", {}),
+        (AS_WRITTEN.replace("64", "128").replace("512000", "900000"), {}),  # less than there is may be a rule
+        (AS_WRITTEN.replace("gpu*", "gpu").replace("gpu|", "gpus|"), {}),  # a queue that nobody lists
+        (AS_WRITTEN.replace("1-00", "0-12"), {"walltime": "12:00:00"}),
+        (AS_WRITTEN.replace("1-8", "1-2"), {"nodes": (1, 2)}),
+        (AS_WRITTEN.replace(":4", ":8"), {"gpus": 8}),
+        (AS_WRITTEN.replace("64", "32"), {"cpus": 32}),
+        (AS_WRITTEN.replace("512000", "409600"), {"job_memory": "409600 MiB"}),
+        (AS_WRITTEN.replace("1-00", "2-00").replace("1-8", "1-9"), {"walltime": "48:00:00", "nodes": (1, 9)}),
     ],
 )
-def test_a_difference_names_both_and_the_line(sinfo: str, words: list[str]) -> None:
-    found = said(sinfo)
-    assert len(found) == len(words)
-    for text, expected in zip(found, words, strict=True):
-        assert text.startswith("the site file of mine says: ")
-        assert expected in text
+def test_values_that_differ_are_the_machines(sinfo: str, values: dict[str, Any]) -> None:
+    assert changed(live(sinfo)) == values
 
 
 def test_live_limits_count_above_and_below_those_of_the_file() -> None:
-    more = AS_WRITTEN.replace("1-00", "2-00")
-    [words] = said(more, walltime="30h")
-    assert "have 24:00:00 at most (the guide, 2026-08; m.yaml:6), sinfo says 48:00:00" in words
-    site, now, _ = live(more)
+    now = live(AS_WRITTEN.replace("1-00", "2-00"))
     check_submission(asked(now, walltime="30h"), now)
+    site = read_site(FILE, "m.yaml")
     with pytest.raises(ConfigError, match="24:00:00 at most"):
         check_submission(asked(site, walltime="30h"), site)
-    _, now, _ = live(AS_WRITTEN.replace("1-00", "0-12"))
+    now = live(AS_WRITTEN.replace("1-00", "0-12"))
     with pytest.raises(ConfigError, match=r"have 12:00:00 at most \(the guide, 2026-08; sinfo, not m.yaml:6\)"):
         check_submission(asked(now, walltime="13h"), now)
 
 
 def test_settings_follow_from_the_nodes_that_exist() -> None:
-    _, now, _ = live(AS_WRITTEN.replace(":4", ":8").replace("64", "32").replace("512000", "409600"))
+    now = live(AS_WRITTEN.replace(":4", ":8").replace("64", "32").replace("512000", "409600"))
     found = asked(now, gpus=16)
     assert (found.nodes, found.gpus_per_node, found.cores_per_gpu, found.memory_bytes) == (2, 8, 4, 400 << 30)
     assert found.where("nodes") == "keyword gpus; 8 on a node: site mine, sinfo, not m.yaml:9"
@@ -92,32 +87,29 @@ def test_settings_follow_from_the_nodes_that_exist() -> None:
 
 def test_limits_by_size_are_cut_at_the_queues_own() -> None:
     file = FILE.replace("walltime: 24h", "walltime_by_nodes: {1: 6h, 4: 24h}")
-    _, now, _ = live(AS_WRITTEN.replace("1-00", "0-12"), file)
+    now = live(AS_WRITTEN.replace("1-00", "0-12"), file)
     assert [now.queues[0].walltime_s(nodes) for nodes in (1, 4)] == [6 * 3600, 12 * 3600]
-    assert said(AS_WRITTEN.replace("1-00", "2-00"), file, nodes=4, walltime="30h") == []
+    assert changed(live(AS_WRITTEN.replace("1-00", "2-00"), file)) == {}
 
 
-def test_only_the_jobs_queue_is_compared_and_a_qos_is_no_queue() -> None:
-    other = "other|other|9|0:30:00|1-8|64|512000|gpu:a100:4"
-    assert said(f"{AS_WRITTEN}\n{other}") == []
-    assert len(said(f"{AS_WRITTEN}\n{other}", queue="other")) == 1
-    assert said(AS_WRITTEN.replace("1-00", "0-12"), FILE + "dialect: {queue: qos}\n") == []
+def test_a_qos_is_no_queue_of_sinfo() -> None:
+    assert changed(live(AS_WRITTEN.replace("1-00", "0-12"), FILE + "dialect: {queue: qos}\n")) == {}
 
 
-def test_pbs_says_it_of_its_own_queues_and_nodes() -> None:
+def test_pbs_values_replace_those_of_its_queues_and_nodes() -> None:
     site = read_site(FILE.replace("slurm", "pbs"), "m.yaml")
     nodes = '{"nodes": {"n1": {"resources_available": {"ncpus": 48, "ngpus": 4, "mem": "800gb"}}}}'
     queues = '{"Queue": {"gpu": {"enabled": "True", "resources_max": {"walltime": "12:00:00"}}}}'
     found = inventory.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
-    now, differing = apply_live_facts(site, found)
-    first, second = format_differences(differing, asked(now), site)
-    assert "qstat -Q says 12:00:00: hpcgpu uses the value of qstat -Q" in first
-    assert "ask for 64 CPUs of such a node (the guide, 2026-08; m.yaml:9), pbsnodes says 48" in second
+    now = apply_live_facts(site, found)
+    assert changed(now) == {"walltime": "12:00:00", "cpus": 48}
+    assert now.at("queues", 0, "walltime") == "qstat -Q, not m.yaml:6"
+    assert now.at("nodes", "a100", "cpus") == "pbsnodes, not m.yaml:9"
 
 
 def test_without_an_answer_or_elsewhere_nothing_is_compared() -> None:
     site = read_site(FILE, "m.yaml")
-    assert apply_live_facts(site, Inventory(batch="slurm")) == (site, ())
+    assert apply_live_facts(site, Inventory(batch="slurm")) == site
     assert is_here(Match(), {}, "any")
     assert is_here(Match(host="login[0-9]+"), {}, "login3")
     assert is_here(Match(env={"A": "b"}, host="x"), {"A": "b"}, "other")
