@@ -34,7 +34,7 @@ EXCEPTIONS = {
     ("deploy/cluster/cluster.py", "GPUCluster._close", "create_task"): "awaited in the same function",
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "ensure_future"): "the caller's to await; asyncio says it",
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "add_done_callback"): "it forgets a task that is over",
-    ("deploy/cluster/notebook.py", "NotebookCluster._widget", "add_callback"): "it starts a loop that is supervised",
+    ("deploy/cluster/reported.py", "ReportedCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connection.py", "Connection._reopen", "create_task"): "awaited in the same function",
     ("deploy/jobs/ending.py", "_answer", "create_task"): "awaited in the same function",
     ("deploy/network/connect_first.py", "connect_first", "create_task"): "awaited in the same function",

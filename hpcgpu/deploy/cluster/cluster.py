@@ -17,9 +17,9 @@ from distributed.utils import Log, Logs
 
 from hpcgpu.config import entry_points, numpydoc
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.notebook import NotebookCluster
 from hpcgpu.deploy.cluster.parts import Answers, Parts, check_loop, first_line, without_workers
 from hpcgpu.deploy.cluster.progress import SHORT_S, Progress
+from hpcgpu.deploy.cluster.reported import ReportedCluster
 from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.jobs.workers import SchedulerView
 from hpcgpu.errors import ConfigError, JobError
@@ -43,7 +43,7 @@ _INSTEAD = {
 }
 
 
-class GPUCluster(NotebookCluster):
+class GPUCluster(ReportedCluster):
     """A scheduler on rank 0 and one bound, spilling worker per GPU, started as one job.
 
     Parameters
