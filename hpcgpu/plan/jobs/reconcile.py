@@ -1,8 +1,8 @@
-"""Decide how to keep the target number of jobs running: facts in, actions out, no clock."""
+"""Decide how to keep the target number of jobs running, and when to poll them: facts in, actions out, no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpcgpu.model import JobState, Patience
@@ -10,9 +10,12 @@ from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.ends import LATE_S, Failures, why_over
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.phase import format_missing, format_status
-from hpcgpu.plan.jobs.polling import poll_in_s
 
 NEVER_S = float("-inf")
+# So soon after the end of a job's script the batch system is about to notice it.
+_MOMENT_S = 10.0
+# The longest interval between two polls, and the ratio of the time since the last change to the interval.
+_LONGEST_S, _RATIO = 60.0, 6.0
 # The fates of a member job.
 GONE, MISSING, GHOST = "gone", "not listed for long", "stuck, or without workers for long"
 LEAVING, OUTGOING, ALIVE = "leaving", "near its walltime", "alive"
@@ -202,3 +205,42 @@ def _wakes(
             yield end_s - 2 * policy.lead_s
     surplus = _dispensable(alive, policy)[: max(0, len(alive) - facts.target)]
     yield from (j.submitted_s + policy.hold_s for j in surplus if not j.workers and _is_held(facts, policy, j))
+
+
+def poll_in_s(
+    now_s: float,
+    asked_s: float | None,
+    jobs: Sequence[Job],
+    acted: Collection[str] = (),
+    patience: Patience = Patience(),  # frozen
+) -> float | None:
+    """Return in how many seconds to poll for these jobs; None if their workers show everything.
+
+    ``asked_s``: the last poll. ``acted``: ids of jobs that are being retired or cancelled. Poll once for a started job,
+    when its nodes are known: after a requeue they may not be. The job with the scheduler is not polled at once.
+    """
+    unsettled = [j for j in jobs if j.id in acted or _is_unsettled(j)]
+    if not unsettled:
+        return None
+    if asked_s is None:
+        return max(0.0, min(j.submitted_s + (patience.news_s if j.is_head else 0.0) for j in unsettled) - now_s)
+    changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
+    interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
+    for job in unsettled:
+        has_just_ended = job.left_s is not None and now_s - job.left_s < _MOMENT_S
+        lost_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
+        if has_just_ended or (lost_s is not None and lost_s > asked_s and not job.leaving):
+            interval_s = patience.news_s
+    return max(0.0, asked_s + interval_s - now_s)
+
+
+def _is_unsettled(job: Job) -> bool:
+    if not job.heard or job.unasked or job.leaving or job.state is JobState.SUSPENDED:
+        return True
+    return job.is_head and job.state is not JobState.RUNNING
+
+
+def _changed_s(job: Job) -> float:
+    life = (job.submitted_s, job.started_s, job.retired_s, job.cancelled_s)
+    absence = (job.alone_since_s, job.silent_since_s, job.missing_since_s)
+    return max(s for s in (*life, *absence) if s is not None)
