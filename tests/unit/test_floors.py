@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "units": {"errors"},
     "model": LOW,
     **dict.fromkeys(FLOOR2, LOW | {"model"}),
-    "plan": LOW | {"model", "launch"},
+    "plan": LOW | {"model"},
     "report": LOW | {"model", "plan"},
     "pictures": LOW | {"model", "plan", "report"},
     "sim": LOW | {"model"},
