@@ -19,13 +19,7 @@ from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import exit_file, launcher_parent, log, pids, process
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.launch.environment import brought, read_allocation, render_memory
-from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
-from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
-from hpcgpu.model.command import TIMED_OUT
-from hpcgpu.model.layout import World
-from hpcgpu.model.simulated import parse_simulated
-from hpcgpu.plan.binding.memory import asks_granted_memory
-from hpcgpu.plan.jobs.launcher import (
+from hpcgpu.launch.launcher import (
     LauncherFacts,
     RankCommand,
     check_allocation,
@@ -33,6 +27,12 @@ from hpcgpu.plan.jobs.launcher import (
     plan_launch,
     split_command,
 )
+from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
+from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
+from hpcgpu.model.command import TIMED_OUT
+from hpcgpu.model.layout import World
+from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.plan.binding.memory import asks_granted_memory
 
 _QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"

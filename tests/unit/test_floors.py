@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "units": {"errors"},
     "model": LOW,
     **dict.fromkeys(FLOOR2, LOW | {"model"}),
-    "plan": LOW | {"model", "launch"},
+    "plan": LOW | {"model"},
     "report": LOW | {"model", "plan"},
     "pictures": LOW | {"model", "plan", "report"},
     "sim": LOW | {"model"},
@@ -43,7 +43,7 @@ ROOMS: dict[str, set[str]] = {
 DEPLOY: dict[str, set[str]] = {
     "network": set(),
     "dashboard": set(),
-    "processes": {"network", "dashboard", "compat", "settings", "status_line"},
+    "processes": {"network", "dashboard", "compat", "settings", "progress"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
     "cluster": {
@@ -56,7 +56,7 @@ DEPLOY: dict[str, set[str]] = {
         "start",
         "workers",
         "preview",
-        "status_line",
+        "progress",
     },
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.

@@ -24,10 +24,11 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lines(PACKAGE), 37_517),
-    "lines of tests": (lines(TESTS), 39_176),
-    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 288),
-    "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 101),
+    "lines of hpcgpu": (lines(PACKAGE), 37_309),
+    "lines of tests": (lines(TESTS), 39_175),
+    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 282),
+    "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 94),
+    "classes of clusters": (sum(classes(PACKAGE / d) for d in ("deploy/cluster", "deploy/jobs", "plan/jobs")), 29),
 }
 
 

@@ -101,7 +101,7 @@ class BatchGPUCluster(GPUCluster):
             The batch system refused, in its own words.
 
         """
-        self.parts.state.must_run()
+        self.parts.must_run()
         run = self.parts.run
         run.check_elastic()
         check_scale(n, jobs, cores, memory)
@@ -128,7 +128,7 @@ class BatchGPUCluster(GPUCluster):
             The cluster is one job of fixed size, or the minimum is above the maximum.
 
         """
-        self.parts.state.must_run()
+        self.parts.must_run()
         run = self.parts.run
         run.check_elastic()
         options = bounds(self.settings, run.first_workers, run.member_workers, options)

@@ -16,14 +16,12 @@ from distributed.security import Security
 from distributed.utils import Log, Logs
 
 from hpcgpu.config import entry_points, numpydoc
-from hpcgpu.deploy.cluster.notebook import NotebookCluster
-from hpcgpu.deploy.cluster.parts import Parts
-from hpcgpu.deploy.cluster.progress import SHORT_S, Progress
+from hpcgpu.deploy.cluster.connection import Connection
+from hpcgpu.deploy.cluster.parts import Answers, Parts, check_loop, first_line, without_workers
 from hpcgpu.deploy.cluster.reported import ReportedCluster
 from hpcgpu.deploy.cluster.run import ClusterRun
-from hpcgpu.deploy.cluster.session import Hooks
-from hpcgpu.deploy.cluster.state import State, first_line, without_workers
 from hpcgpu.deploy.jobs.workers import SchedulerView
+from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs.phase import End, summary_line
@@ -45,7 +43,7 @@ _INSTEAD = {
 }
 
 
-class GPUCluster(NotebookCluster, ReportedCluster):
+class GPUCluster(ReportedCluster):
     """A scheduler on rank 0 and one bound, spilling worker per GPU, started as one job.
 
     Parameters
@@ -98,16 +96,26 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         """Make the run of these options, without a start."""
 
     def _make(self, run: ClusterRun, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
-        state = State(type(self).__name__, lambda: self.status, lambda: self.scheduler_info.get("stalled", ""))
-        state.check_loop(asynchronous=asynchronous, loop=loop)
+        kind = type(self).__name__
+        check_loop(kind, asynchronous=asynchronous, loop=loop)
         self.settings = run.settings
         register()  # a client of this process can scatter arrays of CuPy: distributed's own way needs numba
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=quiet, name=self.settings.job_name)
         self._watch_worker_status_comm: Any = None  # distributed's, for the scheduler's news of its workers
         self._changed = asyncio.Event()
-        hooks = Hooks(reconnected=self._start_again, lost=self._lost, changed=self._changed.set)
         progress = Progress(self._cluster_manager_logs, quiet, 0.0 if self.waits_in_queue else SHORT_S)
-        self.parts = Parts.of(run, state, hooks, self.patience, progress)
+        changed = self._changed.set
+        self.parts = Parts(
+            kind=kind,
+            run=run,
+            connection=Connection(
+                run, progress, self.patience, reconnected=self._start_again, lost=self._lost, changed=changed
+            ),
+            progress=progress,
+            answers=Answers(kind),
+            status=lambda: self.status,
+            reason=lambda: self.scheduler_info.get("stalled", ""),
+        )
         self._calls: set[asyncio.Future[Any]] = set()
         self._starting: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -134,13 +142,13 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             It is lost or closed.
 
         """
-        self.parts.state.must_run()
-        return self.parts.session.security
+        self.parts.must_run()
+        return self.parts.connection.security
 
     @property
     def scheduler_address(self) -> str:
         """The scheduler's address, as distributed writes it."""
-        return "<Not Connected>" if self.parts.state.end else str(super().scheduler_address)
+        return "<Not Connected>" if self.parts.end else str(super().scheduler_address)
 
     @property
     def job_id(self) -> str:
@@ -163,18 +171,18 @@ class GPUCluster(NotebookCluster, ReportedCluster):
     @property
     def plan(self) -> set[str]:
         """As in distributed's clusters: the wanted workers; workers that have not registered yet have no real names."""
-        return self.parts.state.named(self.observed, self.wanted_workers)
+        return self.parts.named(self.observed, self.wanted_workers)
 
     @property
     def requested(self) -> set[str]:
         """As in distributed's clusters: the workers of :attr:`plan` whose jobs have been submitted."""
-        return self.parts.state.named(self.observed, self.parts.run.requested_workers)
+        return self.parts.named(self.observed, self.parts.run.requested_workers)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_INSTEAD.get(name, '')}")
 
     def __repr__(self) -> str:
-        if state := self.parts.state.text:
+        if state := self.parts.state:
             return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
         names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
         gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
@@ -190,11 +198,10 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     def explain(self) -> Explanation:
         """Return the plan of the job, with where each part was set."""
-        text = self.parts.run.explain()
-        state = self.parts.state
-        if state.text and not state.stalled:
-            return Explanation(f"{text}\nthis cluster is {state.text}\n")
-        if facts := self.parts.session.scheduler_file:
+        text, state = self.parts.run.explain(), self.parts.state
+        if state and not self.parts.stalled:
+            return Explanation(f"{text}\nthis cluster is {state}\n")
+        if facts := self.parts.connection.scheduler_file:
             text += f"\nscheduler of job {self.job_id or '-'} on {facts.node}\n"
             text += f"dashboard: {'cluster.dashboard_link' if self.dashboard_link else 'none'}\n"
         return Explanation(text)
@@ -205,8 +212,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
         Empty where the cluster has none (``dashboard=False``), or has ended.
         """
-        browser = self.parts.session.browser
-        return browser.url if browser and not self.parts.state.end else ""
+        browser = self.parts.connection.browser
+        return browser.url if browser and not self.parts.end else ""
 
     def sync(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a coroutine function. In an asynchronous cluster it begins at once, whether or not it is awaited."""
@@ -219,7 +226,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:
         """Return the logs of the cluster, the scheduler and the workers; after the end, of the cluster only."""
-        if self.parts.state.end and not self.asynchronous:  # the thread of its event loop may have ended, too
+        if self.parts.end and not self.asynchronous:  # the thread of its event loop may have ended, too
             text = "\n".join(line for _, line in self._cluster_manager_logs)
             return Logs({"Cluster": Log(text)} if cluster else {})
         return super().get_logs(cluster, scheduler, workers)
@@ -242,7 +249,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             More workers than a cluster of fixed size has.
 
         """
-        self.parts.state.must_run()
+        self.parts.must_run()
         if not self.waits_in_queue and n_workers > self.wanted_workers:
             raise ConfigError(
                 f"wait_for_workers({n_workers}): this cluster always has {self.wanted_workers} workers; to have more, "
@@ -255,8 +262,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         try:
             async with asyncio.timeout(limit_s):
                 while len(self.scheduler_info["workers"]) < n_workers:
-                    self.parts.state.must_run()
-                    why = self.parts.session.trouble
+                    self.parts.must_run()
+                    why = self.parts.connection.trouble
                     if error := JobError(why) if why else self.parts.run.given_up:
                         raise error
                     progress.show(self._line(n_workers))
@@ -281,8 +288,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         workers = len(self.scheduler_info["workers"])
         self.parts.progress.show(self._line(workers) if workers or not self._supports_scaling else _NO_WORKERS)
         self.parts.progress.end()
-        if self.dashboard_link and self.parts.session.browser and not self.quiet:
-            self.parts.progress.say(*self.parts.session.browser.lines)
+        if self.dashboard_link and self.parts.connection.browser and not self.quiet:
+            self.parts.progress.say(*self.parts.connection.browser.lines)
 
     async def _show_notes(self) -> None:
         with contextlib.suppress(OSError):  # the connection has just broken, which _watch_worker_status reports
@@ -310,7 +317,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             await self._show_ready()
         except asyncio.CancelledError:
             await self._close()
-            if self.parts.session.keeps_job:
+            if self.parts.connection.keeps_job:
                 raise JobError(f"job {self.job_id or '-'} was detached before its workers were there") from None
             raise
         except BaseException:
@@ -319,20 +326,19 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     async def _connect(self) -> None:
         """Start or take up the run, and connect to its scheduler."""
-        run, session = self.parts.run, self.parts.session
+        run, connection = self.parts.run, self.parts.connection
         view = SchedulerView(
             scheduler=lambda: self.scheduler_comm,
             workers=lambda: self.scheduler_info["workers"],
-            searching=lambda: session.is_searching,
+            searching=lambda: connection.is_searching,
             changed=self._changed.set,
             say=self._log,
-            end=lambda: self.parts.state.end,
+            end=lambda: self.parts.end,
         )
-        folder = session.join(run.folder) if run.folder else await session.begin(run.make_folder)
-        await run.start(folder, view)
-        self.scheduler_comm = await session.connect(run)
+        await run.start(await connection.begin(), view)
+        self.scheduler_comm = await connection.connect()
         await run.connected()
-        session.keeps_job &= not run.takes_over
+        connection.keeps_job &= not run.takes_over
 
     async def _start_again(self, scheduler: Any) -> None:
         """Repeat the start of distributed's cluster with another connection."""
@@ -343,7 +349,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
         if self._sync_cluster_info_task:
             self._sync_cluster_info_task.cancel()
         self.scheduler_comm = scheduler
-        self.parts.session.hold(scheduler)
+        self.parts.connection.hold(scheduler)
         await super()._start()
         await old.close_rpc()
 
@@ -355,10 +361,10 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             reason = f"a message of the scheduler about its workers could not be read: {reason_of(e)}"
             comm.abort()
         if self.status == Status.running and comm is self._watch_worker_status_comm:
-            self.parts.session.lose(reason)
+            self.parts.connection.lose(reason)
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
-        if self.parts.state.end:
+        if self.parts.end:
             return
         if op == "stalled":
             self.scheduler_info["stalled"] = msg
@@ -370,7 +376,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     def _over(self, end: End, text: str) -> None:
         """Record that there is no scheduler, and so no worker, from now on."""
-        self.parts.state.over(end, text)
+        self.parts.over(end, text)
         self.scheduler_info = without_workers(self.scheduler_info)
 
     def _lost(self, why: str) -> None:
@@ -397,7 +403,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
         """
         if self.parts.run.job is None or self.status != Status.starting:
-            self.parts.state.must_run()
+            self.parts.must_run()
         detached = self.sync(self._detach)
         if not self.asynchronous:
             self._loop_runner.stop()
@@ -405,7 +411,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     async def _detach(self) -> None:
         await self.parts.run.check_detachable()
-        await self.parts.session.detach(self.job_id)
+        await self.parts.connection.detach(self.job_id)
         if self.status == Status.starting and self._starting:
             self._starting.cancel()
         else:
@@ -427,8 +433,8 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             This object has left the job already, or the object that owns it is alive; with the way to take it over.
 
         """
-        if self.parts.state.end is End.LEFT:
-            raise JobError(f"this {type(self).__name__} is {self.parts.state.text}")
+        if self.parts.end is End.LEFT:
+            raise JobError(f"this {type(self).__name__} is {self.parts.state}")
         if self.status == Status.closed:
             return self.close()
         closed = self.sync(self._shutdown)
@@ -438,7 +444,7 @@ class GPUCluster(NotebookCluster, ReportedCluster):
 
     async def _shutdown(self) -> None:
         await self.parts.run.claim("end")
-        self.parts.session.keeps_job = False
+        self.parts.connection.keeps_job = False
         await self._close()
 
     async def _close(self) -> None:
@@ -448,38 +454,38 @@ class GPUCluster(NotebookCluster, ReportedCluster):
             await asyncio.shield(self._closing)  # several may wait for it, and some not for long
 
     async def _close_once(self) -> None:
-        run, session = self.parts.run, self.parts.session
+        run, connection = self.parts.run, self.parts.connection
         self.status = Status.closing
         self._changed.set()  # ends all waiting for workers
         self.parts.progress.end()
-        self.parts.page.close()
-        if not self.parts.state.end and not session.is_searching:
-            await self.parts.summary.ask(self.scheduler_comm)
-        session.keeps_job |= not await run.is_mine()
-        await session.leave()
+        self.parts.answers.close()
+        if not self.parts.end and not connection.is_searching:
+            await self.parts.answers.ask_summary(self.scheduler_comm)
+        connection.keeps_job |= not await run.is_mine()
+        await connection.leave()
         await super()._close()
         self.status = Status.closing  # as long as the job exists
         try:
-            await session.close()
-            end = f"closed; it was {self.parts.state.end_text}" if self.parts.state.end is End.LOST else "closed"
-            if session.keeps_job and not self.parts.state.end:
+            await connection.close()
+            end = f"closed; it was {self.parts.end_text}" if self.parts.end is End.LOST else "closed"
+            if connection.keeps_job and not self.parts.end:
                 end = run.goes_on(type(self).__name__) or end
             self._over(End.LEFT, end)
-            if not session.keeps_job:
+            if not connection.keeps_job:
                 with self.parts.progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
                     await run.end()
-                await session.remove_folder()  # the guard needs it as long as a job may exist
-                self.parts.state.end = End.CLOSED
+                await connection.remove_folder()  # the guard needs it as long as a job may exist
+                self.parts.end = End.CLOSED
             await run.close()
         finally:
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
-            self.parts.page.ended()
+            self.parts.answers.ended()
 
 
 def object_of(kind: type[Kind], run: ClusterRun, *, keeps_job: bool, asynchronous: bool) -> Kind:
     """Return the cluster object of an existing run, and start it; ``attach`` calls this."""
     cluster = kind.__new__(kind)
     cluster._make(run, asynchronous=asynchronous)
-    cluster.parts.session.keeps_job = keeps_job
+    cluster.parts.connection.keeps_job = keeps_job
     cluster._begin()
     return cluster

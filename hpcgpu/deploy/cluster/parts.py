@@ -1,23 +1,22 @@
-"""The parts of a cluster object: its classes reach each other's work through these parts alone."""
+"""The parts of a cluster object, and its state: not started, not connected, stalled, lost, detached, closed."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from distributed.deploy.cluster import Cluster
+from distributed.core import Status
 
 from hpcgpu.deploy import workers
-from hpcgpu.deploy.cluster.progress import Progress
+from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.cluster.run import ClusterRun
-from hpcgpu.deploy.cluster.session import Hooks, Session
-from hpcgpu.deploy.cluster.state import State
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
-from hpcgpu.errors import JobError
-from hpcgpu.model import Patience
+from hpcgpu.deploy.progress import Progress
+from hpcgpu.errors import ConfigError, JobError
+from hpcgpu.plan.jobs.phase import End
 from hpcgpu.plan.jobs.worker_names import by_number
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.workers import WorkerFacts, read_facts
@@ -31,10 +30,15 @@ _SUMMARY_S = 3.0
 _SHORTEST_S, _PER_WORKER_S = 2.0, 0.08
 
 
-class Page:
-    """The facts of the workers for the page of a cluster object. The event loop's thread asks; any thread may read."""
+class Answers:
+    """The newest facts of the workers, for the page, and the newest summary.
 
-    def __init__(self) -> None:
+    The event loop's thread asks; any thread may read. ``kind`` is the name of the cluster's class, for errors.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._summary: Summary | str = "it has not been started"
         self._facts: dict[str, WorkerFacts] = {}  # by address
         self._asked_s = 0.0
         self._asking: tasks.Loop | None = None
@@ -52,7 +56,7 @@ class Page:
         """Return whether the facts are old."""
         return time.monotonic() - self._asked_s >= max(_SHORTEST_S, _PER_WORKER_S * count)
 
-    async def ask(self, scheduler: Any) -> None:  # distributed's rpc
+    async def ask_workers(self, scheduler: Any) -> None:  # distributed's rpc
         """Ask all workers; those that do not answer are shown by their names."""
         self._asked_s = time.monotonic()
         try:
@@ -72,7 +76,7 @@ class Page:
             async def ask() -> None:
                 await asyncio.sleep(_SHORTEST_S)
                 if self.is_due(count()):
-                    await self.ask(scheduler())
+                    await self.ask_workers(scheduler())
 
             self._asking = tasks.run_forever(ask, "the questions to the workers for a notebook")
 
@@ -91,55 +95,99 @@ class Page:
             self._asking.cancel()
         self._facts = {}
 
-
-class LastSummary:
-    """The newest summary from the scheduler. The event loop's thread asks; any thread may read."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind  # name of the cluster's class, for errors
-        self._last: Summary | str = "it has not been started"
-
-    async def ask(self, scheduler: Any) -> None:
+    async def ask_summary(self, scheduler: Any) -> None:
         """Ask the scheduler (distributed's rpc, or None); an error is kept as the reason and ends nothing else."""
         if scheduler is None:
             return
         try:
             async with asyncio.timeout(_SUMMARY_S):
-                self._last = Summary(**await scheduler.hpcgpu_summary())
+                self._summary = Summary(**await scheduler.hpcgpu_summary())
         except Exception as e:  # of a connection that is gone, or of a scheduler that closes
-            if not isinstance(self._last, Summary):
-                self._last = f"its scheduler does not answer: {reason_of(e)}"
+            if not isinstance(self._summary, Summary):
+                self._summary = f"its scheduler does not answer: {reason_of(e)}"
 
-    def get(self) -> Summary:
+    def summary(self) -> Summary:
         """Return the newest summary; raise JobError, with the reason, without one."""
-        if isinstance(self._last, str):
-            raise JobError(f"this {self._kind} has no summary: {self._last}")
-        return self._last
+        if isinstance(self._summary, str):
+            raise JobError(f"this {self._kind} has no summary: {self._summary}")
+        return self._summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Parts:
-    """The parts of one cluster object."""
+    """The parts of one cluster object, by which its classes reach each other's work, and how it ended.
 
+    The event loop's thread changes it; any may read it.
+    """
+
+    kind: str  # name of the cluster's class
     run: ClusterRun  # its jobs or processes
-    session: Session  # folder, lease, connection
-    state: State  # how it ended, or what is wrong
+    connection: Connection  # folder, lease, connection
     progress: Progress  # prints its lines
-    page: Page  # shows it in a notebook
-    summary: LastSummary  # the use of its run
+    answers: Answers  # of its workers and scheduler
+    status: Callable[[], Status]  # return distributed's status
+    reason: Callable[[], str]  # return why no task goes on
+    end: End | None = None  # None while it has a scheduler or searches it
+    end_text: str = ""  # the end, for people
 
-    @classmethod
-    def of(cls, run: ClusterRun, state: State, hooks: Hooks, patience: Patience, progress: Progress) -> Self:
-        """Make the parts of an object that has a run, a state and lines."""
-        session = Session(run.settings, state, progress, patience, hooks)
-        return cls(
-            run=run, session=session, state=state, progress=progress, page=Page(), summary=LastSummary(state.kind)
-        )
+    def over(self, end: End, text: str) -> None:
+        """Record that there is no scheduler from now on."""
+        self.end, self.end_text, self.connection.why_lost = end, text, ""
+
+    def named(self, observed: Iterable[object], count: int) -> set[str]:
+        """Return names for ``count`` workers; workers that have not registered yet have none of their own."""
+        names = {str(name) for name in observed}
+        return names | {f"not registered yet, {i}" for i in range(len(names), 0 if self.end else count)}
+
+    @property
+    def state(self) -> str:
+        """Why the cluster is unusable, or no task goes on; "" if it is usable."""
+        status, why = self.status(), self.connection.why_lost
+        if self.end:
+            return self.end_text
+        if status == Status.created:
+            return "not started: await it"
+        if status == Status.running:
+            return f"not connected: {why}" if why else self.stalled
+        return str(status.name)
+
+    @property
+    def stalled(self) -> str:
+        """Why no task goes on; "" if one does. The status stays: distributed's loops end when it changes."""
+        reason = "" if self.connection.why_lost or self.status() != Status.running else self.reason()
+        return f"stalled: {reason}" if reason else ""
+
+    def must_run(self) -> None:
+        """Raise ConfigError if the cluster has not been started, JobError if it is lost or closed."""
+        status = self.status()
+        if self.end or status == Status.closing:
+            raise JobError(f"this {self.kind} is {self.state}")
+        if status in (Status.created, Status.starting):
+            raise ConfigError(
+                f"this {self.kind} has not started yet: it is asynchronous, so write 'cluster = await "
+                f"{self.kind}(...)', or 'async with', before you use it"
+            )
 
 
-class ComposedCluster(Cluster):
-    """distributed's cluster object, made of parts."""
+def check_loop(kind: str, *, asynchronous: bool, loop: object) -> None:
+    """Raise ConfigError if an asynchronous cluster has no event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        if not asynchronous or loop is not None:
+            return
+        raise ConfigError(
+            f"asynchronous=True outside of an event loop: leave it out, or write 'cluster = await "
+            f"{kind}(asynchronous=True, ...)' in a coroutine"
+        ) from None
 
-    parts: Parts  # for the classes of hpcgpu; attributes for people have a name of their own
-    scheduler_comm: Any  # distributed's, as scheduler_info
-    scheduler_info: Any
+
+def without_workers(info: Any) -> Any:  # distributed's SchedulerInfo, or a dict
+    """Return the scheduler's facts about itself, without workers."""
+    none = {name: 0 for name in ("n_workers", "total_threads", "total_memory") if name in info}
+    return type(info)({**info, **none, "workers": {}})
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a state, without the colon at its end."""
+    return text.partition("\n")[0].rstrip(":")

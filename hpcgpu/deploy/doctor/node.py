@@ -22,9 +22,9 @@ from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import cgroup, discover, nvml, process
 from hpcgpu.host import run as programs
+from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
 from hpcgpu.plan.doctor.facts import Launcher, NodeFacts
-from hpcgpu.plan.jobs.launcher import RankCommand
 from hpcgpu.spill.storage.scratch import home_of
 
 _MEET_S = 30.0  # for the other nodes to come, and for the login node to have connected

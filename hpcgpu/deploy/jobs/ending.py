@@ -87,38 +87,31 @@ async def end(
     Ended jobs are not cancelled. Without a refusal (None) the batch system may just be slow. ``tell`` takes its
     refusals.
     """
-    ending = _Ending(system, ids, tell)
-    with contextlib.suppress(TimeoutError):
-        await tasks.until(ending.look, _POLL_S, limit_s)
-    return ending.left, ending.refused if ending.left else None
+    left, refused, last = list(ids), None, ""
+    again_s = float("-inf")
+    now_s = asyncio.get_running_loop().time
 
-
-class _Ending:
-    """Cancels jobs again and again until they have ended."""
-
-    def __init__(self, system: BatchSystem, ids: Sequence[str], tell: Callable[[str], None]) -> None:
-        self.left = list(ids)  # not ended
-        self.refused: SubmitError | None = None  # why not cancelled, or not answered
-        self._system, self._tell, self._last = system, tell, ""
-        self._again_s = float("-inf")
-
-    async def look(self) -> bool | None:
+    async def look() -> bool | None:
         """Poll the jobs, and cancel the remaining ones when due; return True if none is left, else None."""
-        now_s = asyncio.get_running_loop().time
+        nonlocal left, refused, last, again_s
         try:
-            listed = await ask(self._system, self.left) if self.left else {}
-            self.left = [i for i in self.left if i in listed and listed[i].state is not JobState.ENDED]
-            if self.left and now_s() >= self._again_s:
-                self.refused, self._again_s = None, now_s() + _AGAIN_S
-                await cancel(self._system, self.left)
+            listed = await ask(system, left) if left else {}
+            left = [i for i in left if i in listed and listed[i].state is not JobState.ENDED]
+            if left and now_s() >= again_s:
+                refused, again_s = None, now_s() + _AGAIN_S
+                await cancel(system, left)
         except SubmitError as e:
-            self.refused = e
+            refused = e
             if e.transient:
-                self._again_s = now_s()
-            if str(e) != self._last:
-                self._tell(str(e))
-            self._last = str(e)
-        return None if self.left else True
+                again_s = now_s()
+            if str(e) != last:
+                tell(str(e))
+            last = str(e)
+        return None if left else True
+
+    with contextlib.suppress(TimeoutError):
+        await tasks.until(look, _POLL_S, limit_s)
+    return left, refused if left else None
 
 
 async def _end_by_themselves(

@@ -21,8 +21,7 @@ from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs.ends import Failures, why_over
 from hpcgpu.plan.jobs.job import HEAD, Job
-from hpcgpu.plan.jobs.polling import poll_in_s
-from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Facts, Policy, reconcile
+from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
 from hpcgpu.supervise import tasks
 
 # A cancelled job is gone within the batch system's KillWait.

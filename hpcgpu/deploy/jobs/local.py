@@ -16,9 +16,9 @@ from hpcgpu.deploy.jobs.logs import tail
 from hpcgpu.errors import JobError, LaunchError
 from hpcgpu.host import private, process
 from hpcgpu.launch.environment import SEEN_OF_A_JOB
+from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.job import HEAD, Job
-from hpcgpu.plan.jobs.launcher import RankCommand
 from hpcgpu.spill.storage import parents
 from hpcgpu.supervise import tasks
 

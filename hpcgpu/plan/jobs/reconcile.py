@@ -1,8 +1,8 @@
-"""Decide how to keep the target number of jobs running: facts in, actions out, no clock."""
+"""Decide how to keep the target number of jobs running, and when to poll them: facts in, actions out, no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpcgpu.model import JobState, Patience
@@ -10,9 +10,15 @@ from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.ends import LATE_S, Failures, why_over
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.phase import format_missing, format_status
-from hpcgpu.plan.jobs.polling import poll_in_s
 
 NEVER_S = float("-inf")
+# So soon after the end of a job's script the batch system is about to notice it.
+_MOMENT_S = 10.0
+# The longest interval between two polls, and the ratio of the time since the last change to the interval.
+_LONGEST_S, _RATIO = 60.0, 6.0
+# The fates of a member job.
+GONE, MISSING, GHOST = "gone", "not listed for long", "stuck, or without workers for long"
+LEAVING, OUTGOING, ALIVE = "leaving", "near its walltime", "alive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +42,16 @@ class Policy:
         return min(self.drain_s, (self.walltime_s or 0) / 4)
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """The number of jobs to keep, and what holds submissions back."""
-
-    target: int = 0  # jobs
-    adapting: bool = False  # adapt sets target, and changes it often; False: a user has set it
-    held_back_until_s: float = NEVER_S  # no submission before: the last one was refused for now
-    failures: Failures = field(default_factory=Failures)  # from the last actions; a new one if a user tries again
-
-
-NO_DEMAND = Demand()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts(Demand):
+class Facts:
     """All facts that a decision depends on."""
 
     now_s: float
     jobs: tuple[Job, ...] = ()
+    target: int = 0  # member jobs to keep
+    adapting: bool = False  # adapt sets target, and changes it often; False: a user has set it
+    held_back_until_s: float = NEVER_S  # no submission before: the last one was refused for now
+    failures: Failures = field(default_factory=Failures)  # from the last actions; a new one if a user tries again
     submitting: int = 0  # jobs of submissions in progress, which have no id yet
     asked_s: float | None = None  # last poll for all these jobs
     answered_s: float | None = None  # last answer of the batch system
@@ -75,18 +72,6 @@ class Actions:
     wake_s: float | None = None  # in how many seconds to reconcile again without an event; None: no need
 
 
-@dataclass(slots=True, eq=False)
-class _Classified:
-    """The jobs by their fate."""
-
-    gone: list[tuple[Job, str]] = field(default_factory=list)
-    missing: list[tuple[Job, str]] = field(default_factory=list)  # not listed for long
-    ghosts: list[tuple[Job, str]] = field(default_factory=list)  # stuck, or without workers for long
-    leaving: list[Job] = field(default_factory=list)
-    outgoing: list[Job] = field(default_factory=list)  # near their walltime
-    alive: list[Job] = field(default_factory=list)
-
-
 def reconcile(facts: Facts, policy: Policy) -> Actions:
     """Decide the next actions; call it after each event, and after ``next_s`` and ``wake_s``.
 
@@ -97,23 +82,25 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
     """
     heads = [j for j in facts.jobs if j.is_head and not why_over(j, facts.now_s, policy.late_limit_s)]
     facts = replace(facts, jobs=tuple(j for j in facts.jobs if not j.is_head))
-    jobs = _classify(facts, policy)
-    failures = facts.failures.after(facts.jobs, (*jobs.gone, *jobs.missing, *jobs.ghosts), facts.now_s)
+    fates = [(job, *_fate(facts, policy, job)) for job in facts.jobs]
+    gone, missing, ghosts = ([(j, why) for j, f, why in fates if f == fate] for fate in (GONE, MISSING, GHOST))
+    leaving, outgoing, alive = ([j for j, f, _ in fates if f == fate] for fate in (LEAVING, OUTGOING, ALIVE))
+    failures = facts.failures.after(facts.jobs, (*gone, *missing, *ghosts), facts.now_s)
     give_up = failures.give_up(policy.breaker)
-    cancel, retire = _surplus(facts, policy, jobs)
-    shortage = max(0, facts.target - len(jobs.alive) - facts.submitting)
+    cancel, retire = _surplus(facts, policy, alive, outgoing)
+    shortage = max(0, facts.target - len(alive) - facts.submitting)
     held_back = facts.now_s < facts.held_back_until_s
-    cancelled = [j for j, _ in (*jobs.ghosts, *jobs.missing)] + _overdue(facts, policy, jobs.leaving) + cancel
+    cancelled = [j for j, _ in (*ghosts, *missing)] + _overdue(facts, policy, leaving) + cancel
     acted = {j.id for j in (*cancelled, *retire)}
-    present = [*heads, *(j for j, _ in jobs.ghosts), *jobs.leaving, *jobs.outgoing, *jobs.alive]
-    wakes = list(_wakes(facts, policy, jobs, acted))
+    present = [*heads, *(j for j, _ in ghosts), *leaving, *outgoing, *alive]
+    wakes = list(_wakes(facts, policy, alive, outgoing, acted))
     if shortage and held_back and not give_up:
         wakes.append(facts.held_back_until_s)
     return Actions(
         submit=0 if give_up or held_back else shortage,
         cancel=tuple(j.id for j in cancelled),
         retire=tuple(j.id for j in retire),
-        forget=tuple((j.id, why) for j, why in (*jobs.gone, *jobs.missing)),
+        forget=tuple((j.id, why) for j, why in (*gone, *missing)),
         lost=tuple(j.id for j in present if not j.is_head and j.workers and not j.heard and j.state in WAITING),
         failures=failures,
         give_up=give_up,
@@ -122,26 +109,21 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
     )
 
 
-def _classify(facts: Facts, policy: Policy) -> _Classified:
-    out = _Classified()
-    for job in facts.jobs:
-        if job.status and job.state is JobState.ENDED:
-            out.gone.append((job, format_status(job.status) or "ended"))
-        elif not job.heard and _answered(facts, job.missing_since_s, policy.missing_limit_s):
-            out.missing.append((job, format_missing(policy.missing_limit_s)))
-        elif job.leaving:
-            out.leaving.append(job)
-        elif job.status and job.state is JobState.STUCK and not job.workers:
-            out.ghosts.append((job, format_status(job.status)))
-        elif job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
-            out.ghosts.append((job, f"ran for {policy.start_limit_s:g} s without a worker"))
-        elif (why := _in_trouble(facts, policy, job)) and not job.heard:
-            out.ghosts.append((job, why))
-        elif facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s:
-            out.outgoing.append(job)
-        else:
-            out.alive.append(job)
-    return out
+def _fate(facts: Facts, policy: Policy, job: Job) -> tuple[str, str]:
+    """Return the fate of a member job, and the reason why it is given up; "" if it is not."""
+    if job.status and job.state is JobState.ENDED:
+        return GONE, format_status(job.status) or "ended"
+    if not job.heard and _answered(facts, job.missing_since_s, policy.missing_limit_s):
+        return MISSING, format_missing(policy.missing_limit_s)
+    if job.leaving:
+        return LEAVING, ""
+    if job.status and job.state is JobState.STUCK and not job.workers:
+        return GHOST, format_status(job.status)
+    if job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
+        return GHOST, f"ran for {policy.start_limit_s:g} s without a worker"
+    if (why := _in_trouble(facts, policy, job)) and not job.heard:
+        return GHOST, why
+    return OUTGOING if facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s else ALIVE, ""
 
 
 def _in_trouble(facts: Facts, policy: Policy, job: Job) -> str:
@@ -163,18 +145,20 @@ def _end_s(job: Job, policy: Policy) -> float:
     return job.started_s + policy.walltime_s
 
 
-def _surplus(facts: Facts, policy: Policy, jobs: _Classified) -> tuple[list[Job], list[Job]]:
+def _surplus(
+    facts: Facts, policy: Policy, alive: Sequence[Job], outgoing: Sequence[Job]
+) -> tuple[list[Job], list[Job]]:
     """Return the jobs to cancel and the jobs to retire: the surplus, and jobs near their walltime."""
     cancel, retire = [], []
-    surplus = len(jobs.alive) - facts.target
-    for job in _dispensable(jobs.alive, policy)[: max(0, surplus)]:
+    surplus = len(alive) - facts.target
+    for job in _dispensable(alive, policy)[: max(0, surplus)]:
         if job.workers:
             retire.append(job)
         elif not _is_held(facts, policy, job):
             cancel.append(job)
     # A job near its end is kept until the jobs that stay have all their workers.
-    full = sum(1 for j in jobs.alive if j.workers and j.workers >= j.expected)
-    for job in jobs.outgoing:
+    full = sum(1 for j in alive if j.workers and j.workers >= j.expected)
+    for job in outgoing:
         if full >= facts.target or facts.now_s >= _end_s(job, policy) - policy.lead_s:
             # Workers leave by themselves at the batch system's warning; their job is about to end then.
             (cancel if job.first_worker_s is None else retire).append(job)
@@ -209,13 +193,54 @@ def _overdue(facts: Facts, policy: Policy, leaving: Sequence[Job]) -> list[Job]:
     return out
 
 
-def _wakes(facts: Facts, policy: Policy, jobs: _Classified, acted: set[str]) -> Iterator[float]:
+def _wakes(
+    facts: Facts, policy: Policy, alive: Sequence[Job], outgoing: Sequence[Job], acted: set[str]
+) -> Iterator[float]:
     """Yield the times at which something is due that no event and no answer announces."""
-    for job in jobs.outgoing:
+    for job in outgoing:
         if job.id not in acted:
             yield _end_s(job, policy) - policy.lead_s
-    for job in jobs.alive:
+    for job in alive:
         if job.id not in acted and (end_s := _end_s(job, policy)) < float("inf"):
             yield end_s - 2 * policy.lead_s
-    surplus = _dispensable(jobs.alive, policy)[: max(0, len(jobs.alive) - facts.target)]
+    surplus = _dispensable(alive, policy)[: max(0, len(alive) - facts.target)]
     yield from (j.submitted_s + policy.hold_s for j in surplus if not j.workers and _is_held(facts, policy, j))
+
+
+def poll_in_s(
+    now_s: float,
+    asked_s: float | None,
+    jobs: Sequence[Job],
+    acted: Collection[str] = (),
+    patience: Patience = Patience(),  # frozen
+) -> float | None:
+    """Return in how many seconds to poll for these jobs; None if their workers show everything.
+
+    ``asked_s``: the last poll. ``acted``: ids of jobs that are being retired or cancelled. Poll once for a started job,
+    when its nodes are known: after a requeue they may not be. The job with the scheduler is not polled at once.
+    """
+    unsettled = [j for j in jobs if j.id in acted or _is_unsettled(j)]
+    if not unsettled:
+        return None
+    if asked_s is None:
+        return max(0.0, min(j.submitted_s + (patience.news_s if j.is_head else 0.0) for j in unsettled) - now_s)
+    changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
+    interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
+    for job in unsettled:
+        has_just_ended = job.left_s is not None and now_s - job.left_s < _MOMENT_S
+        lost_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
+        if has_just_ended or (lost_s is not None and lost_s > asked_s and not job.leaving):
+            interval_s = patience.news_s
+    return max(0.0, asked_s + interval_s - now_s)
+
+
+def _is_unsettled(job: Job) -> bool:
+    if not job.heard or job.unasked or job.leaving or job.state is JobState.SUSPENDED:
+        return True
+    return job.is_head and job.state is not JobState.RUNNING
+
+
+def _changed_s(job: Job) -> float:
+    life = (job.submitted_s, job.started_s, job.retired_s, job.cancelled_s)
+    absence = (job.alone_since_s, job.silent_since_s, job.missing_since_s)
+    return max(s for s in (*life, *absence) if s is not None)

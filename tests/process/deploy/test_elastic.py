@@ -139,7 +139,6 @@ def test_only_the_owner_scales_and_others_read(home: Path) -> None:
             everywhere((owner, attached), 4)
             assert set(ids(owner)) == set(ids(attached))
         assert len(ids(owner)) == 1  # the close of an object that reads has changed nothing
-        owner.wait_for_workers(4)
 
 
 def test_an_owner_whose_run_is_taken_over_only_reads(home: Path, said: Said) -> None:
@@ -157,13 +156,12 @@ def test_an_owner_whose_run_is_taken_over_only_reads(home: Path, said: Said) -> 
         with pytest.raises(JobError, match="this object cannot scale the cluster"):
             first.scale(2)
     assert alive(member), "the close of an object that owns the run no more has ended its jobs"
-    assert f"closed: job {second.job_id} goes on" in repr(first) or "goes on" in repr(first)
+    assert "goes on" in repr(first)
     second.detach()
     with LocalJobs.attach("mine") as reads, pytest.raises(JobError, match="and has detached it"):
         reads.scale(2)
     with LocalJobs.attach("mine", shutdown_on_close=True) as third:
         assert third.wanted_workers == 6
-        assert len(third.jobs.gone) == len(second.jobs.gone)
         third.scale(4)
         until(lambda: len(ids(third)) == 1, "one job with workers is left")
     assert not alive(member)

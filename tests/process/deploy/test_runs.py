@@ -98,12 +98,23 @@ def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Jo
     assert run.folder.exists()
 
 
+def test_a_guard_leaves_a_run_that_another_object_owns(tmp_path: Path, job: Job) -> None:
+    run = make_run(tmp_path, job, grace_s=1)
+    other = Run.open(run.folder)
+    other.take_over()
+    try:
+        asyncio.run(runs.abandon(run.folder, run.owner.token))
+        assert state(job) is JobState.RUNNING
+        assert run.folder.exists()
+    finally:
+        other.end_guard()
+
+
 def test_a_guard_costs_next_to_nothing(tmp_path: Path) -> None:
     """It waits with the modules that Python starts with, and one of ours."""
     run = make_run(tmp_path, alive=True)
     run.start_guard()
     started = run._guard
-    assert started
     try:
         heavy = {"asyncio", "distributed", "dask", "hpcgpu.batch", "hpcgpu.model", "json", "dataclasses", "pathlib"}
         code = "import sys; before = set(sys.modules); import hpcgpu.deploy.jobs.guard; "

@@ -112,10 +112,6 @@ def test_launch_without_an_allocation_says_what_to_type(script: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     for way in ("salloc", "qsub -I", "jobscripts/slurm.sbatch", "hpcgpu run", "hpcgpu launch --launcher mpirun"):
         assert way in done.stderr
-    # whoever names a launcher means this machine
-    named = ("--script", "--launcher", "fork", "--gpus", "sim:1", "--ranks", "node")
-    printed = in_process("plan", *named, script, "--mine")
-    assert printed.stdout.endswith(f"/hpcgpu run --gpus sim:1 {script} --mine\n"), printed.stderr
 
 
 @pytest.mark.parametrize("written", ['{"id": 1}', "[1]", "half of a fi", ""])
@@ -168,10 +164,7 @@ def test_plan_script_prints_what_would_be_submitted(script: str) -> None:
 def test_topo_prints_this_machine(script: str) -> None:
     done = in_process("topo", "--gpus", "sim:2")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith("worker-")] == [
-        "worker-0",
-        "worker-1",
-    ]
+    assert [line[:8] for line in done.stdout.splitlines() if line.startswith("worker-")] == ["worker-0", "worker-1"]
 
 
 def test_version_and_help() -> None:

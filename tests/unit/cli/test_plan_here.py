@@ -56,6 +56,7 @@ def test_plan_in_a_job_shows_the_launch(script: Path) -> None:
     ("older", "words"),
     [
         (["run", "--dry-run"], ["plan"]),
+        (["launch", "--launcher", "fork", "--dry-run"], ["plan", "--launcher", "fork"]),
         (["launch", "--launcher", "mpirun", "--print"], ["plan", "--launcher", "mpirun", "--script"]),
         (["jobscript", "--batch", "slurm"], ["plan", "--batch", "slurm", "--script"]),
     ],

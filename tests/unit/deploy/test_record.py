@@ -90,6 +90,18 @@ def test_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
         read.save()
 
 
+def test_run_is_saved_after_a_write_that_failed(tmp_path: Path) -> None:
+    folder = scheduler_file.make_folder(tmp_path)
+    begun = Run.begin(replace(DOCUMENT, folder=str(folder)), "slurm", None)
+    (folder / "record").mkdir()  # as a file server that has lost the handle
+    for _ in range(2):
+        with pytest.raises(IsADirectoryError):
+            begun.save()
+    (folder / "record").rmdir()
+    begun.save()
+    assert Run.open(folder).owner == begun.owner
+
+
 def test_run_that_is_taken_over_is_saved_by_its_new_owner_alone(tmp_path: Path) -> None:
     folder = scheduler_file.make_folder(tmp_path)
     first = Run.begin(replace(DOCUMENT, folder=str(folder)), "slurm", None)

@@ -38,8 +38,6 @@ from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.reconcile import Policy
 
-GONE = "99999999.1"  # no process has this pid
-
 
 class Flaky:
     """Raises so many times, then answers; counts the calls."""
@@ -71,17 +69,12 @@ def test_job_loop_goes_on_after_an_error(
 
     async def body() -> None:
         owned = make_run(tmp_path / "run", Local())
-        owned.add([Job(id=GONE)], 0.0)
+        owned.add([Job(id="99999999.1")], 0.0)  # no process has this pid
         if part == "save":
             monkeypatch.setattr(owned, "save", flaky)
         calls = {"workers": flaky} if part == "workers" else {}
-        fleet = make_fleet(
-            owned,
-            Policy(patience=Patience(ask_s=0.01)),
-            JobSpec(name="x", argv=("true",)),
-            changed=lambda: troubles.append(fleet.trouble),
-            **calls,
-        )
+        calls["changed"] = lambda: troubles.append(fleet.trouble)
+        fleet = make_fleet(owned, Policy(patience=Patience(ask_s=0.01)), JobSpec(name="x", argv=("true",)), **calls)
         await when(lambda: troubles and troubles[-1])
         assert "No space left on device" in fleet.trouble
         count, flaky.left = flaky.calls, 0

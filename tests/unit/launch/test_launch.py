@@ -11,9 +11,9 @@ from paths import DATA
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.launch import mpirun, srun
+from hpcgpu.launch.launcher import LauncherFacts, RankCommand, plan_launch
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.layout import World
-from hpcgpu.plan.jobs.launcher import LauncherFacts, RankCommand, plan_launch
 
 RECORDED = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")

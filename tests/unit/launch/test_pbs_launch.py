@@ -15,11 +15,11 @@ from paths import DATA
 from hpcgpu.deploy.settings import in_job
 from hpcgpu.errors import LaunchError
 from hpcgpu.launch.environment import brought, read_allocation
+from hpcgpu.launch.launcher import LauncherFacts, plan_launch
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.layout import World
 from hpcgpu.model.site import Site
 from hpcgpu.model.site_facts import Launcher
-from hpcgpu.plan.jobs.launcher import LauncherFacts, plan_launch
 
 VERSIONS = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")
