@@ -27,13 +27,13 @@ _STYLE = """<style>
 .hpcgpu th, .hpcgpu td { text-align: left !important; vertical-align: top; padding: 3px 14px 3px 0; border: 0;
   border-bottom: 1px solid rgba(127,127,127,.25); background: none;
   font-size: 12px; overflow-wrap: anywhere; white-space: normal }
-.hpcgpu th { font-weight: 600; white-space: nowrap; opacity: .75 }
+.hpcgpu th { font-weight: 600; opacity: .75 }
 .hpcgpu .fix { white-space: nowrap } .hpcgpu a { color: var(--jp-content-link-color, #3b82c4) }
 .hpcgpu .track { position: relative; height: 8px; min-width: 120px; border-radius: 3px; margin-top: 4px;
   background: rgba(127,127,127,.22); overflow: hidden }
 .hpcgpu .track i { position: absolute; top: 0; bottom: 0; display: block }
 .hpcgpu .track b { position: absolute; top: 0; bottom: 0; width: 2px; background: currentColor; opacity: .8 }
-.hpcgpu summary { cursor: pointer; font-weight: 600; margin: 4px 0 } .hpcgpu .tiers td { min-width: 160px; border: 0 }
+.hpcgpu summary { cursor: pointer; font-weight: 600; margin: 4px 0 }
 .hpcgpu .key { font-size: 12px; margin: 0 0 8px } .hpcgpu .key span { margin-right: 16px; white-space: nowrap }
 .hpcgpu .key em { display: inline-block; width: 12px; height: 8px; border-radius: 2px; margin-right: 6px;
   background: currentColor; opacity: .85 }
