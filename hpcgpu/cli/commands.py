@@ -12,13 +12,14 @@ import click
 
 from hpcgpu import __version__
 from hpcgpu.cli import runs, sites
-from hpcgpu.cli.command import FROM, Group, debug_option, json_option, setting_options, typed_settings
+from hpcgpu.cli.command import FROM, Group, debug_option, json_option, setting_options, show, typed_settings
 from hpcgpu.cli.doctor import doctor
 from hpcgpu.cli.facts import report, topo, version
 from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
+from hpcgpu.report.table import Column, Table
 
 if TYPE_CHECKING:
     from hpcgpu.report.job import Preview
@@ -233,15 +234,18 @@ def plan(  # each is an option
 @click.argument("name", required=False, shell_complete=_templates)
 def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
-    from hpcgpu.deploy.templates import folder, names, purpose_and_usage, render_list, text_of
+    from hpcgpu.deploy.templates import folder, names, purpose_and_usage, text_of
 
     if as_json:
         rows = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in names()}
         click.echo(json.dumps(rows, indent=2))
     elif only_folder:
         click.echo(folder())
+    elif name:
+        click.echo(text_of(name), nl=False)
     else:
-        click.echo(text_of(name) if name else render_list(), nl=False)
+        columns = (Column("template", kind="name"), Column("about"))
+        show(Table(columns, [(each, purpose_and_usage(each)[0]) for each in names()]))
 
 
 def _is_plan(dry_run: bool, as_json: bool, command: str) -> bool:

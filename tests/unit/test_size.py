@@ -24,7 +24,7 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lines(PACKAGE), 37_309),
+    "lines of hpcgpu": (lines(PACKAGE), 37_307),
     "lines of tests": (lines(TESTS), 39_175),
     "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 282),
     "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 94),
