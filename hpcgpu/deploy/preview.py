@@ -30,7 +30,7 @@ from hpcgpu.plan.binding.site_node import topology_of
 from hpcgpu.plan.binding.workers import facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of
-from hpcgpu.report.machine import Plan
+from hpcgpu.report.machine import MachinePlan
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
@@ -137,7 +137,7 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
         return None, f"{site.name}: {error}; give --from FILE (from lstopo --of xml on one of the nodes)"
 
 
-def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> Plan:
+def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> MachinePlan:
     """Plan the workers of a whole node: the job's part is unknown before it starts."""
     count = gpus_per_node(settings)
     if settings.gpus:
@@ -147,8 +147,7 @@ def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: 
     facts = facts_from(topology, where)
     if spec.memory_per_node_bytes:
         facts = replace(facts, memory=HostMemory(spec.memory_per_node_bytes, "memory="))
-    specs = plan_whole_node(settings, facts, gpus)
-    return Plan(topology, specs, facts.allowed, settings.nics, settings.reserved_cores, facts.allowed_nodes)
+    return MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings)
 
 
 def _starts(system: BatchSystem, script: str) -> str:
@@ -182,8 +181,6 @@ def _of_node(read: Wanted, line: str, layout: Layout | None) -> Preview:
     settings = read.settings
     gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
     facts = topo.this_machine(settings)
-    specs = plan_whole_node(settings, facts, gpus)
-    node = Plan(facts.topology, specs, facts.allowed, settings.nics, settings.reserved_cores, facts.allowed_nodes)
     return Preview(
         settings=settings,
         values=changed_settings(settings),
@@ -192,7 +189,7 @@ def _of_node(read: Wanted, line: str, layout: Layout | None) -> Preview:
         script=line,
         site=read.site,
         layout=layout,
-        node=node,
+        node=MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings),
         node_from=f"{facts.name}, as it is",
     )
 

@@ -11,7 +11,7 @@ from hpcgpu.model import JobSpec, Layout, Settings, Site
 from hpcgpu.plan.binding.layout import RankRecord, plan_layout
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.binding import format_ports
-from hpcgpu.report.machine import Plan, poor, workers_table
+from hpcgpu.report.machine import MachinePlan, poor
 from hpcgpu.report.plain import describe
 from hpcgpu.report.plain import differences as plain_differences
 from hpcgpu.report.table import Column, Table
@@ -31,7 +31,7 @@ class Preview:
     script: str  # of the job; without a request the command
     site: Site | None
     layout: Layout | None  # None: ranks of another launcher, which have not met yet
-    node: Plan | None  # None: unknown
+    node: MachinePlan | None  # None: unknown
     node_from: str  # the source of node, or how to get one
     starts: str = ""  # expected by the batch system; empty: unknown
     granted: tuple[str, ...] = ()  # without a request: what the job has, in words
@@ -90,7 +90,7 @@ def cost(plan: Preview) -> str:
 
 def tables(plan: Preview) -> list[Table]:
     """Return the sections of a plan, without the empty ones."""
-    node = workers_table(plan.node.topology, plan.node.specs, plan.node.nics) if plan.node else Table((), ())
+    node = plan.node.workers if plan.node else Table((), ())
     settings = Table(_SETTING, plan.values, notes=() if plan.values else ["all are defaults"])
     request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
     sections = {
@@ -125,7 +125,7 @@ def render(plan: Preview, width: int = 0) -> str:
 def described(plan: Preview) -> dict[str, Any]:
     """Convert the plan to plain data: the sections of its text, and the node as in ``hpcgpu topo --json``."""
     node = plan.node
-    workers = describe(node.topology, node.specs, "", node.nics) if node else {}
+    workers = describe(node.facts.topology, node.specs, "", node.settings.nics) if node else {}
     return {
         "settings": {name: {"value": value, "from": where} for name, value, where in plan.values},
         "request": {name: f"{value} ({where})" for name, value, where in _request(plan)},

@@ -31,10 +31,11 @@ from paths import TOPOLOGIES
 
 from hpcgpu.agent import node
 from hpcgpu.deploy.processes.node import Machine
-from hpcgpu.deploy.topo import MachinePlan, Selection, plan
+from hpcgpu.deploy.topo import Selection, plan
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings
 from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.report.machine import MachinePlan
 from hpcgpu.topology import document
 
 # recorded machines, and those of documents as hwloc would write them
