@@ -80,6 +80,7 @@ def test_of_several_ranks_the_first_one_says_it(script: Path) -> None:
     ("words", "message"),
     [
         (["launch", "--dry-run"], "this is no allocation"),  # no job
+        (["run", "--json", "--gpus", "sim:2"], "--json needs --dry-run"),
         (["plan"], "no GPU can be opened"),
         (["plan", "--gpus", "sim:2", "--queue", "gpu"], "no batch system is given"),
     ],

@@ -261,14 +261,6 @@ def test_expected_text(folder: Path, name: str) -> None:
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_text_fits_80_columns(folder: Path, name: str) -> None:
-    for gpus in (None, "sim:4x1GiB"):
-        for line in planned(folder, text_of(name), gpus=gpus).table.to_text(80).splitlines():
-            # a word that is longer than a line is left whole
-            assert len(line) <= 80 or len(line.split()) == 1, line
-
-
 def test_what_was_not_looked_at_is_said(folder: Path) -> None:
     """NCCL's files tell rates and no states; hwloc's tell states and no rates."""
     said = planned(folder, text_of("nccl/oci-h100")).table.to_text()
