@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 SUPPORT = ROOT / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
 import browser  # noqa: E402
+import camera  # noqa: E402
 
 # Its last part is the picture of a node. With 400 GPUs the photograph ends above it: it is the same.
 _NODE = "Bokeh.index.find_one(Bokeh.documents[0].roots()[0].children.at(-1)).el.getBoundingClientRect()"
@@ -32,7 +33,7 @@ def main() -> None:
                 tab.go(crowd.stdout.readline().strip(), "window.Bokeh && Bokeh.documents.length > 0")
                 time.sleep(SEEN_S)
                 path = ROOT / "docs" / "pictures" / name
-                tab.whole_picture(path, end)
+                camera.take_whole(tab, path, end)
             crowd.stdin.close()
 
 
