@@ -43,10 +43,21 @@ ROOMS: dict[str, set[str]] = {
 DEPLOY: dict[str, set[str]] = {
     "network": set(),
     "dashboard": set(),
-    "processes": {"network", "dashboard", "compat", "settings", "status_line"},
+    "processes": {"network", "dashboard", "compat", "settings", "progress"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "dashboard", "processes", "jobs", "compat", "settings", "start", "workers", "status_line"},
+    "cluster": {
+        "network",
+        "dashboard",
+        "processes",
+        "jobs",
+        "compat",
+        "settings",
+        "start",
+        "workers",
+        "preview",
+        "progress",
+    },
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")
@@ -74,7 +85,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "worker": {"click"},
 }
 # dask and distributed.protocol
-DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "aliasing"), ("spill", "serialization")}
+DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "host_objects"), ("spill", "serialization")}
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 
@@ -230,6 +241,7 @@ LONG = {
     "deploy/cluster/cluster.py": "all of distributed's interface to a cluster, and little else",
     "deploy/jobs/fleet.py": "one loop over the jobs of a run: the poll, the decision, and each of its actions",
     "deploy/jobs/run.py": "all of a run: its files, its owner, and each change of its jobs",
+    "deploy/network/node_copies.py": "one protocol: who reads one side must see the other",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",
     "spill/store/buffer.py": "what people and distributed call, with what it says of itself",
@@ -265,7 +277,7 @@ PRIVATE: dict[str, dict[str, str]] = {
         "_get_running_loop": "asyncio's way without an exception, which costs more"
     },
     "spill/devices/torch.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
-    "spill/values/aliasing.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
+    "spill/values/host_objects.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
 }
 # Of os; of named tuples, which cannot name them otherwise.
 OF_THE_LANGUAGE = {"_exit", "_replace", "_asdict", "_fields"}

@@ -46,6 +46,7 @@ OF_A_RUN = {
     *("gpus_per_node", "gpus", "simulate", "cpu_workers", "nthreads", "python", "site", "workers_per_gpu", "cores"),
     *("reserved_cores", "memory_policy", "nics", "respect_launcher", "device_memory_limit", "memory_limit"),
     *("jit_unspill", "local_directory", "trust_local_directory", "protocol", "security", "interface", "rendezvous"),
+    "node_copies",
     *("scheduler_port", "death_timeout", "dashboard", "progress", "resources", "allocator", "env"),
     *("enable_cudf_spill", "cudf_spill_stats"),
     *(name for name in NAMES if name.startswith("rmm_")),
@@ -96,7 +97,7 @@ def test_option_without_effect_from_elsewhere_is_no_error() -> None:
     check_entry_point(LOCAL, read_settings({"name": "mine"}), {"name": "mine"}, in_job=False)
 
 
-@pytest.mark.parametrize("name", ["run", "launch", "jobscript"])
+@pytest.mark.parametrize("name", ["run", "launch", "plan"])
 def test_a_commands_help_shows_what_it_takes(name: str) -> None:
     command = commands.hpcgpu.commands[name]
     ours = {p.name: p for p in command.params if p.name in NAMES}
