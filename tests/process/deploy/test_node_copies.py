@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
+import ranks
 from distributed import Client, wait
 from waiting import scaled, until
 
@@ -100,6 +102,19 @@ def test_values_survive_a_peer_that_dies_during_the_copy(client: Client) -> None
     until(lambda: result.done() or copied_bytes(client)[second] > before, "it copies", every_s=0.001)
     os.kill(pid, signal.SIGKILL)
     assert result.result(timeout=scaled(100)) == expected
+
+
+def test_a_plain_client_of_a_script_copies(tmp_path: Path) -> None:
+    code = """
+        import numpy as np
+        from hpcgpu.deploy.network.node_copies import this_process
+        with Client() as c:
+            made = c.map(np.full, [2**22] * 4, range(4))
+            assert [int(x[-1]) for x in c.gather(made)] == [0, 1, 2, 3]
+            print("copied", this_process.copied_bytes >> 20)
+    """
+    done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:2"))
+    assert "copied 128\n" in done.stdout, done.stdout + done.stderr
 
 
 def test_switched_off_and_without_encryption() -> None:
