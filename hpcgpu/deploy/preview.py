@@ -169,15 +169,13 @@ def of_launch(options: Mapping[str, object], options_from: str, script: tuple[st
 
 
 def of_run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
-    """Plan ``hpcgpu run`` as one process, or as one of a launcher's ranks; raises as the run does."""
+    """Plan ``hpcgpu run`` as one process; raises as the run does."""
     read = start.read_rank(options, options_from)
-    if read_allocation(os.environ).rank.size > 1:
-        return _of_node(read, shlex.join(script), None)
     alone = replace(read.settings, ranks="node")
     return _of_node(read, shlex.join(script), layout_of(alone, 1, start.nodes_and_gpus(read.settings)[1]))
 
 
-def _of_node(read: Wanted, line: str, layout: Layout | None) -> Preview:
+def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
     settings = read.settings
     gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
     facts = topo.this_machine(settings)
@@ -185,7 +183,7 @@ def _of_node(read: Wanted, line: str, layout: Layout | None) -> Preview:
         settings=settings,
         values=changed_settings(settings),
         spec=None,
-        granted=tuple(_granted()),
+        granted=_granted(),
         script=line,
         site=read.site,
         layout=layout,
@@ -194,12 +192,9 @@ def _of_node(read: Wanted, line: str, layout: Layout | None) -> Preview:
     )
 
 
-def _granted() -> tuple[str, ...]:
+def _granted() -> str:
     """Describe the job around this process."""
     allocation = read_allocation(os.environ)
-    job = "no job: this machine alone"
-    if allocation.batch != "local":
-        job = f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"
-    rank = allocation.rank
-    ranks = f"{counted(rank.size, 'rank')} of {rank.launcher}: they divide the work when they meet"
-    return (job, *([ranks] if rank.size > 1 else []))
+    if allocation.batch == "local":
+        return "no job: this machine alone"
+    return f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"

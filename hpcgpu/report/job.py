@@ -30,11 +30,11 @@ class Preview:
     spec: JobSpec | None  # None: no request, as the job exists already
     script: str  # of the job; without a request the command
     site: Site | None
-    layout: Layout | None  # None: ranks of another launcher, which have not met yet
+    layout: Layout
     node: MachinePlan | None  # None: unknown
     node_from: str  # the source of node, or how to get one
     starts: str = ""  # expected by the batch system; empty: unknown
-    granted: tuple[str, ...] = ()  # without a request: what the job has, in words
+    granted: str = ""  # without a request: the job around this process
 
 
 def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
@@ -95,7 +95,7 @@ def tables(plan: Preview) -> list[Table]:
     request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
     sections = {
         "settings": settings,
-        "request" if plan.spec else "job": request if plan.spec else _lines(plan.granted),
+        "request" if plan.spec else "job": request if plan.spec else _lines([plan.granted]),
         "layout": _lines(_layout(plan)),
         "node": replace(node, title=plan.node_from),
         "memory": _lines(_memory(plan)),
@@ -130,9 +130,7 @@ def described(plan: Preview) -> dict[str, Any]:
         "settings": {name: {"value": value, "from": where} for name, value, where in plan.values},
         "request": {name: f"{value} ({where})" for name, value, where in _request(plan)},
         "dialect": {name: f"{value} ({where})" for name, value, where in _dialect(plan)},
-        "layout": [
-            {"ranks": list(n.ranks), "workers": n.worker_count} for n in (plan.layout.nodes if plan.layout else ())
-        ],
+        "layout": [{"ranks": list(n.ranks), "workers": n.worker_count} for n in plan.layout.nodes],
         "node": {"from": plan.node_from, **workers},
         "memory": list(_memory(plan)),
         "network": list(_network(plan)),
@@ -182,8 +180,6 @@ def _dialect(plan: Preview) -> Iterator[tuple[str, str, str]]:
 
 
 def _layout(plan: Preview) -> Iterator[str]:
-    if plan.layout is None:
-        return
     first, *others = plan.layout.nodes
     ranks = sum(len(node.ranks) for node in plan.layout.nodes)
     yield f"{counted(ranks, 'rank')} and {counted(plan.layout.worker_count, 'worker')}; rank 0 has the scheduler"
