@@ -131,7 +131,7 @@ def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function
     metavar = "|".join(choices) or MANY.get(kind, "VALUE")
 
     def complete(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
-        from hpcgpu.host.sites import site_files
+        from hpcgpu.deploy.sites import site_files
 
         return [word for word in (sorted(site_files()) if name == "site" else choices) if word.startswith(typed)]
 

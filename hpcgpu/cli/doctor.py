@@ -48,12 +48,12 @@ def doctor(
     from hpcgpu.deploy.doctor import job as doctor_job
     from hpcgpu.deploy.doctor import login
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.finding import Finding, examine, exit_code
+    from hpcgpu.plan.doctor.finding import CheckResult, examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
     job, no_job = login.read(typed_settings(arguments), FROM, batch, must=submit)
     doctor_job.clean_up(log.say)
-    facts, job_findings = login.facts(job, no_job), tuple[Finding, ...]()
+    facts, job_findings = login.facts(job, no_job), tuple[CheckResult, ...]()
     if submit and job:
         job_findings, job_facts = doctor_job.run(job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts

@@ -37,10 +37,9 @@ def site() -> None:
 def list_(as_json: bool) -> None:
     """List the machines that are known."""
     from hpcgpu.deploy import sites
-    from hpcgpu.host.sites import site_files
 
     facts: dict[str, dict[str, Any]] = {}
-    for name in sorted(site_files()):
+    for name in sorted(sites.site_files()):
         try:
             machine = sites.read(name)
         except ConfigError as error:
@@ -70,14 +69,13 @@ def list_(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Print the file of machine NAME (or a file) with the numbers of its lines, which messages name."""
     from hpcgpu.deploy import sites
-    from hpcgpu.host.sites import find_site
 
-    machine, file = sites.read(name), find_site(name)
+    machine, (text, file) = sites.read(name), sites.find_site(name)
     if as_json:
         click.echo(json.dumps(sites.described(machine), indent=2))
         return
-    click.echo(f"{file.name}:")
-    for number, line in enumerate(file.text.splitlines(), 1):
+    click.echo(f"{file}:")
+    for number, line in enumerate(text.splitlines(), 1):
         click.echo(f"{number:4}  {line}".rstrip())
 
 

@@ -1,24 +1,26 @@
-"""Site files on this machine: the requested one, the one that it looks like, and nodes that differ from it."""
+"""Site files on this machine: in the user's folder, in the package, or at a path; and which one it looks like."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.host import log, private
-from hpcgpu.host.private import user_folder
-from hpcgpu.host.sites import find_site, site_files
+from hpcgpu.host.private import expanded, user_folder
 
 if TYPE_CHECKING:
     from hpcgpu.model import Site
 
+_PACKAGE = Path(__file__).parent.parent
 NONE = "none"  # site="none": no site, and no hint of one
 _NAMED_BY = ("NERSC_HOST", "SYSTEMNAME", "LMOD_SYSTEM_NAME")  # variables that name the machine at several centres
 _PROGRAMS = {"slurm": "sinfo", "pbs": "pbsnodes"}
@@ -27,12 +29,54 @@ _PATIENCE_S = 10.0  # then the file counts, and the batch system itself refuses 
 _logged: set[str] = set()  # messages of this process
 
 
+def package_folder(name: str) -> Path:
+    """Return the folder ``NAME`` of an installed wheel, or of this checkout."""
+    installed = _PACKAGE / "data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def folders() -> tuple[Path, Path]:
+    """Return the folders of site files, the user's first."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111 - without a home, too
+    return (config / "hpcgpu" / "sites", package_folder("site_configs"))
+
+
+def site_files() -> dict[str, Path]:
+    """Return the site files by name."""
+    paths: dict[str, Path] = {}
+    for folder in folders():
+        for path in sorted(folder.glob("*.yaml")):
+            paths.setdefault(path.stem, path)
+    return paths
+
+
+def find_site(name: str) -> tuple[str, str]:
+    """Return the text and the shown name of the file of a known site, or at a path (with ``/``, or ``.yaml``)."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path, shown = expanded(name, f"site={name!r}"), name
+    else:
+        sites = site_files()
+        if name not in sites:
+            raise ConfigError(
+                f"no site {name!r}; there are: {', '.join(sorted(sites)) or 'none'}. Give one of them, or the path "
+                f"of a site file; your own can stand in {folders()[0]}"
+            )
+        path = sites[name]
+        home = Path(os.path.expanduser("~"))  # noqa: PTH111 - without a home, too
+        shown = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+        if path.parent in folders()[1:]:
+            shown = f"site_configs/{path.name}"
+    try:
+        return path.read_text(encoding="utf-8"), shown
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"site file {name} cannot be read: {error}") from error
+
+
 def read(name: str) -> Site:
     """Return a site by its name, or by the path of its file; raise ConfigError if it is unknown or wrong."""
     from hpcgpu.config.sites.read import read_site  # YAML and its checker: 25 ms
 
-    file = find_site(name)
-    return read_site(file.text, file.name)
+    return read_site(*find_site(name))
 
 
 def say_once(text: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpcgpu.deploy import sites
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import sites
 
 _SUFFIXES = (".sbatch", ".sh")
 

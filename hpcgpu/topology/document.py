@@ -17,8 +17,12 @@ def read(text: str) -> Topology:
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
         problem = f"this file has more than {MAX_BYTES >> 20} MiB, so it is no topology file"
         raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
-    name = safe_xml.root_name(text)
-    if name in ("topology", "system"):
-        return hwloc_xml.read(text) if name == "topology" else nccl_xml.read(text)
-    start = f"it begins with <{name[:40]}>" if name else f"it begins with {text[:40]!r}" if text.strip() else "empty"
-    raise ParseError(f"not a topology file: {start}; allowed: {_ALLOWED}", evidence=text[:400])
+    if not text.lstrip("\ufeff \t\r\n").startswith("<"):
+        start = f"it begins with {text[:40]!r}" if text.strip() else "empty"
+        raise ParseError(f"not a topology file: {start}; allowed: {_ALLOWED}", evidence=text[:400])
+    with safe_xml.reading(text, "a topology file") as root:
+        if root.tag == "topology":
+            return hwloc_xml.topology_of(root, text)
+        if root.tag == "system":
+            return nccl_xml.topology_of(root, text)
+    raise ParseError(f"not a topology file: it begins with <{root.tag[:40]}>; allowed: {_ALLOWED}", evidence=text[:400])

@@ -35,13 +35,15 @@ _SCRUBBED = "several GPUs have the UUID {}: it is ignored"
 
 def read(text: str) -> Topology:
     """Parse hwloc's XML into a topology; raise ParseError for other text, a text cut off, and an unreadable number."""
-    root = safe_xml.parse(text, "hwloc XML")
+    with safe_xml.reading(text, "hwloc XML") as root:
+        return topology_of(root, text)
+
+
+def topology_of(root: ET.Element, text: str) -> Topology:
+    """Convert the root of hwloc's XML, of which ``text`` is for errors."""
     if root.tag != "topology":
         raise ParseError(f"not hwloc XML: it begins with <{root.tag}>, not <topology>", evidence=text[:400])
-    try:
-        topology = _topology(root)
-    except safe_xml.Misread as e:
-        raise safe_xml.misread(text, root, e) from e
+    topology = _topology(root)
     if not topology.cores:
         raise ParseError(_NOTHING, evidence=text[:400])
     if not topology.numa_nodes:

@@ -16,6 +16,7 @@ from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci, safe_xml
 
+_FORMAT = "NCCL topology XML"
 _COARSE = (
     "NCCL's topology XML does not describe which PUs share a core ({cores}), packages (each NUMA node counts as one), "
     "memory sizes, IP interfaces of RDMA ports, and NUMA nodes without a GPU or a network card"
@@ -43,7 +44,13 @@ def read(text: str) -> Topology:
     """Parse NCCL's XML into a topology; raise ParseError for other text, several hosts, or a file without PUs."""
     # Each NUMA node counts as a package, as in NCCL, because the file has none. A network function without a device
     # name is left out, since UCX could not use it, and named in the warnings.
-    root, functions, claims, warnings = _parse(text)
+    with safe_xml.reading(text, _FORMAT) as root:
+        return topology_of(root, text)
+
+
+def topology_of(root: ET.Element, text: str) -> Topology:
+    """Convert the root of NCCL's XML, of which ``text`` is for errors."""
+    functions, claims, warnings = _described(root, text)
     claims, functions, warnings = _numbered(claims, functions, warnings)
     pus = CpuSet().union(*claims.values())
     if not pus:
@@ -60,10 +67,7 @@ def read(text: str) -> Topology:
     cores, how = cores_of_masks(claims.values())
     warnings.insert(0, _COARSE.format(cores=how))
     gpus = [Gpu(f.address, vendor=v, numa_node=homes.get(f.numaid)) for f in functions if (v := _gpu_vendor(f))]
-    try:
-        nics = [nic for f in functions for nic in _nics(f, homes.get(f.numaid))]
-    except safe_xml.Misread as e:
-        raise safe_xml.misread(text, root, e) from e
+    nics = [nic for f in functions for nic in _nics(f, homes.get(f.numaid))]
     nameless = sorted({f.address for f in functions if _class(f).startswith("02")} - {n.pci for n in nics})
     if nameless:
         warnings.append(f"network cards without a name here, so they are left out: {', '.join(nameless)}")
@@ -85,7 +89,8 @@ def locate(topology: Topology, text: str) -> Topology:
     else the one numbered ``numaid``. A flat /sys shows all devices next to each other, so bridges between two devices
     come from the file if one of them had no node. Raises ParseError as :func:`read`, but the file needs no PUs.
     """
-    _, functions, claims, _ = _parse(text)
+    with safe_xml.reading(text, _FORMAT) as root:
+        functions, claims, _ = _described(root, text)
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     lost = {d.pci for d in devices if d.numa_node is None and (isinstance(d, Nic) or d.can_run)}
     if not lost:
@@ -130,9 +135,8 @@ def _numbered(
     return {**rest, number: pus}, functions, [*warnings, *note]
 
 
-def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet], list[str]]:
-    """Return the root, the PCI functions, the PUs of each numaid, and warnings."""
-    root = safe_xml.parse(text, "NCCL topology XML")
+def _described(root: ET.Element, text: str) -> tuple[list[_Function], dict[int, CpuSet], list[str]]:
+    """Return the PCI functions, the PUs of each numaid, and warnings."""
     if root.tag != "system":
         raise ParseError(f"not NCCL topology XML: it begins with <{root.tag}>, not <system>", evidence=text[:400])
     # NCCL puts all nodes that NVLink joins (GB200) into one dump.
@@ -141,19 +145,16 @@ def _parse(text: str) -> tuple[ET.Element, list[_Function], dict[int, CpuSet], l
         raise ParseError(f"this NCCL topology XML describes {len(hosts)} hosts, not one", evidence=text[:400])
     claims: dict[int, CpuSet] = {}
     functions: list[_Function] = []
-    try:
-        for cpu in root.findall("cpu"):
-            numaid = max(safe_xml.whole(cpu, "numaid", "-1"), -1)
-            claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | safe_xml.cpuset(cpu, "affinity"))
-            functions += _below(cpu, (), numaid)
-    except safe_xml.Misread as e:
-        raise safe_xml.misread(text, root, e) from e
+    for cpu in root.findall("cpu"):
+        numaid = max(safe_xml.whole(cpu, "numaid", "-1"), -1)
+        claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | safe_xml.cpuset(cpu, "affinity"))
+        functions += _below(cpu, (), numaid)
     first: dict[str, _Function] = {}
     for function in functions:
         first.setdefault(function.address, function)
     # NCCL itself takes such files.
     twice = sorted(a for a, count in Counter(f.address for f in functions).items() if count > 1)
-    return root, list(first.values()), claims, [_TWICE.format(address) for address in twice]
+    return list(first.values()), claims, [_TWICE.format(address) for address in twice]
 
 
 def cores_of_masks(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], str]:

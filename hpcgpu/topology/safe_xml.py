@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 from xml.parsers import expat
 
@@ -17,67 +18,68 @@ _MAX_DEPTH = 200
 # 8192 PUs, the most that Linux is built for, are 2815 characters.
 _MAX_MASK = 8192
 _MASK = re.compile(r"(?:0x)?[0-9a-fA-F]{0,8}(?:,(?:0x)?[0-9a-fA-F]{0,8})*")
-_SPACE = re.compile(r"[ \t\r\n]+")
-_NAME = re.compile(r"<([A-Za-z_][\w.:-]*)")
-# hwloc's own is <!DOCTYPE topology SYSTEM "hwloc2.dtd">. Expat does not load it.
-_LITERAL = r"""(?:"[^"<>]*"|'[^'<>]*')"""
-_DOCTYPE = re.compile(
-    rf"""<!DOCTYPE\s+[^\s\[\]<>"']+(?:\s+(?:SYSTEM|PUBLIC\s+{_LITERAL})\s+{_LITERAL})?\s*>""", re.ASCII
-)
-_SKIPPED = (("<?", "?>"), ("<!--", "-->"))
 _T = TypeVar("_T")
 
 
 class Misread(ValueError):
-    """An unreadable value of an element; :func:`misread` makes a ParseError with its line."""
+    """An unreadable value of an element; :func:`reading` makes a ParseError of it, with its line."""
 
     def __init__(self, element: ET.Element, name: str, expected: str) -> None:
         super().__init__(expected)
         self.element, self.name, self.expected = element, name, expected
 
 
-def root_name(text: str) -> str:
-    """Return the name of the first element, from the prolog alone, or ""; ParseError for a declaration of entities."""
-    at = len(text) - len(text.removeprefix("\ufeff"))
-    while True:
-        if space := _SPACE.match(text, at):
-            at = space.end()
-        if text.startswith("<!DOCTYPE", at):
-            match = _DOCTYPE.match(text, at)
-            if match is None:
-                raise ParseError(
-                    "this XML declares entities or other markup of its own; topology files never do, so it is not read",
-                    evidence=text[:400],
-                )
-            at = match.end()
-        elif mark := next((m for m in _SKIPPED if text.startswith(m[0], at)), None):
-            end = text.find(mark[1], at + len(mark[0]))
-            if end < 0:
-                return ""
-            at = end + len(mark[1])
-        else:
-            name = _NAME.match(text, at)
-            return name[1] if name else ""
+@contextlib.contextmanager
+def reading(text: str, format_: str) -> Iterator[ET.Element]:
+    """Parse XML, called ``format_`` in errors, into its root; a :class:`Misread` in the block gets its line.
 
-
-def parse(text: str, format_: str) -> ET.Element:
-    """Parse XML, called ``format_`` in errors, into its root; ParseError if malformed, nested too deeply, or unsafe."""
-    root_name(text)
+    ParseError if the XML is malformed, nested too deeply, or unsafe, and for a Misread.
+    """
+    root, lines = _tree(text, format_)
     try:
-        # A str is parsed as UTF-8 whatever its declaration says: no encoding can hide a declaration from root_name.
-        root = ET.fromstring(text.removeprefix("\ufeff"))
-    except ET.ParseError as e:
-        at = f"line {e.position[0]} of {text.count(chr(10)) + 1}"
-        raise ParseError(f"not {format_}, or cut off: {expat.ErrorString(e.code)}, {at}", evidence=text[:400]) from e
-    except UnicodeError as e:
-        raise ParseError(f"not {format_}: it has characters that are not text", evidence=text[:400]) from e
-    level, depth = [root], 0
-    while level:
+        yield root
+    except Misread as error:
+        raise _misread(text, lines, error) from error
+
+
+def _tree(text: str, format_: str) -> tuple[ET.Element, dict[ET.Element, int]]:
+    """Return the root, and the line of each element."""
+    builder, lines, depth = ET.TreeBuilder(), dict[ET.Element, int](), 0
+    parser = expat.ParserCreate()
+
+    def refused(why: str) -> ParseError:
+        return ParseError(f"not {format_}: {why}", evidence=text[:400])
+
+    # hwloc's own declaration is <!DOCTYPE topology SYSTEM "hwloc2.dtd">. Expat does not load it.
+    def doctype(_name: str, _system: str | None, _public: str | None, has_declarations: int) -> None:
+        if has_declarations:
+            raise refused("it declares entities or other markup of its own; topology files never do")
+
+    def skipped(name: str, _is_parameter: int) -> None:
+        raise refused(f"undefined entity {name[:40]}")
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
         depth += 1
         if depth > _MAX_DEPTH:
-            raise ParseError(f"not {format_}: elements are nested more than {_MAX_DEPTH} deep", evidence=text[:400])
-        level = [child for element in level for child in element]
-    return root
+            raise refused(f"elements are nested more than {_MAX_DEPTH} deep")
+        lines[builder.start(tag, attributes)] = parser.CurrentLineNumber
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(tag)
+
+    parser.StartDoctypeDeclHandler, parser.SkippedEntityHandler = doctype, skipped
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    try:
+        parser.Parse(text.removeprefix("\ufeff"), True)  # as UTF-8, whatever the text's declaration says
+    except expat.ExpatError as e:
+        at = f"line {e.lineno} of {text.count(chr(10)) + 1}"
+        raise ParseError(f"not {format_}, or cut off: {expat.ErrorString(e.code)}, {at}", evidence=text[:400]) from e
+    except UnicodeError as e:
+        raise refused("it has characters that are not text") from e
+    return builder.close(), lines
 
 
 def read(element: ET.Element, name: str, convert: Callable[[str], _T], expected: str, absent: str = "") -> _T:
@@ -110,30 +112,14 @@ def word(element: ET.Element, name: str) -> str:
     return printable(element.get(name) or "")
 
 
-def misread(text: str, root: ET.Element, error: Misread) -> ParseError:
+def _misread(text: str, lines: dict[ET.Element, int], error: Misread) -> ParseError:
     """Return the error for a value, with its line, the value, and what was expected."""
     element = error.element
     value = printable(element.get(error.name) or "")
     had = f"{error.name}={value[:40]!r}" if error.name in element.attrib else f"no {error.name}"
-    at = _line_of(text, next(i for i, e in enumerate(root.iter()) if e is element))
     kind = element.get("type") or element.get("name") or ""
-    description = f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>"
-    return ParseError(f"line {at}: {printable(description)} has {had}; expected {error.expected}", evidence=text[:400])
-
-
-def _line_of(text: str, position: int) -> int:
-    """Return the line of the element at this position in the order of the document."""
-    left, line = position, 0
-    parser = expat.ParserCreate()
-
-    def start(_name: str, _attributes: dict[str, str]) -> None:
-        nonlocal left, line
-        line = parser.CurrentLineNumber if left == 0 else line
-        left -= 1
-
-    parser.StartElementHandler = start
-    parser.Parse(text.removeprefix("\ufeff"), True)
-    return line
+    description = printable(f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>")
+    return ParseError(f"line {lines[element]}: {description} has {had}; expected {error.expected}", evidence=text[:400])
 
 
 def _whole(text: str) -> int:

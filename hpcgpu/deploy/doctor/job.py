@@ -24,7 +24,7 @@ from hpcgpu.host import private
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings
 from hpcgpu.plan.doctor.facts import Link, TrialFacts
-from hpcgpu.plan.doctor.finding import Finding, examine, failed
+from hpcgpu.plan.doctor.finding import CheckResult, examine, failed
 from hpcgpu.plan.doctor.login import refusal_advice
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs.job import HEAD, Job
@@ -59,7 +59,7 @@ def clean_up(say: Callable[[str], None]) -> None:
         say(f"the files of a killed doctor are still in {home}: {error}")
 
 
-def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[Finding, ...], TrialFacts | None]:
+def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult, ...], TrialFacts | None]:
     """Submit a job of two nodes like ``job`` but shorter, wait for it; return its findings, and its facts if it ran.
 
     ``say`` prints progress. Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if
@@ -71,7 +71,7 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[Finding, ...
     except SubmitError as error:
         if error.transient:
             raise
-        return (Finding("job", *failed(str(error), refusal_advice(job[0].batch, str(error)))),), None
+        return (failed(str(error), refusal_advice(job[0].batch, str(error)))._replace(name="job"),), None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return examine(checks_for(facts), facts), facts

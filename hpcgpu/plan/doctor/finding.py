@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hpcgpu.plan.doctor.facts import NodeFacts, TrialFacts
@@ -20,21 +19,12 @@ class Verdict(enum.Enum):
 
 
 class CheckResult(NamedTuple):
-    """The result of a check."""
+    """The result of a check: one line of the doctor's report."""
 
-    verdict: Verdict
-    seen: str
-    advice: str = ""  # "": all is well
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's report."""
-
-    name: str  # of the check
     verdict: Verdict
     seen: str  # the observation; or why there is none
     advice: str = ""  # what to do; "": nothing
+    name: str = ""  # of the check; :func:`examine` adds it
 
 
 class Check(NamedTuple):
@@ -45,13 +35,13 @@ class Check(NamedTuple):
     look: Callable[[Any], CheckResult]  # called with the fact
 
 
-def examine(checks: Iterable[Check], facts: Any) -> tuple[Finding, ...]:
+def examine(checks: Iterable[Check], facts: Any) -> tuple[CheckResult, ...]:
     """Run the checks; a check is not looked at if its fact is None, for the reason in ``facts.unknown``."""
     out = []
     for name, fact, look in checks:
         value = getattr(facts, fact) if fact else facts
         missing = not_looked_at(facts.unknown.get(fact, "it is not known here"))
-        out.append(Finding(name, *(missing if value is None else look(value))))
+        out.append((missing if value is None else look(value))._replace(name=name))
     return tuple(out)
 
 
@@ -95,6 +85,6 @@ def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckRes
     )
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(findings: Iterable[CheckResult]) -> int:
     """Return 1 if a check failed, else 0."""
     return int(any(finding.verdict is Verdict.FAILED for finding in findings))

@@ -23,9 +23,9 @@ from hpcgpu.config.sites.contradictions import contradictions
 from hpcgpu.config.sites.limits import check_submission, forbidden, notes
 from hpcgpu.config.sites.machine import looks_like
 from hpcgpu.config.sites.read import read_site
+from hpcgpu.deploy import sites
 from hpcgpu.deploy.jobs.job_plan import read_job
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import sites
 from hpcgpu.model import Settings, Site
 from hpcgpu.plan.jobs.request import plan_member, plan_request
 
@@ -40,8 +40,7 @@ def no_files_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def load(name: str) -> Site:
-    found = sites.find_site(name)
-    return read_site(found.text, found.name)
+    return read_site(*sites.find_site(name))
 
 
 @cache

@@ -17,7 +17,7 @@ from paths import ROOT, TOPOLOGIES
 from hpcgpu.model import Hop, Nic
 from hpcgpu.plan.doctor import facts as f
 from hpcgpu.plan.doctor import login, network, nodes
-from hpcgpu.plan.doctor.finding import Finding, Verdict, examine, exit_code
+from hpcgpu.plan.doctor.finding import CheckResult, Verdict, examine, exit_code
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
 from hpcgpu.topology import hwloc_xml
@@ -67,11 +67,11 @@ def second(**changes: Any) -> f.TrialFacts:
     return replace(TRIAL, nodes=(TRIAL.nodes[0], replace(TRIAL.nodes[1], **changes)))
 
 
-def found(facts: f.LoginFacts | f.TrialFacts, name: str) -> Finding:
+def found(facts: f.LoginFacts | f.TrialFacts, name: str) -> CheckResult:
     return next(finding for finding in every(facts) if finding.name == name)
 
 
-def every(facts: f.LoginFacts | f.TrialFacts) -> tuple[Finding, ...]:
+def every(facts: f.LoginFacts | f.TrialFacts) -> tuple[CheckResult, ...]:
     return examine(LOGIN_CHECKS, facts) if isinstance(facts, f.LoginFacts) else examine(checks_for(facts), facts)
 
 
@@ -174,14 +174,14 @@ def test_clock_off_by_a_day_fails() -> None:
 def test_what_is_not_known_was_not_looked_at_and_why(check: str) -> None:
     fact = next(c.fact for c in LOGIN_CHECKS if c.name == check)
     finding = found(f.LoginFacts(unknown={fact: "no answer in 3 s"}), check)
-    assert finding == Finding(check, Verdict.NOT_LOOKED_AT, "no answer in 3 s")
+    assert finding == CheckResult(Verdict.NOT_LOOKED_AT, "no answer in 3 s", name=check)
 
 
 def test_doctor_names_a_node_with_missing_facts() -> None:
     unknown = second(ucx=None, unknown={"ucx": "there is no ucx_info"})
     assert found(unknown, "UCX").verdict is Verdict.OK
     none = replace(unknown, nodes=(replace(unknown.nodes[1]), unknown.nodes[1]))
-    assert found(none, "UCX") == Finding("UCX", Verdict.NOT_LOOKED_AT, "node2: there is no ucx_info")
+    assert found(none, "UCX") == CheckResult(Verdict.NOT_LOOKED_AT, "node2: there is no ucx_info", name="UCX")
 
 
 def test_one_open_interface_between_two_nodes_is_enough() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from hpcgpu.host import sites
+from hpcgpu.deploy import sites
 
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 INCLUDED = {name: place for name, place in WHEEL["force-include"].items() if place.startswith("hpcgpu/data/")}
@@ -19,9 +19,9 @@ INCLUDED = {name: place for name, place in WHEEL["force-include"].items() if pla
 @pytest.mark.parametrize("name", INCLUDED)
 def test_they_are_where_they_are_looked_for(name: str, tmp_path: Path) -> None:
     assert sites.package_folder(name) == ROOT / name
-    module = tmp_path / "hpcgpu" / "host" / "sites.py"
+    module = tmp_path / "hpcgpu" / "deploy" / "sites.py"
     module.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "hpcgpu" / "host" / "sites.py", module)
+    shutil.copy(ROOT / "hpcgpu" / "deploy" / "sites.py", module)
     installed = tmp_path / INCLUDED[name]
     installed.mkdir(parents=True)
     assert runpy.run_path(str(module))["package_folder"](name) == installed
