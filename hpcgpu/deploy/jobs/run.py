@@ -168,7 +168,6 @@ class Run:
 
     def save(self) -> None:
         """Write the record atomically: a reader sees the old record or the new one; JobError for another's run."""
-        self.look()
         self.must_own("change")
         if not (self.folder / _OWNER).exists():
             private.write(self.folder / _OWNER, _render(self.owner))
@@ -235,7 +234,7 @@ class Run:
 
     def must_own(self, action: str) -> None:
         """Raise JobError if another object owns the run, with its owner and the way to take it over."""
-        if not self.is_mine:
+        if not self.look():
             head = next((job.id for job in self.jobs.values() if job.is_head), self.name)
             why = {"dead": ", but has ended", "detached": ", and has detached it"}.get(self.owner_state, "")
             raise JobError(

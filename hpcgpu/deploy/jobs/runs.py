@@ -132,9 +132,8 @@ async def stop(run: Run) -> None:
 
     Raises JobError if its jobs still exist after a minute.
     """
-    from hpcgpu.deploy.network.scheduler_file import (
-        say_goodbye,
-    )  # imports distributed: 0.3 s, which no guard should pay
+    # it imports distributed: 0.3 s, which no guard should pay
+    from hpcgpu.deploy.network.scheduler_file import say_goodbye
 
     if await say_goodbye(run.folder):
 
