@@ -13,16 +13,15 @@ SUPPORT = ROOT / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
 import browser  # noqa: E402
 
-# Its last part is the picture of a node. With 400 GPUs the photograph ends above it: it is the same.
-_NODE = "Bokeh.index.find_one(Bokeh.documents[0].roots()[0].children.at(-1)).el.getBoundingClientRect()"
-PICTURES = {"gpus-page-4.png": (4, f"{_NODE}.bottom"), "gpus-page-400.png": (400, f"{_NODE}.top")}
+_END = "Bokeh.index.find_one(Bokeh.documents[0].roots()[0].children.at(-1)).el.getBoundingClientRect().bottom"
+PICTURES = {"gpus-page-4.png": 4, "gpus-page-400.png": 400}
 SEEN_S = 60.0  # what the strips show: to the middle of a phase in which data lies on all tiers
 WIDTH, HEIGHT, SCALE = 1100, 2600, 1.5  # higher than the page
 
 
 def main() -> None:
     """Write them all."""
-    for name, (gpus, end) in PICTURES.items():
+    for name, gpus in PICTURES.items():
         argv = [sys.executable, str(SUPPORT / "gpu_crowd.py"), str(gpus)]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
             assert crowd.stdin
@@ -32,7 +31,7 @@ def main() -> None:
                 tab.go(crowd.stdout.readline().strip(), "window.Bokeh && Bokeh.documents.length > 0")
                 time.sleep(SEEN_S)
                 path = ROOT / "docs" / "pictures" / name
-                tab.whole_picture(path, end)
+                tab.whole_picture(path, _END)
             crowd.stdin.close()
 
 

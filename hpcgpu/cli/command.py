@@ -75,7 +75,7 @@ class Group(_WithExamples, click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands; called by click."""
-        names = self.list_commands(ctx)
+        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
         below = {name: heading for heading, group in self.headings.items() for name in group}
         width = max(map(len, names), default=0)
         help_width = formatter.width - width - 6
@@ -170,19 +170,6 @@ def typed_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were typed, for :func:`hpcgpu.deploy.settings.read`."""
     typed = {name: value for name, value in arguments.items() if value is not None and value != ()}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in typed.items()}
-
-
-def words_for(entry_point: str, typed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return typed options as the words of another command, without the options that have no effect in it."""
-    argv: list[str] = []
-    for name, value in typed.items():
-        if name in unused(entry_point):
-            continue
-        if isinstance(value, bool):
-            argv.append(flag(name) if value else flag(f"no_{name}"))
-        else:
-            argv += [word for each in (value if isinstance(value, list) else [value]) for word in (flag(name), each)]
-    return tuple(argv)
 
 
 def debug_option(function: Function) -> Function:

@@ -12,12 +12,14 @@ import click
 
 from hpcgpu import __version__
 from hpcgpu.cli import runs, sites
-from hpcgpu.cli.command import FROM, Group, debug_option, json_option, setting_options, typed_settings, words_for
+from hpcgpu.cli.command import FROM, Group, debug_option, json_option, setting_options, show, typed_settings
 from hpcgpu.cli.doctor import doctor
 from hpcgpu.cli.facts import report, topo, version
 from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import log
+from hpcgpu.report.table import Column, Table
 
 if TYPE_CHECKING:
     from hpcgpu.report.job import Preview
@@ -26,13 +28,14 @@ if TYPE_CHECKING:
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
 _NO_SCRIPT: dict[str, Any] = {**_SCRIPT, "metavar": "[SCRIPT [ARGUMENTS]...]"}
 _SCRIPT_LAST = {"allow_interspersed_args": False}
-_DRY_JSON = json_option("the plan of --dry-run")
-_DRY = click.option("--dry-run", is_flag=True, help="Print the plan for this node, as hpcgpu plan does; start nothing.")
+# Other names of hpcgpu plan, for one release.
+_DRY = click.option("--dry-run", is_flag=True, hidden=True, help="As hpcgpu plan.")
+_DRY_JSON = click.option("--json", "as_json", is_flag=True, hidden=True, help="With --dry-run: as hpcgpu plan --json.")
 
 
 _HEADINGS = {
     "Begin": ("demo", "site", "plan", "doctor"),
-    "Run a script on GPUs": ("run", "launch", "jobscript", "template"),
+    "Run a script on GPUs": ("run", "launch", "template"),
     "Join a scheduler": ("worker",),
     "Clusters that are there": ("ps", "logs", "stop"),
     "Facts": ("topo", "report", "version"),
@@ -97,17 +100,14 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
     from hpcgpu.deploy import start
 
     options, script = typed_settings(arguments), _checked(script, entry_points.RUN)
-    if str(options.get("gpus", "")).isdecimal():
-        options.setdefault("gpus_per_node", options.pop("gpus"))  # a rank has one node
-    _check_json(as_json, dry_run)
-    if not dry_run:
+    if not _is_plan(dry_run, as_json, "hpcgpu run --dry-run"):
         start.run(options, FROM, script)
         return
-    from hpcgpu.deploy import dry_run as dry
+    from hpcgpu.deploy import preview
     from hpcgpu.launch.environment import read_allocation
 
     if not read_allocation(os.environ).rank.rank:  # of several ranks the first prints it
-        _show(dry.run(options, FROM, script), as_json)
+        _show(preview.of_run(options, FROM, script), as_json)
 
 
 @hpcgpu.command(
@@ -115,10 +115,10 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
     context_settings=_SCRIPT_LAST,
     examples={
         "hpcgpu launch my_script.py": "in an allocation: salloc, qsub -I",
-        "hpcgpu launch --print my_script.py": "the srun or mpirun line",
+        "hpcgpu plan --script my_script.py": "the srun or mpirun line that it takes",
     },
 )
-@click.option("--print", "only_print", is_flag=True, help="Print the command that would be run.")
+@click.option("--print", "only_print", is_flag=True, hidden=True, help="As hpcgpu plan --script.")
 @_DRY
 @_DRY_JSON
 @click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
@@ -136,47 +136,48 @@ def launch(
         if options or script or only_print or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_document(document)
-    _check_json(as_json, dry_run)
-    argv = (*words_for(entry_points.RUN, options), *_checked(script, entry_points.LAUNCH))
-    if dry_run:
-        from hpcgpu.deploy import dry_run as dry
+    script = _checked(script, entry_points.LAUNCH)
+    if only_print or _is_plan(dry_run, as_json, "hpcgpu launch --dry-run"):
+        from hpcgpu.deploy import preview
 
-        _show(dry.launch(options, FROM, argv), as_json)
-    elif only_print:
-        click.echo(start.launch_line(options, FROM, argv)[1])
+        planned = preview.of_launch(options, FROM, script)
+        if only_print:
+            _say_alias("hpcgpu launch --print", "hpcgpu plan --script")
+            click.echo(planned.script)
+        else:
+            _show(planned, as_json)
     else:
         start.launch(options, FROM, script)
 
 
 @hpcgpu.command(
-    short_help="Print the job script that would be submitted.",
+    short_help="An older name of plan --script.",
+    hidden=True,
     context_settings=_SCRIPT_LAST,
-    examples={
-        "hpcgpu jobscript --batch slurm --nodes 2 --gpus-per-node 4 my_script.py > job.sh": "",
-        "hpcgpu jobscript --site perlmutter --gpus 8 --account m0000": "of a cluster object",
-    },
+    examples={"hpcgpu plan --batch slurm --gpus sim:4 --script": "the same"},
 )
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
-@setting_options("hpcgpu jobscript")
+@setting_options("hpcgpu plan")
 @debug_option
 @click.argument("script", **_NO_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
-    """Print the job script that would be submitted for SCRIPT, or for a cluster object without one."""
+    """Do as hpcgpu plan --script: the same under an older name."""
     from hpcgpu.deploy.jobs.job_plan import read_job
 
-    if script:
-        _checked(script, "hpcgpu jobscript")
-    _, spec, system = read_job(typed_settings(arguments), FROM, script, batch)
+    _say_alias("hpcgpu jobscript", "hpcgpu plan --script")
+    _, spec, system = read_job(typed_settings(arguments), FROM, _checked(script, "hpcgpu plan"), batch)
     click.echo(system.script(spec), nl=False)
 
 
 @hpcgpu.command(
-    short_help="Show a job before it is submitted.",
+    short_help="Show what would be submitted, or started here.",
     context_settings=_SCRIPT_LAST,
     examples={
         "hpcgpu plan --site perlmutter --gpus 8 --account m0000": "a machine that is known",
         "hpcgpu plan --batch slurm --nodes 2 --gpus sim:4 --no-ask --json > plan.json": "",
         "hpcgpu plan --batch slurm --nodes 2 --gpus sim:2 --no-ask --diff plan.json": "what differs",
+        "hpcgpu plan --batch slurm --nodes 2 --gpus-per-node 4 --script my_script.py > job.sh": "the job script",
+        "hpcgpu plan --gpus sim:4 my_script.py": "here: what hpcgpu launch or run would start",
     },
 )
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
@@ -184,6 +185,7 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
 @click.option(
     "--ask/--no-ask", default=True, show_default=True, help="Ask for queues and nodes, and when the job would start."
 )
+@click.option("--script", "only_script", is_flag=True, help="Print the job script, or the launcher's line, alone.")
 @json_option("the plan")
 @click.option("--diff", "other", metavar="FILE", help="Say what differs from the plan that --json has written to FILE.")
 @setting_options("hpcgpu plan")
@@ -194,21 +196,27 @@ def plan(  # each is an option
     batch: str | None,
     file: str | None,
     ask: bool,
+    only_script: bool,
     as_json: bool,
     other: str | None,
     **arguments: object,
 ) -> int:
-    """Show a job before it is submitted: request, layout, bindings, limits, network, start, cost, warnings, script.
+    """Show what would be submitted or started: request, layout, bindings, limits, network, cost, warnings, script.
+
+    In a job it is what hpcgpu launch would start; elsewhere the job that would be submitted, with --batch or a site,
+    or what hpcgpu run would start here, without. --batch, --from and options of a request mean a job anywhere.
 
     With --diff the exit code is diff's: 0 for plans that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.jobs import preview
+    from hpcgpu.deploy import preview
     from hpcgpu.deploy.topo import named, read_machine
 
-    if script:
-        _checked(script, "hpcgpu plan")
+    script = _checked(script, "hpcgpu plan")
     machine = None if file is None else (read_machine(file), named(file))
-    planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask)
+    planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask and not only_script)
+    if only_script:
+        click.echo(planned.script.rstrip("\n"))
+        return 0
     if other is not None:
         differing = preview.compare(other, planned)
         click.echo("".join(f"{line}\n" for line in differing), nl=False)
@@ -226,20 +234,31 @@ def plan(  # each is an option
 @click.argument("name", required=False, shell_complete=_templates)
 def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
-    from hpcgpu.deploy.templates import folder, names, purpose_and_usage, render_list, text_of
+    from hpcgpu.deploy.templates import folder, names, purpose_and_usage, text_of
 
     if as_json:
         rows = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in names()}
         click.echo(json.dumps(rows, indent=2))
     elif only_folder:
         click.echo(folder())
+    elif name:
+        click.echo(text_of(name), nl=False)
     else:
-        click.echo(text_of(name) if name else render_list(), nl=False)
+        columns = (Column("template", kind="name"), Column("about"))
+        show(Table(columns, [(each, purpose_and_usage(each)[0]) for each in names()]))
 
 
-def _check_json(as_json: bool, dry_run: bool) -> None:
+def _is_plan(dry_run: bool, as_json: bool, command: str) -> bool:
+    """Return whether --dry-run was given; say that it is another name."""
     if as_json and not dry_run:
         raise ConfigError("--json needs --dry-run: a run prints the output of its script; give both, or neither")
+    if dry_run:
+        _say_alias(command, "hpcgpu plan")
+    return dry_run
+
+
+def _say_alias(name: str, better: str) -> None:
+    log.say(f"{name} is another name of '{better}', and will be gone in the next release")
 
 
 def _show(plan: Preview, as_json: bool) -> None:
@@ -252,8 +271,9 @@ def _show(plan: Preview, as_json: bool) -> None:
 
 
 def _checked(script: tuple[str, ...], command: str) -> tuple[str, ...]:
-    if not script:
+    """Return the script and its arguments; raise ConfigError if a command that needs it has none, or for no file."""
+    if not script and command not in ("hpcgpu plan",):
         raise ConfigError(f"the script is missing: {command} [options] script.py [arguments]")
-    if not Path(script[0]).is_file():
+    if script and not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]!r} (in {Path.cwd()}); give the path of a Python file")
     return script

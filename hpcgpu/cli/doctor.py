@@ -12,7 +12,7 @@ from hpcgpu.report.table import Column, Table
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not looked at": "cyan"}
 _COLUMNS = (
-    *(Column("name", kind="name"), Column("verdict", kind="name", styles=_COLOURS), Column("seen")),
+    *(Column("name", kind="name"), Column("verdict", kind="name", styles=_COLOURS), Column("seen", kind="prose")),
     Column("advice", kind="note", mark="-> "),
 )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpcgpu.deploy.jobs.run import Run
 
 _COLUMNS = (
-    *(Column("name", kind="name"), Column("shape", kind="name"), Column("jobs"), Column("state")),
+    *(Column("name", kind="name"), Column("shape", kind="name"), Column("jobs"), Column("state", kind="prose")),
     *(Column("workers", kind="name"), Column("owner", kind="name"), Column("age", kind="name")),
 )
 

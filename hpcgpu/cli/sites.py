@@ -9,7 +9,11 @@ from typing import Any
 import click
 
 from hpcgpu.cli.command import Group, debug_option, json_option
+from hpcgpu.cli.command import show as show_table
 from hpcgpu.errors import ConfigError
+from hpcgpu.report.table import Column, Table
+
+_COLUMNS = (Column("site", kind="name"), Column("batch", kind="name"), Column("machine"), Column("GPUs of a node"))
 
 
 @click.group(
@@ -50,13 +54,13 @@ def list_(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
-    width = max(map(len, facts), default=0)
-    for name, row in facts.items():
-        if "error" in row:
-            click.echo(f"{name:{width}}  cannot be read: {row['error']}")
-        else:
-            gpus_text = f": {' or '.join(row['gpus_per_node'])}" if row["gpus_per_node"] else ""
-            click.echo(f"{name:{width}}  {row['batch']:5}  {row['title']}{gpus_text}")
+    rows = [
+        (name, "", f"cannot be read: {row['error']}", "")
+        if "error" in row
+        else (name, row["batch"], row["title"], " or ".join(row["gpus_per_node"]))
+        for name, row in facts.items()
+    ]
+    show_table(Table(_COLUMNS, rows))
 
 
 @site.command(

@@ -22,15 +22,15 @@ START = ("ranks", "launcher")
 
 _ASKED = (
     "it is asked of a batch system, and {entry_point} asks none; sbatch, salloc and qsub have options for it, and "
-    "'hpcgpu jobscript', SLURMGPUCluster and PBSGPUCluster take it"
+    "'hpcgpu plan', SLURMGPUCluster and PBSGPUCluster take it"
 )
 _REQUEST = {
     **dict.fromkeys(REQUEST, _ASKED),
     "nodes": "{entry_point} has the nodes on which it is started; salloc -N, sbatch -N or qsub -l select= asks for "
-    "them, and 'hpcgpu jobscript', SLURMGPUCluster or PBSGPUCluster takes it",
+    "them, and 'hpcgpu plan', SLURMGPUCluster or PBSGPUCluster takes it",
     "memory": _ASKED + "; for each worker: memory_limit",
 }
-_TIME = dict.fromkeys(TIME, "{entry_point} in no job has no time limit; 'hpcgpu jobscript' and the classes take it")
+_TIME = dict.fromkeys(TIME, "{entry_point} in no job has no time limit; 'hpcgpu plan' and the classes take it")
 _CLIENT = dict.fromkeys(
     CLIENT, "{entry_point} is for a cluster inside its job, with its script; SLURMGPUCluster and PBSGPUCluster take it"
 )
@@ -41,7 +41,7 @@ _HERE = "this cluster is the GPUs of one machine; leave it out, or take a class 
 _ALSO_HERE = ("job_name", "log_directory", "client_grace", "dashboard_port")
 
 RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = ENTRY_POINTS = (
-    *("hpcgpu run", "hpcgpu launch", "hpcgpu jobscript with a script"),
+    *("hpcgpu run", "hpcgpu launch", "hpcgpu plan with a script"),
     *("GPURunner", "LocalGPUCluster"),
 )
 _UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(

@@ -12,13 +12,12 @@ import pwd
 import re
 import shlex
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpcgpu import __version__
-from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy import topo
 from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs import logs
@@ -26,7 +25,7 @@ from hpcgpu.deploy.jobs.run import Run, home
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import libhwloc, nvml, private
 from hpcgpu.host import run as programs
-from hpcgpu.model import JobStatus, Result
+from hpcgpu.model import Result
 from hpcgpu.report.scrub import Scrubber
 
 _LINES = 5000  # of each log, from its end
@@ -47,10 +46,10 @@ Look through it before you hand it on: names that hpcgpu cannot know of, such as
 - topology.xml: this machine as hwloc sees it; `hpcgpu topo --from topology.xml` plans for it. topology.txt in its
   place has the reason if it is missing.
 - plan.json, plan.txt: the output of `hpcgpu topo` for it
-- record.json, jobs.json, job-N.log: of the run that was named: all its settings, its jobs' states and logs' ends
-- batch.txt: the batch system's answers, from which jobs.json was read
+- record.json, batch.txt, job-N.log: of the run that was named: all its settings, the batch system's answers about its
+  jobs, and their logs' ends
 
-The folder is a test as it is: in tests/data/reports hpcgpu's own parsers read all of it, and the same must come out.
+The folder is a test as it is: in tests/data/reports hpcgpu's own parsers must read all of it.
 """
 
 
@@ -65,13 +64,9 @@ def write(name: str | None, output: str | None) -> Path:
             f"{folder} cannot be made: {e.strerror}; give a folder that is not there yet: --output DIR"
         ) from e
     answers = asyncio.run(_answers(run)) if run else ()
-    states = read_states(run.system, list(run.jobs), answers) if run else {}
-    files = {**_of_machine(), **(_of_run(run, states) if run else {})}
-    if answers:
-        files["batch.txt"] = _recorded(answers)
+    files = {**_of_machine(), **(_of_run(run, answers) if run else {})}
     nodes = {node for text in files.values() for node in _ABOUT_NODE.findall(text)}
-    nodes |= {node for answer in answers for node in _SEVERAL_NODES.findall(answer.stdout)}
-    scrubber = Scrubber(_private_words(run, states, nodes))
+    scrubber = Scrubber(_private_words(run, nodes | (_hosts(run, answers) if run else set())))
     for file, text in files.items():
         (folder / file).write_text(scrubber.scrub(text))
     (folder / "README.md").write_text(_README)
@@ -109,23 +104,14 @@ async def _answers(run: Run) -> tuple[Result, ...]:
     return tuple([await programs.run(ask(ids)) for ask in asked]) if ids else ()
 
 
-def read_states(system: BatchSystem, ids: Sequence[str], answers: Iterable[Result]) -> dict[str, Any]:
-    """Return the jobs' states as plain data, by id; or the reason for their absence."""
-    states: dict[str, Any] = {}
-    troubles = []
+def _hosts(run: Run, answers: Iterable[Result]) -> set[str]:
+    """Return the names of the nodes in the batch system's answers."""
+    hosts = {node for answer in answers for node in _SEVERAL_NODES.findall(answer.stdout)}
     for answer in answers:
-        try:
-            listed = system.read_status(answer, ids)
-        except SubmitError as e:
-            troubles.append(str(e))
-            continue
-        states |= {job: _plain(status) for job, status in listed.items() if job in ids and job not in states}
-    return states or {"trouble": "; ".join(troubles) or "no job is known"}
-
-
-def _plain(status: JobStatus) -> dict[str, Any]:
-    names = ("native", "reason", "exit_code", "trouble", "hosts")
-    return {"state": status.state.value, **{name: getattr(status, name) for name in names}}
+        with suppress(SubmitError):
+            listed = run.system.read_status(answer, list(run.jobs))
+            hosts.update(host for status in listed.values() for host in status.hosts)
+    return hosts
 
 
 def _recorded(answers: Iterable[Result]) -> str:
@@ -141,17 +127,17 @@ def _whole_lines(text: str) -> str:
     return f"{text}\n" if text and not text.endswith("\n") else text
 
 
-def _of_run(run: Run, states: Mapping[str, Any]) -> dict[str, str]:
+def _of_run(run: Run, answers: Iterable[Result]) -> dict[str, str]:
     record_ = json.loads(private.read(run.folder / "record"))
     record_["document"] = json.loads(record_["document"])
-    out = {"record.json": _json(record_), "jobs.json": _json(states)}
+    out = {"record.json": _json(record_), "batch.txt": _recorded(answers)}
     for number, job in enumerate([*run.jobs.values()][:_LOGS]):
         text, _ = logs.last(Path(job.log), _LINES)
         out[f"job-{number}.log"] = text
     return out
 
 
-def _private_words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[str]) -> dict[str, list[str]]:
+def _private_words(run: Run | None, nodes: Iterable[str]) -> dict[str, list[str]]:
     """Return the private words that the report must not contain, by kind."""
     me = pwd.getpwuid(os.getuid())
     groups = [grp.getgrgid(gid).gr_name for gid in os.getgroups() if gid]
@@ -172,7 +158,6 @@ def _private_words(run: Run | None, states: Mapping[str, Any], nodes: Iterable[s
         names["account"] += [account] if account else []
         names["path"] += [str(run.folder.parent.parent)]
         names["host"] += [run.owner.host]
-        names["host"] += [host for state in states.values() if isinstance(state, dict) for host in state["hosts"]]
         names["host"] += [server for job_id in run.jobs if (server := job_id.partition(".")[2])]  # of PBS
         names["user"] += [name[:_SHOWN] for name in names["user"] if len(name) > _SHOWN]
         names["secret"] += list(_secrets(run.folder))

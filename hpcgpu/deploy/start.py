@@ -7,9 +7,10 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hpcgpu.config import document, entry_points
 from hpcgpu.deploy import settings as all_settings
@@ -44,9 +45,16 @@ def agent_argv(run: RunDocument) -> tuple[str, ...]:
 
 def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
     """Become one rank of a run; does not return. Raises ConfigError for a wrong setting."""
-    settings = all_settings.read(options, options_from, entry_point=entry_points.RUN).settings
+    settings = read_rank(options, options_from).settings
     argv = agent_argv(RunDocument(settings=settings, script=script))
     process.execute(argv, {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})
+
+
+def read_rank(options: Mapping[str, object], options_from: str) -> Wanted:
+    """Read the settings of one rank; a number of ``gpus`` is its node's."""
+    if str(options.get("gpus", "")).isdecimal():
+        options = {"gpus_per_node": options["gpus"], **{name: v for name, v in options.items() if name != "gpus"}}
+    return all_settings.read(options, options_from, entry_point=entry_points.RUN)
 
 
 def launch(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
@@ -74,12 +82,26 @@ def launch_document(text: str) -> None:
     _execute(document.read(text))
 
 
-def launch_line(options: Mapping[str, object], options_from: str, typed: tuple[str, ...]) -> tuple[Wanted, str]:
-    """Return the settings, and :func:`launch`'s command line, with ``hpcgpu run`` and the typed words for each rank."""
+def launch_line(options: Mapping[str, Any], options_from: str, script: tuple[str, ...]) -> tuple[Wanted, str]:
+    """Return the settings, and :func:`launch`'s command line, with ``hpcgpu run`` and its options for each rank."""
     read = _read(options, options_from)
     program = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
-    planned = _plan((str(program), "run", *typed), read.settings)
+    argv = (str(program), "run", *_typed(options), *(script or ("SCRIPT",)))
+    planned = _plan(argv, read.settings)
     return read, shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
+
+
+def _typed(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield options as they are typed, without those that have no effect in a rank."""
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in entry_points.unused(entry_points.RUN):
+            continue
+        if isinstance(value, bool):
+            yield flag if value else flag.replace("--", "--no-", 1)
+        else:
+            for each in value if isinstance(value, list) else [value]:
+                yield from (flag, str(each))
 
 
 def nodes_and_gpus(settings: Settings) -> tuple[int, int]:

@@ -33,9 +33,3 @@ def purpose_and_usage(name: str) -> tuple[str, str]:
     """Return what a template is for, and how it is submitted."""
     purpose, usage = [line[2:] for line in text_of(name).splitlines() if line.startswith("# ")][:2]
     return purpose, usage.removeprefix("usage: ")
-
-
-def render_list() -> str:
-    """Return a line for each template, with its purpose."""
-    width = max(map(len, names()))
-    return "".join(f"{name:{width}}  {purpose_and_usage(name)[0]}\n" for name in names())

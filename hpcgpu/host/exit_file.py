@@ -48,7 +48,7 @@ def check(path: str, host: str) -> None:
         raise LaunchError(
             f"'hpcgpu launch' waits for the run's exit code in {folder}, which is not there on {host}: this node and "
             "that of 'hpcgpu launch' share no such folder. Start it on the first node of the job, or set HOME to a "
-            "folder that both share, or start the ranks by the line that 'hpcgpu launch --print' shows"
+            "folder that both share, or start the ranks by the line that 'hpcgpu plan --script' shows"
         )
 
 

@@ -49,7 +49,8 @@ def cluster_page(
     parts.append(jobs.html())
     if measured := [w for w in workers if w.tiers]:
         most = sum(w.spilled_to_disk_bytes for w in measured)
-        tiers = Table([Column(tier) for tier in TIERS], [tier_bars(total(measured), most, titled=True)])
+        columns = [Column(name) for name in ("device memory", "host memory", "spilled to disk")]
+        tiers = Table(columns, [tier_bars(total(measured), most)])
         parts += [tiers.html(), KEY]
     if workers:
         opened = " open" if present <= _OPEN_ROWS else ""

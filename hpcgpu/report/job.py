@@ -18,7 +18,7 @@ from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _SCRIPT = "script"
-_SETTING = (Column("setting"), Column("value"), Column("set by"))
+_SETTING = (Column("setting"), Column("value"), Column("set by", kind="prose"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

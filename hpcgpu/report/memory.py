@@ -87,17 +87,12 @@ _MEMORY_BYTES = {
 _MEMORY = (Column("worker", kind="name"), *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
 
 
-def tier_bars(m: WorkerFacts, most_disk: int, *, titled: bool = False) -> tuple[Bar, Bar, Bar]:
+def tier_bars(m: WorkerFacts, most_disk: int) -> tuple[Bar, Bar, Bar]:
     """Return a bar for each tier: Dask's data, other memory in use, and a mark where spilling begins."""
     used = max(m.device_managed_bytes, m.device_used_bytes or 0)
     host_used, disk = max(m.process_bytes, m.host_managed_bytes), m.spilled_to_disk_bytes
-    texts = (
-        _of(used, m.device_capacity_bytes, m.device_limit_bytes),
-        _of(host_used, m.host_limit_bytes, None),
-        format_bytes(disk) if disk else "-",
-    )
-    titles = ("Device memory: ", "Host memory: ", "Spilled to disk: ") if titled else ("", "", "")
-    device_text, host_text, disk_text = (title + text for title, text in zip(titles, texts, strict=True))
+    device_text = _of(used, m.device_capacity_bytes, m.device_limit_bytes)
+    host_text, disk_text = _of(host_used, m.host_limit_bytes, None), format_bytes(disk) if disk else "-"
     device_end = m.device_capacity_bytes or m.device_limit_bytes or used
     host_end = m.host_limit_bytes or host_used
     return (

@@ -1,14 +1,14 @@
 """Replace words that identify people or machines in texts: names, paths, addresses and serial numbers.
 
-One word becomes the same neutral word wherever it stands, so related places remain related. Neutral addresses are those
-that RFC 5737, RFC 3849 and RFC 7042 keep for documents; identifiers keep their form: parsers read them.
+One word becomes the same neutral word wherever it stands, so related places remain related.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 _HEX = "[0-9a-fA-F]"
 _PEM = re.compile(r"-----BEGIN [^-]+-----.*?(?:-----END [^-]+-----|\Z)", re.S)
@@ -16,17 +16,21 @@ _PEM = re.compile(r"-----BEGIN [^-]+-----.*?(?:-----END [^-]+-----|\Z)", re.S)
 _INFO = re.compile(
     r'(<info name="[^"]*(?:Serial|UUID|GUID|GID|AssetTag|HostName|Address|LinkUID)[^"]*" value=")([^"]*)(")'
 )
-_UUID = re.compile(rf"\b{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}\b")
-_GUID = re.compile(rf"(?<![\w:])(?:0x)?(?:{_HEX}{{4}}:){{3,7}}{_HEX}{{4}}(?![\w:])")
-_MAC = re.compile(rf"(?<![\w:])(?:{_HEX}{{2}}[:-]){{5,19}}{_HEX}{{2}}(?![\w:])")
-_IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
-_IPV6 = re.compile(rf"(?<![\w:.])(?:{_HEX}{{0,4}}:){{2,7}}{_HEX}{{0,4}}(?![\w:])")
+# Forms of identifiers, by the kind that their neutral words have.
+_FORMS = {
+    "mail": re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
+    "uuid": re.compile(rf"\b{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}\b"),
+    "guid": re.compile(rf"(?<![\w:])(?:0x)?(?:{_HEX}{{4}}:){{3,7}}{_HEX}{{4}}(?![\w:])"),
+    "mac": re.compile(rf"(?<![\w:])(?:{_HEX}{{2}}[:-]){{5,19}}{_HEX}{{2}}(?![\w:])"),
+    "ip": re.compile(
+        rf"(?<![\w.])\d{{1,3}}(?:\.\d{{1,3}}){{3}}(?!\w|\.\d)|(?<![\w:.])(?:{_HEX}{{0,4}}:){{2,7}}{_HEX}{{0,4}}(?![\w:])"
+    ),
+}
 # A variable or key with a secret's name, and its value: NAME=value, "name": "value", ["NAME", "value"].
 _NAMED = re.compile(
     r"""(?i)([\w-]*(?:token|secret|passw(?:or)?d|credential|api_?key|private_?key)[\w-]*\\?["']?\s*[=:,]\s*\\?["']?)"""
     r"""([^\s"'\\,;]+)"""
 )
-_MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 # Words that every machine has, which identify nothing.
 _COMMON = frozenset({"root", "localhost", "nobody", "user", "users", "home", "none", "tmp"})
 _SHORT = 3
@@ -45,85 +49,53 @@ class Scrubber:
         kinds = [(word, kind) for kind, of_kind in secrets.items() for word in of_kind]
         self._kinds = {word: kind for word, kind in kinds if word.strip() and word.lower() not in _COMMON}
         self._neutral: dict[str, str] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         longest_first = sorted(self._kinds, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(_pattern, longest_first))) if longest_first else None
+        self._pattern = re.compile("|".join(map(_pattern, longest_first)) or "(?!)")  # without words: matches nothing
 
     def scrub(self, text: str) -> str:
         """Remove the words, and whatever looks like an address, an identifier or a key."""
         text = _PEM.sub("(a key or certificate was here)", text)
         text = _NAMED.sub(lambda m: f"{m[1]}(secret)", text)
         text = _INFO.sub(lambda m: f"{m[1]}{self._value(m[2])}{m[3]}", text)
-        for pattern, replace in self._patterns():
-            text = pattern.sub(lambda m, replace=replace: replace(m[0]), text)  # type: ignore[misc]
-        return self._neutralized(text)
-
-    def _patterns(self) -> tuple[tuple[re.Pattern[str], Callable[[str], str]], ...]:
-        return (
-            (_MAIL, lambda word: self._numbered(word, "mail", "person{}@example.org")),
-            (_UUID, lambda word: self._numbered(word, "uuid", "00000000-0000-4000-8000-{:012x}")),
-            (_GUID, self._guid),
-            (_MAC, self._mac),
-            (_IPV4, self._address),
-            (_IPV6, self._address),
-        )
-
-    def _neutralized(self, text: str) -> str:
-        """Replace the words; if replacing forms new ones, repeat, and remove the rest in the end."""
-        if self._pattern is None:
-            return text
-        for _ in range(_ROUNDS):
-            if not self._pattern.search(text):
-                return text
-            text = self._pattern.sub(lambda m: self._word(m[0]), text)
+        text = self._without_forms(text)
+        for _ in range(_ROUNDS):  # neutral words may form new ones with what is beside them
+            text = self._pattern.sub(lambda m: self._word(m[0], self._kinds[m[0]]), text)
         while self._pattern.search(text):
             text = self._pattern.sub("", text)
         return text
 
-    def _word(self, word: str) -> str:
-        if word not in self._neutral:
-            kind = self._kinds[word]
-            number = self._counts[kind] = self._counts.get(kind, 0) + 1
-            candidates = (f"{kind}{number}", f"({number})", "")
-            pattern = self._pattern
-            self._neutral[word] = next(c for c in candidates if pattern is None or not pattern.search(c))
-        return self._neutral[word]
-
-    def _numbered(self, word: str, kind: str, form: str) -> str:
-        """Return the neutral identifier for a word; a neutral identifier is returned unchanged."""
-        if word in self._neutral.values():
-            return word
-        if word not in self._neutral:
-            number = self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._neutral[word] = form.format(number)
-        return self._neutral[word]
+    def _without_forms(self, text: str) -> str:
+        for kind, pattern in _FORMS.items():
+            text = pattern.sub(lambda m, kind=kind: self._word(m[0], kind) if _identifies(m[0], kind) else m[0], text)  # type: ignore[misc]
+        return text
 
     def _value(self, value: str) -> str:
         """Return the neutral word for a value whose name alone shows that it identifies something."""
-        if value in self._kinds:
-            return self._word(value)
-        if not value.strip("0:. ") or any(p.search(value) for p, _ in self._patterns()):
-            return value  # empty, or replaced by its form
-        return self._numbered(value, "value", "value{}")
+        if not value.strip("0:. "):
+            return value
+        by_form = self._without_forms(value)
+        return by_form if by_form != value else self._word(value, self._kinds.get(value, "value"))
 
-    def _guid(self, word: str) -> str:
-        groups = word.removeprefix("0x").count(":")
-        return self._numbered(word, f"guid{groups}", "0000:" * groups + "{:04x}") if word.strip("0x:") else word
+    def _word(self, word: str, kind: str) -> str:
+        """Return the neutral word for a word; it contains no word to remove."""
+        if word not in self._neutral:
+            self._counts[kind] += 1
+            number = self._counts[kind]
+            candidates = (f"{kind}{number}", f"({number})", "")
+            self._neutral[word] = next(c for c in candidates if not self._pattern.search(c))
+        return self._neutral[word]
 
-    def _mac(self, word: str) -> str:
-        pairs = word.count(":") + word.count("-")
-        return (
-            self._numbered(word, f"mac{pairs}", "02:" + "00:" * (pairs - 1) + "{:02x}") if word.strip("0:-") else word
-        )
 
-    def _address(self, word: str) -> str:
-        try:
-            address = ipaddress.ip_address(word)
-        except ValueError:
-            return word
-        if address.is_loopback or address.is_unspecified or int(address) in (0, 2**32 - 1):
-            return word
-        return self._numbered(word, f"ip{address.version}", "192.0.2.{}" if address.version == 4 else "2001:db8::{:x}")
+def _identifies(word: str, kind: str) -> bool:
+    """Return whether a word of an identifier's form identifies something: not 127.0.0.1, a time, or zeros."""
+    if kind != "ip":
+        return bool(word.strip("0x:-"))
+    try:
+        address = ipaddress.ip_address(word)
+    except ValueError:
+        return False
+    return not (address.is_loopback or address.is_unspecified or int(address) in (0, 2**32 - 1))
 
 
 def _pattern(word: str) -> str:

@@ -27,13 +27,13 @@ _STYLE = """<style>
 .hpcgpu th, .hpcgpu td { text-align: left !important; vertical-align: top; padding: 3px 14px 3px 0; border: 0;
   border-bottom: 1px solid rgba(127,127,127,.25); background: none;
   font-size: 12px; overflow-wrap: anywhere; white-space: normal }
-.hpcgpu th { font-weight: 600; white-space: nowrap; opacity: .75 }
+.hpcgpu th { font-weight: 600; opacity: .75 }
 .hpcgpu .fix { white-space: nowrap } .hpcgpu a { color: var(--jp-content-link-color, #3b82c4) }
 .hpcgpu .track { position: relative; height: 8px; min-width: 120px; border-radius: 3px; margin-top: 4px;
   background: rgba(127,127,127,.22); overflow: hidden }
 .hpcgpu .track i { position: absolute; top: 0; bottom: 0; display: block }
 .hpcgpu .track b { position: absolute; top: 0; bottom: 0; width: 2px; background: currentColor; opacity: .8 }
-.hpcgpu summary { cursor: pointer; font-weight: 600; margin: 4px 0 } .hpcgpu .tiers td { min-width: 160px; border: 0 }
+.hpcgpu summary { cursor: pointer; font-weight: 600; margin: 4px 0 }
 .hpcgpu .key { font-size: 12px; margin: 0 0 8px } .hpcgpu .key span { margin-right: 16px; white-space: nowrap }
 .hpcgpu .key em { display: inline-block; width: 12px; height: 8px; border-radius: 2px; margin-right: 6px;
   background: currentColor; opacity: .85 }
@@ -64,8 +64,8 @@ class Column:
 
     name: str
     unit: str = ""  # B: bytes, shown with a prefix
-    # text: folded where room is short; name: not folded; number: to the right, None is unknown. note, fault: some texts
-    # below the row, or none
+    # text: folded at blanks where room is short; prose: also within words; name: not folded; number: to the right, None
+    # is unknown. note, fault: some texts below the row, or none
     kind: str = "text"
     mark: str = ""  # before each text below a row
     styles: Mapping[str, str] = field(default_factory=dict)  # rich's, of some of its texts
@@ -161,9 +161,9 @@ class Table:
             if c.is_below:
                 continue
             justify: Literal["left", "right"] = "right" if c.kind == "number" else "left"
-            texts = [c.text(row[i]) for row in self.rows]
+            texts = [] if c.kind == "prose" else [c.text(row[i]) for row in self.rows]
             parts = [*c.name.split(), *(texts if c.kind in ("name", "number") else " ".join(texts).split())]
-            least = max(map(cell_len, parts), default=1)  # no word is broken
+            least = max(map(cell_len, parts), default=1)
             table.add_column(Text(c.name), justify=justify, overflow="fold", min_width=least)
         for row in self.rows:
             cells = [(c, c.text(v)) for c, v in zip(self.columns, row, strict=True) if not c.is_below]

@@ -55,7 +55,7 @@ def test_the_template(slurm_lab: Lab) -> None:
 
 
 def test_launch(slurm_lab: Lab) -> None:
-    shown, run = (shlex.join(line(start)) for start in ("hpcgpu launch --print", "hpcgpu launch --gpus"))
+    shown, run = (shlex.join(line(start)) for start in ("hpcgpu plan --script", "hpcgpu launch --gpus"))
     said = as_a_newcomer(slurm_lab, f"salloc -N2 --ntasks-per-node=4 {shown}", f"salloc --ntasks-per-node=4 {run}")
     assert "srun --nodes=2 --ntasks=9" in said
     assert said.count(RESULT) == 1

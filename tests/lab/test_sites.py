@@ -50,7 +50,7 @@ def test_the_name_of_a_site_is_enough(slurm_lab: Lab, draft: str) -> None:
     assert "lab.yaml is a site file: lab, slurm" in hpcgpu(slurm_lab, "site", "check", FILE)[0]
     assert any(line.startswith("lab ") for line in hpcgpu(slurm_lab, "site", "list")[0].splitlines())
     slurm_lab.write("script.py", "")
-    script, _ = hpcgpu(slurm_lab, "jobscript", "--gpus", "8", "--walltime", "1h", "script.py")
+    script, _ = hpcgpu(slurm_lab, "plan", "--script", "--gpus", "8", "--walltime", "1h", "script.py")
     options = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
     for option in ("--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2", "--gpus-per-node=4", "--mem=8000M"):
         assert option in options

@@ -113,9 +113,9 @@ def test_local_errors_advise_what_works_here() -> None:
 @pytest.mark.parametrize(
     ("typed", "advice"),
     [
-        (["jobscript", "--batch", "slurm", "--nodes", "2"], "--gpus-per-node 4"),
-        (["jobscript", "--batch", "slurm", "--job-extra-directives=--gres=gpu:2"], "--gpus-per-node 2"),
-        (["jobscript", "--batch", "slurm", "--gpus-per-node", "4", "--cores", "8"], "--cores-per-gpu 8"),
+        (["plan", "--script", "--batch", "slurm", "--nodes", "2"], "--gpus-per-node 4"),
+        (["plan", "--script", "--batch", "slurm", "--job-extra-directives=--gres=gpu:2"], "--gpus-per-node 2"),
+        (["plan", "--script", "--batch", "slurm", "--gpus-per-node", "4", "--cores", "8"], "--cores-per-gpu 8"),
     ],
 )
 def test_command_speaks_of_options_and_its_advice_works(typed: list[str], advice: str, tmp_path: Path) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
 import sys
 import time
 from bisect import bisect
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import distributed.dashboard.scheduler as dashboard
 from distributed import Scheduler
-from distributed.core import ConnectionPool
 from machines import GIB, machine, pus
 
 from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
-from hpcgpu.deploy.dashboard.worker_metrics import KEY, draw_node
+from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.processes.dashboard import add_page
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.report import binding as explain
@@ -86,19 +83,6 @@ def heartbeat(worker: SimpleNamespace, index: int, run_s: float) -> None:
     worker.metrics = {KEY: facts, "gpu_memory_used": device + 2 * GIB, "gpu_utilization": used}
 
 
-class Answers(ConnectionPool):
-    """What workers answer to those who look at their node."""
-
-    def __call__(self, address: str) -> Any:
-        async def binding() -> bytes:
-            return pickle.dumps(BINDINGS[int(address[6:]) % len(BINDINGS)])
-
-        async def picture(names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
-            return draw_node(NODE, names, [pickle.loads(found) for found in bindings])
-
-        return SimpleNamespace(hpcgpu_binding=binding, hpcgpu_picture=picture)
-
-
 async def main(count: int) -> None:
     scheduler = Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0")
     UsagePlugin.attach(scheduler, None)
@@ -106,7 +90,6 @@ async def main(count: int) -> None:
     dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler)
     usage = scheduler.plugins[UsagePlugin.name]
     async with scheduler:
-        scheduler.rpc = Answers()
         begin_s = time.monotonic()
         crowd: dict[str, Any] = {f"tcp://{i}": worker(i) for i in range(count)}
         for address, fake in crowd.items():

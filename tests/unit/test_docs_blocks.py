@@ -88,7 +88,7 @@ def test_readme_plans_known_machines_as_shown() -> None:
         return str(done.output)
 
     sites = run(*line("hpcgpu site list")[1:])
-    assert len(sites.splitlines()) == len(list((ROOT / "site_configs").glob("*.yaml")))
+    assert len(sites.splitlines()) == 1 + len(list((ROOT / "site_configs").glob("*.yaml")))
     plan = run(*line("hpcgpu plan ")[1:])
     assert "  9 ranks and 8 workers; rank 0 has the scheduler" in plan.splitlines()
     assert re.search(r"^  worker-3 .* NUMA 0, ", plan, re.M), "the page says that this site's nodes are documented"

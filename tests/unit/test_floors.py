@@ -43,10 +43,21 @@ ROOMS: dict[str, set[str]] = {
 DEPLOY: dict[str, set[str]] = {
     "network": set(),
     "dashboard": set(),
-    "processes": {"network", "dashboard", "compat", "settings", "status_line"},
+    "processes": {"network", "dashboard", "compat", "settings", "progress"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "dashboard", "processes", "jobs", "compat", "settings", "start", "workers", "status_line"},
+    "cluster": {
+        "network",
+        "dashboard",
+        "processes",
+        "jobs",
+        "compat",
+        "settings",
+        "start",
+        "workers",
+        "preview",
+        "progress",
+    },
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")

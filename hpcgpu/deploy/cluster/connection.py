@@ -13,7 +13,6 @@ from typing import Any
 
 from distributed.core import rpc
 
-from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.jobs.rows import today
 from hpcgpu.deploy.network import lease, scheduler_file
@@ -23,6 +22,7 @@ from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched
 from hpcgpu.deploy.network.scheduler_file import SchedulerFile
 from hpcgpu.deploy.network.tls import security
 from hpcgpu.deploy.network.tunnel import Tunnel
+from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import HpcGpuError, JobError, LaunchError, TrustError
 from hpcgpu.host import process
 from hpcgpu.model import Patience

@@ -12,9 +12,9 @@ from distributed.core import Status
 
 from hpcgpu.deploy import workers
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.progress import Progress
 from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
+from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.plan.jobs.phase import End
 from hpcgpu.plan.jobs.worker_names import by_number

@@ -133,7 +133,7 @@ class ClusterRun:
         if not self._spec:
             text = user_settings.explain(self.settings)
             return text if self._batch else f"{text}\n{self.script}"
-        from hpcgpu.deploy.jobs import preview  # brings what reads machines, which no other call needs
+        from hpcgpu.deploy import preview  # brings what reads machines, which no other call needs
         from hpcgpu.report.job import render
 
         return render(preview.of_job(Wanted(self.settings, self.site), self._spec, self.script))

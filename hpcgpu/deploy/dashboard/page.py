@@ -5,7 +5,6 @@ All of it is one Bokeh document of one browser tab. It reads the usage while it 
 
 from __future__ import annotations
 
-import base64
 import functools
 import html
 import time
@@ -23,9 +22,7 @@ from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
 from hpcgpu.deploy.dashboard import figures
 from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
-from hpcgpu.deploy.dashboard.worker_metrics import ask_for_picture
 from hpcgpu.report.workers import DIRECTIONS, TIERS, Moved, WorkerFacts, headline
-from hpcgpu.supervise.failure_log import reason_of
 
 # Workers send heartbeats 0.5 to 3 s apart (distributed 2026.8.0): with many workers, seldom.
 _FEW, _OFTEN_MS, _SELDOM_MS = 64, 1000, 3000
@@ -106,8 +103,7 @@ def strip_column(sample: Sample, row: int, names: tuple[str, ...]) -> np.ndarray
 
 def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Fill the document of a browser tab; Bokeh calls this when the page is opened."""
-    usage = scheduler.plugins[UsagePlugin.name]
-    page = GpuPage(scheduler, usage, doc)
+    page = GpuPage(scheduler.plugins[UsagePlugin.name])
     page.update()
     add_periodic_callback(doc, page, page.every_ms)
     doc.title = "Dask: GPUs"
@@ -118,14 +114,14 @@ def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 
 class GpuPage:
-    """The page of a tab: facts of the usage plugin, and a node's picture from one of its workers."""
+    """The page of a tab, with the facts of the usage plugin."""
 
-    def __init__(self, scheduler: Scheduler, usage: UsagePlugin, doc: Any) -> None:
-        self._scheduler, self._usage, self._doc = scheduler, usage, doc
+    def __init__(self, usage: UsagePlugin) -> None:
+        self._usage = usage
         self._history, self._gpus = History(_SAMPLES), list[WorkerFacts]()
-        self._chosen, self._drawn = "", ""
+        self._chosen = ""
         self._fixed: tuple[object, ...] = ()
-        self._head, self._picture = Div(sizing_mode="stretch_width"), Div(sizing_mode="stretch_width")
+        self._head = Div(sizing_mode="stretch_width")
         self._bars = figures.Bars()
         self._strips = {
             SHARE: figures.Strip("Dask's data on each device over time, % of its limit"),
@@ -141,7 +137,6 @@ class GpuPage:
             row(*(strip.root for strip in self._strips.values()), sizing_mode="stretch_width"),
             row(self._lines.memory, self._lines.traffic, sizing_mode="stretch_width"),
             self._table.root,
-            self._picture,
             sizing_mode="stretch_width",
         )
 
@@ -170,7 +165,6 @@ class GpuPage:
         if self._chosen not in {"", *sample.names}:
             self._chosen = ""
         self._lines.show(self._history.series(self._chosen), self._chosen or _ALL)
-        self._look_at_node()
 
     def _choose(self, source: Any, attr: str, old: Sequence[int], new: Sequence[int]) -> None:
         """Show one GPU over time, tapped as a bar or a row; Bokeh calls this."""
@@ -179,33 +173,6 @@ class GpuPage:
         if chosen != self._chosen:
             self._chosen = chosen
             self._lines.show(self._history.series(chosen), chosen or _ALL)
-            self._look_at_node()
-
-    def _look_at_node(self) -> None:
-        """Request the picture of the chosen worker's node, or of the first one."""
-        node = next((g.node for g in self._gpus if g.name == self._chosen), self._gpus[0].node)
-        if node != self._drawn:
-            self._drawn = node
-            self._doc.add_next_tick_callback(self._draw)
-
-    async def _draw(self) -> None:
-        node = self._drawn
-        here = [(self._usage.address(g.name), g.name) for g in self._gpus if g.node == node]
-        try:
-            picture = await ask_for_picture(self._scheduler, here)
-        except Exception as e:  # the worker's, from reading its machine
-            text = f"the picture of node {html.escape(node)} could not be drawn: {html.escape(reason_of(e))}"
-        else:
-            dead = "".join(
-                f"<br><span style='color:{figures.RED}'>{html.escape(p)}</span>" for p in picture["dead_ports"]
-            )
-            image = base64.b64encode(picture["svg"].encode()).decode()
-            text = (
-                f"<b>{html.escape(node)}</b>{dead}"
-                f"<br><img style='max-width:1000px;width:100%' src='data:image/svg+xml;base64,{image}'>"
-            )
-        if node == self._drawn:
-            self._picture.text = text
 
 
 def _head(gpus: Sequence[WorkerFacts]) -> str:

@@ -76,10 +76,6 @@ class UsagePlugin(SchedulerPlugin):
         workers = [self._facts(*life) for life in self._live.values()]
         return sorted((facts for facts in workers if facts.gpu), key=lambda facts: by_number(facts.name))
 
-    def address(self, name: str) -> str:
-        """Return a worker's address; "" if it is gone."""
-        return next((address for address, (state, _) in self._live.items() if str(state.name) == name), "")
-
     def _facts(self, worker: Any, begin_s: float) -> WorkerFacts:
         """Return a worker's facts at its last heartbeat; of one that hpcgpu has not started, its name and time only."""
         end_s, metrics = self._clock(), worker.metrics

@@ -5,25 +5,21 @@ distributed sends heartbeats (``Worker.metrics``, ``Worker.startup_information``
 
 from __future__ import annotations
 
-import asyncio
 import os
-import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from distributed import Scheduler, Worker
+from distributed import Worker
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import allocator, bind, discover
-from hpcgpu.model import Binding, Topology, WorkerSpec
-from hpcgpu.pictures.svg import render_svg
-from hpcgpu.plan.binding.ports import Ports, Why, label
+from hpcgpu.host import allocator, bind
+from hpcgpu.model import WorkerSpec
 from hpcgpu.report.binding import differences
 from hpcgpu.report.workers import TIERS, WorkerFacts, planned, read_facts
 
@@ -34,8 +30,6 @@ ASK, ANSWER = "hpcgpu-ask", "hpcgpu-told"
 _RUNNING = ("executing", "long-running")
 # Reading the masks of all threads takes about 1 ms.
 _READ_S = 30.0
-# The answer to a request for a picture.
-_ANSWER_S = 10.0
 
 
 class WorkerMetrics(WorkerPlugin):
@@ -57,8 +51,6 @@ class WorkerMetrics(WorkerPlugin):
         worker.startup_information[KEY] = lambda _: {"node": socket.gethostname(), **planned(self._spec)}
         worker.metrics[KEY] = lambda _: self._now()
         worker.stream_handlers[ASK] = lambda: worker.batched_send({"op": ANSWER, "facts": self._now()})
-        worker.handlers["hpcgpu_binding"] = lambda: pickle.dumps(self._spec.binding)
-        worker.handlers["hpcgpu_picture"] = self._draw
         if self._spec.simulated:
             # distributed's own names: its pages of GPUs read them
             worker.metrics["gpu_memory_used"] = lambda _: self._simulated_bytes()
@@ -101,19 +93,6 @@ class WorkerMetrics(WorkerPlugin):
             new = (str(e),)
         self._differences = (now, new)
         return new
-
-    async def _draw(self, names: Sequence[str], bindings: Sequence[bytes]) -> dict[str, Any]:
-        """Draw this worker's node for the page, on request."""
-        loaded: list[Binding] = [pickle.loads(binding) for binding in bindings]
-
-        def draw() -> dict[str, Any]:
-            topology = discover.topology()
-            if self._spec.simulated:
-                gpus = {gpu.uuid: gpu for binding in loaded for gpu in binding.gpus[:1]}
-                topology = replace(topology, gpus=tuple(gpus.values()))
-            return draw_node(topology, names, loaded)
-
-        return await asyncio.to_thread(draw)  # libhwloc reads the machine for about 0.1 s
 
     def _simulated_bytes(self) -> int:
         sim = sys.modules.get("hpcgpu.sim")
@@ -182,25 +161,3 @@ def _device(spec: WorkerSpec | None) -> dict[str, Any]:
     else:
         return out
     return {**out, **dict(zip(("device_used_bytes", "device_capacity_bytes", "device_source"), now, strict=True))}
-
-
-def draw_node(topology: Topology, names: Sequence[str], bindings: Sequence[Binding]) -> dict[str, Any]:
-    """Draw a node as SVG, with messages about its dead ports."""
-    ports = Ports(topology)
-    dead: dict[Why, list[str]] = {}
-    for nic in ports.all:
-        if not nic.active:
-            dead.setdefault(ports.why_not[nic], []).append(label(nic))
-    texts = [
-        f"{', '.join(sorted(nics))}: {why.singular if len(nics) == 1 else why.plural}" for why, nics in dead.items()
-    ]
-    return {"svg": render_svg(topology, bindings, names), "dead_ports": texts}
-
-
-async def ask_for_picture(scheduler: Scheduler, workers: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return picture and dead ports of the node of these workers (address, name); raise OSError or TimeoutError."""
-    async with asyncio.timeout(_ANSWER_S):
-        bindings = await asyncio.gather(*(scheduler.rpc(address).hpcgpu_binding() for address, _ in workers))
-        drawer = scheduler.rpc(workers[0][0])
-        picture: dict[str, Any] = await drawer.hpcgpu_picture(names=[name for _, name in workers], bindings=bindings)
-        return picture

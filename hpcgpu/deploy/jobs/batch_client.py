@@ -21,8 +21,8 @@ from hpcgpu.plan.jobs.offer import shortfalls
 # Return codes of host.run: the program timed out, or does not exist.
 _TIMED_OUT, _NOT_THERE = 124, 127
 _ELSEWHERE = (
-    "submit jobs on a login node of a cluster; 'hpcgpu jobscript' prints the script anywhere, and LocalGPUCluster uses "
-    "this machine alone"
+    "submit jobs on a login node of a cluster; 'hpcgpu plan --script' prints the script anywhere, and LocalGPUCluster "
+    "uses this machine alone"
 )
 
 

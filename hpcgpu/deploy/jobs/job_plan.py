@@ -64,7 +64,7 @@ def plan_job(
     """
     if site and site.batch != batch:
         raise ConfigError(
-            f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu jobscript: leave "
+            f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu plan: leave "
             f"--batch out), or another site= than that of {run.settings.where('site')}"
         )
     check_submission(run.settings, site, member=run.shape == "member")

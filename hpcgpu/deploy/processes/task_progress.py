@@ -7,7 +7,7 @@ import time
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from hpcgpu.deploy.status_line import Surface, surface
+from hpcgpu.deploy.progress import Surface, surface
 from hpcgpu.supervise import tasks
 
 _EVERY_S = 1.0

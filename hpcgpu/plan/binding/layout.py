@@ -46,7 +46,7 @@ def plan_layout(
     if node_count > hosts:
         raise WorldError(
             f"the job has {node_count} nodes, but ranks run on {hosts} of them; "
-            "start at least one rank per node (hpcgpu launch --print shows a command that does)"
+            "start at least one rank per node (hpcgpu plan --script shows a command that does)"
         )
     if not any(r.gpus for r in records):
         troubles = {r.host: r.trouble for r in records if r.trouble}

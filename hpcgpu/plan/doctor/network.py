@@ -35,7 +35,7 @@ def check_login_links(links: Sequence[Link]) -> CheckResult:
     return warning(
         result.seen,
         "a cluster object here connects through the batch system instead (a tunnel by srun or ssh), which is "
-        "slower: run scripts in the job (hpcgpu jobscript), or ask the administrators to open the nodes' ports",
+        "slower: run scripts in the job (hpcgpu plan --script), or ask the administrators to open the nodes' ports",
     )
 
 

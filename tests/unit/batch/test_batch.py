@@ -18,7 +18,7 @@ from recordings import Record, records
 
 from hpcgpu import batch
 from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm_answers
-from hpcgpu.cli.commands import jobscript
+from hpcgpu.cli.commands import plan
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy import templates
 from hpcgpu.deploy.cluster import batch as clusters
@@ -144,7 +144,7 @@ def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     assert said == {f.name for f in fields(batch.SYSTEMS[name])} - {"forbidden"}
     assert read_site(f"version: 2\nname: x\nbatch: {name}\n", "x").batch == name
     assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
-    assert name in next(p for p in jobscript.params if p.name == "batch").type.choices
+    assert name in next(p for p in plan.params if p.name == "batch").type.choices
     assert any(template.startswith(name) for template in templates.names()), "no template"
 
 

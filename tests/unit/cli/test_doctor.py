@@ -36,7 +36,9 @@ def answer(folder: Path, words: str, code: int = 0) -> None:
 
 
 def invoke(*words: str) -> Result:
-    return CliRunner().invoke(hpcgpu, ["doctor", *words], standalone_mode=False, catch_exceptions=True)
+    return CliRunner(env={"COLUMNS": "300"}).invoke(
+        hpcgpu, ["doctor", *words], standalone_mode=False, catch_exceptions=True
+    )
 
 
 def findings(*words: str) -> dict[str, dict[str, str]]:

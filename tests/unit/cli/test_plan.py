@@ -111,6 +111,7 @@ def test_each_setting_says_where_it_was_set(tmp_path: Path) -> None:
     file.write_text("hpcgpu: {queue: gpu, walltime: 1h, account: theirs}\n")
     (tmp_path / "before.yaml").write_text("hpcgpu: {queue: other, site: none}\n")
     more = {"DASK_CONFIG": str(tmp_path), "DASK_HPCGPU__WALLTIME": "2h", "HPCGPU_ACCOUNT": "me", "HOME": str(tmp_path)}
+    more["COLUMNS"] = "300"
     argv = [sys.executable, "-m", "hpcgpu", "plan", *FORGE]
     text = subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, **more}).stdout
     for line in (

@@ -201,6 +201,6 @@ def test_a_comparison_needs_two(tmp_path: Path) -> None:
     assert "--diff compares two files" in refused("--diff", TURIN)
     wrong = tmp_path / "wrong.json"
     wrong.write_text("{}")
-    assert f"{wrong} lacks the key 'machine'; expected the output of hpcgpu topo --json" in refused(
+    assert f"{wrong} lacks the key 'machine'; expected the output of hpcgpu topo" in refused(
         "--diff", TURIN, str(wrong)
     )

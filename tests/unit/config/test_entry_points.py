@@ -96,7 +96,7 @@ def test_option_without_effect_from_elsewhere_is_no_error() -> None:
     check_entry_point(LOCAL, read_settings({"name": "mine"}), {"name": "mine"}, in_job=False)
 
 
-@pytest.mark.parametrize("name", ["run", "launch", "jobscript"])
+@pytest.mark.parametrize("name", ["run", "launch", "plan"])
 def test_a_commands_help_shows_what_it_takes(name: str) -> None:
     command = commands.hpcgpu.commands[name]
     ours = {p.name: p for p in command.params if p.name in NAMES}

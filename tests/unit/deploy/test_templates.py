@@ -31,7 +31,7 @@ def directives(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_asks_as_the_batch_writer_asks(name: str) -> None:
-    """A template is a plain file; its request is what ``hpcgpu jobscript`` would write for the same job."""
+    """A template is a plain file; its request is what ``hpcgpu plan --script`` would write for the same job."""
     path = FOLDER / name
     assert path.stat().st_mode & 0o100
     system = name.partition(".")[0].partition("-")[0]
@@ -76,7 +76,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 def test_the_command_prints_and_lists_them() -> None:
     found = CliRunner().invoke(hpcgpu, ["template"])
-    assert [line.split()[0] for line in found.output.splitlines()] == list(TEMPLATES)
+    assert [line.split()[0] for line in found.output.splitlines()] == ["template", *TEMPLATES]
     assert CliRunner().invoke(hpcgpu, ["template", "pbs-array.sh"]).output == (FOLDER / "pbs-array.sh").read_text()
     assert CliRunner().invoke(hpcgpu, ["template", "--folder"]).output == f"{FOLDER}\n"
     with pytest.raises(ConfigError, match=r"no template 'slurm'; there are: slurm\.sbatch, "):

@@ -1,17 +1,28 @@
-"""Show one line that changes, in a terminal or a notebook; elsewhere each change is a line."""
+"""Lines for people about a wait: one that changes, in a terminal or a notebook; elsewhere each change is a line.
+
+They go to standard error: results of the script that made a cluster go to standard output.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import html
 import io
 import shutil
 import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Any
 
 from hpcgpu.host import log
 from hpcgpu.plan.jobs.job import Phase
-from hpcgpu.plan.jobs.phase import READY
+from hpcgpu.plan.jobs.phase import READY, note_lines
+from hpcgpu.supervise import tasks
 
+# A shorter wait gets no line.
+SHORT_S = 2.0
 # Erase in display, from the cursor to the end of the line (ECMA-48, EL).
 _ERASE = "\r\x1b[K"
 _GOOD, _ON_ITS_WAY, _BAD = "green", "yellow", "red"
@@ -149,3 +160,86 @@ def _linked(line: str) -> str:
         for w in parts
     ]
     return " ".join(linked)
+
+
+class Progress:
+    """One line about the event that a cluster waits for, with the elapsed time, and lines beside it."""
+
+    def __init__(self, lines: list[tuple[datetime, str]], quiet: bool = False, after_s: float = 0.0) -> None:
+        """Take a list for all lines with their times (the cluster's logs), and the delay before a line is shown."""
+        self._lines, self._quiet, self._after_s = lines, quiet, after_s
+        self._shown = self._drawn = ""
+        self._began_s: float | None = None
+        self._surface = surface()
+        self._noted: set[str] = set()
+        self._ticking: tasks.Timer | None = None
+
+    def show(self, text: str) -> None:
+        """Show the present state."""
+        if self._quiet or text == self._shown:
+            return
+        self._shown, self._began_s = text, self._began_s or time.monotonic()
+        if self._ticking is None and (self._surface.ticks or self._after_s):
+            with contextlib.suppress(RuntimeError):  # no event loop
+                asyncio.get_running_loop()
+                self._ticking = tasks.repeat(self._draw, 1.0, "the clock of the progress line")
+        self._draw()
+
+    def say(self, text: str, logged: str = "") -> None:
+        """Print another line; ``logged`` replaces it where other people may read it."""
+        self._record(logged or text)
+        self._surface.say(text if self._surface.ticks else logged or text)
+
+    def drop(self, text: str) -> None:
+        """Remove a printed line, in a notebook: the page shows its content. It stays in the log."""
+        self._surface.drop(text)
+
+    def show_notes(self, notes: Iterable[tuple[str, str]], *, quiet: bool) -> None:
+        """Print notes about nodes (name, text), each text once."""
+        new = [(node, text) for node, text in notes if text not in self._noted]
+        self._noted.update(text for _, text in new)
+        for line in [] if quiet else note_lines(new):
+            self.say(line)
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Show a text, if the block takes longer than :data:`SHORT_S`; called on the event loop."""
+        self._began_s = self._began_s or time.monotonic()
+        call = tasks.log_errors(self.show, "the line about a long operation", tasks.only_log)
+        later = asyncio.get_running_loop().call_later(SHORT_S, call, text)
+        try:
+            yield
+        finally:
+            later.cancel()
+            if self._shown in ("", text):
+                self.end()
+
+    def end(self) -> None:
+        """Leave the line as it is, and begin a new one."""
+        if self._ticking:
+            self._ticking.cancel()
+        if self._drawn and self._surface.ticks:
+            self._surface.show(self._shown)  # without the time
+        self._surface.end()
+        self._shown, self._drawn, self._began_s, self._ticking = "", "", None, None
+
+    def _draw(self) -> None:
+        """Show the line, if it is time, with the elapsed time after :data:`SHORT_S`."""
+        waited_s = time.monotonic() - (self._began_s or time.monotonic())
+        if not self._shown or waited_s < self._after_s or (self._drawn == self._shown and not self._surface.ticks):
+            return
+        if self._drawn != self._shown:
+            self._record(self._shown)
+        self._drawn = self._shown
+        self._surface.show(f"{self._shown} [{_elapsed(waited_s)}]" if waited_s >= SHORT_S else self._shown)
+
+    def _record(self, text: str) -> None:
+        self._lines.append((datetime.now(), text))  # as distributed does
+
+
+def _elapsed(seconds: float) -> str:
+    """Format an elapsed time: ``12 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    minutes, rest_s = divmod(int(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{minutes} min {rest_s:02} s" if minutes else f"{rest_s} s"

@@ -1,8 +1,9 @@
-"""Plan a job from the facts of this machine: nothing is submitted, no GPU is needed."""
+"""Plan a job before its submission, or the ranks of this job before their start: nothing is submitted or started."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -11,20 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch import BatchSystem
+from hpcgpu.config import entry_points
+from hpcgpu.deploy import settings as all_settings
+from hpcgpu.deploy import start, topo
 from hpcgpu.deploy.jobs.job_plan import read_job
+from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import run as programs
-from hpcgpu.model import Command, HostMemory, JobSpec, Settings, Site, Topology
+from hpcgpu.launch.environment import read_allocation
+from hpcgpu.model import Command, HostMemory, JobSpec, Layout, Settings, Site, Topology
 from hpcgpu.model.limit import Limit
-from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.settings import options as all_options
+from hpcgpu.model.settings import user_name
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.site_node import topology_of
 from hpcgpu.plan.binding.workers import facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of
 from hpcgpu.report.machine import Plan
-from hpcgpu.units import format_bytes, format_duration
+from hpcgpu.units import counted, format_bytes, format_duration
 
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
 
@@ -34,19 +41,27 @@ Described = tuple[Topology, str]  # a node, and the file that describes it
 
 def plan(
     options: Mapping[str, object],
-    given_from: str,
+    options_from: str,
     script: tuple[str, ...] = (),
     batch: str | None = None,
     machine: Described | None = None,
     *,
     ask: bool = True,
 ) -> Preview:
-    """Plan a job for a script and its arguments, or for a cluster object; raise ConfigError for wrong settings.
+    """Plan for a script and its arguments, or for a cluster object; raise ConfigError for wrong settings.
 
+    In a job, or with a launcher: what ``hpcgpu launch`` would start. Elsewhere, with a batch system: the job that would
+    be submitted; without one: what ``hpcgpu run`` would start. ``batch``, ``machine`` and options of a request plan a
+    submission anywhere.
     ``machine`` describes a node in place of the site's. ``ask`` queries the batch system for its queues, nodes and the
     expected start, where that needs no submission.
     """
-    user, spec, system = read_job(options, given_from, script, batch, live=ask)
+    submits = batch or machine or options.keys() & entry_points.unused(entry_points.LAUNCH).keys()
+    if not submits and (read_allocation(os.environ).batch != "local" or "launcher" in options):
+        return of_launch(options, options_from, script)
+    if not submits and not all_settings.read(options, options_from, "").batch:
+        return of_run(options, options_from, script)
+    user, spec, system = read_job(options, options_from, script, batch, live=ask)
     text = system.script(spec)
     return of_job(user, spec, text, machine, _starts(system, text) if ask else "")
 
@@ -73,7 +88,7 @@ def changed_settings(settings: Settings) -> tuple[tuple[str, str, str], ...]:
     """Return name, value and place of each setting that is not a default."""
     return tuple(
         (name, _format(option.name, getattr(settings, option.name)), where)
-        for option in options()
+        for option in all_options()
         if (where := settings.where(name := user_name(option))) != "default"
     )
 
@@ -145,3 +160,49 @@ def _starts(system: BatchSystem, script: str) -> str:
         return f"about {system.read_test(programs.run_sync(command))}, as {command.argv[0]} expects now"
     except SubmitError as error:
         return str(error)
+
+
+def of_launch(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
+    """Plan the ranks of ``hpcgpu launch`` in this allocation; raises as the launch does."""
+    read, line = start.launch_line(options, options_from, script)
+    nodes, gpus = start.nodes_and_gpus(read.settings)
+    return _of_node(read, line, layout_of(read.settings, nodes, gpus))
+
+
+def of_run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
+    """Plan ``hpcgpu run`` as one process, or as one of a launcher's ranks; raises as the run does."""
+    read = start.read_rank(options, options_from)
+    if read_allocation(os.environ).rank.size > 1:
+        return _of_node(read, shlex.join(script), None)
+    alone = replace(read.settings, ranks="node")
+    return _of_node(read, shlex.join(script), layout_of(alone, 1, start.nodes_and_gpus(read.settings)[1]))
+
+
+def _of_node(read: Wanted, line: str, layout: Layout | None) -> Preview:
+    settings = read.settings
+    gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
+    facts = topo.this_machine(settings)
+    specs = plan_whole_node(settings, facts, gpus)
+    node = Plan(facts.topology, specs, facts.allowed, settings.nics, settings.reserved_cores, facts.allowed_nodes)
+    return Preview(
+        settings=settings,
+        values=changed_settings(settings),
+        spec=None,
+        granted=tuple(_granted()),
+        script=line,
+        site=read.site,
+        layout=layout,
+        node=node,
+        node_from=f"{facts.name}, as it is",
+    )
+
+
+def _granted() -> tuple[str, ...]:
+    """Describe the job around this process."""
+    allocation = read_allocation(os.environ)
+    job = "no job: this machine alone"
+    if allocation.batch != "local":
+        job = f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"
+    rank = allocation.rank
+    ranks = f"{counted(rank.size, 'rank')} of {rank.launcher}: they divide the work when they meet"
+    return (job, *([ranks] if rank.size > 1 else []))
