@@ -26,6 +26,7 @@ EXCEPTIONS = {
     ("agent/standalone_node.py", "_StandaloneNode.run", "add_signal_handler"): "it cancels the task that runs",
     ("agent/leader.py", "Leader.run", "add_signal_handler"): "_answer returns a callback of log_errors",
     ("agent/leader.py", "Leader.run", "create_task"): "awaited in the same function",
+    ("agent/leader.py", "Leader.start_workers", "create_task"): "hear_goodbye awaits it",
     ("agent/rank0.py", "Rank0Leader._log_summary", "ensure_future"): "awaited in the same function",
     ("agent/rank0.py", "Rank0Leader.serve", "add_done_callback"): "it sets an event",
     ("agent/rendezvous.py", "_limited", "Timer"): "if it does not end the process, faulthandler does",
