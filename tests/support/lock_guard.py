@@ -17,7 +17,7 @@ from hpcgpu.spill.proxies import placeholder, proxy, stored_object
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.storage.leaf_lock import LeafLock
 from hpcgpu.spill.store import executor, identity_map, reader
-from hpcgpu.spill.values import aliasing, host_objects, serialization, unit
+from hpcgpu.spill.values import host_objects, serialization, unit
 
 # Where what must not happen under the lock is looked up when it does.
 WATCHED: tuple[tuple[Any, str], ...] = (
@@ -30,7 +30,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (identity_map, "take_apart"),
     (identity_map, "held_by"),
     (host_objects, "held_by"),
-    (aliasing, "_held_by_frame"),
+    (host_objects, "_held_by_frame"),
     (reader, "put_together"),
     (stored_object, "make_proxy"),
     (stored_object, "release"),

@@ -85,7 +85,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "worker": {"click"},
 }
 # dask and distributed.protocol
-DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "aliasing"), ("spill", "serialization")}
+DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "host_objects"), ("spill", "serialization")}
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 
@@ -289,7 +289,7 @@ PRIVATE: dict[str, dict[str, str]] = {
         "_get_running_loop": "asyncio's way without an exception, which costs more"
     },
     "spill/devices/torch.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
-    "spill/values/aliasing.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
+    "spill/values/host_objects.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
 }
 # Of os; of named tuples, which cannot name them otherwise.
 OF_THE_LANGUAGE = {"_exit", "_replace", "_asdict", "_fields"}

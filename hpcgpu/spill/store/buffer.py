@@ -30,7 +30,7 @@ from hpcgpu.spill.store.inbox import Count, Todo
 from hpcgpu.spill.store.reader import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
 from hpcgpu.spill.store.transfer import Handle, ReadMode, read_mode, reading
-from hpcgpu.spill.values.aliasing import is_owner
+from hpcgpu.spill.values.host_objects import is_owner
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry
 
 logger = logging.getLogger("distributed.worker.memory")

@@ -1,8 +1,14 @@
-"""The unit that moves from host memory to disk: objects in the same allocations."""
+"""Objects in host memory: the memory that each keeps, and the unit that moves to disk, objects in the same allocations.
+
+A view keeps all of its allocation alive. Sizes of values are dask's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +17,106 @@ from hpcgpu.spill.devices.protocols import ImmovableError
 from hpcgpu.spill.state.units import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.values import serialization
-from hpcgpu.spill.values.aliasing import Held, Name, held_by, name_of
 from hpcgpu.spill.values.unit import ObjectContent
+
+logger = logging.getLogger("distributed.worker.memory")
+_UNKNOWN_BYTES = 1_000_000  # about what distributed takes when a sizeof fails (sizeof.py, 2026.8.0)
+# attributes of pandas' own columns: of dates and categories, and of numbers that may be missing
+_ARRAYS = ("_ndarray", "_data", "_mask")
+_TABLES = {"DataFrame": "pandas", "Series": "pandas", "Table": "pyarrow"}
+# The host memory that an object keeps, in bytes: by an id that is valid while the allocation lives, for an allocation
+# that views share; by the negative of the object's own id, for memory of the object alone.
+Held = dict[int, int]
+Name = int | frozenset[int]
+
+
+def held_by(x: Any) -> Held:
+    """Return the host memory that an array of numbers or a table keeps; an empty dict for another object."""
+    kind: type = type(x)
+    if kind is np.ndarray:
+        if x.dtype.hasobject:
+            return {}
+        return {id(x): x.nbytes} if x.base is None else dict([owner_of(x)])
+    family = _family(kind)
+    if family == "pyarrow":
+        return dict(_arrow(chunk for column in x.columns for chunk in column.chunks)) or {-id(x): 0}
+    return _held_by_frame(x) if family else {}
+
+
+@functools.lru_cache(256)
+def _family(kind: type) -> str:
+    """Return the library of a class of tables; "" for another class."""
+    family = kind.__module__.partition(".")[0]
+    return family if _TABLES.get(kind.__name__) == family else ""
+
+
+def name_of(held: Held) -> Name:
+    """Return the name that objects of the same allocations share: nearly always the id of one allocation."""
+    owners = held if len(held) == 1 else [owner for owner in held if owner > 0]
+    return next(iter(owners)) if len(owners) == 1 else frozenset(owners)
+
+
+def is_owner(x: Any) -> bool:
+    """Tell whether an object is an array of numbers in host memory that owns its memory."""
+    return type(x) is np.ndarray and x.base is None and not x.dtype.hasobject
+
+
+def owner_of(array: np.ndarray) -> tuple[int, int]:
+    """Return an id of the array's allocation, valid while it lives, and its bytes."""
+    while True:
+        base: Any = array.base
+        if type(base) is memoryview:  # it came from a peer, and lies in the memory of the message
+            base = base.obj
+        if base is None:
+            return id(array), array.nbytes
+        if not isinstance(base, np.ndarray):
+            # the owner is no array: take its length if it is bytes, else the bytes of the last array
+            return id(base), len(base) if isinstance(base, (bytes, bytearray)) else array.nbytes
+        array = base
+
+
+def _held_by_frame(frame: Any) -> Held:
+    """Return the host memory that a data frame or series of pandas keeps."""
+    # _mgr.blocks is not public (in pandas since 1.1, read in 3.1.1), but the only way to the columns' memory without an
+    # array for each column; a shuffle gives a thousand small frames, which are views of one
+    owners: dict[int, int] = {}
+    more_bytes, objects = int(frame.index.nbytes), False
+    for block in frame._mgr.blocks:
+        values = block.values
+        arrays = [values] if type(values) is np.ndarray else [getattr(values, name, None) for name in _ARRAYS]
+        arrays = [array for array in arrays if type(array) is np.ndarray]
+        if (chunks := getattr(values, "_pa_array", None)) is not None:
+            owners.update(_arrow(chunks.chunks))
+        elif arrays:
+            owners.update(map(owner_of, arrays))
+            objects |= any(array.dtype.hasobject for array in arrays)
+        else:
+            more_bytes += int(values.nbytes)
+    if objects:  # dask estimates the objects of a column
+        more_bytes = max(more_bytes, size_of(frame) - sum(b.values.nbytes for b in frame._mgr.blocks))
+    return owners | {-id(frame): more_bytes}
+
+
+def _arrow(chunks: Any) -> Iterator[tuple[int, int]]:
+    return ((b.address, b.size) for chunk in chunks for b in chunk.buffers() if b is not None)
+
+
+@functools.cache
+def _sizeof() -> Callable[[Any], int]:
+    from dask.sizeof import sizeof
+
+    return sizeof
+
+
+def size_of(value: Any) -> int:
+    """Return the size of a value by dask's ``sizeof``, which is imported with the first value; it does not raise."""
+    try:
+        return int(_sizeof()(value))
+    except Exception:  # of a user's sizeof; distributed catches all, too
+        # as text: a log handler that keeps records would keep the frames, with the value in them
+        why = traceback.format_exc()
+        logger.warning("the size of a %s is taken for %d bytes: %s", type(value), _UNKNOWN_BYTES, why)
+        return _UNKNOWN_BYTES
 
 
 class _Objects(NamedTuple):
@@ -49,7 +153,7 @@ class HostObjects(ObjectContent):
 
     @classmethod
     def of_held(cls, x: Any, held: Held) -> HostObjects:
-        """Return a unit of an object and the memory that it keeps (:func:`hpcgpu.spill.values.aliasing.held_by`)."""
+        """Return a unit of an object and the memory that it keeps (:func:`held_by`)."""
         made = cls(x, name_of(held), sum(held.values()))
         if len(held) > 1:
             made._held = dict(held)

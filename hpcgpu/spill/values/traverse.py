@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -133,42 +132,51 @@ class _Graph:
     def __init__(self, value: Any, is_array: Callable[[Any], bool], closed: set[int]) -> None:
         self.arrays: list[Any] = []
         self.numbers: dict[int, int] = {}  # of the arrays, by their ids
-        self.circles = False  # set by ``skeleton``
-        self._opened: dict[int, tuple[Opened, list[int]]] = {}  # with ids of parts that are arrays, or are opened
+        self.circles = False
+        # with ids of parts that are arrays, or are opened; each object after the objects in it, except in circles
+        self._opened: dict[int, tuple[Opened, list[int]]] = {}
         self._leads_on: list[Any] = []
         self._marks: dict[int, Slot | Ref] = {}
-        root: type = type(value)
-        todo = [(value, opener_of(root))]
-        seen = {id(value)}
-        for x, opener in todo:
-            opened = opener(x) if opener else None
-            if opened is None:
-                continue
-            inside: list[int] = []
-            for part in opened.parts:
+        begun = {id(value)}
+        top = self._open(value, closed)
+        stack = [(id(value), top, iter(top.parts), list[int]())] if top else []
+        while stack:
+            this, opened, parts, inside = stack[-1]
+            for part in parts:
                 kind: type = type(part)
                 if kind in SIMPLE:
                     continue
                 key = id(part)
-                if key not in seen:
-                    if kind not in _ASIDE and is_array(part):
-                        self.numbers[key] = len(self.arrays)
-                        self.arrays.append(part)
-                    elif (inner := opener_of(kind)) is None or key in closed:
-                        if kind in _LEADS_ON:
-                            self._leads_on.append(part)
-                        continue
-                    else:
-                        todo.append((part, inner))
-                    seen.add(key)
-                inside.append(key)
-            if inside:
-                self._opened[id(x)] = opened, inside
-        self._objects = [x for x, _ in todo]  # keeps all objects alive while ids are used
+                if key in begun or key in self.numbers:
+                    inside.append(key)
+                    self.circles |= key not in self.numbers and key not in self._opened
+                elif kind not in _ASIDE and is_array(part):
+                    self.numbers[key] = len(self.arrays)
+                    self.arrays.append(part)
+                    inside.append(key)
+                elif inner := self._open(part, closed):
+                    begun.add(key)
+                    inside.append(key)
+                    stack.append((key, inner, iter(inner.parts), []))
+                    break
+            else:
+                self._opened[this] = opened, inside
+                stack.pop()
+
+    def _open(self, x: Any, closed: set[int]) -> Opened | None:
+        """Return the opened object; None if it stays closed."""
+        kind: type = type(x)
+        opener = opener_of(kind)
+        if opener is None or id(x) in closed:
+            if kind in _LEADS_ON:
+                self._leads_on.append(x)
+            return None
+        return opener(x)
 
     def skeleton(self) -> Skeleton:
         """Return the skeleton of a value with arrays."""
-        order = self._in_order(self._leading_to_arrays())
+        leading = self._leading_to_arrays()
+        order = [key for key in self._opened if key in leading]
         self._marks = {key: Ref(i) for i, key in enumerate(order)}
         self._marks |= {key: Slot(number) for key, number in self.numbers.items()}
         kinds: dict[Any, int] = {}
@@ -184,38 +192,12 @@ class _Graph:
         return {id(x) for part in self._leads_on for x in _behind(part) if type(self._marks.get(id(x))) is Ref}
 
     def _leading_to_arrays(self) -> set[int]:
-        users: dict[int, list[int]] = defaultdict(list)
-        for key, (_, inside) in self._opened.items():
-            for inner in inside:
-                users[inner].append(key)
-        todo = list(self.numbers)
-        leading: set[int] = set()
-        for key in todo:
-            new = [user for user in users.get(key, ()) if user not in leading]
-            leading.update(new)
-            todo += new
+        leading = set(self.numbers)
+        before = 0
+        while len(leading) > before:  # more than twice only where objects are in circles
+            before = len(leading)
+            leading.update(key for key, (_, inside) in self._opened.items() if not leading.isdisjoint(inside))
         return leading
-
-    def _in_order(self, leading: set[int]) -> list[int]:
-        """Return the objects, each after the objects in it, except in circles."""
-        value = id(self._objects[0])
-        order: dict[int, None] = {}
-        begun = {value}
-        stack = [(value, iter(self._opened[value][1]))]
-        while stack:
-            key, inside = stack[-1]
-            for inner in inside:
-                if inner not in leading or inner in order:
-                    continue
-                if inner not in begun:
-                    begun.add(inner)
-                    stack.append((inner, iter(self._opened[inner][1])))
-                    break
-                self.circles = True
-            else:
-                order[key] = None
-                stack.pop()
-        return list(order)
 
 
 def _behind(x: Any) -> Iterator[Any]:

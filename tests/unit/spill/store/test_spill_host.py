@@ -22,7 +22,7 @@ from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.storage.segments import room_for
 from hpcgpu.spill.values import serialization
-from hpcgpu.spill.values.aliasing import held_by
+from hpcgpu.spill.values.host_objects import held_by
 
 WHOLE = 800 * KIB
 SMALL = 2 * KIB  # what is left of values without their arrays, and pickles
