@@ -1,10 +1,9 @@
-"""tcp, tls and UCX between two workers of one machine: GiB/s, CPU seconds per GiB, small tasks, and the cost at rest.
+"""Values between two workers of one machine: hpcgpu with and without copies within the node, LocalCluster, and UCX.
 
-Arrays lie on one worker, and a task on the other one asks for all of them; it looks at none. CPU seconds are those of
-both workers; at rest and for small tasks those of all processes of the run. Device arrays are simulated, so that they
-cross as host bytes. Beside ``ucx`` stands ``ucx, polling``: ucxx's own waiting, by ``UCXPY_PROGRESS_MODE=polling``.
-It runs in the environment of ``make ucx``. One JSON line per figure; the median of ``--runs`` runs, in each of which
-all come in turn.
+Arrays lie on one worker, and a task on the other one asks for all of them; it looks at none. GiB/s, and CPU seconds of
+both workers per GiB; for small tasks and at rest those of all processes of the run. Device arrays are simulated, and
+cross as host bytes. ``ucx, polling``: ucxx's own waiting, by ``UCXPY_PROGRESS_MODE=polling``; both rows of UCX need the
+environment of ``make ucx``. One JSON line per figure; the median of ``--runs`` runs, in each of which all come in turn.
 """
 
 from __future__ import annotations
@@ -20,19 +19,21 @@ from typing import Any
 
 import numpy as np
 import psutil
-from distributed import Client, wait
+from distributed import Client, LocalCluster, Security, wait
 
 from hpcgpu import LocalGPUCluster
+from hpcgpu.deploy.network.protocols import is_ucx_installed
 
 MIB = 1 << 20
-SIZES = {1 * MIB: 128, 64 * MIB: 8}  # of an array, and how many of them
+SIZES = {16 << 10: 1000, 64 << 10: 1000, 1 * MIB: 128, 64 * MIB: 8}  # of an array, and how many of them
 TASKS, REST_S = 1000, 5.0
 POLLING = {"UCXPY_PROGRESS_MODE": "polling"}
-WHO: dict[str, tuple[str, dict[str, str]]] = {
-    "tcp": ("tcp", {}),
-    "tls": ("tls", {}),
-    "ucx": ("ucx", {}),
-    "ucx, polling": ("ucx", POLLING),
+UCX: dict[str, Any] = {"protocol": "ucx"}
+WHO: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    **{f"hpcgpu, {p}": ({"protocol": p}, {}) for p in ("tls", "tcp")},
+    **{f"hpcgpu, {p}, node_copies=False": ({"protocol": p, "node_copies": False}, {}) for p in ("tls", "tcp")},
+    **{f"LocalCluster, {p}": ({"peer": p}, {}) for p in ("tls", "tcp")},
+    **({"hpcgpu, ucx": (UCX, {}), "hpcgpu, ucx, polling": (UCX, POLLING)} if is_ucx_installed() else {}),
 }
 Figures = dict[tuple[str, str, str], float]
 
@@ -56,27 +57,38 @@ def do_nothing(i: int) -> int:
 
 
 @contextmanager
-def cluster(protocol: str, environ: dict[str, str]) -> Iterator[tuple[Client, list[psutil.Process]]]:
+def cluster(options: dict[str, Any], environ: dict[str, str]) -> Iterator[tuple[Client, list[psutil.Process]]]:
     """Start two workers; yield a client, and all processes of the run."""
     os.environ.update(environ)  # of the leader and the scheduler, too
     try:
-        options: dict[str, Any] = {"gpus": "sim:2x2GiB", "dashboard": False, "quiet": True, "memory_limit": "4GiB"}
-        with LocalGPUCluster(protocol=protocol, **options) as it, Client(it) as client:
-            leader = psutil.Process(int(it.job_id))
+        if peer := options.get("peer"):
+            security = Security.temporary() if peer == "tls" else None
+            same: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "4GiB"}
+            with (
+                LocalCluster(protocol=peer, security=security, dashboard_address=None, **same) as theirs,
+                Client(theirs) as client,
+            ):
+                yield client, [psutil.Process(), *psutil.Process().children(recursive=True)]
+            return
+        common: dict[str, Any] = {"gpus": "sim:2x2GiB", "dashboard": False, "quiet": True, "memory_limit": "4GiB"}
+        with LocalGPUCluster(**common, **options) as ours, Client(ours) as client:
+            leader = psutil.Process(int(ours.job_id))
             yield client, [leader, *leader.children(recursive=True)]
     finally:
         for name in environ:
             del os.environ[name]
 
 
-def measure(protocol: str, environ: dict[str, str]) -> Figures:
-    """Return what a cluster of one protocol gives."""
+def measure(options: dict[str, Any], environ: dict[str, str]) -> Figures:
+    """Return the figures of one cluster."""
     out: Figures = {}
-    with cluster(protocol, environ) as (client, processes):
-        first, second = sorted(client.scheduler_info()["workers"])
+    with cluster(options, environ) as (client, processes):
+        first, second = sorted(client.nthreads())
         for place, make in (("host", make_host), ("device", make_device)):
             for nbytes, count in SIZES.items():
-                case = f"{count} arrays of {nbytes // MIB} MiB, {place}"
+                case = f"{count} arrays of {nbytes >> 10} KiB, {place}"
+                if place == "device" and "peer" in options:
+                    continue
                 wall_s, cpu_s = transfer(client, first, second, lambda i, m=make, n=nbytes: m(n, i), count)
                 gib = nbytes * count / 2**30
                 out[case, "gib_per_s", "GiB/s"] = gib / wall_s
@@ -113,19 +125,19 @@ def main() -> None:
     runs = parser.parse_args().runs
     values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     for _ in range(runs):
-        for who, (protocol, environ) in WHO.items():
-            for figure, value in measure(protocol, environ).items():
+        for who, (options, environ) in WHO.items():
+            for figure, value in measure(options, environ).items():
                 values.setdefault(figure, {}).setdefault(who, []).append(value)
     for (case, name, unit), by_who in values.items():
         for who, found in by_who.items():
-            figure = {
+            row = {
                 "case": case,
                 "who": who,
                 "measure": name,
                 "value": round(statistics.median(found), 4),
                 "unit": unit,
             }
-            print(json.dumps({"bench": "protocols", **figure, "runs": len(found)}), flush=True)
+            print(json.dumps({"bench": "protocols", **row, "runs": len(found)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -339,9 +339,8 @@ class Rank0Leader(Leader):
             env[SCRIPT_DASHBOARD] = str(self._folder / _DASHBOARD)
         if not dask.config.get("temporary-directory", None):
             env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # Dask's own names can be guessed
-        if self._scheduler.protocol == "ucx":
-            preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.ucx_client"]
-            env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads a variable as Python's literal
+        preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.client_preload"]
+        env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads a variable as Python's literal
         if self.context.scheduler["cert"]:
             cert, key = self._folder / "client.crt", self._folder / "client.key"
             private.write(cert, self.context.scheduler["cert"])

@@ -54,7 +54,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Life": ("shape", "scheduler", "drain", "client_grace", "death_timeout"),
         "Memory": ("device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "trust_local_directory"),
         "Binding": ("cores", "reserved_cores", "memory_policy", "nics", "respect_launcher"),
-        "Network": ("protocol", "security", "interface", "scheduler_port", "dashboard", "dashboard_port"),
+        "Network": (
+            *("protocol", "security", "node_copies", "interface"),
+            *("scheduler_port", "dashboard", "dashboard_port"),
+        ),
         "Start": ("ranks", "launcher", "rendezvous", "python", "progress"),
         "Workers": ("resources", "env", "allocator"),
         "RMM and cuDF": (*RMM, *CUDF),
@@ -207,6 +210,11 @@ class Settings:
         "flag",
         "encrypt every connection (TLS), and let in only who has the cluster's certificate; on, unless protocol is "
         "'tcp' or 'ucx'",
+    )
+    node_copies: bool = option(
+        True,
+        "flag",
+        "large values go between the processes of one node by one copy of the kernel, and not through the connection",
     )
     interface: str | None = option(None, "text", "network interface of scheduler and workers")
     rendezvous: str = option(

@@ -59,6 +59,7 @@ class WorkerSpec:
     device_memory_bytes: int = 0
     simulated: bool = False
     jit_unspill: bool = False
+    node_copies: bool = True
     rapids: Rapids | None = None
     local_directory: str = ""
     env: tuple[tuple[str, str], ...] = ()

@@ -51,6 +51,7 @@ class WorkerFacts:
     nic: str = ""
     reasons: Sequence[str] = ()
     differences: Sequence[str] = ()  # between process and plan
+    node_copies: str = ""  # why values do not reach it from its node by one copy; empty: they do
     # memory
     tiers: Mapping[str, int] = field(default_factory=dict)  # Dask's data in device, host, disk; empty: no spill store
     copy_bytes: int = 0  # in the host: copies of data on the device that are kept for when it goes down again
@@ -214,8 +215,10 @@ class Bindings(Shown):
         verdict = "read back from the kernel: all threads are where they were planned"
         if wrong := self.differences:
             verdict = f"{len(wrong)} of {len(self.workers)} workers not as planned"
+        obstacles = sorted({w.node_copies for w in self.workers if w.spec})
+        ways = [f"by the connection ({why})" if why else "by one copy" for why in obstacles]
         columns += [Column("differences", kind="fault", mark="not as planned: "), Column("reasons", kind="note")]
-        return Table(columns, rows, notes=[verdict])
+        return Table(columns, rows, notes=[verdict, *(f"large values within a node: {way}" for way in ways)])
 
 
 def _actual(worker: WorkerFacts) -> tuple[str, str, str, str]:

@@ -107,16 +107,16 @@ class WorkerMetrics(WorkerPlugin):
 
 def collect(dask_worker: Worker) -> WorkerFacts:
     """Collect a worker's facts, its binding as the kernel has it now; called in the worker."""
-    spec: WorkerSpec | None = getattr(dask_worker.plugins.get("hpcgpu"), "spec", None)
+    plugin: Any = dask_worker.plugins.get("hpcgpu")  # of deploy.processes
+    spec: WorkerSpec | None = getattr(plugin, "spec", None)
     name, node = str(dask_worker.name), socket.gethostname()
     memory = read_memory(dask_worker, spec)
     if spec is None:
         return read_facts(name, memory, node=node)
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
     actual = replace(bind.read_binding(), env=env)
-    return read_facts(
-        name, memory, planned(spec), node=node, spec=spec, actual=actual, differences=differences(spec, actual)
-    )
+    binding = {"spec": spec, "actual": actual, "differences": differences(spec, actual)}
+    return read_facts(name, memory, planned(spec), node=node, node_copies=plugin.copy_obstacle(), **binding)
 
 
 def read_memory(worker: Worker, spec: WorkerSpec | None) -> dict[str, Any]:

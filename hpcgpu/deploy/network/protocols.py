@@ -32,8 +32,11 @@ def exposed(protocol: str) -> str:
 
 
 def prepare(address: str) -> None:
-    """Adapt UCX's connections if an address needs them, before the first is made; raise LaunchError without UCX."""
+    """Adapt the connections that an address needs, before the first is made; raise LaunchError without UCX."""
     if not address.startswith(("ucx:", "ucxx:")):
+        from hpcgpu.deploy.network import node_copies
+
+        node_copies.adopt()
         return
     if not is_ucx_installed():
         raise LaunchError(f"{address} {ucx_missing()}")

@@ -21,11 +21,12 @@ from distributed.http.routing import RoutingApplication
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.network import protocols
+from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import devices, handshakes
 from hpcgpu.deploy.processes.control import Control, encode
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
-from hpcgpu.host import allocator, bind, log, process
+from hpcgpu.host import allocator, bind, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill import GpuSpillBuffer
@@ -107,6 +108,11 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     compat.spare_nvml(start.spec.gpu is None)  # distributed would show the first GPU's load as this worker's
     handshakes.limit()
     protocols.prepare(start.kwargs["scheduler_ip"])
+    this_process.enabled &= start.spec.node_copies
+    if fork_server := psutil.Process().parent():
+        peer_memory.allow(
+            fork_server.ppid()
+        )  # the leader: the node's workers, and the script of rank 0, descend from it
     try:
         devices.open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
     except Exception as e:

@@ -21,6 +21,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import deserialize, serialize, to_serialize
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import stalls
 from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
@@ -57,11 +58,16 @@ class SpillPlugin(WorkerPlugin):
         keep_packed()
         compat.measure_device_shards()
         read_in_threads(worker, self._readable)
+        this_process.allocate = worker.data.disk.empty
         worker.data.on_fault = self._on_fault
         worker.data.above_target = functools.partial(compat.above_target, worker)
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
         worker.metrics = {**worker.metrics, stalls.TROUBLE: lambda _: "; ".join(worker.data.trouble)}
         worker.data.host_is_short = lambda: cgroup.memory_left() < _LEFT
+
+    def copy_obstacle(self) -> str:
+        """Return why large values of this node do not reach the worker by one copy; "" if they do."""
+        return this_process.obstacle()
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Tell the store which keys a task needs; called by distributed when it gets ready, runs, and is over."""

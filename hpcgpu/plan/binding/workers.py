@@ -196,6 +196,7 @@ def _spec(
         device_memory_bytes=size,
         simulated=simulated,
         jit_unspill=settings.jit_unspill,
+        node_copies=settings.node_copies,
         rapids=plan_rapids(settings, name, size) if gpu else None,
         local_directory=node.scratch,
         env=tuple(sorted(env.items())),

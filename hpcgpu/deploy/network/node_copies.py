@@ -1,0 +1,313 @@
+"""Connections of distributed whose large frames cross a node by one copy of the kernel, beside TLS or TCP.
+
+Each side's handshake names its process. A side that can read the memory of the other one grants it with its first
+message: from then on the other side lends its large frames. The connection, encrypted as before, carries their
+addresses. The receiver copies them and returns a word, and the sender lets them go.
+
+A message begins with a word of 8 bytes: the kind in its highest byte, a number in the others. ``_PLAIN`` is 0: there it
+is the first word of a message of distributed, so a peer without this module, such as a laptop's client, sees nothing
+else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import struct
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from ssl import SSLError
+from typing import Any
+
+import numpy as np
+from distributed.comm import tcp
+from distributed.comm.core import CommClosedError
+from distributed.comm.utils import from_frames, to_frames
+from distributed.protocol.utils import unpack_frames
+from distributed.utils import ensure_memoryview
+from tornado.iostream import IOStream, StreamClosedError
+
+from hpcgpu.host import peer_memory
+from hpcgpu.host.peer_memory import Identity
+
+KEY = "hpcgpu-memory"  # in the handshake
+THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
+SMALL_BYTES = 2048  # a smaller frame of a larger message is not lent
+LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about 0.1 ms; a thread costs as much
+_WRITE_BYTES = 1 << 30
+_LAST_COPIES_S = 30.0  # as long as distributed's connection outlives a silent peer
+_PLAIN, _GRANT, _RETURN, _OWN = range(4)
+_WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct("=QQ")
+_VALUE = (1 << 56) - 1
+_UNSPLIT_BYTES = 1 << 62
+_MOST_HEAD_BYTES = 1 << 30
+
+_proofs = peer_memory.Proofs()
+
+
+class ThisProcess:
+    """The part of this process in copies within its node."""
+
+    def __init__(self) -> None:
+        self.enabled = False  # it names itself to its peers
+        # Returns memory for a frame; a worker sets its store's pool, whose pages have been used before.
+        self.allocate: Callable[[int], np.ndarray] = functools.partial(np.empty, dtype=np.uint8)
+        self.copied_bytes = 0  # from peers
+        self.refusals: set[str] = set()  # why it cannot read the memory of peers on its node
+
+    def obstacle(self) -> str:
+        """Return why large values come by the connection; "" if they are copied."""
+        if not self.enabled:
+            return "node_copies=False"
+        return ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
+
+
+this_process = ThisProcess()
+
+
+def _address(frame: memoryview) -> int:
+    """Return the address of a frame to lend; 0 for one that is small, or that other processes cannot read."""
+    address = int(np.frombuffer(frame, np.uint8).ctypes.data) if frame.nbytes >= SMALL_BYTES else 0
+    return address if address and peer_memory.is_readable(address, frame.nbytes) else 0
+
+
+def _word(kind: int, value: int = 0) -> bytes:
+    return _WORD.pack(kind << 56 | value)
+
+
+def parse_head(head: memoryview) -> tuple[list[tuple[int, int]], memoryview, tuple[int, int]]:
+    """Return address and size of each frame, the frames in the head, and address and value of the proof."""
+    *proof, count = _HEAD.unpack_from(head)
+    start = _HEAD.size + count * _FRAME.size
+    if not count or start > head.nbytes:
+        raise OSError(f"{count} frames in a head of {head.nbytes} bytes")
+    items = list(_FRAME.iter_unpack(head[_HEAD.size : start]))
+    if any(address + nbytes >= 1 << 63 for address, nbytes in items):
+        raise OSError("a frame outside of all memory")
+    inline = sum(nbytes for address, nbytes in items if not address and nbytes < _head_limit(proof[0]))
+    if inline != head.nbytes - start:
+        raise OSError(f"{head.nbytes - start} bytes for frames of {inline} bytes")
+    return items, head[start:], (proof[0], proof[1])
+
+
+def _head_limit(proof: int) -> int:
+    """Return the size from which a frame that is not lent comes after the head."""
+    return SMALL_BYTES if proof else THRESHOLD_BYTES
+
+
+class _Lender:
+    """One side of a connection: whether both sides may copy, and the frames that the peer has not returned."""
+
+    def __init__(self) -> None:
+        self.peer: int | None = None  # pid of the peer if its memory can be read; 0: it cannot; None: not tried
+        self.granted = False  # the peer can read this process's memory
+        self.proof: tuple[int, int] | None = None
+        self.frames: deque[list[memoryview]] = deque()  # of each message
+        self.all_returned: asyncio.Event | None = None
+
+    def lend(self, frames: list[memoryview]) -> list[tuple[int, int]] | None:
+        """Return address and size of each frame, address 0 for one that goes by the connection; None: all do."""
+        if sum(f.nbytes for f in frames) < THRESHOLD_BYTES:
+            return None
+        if self.proof is None and (proof := _proofs.begin()):
+            self.proof = proof
+        items = [(_address(f), f.nbytes) for f in frames]
+        return items if self.proof and any(address for address, _ in items) else None
+
+    def returned(self) -> None:
+        """Let the frames of the oldest message go."""
+        self.frames.popleft()
+        if not self.frames and self.all_returned:
+            self.all_returned.set()
+
+    def end(self) -> None:
+        """Let all frames go; a copy that is not over now fails."""
+        proof, self.proof, self.granted = self.proof, None, False
+        if proof:
+            _proofs.end(proof[0])
+        self.frames.clear()
+        if self.all_returned:
+            self.all_returned.set()
+
+
+class NodeTCP(tcp.TCP):
+    """A connection of distributed that lends large frames to a peer on its node."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lender = lender = _Lender()
+        self._is_reading = False
+        weakref.finalize(self, lender.end).atexit = False
+        self.stream.set_close_callback(lender.end)
+
+    def closed(self) -> bool:
+        """Return whether this side or the peer has closed the connection."""
+        return super().closed() or self.stream is None or self.stream.closed()
+
+    def handshake_info(self) -> dict[str, Any]:
+        """Name this process to the peer, in addition to distributed's terms."""
+        info: dict[str, Any] = super().handshake_info()
+        return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.enabled else info
+
+    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
+        """Write a message; its large frames are lent as soon as the peer has granted it."""
+        stream = self.stream
+        if stream is None:
+            raise CommClosedError
+        self._grant(stream)
+        if not self._lender.granted:
+            return int(await super().write(msg, serializers=serializers, on_error=on_error))
+        info = {"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options}
+        options = {"serializers": serializers, "on_error": on_error, "frame_split_size": _UNSPLIT_BYTES}
+        frames = await to_frames(msg, allow_offload=self.allow_offload, context=info, **options)
+        with self._ending_by_errors():
+            return self._send(stream, [ensure_memoryview(f) for f in frames])
+
+    def _grant(self, stream: IOStream) -> None:
+        """Once after the handshake: find out whether the peer's memory can be read, and tell it."""
+        lender = self._lender
+        if lender.peer is not None or not self.remote_info:
+            return
+        lender.peer, peer = 0, Identity.parse(self.remote_info.get(KEY))
+        if peer is None or KEY not in self.local_info:
+            return
+        if refusal := peer.refusal():
+            this_process.refusals |= {refusal} - {peer_memory.ELSEWHERE}
+            return
+        lender.peer = peer.pid
+        with self._ending_by_errors():
+            stream.write(_word(_GRANT))
+
+    def _send(self, stream: IOStream, frames: list[memoryview]) -> int:
+        """Enqueue a message as a whole: no other one comes between."""
+        items = self._lender.lend(frames)
+        if items:
+            self._lender.frames.append(frames)
+        address, value = self._lender.proof if items and self._lender.proof else (0, 0)
+        items = items or [(0, f.nbytes) for f in frames]
+        inline = [f for f, item in zip(frames, items, strict=True) if not item[0]]
+        limit = _head_limit(address)
+        table = (_HEAD.pack(address, value, len(items)), *(_FRAME.pack(*item) for item in items))
+        head = b"".join((*table, *(f for f in inline if f.nbytes < limit)))
+        stream.write(_word(_OWN, len(head)) + head)
+        for part in (f for f in inline if f.nbytes >= limit):
+            for start in range(0, part.nbytes, _WRITE_BYTES):
+                stream.write(part[start : start + _WRITE_BYTES])
+        return sum(f.nbytes for f in frames)
+
+    async def read(self, deserializers: Any = None) -> Any:
+        """Read a message, and copy what the peer lends."""
+        frames = None
+        while frames is None:
+            frames = await self._next()
+        try:
+            return await from_frames(
+                frames, deserialize=self.deserialize, deserializers=deserializers, allow_offload=self.allow_offload
+            )
+        except EOFError as e:
+            self.abort()
+            raise CommClosedError("aborted stream on truncated data") from e
+
+    async def _next(self) -> list[Any] | None:
+        """Read a word, and the message that it begins; None if it begins none."""
+        with self._ending_by_errors():
+            if (stream := self.stream) is None:
+                raise CommClosedError
+            self._is_reading = True
+            try:
+                (word,) = _WORD.unpack(await stream.read_bytes(_WORD.size))
+                return await self._receive(stream, word >> 56, word & _VALUE)
+            finally:
+                self._is_reading = False
+
+    async def _receive(self, stream: IOStream, kind: int, value: int) -> list[Any] | None:
+        """Return the frames of a message; None for a word that is no message."""
+        lender = self._lender
+        if kind == _PLAIN:
+            frames, sizes = unpack_frames(await tcp.read_bytes_rw(stream, value), partial=True)
+            return [*frames, *[await tcp.read_bytes_rw(stream, nbytes) for nbytes in sizes]]
+        if kind == _OWN and lender.peer and _HEAD.size <= value <= _MOST_HEAD_BYTES:
+            return await self._take(stream, await tcp.read_bytes_rw(stream, value), lender.peer)
+        if kind == _GRANT and KEY in self.local_info:
+            lender.granted = True
+        elif kind == _RETURN and lender.frames:
+            lender.returned()
+        else:
+            raise OSError(f"a word of kind {kind} with {value}")
+        return None
+
+    async def _take(self, stream: IOStream, head: memoryview, peer: int) -> list[memoryview]:
+        """Return the frames of a message with this head: copied, in the head, or next in the stream."""
+        items, rest, proof = parse_head(head)
+        limit = _head_limit(proof[0])
+        frames: list[memoryview] = []
+        lent: list[tuple[int, memoryview]] = []
+        for address, nbytes in items:
+            if address:
+                frames.append(this_process.allocate(nbytes).data)
+                lent.append((address, frames[-1]))
+            elif nbytes < limit:
+                frames.append(memoryview(bytearray(rest[:nbytes])))  # each can be freed alone
+                rest = rest[nbytes:]
+            else:
+                frames.append(await tcp.read_bytes_rw(stream, nbytes))
+        if lent:
+            copied_bytes = sum(out.nbytes for _, out in lent)
+            if copied_bytes <= LOOP_BYTES:
+                peer_memory.copy(peer, lent, proof)
+            else:
+                await asyncio.to_thread(peer_memory.copy, peer, lent, proof)
+            this_process.copied_bytes += copied_bytes
+            stream.write(_word(_RETURN))
+        return frames
+
+    @contextlib.contextmanager
+    def _ending_by_errors(self) -> Iterator[None]:
+        """End the connection by an error inside: it is not known how much of a message the stream has had."""
+        try:
+            yield
+        except (StreamClosedError, SSLError) as e:
+            self.abort()
+            tcp.convert_stream_closed_error(self, e)
+        except (OSError, MemoryError) as e:
+            self.abort()
+            if isinstance(e, CommClosedError):
+                raise
+            raise CommClosedError(f"in {self}: a message of the peer cannot be read: {e}") from e
+        except BaseException:
+            self.abort()
+            raise
+
+    def close(self) -> Any:
+        """Close when the peer has all that was written and lent."""
+        return self._close() if self._lender.frames and not self.closed() else super().close()
+
+    async def _close(self) -> None:
+        lender = self._lender
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_LAST_COPIES_S):
+                if self._is_reading and lender.frames:
+                    lender.all_returned = asyncio.Event()
+                    await lender.all_returned.wait()
+                while lender.frames:
+                    await self._next()  # messages that come now are read by no one
+        lender.end()
+        await super().close()
+
+    def abort(self) -> None:
+        """Close at once; a copy that the peer has not ended fails."""
+        self._lender.end()
+        super().abort()
+
+
+class NodeTLS(NodeTCP, tcp.TLS):
+    """The same beside TLS."""
+
+
+def adopt() -> None:
+    """Use these connections for ``tcp://`` and ``tls://`` in this process from now on."""
+    this_process.enabled = True
+    tcp.TCPConnector.comm_class = tcp.TCPListener.comm_class = NodeTCP
+    tcp.TLSConnector.comm_class = tcp.TLSListener.comm_class = NodeTLS

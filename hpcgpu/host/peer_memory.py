@@ -1,0 +1,173 @@
+"""Memory of other processes of this host: a proof that it can be read, and one copy by the kernel.
+
+``process_vm_readv`` (Linux 3.2) copies from another process without its help, if the kernel would let the caller trace
+it: both have the same user, and no rule of Yama or seccomp forbids it (ptrace(2), "Ptrace access mode checking").
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_PR_SET_PTRACER = 0x59616D61
+_NONCE_BYTES = 32
+_WORDS = 4096  # of connections that lend at once; one more sends its bytes by the connection
+ELSEWHERE = "another host, or another pid namespace"
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+@functools.cache
+def _readv() -> Any:
+    call, vector = ctypes.CDLL(None, use_errno=True).process_vm_readv, ctypes.POINTER(_Iovec)
+    call.restype = ctypes.c_ssize_t
+    call.argtypes = [ctypes.c_int, vector, ctypes.c_ulong, vector, ctypes.c_ulong, ctypes.c_ulong]
+    return call
+
+
+def read(pid: int, address: int, out: memoryview) -> None:
+    """Copy memory of a process into a writable buffer of bytes, without the GIL; raise OSError if it is unreadable."""
+    call, done = _readv(), 0
+    start = ctypes.addressof(ctypes.c_char.from_buffer(out))
+    while done < out.nbytes:  # the kernel copies at most 2 GiB at once
+        left = out.nbytes - done
+        copied = call(pid, _Iovec(start + done, left), 1, _Iovec(address + done, left), 1, 0)
+        if copied <= 0:
+            code = ctypes.get_errno() if copied else errno.EFAULT
+            raise OSError(code, os.strerror(code), f"address {address + done:#x} of process {pid}")
+        done += copied
+
+
+def is_readable(address: int, nbytes: int) -> bool:
+    """Return whether other processes can read memory of this one."""
+    # Pages of a driver (VM_PFNMAP), and of a file that was cut off, fail for each reader, so also for this process.
+    byte = memoryview(bytearray(1))
+    try:
+        read(os.getpid(), address, byte)
+        read(os.getpid(), address + nbytes - 1, byte)
+    except OSError:
+        return False
+    return True
+
+
+class Identity(NamedTuple):
+    """A process as a peer on its host checks it: the nonce is at the address in the memory of the process."""
+
+    host: str  # boot id and pid namespace: where the pid means this process
+    pid: int
+    address: int
+    nonce: bytes
+
+    @classmethod
+    def of_this_process(cls) -> Identity:
+        """Return this process's identity. A forked child has its parent's nonce, at the same address."""
+        nonce = _nonce()
+        return cls(_host(), os.getpid(), ctypes.addressof(nonce), bytes(nonce))
+
+    @classmethod
+    def parse(cls, value: object) -> Identity | None:
+        """Return the identity in a peer's handshake; None if it has none that this version understands."""
+        if not isinstance(value, Mapping):
+            return None
+        host, pid, address, nonce = (value.get(name) for name in cls._fields)
+        valid = isinstance(host, str) and isinstance(nonce, bytes) and len(nonce) == _NONCE_BYTES
+        if not (valid and _is_number(pid, 2**31) and _is_number(address, 2**63)):
+            return None
+        return cls(host, pid, address, nonce)  # type: ignore[arg-type] # _is_number has checked it
+
+    def refusal(self) -> str:
+        """Return why this process cannot read the memory of that one; "" if it can."""
+        if self.host != _host():
+            return ELSEWHERE
+        nonce = bytearray(_NONCE_BYTES)
+        try:
+            read(self.pid, self.address, memoryview(nonce))
+        except OSError as e:
+            return f"process_vm_readv: {e.strerror}{_advice(e.errno)}"
+        return "" if nonce == self.nonce else "another process has its pid"
+
+
+def obstacle() -> str:
+    """Return why this process can read no other one's memory, as far as that is known without a peer; "" if it can."""
+    word = ctypes.c_uint64()
+    try:
+        read(os.getpid(), ctypes.addressof(word), memoryview(bytearray(8)))  # seccomp forbids this, too
+    except OSError as e:
+        return f"process_vm_readv: {e.strerror}"
+    scope = _YAMA.read_text().strip() if _YAMA.exists() else "0"
+    return "" if scope in ("0", "1") else f"kernel.yama.ptrace_scope={scope}"
+
+
+def _is_number(value: object, limit: int) -> bool:
+    return type(value) is int and 0 < value < limit
+
+
+def _advice(code: int | None) -> str:
+    if code != errno.EPERM:
+        return ""
+    scope = _YAMA.read_text().strip() if _YAMA.exists() else "0"
+    return f" (kernel.yama.ptrace_scope={scope})" if scope != "0" else " (another user, or a container's rules)"
+
+
+@functools.cache
+def _nonce() -> ctypes.Array[ctypes.c_char]:
+    return (ctypes.c_char * _NONCE_BYTES).from_buffer(bytearray(secrets.token_bytes(_NONCE_BYTES)))
+
+
+@functools.cache
+def _host() -> str:
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def allow(pid: int) -> None:
+    """Let a process and its descendants read this process's memory where Yama forbids it (ptrace_scope 1)."""
+    if _YAMA.exists():
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
+
+
+class Proofs:
+    """Words in memory that is never freed, one for each connection: a word has its value while its bytes are lent.
+
+    A reader compares the word after its copy: memory that was given up meanwhile may have held other bytes.
+    """
+
+    def __init__(self, count: int = _WORDS) -> None:
+        self._words = (ctypes.c_uint64 * count)()
+        self._free = list(range(count))
+        self._lock = threading.Lock()
+
+    def begin(self) -> tuple[int, int] | None:
+        """Return address and value of a free word; None if all are in use."""
+        with self._lock:
+            if not self._free:
+                return None
+            i = self._free.pop()
+            self._words[i] = value = secrets.randbits(63) + 1
+        return ctypes.addressof(self._words) + 8 * i, value
+
+    def end(self, address: int) -> None:
+        """Clear a word: from now on its bytes may change."""
+        i = (address - ctypes.addressof(self._words)) // 8
+        with self._lock:
+            self._words[i] = 0
+            self._free.append(i)
+
+
+def copy(pid: int, pairs: Iterable[tuple[int, memoryview]], proof: tuple[int, int]) -> None:
+    """Copy a peer's lent buffers; raise OSError if one is unreadable, or was given up meanwhile."""
+    for address, out in pairs:
+        read(pid, address, out)
+    word = ctypes.c_uint64()
+    read(pid, proof[0], memoryview(word).cast("B"))
+    if word.value != proof[1]:
+        raise OSError(errno.ESTALE, f"process {pid} has given up the bytes that it had lent")

@@ -1,0 +1,132 @@
+"""Large values between the processes of a run on one node: they are copied, whatever the call and the end of a peer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import ranks
+from distributed import Client, wait
+from waiting import scaled, until
+
+from hpcgpu import LocalGPUCluster
+from hpcgpu.deploy.network.node_copies import this_process
+
+MIB = 1 << 20
+OPTIONS: dict[str, Any] = {"gpus": "sim:2x64MiB", "dashboard": False, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with LocalGPUCluster(**OPTIONS) as cluster, Client(cluster) as made:
+        yield made
+
+
+class Work:
+    """Functions for workers, which cannot import this module: pickled by value, since they are no names of it."""
+
+    def __init__(self) -> None:
+        def make(i: int, nbytes: int = 4 * MIB) -> np.ndarray:
+            return np.random.default_rng(i).integers(0, 255, nbytes, np.uint8)
+
+        def total(*arrays: np.ndarray) -> int:
+            return sum(int(a.sum(dtype=np.int64)) for a in arrays)
+
+        def are_in_a_pool(*arrays: Any) -> bool:
+            """Tell whether a pool of buffers lends the memory of each array."""
+            from hpcgpu.spill.storage.buffer_pool import Loan
+
+            parts = list(arrays)
+            while any(part is not None and not isinstance(part, Loan) for part in parts):
+                parts = [p if isinstance(p, Loan) else p.obj if isinstance(p, memoryview) else p.base for p in parts]
+            return None not in parts
+
+        self.make, self.total, self.are_in_a_pool = make, total, are_in_a_pool
+
+
+WORK = Work()
+
+
+def copied_bytes(client: Client) -> dict[str, int]:
+    """Bytes that each worker has copied from peers so far."""
+
+    def read() -> int:
+        from hpcgpu.deploy.network.node_copies import this_process
+
+        return this_process.copied_bytes
+
+    return dict(client.run(read))
+
+
+def test_values_of_a_worker_are_copied_into_the_stores_pool(client: Client) -> None:
+    first, second = sorted(client.nthreads())
+    arrays = client.map(WORK.make, range(8), workers=[first], pure=False)
+    wait(arrays)
+    before = copied_bytes(client)[second]
+    assert client.submit(WORK.total, *arrays, workers=[second]).result() == WORK.total(*map(WORK.make, range(8)))
+    assert copied_bytes(client)[second] - before == 8 * 4 * MIB
+    assert client.submit(WORK.are_in_a_pool, *arrays, workers=[second]).result()
+    assert "large values within a node: by one copy" in str(client.cluster.bindings())
+
+
+def test_scatter_and_gather_are_copied(client: Client) -> None:
+    value = WORK.make(1, 16 * MIB)
+    before = this_process.copied_bytes
+    futures = client.scatter([value] * 2, hash=False)  # the first request on a connection comes before its grant
+    assert all((client.gather(f) == value).all() for f in futures)
+    assert this_process.copied_bytes - before == 2 * 16 * MIB
+    assert sum(copied_bytes(client).values()) > 0
+
+
+def test_a_rechunk_by_p2p_is_right(client: Client) -> None:
+    before = sum(copied_bytes(client).values())
+    x = da.arange(2**21, chunks=2**17).reshape(2**10, 2**11)
+    assert (x.T.rechunk((2**10, 2**8), method="p2p") + 1).sum().compute() == 2**20 * (2**21 - 1) + 2**21
+    assert sum(copied_bytes(client).values()) > before
+
+
+def test_values_survive_a_peer_that_dies_during_the_copy(client: Client) -> None:
+    first, second = sorted(client.nthreads())
+    expected = WORK.total(*map(WORK.make, range(40)))
+    arrays = client.map(WORK.make, range(40), workers=[first], allow_other_workers=True, pure=False)
+    wait(arrays)
+    before = copied_bytes(client)[second]
+    (pid,) = client.run(os.getpid, workers=[first]).values()
+    result = client.submit(WORK.total, *arrays, workers=[second], pure=False)
+    until(lambda: result.done() or copied_bytes(client)[second] > before, "it copies", every_s=0.001)
+    os.kill(pid, signal.SIGKILL)
+    assert result.result(timeout=scaled(100)) == expected
+
+
+def test_a_plain_client_of_a_script_copies(tmp_path: Path) -> None:
+    code = """
+        import numpy as np
+        from hpcgpu.deploy.network.node_copies import this_process
+        with Client() as c:
+            made = c.map(np.full, [2**22] * 4, range(4))
+            assert [int(x[-1]) for x in c.gather(made)] == [0, 1, 2, 3]
+            print("copied", this_process.copied_bytes >> 20)
+    """
+    done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:2"))
+    assert "copied 128\n" in done.stdout, done.stdout + done.stderr
+
+
+def test_switched_off_and_without_encryption() -> None:
+    for options, way in (
+        ({"node_copies": False}, "by the connection (node_copies=False)"),
+        ({"protocol": "tcp"}, "by one copy"),
+    ):
+        with LocalGPUCluster(**OPTIONS, **options) as cluster, Client(cluster) as client:
+            first, second = sorted(client.nthreads())
+            arrays = client.map(WORK.make, range(4), workers=[first])
+            assert client.submit(WORK.total, *arrays, workers=[second]).result() == WORK.total(
+                *map(WORK.make, range(4))
+            )
+            assert (sum(copied_bytes(client).values()) > 0) == (way == "by one copy")
+            assert f"large values within a node: {way}" in str(cluster.bindings())

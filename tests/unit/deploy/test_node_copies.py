@@ -1,0 +1,281 @@
+"""Connections that copy within a node: both ends are in this process, whose memory each end reads as a peer's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import struct
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.comm import tcp
+from distributed.comm.core import CommClosedError, connect, listen
+from distributed.protocol import to_serialize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waiting import scaled
+
+from hpcgpu.deploy.network import node_copies, tls
+from hpcgpu.deploy.network.node_copies import SMALL_BYTES, THRESHOLD_BYTES
+from hpcgpu.host import peer_memory
+from hpcgpu.host.peer_memory import Identity
+
+SECURITY = tls.security(tls.Certificate.make())
+SIZES = st.sampled_from([0, 1, 100, SMALL_BYTES - 1, SMALL_BYTES, 30_000, THRESHOLD_BYTES, 100_000, 700_000])
+MESSAGES = st.lists(st.lists(st.tuples(st.sampled_from(["array", "bytes"]), SIZES), max_size=4), min_size=1, max_size=4)
+
+
+@pytest.fixture(autouse=True)
+def adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (tcp.TCPConnector, tcp.TCPListener, tcp.TLSConnector, tcp.TLSListener):
+        monkeypatch.setattr(kind, "comm_class", kind.comm_class)
+    node_copies.adopt()
+
+
+@contextlib.asynccontextmanager
+async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
+    """Connect two ends, both of which have said a word: from now on each may lend."""
+    accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    over: asyncio.Event = asyncio.Event()
+
+    async def handle(comm: Any) -> None:
+        accepted.set_result(comm)
+        await over.wait()
+
+    security = SECURITY if scheme == "tls" else tls.security(None)
+    async with listen(f"{scheme}://127.0.0.1", handle, **security.get_listen_args("worker")) as listener:
+        a = await connect(listener.contact_address, **security.get_connection_args("worker"))
+        b = await accepted
+        try:
+            for one, other in ((a, b), (b, a)):
+                await one.write("hello")
+                assert await other.read() == "hello"
+            yield a, b
+        finally:
+            a.abort()
+            b.abort()
+            over.set()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(scaled(60)):
+            await test()
+
+    asyncio.run(limited())
+
+
+def value(kind: str, nbytes: int) -> Any:
+    array = np.frombuffer(random.Random(nbytes).randbytes(nbytes), np.uint8)
+    return array if kind == "array" else array.tobytes()
+
+
+def same(left: Any, right: Any) -> bool:
+    return bytes(left) == bytes(right)
+
+
+def lent(comm: Any) -> int:
+    return len(comm._lender.frames)
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of what is copied between the ends."""
+    sizes: list[int] = []
+    copy = peer_memory.copy
+
+    def count(pid: int, pairs: list[tuple[int, memoryview]], proof: tuple[int, int]) -> None:
+        copy(pid, pairs, proof)
+        sizes.extend(out.nbytes for _, out in pairs)
+
+    monkeypatch.setattr(peer_memory, "copy", count)
+    return sizes
+
+
+@given(MESSAGES, MESSAGES, st.sampled_from(["tcp", "tls"]))
+@settings(max_examples=25)
+def test_messages_arrive_whole_and_in_order_both_ways(there: Any, back: Any, scheme: str) -> None:
+    async def test() -> None:
+        async with pair(scheme) as (a, b):
+
+            async def send(comm: Any, messages: Any) -> None:
+                for message in messages:
+                    await comm.write({"data": [to_serialize(value(*item)) for item in message]})
+
+            async def receive(comm: Any, messages: Any) -> None:
+                for message in messages:
+                    got = (await comm.read())["data"]
+                    assert all(map(same, got, [value(*item) for item in message]))
+                    assert len(got) == len(message)
+
+            await asyncio.gather(send(a, there), receive(b, there), send(b, back), receive(a, back))
+
+    run(test)
+
+
+def test_large_frames_are_copied_and_released(copied: list[int]) -> None:
+    async def test() -> None:
+        async with pair() as (a, b):
+            array = np.ones(1_000_000, np.uint8)
+            gone = weakref.ref(array)
+            await a.write({"x": to_serialize(array)})
+            del array
+            assert lent(a) == 1
+            got = (await b.read())["x"]
+            assert got.sum() == 1_000_000
+            got[:] = 2  # it is the receiver's
+            assert copied == [1_000_000]
+            await b.write("next")
+            assert await a.read() == "next"
+            gc.collect()
+            assert (lent(a), gone()) == (0, None)
+
+    run(test)
+
+
+def test_a_message_written_before_close_arrives() -> None:
+    async def test() -> None:
+        for is_read in (False, True):
+            async with pair() as (a, b):
+                await a.write({"x": to_serialize(np.ones(500_000, np.uint8))})
+                reading = asyncio.ensure_future(a.read()) if is_read else None
+                closing = asyncio.ensure_future(a.close())
+                assert (await b.read())["x"].sum() == 500_000
+                await closing
+                if reading:
+                    with pytest.raises(CommClosedError):
+                        await reading
+
+    run(test)
+
+
+@contextlib.contextmanager
+def at_copy(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> Iterator[None]:
+    """Do something between the copy of the frames and the check of the proof."""
+    read, acted = peer_memory.read, []
+
+    def read_and_act(pid: int, address: int, out: memoryview) -> None:
+        read(pid, address, out)
+        if out.nbytes > SMALL_BYTES and not acted:
+            acted.append(1)
+            act()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(peer_memory, "read", read_and_act)
+        yield
+
+
+@pytest.mark.parametrize("nbytes", [100_000, 1_000_000])
+def test_bytes_given_up_during_a_copy_are_no_message(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    async def test() -> None:
+        async with pair() as (a, b):
+            await a.write({"x": to_serialize(np.ones(nbytes, np.uint8))})
+            with at_copy(monkeypatch, a._lender.end), pytest.raises(CommClosedError, match="given up"):
+                await b.read()
+            assert b.closed()
+
+    run(test)
+
+
+def test_a_cancelled_read_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with pair() as (a, b):
+            await a.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
+            reading = asyncio.ensure_future(b.read())
+            loop = asyncio.get_running_loop()
+            copying = threading.Event()
+
+            def cancel() -> None:
+                loop.call_soon_threadsafe(reading.cancel)
+                copying.wait()
+
+            with at_copy(monkeypatch, cancel), pytest.raises(asyncio.CancelledError):
+                await reading
+            assert b.closed()
+            with pytest.raises(CommClosedError):
+                await a.read()
+            assert lent(a) == 0
+            copying.set()
+
+    run(test)
+
+
+def test_a_peer_without_this_module_is_served_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp.TLSConnector, "comm_class", tcp.TLS)
+
+    async def test() -> None:
+        async with pair() as (a, b):
+            assert type(a) is tcp.TLS
+            for one, other in ((a, b), (b, a)):
+                await one.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
+                assert (await other.read())["x"].sum() == 1_000_000
+        assert copied == []
+
+    run(test)
+
+
+def test_a_refusal_is_known_and_bytes_go_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Identity, "refusal", lambda _: "a rule of this test")
+    monkeypatch.setattr(node_copies, "this_process", node_copies.ThisProcess())
+    node_copies.adopt()
+
+    async def test() -> None:
+        async with pair("tcp") as (a, b):
+            await a.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
+            assert (await b.read())["x"].sum() == 1_000_000
+        assert (copied, node_copies.this_process.obstacle()) == ([], "a rule of this test")
+
+    run(test)
+
+
+WORDS = st.builds(
+    lambda kind, number, rest: struct.pack("=Q", kind << 56 | number) + rest,
+    st.integers(1, 255),
+    st.integers(0, 200) | st.integers(0, 2**56 - 1),
+    st.binary(max_size=120),
+)
+NUMBERS = st.integers(0, 3) | st.integers(0, 2**64 - 1)
+
+
+def message(head: tuple[int, int, int], frames: list[tuple[int, int]], rest: bytes) -> bytes:
+    text = struct.pack("=QQQ", *head) + b"".join(struct.pack("=QQ", *frame) for frame in frames) + rest
+    return struct.pack("=Q", 3 << 56 | len(text)) + text
+
+
+HEADS = st.builds(
+    message,
+    st.tuples(NUMBERS, NUMBERS, NUMBERS),
+    st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3),
+    st.binary(max_size=20),
+)
+
+
+@given(st.lists(WORDS | HEADS, min_size=1, max_size=3))
+@settings(max_examples=300)
+def test_any_words_of_a_peer_are_a_message_or_end_the_connection(words: list[bytes]) -> None:
+    async def test() -> None:
+        async with pair("tcp") as (a, b):
+            a.stream.write(b"".join(words))
+            await a.stream.write(b"")
+            a.stream.close()
+            with contextlib.suppress(Exception):  # of any kind where distributed does not understand the frames
+                await b.read()
+            with pytest.raises(CommClosedError):
+                while True:
+                    await b._next()
+
+    run(test)
+
+
+@given(st.binary(max_size=90))
+def test_heads_are_parsed_or_refused(head: bytes) -> None:
+    with contextlib.suppress(OSError, struct.error):
+        items, inline, proof = node_copies.parse_head(memoryview(head))
+        limit = SMALL_BYTES if proof[0] else THRESHOLD_BYTES
+        assert sum(n for address, n in items if not address and n < limit) == inline.nbytes
