@@ -265,7 +265,7 @@ class ClusterRun:
         job = self.job
         if self._ranks or job is None or job.state is JobState.ENDED:
             return ""
-        left = "closed" if self._is_attached else "detached"
+        left = "detached" if self._run and self._run.is_mine else "closed"
         return f"{left}: job {job.id} goes on, {kind}.attach({job.id!r}) takes it up"
 
     def stop(self) -> None:
