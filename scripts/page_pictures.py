@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 SUPPORT = ROOT / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
 import browser  # noqa: E402
+import camera  # noqa: E402
 
 _END = "Bokeh.index.find_one(Bokeh.documents[0].roots()[0].children.at(-1)).el.getBoundingClientRect().bottom"
 PICTURES = {"gpus-page-4.png": 4, "gpus-page-400.png": 400}
@@ -31,7 +32,7 @@ def main() -> None:
                 tab.go(crowd.stdout.readline().strip(), "window.Bokeh && Bokeh.documents.length > 0")
                 time.sleep(SEEN_S)
                 path = ROOT / "docs" / "pictures" / name
-                tab.whole_picture(path, _END)
+                camera.take_whole(tab, path, _END)
             crowd.stdin.close()
 
 

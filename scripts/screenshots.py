@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 import browser  # noqa: E402
+import camera  # noqa: E402
 import notebooks  # noqa: E402
 from pbs_replay import Pbs  # noqa: E402
 from waiting import until  # noqa: E402
@@ -27,6 +28,15 @@ SHOWN = {
     "refusal-light": notebooks.REFUSED,
     "memory-dark": notebooks.MEMORY,
 }
+QUEUE_CELLS = (
+    """from hpcgpu import PBSGPUCluster
+
+cluster = PBSGPUCluster(shape="elastic", gpus="sim:2", queue="gpu", walltime="01:00:00")""",
+    "cluster.scale(6)",
+    "cluster.wait_for_workers(4)",
+    "cluster.jobs",
+    "cluster.close()",
+)
 FULL = "Not Running: Insufficient amount of resource: ngpus (R: 2 A: 0 T: 8)"
 WIDTH, HEIGHT, SCALE = 1040, 3600, 1.5
 
@@ -34,7 +44,7 @@ WIDTH, HEIGHT, SCALE = 1040, 3600, 1.5
 def take(page: browser.Page, name: str, cell: int) -> None:
     """Photograph a cell."""
     path = PICTURES / f"notebook-{name}.png"
-    page.picture(path, browser.cell(cell))
+    camera.take_element(page, path, f"document.querySelectorAll('.jp-Cell')[{cell}]")
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1024:.0f} KiB")
 
 
@@ -65,7 +75,7 @@ def in_a_queue(folder: Path) -> None:
     pbs.install(folder / "bin")
     pbs.auto(False)
     os.environ["PATH"] = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    browser.write_notebook(folder / "queue.ipynb", notebooks.QUEUE_CELLS)
+    browser.write_notebook(folder / "queue.ipynb", QUEUE_CELLS)
     with browser.lab(folder) as url, browser.page(folder / "chromium") as page:
         page.size(WIDTH, HEIGHT, SCALE)
         browser.open_notebook(page, f"{url}doc/tree/queue.ipynb")

@@ -45,32 +45,3 @@ def test_a_buffer_of_cuda_core_comes_back(new_store: NewStore) -> None:
     gpu = device_of(back)
     assert gpu is not None
     assert set(gpu.pack([back], lambda nbytes: np.empty(nbytes, np.uint8))[0].tolist()) == {7}
-
-
-def test_rmms_adaptor_takes_memory_of_the_driver() -> None:
-    import rmm
-
-    from hpcgpu.spill.devices.copies import DriverCopies
-
-    copies = DriverCopies(0)
-
-    def allocate(nbytes: int, stream: object) -> int:
-        del stream
-        with copies.context():
-            return int(copies.call("cuMemAlloc", nbytes))
-
-    def free(pointer: int, nbytes: int, stream: object) -> None:
-        del nbytes, stream
-        with copies.context():
-            copies.call("cuMemFree", pointer)
-
-    failed: list[int] = []
-    upstream = rmm.mr.CallbackMemoryResource(allocate, free)
-    resource = rmm.mr.FailureCallbackResourceAdaptor(upstream, lambda nbytes: bool(failed.append(nbytes)))
-    pointer = resource.allocate(MIB)
-    assert copies.to_host(pointer, 16, lambda nbytes: np.empty(nbytes, np.uint8)).tobytes() == b"\xa5" * 16
-    resource.deallocate(pointer, MIB)
-    assert failed == []
-    with copies.context():
-        for made in (copies._down, copies.up_stream):
-            copies.call("cuStreamDestroy", made)

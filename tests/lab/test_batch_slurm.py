@@ -1,25 +1,15 @@
-"""Our job scripts and commands on a real Slurm: values that are hard to carry, arrays, the warning before the end."""
+"""Our job scripts on a real Slurm: the warning before the end, and a cancellation."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Sequence
 
 import pytest
 from lab import Lab
 
 from hpcgpu.batch import Slurm
-from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
-
-NASTY = ("$(id)", "`id`", "it's", 'say "hi"', "a\\b\\", "two  words", "!!", "é日本", "-n", "a\nb", "*", "#x", "", "%j")
-SHOW = """
-import json, os, sys
-facts = dict(argv=sys.argv[1:], env=os.environb[b"NASTY"].decode(), index=os.environ["SLURM_ARRAY_TASK_ID"])
-print(json.dumps(facts))
-sys.exit(int(facts["index"]))
-"""
+from hpcgpu.model import Command, JobSpec, Result
 
 
 def run(lab: Lab, command: Command) -> Result:
@@ -30,31 +20,6 @@ def run(lab: Lab, command: Command) -> Result:
 def submit(lab: Lab, spec: JobSpec) -> str:
     slurm = Slurm()
     return slurm.read_submit(run(lab, slurm.submit(slurm.script(spec), spec)))
-
-
-def ask(lab: Lab, job_ids: Sequence[str]) -> dict[str, JobStatus]:
-    return dict(Slurm().read_status(run(lab, Slurm().status(job_ids)), job_ids))
-
-
-def test_what_is_hard_to_carry_arrives_unharmed_in_each_element(slurm_lab: Lab) -> None:
-    folder = "/home/hpc/logs of 'é' $(id) 100% \"x\""
-    name = 'it\'s a "gang" of $(id) 100% é'
-    slurm_lab.exec(slurm_lab.login, ["mkdir", "-p", folder], check=True)
-    argv, env = ("python3", "-c", SHOW, *NASTY), (("NASTY", "".join(NASTY)),)
-    places = {"log_directory": folder, "exit_file": f"{folder}/exit"}
-    spec = JobSpec(name=name, argv=argv, env=env, count=3, walltime_s=600, **places)
-    job = submit(slurm_lab, spec)
-    elements = Slurm().elements(job, 3)
-    for element in elements:
-        slurm_lab.wait_job(element)
-    for index, element in enumerate(elements):
-        log = slurm_lab.read(Slurm().log(spec, element))
-        assert json.loads(log) == {"argv": list(NASTY), "env": "".join(NASTY), "index": str(index)}
-        assert slurm_lab.read(f"{folder}/exit.{index}") == f"{index}\n"
-    jobs = ask(slurm_lab, elements)
-    assert [(s.state, s.exit_code) for s in map(jobs.get, elements) if s] == [(JobState.ENDED, i) for i in range(3)]
-    names = slurm_lab.exec(slurm_lab.login, ["squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%j"]).stdout
-    assert names.splitlines() == [name] * 3
 
 
 RANK = """

@@ -1,4 +1,4 @@
-"""A client that dies, by whatever signal, leaves nothing: no job, running or pending, no folder, no guard."""
+"""A client that dies, interrupted or killed, leaves nothing: no job, running or pending, no folder, no guard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUNNING = 'SLURMGPUCluster(nodes=2, gpus="sim:1", client_grace=5); print("READY"
 PENDING = 'SLURMGPUCluster(gpus="sim:2", client_grace=5, job_extra_directives=["--begin=now+1hour"])'
 
 
-@pytest.mark.parametrize("sig", ["TERM", "HUP", "INT", "KILL"])
+@pytest.mark.parametrize("sig", ["INT", "KILL"])
 @pytest.mark.parametrize(("code", "state"), [(RUNNING, "READY"), (PENDING, "PENDING")], ids=["running", "pending"])
 def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, state: str, sig: str) -> None:
     slurm_lab.forget_runs()

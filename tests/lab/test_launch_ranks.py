@@ -13,7 +13,7 @@ from leaders import BEGIN
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.model.layout import World
 
-SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=2), World(nodes=2, per_node=1, extra=False)]
+SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=1, extra=False)]
 
 
 def in_job(lab: Lab, argv: tuple[str, ...]) -> dict[str, Any]:

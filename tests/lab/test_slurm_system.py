@@ -6,7 +6,7 @@ import re
 import textwrap
 
 import pytest
-from lab import CHECKOUT, PATIENCE_S, Lab
+from lab import PATIENCE_S, Lab
 
 WHEEL = "/opt/venv-wheel/bin"
 # Two GPUs of each node, at half the CPU of four: the README's own lines have all of them.
@@ -58,22 +58,6 @@ def test_the_class_is_one_job_with_the_scheduler_on_rank_0(slurm_lab: Lab, pytho
     assert facts["scheduler"] == ["0", "node1"]
     assert "Tasks=5" in facts["step"]
     assert facts["jobs"] == 1
-
-
-def test_a_template_runs_a_script_and_ends_with_its_exit_code(slurm_lab: Lab) -> None:
-    template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
-    three = "from distributed import Client\nprint(Client().submit(sum, [1, 2]).result())\nexit(3)\n"
-    slurm_lab.write("three.py", three)
-    svd = f"{CHECKOUT}/examples/svd.py"
-    for script, code, word in ((svd, "0:0", "largest relative difference"), ("three.py", "3:0", "3\n")):
-        argv = ["sbatch", "--parsable", "--output=template.log", template, "--gpus", "sim:2", "--no-dashboard", script]
-        job = slurm_lab.exec(slurm_lab.login, argv, check=True).stdout.strip()
-        facts = slurm_lab.wait_job(job)
-        log = slurm_lab.read("template.log")
-        assert facts["ExitCode"] == code, log
-        assert word in log
-        assert "4 workers on 2 nodes ready" in log
-        assert "Read -1" not in log  # Open MPI's word for what containers forbid
 
 
 HERE = """

@@ -83,15 +83,6 @@ def test_ten_faults_of_one_job_are_named(lab: PbsLab, tmp_path: Path) -> None:
     check(findings, "clocks", "warning", "the clock of ", "node2")
 
 
-def test_a_home_that_the_nodes_do_not_have_is_named(lab: PbsLab) -> None:
-    with contextlib.ExitStack() as homes:
-        for node in lab.nodes:
-            mount = f"mount -t tmpfs -o uid=labuser,mode=700 tmpfs {HOME}"
-            homes.enter_context(broken(lab, node, mount, f"umount -l {HOME}"))
-        findings, _ = doctor(lab, *JOB)
-    check(findings, "job", "failed", "0 of 2 nodes", "the home is not shared with the nodes")
-
-
 def test_an_account_that_is_not_ones_own_is_named(lab: PbsLab) -> None:
     hook = f"qmgr -c 'create hook accounts event=queuejob' && cat > /tmp/accounts.py << 'END'\n{ACCOUNTS}END\n"
     install = "qmgr -c 'import hook accounts application/x-python default /tmp/accounts.py'"

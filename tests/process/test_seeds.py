@@ -94,12 +94,12 @@ def test_command_of_a_seed_runs(line: str, name: str, scheduler: LocalCluster, t
     )
     variables = dict(word.split("=") for word in words if re.match("[A-Z_]+=", word))
     argv = [word for word in words[len(variables) :] if word not in ("dask-cuda-worker", "dask", "worker")]
-    variables |= {"DASK_SCHEDULER_ADDRESS": scheduler.scheduler_address, "HPCGPU_GPUS": "sim:2x64MiB"}
+    variables |= {"DASK_SCHEDULER_ADDRESS": scheduler.scheduler_address, "HPCGPU_GPUS": "sim:1x64MiB"}
     env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin", **variables)
     with subprocess.Popen([*NAMES[name], *argv], env=env, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
             with Client(scheduler) as client:
-                client.wait_for_workers(2, timeout=scaled(90))
+                client.wait_for_workers(1, timeout=scaled(90))
                 memory = hpcgpu.memory(client).workers
                 jit = "jit" in line.lower()
                 assert all(client.run(lambda dask_worker: dask_worker.data.jit_unspill is jit).values())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import websocket
-from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _PATIENCE_S = 100
@@ -27,20 +24,6 @@ _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-extensions"),
     *("--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-port=0", "--no-proxy-server"),
 )
-
-# Canvases become images, since Chromium's pictures of canvases that change have odd lines at their left edges.
-_STILL = """
-(() => {
-    const all = root => [...root.querySelectorAll("*")].flatMap(e => [e, ...(e.shadowRoot ? all(e.shadowRoot) : [])]);
-    return Promise.all(all(document).filter(e => e.tagName === "CANVAS" && e.width).map(canvas => {
-        const image = new Image();
-        image.src = canvas.toDataURL();
-        image.className = canvas.className;
-        canvas.replaceWith(image);
-        return image.decode();
-    })).then(() => 1);
-})()
-"""
 
 
 class Page:
@@ -74,23 +57,6 @@ class Page:
         """Open an address, and wait until an expression is true there."""
         self.call("Page.navigate", url=url)
         self.wait_for(f"location.href !== 'about:blank' && document.readyState === 'complete' && ({until})")
-
-    def picture(self, path: Path, element: str) -> None:
-        """Save a picture of the element that an expression gives; all of it is in the window."""
-        rect = self.evaluate(f"(r => [r.x, r.y, r.width, r.height])(({element}).getBoundingClientRect())")
-        self._capture(path, *rect)
-
-    def whole_picture(self, path: Path, end: str) -> None:
-        """Save a picture of the page from its top to the y of an expression, whatever the window shows."""
-        self.evaluate(_STILL)
-        self._capture(path, 0, 0, *self.evaluate(f"[document.documentElement.clientWidth, {end}]"))
-
-    def _capture(self, path: Path, x: float, y: float, width: float, height: float) -> None:
-        """Save a part of the page with 256 colours: a third of the bytes, and no visible difference."""
-        clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
-        answer = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        image = Image.open(io.BytesIO(base64.b64decode(answer["data"])))
-        image.convert("RGB").quantize(256).save(path, optimize=True)
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
         """Set the window's size, and how many pixels of a picture one of its pixels is."""
@@ -200,8 +166,3 @@ def shown(page: Page, cell: int) -> str:
 def output(cell: int) -> str:
     """Return an expression for the outputs of a cell."""
     return f"document.querySelectorAll('.jp-Cell')[{cell}].querySelector('.jp-OutputArea')"
-
-
-def cell(number: int) -> str:
-    """Return an expression for a cell, with its outputs."""
-    return f"document.querySelectorAll('.jp-Cell')[{number}]"

@@ -26,17 +26,6 @@ len(wait(futures).done)""",
     "client.close(); cluster.close()",
 )
 
-# That of the pictures in a queue.
-QUEUE_CELLS = (
-    """from hpcgpu import PBSGPUCluster
-
-cluster = PBSGPUCluster(shape="elastic", gpus="sim:2", queue="gpu", walltime="01:00:00")""",
-    "cluster.scale(6)",
-    "cluster.wait_for_workers(4)",
-    "cluster.jobs",
-    "cluster.close()",
-)
-
 
 def cells() -> list[str]:
     return [cell.strip() for cell in CELLS]

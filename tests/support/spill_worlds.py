@@ -293,15 +293,13 @@ class Found:
     """How far an exploration came; ``broken`` is a law, and ``path`` the actions that led there."""
 
     worlds: int = 0
-    steps: int = 0
     quiet: int = 0
     broken: str = ""
     path: tuple[Action, ...] = ()
-    is_all: bool = True
 
 
-def explore(story: Story, at_most: int = 1_000_000) -> Found:
-    """Go through all worlds of a story, or the first ones."""
+def explore(story: Story) -> Found:
+    """Go through all worlds of a story."""
     found = Found()
     first = World(story)
     first.check()
@@ -315,7 +313,6 @@ def explore(story: Story, at_most: int = 1_000_000) -> Found:
         found.quiet += not world.copies
         for action in tuple(world.actions(story)):
             world = world or pickle.loads(frozen)
-            found.steps += 1
             try:
                 world.do(action)
             except Exception as e:
@@ -329,9 +326,6 @@ def explore(story: Story, at_most: int = 1_000_000) -> Found:
             world = None
         number += 1
         found.worlds = len(seen)
-        if len(seen) > at_most:
-            found.is_all = False
-            return found
     try:
         TopologicalSorter(after).prepare()
     except CycleError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import pytest
 from paths import PACKAGE
 
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "supervise"]
@@ -84,16 +83,3 @@ def test_background_work_is_started_by_supervise() -> None:
     new = sorted(found - EXCEPTIONS.keys())
     assert not new, f"{new}: start it by hpcgpu.supervise, which asks what happens when it raises"
     assert EXCEPTIONS.keys() <= found, "an exception is left that nothing needs"
-
-
-@pytest.mark.parametrize(
-    ("text", "starts"),
-    [
-        ("class A:\n    def f(self):\n        self.t = asyncio.create_task(g())", [("A.f", "create_task")]),
-        ("async def f():\n    loop.add_reader(fd, g)", [("f", "add_reader")]),
-        ("async def f():\n    loop.add_reader(fd, tasks.log_errors(g, 'it', end))", []),
-        ("async def f():\n    g = tasks.log_errors(g, 'it', end)\n    loop.call_later(1, g, 2)", []),
-    ],
-)
-def test_bare_finds_starts(text: str, starts: list[tuple[str, str]]) -> None:
-    assert list(bare(ast.parse(text))) == starts

@@ -8,7 +8,7 @@ from pathlib import Path
 import doc_blocks
 import pytest
 from click.testing import CliRunner
-from doc_blocks import PAGES, Block
+from doc_blocks import PAGES
 from pages import LINES, line
 from paths import ROOT
 
@@ -37,31 +37,6 @@ def test_commands_of_a_page_are_commands(page: Path) -> None:
     assert [text for block in doc_blocks.blocks(page) for text in doc_blocks.typed(block)] == []
     for text in doc_blocks.mentions(page.read_text()):
         doc_blocks.check_mention(text)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("bash", "hpcgpu plan --sit perlmutter\n"),
-        ("bash", "rm -rf /\n"),
-        ("python", "from hpcgpu import SLURMGPUCluster\nSLURMGPUCluster(node=2)\n"),
-    ],
-)
-def test_check_refuses_a_wrong_block(kind: str, text: str) -> None:
-    with pytest.raises(Exception, match=r"nothing tries|takes no|[Nn]o such option"):
-        doc_blocks.check(Block("checked", "", kind, text))
-
-
-def test_mentions_with_wrong_commands_are_refused() -> None:
-    assert doc_blocks.typed(Block("run", "", "", "# so:\n$ hpcgpu ps\n")) == ["$ hpcgpu ps"]
-    text = "Type `hpcgpu topo\n--from`.\n```bash\n`hpcgpu x`\n```\n`hpcgpu.worker`"
-    text += ", `hpcgpu run --gpu a.py`, `hpcgpu dance`"
-    right, option, command = doc_blocks.mentions(text)
-    assert (right, option, command) == ("hpcgpu topo --from", "hpcgpu run --gpu a.py", "hpcgpu dance")
-    doc_blocks.check_mention(right)
-    for wrong in (option, command):
-        with pytest.raises(Exception, match=r"[Nn]o such option|no command"):
-            doc_blocks.check_mention(wrong)
 
 
 def test_readme_is_short_and_its_lines_are_tried() -> None:

@@ -1,19 +1,32 @@
-"""The English of package and tests, as far as a test sees it."""
+"""The English of package and tests, and the form of docstrings, as far as a test sees them."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from paths import PACKAGE, TESTS
+from paths import PACKAGE, ROOT, TESTS
+
+import hpcgpu
 
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 FIRST_WORDS = re.compile(r"(What|Who|Whoever|Whatever|Whether|Those|These|It|Such|Nothing|One (of|that|which))\b")
+# No verbs: a function's first line says what it does.
+NOUNS = re.compile(r"(A|An|The|One|No|All|How|Where|If|For)\b")
 WORDS = {"found", "there", "own", "said", "words", "given", "wanted", "known", "asked", "told", "what", "those", "one"}
 PHRASES = re.compile(r"\b([iI]s none|[aA]re none|cannot be had|no word|[nN]obody|of no use|as of now)\b")
+# A heading of numpydoc: a line of one or two words, underlined.
+SECTION = re.compile(r"^ *[A-Z]\w+( \w+)?\n *-{3,}$", re.MULTILINE)
+# Public without a line in docs/reference/api.md: what other batch systems, libraries and clusters implement.
+INTERFACES = ("hpcgpu.batch.BatchSystem", "hpcgpu.spill.devices.protocols.Device")
+INTERFACES += ("hpcgpu.spill.devices.protocols.Copies",)
+# Its docstring becomes a part of those of the clusters.
+BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
 
 
 @functools.cache
@@ -21,10 +34,19 @@ def modules() -> tuple[tuple[str, ast.Module], ...]:
     return tuple((str(p.relative_to(PACKAGE)), ast.parse(p.read_text())) for p in sorted(PACKAGE.rglob("*.py")))
 
 
+def documented(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST, str]]:
+    """Yield each definition with a docstring, with its qualified name."""
+    if isinstance(tree, (ast.Module, *DEFINITIONS)) and (text := ast.get_docstring(tree)):
+        yield name, tree, text
+    for child in ast.iter_child_nodes(tree):
+        yield from documented(child, f"{name}.{child.name}".strip(".") if isinstance(child, DEFINITIONS) else name)
+
+
 def first_words(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        text = ast.get_docstring(node) if isinstance(node, (ast.Module, *DEFINITIONS)) else None
-        if text and FIRST_WORDS.match(text):
+    for _, node, text in documented(tree):
+        is_function = isinstance(node, DEFINITIONS[1:])
+        is_property = is_function and any("property" in ast.unparse(d) for d in node.decorator_list)
+        if FIRST_WORDS.match(text) or (is_function and not is_property and NOUNS.match(text)):
             yield text.splitlines()[0]
 
 
@@ -50,6 +72,53 @@ def test_modules_have_no_private_english(rule: Callable[[ast.Module], Iterator[s
     texts = {module: found for module, tree in modules() if (found := list(rule(tree)))}
     texts.pop("report/scrub.py" if rule is phrases else "", None)  # nobody is a user's name
     assert texts == {}, "name the thing, with the negation at the verb (CONTRIBUTING.md)"
+
+
+@functools.cache
+def public() -> set[str]:
+    """Return the objects whose docstrings keep sections, as ``module.qualname``."""
+    text = (ROOT / "docs/reference/api.md").read_text()
+    blocks = re.findall(r"^\.\. auto\w+:: ([\w.]+)\n((?: +:.*\n(?: {6,}\S.*\n)*)*)", text, re.MULTILINE)
+    shown = [(name if "." in name else f"hpcgpu.{name}", options) for name, options in blocks]
+    shown += [(name, ":members:") for name in INTERFACES]
+    objects: list[object] = [importlib.import_module(BASE.rpartition(".")[0]).GPUCluster]
+    for name, options in shown:
+        module, _, attribute = name.rpartition(".")
+        made = getattr(importlib.import_module(module), attribute)
+        members = re.search(r":members:(.*)", options, re.DOTALL)
+        objects.append(made)
+        if members:
+            names = re.findall(r"\w+", members[1]) or [n for n in vars(made) if not n.startswith("_")]
+            objects += [inspect.getattr_static(made, n) for n in names]
+    return {f"{o.__module__}.{o.__qualname__}" for o in map(_function, objects) if hasattr(o, "__qualname__")}
+
+
+def _function(made: object) -> object:
+    for name in ("fget", "func", "__func__", "__wrapped__"):
+        made = getattr(made, name, None) or made
+    return made
+
+
+def test_internals_have_no_sections() -> None:
+    names = [
+        full
+        for file, tree in modules()
+        for name, _, text in documented(tree)
+        if SECTION.search(text) and (full := full_name(file, name)) not in public()
+    ]
+    assert names == [], "internal: write one line; facts go to a second line, fields to comments beside them"
+
+
+def full_name(file: str, name: str) -> str:
+    module = f"hpcgpu/{file}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"{module}.{name}".strip(".")
+
+
+def test_public_objects_have_docstrings() -> None:
+    assert {"hpcgpu.deploy.cluster.batch.SLURMGPUCluster", "hpcgpu.sim.gpu.SimGpu.asarray"} <= public()
+    assert {"hpcgpu.deploy.cluster.batch.BatchGPUCluster.scale", BASE} <= public()
+    assert "hpcgpu.deploy.cluster.cluster.GPUCluster.entry_point" not in public()
+    assert all(inspect.getdoc(getattr(hpcgpu, name)) for name in hpcgpu.__all__)
 
 
 def test_names_of_tests_have_at_most_60_characters() -> None:

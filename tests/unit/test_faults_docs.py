@@ -37,16 +37,6 @@ def test_tests_that_are_named_exist(page: Path) -> None:
     assert [test for test in named(page.read_text()) if not there(*test)] == []
 
 
-def test_named_finds_files_and_tests() -> None:
-    row = "| `tests/unit/test_faults_docs.py::test_every_row_names_a_test`, `::test_gone` | `test_slurm_lab.py` |"
-    assert [(name, there(path, name)) for path, name in named(f"{row}\n\n`unit/test_f*.py`")] == [
-        ("test_every_row_names_a_test", True),
-        ("test_gone", False),
-        ("", True),
-        ("", True),
-    ]
-
-
 @pytest.mark.parametrize("page", FAULTS)
 def test_every_row_names_a_test(page: str) -> None:
     text = (ROOT / "docs" / "explanation" / page).read_text().partition(f"{FAULTS[page]}")[2]

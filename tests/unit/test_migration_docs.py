@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 
 import dask
 import distributed  # noqa: F401 - brings its part of dask's configuration
 import pytest
 import yaml
-from dask_jobqueue.slurm import SLURMJob
-from dask_mpi import execute, initialize
 from pages import PAGES, blocks
 from paths import ROOT
 
 import hpcgpu
 from hpcgpu.config.jobqueue import ignored, translate
 from hpcgpu.config.layers import BY_NAME, read_settings
-from hpcgpu.config.migration import DASK_CUDA, HINTS
+from hpcgpu.config.migration import HINTS
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
 
@@ -77,17 +74,3 @@ def test_memory_row_with_an_error_is_an_error(row: list[str]) -> None:
     name, _, value = quoted(row[0])[0].partition("=")
     with pytest.raises(ConfigError, match=name):
         read_settings({name: value.strip('"') or object()})
-
-
-def test_all_keywords_and_options_have_a_row() -> None:
-    named = {page: set(re.findall(r"[A-Za-z_]+", " ".join(row[0] for row in rows(PAGES[page])))) for page in PAGES}
-    jobqueue = {n for c in SLURMJob.__mro__[:2] for n in inspect.signature(c.__init__).parameters}
-    assert jobqueue - {"self", "scheduler", "name", "base_class_kwargs"} <= named["dask-jobqueue"]
-    mpi = {n for f in (initialize, execute) for n in inspect.signature(f).parameters}
-    assert mpi - {"function", "client_function", "client_args", "client_kwargs", "kwargs"} <= named["dask-mpi"]
-    assert {n for n in DASK_CUDA if n not in named["dask-cuda"] and f"`{n}`" not in MEMORY} == set()
-    memory = {name.partition("=")[0] for row in rows(MEMORY) for name in quoted(row[0])}
-    assert {n for n in HINTS if n.startswith("rmm_") or "spill" in n or n in ("data", "shared_filesystem")} <= memory
-    assert {key for key in MEMORY_KEYS if not any(name.startswith(key) for name in memory)} == set()
-    ours = {"device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "allocator"}
-    assert ours <= {name for row in rows(MEMORY) for name in quoted(row[3])}

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ast
+import email
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib import metadata
+from pathlib import Path
 
+import commands
+import jinja2
 import pytest
 import yaml
 from paths import PACKAGE, ROOT
+from readme_renderer import markdown
 from waiting import scaled
 
 import hpcgpu
@@ -39,24 +47,59 @@ def test_type_checkers_see_what_users_import() -> None:
         assert module == hpcgpu._HOMES[name], name
 
 
-def test_the_wheel_has_what_users_need() -> None:
-    """Hatchling lists the files without building the wheel."""
-    code = """
-import sys
-from hatchling.builders.wheel import WheelBuilder
-builder = WheelBuilder(sys.argv[1])
-forced = builder.config.get_force_include().values()
-print(builder.metadata.version, *sorted(f.distribution_path for f in builder.recurse_included_files()), *forced)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, ROOT], capture_output=True, text=True, timeout=scaled(60), check=True
-    )
-    version, *files = done.stdout.split()
-    assert version == hpcgpu.__version__
+def build(kind: str, source: Path, into: Path, **env: str) -> Path:
+    """Build with hatchling, in a process of its own: it imports hatch_build.py of the source."""
+    argv = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(into)]
+    env = {"PATH": os.environ["PATH"], "SOURCE_DATE_EPOCH": "1700000000", **env}
+    subprocess.run(argv, cwd=source, env=env, check=True, capture_output=True, timeout=scaled(60))
+    (built,) = into.iterdir()
+    return built
+
+
+def test_the_wheel_of_a_lean_sdist_has_what_users_need(tmp_path: Path) -> None:
+    """Other folder, other times of files: the wheel of the checkout is the same bytes."""
+    with tarfile.open(build("sdist", ROOT, tmp_path / "sdist")) as archive:
+        names = {name.partition("/")[2].partition("/")[0] for name in archive.getnames()}
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    assert not names & {"tests", "docs", "docker", "benchmarks", "scripts", "examples"}
+    wheel = build("wheel", source, tmp_path / "wheel")
+    assert wheel.read_bytes() == build("wheel", ROOT, tmp_path / "again").read_bytes()
+    with zipfile.ZipFile(wheel) as contents:
+        files = {name for name in contents.namelist() if ".dist-info/" not in name}
     here = {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert {"hpcgpu/py.typed", "hpcgpu/__init__.pyi", "hpcgpu/host/pbs_ssh.sh"} <= set(files)
-    assert {"hpcgpu/data/site_configs", "hpcgpu/data/jobscripts"} <= set(files)
-    assert here == {f for f in files if not f.startswith("hpcgpu/data/")}
+    assert {"hpcgpu/py.typed", "hpcgpu/__init__.pyi", "hpcgpu/host/pbs_ssh.sh"} <= files
+    assert {f"hpcgpu/data/{name}" for name in ("site_configs/delta.yaml", "jobscripts/slurm.sbatch")} <= files
+    assert here == {name for name in files if not name.startswith("hpcgpu/data/")}
+
+
+@pytest.mark.parametrize("url", ["", "https://example.org/owner/hpcgpu"])
+def test_readme_of_a_wheel_has_no_dead_link(url: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(build("wheel", ROOT, tmp_path, HPCGPU_URL=url)) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        facts = email.message_from_string(archive.read(name).decode())
+    html = markdown.render(str(facts.get_payload()))
+    assert html
+    links = [part.partition('"')[0] for word in ('href="', 'src="') for part in html.split(word)[1:]]
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert any(url and link.startswith(url) for link in links) == bool(url)
+    assert bool(facts.get_all("Project-URL")) == bool(url)
+
+
+def test_the_conda_recipe_asks_for_what_pip_asks_for() -> None:
+    text = (ROOT / "packaging/conda/meta.yaml").read_text()
+    recipe = yaml.safe_load(jinja2.Template(text).render(PYTHON="python"))
+    assert recipe["package"]["version"] == hpcgpu.__version__
+    names = {"dask": "dask-core"}  # of conda-forge
+    bounds = {tuple(re.split("(?=>=)", word)) for word in PROJECT["dependencies"]}
+    assert {tuple(word.split()) for word in recipe["requirements"]["run"] if ">=" in word} == {
+        ("python", PROJECT["requires-python"]),
+        *((names.get(name, name), bound) for name, bound in bounds),
+    }
+    definition = (ROOT / "packaging/apptainer/hpcgpu.def").read_text()
+    checks = definition.partition("%test\n")[2].partition("%")[0].strip().split("\n")
+    for command in (*recipe["test"]["commands"], *checks):
+        commands.check(command)
 
 
 def test_requirements_of_tests_and_documentation_are_pinned() -> None:

@@ -95,22 +95,6 @@ def test_the_stand_in_tells_a_copy_that_does_not_wait(copies: DriverCopies, othe
         copies.call("cuMemFreeAsync", pointer, other)
 
 
-@pytest.mark.parametrize("stream", [0, 1, 2], ids=["default", "legacy", "per thread"])
-def test_the_stand_in_is_late_on_default_streams_too(driver: Standin, copies: DriverCopies, stream: int) -> None:
-    with copies.context():
-        pointer = int(copies.call("cuMemAlloc", 4096))
-        copies.call("cuMemsetD8Async", pointer, 3, 4096, stream)
-        event = copies.call("cuEventCreate", 0)
-        copies.call("cuEventRecord", event, stream)
-        with pytest.raises(SpillError, match="CUDA_ERROR_NOT_READY"):
-            copies.call("cuEventQuery", event)
-        copies.call("cuEventSynchronize", event)
-        copies.call("cuEventQuery", event)
-        assert driver.count("waiting") == 0
-        copies.call("cuEventDestroy", event)
-        copies.call("cuMemFree", pointer)
-
-
 @pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize"])
 @pytest.mark.parametrize(("nbytes", "pinned"), [(4096, True), (9 * MIB, True), (9 * MIB, False)])
 def test_a_copy_that_fails_leaves_nothing(

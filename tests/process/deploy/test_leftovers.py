@@ -85,13 +85,13 @@ def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Sig
     assert psutil.wait_procs([*family, *waiting], timeout=_GONE_S)[1] == []
 
 
-TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
+TERM, KILL = signal.SIGTERM, signal.SIGKILL
 WAYS = {
-    "mpirun": [("first", TERM), ("first", INT), ("first", HUP), ("first", KILL), ("follower", KILL)],
+    "mpirun": [("first", TERM), ("first", KILL), ("follower", KILL)],
     "run": [(who, KILL) for who in ("", "leader", "fork_server", "scheduler", "worker", "script", "remover")],
     "launch": [("first", KILL), ("mpirun", KILL)],
     "LocalGPUCluster": [("", KILL), ("first", TERM), ("first", KILL), ("leader", KILL)],
-    "LocalGPUCluster by mpirun": [("first", KILL), ("mpirun", KILL)],
+    "LocalGPUCluster by mpirun": [("first", KILL)],
 }
 
 

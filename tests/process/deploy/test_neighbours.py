@@ -80,15 +80,10 @@ def lay(place: Place, kind: str) -> None:
     for folder in [name for shared in (place.tmp, place.spill) for name in names_of_dask(shared)]:
         if kind == "link":
             folder.symlink_to(place.home)
-        elif kind == "fifo":
-            os.mkfifo(folder, 0o666)
         else:
             folder.mkdir(mode=0o777)
             for lock in (folder / "global.lock", folder / "purge.lock"):
-                if kind == "folder-of-links":
-                    lock.symlink_to(precious)
-                else:
-                    os.mkfifo(lock, 0o666) if kind == "folder-of-fifos" else lock.touch(0o666)
+                os.mkfifo(lock, 0o666) if kind == "folder-of-fifos" else lock.touch(0o666)
     for name in ("open_mpi.0000", "open_mpi.0001"):
         (place.shm / name).symlink_to(precious)
 
@@ -118,13 +113,7 @@ def picture(folder: Path) -> dict[str, tuple[object, ...]]:
 
 @pytest.mark.parametrize(
     ("kind", "start"),
-    [
-        ("link", "cluster"),
-        ("fifo", "run"),
-        ("folder-of-links", "mpirun"),
-        ("folder-of-fifos", "run"),
-        ("folder-of-held-locks", "run"),
-    ],
+    [("link", "cluster"), ("folder-of-fifos", "run"), ("folder-of-held-locks", "mpirun")],
 )
 def test_names_taken_by_a_neighbour_change_nothing(place: Place, tmp_path: Path, kind: str, start: str) -> None:
     (place.home / "precious").write_text("mine")

@@ -85,7 +85,7 @@ def ask(client: Client, function: Callable[..., Any]) -> Any:
     return answer
 
 
-@pytest.mark.parametrize(("preload", "nanny"), [(True, "--nanny"), (True, "--no-nanny"), (False, "--nanny")])
+@pytest.mark.parametrize(("preload", "nanny"), [(True, "--no-nanny"), (False, "--nanny")])
 def test_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str) -> None:
     """Right answers and real values with and without; the preload installs the plugin (its laws: test_comms.py)."""
     spilling = ("--worker-class", "spilling.SpillingWorker", nanny)

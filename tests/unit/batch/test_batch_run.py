@@ -138,8 +138,7 @@ sys.exit(int(sys.argv[3]))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("exit_code", [0, 3])
-@pytest.mark.parametrize("warnings", [1, 3])
+@pytest.mark.parametrize(("exit_code", "warnings"), [(0, 1), (3, 3)])
 def test_a_warning_reaches_the_command_whose_exit_code_is_kept(
     name: str, exit_code: int, warnings: int, tmp_path: Path
 ) -> None:

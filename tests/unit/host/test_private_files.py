@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import leaks
@@ -120,23 +117,6 @@ def test_damaged_scheduler_file_is_named_without_its_key(
         scheduler_file.read(folder)
     assert (f"at `{path}`" if path else "scheduler") in str(caught.value)
     assert "KEY" not in str(caught.value)
-
-
-def test_scratch_of_the_living_stays_and_of_the_dead_goes(tmp_path: Path) -> None:
-    code = "import sys; from hpcgpu.spill.storage.scratch import Scratch; "
-    code += f"print(Scratch.make({str(tmp_path)!r}, 'run').path, flush=True); sys.stdin.read()"
-    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout
-    path = Path(other.stdout.readline().strip())
-    assert mode(path) == 0o700
-    sweep(tmp_path)
-    assert path.exists()
-    other.send_signal(signal.SIGKILL)
-    other.communicate()
-    mine = Scratch.make(str(tmp_path), "client")
-    assert not path.exists()
-    mine.remove()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_a_node_whose_name_is_longer_stays(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bindings: the expected plan of every recorded machine, and single cases; the laws are in test_binding_laws.py."""
+"""Bindings: the plans of recorded and documented machines, and single cases; test_binding_laws.py has the laws."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from documented import DOCUMENTED, GRANTED, LUMI_CORES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import GIB, MACHINES, gpus_of, machine, pus
@@ -21,16 +22,38 @@ from hpcgpu.plan.binding.ports import Ports
 from hpcgpu.report.machine import workers_table
 
 
-@pytest.mark.parametrize("name", MACHINES)
+def documented(name: str) -> tuple[Binding, ...]:
+    topology = DOCUMENTED[name]
+    return plan_bindings(topology, topology.gpus, GRANTED.get(name) or pus(topology))
+
+
+@pytest.mark.parametrize("name", [*MACHINES, *(f"documented-{name}" for name in DOCUMENTED)])
 def test_expected_plan(name: str) -> None:
     """UPDATE_GOLDEN=1 writes the files anew; read their difference before you commit it."""
-    topology = machine(name)
-    bindings = plan_bindings(topology, gpus_of(topology), pus(topology))
+    document = name.removeprefix("documented-")
+    topology = machine(name) if document == name else DOCUMENTED[document]
+    bindings = plan_bindings(topology, gpus_of(topology), pus(topology)) if document == name else documented(document)
     text = workers_table(topology, [WorkerSpec(name=str(i), binding=b) for i, b in enumerate(bindings)]).to_text()
     path = TOPOLOGIES / "golden" / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text)
     assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", ["polaris-a100", "delta-a100x4", "frontier", "lumi-g", "daint-gh200"])
+def test_where_each_node_has_as_many_gpus_no_core_is_remote(name: str) -> None:
+    nodes = {n.os_index: n.cpuset for n in DOCUMENTED[name].numa_nodes}
+    assert all(b.cpuset <= nodes[b.gpus[0].numa_node or 0] for b in documented(name))
+
+
+def test_polaris_daint_and_lumi_are_planned_as_documented() -> None:
+    ports = [b.nics[0].name for b in documented("polaris-a100")]
+    assert (ports[3], ports[1]) == ("mlx5_0", "mlx5_1")
+    assert sorted([ports[0], ports[2]]) == ["mlx5_0", "mlx5_1"]
+    assert {b.interface for b in documented("daint-gh200")} == {"hsn0", "hsn1", "hsn2", "hsn3"}
+    nodes = [n.cpuset for n in DOCUMENTED["lumi-g"].numa_nodes]
+    for core, binding in zip(LUMI_CORES, documented("lumi-g"), strict=True):
+        assert binding.cpuset <= next(n for n in nodes if core in n)
 
 
 SMALL = Topology(

@@ -90,8 +90,9 @@ def laws(examples: int = 100):
 
 
 @given(cases())
-@laws(150)
-def test_p1_p2_p3_cores_are_granted_disjoint_and_whole(case: Case) -> None:
+@laws(100)
+def test_p1_p2_p3_p12_cores_are_granted_disjoint_and_whole(case: Case) -> None:
+    """And local where there are enough; half of the memory of a package is on NUMA nodes without a GPU."""
     bindings, each = case.bindings, case.wanted.workers_per_gpu
     assert [b.gpus[0] for b in bindings] == [g for g in case.gpus for _ in range(each)]
     cores = usable_cores(case.topology, case.allowed)
@@ -107,10 +108,21 @@ def test_p1_p2_p3_cores_are_granted_disjoint_and_whole(case: Case) -> None:
             counts = [sum(core <= b.cpuset for core in cores) for b in bindings]
             assert sum(counts) == len(cores)
             assert max(counts) - min(counts) <= 1
+        for node in case.topology.numa_nodes:
+            mine = [b for b in bindings if b.gpus[0].numa_node == node.os_index]
+            there = usable_cores(case.topology, node.cpuset & case.allowed)
+            assert len(there) < max(len(mine), 1) or all(b.cpuset & node.cpuset for b in mine)
+    packages = {n.os_index: n.package for n in case.topology.numa_nodes}
+    if case.wanted.memory_policy in ("preferred-many", "bind") and len(packages) > 1 and case.wanted.cores == "all":
+        used = {packages[g.numa_node] for g in case.gpus if g.numa_node is not None}
+        reach = frozenset().union(*(b.memory_nodes for b in bindings))
+        assert reach == {n for n, p in packages.items() if p in used}
+    again = replace(case, allowed=CpuSet(i for b in bindings for i in b.cpuset))
+    assert again.bindings == case.bindings == bindings
 
 
 @given(cases(), st.integers(1, 5), st.integers(1, 4), st.integers(0, 3))
-@laws(150)
+@laws(60)
 def test_cpu_workers_have_separate_cores_away_from_the_gpus(
     case: Case, count: int, threads: int, reserved: int
 ) -> None:
@@ -191,20 +203,7 @@ def test_p4_memory_is_dram_that_is_allowed_and_near(case: Case, data: st.DataObj
 
 
 @given(cases())
-@laws(60)
-def test_memory_of_a_package_with_workers_is_reachable(case: Case) -> None:
-    """Half of the memory of a node with several NUMA nodes per package is on ones without a GPU."""
-    assume(case.wanted.memory_policy in ("preferred-many", "bind") and len(case.topology.numa_nodes) > 1)
-    packages = {n.os_index: n.package for n in case.topology.numa_nodes}
-    bindings = case.bindings
-    used = {packages[g.numa_node] for g in case.gpus if g.numa_node is not None}
-    reach = frozenset().union(*(b.memory_nodes for b in bindings))
-    if case.wanted.cores == "all":
-        assert reach == {n for n, p in packages.items() if p in used}
-
-
-@given(cases())
-@laws(150)
+@laws(80)
 def test_p5_p9_p10_ports_are_usable_and_balanced(case: Case) -> None:
     ports = Ports(case.topology, case.wanted.nics)
     bindings = case.bindings
@@ -295,7 +294,7 @@ def least_cost(
 
 
 @given(cases(), st.sampled_from(["all", 1, 2, 4]), st.integers(0, 3))
-@laws(100)
+@laws(60)
 def test_p8_no_other_share_of_the_cores_is_nearer(case: Case, rule: str | int, kept: int) -> None:
     cores = usable_cores(case.topology, case.allowed)
     homes = [g.numa_node for g in case.gpus]
@@ -334,21 +333,8 @@ def test_a_worker_gives_up_cores_of_its_share_and_gets_no_others(case: Case, kep
     assert max(map(len, less)) - min(map(len, less)) <= 1
 
 
-@given(cases())
-@laws(60)
-def test_o1_a_worker_has_a_local_core_where_there_are_enough(case: Case) -> None:
-    bindings = case.bindings
-    if any(b.shared_cores for b in bindings):
-        return
-    for node in case.topology.numa_nodes:
-        mine = [b for b in bindings if b.gpus[0].numa_node == node.os_index]
-        there = usable_cores(case.topology, node.cpuset & case.allowed)
-        if there and len(there) >= len(mine):
-            assert all(b.cpuset & node.cpuset for b in mine)
-
-
 @given(cases(), st.integers(0, 20))
-@laws(80)
+@laws(40)
 def test_p10_a_port_that_dies_changes_ports_only(case: Case, which: int) -> None:
     bindings = case.bindings
     used = [n for b in bindings for n in b.nics]
@@ -361,7 +347,7 @@ def test_p10_a_port_that_dies_changes_ports_only(case: Case, which: int) -> None
 
 
 @given(cases(), st.randoms(use_true_random=False))
-@laws(60)
+@laws(30)
 def test_p11_order_of_devices_does_not_matter(case: Case, random) -> None:
     t = case.topology
     shuffled = [list(x) for x in (t.gpus, t.nics, t.hops, t.cores, t.numa_nodes)]
@@ -374,7 +360,7 @@ def test_p11_order_of_devices_does_not_matter(case: Case, random) -> None:
 
 
 @given(cases(), st.randoms(use_true_random=False))
-@laws(60)
+@laws(30)
 def test_p11_names_of_ports_do_not_matter(case: Case, random) -> None:
     """mlx5_0 of one node of a cluster can be mlx5_3 of the next: the plan is by PCI address."""
     names = [n.name for n in case.topology.nics]
@@ -384,15 +370,6 @@ def test_p11_names_of_ports_do_not_matter(case: Case, random) -> None:
     first, again = ([[(n.pci, n.port) for n in b.nics] for b in x.bindings] for x in (case, other))
     assume(len({(n.pci, n.port) for n in nics}) == len(nics))
     assert first == again
-
-
-@given(cases())
-@laws(60)
-def test_p12_a_plan_on_its_own_cores_is_the_same_plan(case: Case) -> None:
-    bindings = case.bindings
-    used = CpuSet(i for b in bindings for i in b.cpuset)
-    assert replace(case, allowed=used).bindings == bindings
-    assert case.bindings == bindings
 
 
 @given(cases(), st.sampled_from([1, 2, 3]))

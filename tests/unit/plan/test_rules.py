@@ -6,8 +6,6 @@ import sys
 from functools import cache
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from paths import ROOT, TOPOLOGIES
 
 from hpcgpu.model import CpuSet, Gpu, NumaNode, Topology
@@ -53,12 +51,6 @@ def on_the_right_package(topology: Topology, rule: rules.CoreRule) -> int:
     return sum(package[min(c)] == of_node[home] for c, home in zip(rule(topology), homes(topology), strict=True))
 
 
-def test_recorded_machines_have_gpus_where_documented() -> None:
-    assert homes(SD665) == [1, 2, 6, 7]
-    assert homes(CORONA) == [1, 2, 5, 7]
-    assert homes(LASSEN) == [0, 0, 8, 8]
-
-
 @pytest.mark.parametrize(
     ("topology", "bindpcie", "block", "socket", "dask_cuda"),
     [
@@ -75,46 +67,3 @@ def test_workers_placed_right(topology: Topology, bindpcie: int, block: int, soc
     assert on_the_right_node(topology, rules.block_of_cores) == block
     assert on_the_right_package(topology, rules.socket_by_rank) == socket
     assert on_the_right_node(topology, rules.dask_cuda_worker) == dask_cuda
-
-
-def test_a_block_of_cores_may_hold_local_cores_behind_its_first() -> None:
-    """The first core says too little of a block over two NUMA nodes: the benchmark counts half of the cores."""
-    local = [c & rules.local_cores(CORONA, g) for c, g in zip(rules.block_of_cores(CORONA), CORONA.gpus, strict=True)]
-    assert [len(c) for c in local] == [12, 12, 12, 12]  # of 24 PUs each
-
-
-def test_mpibind_gives_two_gpus_to_a_task_of_uneven_nodes() -> None:
-    """As mpibind does on this machine: tasks 0 and 1 one GPU each, task 2 none, task 3 two."""
-    nodes = {n.os_index: n.cpuset for n in SD665.numa_nodes}
-    runs = [CpuSet(nodes[i] | nodes[i + 1]) for i in (0, 2, 4, 6)]
-    assert list(rules.mpibind_like(SD665)) == [runs[0], runs[1], runs[3], runs[3]]
-
-
-def test_mpibind_divides_a_numa_node_among_its_gpus() -> None:
-    first, second, *_ = rules.mpibind_like(LASSEN)
-    assert (str(first), str(second)) == ("8-47", "48-87")
-
-
-def test_ports() -> None:
-    def names(rule: rules.NicRule, topology: Topology) -> list[list[str]]:
-        return [[n.name for n in ports] for ports in rule(topology)]
-
-    down, up = ["mlx5_0", "mlx5_3"], ["mlx5_4", "mlx5_5"]
-    assert names(rules.nearest_port, SD665) == [[down[0]], [down[1]], [up[0]], [up[1]]]  # blind to state
-    assert [n.active for ports in rules.nearest_port(SD665) for n in ports] == [False, False, True, True]
-    assert names(rules.nearest_port, LASSEN) == [["mlx5_0"]] * 2 + [["mlx5_2"]] * 2  # blind to the other worker
-    assert names(rules.first_port, SD665) == [["mlx5_0"]] * 4
-    assert names(rules.best_class, SD665) == [up, up, [up[0]], [up[1]]]
-    assert names(rules.best_class, LASSEN) == [["mlx5_0", "mlx5_1"]] * 2 + [["mlx5_2", "mlx5_3"]] * 2
-    assert names(rules.all_ports, SD665) == [up] * 4
-    assert names(rules.first_port, CORONA) == [["mlx5_0"]] * 4  # its Ethernet comes first in the file
-
-
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.data())
-def test_every_rule_gives_every_gpu_some_cores(packages: int, each: int, cores: int, data: st.DataObject) -> None:
-    numa = packages * each
-    topology = node(packages, numa, numa * cores, data.draw(st.lists(st.integers(0, numa - 1), min_size=1, max_size=9)))
-    for rule in rules.CORE_RULES.values():
-        placed = rule(topology)
-        assert len(placed) == len(topology.gpus)
-        assert all(c and c <= CpuSet(range(numa * cores)) for c in placed)

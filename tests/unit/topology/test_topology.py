@@ -1,20 +1,16 @@
-"""Every recorded machine is read, in all versions of hwloc's XML, and by /sys alone, as the same node."""
+"""Every recorded machine is read, in all versions of hwloc's XML; ``host/test_discover.py`` reads it by /sys."""
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+from machines import machine
 from paths import TOPOLOGIES
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Nic, Topology
 from hpcgpu.topology import hwloc_xml, pci, sysfs
-
-
-def machine(name: str) -> Topology:
-    return hwloc_xml.read((TOPOLOGIES / f"{name}.xml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -187,82 +183,6 @@ def test_pci_addresses_are_written_as_the_kernel_does() -> None:
         pci.address("GPU-1")
 
 
-# --- the same node by /sys alone -------------------------------------------------------------------------------
-
-
-def sysfs_of(name: str) -> dict[str, str]:
-    """The files of /sys that the kernel of a recorded machine would show."""
-    topology = machine(name)
-    files: dict[str, str] = {}
-    for core in topology.cores:
-        package = next(n.package for n in topology.numa_nodes if n.cpuset & core)
-        for cpu in core:
-            folder = f"devices/system/cpu/cpu{cpu}/topology"
-            files |= {f"{folder}/core_cpus_list": str(core) + "\n", f"{folder}/physical_package_id": f"{package}\n"}
-    for node in topology.numa_nodes:
-        folder = f"devices/system/node/node{node.os_index}"
-        files[f"{folder}/cpulist"] = f"{node.cpuset}\n"
-        files[f"{folder}/meminfo"] = f"Node 0 MemTotal:  {node.memory_bytes // 1024} kB\n"
-    version3 = "3.0" in topology.source
-    root = ET.fromstring((TOPOLOGIES / f"{name}.xml").read_text())
-    homes = {d.pci: d.numa_node for d in (*topology.gpus, *topology.nics)}
-    for device, chain in _pci_devices(root, ()):
-        address = device.get("pci_busid", "")
-        klass, ids = device.get("pci_type", "").split()[:2]
-        vendor, number = ids.strip("[]").split(":")
-        target = "devices/" + "/".join([*chain, address])
-        home = homes.get(address)
-        files[f"bus/pci/devices/{address}"] = target
-        for file, text in (
-            ("class", f"0x{klass}00"),
-            ("vendor", f"0x{vendor}"),
-            ("device", f"0x{number}"),
-            ("numa_node", "-1" if home is None else str(home)),
-        ):
-            files[f"bus/pci/devices/{address}/{file}"] = text + "\n"
-        for osdev in device.findall("object"):
-            _osdev_files(files, osdev, target, klass, version3)
-    return files
-
-
-def _pci_devices(node: ET.Element, chain: tuple[str, ...]):
-    for child in node.findall("object"):
-        below = chain
-        if child.get("type") == "Bridge":
-            host = child.get("bridge_pci", "").replace("[", "").split("-")[0]
-            below = (*chain, child.get("pci_busid") or f"pci{host}")
-        elif child.get("type") == "PCIDev":
-            yield child, chain
-        yield from _pci_devices(child, below)
-
-
-def _osdev_files(files: dict[str, str], osdev: ET.Element, target: str, klass: str, version3: bool) -> None:
-    name, kind = osdev.get("name", ""), int(osdev.get("osdev_type", "0"))
-    facts = {i.get("name"): i.get("value", "") for i in osdev.findall("info")}
-    if kind in ((32, 48) if version3 else (3,)):
-        files[f"class/infiniband/{name}"] = f"{target}/infiniband/{name}"
-        port = f"class/infiniband/{name}/ports/1"
-        files[f"{port}/state"] = "4: ACTIVE\n" if facts.get("Port1State") == "4" else "1: DOWN\n"
-        files[f"{port}/link_layer"] = "InfiniBand\n" if klass in ("0207", "0208") else "Ethernet\n"
-    elif kind == (16 if version3 else 2):
-        files[f"class/net/{name}"] = f"{target}/net/{name}"
-        files[f"class/net/{name}/dev_port"] = "0\n"
-
-
-HWLOC = sorted(p.stem for p in TOPOLOGIES.glob("*.xml") if p.stem != "aws-p4de-24xl-topo")
-
-
-@pytest.mark.parametrize("name", [n for n in HWLOC if n != "drm-4gpu"])
-def test_sysfs_shows_the_same_node(name: str) -> None:
-    """All but names and sizes that only hwloc and NVML tell."""
-    by_hwloc, by_sysfs = machine(name), sysfs.read(sysfs_of(name))
-    assert by_sysfs.cores == by_hwloc.cores
-    assert by_sysfs.numa_nodes == by_hwloc.numa_nodes
-    by, of = ([(g.pci, g.vendor, g.numa_node) for g in t.gpus] for t in (by_sysfs, by_hwloc))
-    assert by == of
-    assert (by_sysfs.nics, by_sysfs.hops) == (by_hwloc.nics, by_hwloc.hops)
-
-
 def test_slingshot_is_seen_by_its_interface() -> None:
     target = "devices/pci0000:c0/0000:c0:01.1/0000:c1:00.0"
     files = {
@@ -289,11 +209,17 @@ def test_slingshot_is_seen_by_its_interface() -> None:
 
 def test_the_kernel_corrects_what_hwloc_guesses() -> None:
     """ConnectX-3 is class 0280 in both modes, and blanked files tell no LID."""
-    files = sysfs_of("test-topo")
-    files["class/infiniband/mlx5_ib0/ports/1/state"] = "1: DOWN\n"
-    files["class/infiniband/mlx5_ib0/ports/1/rate"] = "200 Gb/sec (4X HDR)\n"
-    files["class/infiniband/mlx5_an0/ports/1/link_layer"] = "InfiniBand\n"
-    nics = {n.name: n for n in sysfs.refine_nics(machine("test-topo").nics, files)}
+    recorded = machine("test-topo").nics
+    files = {f"class/infiniband/{n.name}": f"devices/pci0000:00/{n.pci}/infiniband/{n.name}" for n in recorded}
+    files |= {f"bus/pci/devices/{n.pci}/numa_node": "0\n" for n in recorded}
+    files |= {
+        "class/infiniband/mlx5_ib0/ports/1/state": "1: DOWN\n",
+        "class/infiniband/mlx5_ib0/ports/1/link_layer": "InfiniBand\n",
+        "class/infiniband/mlx5_ib0/ports/1/rate": "200 Gb/sec (4X HDR)\n",
+        "class/infiniband/mlx5_an0/ports/1/state": "4: ACTIVE\n",
+        "class/infiniband/mlx5_an0/ports/1/link_layer": "InfiniBand\n",
+    }
+    nics = {n.name: n for n in sysfs.refine_nics(recorded, files)}
     assert (nics["mlx5_ib0"].active, nics["mlx5_ib0"].rate_gbps, nics["mlx5_ib0"].numa_node) == (False, 200.0, 0)
     assert nics["mlx5_an0"].kind == "infiniband"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from functools import cache
 from xml.sax.saxutils import quoteattr
@@ -12,20 +10,14 @@ from xml.sax.saxutils import quoteattr
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import HWLOC, lstopo, text_of
 from paths import TOPOLOGIES
-from waiting import scaled
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode, Topology
 from hpcgpu.topology import document, hwloc_xml, nccl_xml
 
-HWLOC = sorted(p.stem for p in TOPOLOGIES.glob("*.xml") if p.stem != "aws-p4de-24xl-topo")
 NCCL = ["aws-p4de-24xl-topo", *sorted(f"nccl/{p.stem}" for p in (TOPOLOGIES / "nccl").glob("*.xml"))]
-
-
-@cache
-def text_of(name: str) -> str:
-    return (TOPOLOGIES / f"{name}.xml").read_text()
 
 
 # --- NCCL's format ---------------------------------------------------------------------------------------------
@@ -258,7 +250,7 @@ def test_an_external_document_type_is_accepted_and_not_loaded() -> None:
 
 
 @given(st.sampled_from([*HWLOC, *NCCL]), st.floats(0, 1, exclude_max=True))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_a_cut_file_is_an_error_never_half_a_node(name: str, part: float) -> None:
     text = text_of(name)
     end = int(part * len(text))
@@ -294,7 +286,7 @@ ODD = [
 
 
 @given(st.data(), st.sampled_from([*HWLOC, *NCCL]))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 def test_any_value_gives_a_node_or_a_parse_error(data: st.DataObject, name: str) -> None:
     text = text_of(name)
     places = sorted(data.draw(st.lists(st.sampled_from(values_of(name)), min_size=1, max_size=4, unique=True)))
@@ -307,20 +299,9 @@ def test_any_value_gives_a_node_or_a_parse_error(data: st.DataObject, name: str)
         assert len(str(e)) < 400
 
 
-def lstopo() -> str | None:
-    """lstopo of hwloc 2: version 3 no longer writes version 1."""
-    program = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
-    if program is None:
-        return None
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=scaled(20))
-    return program if re.search(r" 2\.\d", done.stdout) else None
-
-
-@pytest.mark.skipif(lstopo() is None, reason="no lstopo of hwloc 2 (package hwloc-nox) to write version 1 with")
 @pytest.mark.parametrize("name", [n for n in HWLOC if '<topology version="2' in text_of(n)])
 def test_version_2_rewritten_as_version_1_is_the_same_node(name: str) -> None:
-    argv = [lstopo() or "", "--input", str(TOPOLOGIES / f"{name}.xml"), "--of", "xml", "--export-xml-flags", "v1", "-"]
-    written = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=scaled(60)).stdout
+    written = lstopo("--input", str(TOPOLOGIES / f"{name}.xml"), "--of", "xml", "--export-xml-flags", "v1", "-")
     old, new = document.read(written), document.read(text_of(name))
     assert old.source == "hwloc XML v1.0"
     assert replace(old, source=new.source) == new

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import random
-import textwrap
-from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from spill_worlds import Story, World, explore
 
-from hpcgpu.spill.state.accounting import Accounting
-from hpcgpu.spill.state.machine import SpillState as S
 from hpcgpu.spill.state.units import DEVICE, DISK, HOST
-from hpcgpu.spill.state.waits import FailedAllocations, Unspills
 
-D, H, LOSE_A_PART = DEVICE, HOST, "units that lose a part"
+D, H = DEVICE, HOST
 # two units on a device with room for one, and one unit in host memory, which has no room for two
 ABC = ((6, D), (6, D), (6, H))
 STORIES = {
@@ -39,7 +33,7 @@ STORIES = {
     "limits that shrink": Story(ABC, (("shrink", H, 6), ("limit", D, 4), ("need", 0)), failures=1),
     "a full disk": Story(ABC, (("need", 2), ("need", 0), ("delete", 1), ("write", 0)), {D: 10, H: 6, DISK: 8}),
     "a unit that grows": Story(ABC, (("grow", 0, 8), ("need", 0), ("grow", 2, 7)), failures=1),
-    LOSE_A_PART: Story(ABC, (("leave", 0, 3), ("need", 0), ("leave", 2, 2), ("alloc", D, 6)), failures=1),
+    "units that lose a part": Story(ABC, (("leave", 0, 3), ("need", 0), ("leave", 2, 2), ("alloc", D, 6)), failures=1),
     "units that get more": Story(
         ABC, (("join", 3, 0, 3), ("need", 0), ("join", 4, 2, 2), ("delete", 1), ("write", 2)), failures=1
     ),
@@ -67,68 +61,7 @@ STORIES = {
 def test_machine_in_every_order_keeps_the_laws(story: Story) -> None:
     found = explore(story)
     assert not found.broken, (found.broken, *found.path)
-    assert found.is_all
     assert found.worlds > 500 and found.quiet > 50, found  # else the story shows nothing
-
-
-# A planted bug: the function, the right text, the wrong text, and the story that shows it.
-MUTANTS: dict[str, tuple[Any, str, str, str]] = {
-    "a pinned unit goes down": (Accounting.may_go, "unit.pins or ", "", "readers"),
-    "a unit has two copies under way": (Accounting.may_go, "unit.move is not None or ", "", "readers"),
-    "a dirty unit counts as clean": (
-        S._spoil,
-        "accounting.drop(unit, unit.valid & ~(1 << unit.top), out)",
-        "accounting",
-        "writers",
-    ),
-    "a copy counts after a write": (S._moved_down, "if is_used and unit.dirty:", "if False:", "writers"),
-    "a unit used meanwhile goes": (S._moved_down, " or unit.age != copy.age", "", "writers"),
-    "a unit in use is taken away": (S._moved_down, "unit.pins > 0 or unit.age != copy.age", "False", "readers"),
-    "a failed copy stays counted": (Accounting.end, "self.bytes[copy.to] -= copy.nbytes", "pass", "readers"),
-    "a unit is forgotten while it moves": (S._forget, "unit.move is None and ", "", "keys that share units"),
-    "a failure reaches no reader": (S.failed, "self._end(ticket, Fail(ticket, error), out)", "pass", "readers"),
-    "a reader is answered twice": (S.failed, "if not ticket.over:", "if True:", "copies that fail twice"),
-    "a reader is resumed too early": (S.need, "ticket.missing = len(missing)", "ticket.missing = 1", "readers"),
-    "a unit stops halfway up": (S._proceed, "self.unspills.add(unit)", "pass", "readers"),
-    "a way up waits for ever": (Unspills._start, " and self._accounting.leaving.get(to)", "", "readers"),
-    "a copy down waits for another": (Unspills._start, " and not _is_urgent(unit)", "", "urgent readers"),
-    "an urgent reader comes last": (Unspills.add, "appendleft if _is", "append if _is", "urgent behind others"),
-    "a unit used at once stays clean": (S.used, "self._spoil(unit, out)", "pass", "users at once"),
-    "a part that left stays counted": (Accounting.resize, "self.bytes[tier] += more", "pass", LOSE_A_PART),
-    "a part that left is still leaving": (Accounting.resize, "self.leaving[unit.tier] += more", "pass", LOSE_A_PART),
-    "a part that left frees a disk": (
-        Accounting.resize,
-        "unit.size(DISK) if unit.valid >> DISK & 1 else 0",
-        "0",
-        LOSE_A_PART,
-    ),
-    "a copy leaves a tier out": (Unspills._start, " or _above(unit) != to", "", "readers that give up behind another"),
-    "a warning is never withdrawn": (S._settled, "self.stays.discard(tier)", "pass", "copies that fail twice"),
-    "an allocation waits for ever": (FailedAllocations.serve, " or not leaving", "", "allocations that fail"),
-    "the disk exceeds its limit": (Accounting._may_take, "tier != DISK or ", "True or ", "a full disk"),
-    "a failure is final": (Accounting.settle, "self._chances == before", "True", "readers"),
-    "a released unit is not looked at": (S.release, "self.accounting.mark_idle(unit)", "pass", "readers"),
-    "prefetch does not yield": (
-        S._continue,
-        "not self.waiting and not self.allocations.waiting",
-        "True",
-        "expected tasks",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_explore_with_a_planted_bug_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, right, wrong, story = MUTANTS[name]
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(right) == 1
-    names: dict[str, Any] = {}
-    exec(source.replace(right, wrong), function.__globals__, names)
-    owner = getattr(inspect.getmodule(function), function.__qualname__.split(".")[0])
-    monkeypatch.setattr(owner, function.__name__, names[function.__name__])
-    found = explore(STORIES[story], at_most=6000)
-    assert found.broken, f"not found in {found.worlds} worlds"
-    assert found.path
 
 
 @st.composite
@@ -176,7 +109,7 @@ def walk(story: Story, choose: random.Random) -> None:
     assert not any(world.contents)
 
 
-@settings(max_examples=120, phases=[Phase.generate])  # a story is read sooner than it is made smaller
+@settings(max_examples=60, phases=[Phase.generate])  # a story is read sooner than it is made smaller
 @given(stories(), st.integers(0, 1 << 32))
 def test_machine_with_many_units_keeps_the_laws(story: Story, seed: int) -> None:
     for walks in range(15):

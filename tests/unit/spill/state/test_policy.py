@@ -82,40 +82,26 @@ def rank(c: Candidate) -> tuple[float, ...]:
 
 
 @given(streams(), NEEDS)
-def test_the_need_is_covered_by_what_is_not_pinned(candidates: list[Candidate], need: int) -> None:
-    chosen = list(victims(candidates, need))
+def test_the_need_is_covered_by_what_goes_first(candidates: list[Candidate], need: int) -> None:
+    """Nothing younger goes than plain LRU would take; what is needed sooner goes later; of two alike the older goes."""
+    chosen, free = list(victims(candidates, need)), movable(candidates)
     assert len({c.name for c in chosen}) == len(chosen)
-    assert set(chosen) <= set(movable(candidates))
-    assert nbytes(chosen) >= min(need, nbytes(movable(candidates)))
+    assert set(chosen) <= set(free)
+    assert nbytes(chosen) >= min(need, nbytes(free))
+    assert [c.needed for c in chosen] == sorted(c.needed for c in chosen)
+    for c in chosen:
+        assert nbytes([b for b in free if rank(b) < rank(c)]) < need
+    for stays, goes in ((a, b) for a in free if a not in chosen for b in chosen):
+        is_older = stays.name < goes.name and stays._replace(name=goes.name, age=goes.age) == goes
+        is_clean = stays.clean and not goes.clean and stays.nbytes == goes.nbytes and stays[4::2] == goes[4::2]
+        assert not is_older
+        assert not is_clean or rank(stays) > rank(goes)
 
 
 @given(streams(), streams(), NEEDS)
 def test_nothing_is_needless(clean: list[Candidate], dirty: list[Candidate], need: int) -> None:
     chosen = list(victims([*clean, *(c._replace(name=c.name + len(clean)) for c in dirty)], need))
     assert all(nbytes(chosen) - c.nbytes < need for c in chosen)
-
-
-@given(streams(), NEEDS)
-def test_nothing_goes_while_what_goes_before_it_is_enough(candidates: list[Candidate], need: int) -> None:
-    """So nothing younger than plain LRU would take, and nothing needed while the rest suffices."""
-    for c in victims(candidates, need):
-        assert nbytes([b for b in movable(candidates) if rank(b) < rank(c)]) < need
-
-
-@given(streams(), NEEDS)
-def test_of_two_alike_the_older_goes(candidates: list[Candidate], need: int) -> None:
-    chosen = set(victims(candidates, need))
-    for old, young in ((a, b) for a in movable(candidates) for b in chosen if a.name < b.name):
-        if old._replace(name=young.name, age=young.age) == young:
-            assert old in chosen
-
-
-@given(streams(), NEEDS)
-def test_of_two_in_the_window_the_clean_one_goes(candidates: list[Candidate], need: int) -> None:
-    chosen = set(victims(candidates, need))
-    for clean, dirty in ((a, b) for a in movable(candidates) for b in chosen if a.clean and not b.clean):
-        if rank(clean) <= rank(dirty) and clean.nbytes == dirty.nbytes and clean[4::2] == dirty[4::2]:
-            assert clean in chosen
 
 
 @given(streams(), NEEDS)
@@ -131,12 +117,6 @@ def test_of_one_age_one_is_taken_where_one_is_enough(sizes: list[int], need: int
     chosen = [c.nbytes for c in victims(twins(*sizes), need)]
     enough = [n for n in sizes if n >= need]
     assert chosen == [min(enough)] if enough else chosen[0] == max(sizes)
-
-
-@given(streams(), NEEDS)
-def test_what_is_needed_sooner_is_moved_later(candidates: list[Candidate], need: int) -> None:
-    needed = [c.needed for c in victims(candidates, need)]
-    assert needed == sorted(needed)
 
 
 @given(st.integers(1, 500))
@@ -169,11 +149,6 @@ def lru(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]
         yield candidate
 
 
-def clean_first(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
-    """What is clean goes before what is dirty, however much younger it is."""
-    return victims(sorted(candidates, key=lambda c: not c.clean), need_bytes)
-
-
 def uploads_of_forty_uses(choose: Choice) -> int:
     """Use two arrays in turn that have been down once, beside cold ones that leave room for one of the two."""
     store = Instant({DEVICE: 10_000}, choose)
@@ -188,7 +163,6 @@ def uploads_of_forty_uses(choose: Choice) -> int:
 
 
 def test_what_is_used_again_and_again_comes_up_once() -> None:
-    assert uploads_of_forty_uses(clean_first) == 40  # the simulation shows what it is for
     assert uploads_of_forty_uses(victims) == uploads_of_forty_uses(lru) == 2
 
 

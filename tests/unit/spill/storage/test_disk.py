@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from spill_stores import NewStore
 from waiting import aside, scaled
 
@@ -67,54 +66,6 @@ def test_what_is_written_comes_back(disk: Disk, sizes: list[int]) -> None:
     disk.write([some(sum(sizes) or 1, -2).data])
     assert contents(disk, stored) == [a.tobytes() for a in arrays]
     assert contents(disk, other) == [some(sum(sizes) or 1, -1).tobytes()]
-
-
-class DiskLikeADict(RuleBasedStateMachine):
-    """Objects of any size, written, read and given up in any order; files that nobody needs do not stay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        import tempfile
-
-        self.home = tempfile.TemporaryDirectory()
-        self.disk = Disk(self.home.name)
-        self.stored: dict[int, Stored] = {}
-        self.given: dict[int, bytes] = {}
-        self.number = 0
-
-    @rule(nbytes=st.sampled_from([1, 3000, 4096, 5000, 70_000, 100_000]), count=st.integers(1, 30))
-    def write(self, nbytes: int, count: int) -> None:
-        for _ in range(count):
-            self.number += 1
-            self.given[self.number] = some(nbytes, self.number).tobytes()
-            self.stored[self.number] = self.disk.write([memoryview(self.given[self.number])])
-
-    @precondition(lambda self: self.stored)
-    @rule(data=st.data(), part=st.floats(0.1, 1))
-    def give_up(self, data: st.DataObject, part: float) -> None:
-        names = data.draw(st.permutations(sorted(self.stored)))
-        for name in names[: int(len(names) * part) + 1]:
-            del self.stored[name], self.given[name]
-
-    @invariant()
-    def everything_is_there(self) -> None:
-        for name, stored in self.stored.items():
-            assert contents(self.disk, stored) == [self.given[name]]
-
-    @invariant()
-    def files_are_needed(self) -> None:
-        self.disk.empty_bin()
-        assert not self.disk.waste
-        assert {piece.file.path for s in self.stored.values() for piece in s.slot} == set(files(self.disk))
-
-    def teardown(self) -> None:
-        self.disk.close()
-        assert list(Path(self.home.name).iterdir()) == []
-        self.home.cleanup()
-
-
-TestDiskLikeADict = DiskLikeADict.TestCase
-TestDiskLikeADict.settings = settings(deadline=None, max_examples=30, stateful_step_count=15)
 
 
 def test_what_may_not_lie_on_disk_stays_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

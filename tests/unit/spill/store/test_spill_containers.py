@@ -70,11 +70,11 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GpuSpillBu
 def test_the_limit_holds_for_arrays_in_any_container(store: GpuSpillBuffer, kind: str) -> None:
     gpu = SimGpu(9 * EACH)
     put_in, take_out = KINDS[kind]
-    for n in range(20):
+    for n in range(8):
         store[n] = put_in(gpu.asarray(np.full(EACH // 8, float(n))))
         assert store.settle()
         assert gpu.used_bytes == store.tiers["device"] <= 4 * EACH
-    for n in range(20):
+    for n in range(8):
         value = store[n]
         assert type(value) is type(put_in(None))
         assert unproxy(take_out(value)).get()[5] == n

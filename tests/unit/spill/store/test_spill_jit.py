@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from spill_stores import KIB, NewStore, argument
 from waiting import scaled
 
@@ -271,33 +269,6 @@ def test_a_peer_gets_the_bytes_and_nothing_comes_up(store: GpuSpillBuffer, gpu: 
         assert float(value[5].sum().get()) == 5 * EACH / 8
     finally:
         other.close()
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=30))
-@settings(deadline=None, max_examples=60)
-def test_any_sequence_of_sets_reads_and_writes(steps: list[tuple[int, int]]) -> None:
-    gpu = SimGpu(1024 * KIB)
-    store, model = GpuSpillBuffer(2 * EACH, 3 * EACH, jit_unspill=True), {}
-    try:
-        for number, (what, key) in enumerate(steps):
-            name = str(key)
-            if what == 0:
-                store[name], model[name] = [array(gpu, number), {"h": array(gpu, -number)}], [number, -number]
-            elif what == 1 and name in model:
-                found = argument(store, name)
-                assert [unproxy(found[0]).get()[0], unproxy(found[1]["h"]).get()[0]] == model[name]
-            elif what == 2 and name in model:
-                argument(store, name)[0][0] = 1000.0 + number
-                model[name][0] = 1000 + number
-            elif what == 3 and name in model:
-                del store[name], model[name]
-        for name, expected in model.items():
-            found = argument(store, name)
-            assert [unproxy(found[0]).get()[0], unproxy(found[1]["h"]).get()[0]] == expected
-        assert set(store) == set(model)
-    finally:
-        store.close()
-    del store
 
 
 @pytest.mark.parametrize("jit_unspill", [True, False])
