@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.config import entry_points
+from hpcgpu.config.sites.machine import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start, topo
 from hpcgpu.deploy.jobs.job_plan import read_job
@@ -26,7 +27,6 @@ from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import options as all_options
 from hpcgpu.model.settings import user_name
 from hpcgpu.plan.binding.bindings import simulated_gpus
-from hpcgpu.plan.binding.site_node import topology_of
 from hpcgpu.plan.binding.workers import facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of
