@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcgpu.agent.leader import Leader, LeaderContext, security_of
 from hpcgpu.errors import LaunchError
@@ -135,20 +135,18 @@ class Member(Leader):
             )
 
     async def _hand_over(self) -> None:
-        from distributed.core import rpc
+        from hpcgpu.deploy.processes.nanny import hand_over
 
         for nanny in self.nannies:
             nanny.close_gracefully(reason="hpcgpu-drain")  # a worker that dies meanwhile is not replaced
-        arguments: dict[str, Any] = self.security.get_connection_args("worker")
         with contextlib.suppress(OSError):  # then the scheduler is gone, which serve() sees
-            async with rpc(self.watch.peer_address, connection_args=arguments) as scheduler:
-                while here := [n.worker_address for n in self.nannies if n.worker_address]:
-                    retired = await scheduler.hpcgpu_retire(workers=here)
-                    if set(retired) >= set(here):
-                        break
-                    if self._cancelled:
-                        self.end(128 + signal.SIGTERM, f"{self._cancelled}, and no worker could take its data")
-                    await asyncio.sleep(_AGAIN_S)
+            while True:
+                left, count = await hand_over(self.nannies, self.watch.peer_address, self.security)
+                if left == count:
+                    break
+                if self._cancelled:
+                    self.end(128 + signal.SIGTERM, f"{self._cancelled}, and no worker could take its data")
+                await asyncio.sleep(_AGAIN_S)
             self.end(0)
 
     async def close(self) -> None:

@@ -153,16 +153,14 @@ class _StandaloneNode:
 
     async def _hand_over(self) -> None:
         """Have the scheduler move the data that no other worker has. Where all workers end, none can take it."""
-        from distributed import rpc
+        from hpcgpu.deploy.processes.nanny import hand_over
 
-        addresses = [nanny.worker_address for nanny in self._nannies if nanny.worker_address]
-        connection_args = self._security.get_connection_args("worker")
+        stay = {"close_workers": False, "remove": False}
         try:
-            async with (
-                asyncio.timeout(_HAND_OVER_S),
-                rpc(self._options.scheduler, connection_args=connection_args) as s,
-            ):
-                left = await s.retire_workers(workers=addresses, close_workers=False, remove=False)
-            log.say(f"handed over the data of {len(left)} of {len(addresses)} workers")
+            async with asyncio.timeout(_HAND_OVER_S):
+                left, count = await hand_over(
+                    self._nannies, self._options.scheduler, self._security, "retire_workers", **stay
+                )
+            log.say(f"handed over the data of {left} of {count} workers")
         except (OSError, TimeoutError) as error:
             log.say(f"data could not be handed over: {error or 'out of time'}")

@@ -48,7 +48,7 @@ def doctor(
     from hpcgpu.deploy.doctor import job as doctor_job
     from hpcgpu.deploy.doctor import login
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.finding import CheckResult, examine, exit_code
+    from hpcgpu.plan.doctor.facts import CheckResult, examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
     job, no_job = login.read(typed_settings(arguments), FROM, batch, must=submit)

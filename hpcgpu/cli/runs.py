@@ -33,9 +33,11 @@ def ps(as_json: bool) -> None:
     import asyncio
 
     from hpcgpu.deploy.jobs import runs
-    from hpcgpu.deploy.jobs.run import Run, home
+    from hpcgpu.deploy.jobs.run import Run, home, sweep
+    from hpcgpu.spill.storage import scratch
 
-    runs.sweep(home())
+    sweep(home())  # the leftovers of dead processes: runs without a record, and folders of this node
+    scratch.sweep(scratch.home_of(None))
     clusters = Run.all(home())
     asyncio.run(runs.refresh(clusters))
     clusters = runs.clean_up(clusters)
@@ -91,7 +93,7 @@ def stop(name: str) -> None:
     run = Run.find(home(), name)
     asyncio.run(runs.stop(run))
     jobs = ", ".join(run.jobs)
-    click.echo(f"{run.record.name} has ended (jobs {jobs})" if jobs else f"{run.record.name} had no job; removed")
+    click.echo(f"{run.name} has ended (jobs {jobs})" if jobs else f"{run.name} had no job; removed")
 
 
 def _row(run: Run) -> tuple[str, ...]:
@@ -101,8 +103,8 @@ def _row(run: Run) -> tuple[str, ...]:
 
     state = run.owner_state
     return (
-        run.record.name,
-        run.record.shape,
+        run.name,
+        run.document.settings.shape,
         " ".join(run.jobs) or "-",
         phases_line(jobs_of(run)),
         "-" if run.workers is None else str(len(run.workers)),
@@ -117,8 +119,8 @@ def _described(run: Run) -> dict[str, Any]:
 
     owner = run.owner
     return {
-        "name": run.record.name,
-        "shape": run.record.shape,
+        "name": run.name,
+        "shape": run.document.settings.shape,
         "created": run.record.created.isoformat(),
         "owner": {"state": run.owner_state, "user": owner.user, "host": owner.host, "pid": owner.pid},
         "jobs": [{"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(run)],

@@ -132,7 +132,7 @@ def _seconds(_: Field[Any], value: object) -> float:
 
 
 def _gpus(_: Field[Any], value: object) -> str:
-    """Read simulated GPUs, or the number of all GPUs: digits, which ``config.sites.follow`` makes nodes of."""
+    """Read simulated GPUs, or the number of all GPUs: digits, which ``config.sites.jobs`` makes nodes of."""
     if plain_number(value) is not None and not isinstance(value, bool) and str(value).strip().isdecimal():
         return str(_whole(value, "number of GPUs", 1))
     if not isinstance(value, str) or re.fullmatch(r"[\d\s,]*", value):

@@ -4,10 +4,10 @@
 """
 
 from hpcgpu.sim.array import SimArray as SimArray
+from hpcgpu.sim.dask import RandomState as RandomState
 from hpcgpu.sim.gpu import OutOfMemoryError as OutOfMemoryError
 from hpcgpu.sim.gpu import SimGpu as SimGpu
 from hpcgpu.sim.gpu import asarray as asarray
 from hpcgpu.sim.gpu import current_gpu as current_gpu
 from hpcgpu.sim.gpu import set_current_gpu as set_current_gpu
 from hpcgpu.sim.memory import read_usage_bytes as read_usage_bytes
-from hpcgpu.sim.random import RandomState as RandomState

@@ -1,12 +1,14 @@
-"""Register simulated arrays with dask.array. They travel by pickle: one copy down, one up."""
+"""Simulated GPUs in dask: its arrays, which travel by pickle (one copy down, one up), and its random numbers."""
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
-from dask.sizeof import sizeof
+import numpy as np
 
 from hpcgpu.sim.array import SimArray
+from hpcgpu.sim.gpu import current_gpu
 
 
 def register() -> None:
@@ -18,6 +20,8 @@ def register() -> None:
 @functools.cache
 def register_sizes() -> None:
     """Register the sizes of simulated arrays with Dask, without dask.array, whose import takes 0.2 CPU s."""
+    from dask.sizeof import sizeof
+
     sizeof.register(SimArray, lambda array: int(array.nbytes))
 
 
@@ -32,3 +36,21 @@ def register_with_arrays() -> None:
     numel_lookup.register(SimArray, _numel_arraylike)
     nannumel_lookup.register(SimArray, _nannumel)
     to_numpy_dispatch.register(SimArray, lambda array, **_: array.get())
+
+
+class RandomState:
+    """Random numbers made on the device, for ``da.random.RandomState(seed, RandomState=hpcgpu.sim.RandomState)``."""
+
+    def __init__(self, seed: Any = None) -> None:  # as numpy's
+        self._numpy = np.random.RandomState(seed)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        draw = getattr(self._numpy, name)
+
+        def on_device(*args: Any, **kwargs: Any) -> Any:
+            drawn = draw(*args, **kwargs)
+            return current_gpu().adopt(drawn) if isinstance(drawn, np.ndarray) else drawn
+
+        return on_device

@@ -101,7 +101,7 @@ def test_a_detached_cluster_is_there_for_another_node(slurm_lab: Lab, detached: 
 
 
 def test_a_killed_object_that_took_a_cluster_over_ends_it(slurm_lab: Lab, detached: str) -> None:
-    code = f"SLURMGPUCluster.attach({detached!r}, shutdown_on_close=True)\nos.kill(os.getpid(), 9)"
+    code = f"SLURMGPUCluster.attach({detached!r}, take_over=True)\nos.kill(os.getpid(), 9)"
     python(slurm_lab, code, check=False)
     slurm_lab.wait_job(detached)
 

@@ -24,9 +24,9 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lines(PACKAGE), 37_796),
-    "lines of tests": (lines(TESTS), 39_667),
-    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 283),
+    "lines of hpcgpu": (lines(PACKAGE), 37_787),
+    "lines of tests": (lines(TESTS), 38_587),
+    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 278),
     "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 98),
     "classes of clusters": (sum(classes(PACKAGE / d) for d in ("deploy/cluster", "deploy/jobs", "plan/jobs")), 28),
 }

@@ -60,7 +60,7 @@ class BatchGPUCluster(GPUCluster):
             raise ConfigError(f"{name_or_jobid} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
         if not existing.head:
             raise LaunchError(
-                f"run {existing.record.name} in {existing.folder} has no job with a scheduler: it has not been "
+                f"run {existing.name} in {existing.folder} has no job with a scheduler: it has not been "
                 "submitted yet, or the scheduler is beside the process that made it (scheduler='here')"
             )
         user = Wanted(existing.document.settings, None, cls.batch)

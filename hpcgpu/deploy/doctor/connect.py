@@ -1,4 +1,4 @@
-"""The doctor's connections between machines: a Listener at each address of one, and :func:`connect` to the others."""
+"""Let the doctor's machines meet: by files in a folder of the shared home, and by connections to each other."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ import os
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from hpcgpu.deploy.doctor import probes
-from hpcgpu.plan.doctor.facts import Link
+from hpcgpu.errors import HpcGpuError
+from hpcgpu.host import private
+from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts
+from hpcgpu.plan.doctor.nodes import NOT_SHARED
 
+# Files in the folder of the job.
+ORDER, LAUNCHER, CONNECTED = "order", "launcher", "connected"
+LISTENS, NODE = "listens-", "node-"  # with the node's name
+Content = TypeVar("Content")
 CONNECT_S, _ALL_S = 3.0, 30.0
 TRIES = 3  # the fastest of them counts: the other machine may be at work
 
@@ -103,3 +114,47 @@ def _link(host: str, endpoint: Endpoint, *, took_s: float = 0.0, clock_s: float 
         clock_s=clock_s,
         error=error,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The nodes' task."""
+
+    token: str  # a secret of this job
+    nodes: int
+    run: str  # a run document
+
+
+def write(folder: Path, name: str, value: object) -> None:
+    """Write facts into the job's folder, atomically."""
+    private.write(folder / name, msgspec.json.encode(value).decode())
+
+
+def read_order(folder: Path) -> Order:
+    """Read the nodes' task; raise HpcGpuError if the folder is missing, because the home is not shared."""
+    try:
+        return msgspec.json.decode(private.read(folder / ORDER), type=Order)
+    except FileNotFoundError as e:
+        raise HpcGpuError(f"{os.uname().nodename} has no {folder}: {NOT_SHARED}, or the doctor has ended") from e
+
+
+def read_listening(folder: Path) -> dict[str, tuple[Endpoint, ...]]:
+    """Read the endpoints of the nodes that listen, by host."""
+    paths = sorted(folder.glob(f"{LISTENS}*"))
+    return {
+        p.name.removeprefix(LISTENS): msgspec.json.decode(private.read(p), type=tuple[Endpoint, ...]) for p in paths
+    }
+
+
+def read_nodes(folder: Path) -> tuple[NodeFacts, ...]:
+    """Read the facts of the nodes that have answered."""
+    return _read_all(folder, NODE, NodeFacts)
+
+
+def read_launcher(folder: Path) -> Launcher | None:
+    """Read the launcher of the ranks; None before the job has written it."""
+    return next(iter(_read_all(folder, LAUNCHER, Launcher)), None)
+
+
+def _read_all(folder: Path, prefix: str, kind: type[Content]) -> tuple[Content, ...]:
+    return tuple(msgspec.json.decode(private.read(path), type=kind) for path in sorted(folder.glob(f"{prefix}*")))

@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 
 from hpcgpu.config import document
-from hpcgpu.deploy.doctor import probes, shared_files
+from hpcgpu.deploy.doctor import connect, probes
 from hpcgpu.deploy.doctor.connect import connect_all
 from hpcgpu.deploy.jobs import batch_client, ending, logs, runs
 from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
@@ -23,8 +23,7 @@ from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import private
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings
-from hpcgpu.plan.doctor.facts import Link, TrialFacts
-from hpcgpu.plan.doctor.finding import CheckResult, examine, failed
+from hpcgpu.plan.doctor.facts import CheckResult, Link, TrialFacts, examine, failed
 from hpcgpu.plan.doctor.login import refusal_advice
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs.job import HEAD, Job
@@ -88,8 +87,8 @@ class _DoctorJob:
         argv = ("doctor", "--on-nodes", str(folder))
         self._spec, _ = plan_job(document_, user.site, user.batch, argv)
         run_ = document.render(replace(document_, folder=""))
-        self._order = shared_files.Order(token=self._token, nodes=self._spec.nodes, run=run_)
-        shared_files.write(folder, shared_files.ORDER, self._order)
+        self._order = connect.Order(token=self._token, nodes=self._spec.nodes, run=run_)
+        connect.write(folder, connect.ORDER, self._order)
         self._run = Run.begin(document_, user.batch, user.site)
         self._submitter = Submitter(
             self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
@@ -182,12 +181,12 @@ class _DoctorJob:
 
     def _have_all(self) -> bool:
         """Connect when all nodes listen; return True if all have answered."""
-        listening = shared_files.read_listening(self._folder)
+        listening = connect.read_listening(self._folder)
         if self._links is None and len(listening) >= self._spec.nodes:
             token = self._order.token
             self._links = tuple(link for place in listening.items() for link in connect_all(*place, token))
-            shared_files.write(self._folder, shared_files.CONNECTED, True)
-        return self._links is not None and len(shared_files.read_nodes(self._folder)) >= self._spec.nodes
+            connect.write(self._folder, connect.CONNECTED, True)
+        return self._links is not None and len(connect.read_nodes(self._folder)) >= self._spec.nodes
 
     def _ended(self, job_id: str) -> str:
         if self._status is None:
@@ -199,7 +198,7 @@ class _DoctorJob:
     def _gather(self) -> TrialFacts:
         job = self._job
         assert job
-        nodes = shared_files.read_nodes(self._folder)
+        nodes = connect.read_nodes(self._folder)
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
@@ -210,7 +209,7 @@ class _DoctorJob:
             nodes=nodes,
             ended=self._ended(job.id),
             output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
-            launcher=shared_files.read_launcher(self._folder),
+            launcher=connect.read_launcher(self._folder),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
         )

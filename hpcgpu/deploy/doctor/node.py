@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcgpu.config import document
 from hpcgpu.deploy import start
-from hpcgpu.deploy.doctor import probes, shared_files
+from hpcgpu.deploy.doctor import connect, probes
 from hpcgpu.deploy.doctor.connect import Listener, connect_all
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
@@ -44,11 +44,11 @@ _OUTPUT_LINES = 4
 
 def on_nodes(folder: Path) -> int:
     """Have each node of this job gather its facts; return the launcher's exit code, or raise HpcGpuError."""
-    settings = document.read(shared_files.read_order(folder).run).settings
+    settings = document.read(connect.read_order(folder).run).settings
     silent_s = settings.client_grace_s
     if not lease.is_held(folder, silent_s):
         raise HpcGpuError(f"the doctor that submitted this job has given no sign of life for {silent_s:g} s")
-    shared_files.write(folder, shared_files.LAUNCHER, _start_ranks(settings))
+    connect.write(folder, connect.LAUNCHER, _start_ranks(settings))
     done = _run(start.node_launch(process.python_argv("hpcgpu", "doctor", "--on-node", str(folder))), _NODES_S)
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
@@ -85,17 +85,17 @@ def _run(command: RankCommand, limit_s: float) -> Result:
 
 def on_node(folder: Path) -> int:
     """Gather this node's facts and connections until all others have connected; HpcGpuError without a shared home."""
-    order, host = shared_files.read_order(folder), os.uname().nodename
+    order, host = connect.read_order(folder), os.uname().nodename
     with contextlib.closing(Listener(order.token)) as listener:
-        shared_files.write(folder, f"{shared_files.LISTENS}{host}", listener.endpoints)
+        connect.write(folder, f"{connect.LISTENS}{host}", listener.endpoints)
         facts = gather_facts(document.read(order.run).settings)
-        met = _until(lambda: len(shared_files.read_listening(folder)) >= order.nodes)
-        others = [place for place in shared_files.read_listening(folder).items() if place[0] != host]
+        met = _until(lambda: len(connect.read_listening(folder)) >= order.nodes)
+        others = [place for place in connect.read_listening(folder).items() if place[0] != host]
         links = [link for other, endpoints in others for link in connect_all(other, endpoints, order.token)]
-        shared_files.write(folder, f"{shared_files.NODE}{host}", replace(facts, links=tuple(links)))
+        connect.write(folder, f"{connect.NODE}{host}", replace(facts, links=tuple(links)))
         if met:
-            connected = folder / shared_files.CONNECTED
-            _until(lambda: connected.exists() and len(shared_files.read_nodes(folder)) >= order.nodes)
+            connected = folder / connect.CONNECTED
+            _until(lambda: connected.exists() and len(connect.read_nodes(folder)) >= order.nodes)
     return 0
 
 

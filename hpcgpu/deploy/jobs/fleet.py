@@ -149,7 +149,6 @@ class Fleet:
         object owns the run; SubmitError in the batch system's words, or only reports it when adapting. Accepted jobs
         stay; a ``transient`` refusal is tried again.
         """
-        await tasks.to_thread(self.run.look)
         await tasks.to_thread(functools.partial(self.run.must_own, "scale"))
         self._adapting, changed = adapting, self.run.target != jobs
         self.run.target = jobs

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from hpcgpu.host import pids
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def main(folder: str, pid: str, start_time: str, token: str) -> None:
@@ -23,23 +19,9 @@ def main(folder: str, pid: str, start_time: str, token: str) -> None:
         import asyncio
         from pathlib import Path
 
-        asyncio.run(_abandon(Path(folder), token))
+        from hpcgpu.deploy.jobs.runs import abandon
 
-
-async def _abandon(folder: Path, token: str) -> None:
-    """End the remaining jobs, however many tries it takes: no other process does."""
-    from hpcgpu.deploy.jobs.runs import abandon
-    from hpcgpu.supervise import tasks
-
-    async def once() -> bool:
-        try:
-            await abandon(folder, token)
-        except FileNotFoundError:
-            if await tasks.to_thread(folder.exists):
-                raise
-        return True  # also if another process has stopped the run, and removed its folder
-
-    await tasks.run_forever(once, f"the end of the run in {folder}").finished()
+        asyncio.run(abandon(Path(folder), token))
 
 
 if __name__ == "__main__":

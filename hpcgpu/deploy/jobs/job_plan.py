@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document, entry_points
-from hpcgpu.config.sites.limits import check_submission, forbidden, notes
+from hpcgpu.config.sites.jobs import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log, process

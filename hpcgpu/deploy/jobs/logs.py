@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 16
 def log_of(run: Run, job_id: str) -> Path:
     """Return the log of the named job, or of the run's first job; raise JobError if the run has no job yet."""
     if not run.jobs:
-        raise JobError(f"run {run.record.name} has no job yet")
+        raise JobError(f"run {run.name} has no job yet")
     jobs = tuple(run.jobs.values())
     return Path(next((job for job in jobs if job_id in (job.id, job.id.partition(".")[0])), jobs[0]).log)
 

@@ -78,11 +78,9 @@ class Owner:
 class Record:
     """The content of a run's record."""
 
-    name: str
     batch: str
     document: str  # the run document, with all settings
     created: datetime  # UTC
-    shape: str = "gang"
     dialect: Mapping[str, object]  # fields of the batch system's class, from the site
     target: int = 0  # number of member jobs to keep
     jobs: tuple[Job, ...] = ()
@@ -120,11 +118,9 @@ class Run:
     def begin(cls, run: RunDocument, batch: str, site: Site | None) -> Self:
         """Make a run that this object owns, in the document's folder, before its submission; nothing is written."""
         record = Record(
-            name=run.settings.job_name,
             batch=batch,
             dialect=site.spoken if site else {},
             document=document.render(run),
-            shape=run.settings.shape,
             created=now(),
             submitting=True,
         )
@@ -172,7 +168,6 @@ class Run:
 
     def save(self) -> None:
         """Write the record atomically: a reader sees the old record or the new one; JobError for another's run."""
-        self.look()
         self.must_own("change")
         if not (self.folder / _OWNER).exists():
             private.write(self.folder / _OWNER, _render(self.owner))
@@ -204,10 +199,15 @@ class Run:
         return get(self.record.batch, **self.record.dialect)
 
     @property
+    def name(self) -> str:
+        """The name of its jobs."""
+        return self.document.settings.job_name
+
+    @property
     def names(self) -> set[str]:
         """All names of the run."""
         job_ids = {name for job_id in self.jobs for name in (job_id, *re.findall(r"^\d+", job_id))}
-        return {self.record.name, self.folder.name, *job_ids} - {""}
+        return {self.name, self.folder.name, *job_ids} - {""}
 
     # --- the owner
 
@@ -234,8 +234,8 @@ class Run:
 
     def must_own(self, action: str) -> None:
         """Raise JobError if another object owns the run, with its owner and the way to take it over."""
-        if not self.is_mine:
-            head = next((job.id for job in self.jobs.values() if job.is_head), self.record.name)
+        if not self.look():
+            head = next((job.id for job in self.jobs.values() if job.is_head), self.name)
             why = {"dead": ", but has ended", "detached": ", and has detached it"}.get(self.owner_state, "")
             raise JobError(
                 f"this object cannot {action} the cluster: {self.owner} owns it{why}. To take it over: "
@@ -410,7 +410,7 @@ def now() -> datetime:
 
 def _listed(runs: Sequence[Run]) -> str:
     return ", ".join(
-        f"{run.record.name} ({'job ' + next(iter(run.jobs)) if run.jobs else 'no job yet'}, "
+        f"{run.name} ({'job ' + next(iter(run.jobs)) if run.jobs else 'no job yet'}, "
         f"since {run.record.created.astimezone():%Y-%m-%d %H:%M})"
         for run in runs
     )

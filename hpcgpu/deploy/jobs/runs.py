@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs import run as run_module
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, look
 from hpcgpu.deploy.jobs.ending import end
 from hpcgpu.deploy.jobs.job_plan import mark_of
@@ -21,7 +20,6 @@ from hpcgpu.host import log
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.job import Job
-from hpcgpu.spill.storage import scratch
 from hpcgpu.supervise import tasks
 
 # A job whose lease has ended is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
@@ -51,12 +49,6 @@ async def _ask_workers(run: Run) -> None:
         run.workers = await worker_names(run.folder)
 
 
-def sweep(home: Path) -> None:
-    """Remove the leftovers of dead processes: runs without a record, and folders of this node."""
-    run_module.sweep(home)
-    scratch.sweep(scratch.home_of(None))
-
-
 def clean_up(runs: Iterable[Run]) -> tuple[Run, ...]:
     """Remove the folders of runs that are over, with a line for each; return the others."""
     left = []
@@ -66,7 +58,7 @@ def clean_up(runs: Iterable[Run]) -> tuple[Run, ...]:
             continue
         run.remove()
         logs = ", ".join(job.log for job in run.jobs.values()) or "it had no job"
-        log.say(f"run {run.record.name} has ended and its owner is gone: removed from the list ({logs})")
+        log.say(f"run {run.name} has ended and its owner is gone: removed from the list ({logs})")
     return tuple(left)
 
 
@@ -74,8 +66,21 @@ async def abandon(folder: Path, token: str) -> None:
     """End the jobs that a dead owner has left, unless its run has been taken over; called by its guard.
 
     Pending jobs are cancelled at once. Running jobs end by their lease. They are left alone as long as an object that
-    is attached to the run renews it.
+    is attached to the run renews it. It takes as many tries as necessary: no other process ends them.
     """
+
+    async def once() -> bool:
+        try:
+            await _abandon(folder, token)
+        except FileNotFoundError:
+            if await tasks.to_thread(folder.exists):
+                raise
+        return True  # also if another process has stopped the run, and removed its folder
+
+    await tasks.run_forever(once, f"the end of the run in {folder}").finished()
+
+
+async def _abandon(folder: Path, token: str) -> None:
     run = await asyncio.to_thread(Run.open, folder)
     if run.owner.token != token or not await _cancel_pending(run, token):
         return
@@ -109,7 +114,7 @@ async def _cancel_pending(run: Run, token: str) -> bool:
         if run.owner.token != token:
             return False
         recorded = list(run.jobs)
-        lost = await _answered(functools.partial(look, run.system, run.record.name, mark_of(run.folder), recorded))
+        lost = await _answered(functools.partial(look, run.system, run.name, mark_of(run.folder), recorded))
         states = await _states(run.system, [*recorded, *lost])
         if pending := [i for i, status in states.items() if status.state in WAITING]:
             try:
@@ -127,9 +132,8 @@ async def stop(run: Run) -> None:
 
     Raises JobError if its jobs still exist after a minute.
     """
-    from hpcgpu.deploy.network.scheduler_file import (
-        say_goodbye,
-    )  # imports distributed: 0.3 s, which no guard should pay
+    # it imports distributed: 0.3 s, which no guard should pay
+    from hpcgpu.deploy.network.scheduler_file import say_goodbye
 
     if await say_goodbye(run.folder):
 

@@ -14,10 +14,11 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import dask
-from distributed import Nanny
+from distributed import Nanny, rpc
 from distributed.core import Status
 from distributed.security import Security
 
@@ -96,6 +97,21 @@ def make_nanny(
     on_interface = interface and (settings.interface is not None or not is_local)
     listens = {"interface": interface} if on_interface else {"host": host}
     return ForkNanny(route.address, spawner=spawner, spec=spec, **{**common, **listens, **options})
+
+
+async def hand_over(
+    nannies: Sequence[ForkNanny], scheduler: str, security: Security, retire: str = "hpcgpu_retire", **options: bool
+) -> tuple[int, int]:
+    """Have the scheduler at an address move the data that only these workers have; return for how many of how many.
+
+    ``retire`` and its ``options``: the scheduler's handler. OSError: the scheduler is gone.
+    """
+    here = [nanny.worker_address for nanny in nannies if nanny.worker_address]
+    if not here:
+        return 0, 0
+    async with rpc(scheduler, connection_args=security.get_connection_args("worker")) as to:
+        left = await getattr(to, retire)(workers=here, **options)
+    return len(set(here) & set(left)), len(here)
 
 
 class ForkedWorker:

@@ -6,8 +6,21 @@ import ipaddress
 import re
 from dataclasses import replace
 
-from hpcgpu.plan.doctor.facts import Folder, Limits, LoginFacts, Names, Python, Request, TrialFacts
-from hpcgpu.plan.doctor.finding import Check, CheckResult, failed, not_looked_at, ok, warning
+from hpcgpu.plan.doctor.facts import (
+    Check,
+    CheckResult,
+    Folder,
+    Limits,
+    LoginFacts,
+    Names,
+    Python,
+    Request,
+    TrialFacts,
+    failed,
+    not_looked_at,
+    ok,
+    warning,
+)
 from hpcgpu.units import format_bytes
 
 _ROOM_BYTES, _ROOM_FILES = 1 << 30, 10_000

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcgpu.model import Hop, Nic
-from hpcgpu.plan.doctor.facts import Link, NodeFacts, TrialFacts, Ucx
-from hpcgpu.plan.doctor.finding import CheckResult, each, failed, not_looked_at, ok, warning
+from hpcgpu.plan.doctor.facts import (
+    CheckResult,
+    Link,
+    NodeFacts,
+    TrialFacts,
+    Ucx,
+    each,
+    failed,
+    not_looked_at,
+    ok,
+    warning,
+)
 
 RDMA = ("infiniband", "roce", "opa", "slingshot", "efa")
 _SLOW_LINK_S = 0.05

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import re
 
-from hpcgpu.plan.doctor.facts import Folder, Launcher, NodeFacts, Python, TrialFacts
-from hpcgpu.plan.doctor.finding import Check, CheckResult, each, failed, not_looked_at, ok, on, warning, worst
+from hpcgpu.plan.doctor.facts import (
+    Check,
+    CheckResult,
+    Folder,
+    Launcher,
+    NodeFacts,
+    Python,
+    TrialFacts,
+    each,
+    failed,
+    not_looked_at,
+    ok,
+    on,
+    warning,
+    worst,
+)
 from hpcgpu.plan.doctor.login import IMPORTANT, check_limits, check_locked_memory
 from hpcgpu.plan.doctor.network import RDMA, check_clock, check_links, check_login_links, check_nics, check_ucx
 from hpcgpu.units import format_bytes

@@ -18,8 +18,7 @@ from hpcgpu.spill.devices.protocols import Device
 from hpcgpu.spill.proxies.proxy import is_proxy, source_of, unproxy
 from hpcgpu.spill.proxies.stored_object import StoredObject
 from hpcgpu.spill.store.transfer import Packed
-from hpcgpu.spill.values.buffer import Buffer
-from hpcgpu.spill.values.bundle import SMALL_BYTES, Bundles, is_plain
+from hpcgpu.spill.values.bundle import SMALL_BYTES, Buffer, Bundles, is_plain
 from hpcgpu.spill.values.host_objects import Held, HostObjects, held_by, name_of, size_of
 from hpcgpu.spill.values.traverse import Slot, is_data, take_apart
 from hpcgpu.spill.values.unit import ABSENT, NO_SKELETON, Content, Entry, ObjectContent, SkeletonUnit

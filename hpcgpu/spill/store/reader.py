@@ -14,7 +14,7 @@ from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import IdentityMap
 from hpcgpu.spill.store.inbox import Todo
 from hpcgpu.spill.store.transfer import Handle, Packed
-from hpcgpu.spill.values.buffer import Buffer
+from hpcgpu.spill.values.bundle import Buffer
 from hpcgpu.spill.values.traverse import put_together
 from hpcgpu.spill.values.unit import ABSENT, Entry, ObjectContent, each_once
 

@@ -40,10 +40,12 @@ def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     local_system.use(monkeypatch)
 
 
-def make_run(home: Path, *jobs: Job, alive: bool = False, batch: str = "local", grace_s: float = 1) -> Run:
+def make_run(
+    home: Path, *jobs: Job, alive: bool = False, batch: str = "local", grace_s: float = 1, name: str = "mine"
+) -> Run:
     """Save the run of an object on another host, or of this process."""
     folder = scheduler_file.make_folder(home / ".hpcgpu" / "runs")
-    settings = Settings(job_name="mine", client_grace_s=grace_s)
+    settings = Settings(job_name=name, client_grace_s=grace_s)
     run = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), batch, None)
     run.submitting = False
     if not alive:
@@ -201,9 +203,7 @@ def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands(tmp_path: Path, job: Job) -> None:
     assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"
-    run = make_run(tmp_path, job, alive=True)
-    run.record = replace(run.record, name="a [b] c")
-    run.save()
+    make_run(tmp_path, job, alive=True, name="a [b] c")
     header, row = hpcgpu(tmp_path, "ps").stdout.splitlines()
     assert header.split() == ["name", "shape", "jobs", "state", "workers", "owner", "age"]
     assert [word for word in ("a [b] c", "gang", job.id, "RUNNING", f"{os.getpid()}@") if word not in row] == []

@@ -95,8 +95,7 @@ def check_whole(folder: Path) -> None:
         assert of_machine(plan(selection, {}, "here").described()) == of_machine(said)
     if "record.json" in texts:
         run = json.loads(texts["record.json"])
-        read = document.read(json.dumps(run["document"]))
-        assert read.settings.job_name == run["name"]
+        document.read(json.dumps(run["document"]))
         answers = [
             Result(tuple(shlex.split(r.command)), r.returncode, r.stdout, r.stderr)
             for r in records(folder / "batch.txt")

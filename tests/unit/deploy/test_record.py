@@ -27,7 +27,6 @@ from hpcgpu.plan.jobs.job import Job
 
 SETTINGS = Settings(nodes=2, gpus="sim:4", job_name="mine")
 FACTS = Record(
-    name="mine",
     batch="slurm",
     dialect={"gpus": "gres"},
     document=document.render(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
@@ -40,7 +39,6 @@ jobs = st.builds(Job, id=texts, log=texts, exit_file=texts, role=st.sampled_from
 gone = st.builds(Job.gone, jobs, texts, st.datetimes(timezones=st.just(UTC)))
 facts = st.builds(
     Record,
-    name=texts,
     batch=st.just("pbs"),
     dialect=st.dictionaries(texts, st.one_of(texts, st.booleans(), st.lists(texts).map(tuple))),
     document=texts,

@@ -24,7 +24,7 @@ from waiting import LIMIT_S, aside, failures, run, until, when
 
 from hpcgpu.deploy.cluster.scaler import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
-from hpcgpu.deploy.jobs import guard
+from hpcgpu.deploy.jobs import runs
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
@@ -376,7 +376,7 @@ def test_a_guard_goes_on_until_the_run_is_ended(tmp_path: Path, log: pytest.LogC
     settings = Settings(client_grace_s=0.1)
     left = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
     left.submitting = False
-    guarding = aside(lambda: asyncio.run(guard._abandon(folder, left.owner.token)))
+    guarding = aside(lambda: asyncio.run(runs.abandon(folder, left.owner.token)))
     until(lambda: failures(log), "a failure is said", while_=guarding)
     (folder / "record").rmdir()
     left.save()

@@ -17,7 +17,7 @@ from paths import ROOT, TOPOLOGIES
 from hpcgpu.model import Hop, Nic
 from hpcgpu.plan.doctor import facts as f
 from hpcgpu.plan.doctor import login, network, nodes
-from hpcgpu.plan.doctor.finding import CheckResult, Verdict, examine, exit_code
+from hpcgpu.plan.doctor.facts import CheckResult, Verdict, examine, exit_code
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
 from hpcgpu.topology import hwloc_xml

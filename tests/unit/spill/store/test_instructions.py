@@ -16,7 +16,7 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.values.buffer import Buffer
+from hpcgpu.spill.values.bundle import Buffer
 
 LIMIT = 64 * KIB
 
