@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,14 +99,12 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
     from hpcgpu.deploy import start
 
     options, script = typed_settings(arguments), _checked(script, entry_points.RUN)
-    if not _is_plan(dry_run, as_json, "hpcgpu run --dry-run"):
-        start.run(options, FROM, script)
-        return
-    from hpcgpu.deploy import preview
-    from hpcgpu.launch.environment import read_allocation
+    if _is_plan(dry_run, as_json, "hpcgpu run --dry-run"):
+        from hpcgpu.deploy import preview
 
-    if not read_allocation(os.environ).rank.rank:  # of several ranks the first prints it
         _show(preview.of_run(options, FROM, script), as_json)
+    else:
+        start.run(options, FROM, script)
 
 
 @hpcgpu.command(

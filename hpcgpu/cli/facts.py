@@ -41,7 +41,7 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
 
     With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.topo import Selection, compare, plan
+    from hpcgpu.deploy.topo import Selection, compare, plan, svg
 
     if diff:
         unused = {"--json": as_json, "--svg": picture, **{f"--{n.replace('_', '-')}": v for n, v in options.items()}}
@@ -63,7 +63,7 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
     planned = plan(part, typed_settings(options), FROM)
     if picture is not None:
         try:
-            Path(picture).write_text(planned.picture())
+            Path(picture).write_text(svg(planned))
         except OSError as e:
             raise ConfigError(
                 f"--svg {picture} cannot be written: {e.strerror}; give a file in a folder that is yours"

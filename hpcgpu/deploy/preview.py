@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.config import entry_points
+from hpcgpu.config.sites.machine import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start, topo
 from hpcgpu.deploy.jobs.job_plan import read_job
@@ -26,11 +27,10 @@ from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import options as all_options
 from hpcgpu.model.settings import user_name
 from hpcgpu.plan.binding.bindings import simulated_gpus
-from hpcgpu.plan.binding.site_node import topology_of
 from hpcgpu.plan.binding.workers import facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of
-from hpcgpu.report.machine import Plan
+from hpcgpu.report.machine import MachinePlan
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
@@ -137,7 +137,7 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
         return None, f"{site.name}: {error}; give --from FILE (from lstopo --of xml on one of the nodes)"
 
 
-def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> Plan:
+def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: str) -> MachinePlan:
     """Plan the workers of a whole node: the job's part is unknown before it starts."""
     count = gpus_per_node(settings)
     if settings.gpus:
@@ -147,8 +147,7 @@ def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: 
     facts = facts_from(topology, where)
     if spec.memory_per_node_bytes:
         facts = replace(facts, memory=HostMemory(spec.memory_per_node_bytes, "memory="))
-    specs = plan_whole_node(settings, facts, gpus)
-    return Plan(topology, specs, facts.allowed, settings.nics, settings.reserved_cores, facts.allowed_nodes)
+    return MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings)
 
 
 def _starts(system: BatchSystem, script: str) -> str:
@@ -170,39 +169,32 @@ def of_launch(options: Mapping[str, object], options_from: str, script: tuple[st
 
 
 def of_run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
-    """Plan ``hpcgpu run`` as one process, or as one of a launcher's ranks; raises as the run does."""
+    """Plan ``hpcgpu run`` as one process; raises as the run does."""
     read = start.read_rank(options, options_from)
-    if read_allocation(os.environ).rank.size > 1:
-        return _of_node(read, shlex.join(script), None)
     alone = replace(read.settings, ranks="node")
     return _of_node(read, shlex.join(script), layout_of(alone, 1, start.nodes_and_gpus(read.settings)[1]))
 
 
-def _of_node(read: Wanted, line: str, layout: Layout | None) -> Preview:
+def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
     settings = read.settings
     gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
     facts = topo.this_machine(settings)
-    specs = plan_whole_node(settings, facts, gpus)
-    node = Plan(facts.topology, specs, facts.allowed, settings.nics, settings.reserved_cores, facts.allowed_nodes)
     return Preview(
         settings=settings,
         values=changed_settings(settings),
         spec=None,
-        granted=tuple(_granted()),
+        granted=_granted(),
         script=line,
         site=read.site,
         layout=layout,
-        node=node,
+        node=MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings),
         node_from=f"{facts.name}, as it is",
     )
 
 
-def _granted() -> tuple[str, ...]:
+def _granted() -> str:
     """Describe the job around this process."""
     allocation = read_allocation(os.environ)
-    job = "no job: this machine alone"
-    if allocation.batch != "local":
-        job = f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"
-    rank = allocation.rank
-    ranks = f"{counted(rank.size, 'rank')} of {rank.launcher}: they divide the work when they meet"
-    return (job, *([ranks] if rank.size > 1 else []))
+    if allocation.batch == "local":
+        return "no job: this machine alone"
+    return f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"

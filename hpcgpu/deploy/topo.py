@@ -18,7 +18,7 @@ from hpcgpu.deploy.processes.node import facts_of
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.host import cgroup, discover
 from hpcgpu.launch.environment import read_allocation
-from hpcgpu.model import CpuSet, Gpu, Settings, Topology, WorkerSpec
+from hpcgpu.model import CpuSet, Gpu, Settings, Topology
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES
 from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.pictures.svg import render_svg
@@ -26,9 +26,8 @@ from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
 from hpcgpu.report.binding import format_gpu
-from hpcgpu.report.machine import Plan, machine_table
+from hpcgpu.report.machine import MachinePlan
 from hpcgpu.report.plain import describe, node_differences
-from hpcgpu.report.table import Table
 from hpcgpu.topology import document
 
 _STDIN = "-"
@@ -46,32 +45,9 @@ class Selection:
     workers: int | None = None  # the first so many GPUs, or a multiple of all; None: one for each GPU
 
 
-@dataclass(frozen=True, slots=True)
-class MachinePlan:
-    """A machine and the workers planned on it."""
-
-    facts: NodeFacts
-    specs: tuple[WorkerSpec, ...]
-    settings: Settings
-    file: str = ""  # that describes the machine
-
-    @property
-    def table(self) -> Table:
-        """The plan as a table."""
-        facts, settings = self.facts, self.settings
-        plan = Plan(facts.topology, self.specs, facts.allowed, settings.nics, settings.reserved_cores)
-        return machine_table(plan._replace(allowed_nodes=facts.allowed_nodes, host=facts.name), self.file)
-
-    def described(self) -> dict[str, Any]:
-        """Return the plan as plain data, with the PUs that were planned with and the PUs of no worker."""
-        allowed = self.facts.allowed
-        idle = CpuSet(allowed.difference(*(s.binding.cpuset for s in self.specs)))
-        plain = describe(self.facts.topology, self.specs, self.facts.name, self.settings.nics)
-        return {**plain, "allowed_cpuset": str(allowed), "idle_cpuset": str(idle)}
-
-    def picture(self) -> str:
-        """Return the plan as SVG."""
-        return render_svg(self.facts.topology, [s.binding for s in self.specs], [s.name for s in self.specs])
+def svg(plan: MachinePlan) -> str:
+    """Return a plan as SVG."""
+    return render_svg(plan.facts.topology, [s.binding for s in plan.specs], [s.name for s in plan.specs])
 
 
 def plan(selection: Selection, options: Mapping[str, object], options_from: str) -> MachinePlan:

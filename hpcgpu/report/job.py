@@ -11,7 +11,7 @@ from hpcgpu.model import JobSpec, Layout, Settings, Site
 from hpcgpu.plan.binding.layout import RankRecord, plan_layout
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.binding import format_ports
-from hpcgpu.report.machine import Plan, poor, workers_table
+from hpcgpu.report.machine import MachinePlan, poor
 from hpcgpu.report.plain import describe
 from hpcgpu.report.plain import differences as plain_differences
 from hpcgpu.report.table import Column, Table
@@ -30,11 +30,11 @@ class Preview:
     spec: JobSpec | None  # None: no request, as the job exists already
     script: str  # of the job; without a request the command
     site: Site | None
-    layout: Layout | None  # None: ranks of another launcher, which have not met yet
-    node: Plan | None  # None: unknown
+    layout: Layout
+    node: MachinePlan | None  # None: unknown
     node_from: str  # the source of node, or how to get one
     starts: str = ""  # expected by the batch system; empty: unknown
-    granted: tuple[str, ...] = ()  # without a request: what the job has, in words
+    granted: str = ""  # without a request: the job around this process
 
 
 def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
@@ -90,12 +90,12 @@ def cost(plan: Preview) -> str:
 
 def tables(plan: Preview) -> list[Table]:
     """Return the sections of a plan, without the empty ones."""
-    node = workers_table(plan.node.topology, plan.node.specs, plan.node.nics) if plan.node else Table((), ())
+    node = plan.node.workers if plan.node else Table((), ())
     settings = Table(_SETTING, plan.values, notes=() if plan.values else ["all are defaults"])
     request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
     sections = {
         "settings": settings,
-        "request" if plan.spec else "job": request if plan.spec else _lines(plan.granted),
+        "request" if plan.spec else "job": request if plan.spec else _lines([plan.granted]),
         "layout": _lines(_layout(plan)),
         "node": replace(node, title=plan.node_from),
         "memory": _lines(_memory(plan)),
@@ -125,14 +125,12 @@ def render(plan: Preview, width: int = 0) -> str:
 def described(plan: Preview) -> dict[str, Any]:
     """Convert the plan to plain data: the sections of its text, and the node as in ``hpcgpu topo --json``."""
     node = plan.node
-    workers = describe(node.topology, node.specs, "", node.nics) if node else {}
+    workers = describe(node.facts.topology, node.specs, "", node.settings.nics) if node else {}
     return {
         "settings": {name: {"value": value, "from": where} for name, value, where in plan.values},
         "request": {name: f"{value} ({where})" for name, value, where in _request(plan)},
         "dialect": {name: f"{value} ({where})" for name, value, where in _dialect(plan)},
-        "layout": [
-            {"ranks": list(n.ranks), "workers": n.worker_count} for n in (plan.layout.nodes if plan.layout else ())
-        ],
+        "layout": [{"ranks": list(n.ranks), "workers": n.worker_count} for n in plan.layout.nodes],
         "node": {"from": plan.node_from, **workers},
         "memory": list(_memory(plan)),
         "network": list(_network(plan)),
@@ -182,8 +180,6 @@ def _dialect(plan: Preview) -> Iterator[tuple[str, str, str]]:
 
 
 def _layout(plan: Preview) -> Iterator[str]:
-    if plan.layout is None:
-        return
     first, *others = plan.layout.nodes
     ranks = sum(len(node.ranks) for node in plan.layout.nodes)
     yield f"{counted(ranks, 'rank')} and {counted(plan.layout.worker_count, 'worker')}; rank 0 has the scheduler"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from hpcgpu.model import CpuSet, Gpu, Nic, Topology, WorkerSpec
+from hpcgpu.model import CpuSet, Gpu, Nic, Settings, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
 from hpcgpu.plan.binding.ports import DISTANCE_WORDS, FAR, Ports, Why, label, unused_ports
+from hpcgpu.plan.binding.workers import NodeFacts
 from hpcgpu.report.binding import format_gpu, format_other_gpus, format_ports, worker_reasons
+from hpcgpu.report.plain import describe
 from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted
 
@@ -19,28 +22,44 @@ _COLUMNS = (
 )
 
 
-class Plan(NamedTuple):
-    """A machine and the plan for its workers."""
+@dataclass(frozen=True, slots=True)
+class MachinePlan:
+    """A machine and the workers planned on it."""
 
-    topology: Topology
+    facts: NodeFacts
     specs: tuple[WorkerSpec, ...]  # of the workers, those without a GPU last
-    allowed: CpuSet  # PUs of the plan
-    nics: str | tuple[str, ...] = "balanced"  # the rule that chose the ports
-    reserved_cores: int = 0  # the setting
-    allowed_nodes: CpuSet = CpuSet()  # NUMA nodes of the plan; empty: all
-    host: str = ""  # name of the node; empty: read from a file
+    settings: Settings
+    file: str = ""  # that describes the machine
 
+    @property
+    def ports(self) -> Ports:
+        """The machine's network ports, by the rule that chose those of the workers."""
+        return Ports(self.facts.topology, self.settings.nics)
 
-def machine_table(plan: Plan, where: str = "") -> Table:
-    """Show the machine, its workers, unused parts, variables, and warnings; ``where``: the file that describes it."""
-    title = [_machine(plan), f"read by {plan.topology.source}{f', from {where}' if where else ''}", *_notes(plan)]
-    if not plan.specs:
-        again = f"hpcgpu topo --gpus sim:4{f' --from {where}' if where else ''}"
-        title.append(f"no GPU here that workers run on; plan for some: {again}")
-        return Table(_COLUMNS, (), "\n".join(title))
-    workers = workers_table(plan.topology, plan.specs, plan.nics)
-    below = ("", *_idle(plan), *_variables(plan.specs), *(f"warning: {w}" for w in poor(plan)))
-    return Table(workers.columns, workers.rows, "\n".join((*title, "\n")), (*workers.notes, *below))
+    @property
+    def table(self) -> Table:
+        """The machine, its workers, unused parts, variables, and warnings."""
+        source = f"read by {self.facts.topology.source}{f', from {self.file}' if self.file else ''}"
+        title = [_machine(self), source, *_notes(self)]
+        if not self.specs:
+            again = f"hpcgpu topo --gpus sim:4{f' --from {self.file}' if self.file else ''}"
+            title.append(f"no GPU here that workers run on; plan for some: {again}")
+            return Table(_COLUMNS, (), "\n".join(title))
+        workers = self.workers
+        below = ("", *_idle(self), *_variables(self.specs), *(f"warning: {w}" for w in poor(self)))
+        return Table(workers.columns, workers.rows, "\n".join((*title, "\n")), (*workers.notes, *below))
+
+    @property
+    def workers(self) -> Table:
+        """The workers alone."""
+        return workers_table(self.facts.topology, self.specs, self.settings.nics)
+
+    def described(self) -> dict[str, Any]:
+        """Return the plan as plain data, with the PUs that were planned with and the PUs of no worker."""
+        allowed = self.facts.allowed
+        idle = CpuSet(allowed.difference(*(s.binding.cpuset for s in self.specs)))
+        plain = describe(self.facts.topology, self.specs, self.facts.name, self.settings.nics)
+        return {**plain, "allowed_cpuset": str(allowed), "idle_cpuset": str(idle)}
 
 
 def workers_table(topology: Topology, specs: Sequence[WorkerSpec], nics: str | tuple[str, ...] = "balanced") -> Table:
@@ -82,10 +101,10 @@ def _of_port(ports: Ports, gpu: Gpu, nics: Sequence[Nic]) -> Iterator[str]:
         yield "state unknown"
 
 
-def _machine(plan: Plan) -> str:
-    topology = plan.topology
+def _machine(plan: MachinePlan) -> str:
+    topology = plan.facts.topology
     packages = len({n.package for n in topology.numa_nodes})
-    ports = Ports(topology, plan.nics)
+    ports = plan.ports
     real, simulated = sum(g.can_run for g in topology.gpus), len({s.gpu for s in plan.specs if s.simulated})
     counts = [
         *([counted(real, "GPU")] if real or not simulated else []),
@@ -94,31 +113,33 @@ def _machine(plan: Plan) -> str:
         f"{counted(len(topology.numa_nodes), 'NUMA node')} on {counted(packages, 'package')}",
         f"{len(ports.usable)} of {counted(len(ports.all), 'port')} to use" if ports.all else "no network port",
     ]
-    return f"{', '.join(filter(None, (plan.host, topology.name))) or 'machine without a name'}: {', '.join(counts)}"
+    return (
+        f"{', '.join(filter(None, (plan.facts.name, topology.name))) or 'machine without a name'}: {', '.join(counts)}"
+    )
 
 
-def _notes(plan: Plan) -> Iterator[str]:
-    topology = plan.topology
+def _notes(plan: MachinePlan) -> Iterator[str]:
+    topology = plan.facts.topology
     for warning in topology.warnings:
         yield f"note: {warning}"
     if others := format_other_gpus(topology):
         yield others
     everything = CpuSet(pu for core in topology.cores for pu in core)
-    if plan.allowed < everything:
-        yield f"planned with PUs {plan.allowed}, which are granted, of {everything}"
+    if plan.facts.allowed < everything:
+        yield f"planned with PUs {plan.facts.allowed}, which are granted, of {everything}"
     nodes = CpuSet(n.os_index for n in topology.numa_nodes)
-    if plan.allowed_nodes and (granted := plan.allowed_nodes & nodes) < nodes:
+    if plan.facts.allowed_nodes and (granted := plan.facts.allowed_nodes & nodes) < nodes:
         yield f"planned with memory of NUMA nodes {granted}, which are granted, of {nodes}"
 
 
-def _idle(plan: Plan) -> Iterator[str]:
+def _idle(plan: MachinePlan) -> Iterator[str]:
     """Yield the cores and ports that no worker has."""
     used = CpuSet().union(*(s.binding.cpuset for s in plan.specs))
-    if free := usable_cores(plan.topology, CpuSet(plan.allowed - used)):
-        why = f", with reserved_cores={plan.reserved_cores}" if plan.reserved_cores else ""
+    if free := usable_cores(plan.facts.topology, CpuSet(plan.facts.allowed - used)):
+        why = f", with reserved_cores={plan.settings.reserved_cores}" if plan.settings.reserved_cores else ""
         yield f"no worker's: {counted(len(free), 'core')}, PUs {CpuSet(CpuSet().union(*free))}{why}"
     whys: dict[Why, list[str]] = {}
-    for nic, reason in unused_ports(Ports(plan.topology, plan.nics), plan.specs):
+    for nic, reason in unused_ports(plan.ports, plan.specs):
         whys.setdefault(reason, []).append(label(nic))
     for reason, names in whys.items():
         yield f"not used: {', '.join(names)} ({reason.plural if len(names) > 1 else reason.singular})"
@@ -147,11 +168,11 @@ def _assigned(env: dict[str, str]) -> str:
     return " ".join(parts)
 
 
-def poor(plan: Plan) -> Iterator[str]:
+def poor(plan: MachinePlan) -> Iterator[str]:
     """Yield the faults of a node's plan that people may not expect."""
-    topology, on_gpus = plan.topology, [s for s in plan.specs if s.gpu]
+    topology, on_gpus = plan.facts.topology, [s for s in plan.specs if s.gpu]
     several = len(on_gpus) > 1
-    ports = Ports(topology, plan.nics)
+    ports = plan.ports
     used = {n for s in on_gpus for n in s.binding.nics}
     if several and len(used) == 1 and all(s.binding.nics for s in on_gpus):
         (nic,) = used

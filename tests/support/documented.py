@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from paths import ROOT
 
+from hpcgpu.config.sites.machine import topology_of
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.binding.site_node import topology_of
 
 
 def _node(cores: Sequence[int], homes: Sequence[int], packages: Sequence[int], vendor: str = "nvidia") -> Topology:

@@ -17,9 +17,9 @@ from machines import GIB, machine, pus
 from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.processes.dashboard import add_page
+from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.binding.bindings import plan_bindings
-from hpcgpu.report import binding as explain
-from hpcgpu.report.workers import DIRECTIONS, TIERS
+from hpcgpu.report.workers import DIRECTIONS, TIERS, planned
 
 NODE = machine("turin-4gpu-nvml")  # four H200, four ports that are down
 BINDINGS = plan_bindings(NODE, NODE.gpus, pus(NODE))
@@ -43,10 +43,8 @@ def worker(index: int) -> SimpleNamespace:
     number = index % len(BINDINGS)
     node, binding = f"node{index // len(BINDINGS):03}", BINDINGS[number]
     gpu = binding.gpus[0]
-    fixed = {"node": node, "gpu": f"GPU-{index:08x}", "pci": gpu.pci, "cores": str(binding.cpuset)}
-    fixed |= {"model": explain.format_gpu(gpu, address=False), "numa": explain.format_memory(binding)}
+    fixed = {**planned(WorkerSpec(name="", binding=binding)), "node": node, "gpu": f"GPU-{index:08x}"}
     fixed |= {"device_limit_bytes": LIMIT, "device_capacity_bytes": gpu.memory_bytes, "host_limit_bytes": 2 * HOST}
-    fixed |= {"nic": explain.format_ports(binding), "reasons": list(binding.reasons)}
     late_s = random.uniform(0, 3) + (12.0 if index // len(BINDINGS) % 17 == 5 else 0.0)
     size = random.gauss(1, 0.12) + (0.35 if random.random() < 0.08 else 0)
     return SimpleNamespace(name=f"{node}-{number}", extra={KEY: fixed}, metrics={}, late_s=late_s, size=size, noise=0.0)

@@ -24,10 +24,10 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lines(PACKAGE), 37_787),
-    "lines of tests": (lines(TESTS), 38_587),
-    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 278),
-    "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 98),
+    "lines of hpcgpu": (lines(PACKAGE), 37_762),
+    "lines of tests": (lines(TESTS), 38_582),
+    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 277),
+    "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 97),
     "classes of clusters": (sum(classes(PACKAGE / d) for d in ("deploy/cluster", "deploy/jobs", "plan/jobs")), 28),
 }
 

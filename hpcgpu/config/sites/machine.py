@@ -1,4 +1,4 @@
-"""Compare site files with this machine: which one it looks like, and live facts in place of a file's."""
+"""Site files and machines: which one this is, live facts in place of a file's, and a documented node as a topology."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.model.inventory import Inventory
 from hpcgpu.model.site import Path, Site
 from hpcgpu.model.site_facts import Match, NodeType, Queue
@@ -116,3 +118,39 @@ def _of_node(node: NodeType, now: Queue, inventory: Inventory) -> Iterator[tuple
         documented, value = getattr(node, key), getattr(live, key)
         if documented is not None and value is not None and parse_bytes(documented) > parse_bytes(value):
             yield key, value
+
+
+def topology_of(node: NodeType) -> Topology:
+    """Return the topology of a documented node; raise ConfigError if its GPUs' NUMA nodes are not documented."""
+    # No document has all facts, so some are invented: one PU for each core, PCI addresses in the order of the GPUs'
+    # numbers, equal memory on all NUMA nodes (64 GiB if undocumented), and the numbers of the GPUs' own memory.
+    if not node.numa_cores or not node.gpu_numa:
+        raise ConfigError("the NUMA nodes of the GPUs are not documented (numa_cores and gpu_numa)")
+    starts = [sum(node.numa_cores[:i]) for i in range(len(node.numa_cores) + 1)]
+    each = parse_bytes(node.memory) // len(node.numa_cores) if node.memory is not None else 64 << 30
+    packages = node.packages or (0,) * len(node.numa_cores)
+    numa = tuple(
+        NumaNode(i, CpuSet(range(starts[i], starts[i + 1])), each, package) for i, package in enumerate(packages)
+    )
+    gpu_memory = tuple(
+        NumaNode(len(numa) + 8 * i, CpuSet(), 0, packages[home], "gpu")
+        for i, home in enumerate(node.gpu_numa)
+        if node.gpu_memory_nodes
+    )
+    return Topology(
+        numa,
+        tuple(CpuSet([i]) for i in range(starts[-1])),
+        tuple(Gpu(f"0000:{16 + i:02x}:00.0", model=node.gpu, numa_node=home) for i, home in enumerate(node.gpu_numa)),
+        tuple(
+            Nic(
+                port.name,
+                f"0000:{128 + i:02x}:00.0",
+                kind=port.kind,
+                numa_node=port.numa,
+                interface=port.name if port.kind == "slingshot" else "",
+            )
+            for i, port in enumerate(node.ports)
+        ),
+        source="documented",
+        other_memory=gpu_memory,
+    )

@@ -53,7 +53,7 @@ class ClusterRun:
         self.scales = bool(user.batch) and user.settings.shape == "elastic"  # whether jobs come and go
         self.script = ""  # of the job with the scheduler, or its command; "": not made here
         self._batch, self._patience, self._environ = user.batch, patience, environ or {}
-        self._run, self._is_attached = attached, attached is not None
+        self._run = attached
         self._ranks: LocalRanks | None = None
         self._scratch: Scratch | None = None
         self._fleet: Fleet | None = None
@@ -63,8 +63,8 @@ class ClusterRun:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of a run that another object has begun; None: :meth:`make_folder` makes it."""
-        return self._run.folder if self._run and self._is_attached else None
+        """The folder of a run that another object has begun; None until :meth:`make_folder` has made it."""
+        return self._run.folder if self._run else None
 
     @property
     def job(self) -> Job | None:
@@ -265,7 +265,7 @@ class ClusterRun:
         job = self.job
         if self._ranks or job is None or job.state is JobState.ENDED:
             return ""
-        left = "closed" if self._is_attached else "detached"
+        left = "detached" if self._run and self._run.is_mine else "closed"
         return f"{left}: job {job.id} goes on, {kind}.attach({job.id!r}) takes it up"
 
     def stop(self) -> None:

@@ -249,7 +249,7 @@ class NodeTCP(tcp.TCP):
                 frames.append(this_process.allocate(nbytes).data)
                 lent.append((address, frames[-1]))
             elif nbytes < limit:
-                frames.append(memoryview(bytearray(rest[:nbytes])))  # each can be freed alone
+                frames.append(np.array(rest[:nbytes]).data)  # a copy, so each can be freed alone
                 rest = rest[nbytes:]
             else:
                 frames.append(await tcp.read_bytes_rw(stream, nbytes))

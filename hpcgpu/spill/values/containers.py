@@ -18,7 +18,7 @@ import numpy as np
 
 
 class _Unset:
-    """Stands for a slot without a value, for attributes of an object that has none, and for an object not made yet."""
+    """Stands for a slot without a value, and for an object not made yet."""
 
     def __reduce__(self) -> str:
         return "UNSET"  # pickle takes it for the name of a global

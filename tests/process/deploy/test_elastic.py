@@ -156,7 +156,7 @@ def test_an_owner_whose_run_is_taken_over_only_reads(home: Path, said: Said) -> 
         with pytest.raises(JobError, match="this object cannot scale the cluster"):
             first.scale(2)
     assert alive(member), "the close of an object that owns the run no more has ended its jobs"
-    assert "goes on" in repr(first)
+    assert f"closed: job {first.job_id} goes on" in repr(first)
     second.detach()
     with LocalJobs.attach("mine") as reads, pytest.raises(JobError, match="and has detached it"):
         reads.scale(2)

@@ -128,12 +128,6 @@ def test_an_address_that_is_none_is_refused() -> None:
     assert "'http://there:80' is no address of a scheduler; allowed: tcp, tls" in done.stderr
 
 
-def test_what_diff_would_ignore_is_refused() -> None:
-    done = in_process("topo", "--diff", "--workers", "2")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--workers with --diff" in done.stderr
-
-
 def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:
     """A Python without mpirun beside it, and none in PATH."""
     python = tmp_path / "bin" / "python"

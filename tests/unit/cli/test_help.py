@@ -19,7 +19,6 @@ from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.cli.worker import worker
 from hpcgpu.config.entry_points import ENTRY_POINTS, unused
 from hpcgpu.config.numpydoc import default_of
-from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import GROUPS, options, user_name
 
 ALL = commands.commands()
@@ -134,11 +133,6 @@ def test_a_command_without_json_prints_no_facts() -> None:
     without = {name for name, command in ALL.items() if not any(p.name == "as_json" for p in command.params)}
     texts = {"hpcgpu jobscript", "hpcgpu site new", "hpcgpu logs"}
     assert without == {*texts, "hpcgpu demo", "hpcgpu stop", "hpcgpu worker"}
-
-
-def test_json_without_dry_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--json needs --dry-run"):
-        said("run", "--json", "--gpus", "sim:2", str(ROOT / "examples/svd.py"))
 
 
 def test_version_names_packages_that_workers_share() -> None:

@@ -68,18 +68,11 @@ def test_older_names_do_as_plan_and_say_so(older: list[str], words: list[str], s
     assert "is another name of 'hpcgpu plan" in done.stderr
 
 
-def test_of_several_ranks_the_first_one_says_it(script: Path) -> None:
-    words = ("run", "--dry-run", "--gpus", "sim:2", str(script))
-    world = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    first = said(*words, env={**world, "OMPI_COMM_WORLD_RANK": "0"})
-    assert "3 ranks of Open MPI mpirun: they divide the work when they meet" in sections(first)["job"]
-    assert said(*words, env={**world, "OMPI_COMM_WORLD_RANK": "1"}) == ""
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["launch", "--dry-run"], "this is no allocation"),  # no job
+        (["run", "--json", "--gpus", "sim:2"], "--json needs --dry-run"),
         (["plan"], "no GPU can be opened"),
         (["plan", "--gpus", "sim:2", "--queue", "gpu"], "no batch system is given"),
     ],

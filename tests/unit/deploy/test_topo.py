@@ -31,10 +31,11 @@ from paths import TOPOLOGIES
 
 from hpcgpu.agent import node
 from hpcgpu.deploy.processes.node import Machine
-from hpcgpu.deploy.topo import MachinePlan, Selection, plan
+from hpcgpu.deploy.topo import Selection, plan
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings
 from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.report.machine import MachinePlan
 from hpcgpu.topology import document
 
 # recorded machines, and those of documents as hwloc would write them
@@ -258,14 +259,6 @@ def test_expected_text(folder: Path, name: str) -> None:
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text)
     assert text == path.read_text()
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_text_fits_80_columns(folder: Path, name: str) -> None:
-    for gpus in (None, "sim:4x1GiB"):
-        for line in planned(folder, text_of(name), gpus=gpus).table.to_text(80).splitlines():
-            # a word that is longer than a line is left whole
-            assert len(line) <= 80 or len(line.split()) == 1, line
 
 
 def test_what_was_not_looked_at_is_said(folder: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from machines import GIB, mask
 from waiting import scaled
 
-from hpcgpu.deploy.topo import Selection, compare, plan, read_text
+from hpcgpu.deploy.topo import Selection, compare, plan, read_text, svg
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings
@@ -211,7 +211,7 @@ def test_the_distance_class_of_a_port_is_named(tmp_path: Path) -> None:
     )
     file.write_text(machine(host_bridge(0x20, *inside)))
     machine_plan = plan(Selection(file=str(file)), {}, "option")
-    table, picture = machine_plan.table.to_text(), machine_plan.picture()
+    table, picture = machine_plan.table.to_text(), svg(machine_plan)
     assert "mlx5_0:1, same switch" in table
     assert "mlx5_0:1, same root complex" in table
     words = " ".join(ET.fromstring(picture).itertext()).split()

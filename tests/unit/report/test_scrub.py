@@ -26,19 +26,11 @@ def test_nothing_of_the_words_remains(words: dict[str, list[str]], data: st.Data
     assert not [word for word in secrets if word in scrubbed]
 
 
-@given(st.lists(st.tuples(*[st.integers(1, 223)] * 4), min_size=1, max_size=20))
-def test_an_address_becomes_the_same_one_everywhere(addresses: list[tuple[int, ...]]) -> None:
-    texts = [".".join(map(str, a)) for a in addresses]
-    scrubber = Scrubber({})
-    first, again = (scrubber.scrub("\n".join(texts)).splitlines() for _ in range(2))
-    assert first == again
-    assert len(set(first)) == len(set(texts))
-
-
 @pytest.mark.parametrize(
     ("text", "scrubbed"),
     [
         ("tls://10.3.4.5:8786 and 10.3.4.5", "tls://ip1:8786 and ip1"),
+        ("10.0.0.1 10.0.0.2 10.0.0.1", "ip1 ip2 ip1"),
         ("127.0.0.1 0.0.0.0 hwloc 2.9.0", "127.0.0.1 0.0.0.0 hwloc 2.9.0"),
         ("[fe80::1:2]:80 at 10:20:30", "[ip1]:80 at 10:20:30"),
         ("3c:ec:ef:12:34:56", "mac1"),

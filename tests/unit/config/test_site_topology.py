@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from paths import ROOT
 
+from hpcgpu.config.sites.machine import topology_of
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.site_facts import NodeType
-from hpcgpu.plan.binding.site_node import topology_of
 
 
 def test_topology_of_a_documented_node_has_its_gpus_and_cores() -> None:
