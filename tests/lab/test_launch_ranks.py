@@ -41,16 +41,6 @@ def test_mpirun_of_open_mpi_4_alone_ends_all_with_one_rank(slurm_lab: Lab, world
     assert seen["err"] == "" or version == 4
 
 
-def test_what_was_recorded_is_what_the_lab_says(slurm_lab: Lab) -> None:
-    def says(*argv: str) -> str:
-        return slurm_lab.exec(slurm_lab.login, argv, check=True).stdout
-
-    programs = {"/usr/bin/mpirun": 4, "/usr/bin/mpiexec": 4, "/opt/venv-wheel/bin/mpirun": 5}
-    flavours = {program: mpirun.read_flavour(says(program, "--version")) for program in programs}
-    assert flavours == {program: f"openmpi-{version}" for program, version in programs.items()}
-    assert {"pmix", "pmi2", "none"} <= set(srun.read_mpi_types(says("srun", "--mpi=list")))
-
-
 IN_A_JOB = """
 asked = c.map(slow, range(300))
 before = addresses()

@@ -81,9 +81,7 @@ def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str
     ("launcher", "bin"),
     [
         ("srun --mpi=pmix -n5 --overcommit", ""),
-        ("srun --mpi=pmix -n4", ""),
         ("srun --mpi=pmix -N2 -n2 --ntasks-per-node=1", ""),
-        ("/usr/bin/mpirun --oversubscribe -n 5", ""),
         ("/usr/bin/mpirun --map-by node -n 4", ""),
         ("srun --mpi=pmix -n4", WHEEL),
         (f"{WHEEL}/mpirun --map-by node:OVERSUBSCRIBE -n 5", WHEEL),

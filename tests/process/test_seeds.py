@@ -103,8 +103,8 @@ def test_command_of_a_seed_runs(line: str, name: str, scheduler: LocalCluster, t
                 memory = hpcgpu.memory(client).workers
                 jit = "jit" in line.lower()
                 assert all(client.run(lambda dask_worker: dask_worker.data.jit_unspill is jit).values())
-                expected = {"50000": 50000, "5GB": 2**26, "0.3": int(0.3 * 2**26)}.get(argv[-1] if argv else "")
-                assert expected is None or {w.device_limit_bytes for w in memory} <= {expected, 5 * 10**9}
+                expected = {"50000": 50000, "0.3": int(0.3 * 2**26)}.get(argv[-1] if argv else "")
+                assert expected is None or {w.device_limit_bytes for w in memory} == {expected}
         finally:
             process.terminate()
             process.wait(scaled(60))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import scaled
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -69,6 +70,29 @@ def fill(store: GpuSpillBuffer, gpu: SimGpu, count: int = 40) -> None:
     """Set ``count`` keys of 8 KiB each on the device, of which each byte is the key."""
     for i in range(count):
         store[i] = gpu.asarray(np.full(8 << 10, i, "u1"))
+
+
+def filled(store: GpuSpillBuffer, gpu: SimGpu, count: int = 40) -> None:
+    """Set these keys, and wait until all that is above a limit has gone down."""
+    fill(store, gpu, count)
+    assert store.settle(scaled(20))
+
+
+def assert_moves(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+    """Let the store, of 64 KiB of a device, move what it is given, and read it back."""
+    filled(store, gpu)
+    assert store.tiers["device"] <= 64 * KIB
+    assert [store[i].get()[0] for i in range(40)] == list(range(40))
+
+
+def to_disk(store: GpuSpillBuffer) -> None:
+    """Have all that a store holds in host memory go to disk, as far as it goes."""
+    before = None
+    while store.tiers["host"] != before:
+        before = store.tiers["host"]
+        store.evict()
+        assert store.settle(scaled(10))
+    assert store.tiers["disk"] > 0
 
 
 def argument(store: GpuSpillBuffer, key: Any) -> Any:

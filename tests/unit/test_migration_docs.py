@@ -21,7 +21,6 @@ from hpcgpu.model.settings import options, user_name
 OURS = {user_name(f) for f in options()} | set(hpcgpu.__all__)
 ALIASES = {alias for f in options() for alias in f.metadata["aliases"]}
 MEMORY = (ROOT / "docs/reference/memory-options.md").read_text()
-MEMORY_KEYS = {f"distributed.worker.memory.{key}" for key in dask.config.get("distributed.worker.memory")}
 
 
 def rows(text: str) -> list[list[str]]:

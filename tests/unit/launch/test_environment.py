@@ -11,7 +11,14 @@ from paths import DATA
 
 from hpcgpu.config.layers import read_settings
 from hpcgpu.host.pids import LAUNCHER
-from hpcgpu.launch.environment import inherited_variables, is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.launch.environment import (
+    brought,
+    inherited_variables,
+    is_isolated,
+    read_allocation,
+    read_launch,
+    read_rank,
+)
 from hpcgpu.model import Allocation, RankFacts
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV
 
@@ -144,3 +151,19 @@ def test_the_memory_that_the_job_has_asked_for(set_by_slurm: dict[str, str], mib
 def test_tasks_with_gpus_of_their_own_are_seen(set_by_slurm: dict[str, str], isolated: bool) -> None:
     assert is_isolated(recorded("srun-none") | set_by_slurm) == isolated
     assert is_isolated(recorded("srun-gpus-per-task"))
+
+
+def test_what_each_node_has_of_its_own_is_not_brought_to_others() -> None:
+    ours = {"PATH": "/x/bin", "LD_LIBRARY_PATH": "/x/lib", "HPCGPU_NODES": "2", "OMP_NUM_THREADS": "4"}
+    theirs = {
+        **{"PBS_JOBID": "7.login01", "PBS_NODENUM": "0", "NCPUS": "4", "TMPDIR": "/var/tmp/pbs.7.login01"},
+        **{"OMPI_MCA_btl": "self", "PWD": "/home/u", "_": "/bin/env", "BASH_FUNC_module%%": "() { :; }"},
+        "CUDA_VISIBLE_DEVICES": "GPU-8ef5,GPU-11aa",
+    }
+    assert set(brought(ours | theirs)) == set(ours)
+    assert "CUDA_VISIBLE_DEVICES" in brought({"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert "TMPDIR" in brought({"TMPDIR": "/local", "PBS_JOBID": "7.login01"})
+    # what PBS does not count is counted
+    environ = {"PBS_JOBID": "7.login01", "HPCGPU_JOB_NODES": "3", "HPCGPU_JOB_RESTARTS": "1"}
+    found = read_allocation(environ)
+    assert (found.node_count, found.restart_count) == (3, 1)

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from paths import DATA
 
+from hpcgpu.deploy.settings import in_job
 from hpcgpu.errors import LaunchError
 from hpcgpu.launch import mpirun, srun
 from hpcgpu.launch.launcher import LauncherFacts, RankCommand, plan_launch
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.layout import World
+from hpcgpu.model.site import Site
+from hpcgpu.model.site_facts import Launcher
 
 RECORDED = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")
@@ -142,8 +145,50 @@ def test_mpirun_starts_ranks_without_srun() -> None:
         (Allocation(), LauncherFacts(), {"launcher": "srun"}, "needs a Slurm job: salloc, sbatch"),
         (SLURM, LauncherFacts(), {"launcher": "fork"}, "one process on this node, but the job has 2"),
         (SLURM, LauncherFacts(), {"launcher": "aprun"}, "launcher='aprun'.* allowed: srun, mpirun, fork"),
+        (PBS, WHEEL, {"launcher": "ssh"}, "launcher='ssh' .* allowed: srun, mpirun, fork, or a command"),
+        (PBS, replace(WHEEL, pals="/opt/pals"), {"launcher": "pals"}, "launcher='pals' .* allowed: srun"),
+        (PBS, LauncherFacts(), {"launcher": "/opt/none -x"}, "there is no program /opt/none on this node"),
+        (PBS, WHEEL, {"launcher": "mpirun 'x"}, "No closing quotation"),
     ],
 )
 def test_no_launcher_fits(allocation: Allocation, found: LauncherFacts, chosen: dict[str, str], words: str) -> None:
     with pytest.raises(LaunchError, match=words):
         plan(allocation, found, **chosen)
+
+
+HOSTS = World(nodes=2, per_node=4, hosts=("node0001", "node0002"), variables=("FOO", "PATH"))
+OPENMPI = replace(WHEEL, remote_shell="/x/ssh")
+PALS = replace(OPENMPI, pals="/opt/cray/pals/mpiexec")
+
+
+def test_the_order_is_the_sites_own_then_pals_then_mpirun() -> None:
+    site = Site(name="here", batch="pbs", launcher=Launcher(command=("/opt/start", "--all")))
+    assert plan_launch(RANK, Settings(), PBS, OPENMPI, HOSTS).argv[0] == "/opt/mpirun"
+    argv = plan_launch(RANK, Settings(), PBS, PALS, HOSTS).argv
+    flags = ("--no-abort-on-failure", "--cpu-bind", "none", "--ppn", "5", "-n", "10")
+    assert argv == ("/opt/cray/pals/mpiexec", *flags, *RANK)
+    own = in_job(Settings(), site, "pbs")
+    assert own.where("launcher") == "site here"
+    start = replace(PALS, mpirun="/opt/start", mpirun_version="")
+    assert plan_launch(RANK, own, PBS, start, HOSTS).argv == ("/opt/start", "--all", *RANK)
+    assert in_job(Settings(launcher="mpirun"), site, "pbs").launcher == "mpirun"
+    assert in_job(Settings(), site, "local").launcher is None
+    # PALS starts no ranks that do not understand it
+    found = replace(PALS, library="Open MPI v5.0.11, package: Open MPI")
+    assert plan_launch(RANK, Settings(), PBS, found, HOSTS).argv[0] == "/opt/mpirun"
+    assert plan_launch(RANK, Settings(rendezvous="file"), PBS, found, HOSTS).argv[0] == PALS.pals
+
+
+def test_pbs_reaches_other_nodes_with_the_scripts_variables() -> None:
+    launch = plan_launch(RANK, Settings(), PBS, OPENMPI, HOSTS)
+    assert " --bind-to none --host node0001:4,node0002:4 -x FOO -x PATH -n 9 " in " ".join(launch.argv)
+    assert dict(launch.env)["PRTE_MCA_plm_ssh_agent"] == "/x/ssh"
+    assert plan_launch(RANK, Settings(), PBS, OPENMPI, World(hosts=("node0001",))).env == ()
+    hydra = replace(OPENMPI, mpirun_version=recorded("mpiexec-mpich-5.0.2"))
+    launch = plan_launch(RANK, Settings(), PBS, hydra, HOSTS)
+    assert " -bind-to none -hosts node0001,node0002 -genvlist FOO,PATH -n 9 " in " ".join(launch.argv)
+    assert dict(launch.env)["HYDRA_LAUNCHER_EXEC"] == "/x/ssh"
+    # the user's words stand before ours
+    settings = Settings(launcher="mpirun --mca btl 'self,tcp'")
+    argv = plan_launch(RANK, settings, PBS, OPENMPI, HOSTS).argv
+    assert argv[:5] == ("/opt/mpirun", "--mca", "btl", "self,tcp", "--continuous")

@@ -77,14 +77,6 @@ def test_a_dead_port_next_to_the_gpu_is_passed_over_and_said() -> None:
     assert [b.interface for b in bindings] == ["ib1x", "ib0", "ib1x", "ib0"]
 
 
-def test_the_same_machine_in_versions_1_and_2_has_the_same_plan() -> None:
-    def plan(name: str) -> list[tuple[object, ...]]:
-        t = machine(name)
-        return [(b.gpus[0].pci, b.cpuset, b.nics, b.memory_nodes) for b in plan_bindings(t, t.gpus, pus(t))]
-
-    assert plan("epyc-corona-hwloc1") == plan("epyc-corona")
-
-
 def test_infiniband_before_roce_even_when_roce_is_nearer() -> None:
     topology = machine("test-topo")
     gpu = simulated_gpus(topology, 1, GIB, "n")[0]

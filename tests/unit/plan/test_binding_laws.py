@@ -372,17 +372,6 @@ def test_p11_names_of_ports_do_not_matter(case: Case, random) -> None:
     assert first == again
 
 
-@given(cases(), st.sampled_from([1, 2, 3]))
-@laws(60)
-def test_p15_more_cores_to_choose_from_are_never_farther(case: Case, count: int) -> None:
-    cores, homes = usable_cores(case.topology, case.allowed), [g.numa_node for g in case.gpus]
-    assume(count * len(homes) <= len(cores))
-    few = split_cores(case.topology, cores, homes, count).shares
-    many = split_cores(case.topology, usable_cores(case.topology, pus(case.topology)), homes, count).shares
-    assume(all(len(c & case.allowed) == len(c) for c in case.topology.cores if c & case.allowed))
-    assert cost(case.topology, homes, many) <= cost(case.topology, homes, few)
-
-
 @given(st.integers(1, 2), st.integers(1, 4), st.integers(1, 6), st.integers(1, 2))
 @laws(40)
 def test_p16_a_symmetric_machine_has_a_symmetric_plan(packages: int, nodes: int, cores: int, gpus: int) -> None:

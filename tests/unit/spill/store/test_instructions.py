@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB, FaultyGpu, NewStore, fill
+from spill_stores import KIB, FaultyGpu, NewStore, fill, filled
 from waiting import aside, scaled, until
 
 from hpcgpu.sim import SimGpu
@@ -69,8 +69,7 @@ def test_a_copy_up_that_fails_with_an_error_without_text_fails(
     class Unreadable(OSError):
         __str__ = Wordless.__str__
 
-    fill(store, gpu)
-    assert store.settle(scaled(20))
+    filled(store, gpu)
     (key,) = [k for k in store if store._entries[k].units[0].tier == 0][:1]
 
     def read(*_: Any) -> Any:
@@ -116,8 +115,7 @@ def test_a_copy_whose_result_cannot_be_kept_fails(
     def broken(*_: Any) -> Any:
         raise KeyError("disk_to_device")
 
-    fill(store, gpu)
-    assert store.settle(scaled(20))
+    filled(store, gpu)
     (key,) = [k for k in store if store._entries[k].units[0].tier == 0][:1]
     with monkeypatch.context() as patch:
         patch.setattr(Buffer, function, broken)

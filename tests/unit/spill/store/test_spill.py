@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dask.sizeof import sizeof
-from spill_stores import KIB, NewStore, fill
+from spill_stores import KIB, NewStore, filled
 from waiting import logged, scaled
 
 from hpcgpu.errors import SpillError
@@ -23,11 +23,6 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.proxy import is_proxy
 from hpcgpu.spill.store.transfer import Handle
 from hpcgpu.spill.values.traverse import Slot
-
-
-def filled(store: GpuSpillBuffer, gpu: SimGpu, count: int = 40) -> None:
-    fill(store, gpu, count)
-    assert store.settle(scaled(10))
 
 
 def test_every_tier_is_used_and_none_is_above_its_limit(store: GpuSpillBuffer, gpu: SimGpu) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from spill_stores import KIB, FaultyGpu, fill
+from spill_stores import KIB, FaultyGpu, fill, filled
 from waiting import aside, scaled, until
 
 from hpcgpu.sim import SimGpu
@@ -158,8 +158,7 @@ def test_two_names_of_which_one_is_set_while_the_other_moves(store: GpuSpillBuff
 
 def test_a_handle_outlives_its_key(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     """A key is released while a peer is sent its value, and comes back under another name."""
-    fill(store, gpu)
-    assert store.settle(scaled(10))
+    filled(store, gpu)
     with store.handing_out_handles():
         handle = store[0]
     assert isinstance(handle, Handle)
@@ -168,8 +167,7 @@ def test_a_handle_outlives_its_key(store: GpuSpillBuffer, gpu: FaultyGpu) -> Non
     assert handle.packed().unpack().get()[0] == 0
     store["again"] = handle
     assert sum(store.tiers.values()) >= 8 * KIB
-    fill(store, gpu)
-    assert store.settle(scaled(10))
+    filled(store, gpu)
     assert store["again"].get().sum() == 0
     del handle
     store.clear()
@@ -224,8 +222,7 @@ def test_odd_containers(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     store["awkward"] = Awkward(x)  # a set must not raise: distributed would hang
     store["empties"] = [gpu.asarray(np.zeros(0)), np.zeros(0), np.zeros((0, 3)), np.zeros(30_000), x]
     del x
-    fill(store, gpu)
-    assert store.settle(scaled(10))
+    filled(store, gpu)
     assert store["awkward"].array.get()[2] == 2
     with store.handing_out_handles():
         sent = store["empties"]

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spill_stores import KIB, NewStore, argument
-from waiting import scaled
+from spill_stores import KIB, NewStore, argument, to_disk
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
@@ -34,16 +33,6 @@ def store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
     made = GpuSpillBuffer(0, None, str(tmp_path))
     yield made
     made.close()
-
-
-def to_disk(store: GpuSpillBuffer) -> None:
-    while store.tiers["host"]:
-        before = store.tiers["host"]
-        store.evict()
-        assert store.settle(scaled(10))
-        if store.tiers["host"] == before:
-            break
-    assert store.tiers["disk"] > 0
 
 
 def whole() -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from spill_stores import KIB, NewStore, argument
+from spill_stores import KIB, NewStore, argument, to_disk
 from waiting import scaled
 
 from hpcgpu.errors import SpillError
@@ -160,12 +160,6 @@ def frames(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
 
 def numbers() -> pd.DataFrame:
     return pd.DataFrame({f"c{i}": np.arange(16 * KIB) + i / 2 for i in range(10)})
-
-
-def to_disk(store: GpuSpillBuffer) -> None:
-    while store.tiers["host"] > KIB:  # what is left of the list
-        store.evict()
-        assert store.settle(scaled(10))
 
 
 @pytest.mark.parametrize(

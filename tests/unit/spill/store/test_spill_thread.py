@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB, FaultyGpu, NewStore, fill
+from spill_stores import KIB, FaultyGpu, NewStore, assert_moves, fill, filled
 from waiting import scaled, until
 
-from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 
 LIMIT = 64 * KIB
@@ -30,13 +29,6 @@ class FaultyDevice(FaultyGpu):
 @pytest.fixture
 def gpu() -> FaultyGpu:
     return FaultyDevice(1024 * KIB)
-
-
-def assert_moves(store: GpuSpillBuffer, gpu: SimGpu) -> None:
-    fill(store, gpu)
-    assert store.settle(scaled(20))
-    assert store.tiers["device"] <= LIMIT
-    assert [store[i].get()[0] for i in range(40)] == list(range(40))
 
 
 def test_a_round_that_raises_is_said_and_the_next_one_comes(
@@ -75,8 +67,7 @@ def test_what_ends_threads_does_not_end_the_mover(
 
 
 def test_prefetch_that_fails_in_a_library_stops_no_move(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
-    fill(store, gpu)
-    assert store.settle(scaled(20))
+    filled(store, gpu)
     for i in range(39, 31, -1):
         del store[i]
     gpu.up = RuntimeError("cudaErrorIllegalAddress")
@@ -90,8 +81,7 @@ def test_prefetch_that_fails_in_a_library_stops_no_move(store: GpuSpillBuffer, g
 def test_a_file_that_cannot_be_removed_stops_no_move(
     store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fill(store, gpu)
-    assert store.settle(scaled(20))
+    filled(store, gpu)
     unlink = Path.unlink
 
     def stale(path: Path, *args: Any, **kwargs: Any) -> None:
