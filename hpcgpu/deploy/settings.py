@@ -23,7 +23,7 @@ from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings
 from hpcgpu.model.limit import read_disk_limit, read_part
 from hpcgpu.model.plain import read_option
-from hpcgpu.model.settings import CUDF, RMM, options, user_name
+from hpcgpu.model.settings import CUDF, RMM
 
 if TYPE_CHECKING:
     from hpcgpu.model import Site
@@ -219,13 +219,3 @@ def _is_mentioned(names: tuple[str, ...] = ("hpcgpu", "jit-unspill")) -> bool:
         if any(name in path.read_text(errors="replace") for path in files for name in names):
             return True
     return False
-
-
-def explain(settings: Settings) -> str:
-    """Return each setting that is not a default, with the place where it was set."""
-    lines = []
-    for option in options():
-        name = user_name(option)
-        if (where := settings.where(name)) != "default":
-            lines.append(f"{name} = {getattr(settings, option.name)!r}    ({where})")
-    return "\n".join(lines or ["all settings are defaults"]) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,10 +91,9 @@ def cost(plan: Preview) -> str:
 def tables(plan: Preview) -> list[Table]:
     """Return the sections of a plan, without the empty ones."""
     node = plan.node.workers if plan.node else Table((), ())
-    settings = Table(_SETTING, plan.values, notes=() if plan.values else ["all are defaults"])
     request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
     sections = {
-        "settings": settings,
+        "settings": settings_table(plan.values),
         "request" if plan.spec else "job": request if plan.spec else _lines([plan.granted]),
         "layout": _lines(_layout(plan)),
         "node": replace(node, title=plan.node_from),
@@ -106,6 +105,11 @@ def tables(plan: Preview) -> list[Table]:
     }
     filled = {name: table for name, table in sections.items() if table.rows or table.notes or table.title}
     return [replace(t, title="\n".join(filter(None, (f"{name}:", t.title)))) for name, t in filled.items()]
+
+
+def settings_table(values: Sequence[tuple[str, str, str]]) -> Table:
+    """Show settings: name, value and place of each."""
+    return Table(_SETTING, values, notes=() if values else ["all settings are defaults"])
 
 
 def _lines(lines: Iterable[str]) -> Table:
