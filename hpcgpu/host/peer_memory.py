@@ -93,7 +93,8 @@ class Identity(NamedTuple):
         try:
             read(self.pid, self.address, memoryview(nonce))
         except OSError as e:
-            return f"process_vm_readv: {e.strerror}{_advice(e.errno)}"
+            rule = f"kernel.yama.ptrace_scope={_yama()}" if _yama() else "another user, or a container's rules"
+            return f"process_vm_readv: {e.strerror}{f' ({rule})' if e.errno == errno.EPERM else ''}"
         return "" if nonce == self.nonce else "another process has its pid"
 
 
@@ -104,19 +105,16 @@ def obstacle() -> str:
         read(os.getpid(), ctypes.addressof(word), memoryview(bytearray(8)))  # seccomp forbids this, too
     except OSError as e:
         return f"process_vm_readv: {e.strerror}"
-    scope = _YAMA.read_text().strip() if _YAMA.exists() else "0"
-    return "" if scope in ("0", "1") else f"kernel.yama.ptrace_scope={scope}"
+    return f"kernel.yama.ptrace_scope={_yama()}" if _yama() > 1 else ""
 
 
 def _is_number(value: object, limit: int) -> bool:
     return type(value) is int and 0 < value < limit
 
 
-def _advice(code: int | None) -> str:
-    if code != errno.EPERM:
-        return ""
-    scope = _YAMA.read_text().strip() if _YAMA.exists() else "0"
-    return f" (kernel.yama.ptrace_scope={scope})" if scope != "0" else " (another user, or a container's rules)"
+def _yama() -> int:
+    """Return which processes Yama lets others trace (ptrace_scope): 0, all of the user; also without Yama."""
+    return int(_YAMA.read_text()) if _YAMA.exists() else 0
 
 
 @functools.cache

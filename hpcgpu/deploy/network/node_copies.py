@@ -51,7 +51,7 @@ class ThisProcess:
     """The part of this process in copies within its node."""
 
     def __init__(self) -> None:
-        self.enabled = False  # it names itself to its peers
+        self.enabled = False  # it names itself
         # Returns memory for a frame; a worker sets its store's pool, whose pages have been used before.
         self.allocate: Callable[[int], np.ndarray] = functools.partial(np.empty, dtype=np.uint8)
         self.copied_bytes = 0  # from peers

@@ -204,14 +204,12 @@ def check_temporary(facts: TrialFacts) -> CheckResult:
 
 def check_copies(facts: TrialFacts) -> CheckResult:
     """Check that the processes of a node can copy large values from each other's memory."""
-    for node in facts.nodes:
-        if node.copy_obstacle:
-            return warning(
-                f"{node.host}: {node.copy_obstacle}",
-                "large values go through the encrypted connection there: ask the administrators whether processes of "
-                "one user may read each other's memory (process_vm_readv)",
-            )
-    return ok("one copy by the kernel")
+    advice = (
+        "large values go through the encrypted connection there: ask the administrators whether processes of one user "
+        "may read each other's memory (process_vm_readv)"
+    )
+    obstacles = [f"{node.host}: {node.copy_obstacle}" for node in facts.nodes if node.copy_obstacle]
+    return warning("; ".join(obstacles), advice) if obstacles else ok("one copy by the kernel")
 
 
 def check_node_scratch(facts: TrialFacts) -> CheckResult:
