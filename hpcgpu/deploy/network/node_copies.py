@@ -59,9 +59,8 @@ class ThisProcess:
 
     def obstacle(self) -> str:
         """Return why large values come by the connection; "" if they are copied."""
-        if not self.enabled:
-            return "node_copies=False"
-        return ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
+        reason = "" if self.enabled else "node_copies=False"
+        return reason or ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
 
 
 this_process = ThisProcess()
@@ -111,8 +110,7 @@ class _Lender:
         """Return address and size of each frame, address 0 for one that goes by the connection; None: all do."""
         if sum(f.nbytes for f in frames) < THRESHOLD_BYTES:
             return None
-        if self.proof is None and (proof := _proofs.begin()):
-            self.proof = proof
+        self.proof = self.proof or _proofs.begin()
         items = [(_address(f), f.nbytes) for f in frames]
         return items if self.proof and any(address for address, _ in items) else None
 
