@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 _PR_SET_PTRACER = 0x59616D61
 _NONCE_BYTES = 32
-_WORDS = 4096  # of connections that lend at once; one more sends its bytes by the connection
 ELSEWHERE = "another host, or another pid namespace"
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
@@ -139,7 +138,7 @@ class Proofs:
     A reader compares the word after its copy: memory that was given up meanwhile may have held other bytes.
     """
 
-    def __init__(self, count: int = _WORDS) -> None:
+    def __init__(self, count: int = 4096) -> None:  # one connection more sends its bytes itself
         self._words = (ctypes.c_uint64 * count)()
         self._free = list(range(count))
         self._lock = threading.Lock()
