@@ -14,7 +14,7 @@ import dask
 import psutil
 import tornado.tcpserver
 from dask.core import flatten
-from distributed import Client, Nanny, Scheduler, Worker
+from distributed import Nanny, Scheduler, Worker
 from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
 from distributed.comm.tcp import BaseTCPListener, TCPBackend, TCPListener, TLSBackend, TLSListener
@@ -239,8 +239,3 @@ def original_local_directory(nanny: Nanny) -> str | None:
     """Return the ``local_directory`` that the nanny was given, in which it has made its own folder."""
     directory: str | None = nanny._original_local_dir
     return directory
-
-
-def release_loop(client: Client) -> None:
-    """Make a closed client leave its loop, whose thread would stay: an asynchronous one stays registered (2026.8)."""
-    client._loop_runner.stop()

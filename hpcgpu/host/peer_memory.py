@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 _PR_SET_PTRACER = 0x59616D61
 _NONCE_BYTES = 32
-_WORDS = 4096  # of connections that lend at once; one more sends its bytes by the connection
 ELSEWHERE = "another host, or another pid namespace"
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
@@ -93,7 +92,8 @@ class Identity(NamedTuple):
         try:
             read(self.pid, self.address, memoryview(nonce))
         except OSError as e:
-            return f"process_vm_readv: {e.strerror}{_advice(e.errno)}"
+            rule = f"kernel.yama.ptrace_scope={_yama()}" if _yama() else "another user, or a container's rules"
+            return f"process_vm_readv: {e.strerror}{f' ({rule})' if e.errno == errno.EPERM else ''}"
         return "" if nonce == self.nonce else "another process has its pid"
 
 
@@ -104,19 +104,16 @@ def obstacle() -> str:
         read(os.getpid(), ctypes.addressof(word), memoryview(bytearray(8)))  # seccomp forbids this, too
     except OSError as e:
         return f"process_vm_readv: {e.strerror}"
-    scope = _YAMA.read_text().strip() if _YAMA.exists() else "0"
-    return "" if scope in ("0", "1") else f"kernel.yama.ptrace_scope={scope}"
+    return f"kernel.yama.ptrace_scope={_yama()}" if _yama() > 1 else ""
 
 
 def _is_number(value: object, limit: int) -> bool:
     return type(value) is int and 0 < value < limit
 
 
-def _advice(code: int | None) -> str:
-    if code != errno.EPERM:
-        return ""
-    scope = _YAMA.read_text().strip() if _YAMA.exists() else "0"
-    return f" (kernel.yama.ptrace_scope={scope})" if scope != "0" else " (another user, or a container's rules)"
+def _yama() -> int:
+    """Return which processes Yama lets others trace (ptrace_scope): 0, all of the user; also without Yama."""
+    return int(_YAMA.read_text()) if _YAMA.exists() else 0
 
 
 @functools.cache
@@ -141,7 +138,7 @@ class Proofs:
     A reader compares the word after its copy: memory that was given up meanwhile may have held other bytes.
     """
 
-    def __init__(self, count: int = _WORDS) -> None:
+    def __init__(self, count: int = 4096) -> None:  # one connection more sends its bytes itself
         self._words = (ctypes.c_uint64 * count)()
         self._free = list(range(count))
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The examples in docstrings run; those that start a cluster run in ``tests/process/test_doctests.py``."""
+"""The examples in docstrings run; those that start a cluster run in ``tests/process/test_docs.py``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from hpcgpu.deploy.doctor import connect, probes
 from hpcgpu.deploy.doctor.connect import Listener, connect_all
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import cgroup, discover, nvml, process
+from hpcgpu.host import cgroup, discover, nvml, peer_memory, process
 from hpcgpu.host import run as programs
 from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
@@ -130,6 +130,7 @@ def gather_facts(settings: Settings) -> NodeFacts:
         hops=topology.hops if topology else (),
         scratch=results.get("scratch"),
         ucx=results.get("ucx"),
+        copy_obstacle=peer_memory.obstacle(),
         unknown={**unknown, "nics": unknown.get("topology", "")},
     )
 

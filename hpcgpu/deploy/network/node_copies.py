@@ -51,7 +51,7 @@ class ThisProcess:
     """The part of this process in copies within its node."""
 
     def __init__(self) -> None:
-        self.enabled = False  # it names itself to its peers
+        self.enabled = False  # it names itself
         # Returns memory for a frame; a worker sets its store's pool, whose pages have been used before.
         self.allocate: Callable[[int], np.ndarray] = functools.partial(np.empty, dtype=np.uint8)
         self.copied_bytes = 0  # from peers
@@ -59,9 +59,8 @@ class ThisProcess:
 
     def obstacle(self) -> str:
         """Return why large values come by the connection; "" if they are copied."""
-        if not self.enabled:
-            return "node_copies=False"
-        return ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
+        reason = "" if self.enabled else "node_copies=False"
+        return reason or ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
 
 
 this_process = ThisProcess()
@@ -111,8 +110,7 @@ class _Lender:
         """Return address and size of each frame, address 0 for one that goes by the connection; None: all do."""
         if sum(f.nbytes for f in frames) < THRESHOLD_BYTES:
             return None
-        if self.proof is None and (proof := _proofs.begin()):
-            self.proof = proof
+        self.proof = self.proof or _proofs.begin()
         items = [(_address(f), f.nbytes) for f in frames]
         return items if self.proof and any(address for address, _ in items) else None
 

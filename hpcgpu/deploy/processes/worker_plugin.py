@@ -48,6 +48,7 @@ class SpillPlugin(WorkerPlugin):
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
+        self.copy_obstacle = this_process.obstacle  # why large values of this node come by the connection
         self._leaving = False
         self._lost: set[Any] = set()
 
@@ -64,10 +65,6 @@ class SpillPlugin(WorkerPlugin):
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
         worker.metrics = {**worker.metrics, stalls.TROUBLE: lambda _: "; ".join(worker.data.trouble)}
         worker.data.host_is_short = lambda: cgroup.memory_left() < _LEFT
-
-    def copy_obstacle(self) -> str:
-        """Return why large values of this node do not reach the worker by one copy; "" if they do."""
-        return this_process.obstacle()
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Tell the store which keys a task needs; called by distributed when it gets ready, runs, and is over."""

@@ -134,6 +134,7 @@ class NodeFacts:
     scratch: Folder | None = None
     ucx: Ucx | None = None  # by ucx_info
     links: tuple[Link, ...] = ()
+    copy_obstacle: str = ""  # why its processes cannot read each other's memory; "": they can
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -202,6 +202,16 @@ def check_temporary(facts: TrialFacts) -> CheckResult:
     return ok(f"{facts.nodes[0].temporary}, short enough for sockets")
 
 
+def check_copies(facts: TrialFacts) -> CheckResult:
+    """Check that the processes of a node can copy large values from each other's memory."""
+    advice = (
+        "large values go through the encrypted connection there: ask the administrators whether processes of one user "
+        "may read each other's memory (process_vm_readv)"
+    )
+    obstacles = [f"{node.host}: {node.copy_obstacle}" for node in facts.nodes if node.copy_obstacle]
+    return warning("; ".join(obstacles), advice) if obstacles else ok("one copy by the kernel")
+
+
 def check_node_scratch(facts: TrialFacts) -> CheckResult:
     """Check that the folder for spilling has room and is fast."""
     return each(facts, "scratch", lambda _, folder: _scratch_of(folder))
@@ -239,6 +249,7 @@ _ANSWERED: tuple[Check, ...] = (
     Check("CPUs", "", check_cpus),
     Check("limits in the job", "", check_node_limits),
     Check("locked memory in the job", "", check_node_locked_memory),
+    Check("values within a node", "", check_copies),
     Check("network ports", "", check_nics),
     Check("UCX", "", check_ucx),
     Check("launcher and MPI", "launcher", check_launcher),

@@ -229,23 +229,22 @@ def test_whole_gpus_and_slices(nvml: FakeNvml) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("whole_mib", "size_mib", "compute", "slices", "name"),
-    [
-        (40536, 4864, 1, 1, "1g.5gb"),  # A100 40 GB
-        (40536, 19968, 3, 3, "3g.20gb"),
-        (81559, 9728, 1, 1, "1g.10gb"),  # H100 80 GB
-        (143771, 16384, 1, 1, "1g.18gb"),  # H200
-        (81559, 19968, 1, 2, "1c.2g.20gb"),
-        (0, 9728, 1, 1, "1g.10gb"),
-    ],
-)
-def test_mig_profile_without_a_name_is_named_by_its_attributes(
-    whole_mib: int, size_mib: int, compute: int, slices: int, name: str, nvml: FakeNvml
-) -> None:
-    part = FakeSlice("MIG-1", "NVIDIA A100", size_mib, compute, slices)
-    facts = seen(nvml, [FakeGpu("00000000:06:00.0", "GPU-1", size_mib=whole_mib, parts=[part])])
-    assert [g.mig for g in facts.gpus] == [name]
+def test_mig_profile_without_a_name_is_named_by_its_attributes(nvml: FakeNvml) -> None:
+    """The size of the GPU, and the size, the compute slices and the slices of its part."""
+    profiles = {
+        (40536, 4864, 1, 1): "1g.5gb",  # A100 40 GB
+        (40536, 19968, 3, 3): "3g.20gb",
+        (81559, 9728, 1, 1): "1g.10gb",  # H100 80 GB
+        (143771, 16384, 1, 1): "1g.18gb",  # H200
+        (81559, 19968, 1, 2): "1c.2g.20gb",
+        (0, 9728, 1, 1): "1g.10gb",
+    }
+    parts = [FakeSlice(f"MIG-{i}", "NVIDIA A100", *of_part) for i, (_, *of_part) in enumerate(profiles)]
+    fakes = [
+        FakeGpu(f"00000000:0{i}:00.0", f"GPU-{i}", size_mib=whole_mib, parts=[parts[i]])
+        for i, (whole_mib, *_) in enumerate(profiles)
+    ]
+    assert [g.mig for g in seen(nvml, fakes).gpus] == [*profiles.values()]
 
 
 def test_gpus_that_cannot_be_read_are_warnings(nvml: FakeNvml) -> None:

@@ -118,6 +118,10 @@ FAULTS: dict[str, tuple[f.LoginFacts | f.TrialFacts, str, Verdict, tuple[str, ..
         *("locked memory in the job", FAILED),
         ("node2: 64.0 KiB of memory may be locked", "memlock unlimited", "--protocol"),
     ),
+    "no copies": (
+        *(second(copy_obstacle="kernel.yama.ptrace_scope=2"), "values within a node", WARNED),
+        ("node2: kernel.yama.ptrace_scope=2", "process_vm_readv"),
+    ),
     "dead NIC": (dead_nic(), "network ports", WARNED, ("is down", "nearest to the GPU at", "UCX_NET_DEVICES")),
     "no GPU granted": (
         *(second(gpus=(), driver=""), "GPUs", FAILED),
