@@ -13,7 +13,7 @@ from hpcgpu.cli.command import show as show_table
 from hpcgpu.errors import ConfigError
 from hpcgpu.report.table import Column, Table
 
-_COLUMNS = (Column("site", kind="name"), Column("batch", kind="name"), Column("machine"), Column("GPUs of a node"))
+_COLUMNS = (Column("site", kind="name"), Column("batch"), Column("machine", kind="prose"), Column("GPUs of a node"))
 
 
 @click.group(

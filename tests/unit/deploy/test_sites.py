@@ -92,7 +92,7 @@ def test_a_wrong_own_file_does_not_hide_the_others(tmp_path: Path) -> None:
     own = tmp_path / "config" / "hpcgpu" / "sites"
     own.mkdir(parents=True)
     (own / "wrong.yaml").write_text("version: 2\nname: wrong\nbatch: lsf\n")
-    listed = run("list")
+    listed = " ".join(run("list").split())
     assert "wrong" in listed
     assert "line 3: batch: 'lsf' is given; allowed: pbs, slurm" in listed
     assert "polaris" in listed

@@ -75,7 +75,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_the_command_prints_and_lists_them() -> None:
-    found = CliRunner().invoke(hpcgpu, ["template"])
+    found = CliRunner(env={"COLUMNS": "200"}).invoke(hpcgpu, ["template"])
     assert [line.split()[0] for line in found.output.splitlines()] == ["template", *TEMPLATES]
     assert CliRunner().invoke(hpcgpu, ["template", "pbs-array.sh"]).output == (FOLDER / "pbs-array.sh").read_text()
     assert CliRunner().invoke(hpcgpu, ["template", "--folder"]).output == f"{FOLDER}\n"
