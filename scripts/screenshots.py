@@ -62,7 +62,7 @@ def on_one_machine(folder: Path) -> None:
         page.size(WIDTH, HEIGHT, SCALE)
         browser.open_notebook(page, f"{url}doc/tree/demo.ipynb")
         browser.run_cells(page, notebooks.END)
-        page.wait_for(f"/Spilled to disk: [1-9]/.test({browser.output(notebooks.CLUSTER)}.innerText)")
+        page.wait_for(f"/of [0-9.]+ [GM]iB\\s+[1-9][0-9.]* [KM]iB/.test({browser.output(notebooks.CLUSTER)}.innerText)")
         for name, cell in SHOWN.items():
             change_theme(page, THEMES[name.rpartition("-")[2]])
             take(page, name, cell)

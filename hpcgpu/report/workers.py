@@ -130,6 +130,8 @@ def planned(spec: WorkerSpec) -> dict[str, Any]:
         "cores": str(spec.binding.cpuset),
         "numa": format_memory(spec.binding),
         "nic": format_ports(spec.binding),
+        "device_limit_bytes": spec.device_memory_limit_bytes or None,
+        "device_capacity_bytes": spec.device_memory_bytes or None,
         "reasons": list(worker_reasons(spec)),
     }
 

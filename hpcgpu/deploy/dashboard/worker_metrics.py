@@ -78,7 +78,7 @@ class WorkerMetrics(WorkerPlugin):
             self._peaks[tier] = max(self._peaks[tier], nbytes)
 
     def _now(self) -> dict[str, Any]:
-        memory = read_memory(self._worker, self._spec)
+        memory = read_memory(self._worker)
         self._note_peaks(memory["process_bytes"])
         use = {"busy_s": self.busy_s(), "peaks": dict(self._peaks)}
         return {**memory, **use, "differences": list(self._binding_differences())}
@@ -107,49 +107,44 @@ class WorkerMetrics(WorkerPlugin):
 
 def collect(dask_worker: Worker) -> WorkerFacts:
     """Collect a worker's facts, its binding as the kernel has it now; called in the worker."""
-    plugin: Any = dask_worker.plugins.get("hpcgpu")  # of deploy.processes
-    spec: WorkerSpec | None = getattr(plugin, "spec", None)
-    name, node = str(dask_worker.name), socket.gethostname()
-    memory = read_memory(dask_worker, spec)
+    spec: WorkerSpec | None = getattr(dask_worker.plugins.get("hpcgpu"), "spec", None)
+    name, node, memory = str(dask_worker.name), socket.gethostname(), read_memory(dask_worker)
     if spec is None:
-        return read_facts(name, memory, node=node)
+        return read_facts(name, memory, _read_device(spec), node=node)
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
-    actual = replace(bind.read_binding(), env=env)
-    binding = {"spec": spec, "actual": actual, "differences": differences(spec, actual)}
-    return read_facts(name, memory, planned(spec), node=node, node_copies=plugin.copy_obstacle(), **binding)
+    now = replace(bind.read_binding(), env=env)
+    direct = {"spec": spec, "actual": now, "differences": differences(spec, now)}
+    return read_facts(name, planned(spec), memory, _read_device(spec), node=node, **direct)
 
 
-def read_memory(worker: Worker, spec: WorkerSpec | None) -> dict[str, Any]:
+def read_memory(worker: Worker) -> dict[str, Any]:
     """Return a worker's memory and moves as plain data, under the names of :class:`WorkerFacts`."""
     store = worker.data
-    process_bytes = int(worker.monitor.get_process_memory())
+    facts = {"process_bytes": int(worker.monitor.get_process_memory()), "allocator": allocator.in_force()}
     if not hasattr(store, "tiers"):  # not the spill store
-        return {"process_bytes": process_bytes}
+        return facts
     tiers, spilled = store.tiers, store.spilled_total.disk
     immovable_number, immovable_bytes = store.immovable
-    device = _device(spec)
+    limit = {"device_limit_bytes": store.device_limit_bytes} if store.device_limit_bytes else {}
     return {
-        **device,
+        **facts,
+        **limit,
         "tiers": tiers,
         "copy_bytes": store.copy_bytes,
-        "device_limit_bytes": store.device_limit_bytes or device.get("device_limit_bytes"),
-        "process_bytes": process_bytes,
         "host_limit_bytes": worker.memory_manager.memory_limit or None,
         "spilled_to_host_bytes": max(0, spilled - tiers["disk"]),
         "moved": {way: (c.nbytes, c.number, c.seconds) for way, c in store.counters.items()},
         "rescues": store.rescues,
         "immovable_number": immovable_number,
         "immovable_bytes": immovable_bytes,
-        "allocator": allocator.in_force(),
     }
 
 
-def _device(spec: WorkerSpec | None) -> dict[str, Any]:
-    """Return the facts of the worker's device, without making a CUDA context."""
+def _read_device(spec: WorkerSpec | None) -> dict[str, Any]:
+    """Return what is in use on the worker's device, and its size if no plan has it, without making a CUDA context."""
     if spec is not None and spec.gpu is None:
         return {}
-    capacity = spec.device_memory_bytes or None if spec else None
-    out = {"device_capacity_bytes": capacity, "device_limit_bytes": spec.device_memory_limit_bytes if spec else None}
+    capacity = spec.device_memory_bytes if spec else 0
     sim = sys.modules.get("hpcgpu.sim") if spec is None or spec.simulated else None
     if sim:
         gpu = sim.current_gpu()
@@ -159,5 +154,5 @@ def _device(spec: WorkerSpec | None) -> dict[str, Any]:
     elif nvml.device_get_count():
         now = nvml.real_time()["memory-used"], capacity or nvml.one_time()["memory-total"], "NVML"
     else:
-        return out
-    return {**out, **dict(zip(("device_used_bytes", "device_capacity_bytes", "device_source"), now, strict=True))}
+        return {}
+    return dict(zip(("device_used_bytes", "device_capacity_bytes", "device_source"), now, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from dataclasses import fields, replace
@@ -11,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from golden import check_golden
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import BATCH
@@ -56,13 +56,6 @@ DIALECTS: dict[str, BatchSystem] = {
 }
 
 
-def golden(path: Path, text: str) -> None:
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text(), f"{path.name} differs; if it should, UPDATE_GOLDEN=1 and read the diff"
-
-
 def options(script: str) -> list[str]:
     return [line.split(" ", 1)[1] for line in script.splitlines() if line.startswith(("#SBATCH ", "#PBS "))]
 
@@ -71,7 +64,7 @@ def options(script: str) -> list[str]:
 def test_script(name: str) -> None:
     spec = replace(SPEC, count=16, warn_s=600, nodes=1) if name.endswith("-array") else SPEC
     script = DIALECTS[name.removesuffix("-array")].script(spec)
-    golden(BATCH / "golden" / "scripts" / f"{name}.sh", script)
+    check_golden(BATCH / "golden" / "scripts" / f"{name}.sh", script)
 
 
 def said(system: BatchSystem, record: Record) -> list[str]:
@@ -108,7 +101,7 @@ def said(system: BatchSystem, record: Record) -> list[str]:
 @pytest.mark.parametrize(("name", "path"), FILES, ids=[f"{n}-{p.parent.name}-{p.stem}" for n, p in FILES])
 def test_every_recorded_output_is_read(name: str, path: Path) -> None:
     lines = [line for record in records(path) for line in said(batch.get(name), record)]
-    golden(BATCH / "golden" / name / path.parent.name / path.name, "\n".join(lines) + "\n")
+    check_golden(BATCH / "golden" / name / path.parent.name / path.name, "\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import site_schema as schema
 import yaml
+from golden import check_golden
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import DATA, ROOT
@@ -54,14 +54,6 @@ def asked(site: Site, given: Mapping[str, Any], environ: Mapping[str, str] | Non
     return read_settings({**needed, **given}, site=site, environ=environ or {}, asks=True)
 
 
-def golden(path: Path, text: str) -> None:
-    """``pytest --update-golden`` writes the files anew; read their difference before you commit it."""
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text(), f"{path.name} differs; if it should, --update-golden and read the diff"
-
-
 def head(text: str) -> str:
     """Return a script without what starts the command and waits for it, which tests/data/batch/golden has."""
     first, found, rest = text.partition("\n{\n")
@@ -98,14 +90,14 @@ def test_a_number_of_gpus_is_enough_for_a_gang_of_two_nodes(name: str) -> None:
     assert node, "the default queue has no known nodes"
     settings = asked(site, {"gpus": 2 * node.gpus})
     assert (settings.nodes, settings.gpus_per_node) == (2, node.gpus)
-    golden(DATA / "sites" / name / "gang.sh", head(script(site, settings)))
+    check_golden(DATA / "sites" / name / "gang.sh", head(script(site, settings)))
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_job_that_joins_an_elastic_cluster(name: str) -> None:
     site = load(name)
     text = script(site, asked(site, {"shape": "elastic"}), member=True)
-    golden(DATA / "sites" / name / "elastic.sh", head(text))
+    check_golden(DATA / "sites" / name / "elastic.sh", head(text))
     given = {"site": name, "account": "a", "walltime": "00:15:00", "gpus": 1}
     _, spec, system = read_job(given, "keyword {name}")
     printed = system.script(spec)  # as the command prints it
@@ -535,8 +527,8 @@ def test_rules_that_contradict_each_other(text: str, said: str) -> None:
 
 
 def test_the_schema_and_the_page_of_keys_are_those_of_the_code() -> None:
-    golden(ROOT / "docs" / "reference" / "site.schema.json", schema.json_schema())
-    golden(ROOT / "docs" / "reference" / "site-files.md", schema.reference())
+    check_golden(ROOT / "docs" / "reference" / "site.schema.json", schema.json_schema())
+    check_golden(ROOT / "docs" / "reference" / "site-files.md", schema.reference())
 
 
 def fits(value: Any, shape: dict[str, Any], whole: dict[str, Any]) -> bool:  # JSON

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import fakesys
 import pytest
 from documented import DOCUMENTED
+from golden import check_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import (
@@ -252,13 +252,9 @@ def test_only_known_uuids_are_in_the_variables(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_expected_text(folder: Path, name: str) -> None:
-    """UPDATE_GOLDEN=1 writes the files anew; read their difference before you commit it."""
     gpus = None if any(g.can_run for g in machine(name).gpus) else "sim:4x1GiB"
     text = replace(planned(folder, text_of(name), gpus=gpus), file="machine.xml").table.to_text(80)
-    path = TOPOLOGIES / "golden" / f"text-{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN") == "1":
-        path.write_text(text)
-    assert text == path.read_text()
+    check_golden(TOPOLOGIES / "golden" / f"text-{name}.txt", text)
 
 
 def test_what_was_not_looked_at_is_said(folder: Path) -> None:

@@ -76,8 +76,8 @@ def test_time_with_a_task_is_counted_once() -> None:
     assert one.metrics["gpu_utilization"](one) == 0
     assert one.metrics["gpu-memory-total"](one) == 100
     assert one.startup_information[KEY](one)["gpu"] == "GPU-SIM-n-0"
-    limits = read_facts("n-0", now).limits
-    assert (limits["device"], limits["process"]) == (80, 500)
+    limits = read_facts("n-0", one.startup_information[KEY](one), now).limits
+    assert limits == {"device": 80, "capacity": 100, "process": 500}
 
 
 def test_differences_from_the_plan_are_looked_for_now_and_then() -> None:

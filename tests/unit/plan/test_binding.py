@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 from documented import DOCUMENTED, GRANTED, LUMI_CORES
+from golden import check_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import GIB, MACHINES, gpus_of, machine, pus
@@ -29,15 +29,11 @@ def documented(name: str) -> tuple[Binding, ...]:
 
 @pytest.mark.parametrize("name", [*MACHINES, *(f"documented-{name}" for name in DOCUMENTED)])
 def test_expected_plan(name: str) -> None:
-    """UPDATE_GOLDEN=1 writes the files anew; read their difference before you commit it."""
     document = name.removeprefix("documented-")
     topology = machine(name) if document == name else DOCUMENTED[document]
     bindings = plan_bindings(topology, gpus_of(topology), pus(topology)) if document == name else documented(document)
     text = workers_table(topology, [WorkerSpec(name=str(i), binding=b) for i, b in enumerate(bindings)]).to_text()
-    path = TOPOLOGIES / "golden" / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN") == "1":
-        path.write_text(text)
-    assert text == path.read_text()
+    check_golden(TOPOLOGIES / "golden" / f"{name}.txt", text)
 
 
 @pytest.mark.parametrize("name", ["polaris-a100", "delta-a100x4", "frontier", "lumi-g", "daint-gh200"])
