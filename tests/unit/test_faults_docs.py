@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,15 @@ def named(text: str) -> Iterator[tuple[str, str]]:
                 yield path, found[2] or ""
 
 
+@functools.cache
+def texts() -> dict[Path, str]:
+    return {file: file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
+
+
 def there(path: str, name: str) -> bool:
     """Whether some file of tests is so called, with its folders or without, and has such a test."""
-    files = [file for file in (ROOT / "tests").rglob(path.rpartition("/")[2]) if Path(file).match(path)] if path else []
-    return any(not name or re.search(rf"^(async )?def {name}\(", file.read_text(), re.M) for file in files)
+    found = [text for file, text in texts().items() if file.match(path)] if path else []
+    return any(not name or re.search(rf"^(async )?def {name}\(", text, re.M) for text in found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

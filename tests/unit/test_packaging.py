@@ -113,12 +113,6 @@ def test_requirements_of_tests_and_documentation_are_pinned() -> None:
     assert {plain(re.split(r"[<>=!~;\[ ]", word)[0]) for word in needed} <= pinned
 
 
-def test_links_of_the_documentation_lead_to_files() -> None:
-    for page in (ROOT / "docs").rglob("*.md"):
-        links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
-        assert [link for link in links if not (page.parent / link).exists()] == [], page
-
-
 def test_the_documentation_has_every_public_name() -> None:
     text = (ROOT / "docs/reference/api.md").read_text()
     shown = re.findall(r"^\.\. auto\w+:: (?:hpcgpu\.)?(\w+)$", text, re.MULTILINE)
