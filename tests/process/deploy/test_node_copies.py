@@ -115,6 +115,7 @@ def test_a_plain_client_of_a_script_copies(tmp_path: Path) -> None:
     """
     done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:2"))
     assert "copied 128\n" in done.stdout, done.stdout + done.stderr
+    assert "preload" not in done.stderr
 
 
 def test_switched_off_and_without_encryption() -> None:
