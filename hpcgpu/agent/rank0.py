@@ -40,7 +40,6 @@ _SCHEDULER_START_S = 60.0
 _SUMMARY_S = 2.0
 # The fork server reports a child's end a moment after its connections have ended.
 _REPORT_S = 5.0
-_LOGGING = "DASK_DISTRIBUTED__LOGGING"
 _DASHBOARD = "dashboard"  # the file with its address
 _IPV4 = "0.0.0.0"  # UCX's listener wants an address
 
@@ -341,9 +340,9 @@ class Rank0Leader(Leader):
         if not dask.config.get("temporary-directory", None):
             env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # Dask's own names can be guessed
         preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.client_preload"]
-        env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads a variable as Python's literal
-        if _LOGGING not in self.context.environ:
-            env[_LOGGING] = repr({"distributed.preloading": "warning"})  # else each client logs its preload
+        env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads it as Python's literal
+        quiet = repr({"distributed.preloading": "warning"})  # else each client logs its preload
+        env["DASK_DISTRIBUTED__LOGGING"] = self.context.environ.get("DASK_DISTRIBUTED__LOGGING", quiet)
         if self.context.scheduler["cert"]:
             cert, key = self._folder / "client.crt", self._folder / "client.key"
             private.write(cert, self.context.scheduler["cert"])

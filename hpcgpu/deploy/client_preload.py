@@ -1,8 +1,4 @@
-"""A preload of a script's clients: it prepares the process for the cluster's connections.
-
-The import itself does. distributed imports a client's preloads before the client connects, and calls their
-``dask_setup`` after it (2026.8.0, client.py).
-"""
+"""A preload of a script's clients: its import, before they connect, prepares the process for its connections."""
 
 import os
 

@@ -57,7 +57,7 @@ def test_a_job_that_does_well(lab: PbsLab) -> None:
     assert findings["job"]["seen"].endswith(" ran on node1, node2")
     for name in ("home", "versions"):  # a warning if this machine is too busy to write or import fast
         assert findings[name]["verdict"] == "ok" or "slow" in findings[name]["advice"], findings[name]
-    check(findings, "node to node", "ok", "(tcp and tls)")
+    check(findings, "node to node", "ok")
     check(findings, "here to nodes", "ok")
     check(findings, "clocks", "ok")
     check(findings, "launcher and MPI", "ok", "mpirun", "3 ranks of", "met")

@@ -73,8 +73,8 @@ def test_hint_with_read_only_home(
 
 
 def run(*words: str) -> str:
-    done = CliRunner().invoke(hpcgpu, ["site", *words], catch_exceptions=False, standalone_mode=False)
-    return done.output
+    wide = CliRunner(env={"COLUMNS": "200"})
+    return wide.invoke(hpcgpu, ["site", *words], catch_exceptions=False, standalone_mode=False).output
 
 
 def test_list_and_show() -> None:
