@@ -107,13 +107,14 @@ class WorkerMetrics(WorkerPlugin):
 
 def collect(dask_worker: Worker) -> WorkerFacts:
     """Collect a worker's facts, its binding as the kernel has it now; called in the worker."""
-    spec: WorkerSpec | None = getattr(dask_worker.plugins.get("hpcgpu"), "spec", None)
+    plugin: Any = dask_worker.plugins.get("hpcgpu")  # of deploy.processes
+    spec: WorkerSpec | None = getattr(plugin, "spec", None)
     name, node, memory = str(dask_worker.name), socket.gethostname(), read_memory(dask_worker)
     if spec is None:
         return read_facts(name, memory, _read_device(spec), node=node)
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
     now = replace(bind.read_binding(), env=env)
-    direct = {"spec": spec, "actual": now, "differences": differences(spec, now)}
+    direct = {"spec": spec, "actual": now, "differences": differences(spec, now), "node_copies": plugin.copy_obstacle()}
     return read_facts(name, planned(spec), memory, _read_device(spec), node=node, **direct)
 
 

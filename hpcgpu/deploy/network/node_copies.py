@@ -51,7 +51,8 @@ class ThisProcess:
     """The part of this process in copies within its node."""
 
     def __init__(self) -> None:
-        self.enabled = False  # it names itself
+        self.adopted = False  # its connections are of this kind
+        self.allowed = True  # node_copies
         # Returns memory for a frame; a worker sets its store's pool, whose pages have been used before.
         self.allocate: Callable[[int], np.ndarray] = functools.partial(np.empty, dtype=np.uint8)
         self.copied_bytes = 0  # from peers
@@ -59,7 +60,7 @@ class ThisProcess:
 
     def obstacle(self) -> str:
         """Return why large values come by the connection; "" if they are copied."""
-        reason = "" if self.enabled else "node_copies=False"
+        reason = "" if self.adopted and self.allowed else "node_copies=False"
         return reason or ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
 
 
@@ -147,7 +148,7 @@ class NodeTCP(tcp.TCP):
     def handshake_info(self) -> dict[str, Any]:
         """Name this process to the peer, in addition to distributed's terms."""
         info: dict[str, Any] = super().handshake_info()
-        return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.enabled else info
+        return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.allowed else info
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
         """Write a message; its large frames are lent as soon as the peer has granted it."""
@@ -306,6 +307,6 @@ class NodeTLS(NodeTCP, tcp.TLS):
 
 def adopt() -> None:
     """Use these connections for ``tcp://`` and ``tls://`` in this process from now on."""
-    this_process.enabled = True
+    this_process.adopted = True
     tcp.TCPConnector.comm_class = tcp.TCPListener.comm_class = NodeTCP
     tcp.TLSConnector.comm_class = tcp.TLSListener.comm_class = NodeTLS

@@ -108,7 +108,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     compat.spare_nvml(start.spec.gpu is None)  # distributed would show the first GPU's load as this worker's
     handshakes.limit()
     protocols.prepare(start.kwargs["scheduler_ip"])
-    this_process.enabled &= start.spec.node_copies
+    this_process.allowed = start.spec.node_copies
     if fork_server := psutil.Process().parent():
         peer_memory.allow(
             fork_server.ppid()
