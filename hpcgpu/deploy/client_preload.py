@@ -3,5 +3,7 @@
 import os
 
 from hpcgpu.deploy.network import protocols
+from hpcgpu.host import peer_memory
 
+peer_memory.allow(os.getppid())  # of the script: the leader, from which the workers of its node descend
 protocols.prepare(os.environ["DASK_SCHEDULER_ADDRESS"])

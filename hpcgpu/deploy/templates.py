@@ -7,8 +7,6 @@ from pathlib import Path
 from hpcgpu.deploy import sites
 from hpcgpu.errors import ConfigError
 
-_SUFFIXES = (".sbatch", ".sh")
-
 
 def folder() -> Path:
     """Return the folder of the templates and of the programs that they start."""
@@ -18,7 +16,7 @@ def folder() -> Path:
 def names() -> list[str]:
     """Return the names of all templates: Slurm, PBS, none; the shortest template of each first."""
     systems = ("slurm", "pbs", "mpirun")
-    files = [p.name for p in folder().iterdir() if p.suffix in _SUFFIXES]
+    files = [p.name for p in folder().iterdir() if p.suffix in (".sbatch", ".sh")]
     return sorted(files, key=lambda name: (systems.index(name.partition(".")[0].partition("-")[0]), "-" in name, name))
 
 

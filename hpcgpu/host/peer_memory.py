@@ -11,26 +11,25 @@ import errno
 import functools
 import os
 import secrets
+import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_PR_SET_PTRACER = 0x59616D61
 _NONCE_BYTES = 32
-ELSEWHERE = "another host, or another pid namespace"
+_SPAN = struct.Struct("=QQ")  # the kernel's iovec
+_MOST_SPANS = 512  # of one call, both ends of each (UIO_MAXIOV)
+ELSEWHERE, ENDED = "another host, or another pid namespace", "the process has ended"
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-
-
-class _Iovec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
 @functools.cache
 def _readv() -> Any:
-    call, vector = ctypes.CDLL(None, use_errno=True).process_vm_readv, ctypes.POINTER(_Iovec)
+    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
     call.restype = ctypes.c_ssize_t
-    call.argtypes = [ctypes.c_int, vector, ctypes.c_ulong, vector, ctypes.c_ulong, ctypes.c_ulong]
+    vector = (ctypes.c_void_p, ctypes.c_ulong)
+    call.argtypes = [ctypes.c_int, *vector, *vector, ctypes.c_ulong]
     return call
 
 
@@ -40,22 +39,23 @@ def read(pid: int, address: int, out: memoryview) -> None:
     start = ctypes.addressof(ctypes.c_char.from_buffer(out))
     while done < out.nbytes:  # the kernel copies at most 2 GiB at once
         left = out.nbytes - done
-        copied = call(pid, _Iovec(start + done, left), 1, _Iovec(address + done, left), 1, 0)
+        copied = call(pid, _SPAN.pack(start + done, left), 1, _SPAN.pack(address + done, left), 1, 0)
         if copied <= 0:
             code = ctypes.get_errno() if copied else errno.EFAULT
             raise OSError(code, os.strerror(code), f"address {address + done:#x} of process {pid}")
         done += copied
 
 
-def is_readable(address: int, nbytes: int) -> bool:
-    """Return whether other processes can read memory of this one."""
+def are_readable(spans: Sequence[tuple[int, int]]) -> bool:
+    """Return whether other processes can read all spans (address and size) of this process's memory."""
     # Pages of a driver (VM_PFNMAP), and of a file that was cut off, fail for each reader, so also for this process.
-    byte = memoryview(bytearray(1))
-    try:
-        read(os.getpid(), address, byte)
-        read(os.getpid(), address + nbytes - 1, byte)
-    except OSError:
-        return False
+    into = (ctypes.c_char * (2 * _MOST_SPANS))()
+    for i in range(0, len(spans), _MOST_SPANS):
+        part = spans[i : i + _MOST_SPANS]
+        ends = [word for address, nbytes in part for word in (address, 1, address + nbytes - 1, 1)]
+        local, remote = _SPAN.pack(ctypes.addressof(into), 2 * len(part)), struct.pack(f"={len(ends)}Q", *ends)
+        if _readv()(os.getpid(), local, 1, remote, 2 * len(part), 0) != 2 * len(part):
+            return False
     return True
 
 
@@ -79,10 +79,11 @@ class Identity(NamedTuple):
         if not isinstance(value, Mapping):
             return None
         host, pid, address, nonce = (value.get(name) for name in cls._fields)
-        valid = isinstance(host, str) and isinstance(nonce, bytes) and len(nonce) == _NONCE_BYTES
-        if not (valid and _is_number(pid, 2**31) and _is_number(address, 2**63)):
+        if not (isinstance(host, str) and isinstance(nonce, bytes) and len(nonce) == _NONCE_BYTES):
             return None
-        return cls(host, pid, address, nonce)  # type: ignore[arg-type] # _is_number has checked it
+        if not (type(pid) is type(address) is int and 0 < pid < 2**31 and 0 < address < 2**63):
+            return None
+        return cls(host, pid, address, nonce)
 
     def refusal(self) -> str:
         """Return why this process cannot read the memory of that one; "" if it can."""
@@ -91,24 +92,21 @@ class Identity(NamedTuple):
         nonce = bytearray(_NONCE_BYTES)
         try:
             read(self.pid, self.address, memoryview(nonce))
+        except ProcessLookupError:
+            return ENDED
         except OSError as e:
             rule = f"kernel.yama.ptrace_scope={_yama()}" if _yama() else "another user, or a container's rules"
             return f"process_vm_readv: {e.strerror}{f' ({rule})' if e.errno == errno.EPERM else ''}"
-        return "" if nonce == self.nonce else "another process has its pid"
+        return "" if nonce == self.nonce else ENDED  # another process has its pid
 
 
 def obstacle() -> str:
     """Return why this process can read no other one's memory, as far as that is known without a peer; "" if it can."""
-    word = ctypes.c_uint64()
     try:
-        read(os.getpid(), ctypes.addressof(word), memoryview(bytearray(8)))  # seccomp forbids this, too
+        read(os.getpid(), ctypes.addressof(_nonce()), memoryview(bytearray(1)))  # seccomp forbids this, too
     except OSError as e:
         return f"process_vm_readv: {e.strerror}"
     return f"kernel.yama.ptrace_scope={_yama()}" if _yama() > 1 else ""
-
-
-def _is_number(value: object, limit: int) -> bool:
-    return type(value) is int and 0 < value < limit
 
 
 def _yama() -> int:
@@ -129,7 +127,7 @@ def _host() -> str:
 def allow(pid: int) -> None:
     """Let a process and its descendants read this process's memory where Yama forbids it (ptrace_scope 1)."""
     if _YAMA.exists():
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(0x59616D61, pid, 0, 0, 0)  # PR_SET_PTRACER
 
 
 class Proofs:

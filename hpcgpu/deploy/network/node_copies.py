@@ -36,13 +36,11 @@ KEY = "hpcgpu-memory"  # in the handshake
 THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
 SMALL_BYTES = 2048  # a smaller frame of a larger message is not lent
 LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about 0.1 ms; a thread costs as much
-_WRITE_BYTES = 1 << 30
+_MOST_BYTES = 1 << 30  # of a head, and of one write
 _LAST_COPIES_S = 30.0  # as long as distributed's connection outlives a silent peer
 _PLAIN, _GRANT, _RETURN, _OWN = range(4)
 _WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct("=QQ")
 _VALUE = (1 << 56) - 1
-_UNSPLIT_BYTES = 1 << 62
-_MOST_HEAD_BYTES = 1 << 30
 
 _proofs = peer_memory.Proofs()
 
@@ -56,21 +54,24 @@ class ThisProcess:
         # Returns memory for a frame; a worker sets its store's pool, whose pages have been used before.
         self.allocate: Callable[[int], np.ndarray] = functools.partial(np.empty, dtype=np.uint8)
         self.copied_bytes = 0  # from peers
-        self.refusals: set[str] = set()  # why it cannot read the memory of peers on its node
+        self.refusals: set[str] = set()  # rules by which it cannot read the memory of peers on its node
 
     def obstacle(self) -> str:
         """Return why large values come by the connection; "" if they are copied."""
-        reason = "" if self.adopted and self.allowed else "node_copies=False"
-        return reason or ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
+        if not (self.adopted and self.allowed):
+            return "node_copies=False" if self.adopted else "the protocol is neither tls nor tcp"
+        return "" if self.copied_bytes else ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
 
 
 this_process = ThisProcess()
 
 
-def _address(frame: memoryview) -> int:
-    """Return the address of a frame to lend; 0 for one that is small, or that other processes cannot read."""
-    address = int(np.frombuffer(frame, np.uint8).ctypes.data) if frame.nbytes >= SMALL_BYTES else 0
-    return address if address and peer_memory.is_readable(address, frame.nbytes) else 0
+def _spans(frames: list[memoryview]) -> list[tuple[int, int]]:
+    """Return address and size of each frame; the address is 0 if it is small, or other processes cannot read it."""
+    spans = [(np.frombuffer(f, np.uint8).ctypes.data if f.nbytes >= SMALL_BYTES else 0, f.nbytes) for f in frames]
+    if peer_memory.are_readable([span for span in spans if span[0]]):  # in few calls
+        return spans
+    return [span if span[0] and peer_memory.are_readable([span]) else (0, span[1]) for span in spans]
 
 
 def _word(kind: int, value: int = 0) -> bytes:
@@ -112,7 +113,7 @@ class _Lender:
         if sum(f.nbytes for f in frames) < THRESHOLD_BYTES:
             return None
         self.proof = self.proof or _proofs.begin()
-        items = [(_address(f), f.nbytes) for f in frames]
+        items = _spans(frames)
         return items if self.proof and any(address for address, _ in items) else None
 
     def returned(self) -> None:
@@ -159,7 +160,7 @@ class NodeTCP(tcp.TCP):
         if not self._lender.granted:
             return int(await super().write(msg, serializers=serializers, on_error=on_error))
         info = {"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options}
-        options = {"serializers": serializers, "on_error": on_error, "frame_split_size": _UNSPLIT_BYTES}
+        options = {"serializers": serializers, "on_error": on_error, "frame_split_size": 1 << 62}  # none is split
         frames = await to_frames(msg, allow_offload=self.allow_offload, context=info, **options)
         with self._ending_by_errors():
             return self._send(stream, [ensure_memoryview(f) for f in frames])
@@ -173,11 +174,11 @@ class NodeTCP(tcp.TCP):
         if peer is None or KEY not in self.local_info:
             return
         if refusal := peer.refusal():
-            this_process.refusals |= {refusal} - {peer_memory.ELSEWHERE}
-            return
-        lender.peer = peer.pid
-        with self._ending_by_errors():
-            stream.write(_word(_GRANT))
+            this_process.refusals |= {refusal} - {peer_memory.ELSEWHERE, peer_memory.ENDED}
+        else:
+            lender.peer = peer.pid
+            with self._ending_by_errors():
+                stream.write(_word(_GRANT))
 
     def _send(self, stream: IOStream, frames: list[memoryview]) -> int:
         """Enqueue a message as a whole: no other one comes between."""
@@ -192,8 +193,8 @@ class NodeTCP(tcp.TCP):
         head = b"".join((*table, *(f for f in inline if f.nbytes < limit)))
         stream.write(_word(_OWN, len(head)) + head)
         for part in (f for f in inline if f.nbytes >= limit):
-            for start in range(0, part.nbytes, _WRITE_BYTES):
-                stream.write(part[start : start + _WRITE_BYTES])
+            for start in range(0, part.nbytes, _MOST_BYTES):
+                stream.write(part[start : start + _MOST_BYTES])
         return sum(f.nbytes for f in frames)
 
     async def read(self, deserializers: Any = None) -> Any:
@@ -227,7 +228,7 @@ class NodeTCP(tcp.TCP):
         if kind == _PLAIN:
             frames, sizes = unpack_frames(await tcp.read_bytes_rw(stream, value), partial=True)
             return [*frames, *[await tcp.read_bytes_rw(stream, nbytes) for nbytes in sizes]]
-        if kind == _OWN and lender.peer and _HEAD.size <= value <= _MOST_HEAD_BYTES:
+        if kind == _OWN and lender.peer and _HEAD.size <= value <= _MOST_BYTES:
             return await self._take(stream, await tcp.read_bytes_rw(stream, value), lender.peer)
         if kind == _GRANT and KEY in self.local_info:
             lender.granted = True

@@ -28,7 +28,7 @@ from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
 from hpcgpu.deploy.processes.task_progress import TaskProgress
 from hpcgpu.errors import JobError, cause_of
-from hpcgpu.host import log, process
+from hpcgpu.host import log, peer_memory, process
 from hpcgpu.supervise.failure_log import reason_of
 
 # Shorter than rank 0 waits: the log shows where the process hangs.
@@ -67,6 +67,7 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     compat.spare_nvml()
     handshakes.limit()
     protocols.prepare(f"{spec.protocol}:")
+    peer_memory.allow(spec.rank_pid)  # the leader, from which the workers of its node descend
     faulthandler.dump_traceback_later(_HANGS_S, file=2)
     return asyncio.run(_serve(spec, control))
 
