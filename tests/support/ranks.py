@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from waiting import STEADY
 
 BIN = Path(sys.executable).parent
 MPIRUN = (str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none")
@@ -22,7 +23,7 @@ def environment(**more: str) -> dict[str, str]:
     """The environment without what other tests or an outer job may have left in it."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HPCGPU_", "DASK_", "OMPI_", "PMI", "SLURM_"))}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {**clean, **root, **more}
+    return {**clean, **STEADY, **root, **more}
 
 
 def in_process(*words: str, stdin: str = "", cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -56,8 +56,7 @@ def test_a_dead_worker_is_back_and_the_clients_calls_work(tmp_path: Path) -> Non
     code = """
         import queue
         c, news = Client(), queue.Queue()
-        # c.scheduler_info() may have none: the client renews it every 2 s without workers (distributed 2026.8.0)
-        workers = lambda: c.sync(c.scheduler.identity, n_workers=-1)["workers"]
+        workers = lambda: c.scheduler_info()["workers"]
         c.subscribe_topic("all", lambda event: news.put(event[1]["action"]))
         c.submit(sum, []).result()  # then the scheduler knows that
         pids = c.run(os.getpid)
