@@ -14,26 +14,29 @@ from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu
 
 
-def main(folder: Path) -> int:
-    """Return the number of commands without a page."""
+def main(folder: Path) -> str | None:
+    """Return what is wrong, if anything: commands without a page."""
     pages = folder / "man1"
     pages.mkdir(parents=True, exist_ok=True)
     write_man_pages("hpcgpu", hpcgpu, version=__version__, target_dir=str(pages))
-    missing = 0
+    missing = []
     for name, command in _all("hpcgpu", hpcgpu):
         page = pages / f"{name}.1"
-        missing += not page.is_file()
-        if isinstance(command, (Command, Group)) and page.is_file():
+        if not page.is_file():
+            missing.append(name)
+        elif isinstance(command, (Command, Group)):
             lines = "\n".join(
                 line.replace("\\", "\\\\").replace("-", "\\-") for line in example_lines(command.examples)
             )
             page.write_text(f"{page.read_text()}.SH EXAMPLES\n.nf\n{lines}\n.fi\n")
     print(f"{len(list(pages.glob('*.1')))} manual pages in {pages}")
-    return missing
+    return f"no manual page for {', '.join(missing)}" if missing else None
 
 
 def _all(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """Yield a command and those below it, each with the name of its page."""
+    """Yield a command and those below it that are not hidden, as click_man has it, each with the name of its page."""
+    if command.hidden:
+        return
     yield name, command
     if isinstance(command, click.Group):
         for below, each in command.commands.items():
