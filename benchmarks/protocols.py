@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import _figures
 import numpy as np
 import psutil
 from distributed import Client, LocalCluster, Security, wait
@@ -132,14 +131,7 @@ def main() -> None:
                 values.setdefault(figure, {}).setdefault(who, []).append(value)
     for (case, name, unit), by_who in values.items():
         for who, found in by_who.items():
-            row = {
-                "case": case,
-                "who": who,
-                "measure": name,
-                "value": round(statistics.median(found), 4),
-                "unit": unit,
-            }
-            print(json.dumps({"bench": "protocols", **row, "runs": len(found)}), flush=True)
+            _figures.report("protocols", case, who, name, found, unit)
 
 
 if __name__ == "__main__":
