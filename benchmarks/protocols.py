@@ -86,7 +86,8 @@ def measure(options: dict[str, Any], environ: dict[str, str]) -> Figures:
         first, second = sorted(client.nthreads())
         for place, make in (("host", make_host), ("device", make_device)):
             for nbytes, count in SIZES.items():
-                case = f"{count} arrays of {nbytes >> 10} KiB, {place}"
+                size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes >> 10} KiB"
+                case = f"{count} arrays of {size}, {place}"
                 if place == "device" and "peer" in options:
                     continue
                 for _ in range(2):  # the second time counts: memory that no process had for a while is slow

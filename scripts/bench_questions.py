@@ -160,6 +160,7 @@ WAYS = {
     "LocalCluster, tls": "LocalCluster, tls",
     "LocalCluster, tcp": "LocalCluster, tcp",
 }
+UCX_BESIDE = ("tcp", "tls", "ucx", "ucx, polling")
 
 
 def bytes_between_workers(f: Figures) -> Question:
@@ -167,7 +168,6 @@ def bytes_between_workers(f: Figures) -> Question:
     cases: dict[str, str] = {}
     for row in f.select("protocols", "gib_per_s", lambda r: r["case"].endswith(", host") and r["who"] in WAYS):
         cases[row["case"]] = row["case"].partition("arrays of ")[2].removesuffix(", host")
-    cases = {case: label.replace("1024 KiB", "1 MiB").replace("65536 KiB", "64 MiB") for case, label in cases.items()}
     largest = list(cases)[-1]
     speed = {who: f.get("protocols", largest, "gib_per_s", who) for who in WAYS}
     cpu = {who: f.get("protocols", largest, "cpu_s_per_gib", who) for who in WAYS}
@@ -176,15 +176,14 @@ def bytes_between_workers(f: Figures) -> Question:
         figure = by_who[who]
         return short(figure.value if figure else None)
 
-    old = ("tcp", "tls", "ucx", "ucx, polling")
-    names = (
-        old
-        if f.get("protocols", "1000 tasks that do nothing", "cpu_ms_per_task", "tcp")
-        else [f"hpcgpu, {w}" for w in old]
-    )
-    ucx = {"8 arrays of 64 MiB, host": "gib_per_s", "1000 tasks that do nothing": "cpu_ms_per_task"}
-    day = f.select("protocols", "cpu_ms_per_task", lambda row: row["who"] == names[0])[-1]["measured"][:10]
-    rest = "leader, scheduler and 2 workers at rest"
+    # Before there were copies within a node, the rows had no "hpcgpu".
+    rest = f.select("protocols", "cores", lambda row: row["who"].removeprefix("hpcgpu, ") in UCX_BESIDE)
+    before = ", without copies within the node" if rest[0]["who"] in UCX_BESIDE else ""
+    beside = {
+        "gib_per_s": ("GiB/s, arrays of 64 MiB", "8 arrays of 64 MiB, host"),
+        "cpu_ms_per_task": ("CPU ms per task that does nothing", "1000 tasks that do nothing"),
+        "cores": ("cores in use at rest", rest[0]["case"]),
+    }
     return Question(
         "bytes",
         "How fast do bytes move between workers of a node?",
@@ -204,15 +203,11 @@ def bytes_between_workers(f: Figures) -> Question:
         f"{say(speed, 'LocalCluster, tls')}. CPU seconds per GiB fall from {say(cpu, 'LocalCluster, tls')} to "
         f"{say(cpu, 'hpcgpu, tls')}.",
         [
-            (f"without copies within the node, {day}", *old),
+            (f"{rest[0]['measured'][:10]}{before}", *(row["who"] for row in rest)),
             *(
-                (
-                    {"gib_per_s": "GiB/s, arrays of 64 MiB", "cpu_ms_per_task": "CPU ms per task that does nothing"}[m],
-                    *(short(f.value("protocols", case, m, who)) for who in names),
-                )
-                for case, m in ucx.items()
+                (text, *(short(f.value("protocols", case, measure, row["who"])) for row in rest))
+                for measure, (text, case) in beside.items()
             ),
-            ("cores in use at rest", *(short(f.value("protocols", rest, "cores", who)) for who in names)),
         ],
     )
 
