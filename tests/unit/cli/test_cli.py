@@ -51,12 +51,6 @@ def test_bad_options(script: str, words: list[str], said: str) -> None:
     assert done.stdout == ""
 
 
-def test_a_variable_is_named_when_it_is_wrong(script: str) -> None:
-    done = in_process("run", script, HPCGPU_NODES="many")
-    assert "'many' is not a count" in done.stderr
-    assert "set by HPCGPU_NODES" in done.stderr
-
-
 # Where a node's scratch lies is known on the node: a rank says it.
 @pytest.mark.parametrize(
     ("words", "code"),
@@ -71,17 +65,14 @@ def test_a_home_that_nobody_has(words: str, code: int, script: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "plan"])
-def test_a_script_that_is_not_there(command: str, tmp_path: Path) -> None:
-    done = in_process(command, "nope.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no script 'nope.py'" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["run", "launch"])
-def test_no_script_names_the_command_that_was_typed(command: str) -> None:
-    done = in_process(command, "--gpus", "sim:2")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"hpcgpu: the script is missing: hpcgpu {command} [options] script.py [arguments]\n"
+def test_missing_script_is_an_error_that_names_it_or_the_command(command: str, tmp_path: Path) -> None:
+    wrong = in_process(command, "nope.py", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "there is no script 'nope.py'" in wrong.stderr
+    if command != "plan":
+        missing = in_process(command, "--gpus", "sim:2")
+        usage = f"hpcgpu: the script is missing: hpcgpu {command} [options] script.py [arguments]\n"
+        assert (missing.returncode, missing.stdout, missing.stderr) == (2, "", usage)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +93,10 @@ def test_an_option_that_would_do_nothing_is_a_usage_error(script: str, words: li
     assert said in done.stderr
 
 
-def test_job_setting_in_the_environment_disturbs_no_run(script: str) -> None:
+def test_settings_of_the_environment_are_named_when_wrong_and_disturb_no_run(script: str) -> None:
+    wrong = in_process("run", script, HPCGPU_NODES="many").stderr
+    assert "'many' is not a count" in wrong
+    assert "set by HPCGPU_NODES" in wrong
     done = hpcgpu("run", "--python", "/none/python", script, HPCGPU_QUEUE="gpu", HPCGPU_NODES="3")
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
 
@@ -115,14 +109,11 @@ def test_launch_without_an_allocation_says_what_to_type(script: str) -> None:
 
 
 @pytest.mark.parametrize("written", ['{"id": 1}', "[1]", "half of a fi", ""])
-def test_a_scheduler_file_without_an_address_is_named(tmp_path: Path, written: str) -> None:
+def test_a_wrong_scheduler_file_or_address_is_named(tmp_path: Path, written: str) -> None:
     (tmp_path / "s.json").write_text(written)
     done = in_process("worker", "--gpus", "sim:1", "--scheduler-file", str(tmp_path / "s.json"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"hpcgpu: --scheduler-file {tmp_path}/s.json has no address of a scheduler")
-
-
-def test_an_address_that_is_none_is_refused() -> None:
     done = in_process("worker", "--gpus", "sim:1", "http://there:80")
     assert (done.returncode, done.stdout) == (2, "")
     assert "'http://there:80' is no address of a scheduler; allowed: tcp, tls" in done.stderr

@@ -80,15 +80,13 @@ def test_what_slurm_cannot_say_now_is_no_failure(slurm: Path) -> None:
     assert "Unable to contact slurm controller" in request["seen"]
 
 
-def test_pbs_cannot_be_asked(slurm: Path) -> None:
-    request = findings("--batch", "pbs", "--gpus-per-node", "4")["job request"]
-    assert request["verdict"] == "not looked at"
-    assert "--submit" in request["seen"]
-
-
 @pytest.mark.parametrize(
     ("queue", "verdict", "words"),
-    [("workq", "not looked at", "its queue workq takes jobs"), ("none", "failed", "open queues: workq, debug")],
+    [
+        ("", "not looked at", "--submit"),
+        ("workq", "not looked at", "its queue workq takes jobs"),
+        ("none", "failed", "open queues: workq, debug"),
+    ],
 )
 def test_pbs_is_asked_about_the_queue(slurm: Path, queue: str, verdict: str, words: str) -> None:
     program = slurm / "qstat"
@@ -96,7 +94,8 @@ def test_pbs_is_asked_about_the_queue(slurm: Path, queue: str, verdict: str, wor
     answer_ = json.dumps({"Queue": {**queues, "closed": {"enabled": "False"}}})
     program.write_text(f"#!/bin/sh\n[ $1 = -Q ] || exit 1\necho '{answer_}'\n")
     program.chmod(0o755)
-    request = findings("--batch", "pbs", "--gpus-per-node", "4", "--queue", queue)["job request"]
+    more = ("--queue", queue) if queue else ()
+    request = findings("--batch", "pbs", "--gpus-per-node", "4", *more)["job request"]
     assert request["verdict"] == verdict
     assert words in request["seen"]
 
