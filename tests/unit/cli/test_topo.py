@@ -143,7 +143,7 @@ def test_nodes_that_differ(tmp_path: Path) -> None:
     assert text.count("\n") == 4
 
 
-def test_a_file_may_come_from_stdin_or_nccl() -> None:
+def test_a_file_may_come_from_stdin() -> None:
     machine = json.loads(said("--from", str(TOPOLOGIES / "aws-p4de-24xl-topo.xml"), "--json"))
     assert [w["gpu"]["numa_node"] for w in machine["workers"]] == [0] * 4 + [1] * 4
     text = Path(TURIN).read_text()

@@ -97,7 +97,7 @@ def test_cores_that_are_not_granted_have_no_colour_and_no_number() -> None:
     assert "core of no worker" not in render_svg(topology, planned(topology))
 
 
-def test_a_shared_core_has_a_tag_and_a_shared_gpu_a_part_for_each_worker() -> None:
+def test_shared_cores_and_gpus_show_each_worker() -> None:
     topology = machine("coral-lassen")
     one = planned(topology)[0]
     gpu = groups(render_svg(topology, [one, one]), "gpu")[0]
