@@ -22,7 +22,7 @@ def classes(folder: str) -> int:
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
     "lines of hpcgpu": (lambda: lines(PACKAGE), 37_753),
-    "lines of tests": (lambda: lines(TESTS), 38_399),
+    "lines of tests": (lambda: lines(TESTS), 38_398),
     "modules of hpcgpu": (lambda: len(MODULES), 277),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 97),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 28),
