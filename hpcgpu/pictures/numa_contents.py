@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.binding.ports import DISTANCE_WORDS, Ports
+from hpcgpu.plan.binding.ports import UNKNOWN, Ports
 from hpcgpu.report.binding import MAKERS, port_name
 from hpcgpu.units import counted, format_bytes
-
-_PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "AMD ", "Instinct ", "Intel(R) ", "Data Center GPU ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,21 @@ class Node:
         """Return the workers that use this port."""
         used = (nic.name, nic.port)
         return tuple(i for i, b in enumerate(self.bindings) if used in [(n.name, n.port) for n in b.nics])
+
+    def by_distance(self, nic: Nic) -> dict[int, list[int]]:
+        """Return the workers that use this port by its distance from their GPU, the nearest first."""
+        ports, out = Ports(self.topology), defaultdict[int, list[int]](list)
+        for worker in self.of_port(nic):
+            gpus = self.bindings[worker].gpus
+            out[ports.distance(gpus[0], nic).kind if gpus else UNKNOWN].append(worker)
+        return dict(sorted(out.items()))
+
+    @property
+    def title(self) -> str:
+        """The machine's name, or its GPUs."""
+        names = ", ".join(dict.fromkeys(map(gpu_name, self.gpus)))
+        parts = f"{counted(len(self.gpus), 'GPU')}: {names}" if self.gpus else counted(len(self.cores), "core")
+        return self.topology.name or f"Machine with {parts}"
 
     def contents_of(self, numa: int | None) -> NumaContents:
         """Return the parts of the NUMA node with this OS index; None: the parts without a known one."""
@@ -91,11 +105,9 @@ def _same_gpu(a: Gpu, b: Gpu) -> bool:
 
 
 def gpu_name(gpu: Gpu) -> str:
-    """Return the model without its maker's name, and the profile of a MIG slice."""
-    model = gpu.model
-    for prefix in _PREFIXES:
-        model = model.removeprefix(prefix)
-    return " ".join(filter(None, (model or MAKERS.get(gpu.vendor, gpu.vendor), f"MIG {gpu.mig}" if gpu.mig else "")))
+    """Return the model, or the maker, and the profile of a MIG slice."""
+    name = gpu.model or MAKERS.get(gpu.vendor, gpu.vendor)
+    return f"{name} MIG {gpu.mig}" if gpu.mig else name
 
 
 def gib(size_bytes: int) -> str:
@@ -119,11 +131,9 @@ def worker_cells(node: Node, worker: int) -> tuple[str, str, str, str, str]:
         port_name(n) + (f" ({binding.interface})" if binding.interface not in ("", n.name) else "")
         for n in binding.nics
     ]
-    if gpu and binding.nics:
-        ports.append(DISTANCE_WORDS[Ports(node.topology).distance(gpu, binding.nics[0]).kind])
     return (
         node.names[worker],
-        f"{gpu_name(gpu)}, {gpu.pci}" if gpu else "-",
+        f"GPU {next(i for i, g in enumerate(node.gpus) if _same_gpu(gpu, g))}, {gpu.pci}" if gpu else "-",
         f"{count}{shared}: PUs {binding.cpuset}",
         memory,
         ", ".join(ports) or "-",

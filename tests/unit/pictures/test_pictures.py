@@ -48,7 +48,7 @@ def test_every_core_gpu_port_and_memory_is_there_once(name: str) -> None:
     titles = [g.find(f"{SVG}title").text for g in groups(svg, "core")]
     drawn = sorted(str(CpuSet.parse(t.split(":")[0].split(" ")[1])) for t in titles)
     assert drawn == sorted(map(str, topology.cores))
-    shown = sorted(next(w for w in words(g)[1].split(" · ")) for g in groups(svg, "gpu"))
+    shown = sorted(next(w for w in " · ".join(words(g)).split(" · ") if ":" in w) for g in groups(svg, "gpu"))
     assert shown == sorted(g.pci for g in gpus_of(topology))
     ports = [n.name if n.name == n.interface else f"{n.name}:{n.port}" for n in topology.nics]
     assert sorted(words(g)[0] for g in groups(svg, "port")) == sorted(ports)
@@ -75,6 +75,10 @@ def test_picture_cores_and_gpu_have_the_workers_colour() -> None:
         (port,) = (g for g in mine if g.get("class") == "port")
         assert words(port)[0] == f"{binding.nics[0].name}:{binding.nics[0].port}"
         assert COLOURS[i] in [fill(g) for g in port.iter(f"{SVG}g") if g.get("class") == "tag"]
+    parts = [[g.get("class", ""), *words(g)] for g in groups(svg, "port")[-1].findall(f"{SVG}g")]
+    assert parts == [["distance 0"], ["tag", "3"], ["distance 4"], ["tag", "1"]]
+    assert words(groups(svg, "port")[-1])[3:5] == ["same switch", "across packages"]
+    assert words(groups(svg, "gpu")[0])[:3] == ["GPU 0", "NVIDIA H200", "0000:06:00.0 · 140 GiB"]
 
 
 def test_dead_ports_are_crossed_out_and_no_others() -> None:
@@ -141,7 +145,7 @@ def test_picture_places_simulated_gpus_and_names_slices() -> None:
     slices = tuple(Gpu("0004:04:00.0", f"MIG-{i}", "NVIDIA H200", numa_node=0, mig="1g.18gb") for i in range(2))
     svg = render_svg(replace(topology, gpus=slices), [Binding(topology.cores[0], (slices[1],))])
     drawn = groups(svg, "gpu")
-    assert [words(g)[0] for g in drawn] == ["GPU 0 · H200 MIG 1g.18gb", "GPU 1 · H200 MIG 1g.18gb"]
+    assert [words(g)[0] for g in drawn] == [f"GPU {i} · NVIDIA H200 MIG 1g.18gb" for i in (0, 1)]
     assert [g.get("data-workers") for g in drawn] == [None, "0"]
 
 
@@ -174,6 +178,10 @@ def test_a_node_without_workers_is_still_a_picture() -> None:
     with pytest.raises(ValueError, match="1 names for 4 bindings"):
         render_svg(machine("coral-lassen"), planned(machine("coral-lassen")), ["one"])
     svg = render_svg(machine("opa-hfi"), ())
+    assert "<title>Machine with 4 cores</title>" in svg
+    assert "<title>Machine with 4 GPUs: Intel(R) Data Center GPU Max 1550</title>" in render_svg(
+        machine("intel-4gpu"), ()
+    )
     assert "no worker is planned" in svg
     assert len(groups(svg, "core")) == 4
     assert not groups(svg, "row")
