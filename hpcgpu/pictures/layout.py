@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,15 +25,8 @@ _WAY = 24  # length of the line that shows a port's distance
 _SMALL, _PLAIN, _LARGE, _TITLE = 12, 13, 14, 22
 _LINE = 16  # from one line of plain text to the next
 _TAGS_ACROSS = 8  # in a core that workers share
-_KINDS = {
-    "infiniband": "InfiniBand",
-    "roce": "RoCE",
-    "slingshot": "Slingshot",
-    "opa": "Omni-Path",
-    "efa": "EFA",
-    "usnic": "usNIC",
-    "ethernet": "Ethernet",
-}
+_KINDS = {"infiniband": "InfiniBand", "roce": "RoCE", "slingshot": "Slingshot", "opa": "Omni-Path", "efa": "EFA"}
+_KINDS |= {"usnic": "usNIC", "ethernet": "Ethernet"}
 _MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "memory without cores"}
 
 
@@ -46,15 +39,8 @@ def machine(node: Node, y: float) -> tuple[Tile, ...]:
     beside = 2 if most == 1 and len(packages) > 1 else 1
     makers = [partial(_package, node, number, nodes, min(most, 4)) for number, nodes in packages.items()]
     out = in_rows(makers, MARGIN, y, WIDTH - 2 * MARGIN, beside)
-    lost = _parts(
-        node,
-        "unknown",
-        ("locality unknown", "", "the NUMA node of these is not known"),
-        node.contents_of(None),
-        MARGIN,
-        bottom(out, y - GAP) + GAP,
-        WIDTH - 2 * MARGIN,
-    )
+    header, below = ("locality unknown", "", "the NUMA node of these is not known"), bottom(out, y - GAP) + GAP
+    lost = _parts(node, "unknown", header, node.contents_of(None), MARGIN, below, WIDTH - 2 * MARGIN)
     return (*out, lost) if lost.inside else out
 
 
@@ -163,8 +149,7 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
         inside += tags(users, x + 7, end + 17, room)
         end = inside[-1].box.bottom + 4
     tooltip = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.format_workers(workers))))
-    box = Box(x, y, width, end + bool(inside) - y)
-    kind = "port" if workers or not node.bindings else "port idle"
+    kind, box = "port" if workers or not node.bindings else "port idle", Box(x, y, width, end + bool(inside) - y)
     return Tile(kind, box, tuple(texts), tuple(inside), tooltip=tooltip, crossed=not nic.active)
 
 
@@ -187,15 +172,10 @@ def lay_out(node: Node) -> Picture:
     """Lay out the picture of the node: title, machine, legend, notes."""
     topology = node.topology
     inner = WIDTH - 2 * MARGIN
-    counts = [
-        (len({n.package for n in topology.numa_nodes}), "package"),
-        (len(topology.numa_nodes), "NUMA node"),
-        (len(node.cores), "core"),
-        (len({pu for c in node.cores for pu in c}), "PU"),
-        (len(node.gpus), "GPU"),
-        (len(topology.nics), "network port"),
-    ]
-    summary = ", ".join(counted(n, noun) for n, noun in counts if n)
+    parts: list[Collection[object]] = [{n.package for n in topology.numa_nodes}, topology.numa_nodes, node.cores]
+    parts += [{pu for c in node.cores for pu in c}, node.gpus, topology.nics]
+    nouns = ("package", "NUMA node", "core", "PU", "GPU", "network port")
+    summary = ", ".join(counted(len(part), noun) for part, noun in zip(parts, nouns, strict=True) if part)
     source = f"; source: {topology.source}" if topology.source else ""
     texts = (
         Text(MARGIN, 40, fit(node.title, inner, _TITLE, bold=True), _TITLE, bold=True),

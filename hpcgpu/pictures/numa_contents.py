@@ -59,16 +59,13 @@ class Node:
     def contents_of(self, numa: int | None) -> NumaContents:
         """Return the parts of the NUMA node with this OS index; None: the parts without a known one."""
         homes = {n.os_index for n in self.topology.numa_nodes}
-        packages = {n.package for n in self.topology.numa_nodes}
+        others = {n.package for n in self.topology.numa_nodes} if numa is None else ()
+        memories = (m for m in self.topology.other_memory if m.package not in others)
         return NumaContents(
             tuple(c for c in self.cores if self.home(c) == numa),
             tuple(g for g in self.gpus if (g.numa_node if g.numa_node in homes else None) == numa),
             tuple(n for n in self.topology.nics if (n.numa_node if n.numa_node in homes else None) == numa),
-            tuple(
-                m
-                for m in self.topology.other_memory
-                if self.home(m.cpuset) == numa and (numa is not None or m.package not in packages)
-            ),
+            tuple(m for m in memories if self.home(m.cpuset) == numa),
         )
 
     def home(self, pus: CpuSet) -> int | None:
@@ -122,9 +119,8 @@ def worker_cells(node: Node, worker: int) -> tuple[str, str, str, str, str]:
     binding = node.bindings[worker]
     gpu = binding.gpus[0] if binding.gpus else None
     count = counted(sum(bool(core & binding.cpuset) for core in node.cores), "core")
-    where = (
-        f", node{'s' if len(binding.memory_nodes) > 1 else ''} {binding.memory_nodes}" if binding.memory_nodes else ""
-    )
+    nodes = binding.memory_nodes
+    where = f", node{'s' if len(nodes) > 1 else ''} {nodes}" if nodes else ""
     memory = "not bound" if binding.memory_policy == "none" else binding.memory_policy + where
     shared = ", shared" if binding.shared_cores else ""
     ports = [

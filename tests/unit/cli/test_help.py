@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import commands
@@ -149,9 +150,36 @@ def test_version_names_packages_that_workers_share() -> None:
         ("hpcgpu run --memory-policy pref", ["preferred-many"]),
         ("hpcgpu plan --site perl", ["perlmutter"]),
         ("hpcgpu template slurm-a", ["slurm-apptainer.sbatch", "slurm-array.sbatch"]),
+        ("hpcgpu site show perl", ["perlmutter"]),
+        ("hpcgpu site check site_c", ["file:site_c"]),
+        ("hpcgpu launch --gpus 4 my_s", ["file:my_s"]),
+        ("hpcgpu logs my", ["my-run"]),
     ],
 )
-def test_the_shell_completes(typed: str, offered: list[str]) -> None:
+def test_the_shell_completes(typed: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.deploy.jobs.run.Run.all", lambda _: [SimpleNamespace(name="my-run", jobs=["4711"])])
     *words, incomplete = typed.split()[1:]
     completions = BashComplete(hpcgpu, {}, "hpcgpu", "_HPCGPU_COMPLETE").get_completions(words, incomplete)
-    assert [completion.value for completion in completions] == offered
+    assert [f"{c.type}:{c.value}".removeprefix("plain:") for c in completions] == offered
+
+
+@pytest.mark.parametrize(
+    ("environ", "programs", "line"),
+    [
+        ({}, [], "hpcgpu run --gpus sim:4 my_script.py # on this machine"),
+        ({"NERSC_HOST": "perlmutter"}, ["sinfo"], "hpcgpu plan --site perlmutter --gpus 8 # look before you submit"),
+        ({}, ["pbsnodes"], "hpcgpu plan --batch pbs --nodes 2 --gpus-per-node 4 # look before you submit"),
+        ({"SLURM_JOB_ID": "7"}, ["sinfo"], "hpcgpu launch my_script.py # on all nodes of this job"),
+    ],
+)
+def test_hpcgpu_alone_on_a_terminal_shows_what_to_type(
+    environ: dict[str, str], programs: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in programs:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setattr("hpcgpu.cli.commands.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
+    done = CliRunner(env={"PATH": str(tmp_path), **environ}).invoke(hpcgpu, catch_exceptions=False)
+    lines = [" ".join(shown.split()) for shown in done.output.splitlines()]
+    assert line in lines
+    for shown in lines[2:-2]:
+        commands.check(shown)
