@@ -92,17 +92,10 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
 @json_option("the bindings")
 def config(scheduler: str | None, scheduler_file: str | None, as_json: bool, **tls: str | None) -> None:
     """Show how the workers of hpcgpu at SCHEDULER are bound, read back from the kernel: GPU, cores, memory, ports."""
-    from distributed import Client, Security
-
-    from hpcgpu.deploy.workers import bindings
+    from hpcgpu.deploy.workers import bindings_at
 
     files = {name.replace("worker", "client"): file for name, file in tls.items() if file}
-    address, security = _address(scheduler, scheduler_file), Security(**files) if files else None
-    try:
-        with Client(address, security=security) as client:
-            table = bindings(client).table
-    except OSError as e:
-        raise ConfigError(f"no scheduler answers at {address}: {e}; give its address, and --tls-... for tls") from e
+    table = bindings_at(_address(scheduler, scheduler_file), files).table
     show(table, table.to_json() if as_json else None)
 
 
