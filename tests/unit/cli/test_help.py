@@ -82,7 +82,7 @@ def test_help_shows_headings_completion_and_optional_scripts(monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "80")
     text = said("--help")
     assert '\n  eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"\n' in text
-    headings = ["Begin:", "Run a script on GPUs:", "Clusters that are there:", "Facts:"]
+    headings = ["Try it without a GPU:", "On a cluster:", "In a job, or on one machine:", "Running clusters:", "Facts:"]
     assert sorted(headings, key=text.index) == headings
     assert "\nCommands:" not in text, "a command is below no heading"
     script = "SCRIPT [ARGUMENTS]..."
