@@ -13,7 +13,7 @@ from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
     from hpcgpu.model import Allocation, Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
-    from hpcgpu.model.bootstrap import BootstrapSettings
+    from hpcgpu.model.allocation import BootstrapSettings
     from hpcgpu.plan.binding.layout import RankRecord
 
 Records = Sequence[Mapping[str, Any]]
@@ -29,7 +29,7 @@ class NodePlan(NamedTuple):
 def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the resources that this rank may use, for its record in the rendezvous."""
     if bootstrap.gpus is not None:
-        from hpcgpu.model.simulated import parse_simulated
+        from hpcgpu.model.topology import parse_simulated
 
         count, devices, trouble = parse_simulated(bootstrap.gpus).per_node, "", ""
     else:

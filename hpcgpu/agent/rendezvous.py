@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcgpu.model import RankFacts
-    from hpcgpu.model.bootstrap import BootstrapSettings
+    from hpcgpu.model.allocation import BootstrapSettings
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
 _RECORD_BYTES = 8192

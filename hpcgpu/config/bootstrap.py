@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.bootstrap import OWN, WRITTEN, BootstrapSettings
+from hpcgpu.model.allocation import OWN, WRITTEN, BootstrapSettings
 
 
 def read_bootstrap_settings(text: str) -> BootstrapSettings:

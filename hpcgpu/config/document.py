@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcgpu.config.values import read_value
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.bootstrap import WRITTEN
+from hpcgpu.model.allocation import WRITTEN
 from hpcgpu.model.document import VERSION, RunDocument
 from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import Settings, options

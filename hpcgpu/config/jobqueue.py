@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from hpcgpu.config.migration import HINTS
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.plain import plain_number
+from hpcgpu.model.limit import plain_number
 
 # Our options and dask-jobqueue's keys, the newer key before the older ones that it replaces.
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(

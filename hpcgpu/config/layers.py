@@ -17,7 +17,7 @@ from hpcgpu.config.validation import check_settings
 from hpcgpu.config.values import nearest, option_of, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, options, user_name
-from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.model.topology import parse_simulated
 
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site  # 20 dataclasses: 10 CPU ms, which each command and rank would pay

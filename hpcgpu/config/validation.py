@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings
-from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.model.topology import parse_simulated
 
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site

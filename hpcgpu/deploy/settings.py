@@ -21,8 +21,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.host.private import expanded
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings
-from hpcgpu.model.limit import read_disk_limit, read_part
-from hpcgpu.model.plain import read_option
+from hpcgpu.model.limit import read_disk_limit, read_option, read_part
 from hpcgpu.model.settings import CUDF, RMM
 
 if TYPE_CHECKING:

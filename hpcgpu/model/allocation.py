@@ -1,7 +1,7 @@
-"""A rank's facts from its environment, before MPI starts: its job and its rank.
+"""The facts of a run that each rank reads or makes before the rendezvous: its job, its settings, the run's layout.
 
-Named tuples, as in the layout: each rank makes them. Importing dataclasses takes 15 CPU ms (Python 3.11: it imports
-inspect), and each dataclass another one.
+They are named tuples: importing dataclasses takes 15 CPU ms (Python 3.11: it imports inspect), and each dataclass
+another one.
 """
 
 from __future__ import annotations
@@ -60,3 +60,81 @@ class Allocation(NamedTuple):
     gpus_per_node: int | None = None
     memory: HostMemory | None = None  # of this node, granted by the batch system; None: all of it, or unknown
     rank: RankFacts = RankFacts()
+
+
+class NodeLayout(NamedTuple):
+    """Ranks and workers of one node."""
+
+    node: int
+    ranks: tuple[int, ...]  # global, ascending; the first is the leader
+    # For each rank the positions of its workers in the node's plan, GPU by GPU; empty for idle ranks, and for the
+    # scheduler's rank if other ranks are beside it.
+    workers: tuple[tuple[int, ...], ...]
+    cpu_workers: int = 0  # workers without a GPU, at the end of the plan
+
+    @property
+    def leader(self) -> int:
+        """The rank that owns the node's processes."""
+        return self.ranks[0]
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers of all its ranks."""
+        return sum(map(len, self.workers))
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Ranks without a worker, except rank 0 (the scheduler)."""
+        return tuple(r for r, w in zip(self.ranks, self.workers, strict=True) if not w and r != 0)
+
+
+class Layout(NamedTuple):
+    """The nodes of the run; rank 0 is the scheduler."""
+
+    nodes: tuple[NodeLayout, ...]
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers of all nodes."""
+        return sum(n.worker_count for n in self.nodes)
+
+    def node_of(self, rank: int) -> NodeLayout:
+        """Return the node on which ``rank`` runs."""
+        return next(n for n in self.nodes if rank in n.ranks)
+
+
+class World(NamedTuple):
+    """The number of ranks and nodes."""
+
+    nodes: int = 1
+    per_node: int = 1  # ranks on each node
+    extra: bool = True  # one more rank on the first node, for the scheduler
+    hosts: tuple[str, ...] = ()  # names of the nodes; empty: the launcher knows them
+    variables: tuple[str, ...] = ()  # names to forward to ranks on other nodes; empty: the launcher forwards them
+    as_root: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of all ranks."""
+        return self.nodes * self.per_node + self.extra
+
+
+class BootstrapSettings(NamedTuple):
+    """How the ranks meet, and the settings that the layout needs, under their names in Settings."""
+
+    workers_per_gpu: int
+    cpu_workers: int
+    rendezvous: str
+    death_timeout_s: float
+    shape: str
+    folder: str
+    launch: str
+    exit_file: str
+    gpus: str | None = None
+    gpus_per_node: int | None = None
+
+
+# Fields of the run document; the others are settings.
+OWN = frozenset({"shape", "folder", "launch", "exit_file"})
+# Settings that each document has, even with default values, unless they are None.
+WRITTEN = frozenset(BootstrapSettings._fields) - OWN

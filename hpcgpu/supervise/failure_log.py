@@ -7,7 +7,7 @@ import logging
 import time
 
 from hpcgpu.errors import HpcGpuError, message_of
-from hpcgpu.model.backoff import Backoff
+from hpcgpu.model.command import Backoff
 
 logger = logging.getLogger("distributed.hpcgpu")
 # Waiting callers get an error only after three failures in a row.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from hpcgpu.model.backoff import Backoff
+from hpcgpu.model.command import Backoff
 from hpcgpu.supervise.failure_log import FailureLog, reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from hpcgpu.model import Topology
-from hpcgpu.model.inventory import Inventory
+from hpcgpu.model.site import Inventory
 from hpcgpu.model.site_facts import NodeType
 
 UNKNOWN = "# unknown:"

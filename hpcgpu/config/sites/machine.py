@@ -12,8 +12,7 @@ import yaml
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.model.inventory import Inventory
-from hpcgpu.model.site import Path, Site
+from hpcgpu.model.site import Inventory, Path, Site
 from hpcgpu.model.site_facts import Match, NodeType, Queue
 from hpcgpu.units import parse_bytes, parse_duration_s
 

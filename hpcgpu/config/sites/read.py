@@ -16,8 +16,7 @@ import yaml
 
 from hpcgpu.config.values import nearest
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.dialect import DIALECTS
-from hpcgpu.model.site import Path, Site
+from hpcgpu.model.site import DIALECTS, Path, Site
 
 VERSION = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")

@@ -10,7 +10,7 @@ from distributed.deploy.adaptive import Adaptive
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
-from hpcgpu.model.backoff import Backoff
+from hpcgpu.model.command import Backoff
 from hpcgpu.plan.jobs.request import workers_for
 from hpcgpu.supervise.failure_log import FailureLog
 from hpcgpu.units import parse_bytes

@@ -17,7 +17,7 @@ import wrapt
 
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import WorkerSpec
-from hpcgpu.model.worker import Rapids
+from hpcgpu.model.topology import Rapids
 from hpcgpu.spill.devices import allocation_failure, cudf
 from hpcgpu.spill.devices.cupy import evict_on_failure
 from hpcgpu.spill.storage import parents

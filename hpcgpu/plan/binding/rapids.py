@@ -6,7 +6,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
 from hpcgpu.model.limit import GPU_MEMORY, Limit
 from hpcgpu.model.settings import RMM
-from hpcgpu.model.worker import Rapids
+from hpcgpu.model.topology import Rapids
 from hpcgpu.units import format_bytes
 
 _ALIGNED_BYTES = 256  # of the sizes that RMM's pools take

@@ -16,8 +16,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
-from hpcgpu.model.limit import NODE_MEMORY, Limit, read_device_limit, read_disk_limit, read_host_limit, read_part
-from hpcgpu.model.plain import read_flag, read_option, read_text
+from hpcgpu.model.limit import (
+    NODE_MEMORY,
+    Limit,
+    read_device_limit,
+    read_disk_limit,
+    read_flag,
+    read_host_limit,
+    read_option,
+    read_part,
+    read_text,
+)
 from hpcgpu.spill.devices.allocation_failure import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.state.units import DEVICE, HOST

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from queue import Empty
 
-from hpcgpu.model.backoff import Backoff
+from hpcgpu.model.command import Backoff
 from hpcgpu.spill.state.units import HOST
 from hpcgpu.spill.storage.leaf_lock import LeafLock
 from hpcgpu.spill.store.executor import Executor

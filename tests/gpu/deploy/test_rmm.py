@@ -10,7 +10,7 @@ import pytest
 from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import devices
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.model.worker import Rapids
+from hpcgpu.model.topology import Rapids
 from hpcgpu.plan.binding.rapids import plan_rapids
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf

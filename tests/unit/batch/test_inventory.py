@@ -9,7 +9,7 @@ from hpcgpu.batch import inventory
 from hpcgpu.config.sites.draft import UNKNOWN, render
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Result, Topology
-from hpcgpu.model.inventory import Inventory
+from hpcgpu.model.site import Inventory
 
 SLURM = list(records(BATCH / "slurm" / "22.05.8" / "20-inventory.txt"))
 PBS = {record.command: record for record in records(BATCH / "pbs" / "release" / "15-pbsnodes.txt")}

@@ -22,8 +22,8 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
 from hpcgpu.model.settings import options, user_name
-from hpcgpu.model.simulated import SimulatedGpus, parse_simulated
 from hpcgpu.model.site_facts import Account, NodeType, Rule
+from hpcgpu.model.topology import SimulatedGpus, parse_simulated
 
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})
 

@@ -18,7 +18,7 @@ from hpcgpu.config.bootstrap import read_bootstrap_settings
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.model.bootstrap import WRITTEN
+from hpcgpu.model.allocation import WRITTEN
 from hpcgpu.model.settings import CUDF, RMM, options, user_name
 
 # What a command line carries: no NUL, no half of a surrogate pair. Names and values of options are one line.
