@@ -29,7 +29,7 @@ class NodePlan(NamedTuple):
 def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the resources that this rank may use, for its record in the rendezvous."""
     if bootstrap.gpus is not None:
-        from hpcgpu.model.topology import parse_simulated
+        from hpcgpu.model.allocation import parse_simulated
 
         count, devices, trouble = parse_simulated(bootstrap.gpus).per_node, "", ""
     else:

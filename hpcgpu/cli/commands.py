@@ -30,8 +30,6 @@ _SCRIPT_LAST = {"allow_interspersed_args": False}
 # Other names of hpcgpu plan, for one release.
 _DRY = click.option("--dry-run", is_flag=True, hidden=True, help="As hpcgpu plan.")
 _DRY_JSON = click.option("--json", "as_json", is_flag=True, hidden=True, help="With --dry-run: as hpcgpu plan --json.")
-
-
 _HEADINGS = {
     "Begin": ("demo", "site", "plan", "doctor"),
     "Run a script on GPUs": ("run", "launch", "template"),

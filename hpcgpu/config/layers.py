@@ -16,8 +16,8 @@ from hpcgpu.config.migration import HINTS
 from hpcgpu.config.validation import check_settings
 from hpcgpu.config.values import nearest, option_of, read_value
 from hpcgpu.errors import ConfigError
+from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import Settings, options, user_name
-from hpcgpu.model.topology import parse_simulated
 
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site  # 20 dataclasses: 10 CPU ms, which each command and rank would pay

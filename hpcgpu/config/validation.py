@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpcgpu.errors import ConfigError
+from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import Settings
-from hpcgpu.model.topology import parse_simulated
 
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site

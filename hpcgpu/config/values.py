@@ -11,9 +11,9 @@ from typing import Any
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import limit
+from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.limit import MARKS, one_line, plain_number, read_flag, read_option, read_text
 from hpcgpu.model.settings import user_name
-from hpcgpu.model.topology import parse_simulated
 from hpcgpu.units import format_bytes, meant, parse_duration_s
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

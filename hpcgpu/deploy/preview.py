@@ -34,8 +34,6 @@ from hpcgpu.report.machine import MachinePlan
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
-
-
 Described = tuple[Topology, str]  # a node, and the file that describes it
 
 

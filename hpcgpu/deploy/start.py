@@ -31,9 +31,8 @@ from hpcgpu.launch.launcher import (
     split_command,
 )
 from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
-from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, World
+from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, World, parse_simulated
 from hpcgpu.model.command import TIMED_OUT
-from hpcgpu.model.topology import parse_simulated
 from hpcgpu.plan.binding.memory import asks_granted_memory
 
 _QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute

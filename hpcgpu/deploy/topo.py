@@ -19,8 +19,7 @@ from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.host import cgroup, discover
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, Settings, Topology
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES
-from hpcgpu.model.topology import parse_simulated
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, parse_simulated
 from hpcgpu.pictures.svg import render_svg
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory

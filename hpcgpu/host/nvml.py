@@ -20,8 +20,6 @@ from hpcgpu.topology import pci
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
 _PROFILE = re.compile(r" MIG (\S+)$")
 _EIGHTHS = 8  # the parts that MIG divides a GPU's memory into
-
-
 # What the codes of nvmlInit mean for people: CUDA may work without NVML, but the workers are placed by it.
 _ADVICE = {
     9: "the driver is not loaded on this node",

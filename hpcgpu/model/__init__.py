@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcgpu.model.allocation import Allocation as Allocation
+    from hpcgpu.model.allocation import CpuSet as CpuSet
     from hpcgpu.model.allocation import HostMemory as HostMemory
     from hpcgpu.model.allocation import Layout as Layout
     from hpcgpu.model.allocation import NodeLayout as NodeLayout
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from hpcgpu.model.site import Site as Site
     from hpcgpu.model.topology import ActualBinding as ActualBinding
     from hpcgpu.model.topology import Binding as Binding
-    from hpcgpu.model.topology import CpuSet as CpuSet
     from hpcgpu.model.topology import Gpu as Gpu
     from hpcgpu.model.topology import Hop as Hop
     from hpcgpu.model.topology import Nic as Nic
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from hpcgpu.model.topology import WorkerSpec as WorkerSpec
 
 _NAMES = {
-    "allocation": ("Allocation", "HostMemory", "Layout", "NodeLayout", "RankFacts"),
+    "allocation": ("Allocation", "CpuSet", "HostMemory", "Layout", "NodeLayout", "RankFacts"),
     "command": ("Command", "Patience", "Result", "Started"),
     "document": ("RunDocument",),
     "job": ("JobSpec", "JobState", "JobStatus", "Offer"),
     "settings": ("Settings",),
     "site": ("Site",),
-    "topology": (*("ActualBinding", "Binding", "CpuSet", "Gpu", "Hop", "Nic", "NumaNode", "Topology", "WorkerSpec"),),
+    "topology": (*("ActualBinding", "Binding", "Gpu", "Hop", "Nic", "NumaNode", "Topology", "WorkerSpec"),),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

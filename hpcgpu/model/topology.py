@@ -1,57 +1,11 @@
-"""A node: its CPUs and memory, its GPUs (real or simulated), network cards, their distances, and its workers."""
+"""The hardware of one node, as plain data; the binding and all parameters of each of its workers."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hpcgpu.errors import ConfigError
-from hpcgpu.units import format_bytes, meant, parse_bytes
-
-
-class CpuSet(frozenset[int]):
-    """A frozen set of OS indices: ``CpuSet.parse("0-3,8")``; ``str(cpuset) == "0-3,8"``.
-
-    >>> CpuSet.parse("0-3,8") & CpuSet([2, 3, 9])
-    CpuSet('2-3')
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def parse(cls, text: str) -> CpuSet:
-        """Parse the list format of Linux and Slurm: ``0-3,8``, with optional ``:stride``."""
-        out: set[int] = set()
-        for part in filter(None, text.strip().split(",")):
-            span, _, stride = part.partition(":")
-            low, dash, high = span.partition("-")
-            out.update(range(int(low), int(high if dash else low) + 1, int(stride or 1)))
-        return cls(out)
-
-    @classmethod
-    def from_mask(cls, mask: str) -> CpuSet:
-        """Parse hwloc's mask format, 32-bit words, most significant first: ``0x1,0x0000ffff``."""
-        numbers = [int(word or "0", 16) for word in mask.split(",")]
-        return cls(
-            32 * k + i for k, word in enumerate(reversed(numbers)) for i in range(word.bit_length()) if word >> i & 1
-        )
-
-    def __and__(self, other: Iterable[object]) -> CpuSet:
-        return type(self)(self.intersection(other))
-
-    def __str__(self) -> str:
-        spans: list[list[int]] = []
-        for i in sorted(self):
-            if spans and spans[-1][1] == i - 1:
-                spans[-1][1] = i
-            else:
-                spans.append([i, i])
-        return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-
-    def __repr__(self) -> str:
-        return f"CpuSet({str(self)!r})"
+from hpcgpu.model.allocation import CpuSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,36 +85,6 @@ class Topology:
     l3: tuple[CpuSet, ...] = ()  # the PUs below each L3 cache; (): unknown
     allowed: CpuSet | None = None  # PUs granted to the process that wrote the description; None: unknown
     allowed_nodes: CpuSet | None = None  # NUMA nodes likewise
-
-
-SIMULATE = "simulate=4 in Python, --simulate 4 before the script of a command"  # advice for users
-DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
-_SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
-_TEXT = re.compile(r"(sim:|)(\d{1,4})(?:x(.+))?")
-
-
-class SimulatedGpus(NamedTuple):
-    """The number of simulated GPUs on each node, and the memory of each."""
-
-    per_node: int
-    memory_bytes: int = DEFAULT_BYTES
-
-
-def parse_simulated(text: str, prefix: str = "sim:") -> SimulatedGpus:
-    """Parse ``4`` or ``4x256MiB`` after ``prefix``; raise ConfigError for other text, no GPU, or no memory."""
-    allowed = f"allowed: '{prefix}4', or '{prefix}4x256MiB': 4 simulated GPUs on each node, of 256 MiB each"
-    match = _TEXT.fullmatch(text)
-    if not match or match[1] != prefix:
-        raise ConfigError(f"{text!r} does not describe simulated GPUs; {allowed}")
-    try:
-        memory = parse_bytes(match[3]) if match[3] else DEFAULT_BYTES
-    except ConfigError as error:
-        raise ConfigError(f"{text!r}: {error}") from error
-    if int(match[2]) < 1 or memory < 1:
-        raise ConfigError(f"{text!r} has no GPU, or GPUs without memory; {allowed}")
-    if memory < _SMALLEST_BARE and match[3] and (hint := meant(match[3])):
-        raise ConfigError(f"{text!r} has GPUs of {format_bytes(memory)}{hint}; {allowed}")
-    return SimulatedGpus(int(match[2]), memory)
 
 
 @dataclass(frozen=True, slots=True)

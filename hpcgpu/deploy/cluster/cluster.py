@@ -31,8 +31,6 @@ from hpcgpu.spill.store.dask import register
 from hpcgpu.supervise.failure_log import reason_of
 
 Kind = TypeVar("Kind", bound="GPUCluster")
-
-
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
 # Attributes of distributed's LocalCluster that people expect.
 _INSTEAD = {

@@ -22,8 +22,8 @@ from hpcgpu.model import (
     Topology,
     WorkerSpec,
 )
+from hpcgpu.model.allocation import SIMULATE, parse_simulated
 from hpcgpu.model.limit import SHARE, read_disk_limit
-from hpcgpu.model.topology import SIMULATE, parse_simulated
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers

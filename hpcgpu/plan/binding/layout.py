@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcgpu.errors import WorldError
 from hpcgpu.model import Layout, NodeLayout
-from hpcgpu.model.topology import SIMULATE
+from hpcgpu.model.allocation import SIMULATE
 
 
 class RankRecord(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, Settings
-from hpcgpu.model.topology import parse_simulated
+from hpcgpu.model.allocation import parse_simulated
 
 # Directives for CPUs, or for whole nodes, and for GPUs.
 _CPU_DIRECTIVE = r"exclusive|excl\b|cpus|ncpus|-c\b|\bselect="

@@ -20,10 +20,10 @@ from hpcgpu.config.sites.jobs import check_submission
 from hpcgpu.config.values import READERS, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
+from hpcgpu.model.allocation import SimulatedGpus, parse_simulated
 from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.model.site_facts import Account, NodeType, Rule
-from hpcgpu.model.topology import SimulatedGpus, parse_simulated
 
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})
 
