@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from hpcgpu.agent.follower import LeaderSocket
+from hpcgpu.agent.node import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids, process, remover
 from hpcgpu.supervise import tasks

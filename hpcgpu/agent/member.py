@@ -15,7 +15,7 @@ from hpcgpu.agent.leader import Leader, LeaderContext, security_of
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.failure_log import reason_of
+from hpcgpu.supervise.tasks import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.network.scheduler_file import SchedulerFile

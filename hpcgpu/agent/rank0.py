@@ -25,7 +25,7 @@ from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.failure_log import reason_of
+from hpcgpu.supervise.tasks import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes.control import Child, Control

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcgpu.agent import missing
 from hpcgpu.errors import LaunchError, WorldError
 from hpcgpu.host import pids, process
-from hpcgpu.launch.environment import read_launch, read_rank
+from hpcgpu.launch import read_launch, read_rank
 from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from typing import Any
 
 import click
 
-from hpcgpu.config.entry_points import unused
+from hpcgpu.config.entry_points import default_of, unused
 from hpcgpu.config.layers import BY_NAME
-from hpcgpu.config.numpydoc import default_of
 from hpcgpu.model.settings import GROUPS, options, user_name
-from hpcgpu.report.table import Table
+from hpcgpu.report import Table
 
 Function = Callable[..., Any]
 # Kinds of options that may be repeated, and how each value is written.

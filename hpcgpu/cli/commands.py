@@ -18,7 +18,7 @@ from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
 
 if TYPE_CHECKING:
     from hpcgpu.report.job import Preview
@@ -62,9 +62,9 @@ for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo
 
 
 def _templates(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
-    from hpcgpu.deploy.templates import names
+    from hpcgpu.deploy.sites import template_names
 
-    return [name for name in names() if name.startswith(typed)]
+    return [name for name in template_names() if name.startswith(typed)]
 
 
 @hpcgpu.command(short_help="Run two SVDs on four simulated GPUs.", examples={"hpcgpu demo": ""})
@@ -157,7 +157,7 @@ def launch(
 @click.argument("script", **_NO_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
     """Do as hpcgpu plan --script: the same under an older name."""
-    from hpcgpu.deploy.jobs.job_plan import read_job
+    from hpcgpu.deploy.jobs.submitter import read_job
 
     _say_alias("hpcgpu jobscript", "hpcgpu plan --script")
     _, spec, system = read_job(typed_settings(arguments), FROM, _checked(script, "hpcgpu plan"), batch)
@@ -229,18 +229,18 @@ def plan(  # each is an option
 @click.argument("name", required=False, shell_complete=_templates)
 def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
-    from hpcgpu.deploy.templates import folder, names, purpose_and_usage, text_of
+    from hpcgpu.deploy.sites import purpose_and_usage, template_folder, template_names, template_text
 
     if as_json:
-        rows = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in names()}
+        rows = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in template_names()}
         click.echo(json.dumps(rows, indent=2))
     elif only_folder:
-        click.echo(folder())
+        click.echo(template_folder())
     elif name:
-        click.echo(text_of(name), nl=False)
+        click.echo(template_text(name), nl=False)
     else:
         columns = (Column("template", kind="name"), Column("about"))
-        show(Table(columns, [(each, purpose_and_usage(each)[0]) for each in names()]))
+        show(Table(columns, [(each, purpose_and_usage(each)[0]) for each in template_names()]))
 
 
 def _is_plan(dry_run: bool, as_json: bool, command: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpcgpu.cli.command import FROM, Command, debug_option, json_option, setting_options, show, typed_settings
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not looked at": "cyan"}
 _COLUMNS = (
@@ -48,7 +48,7 @@ def doctor(
     from hpcgpu.deploy.doctor import job as doctor_job
     from hpcgpu.deploy.doctor import login
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.facts import CheckResult, examine, exit_code
+    from hpcgpu.plan.doctor import CheckResult, examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
     job, no_job = login.read(typed_settings(arguments), FROM, batch, must=submit)

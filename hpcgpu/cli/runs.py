@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgpu.cli.command import Command, debug_option, json_option, show
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
 from hpcgpu.units import format_duration
 
 if TYPE_CHECKING:
@@ -63,17 +63,16 @@ def logs(name: str, follow: bool, lines: int) -> None:
     """Print the end of the log of cluster NAME: its name, its job's id, or the id of one of its jobs."""
     import asyncio
 
-    from hpcgpu.deploy.jobs import logs as job_logs
     from hpcgpu.deploy.jobs import runs
-    from hpcgpu.deploy.jobs.rows import jobs_of
     from hpcgpu.deploy.jobs.run import Run, home
+    from hpcgpu.deploy.jobs.runs import follow_log, jobs_of, last_lines, log_of
 
     run = Run.find(home(), name)
-    log = job_logs.log_of(run, name)
-    text, end = job_logs.last(log, lines)
+    log = log_of(run, name)
+    text, end = last_lines(log, lines)
     click.echo(text, nl=False)
     if follow:
-        asyncio.run(job_logs.follow(run, log, end, lambda part: click.echo(part, nl=False)))
+        asyncio.run(follow_log(run, log, end, lambda part: click.echo(part, nl=False)))
     elif not end:
         asyncio.run(runs.refresh([run]))
         jobs = "; ".join(f"job {job.id}: {job.text}" for job in jobs_of(run))
@@ -97,8 +96,8 @@ def stop(name: str) -> None:
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    from hpcgpu.deploy.jobs.rows import jobs_of
     from hpcgpu.deploy.jobs.run import now
+    from hpcgpu.deploy.jobs.runs import jobs_of
     from hpcgpu.plan.jobs.phase import phases_line
 
     state = run.owner_state
@@ -115,7 +114,7 @@ def _row(run: Run) -> tuple[str, ...]:
 
 def _described(run: Run) -> dict[str, Any]:
     """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
-    from hpcgpu.deploy.jobs.rows import jobs_of
+    from hpcgpu.deploy.jobs.runs import jobs_of
 
     owner = run.owner
     return {

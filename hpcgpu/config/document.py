@@ -1,6 +1,6 @@
 """Render and read the run document as one JSON line that fits one argv word. It holds no secret.
 
-Every leader reads it, and every rank its part for :mod:`hpcgpu.config.bootstrap`, so nothing is imported here but json:
+Every leader reads it, and every rank its part for :mod:`hpcgpu.agent.rank`, so nothing is imported here but json:
 a validator such as msgspec costs 10 to 30 ms of CPU.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
-from hpcgpu.config.values import read_value
+from hpcgpu.config import read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.allocation import WRITTEN
 from hpcgpu.model.document import VERSION, RunDocument

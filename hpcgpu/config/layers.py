@@ -12,9 +12,9 @@ from dataclasses import Field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hpcgpu.config import nearest, option_of, read_value
 from hpcgpu.config.migration import HINTS
 from hpcgpu.config.validation import check_settings
-from hpcgpu.config.values import nearest, option_of, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import Settings, options, user_name
@@ -171,7 +171,7 @@ def _from_jobqueue(
     path: str, section: Mapping[str, object], values: Layer, site: Site | None
 ) -> dict[str, tuple[Any, str]]:
     """Read dask-jobqueue's section; its cores are divided among the requested GPUs."""
-    from hpcgpu.config.jobqueue import translate
+    from hpcgpu.config.migration import translate
 
     node = site.node(values.get("queue", (None, ""))[0]) if site else None
     count = values.get("gpus_per_node", (node.gpus if node else None, ""))[0]

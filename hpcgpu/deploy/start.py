@@ -17,7 +17,7 @@ from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import exit_file, launcher_parent, log, pids, process
-from hpcgpu.launch.environment import brought, read_allocation, render_memory
+from hpcgpu.launch import brought, read_allocation, render_memory
 from hpcgpu.launch.launcher import (
     LIST_MPI_TYPES,
     REMOTE_SHELL,

@@ -1,4 +1,4 @@
-"""What each rank reads before the rendezvous: its job, the run's settings and layout, simulated GPUs, sets of PUs.
+"""The facts that each rank reads before the rendezvous: its job, the run's layout, simulated GPUs, sets of PUs.
 
 They are named tuples: importing dataclasses takes 15 CPU ms (Python 3.11: it imports inspect), and each dataclass
 another one.

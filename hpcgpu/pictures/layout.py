@@ -11,7 +11,7 @@ from functools import partial
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
 from hpcgpu.pictures.numa_contents import Node, NumaContents, gib, gpu_name, worker_cells
 from hpcgpu.pictures.shapes import GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
-from hpcgpu.report.binding import port_name
+from hpcgpu.report.plain import port_name
 from hpcgpu.units import counted
 
 WIDTH = 1000

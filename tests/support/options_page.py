@@ -15,9 +15,8 @@ from dask_jobqueue.slurm import SLURMJob
 from dask_mpi import execute, initialize
 
 from hpcgpu.cli.command import MANY
-from hpcgpu.config.entry_points import ENTRY_POINTS, unused
+from hpcgpu.config.entry_points import ENTRY_POINTS, default_of, type_of, unused
 from hpcgpu.config.migration import DASK_CUDA, JOBQUEUE
-from hpcgpu.config.numpydoc import default_of, type_of
 from hpcgpu.model.settings import CUDF, GROUPS, RMM, options, user_name
 
 HEAD = """# Options

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hpcgpu.config.values import option_of
+from hpcgpu.config import option_of
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, options, user_name
 from hpcgpu.model.site import Site

@@ -13,10 +13,9 @@ from pathlib import Path
 from hpcgpu.deploy import settings as user_settings
 from hpcgpu.deploy.jobs import run as runs
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.job_plan import plan_job
 from hpcgpu.deploy.jobs.local import LocalRanks
-from hpcgpu.deploy.jobs.rows import Jobs, today
-from hpcgpu.deploy.jobs.submitter import submit_guarded
+from hpcgpu.deploy.jobs.runs import Jobs, today
+from hpcgpu.deploy.jobs.submitter import plan_job, submit_guarded
 from hpcgpu.deploy.jobs.workers import NO_WORKERS, SchedulerView
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
@@ -24,7 +23,7 @@ from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.host import remover
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument
-from hpcgpu.plan.jobs.job import Job, Phase
+from hpcgpu.plan.jobs import Job, Phase
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node

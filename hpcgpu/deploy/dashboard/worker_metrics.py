@@ -1,27 +1,34 @@
-"""Collect the facts of a worker: for its heartbeats, and where people ask.
+"""Collect the facts of a worker, for its heartbeats and where people ask; record the lives of all workers of a run.
 
 distributed sends heartbeats (``Worker.metrics``, ``Worker.startup_information``): hpcgpu sends no messages for them.
+Nothing is done at a heartbeat or for a task: the numbers are sums that the workers keep. The scheduler reads them when
+a worker leaves, and on request.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from distributed import Worker
+from distributed import Scheduler, Worker
 from distributed.diagnostics import nvml
-from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import allocator, bind
+from hpcgpu.host import allocator, bind, log
 from hpcgpu.model import WorkerSpec
-from hpcgpu.report.binding import differences
+from hpcgpu.plan.jobs import by_number
+from hpcgpu.report.plain import binding_differences
+from hpcgpu.report.summary import Summary, sum_up
 from hpcgpu.report.workers import TIERS, WorkerFacts, planned, read_facts
+from hpcgpu.supervise.tasks import reason_of
 
 # Their key in distributed's messages.
 KEY = "hpcgpu"
@@ -88,7 +95,7 @@ class WorkerMetrics(WorkerPlugin):
         if (now := self._clock()) - read_s <= _READ_S:
             return before
         try:
-            new = differences(self._spec, replace(bind.read_binding(), env=self._spec.env))
+            new = binding_differences(self._spec, replace(bind.read_binding(), env=self._spec.env))
         except HpcGpuError as e:
             new = (str(e),)
         self._differences = (now, new)
@@ -114,7 +121,12 @@ def collect(dask_worker: Worker) -> WorkerFacts:
         return read_facts(name, memory, _read_device(spec), node=node)
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
     now = replace(bind.read_binding(), env=env)
-    direct = {"spec": spec, "actual": now, "differences": differences(spec, now), "node_copies": plugin.copy_obstacle()}
+    direct = {
+        "spec": spec,
+        "actual": now,
+        "differences": binding_differences(spec, now),
+        "node_copies": plugin.copy_obstacle(),
+    }
     return read_facts(name, planned(spec), memory, _read_device(spec), node=node, **direct)
 
 
@@ -157,3 +169,114 @@ def _read_device(spec: WorkerSpec | None) -> dict[str, Any]:
     else:
         return {}
     return dict(zip(("device_used_bytes", "device_capacity_bytes", "device_source"), now, strict=True))
+
+
+# How long workers may take to answer; without an answer their last heartbeats count, which are 0.5 to 3 s apart.
+_ANSWER_S = 1.0
+# The prefix of the line of JSON, for grep.
+JSON = "summary as JSON: "
+
+
+class UsagePlugin(SchedulerPlugin):
+    """The memory and time that each worker was given and used; ``walltime_s`` is the requested time limit."""
+
+    name = "hpcgpu-usage"
+
+    def __init__(
+        self, scheduler: Scheduler, walltime_s: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._scheduler, self._walltime_s, self._clock = scheduler, walltime_s, clock
+        self._begin_s = clock()
+        self._live: dict[str, tuple[Any, float]] = {}  # distributed's WorkerState, and since when
+        self._ended: list[WorkerFacts] = []
+        self._began: dict[str, int] = {}
+        self._silent: set[str] = set()  # workers that were asked and have not answered
+        self._answered = asyncio.Event()
+
+    @classmethod
+    def attach(cls, scheduler: Scheduler, walltime_s: int | None) -> None:
+        """Add the plugin, and its request handlers, to a scheduler that has not been started."""
+        plugin = cls(scheduler, walltime_s)
+        scheduler.add_plugin(plugin)
+        scheduler.handlers["hpcgpu_summary"] = plugin.fresh_summary
+        scheduler.stream_handlers[ANSWER] = plugin.take_answer
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Begin a life; distributed calls this when a worker has registered."""
+        state = scheduler.workers[worker]
+        self._live[worker] = state, self._clock()
+        self._began[str(state.name)] = self._began.get(str(state.name), 0) + 1
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
+        """End a life; distributed calls this when a worker is gone."""
+        if life := self._live.pop(worker, None):
+            self._ended.append(self._facts(*life))
+            self._silent.discard(worker)
+            if not self._silent:
+                self._answered.set()
+
+    def lives(self) -> list[WorkerFacts]:
+        """Return the lives of all workers, until now or to their ends."""
+        return [*self._ended, *(self._facts(*life) for life in self._live.values())]
+
+    def gpus(self) -> list[WorkerFacts]:
+        """Return the last heartbeat's facts of each worker with a GPU, in the order of nodes and numbers."""
+        workers = [self._facts(*life) for life in self._live.values()]
+        return sorted((facts for facts in workers if facts.gpu), key=lambda facts: by_number(facts.name))
+
+    def _facts(self, worker: Any, begin_s: float) -> WorkerFacts:
+        """Return a worker's facts at its last heartbeat; of one that hpcgpu has not started, its name and time only."""
+        end_s, metrics = self._clock(), worker.metrics
+        now: dict[str, Any] = metrics.get(KEY, {})
+        return read_facts(
+            str(worker.name),
+            worker.extra.get(KEY, {}),
+            {**now, "busy_s": min(now.get("busy_s", 0.0), end_s - begin_s)},
+            device_used_bytes=metrics.get("gpu_memory_used"),
+            utilisation_percent=metrics.get("gpu_utilization"),
+            restarts=max(0, self._began.get(str(worker.name), 0) - 1),
+            begin_s=begin_s,
+            end_s=end_s,
+        )
+
+    def summary(self) -> Summary:
+        """Return the run's usage until the workers' last heartbeats."""
+        return sum_up(self.lives(), self._clock() - self._begin_s, self._walltime_s)
+
+    async def fresh_summary(self) -> dict[str, Any]:
+        """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``)."""
+        # Question and answer use the connections that are open. A heartbeat may open one; under load that takes longer
+        # than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
+        self._silent = set(self._live)
+        self._answered.clear()
+        for address in self._live:
+            self._scheduler.stream_comms[address].send({"op": ASK})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_S if self._live else 0):
+                await self._answered.wait()
+        return asdict(self.summary())
+
+    def take_answer(self, worker: str, facts: dict[str, Any]) -> None:
+        """Record a worker's answer; distributed calls this."""
+        if life := self._live.get(worker):
+            state, _ = life
+            state.metrics = {**state.metrics, KEY: facts}
+        self._silent.discard(worker)
+        if not self._silent:
+            self._answered.set()
+
+
+async def say_summary(scheduler: Scheduler, how: str) -> None:
+    """Log the run's usage: ``lines``, or also ``json``; nothing if ``how`` is "" or no worker came. Never raises."""
+    if not how:
+        return
+    try:
+        summary = Summary(**await scheduler.plugins[UsagePlugin.name].fresh_summary())
+        if not summary.workers:
+            return
+        for line in summary.lines:
+            log.say(f"summary: {line}")
+        if how == "json":
+            log.say(f"{JSON}{summary.as_json()}")
+    except Exception as e:  # other code may run in the workers, and report anything
+        log.say(f"there is no summary of this run: {reason_of(e)}")

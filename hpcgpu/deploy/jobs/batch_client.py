@@ -14,9 +14,9 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.batch.common import options_text
 from hpcgpu.errors import SubmitError
 from hpcgpu.host.run import run
-from hpcgpu.launch.environment import inherited_variables
+from hpcgpu.launch import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
-from hpcgpu.plan.jobs.offer import shortfalls
+from hpcgpu.plan.jobs.request import shortfalls
 
 # Return codes of host.run: the program timed out, or does not exist.
 _TIMED_OUT, _NOT_THERE = 124, 127

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcgpu.deploy.jobs.logs import tail
+from hpcgpu.deploy.jobs.runs import log_tail
 from hpcgpu.errors import JobError, LaunchError
 from hpcgpu.host import private, process
-from hpcgpu.launch.environment import SEEN_OF_A_JOB
+from hpcgpu.launch import SEEN_OF_A_JOB
 from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs.job import HEAD, Job
+from hpcgpu.plan.jobs import HEAD, Job
 from hpcgpu.spill.storage import parents
 from hpcgpu.supervise import tasks
 
@@ -95,7 +95,7 @@ class LocalRanks:
     async def check(self) -> Job:
         """Return the ranks as a job; raise JobError when they have ended."""
         if self._process and self._process.returncode is not None:
-            end = await asyncio.to_thread(tail, self._log, kept=self._keeps)
+            end = await asyncio.to_thread(log_tail, self._log, kept=self._keeps)
             raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{end}")
         return self.job
 

@@ -34,7 +34,7 @@ from hpcgpu.host import log, pids, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import Command, JobState, JobStatus, RunDocument, Site, Started
-from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
+from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.phase import SILENT
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 

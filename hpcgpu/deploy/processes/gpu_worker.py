@@ -23,8 +23,9 @@ from hpcgpu.deploy.processes import devices, handshakes, node
 from hpcgpu.deploy.processes.worker import SilentWorker, check_room, store_of
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.host import bind, log, remover, secret
-from hpcgpu.launch.environment import is_isolated, read_launch, read_rank
+from hpcgpu.host import bind, log, remover
+from hpcgpu.host.private import hidden_name
+from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER
 from hpcgpu.spill.storage.scratch import Scratch
@@ -138,7 +139,7 @@ def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
     # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(shares):
-        name = secret.hidden_name(launch, gpu.uuid or gpu.pci, number % each)
+        name = hidden_name(launch, gpu.uuid or gpu.pci, number % each)
         mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             mark.bind(name)

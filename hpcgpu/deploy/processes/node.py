@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses, cgroup, discover, log, nvml
-from hpcgpu.host import gpus as cards
-from hpcgpu.launch.environment import read_allocation
+from hpcgpu.host.nvml import openable
+from hpcgpu.launch import read_allocation
 from hpcgpu.model import (
     Allocation,
     CpuSet,
@@ -27,7 +27,7 @@ from hpcgpu.model.limit import SHARE, read_disk_limit
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
-from hpcgpu.report.binding import format_other_gpus
+from hpcgpu.report.plain import format_other_gpus
 from hpcgpu.units import format_bytes
 
 
@@ -62,7 +62,7 @@ def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], 
     if settings.gpus is not None:
         simulated = parse_simulated(settings.gpus)
         return simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, host)
-    mine = {g.uuid for g in cards.openable(environ)}
+    mine = {g.uuid for g in openable(environ)}
     return tuple(g for g in topology.gpus if g.uuid in mine)
 
 
@@ -163,13 +163,12 @@ def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
     """Return notes, once per node, about the folder to which its workers spill."""
     import dask.config  # imported here: hpcgpu topo needs neither Dask nor the store
 
-    from hpcgpu.spill.storage import mounts
-    from hpcgpu.spill.storage.scratch import trust_note
+    from hpcgpu.spill.storage.scratch import notes, trust_note
 
     folder = settings.local_directory
     each_bytes = read_disk_limit(dask.config.get("distributed.worker.memory.max-spill"))
     trusted = trust_note(folder) if settings.trust_local_directory else ()
-    return (*trusted, *mounts.notes(folder, each_bytes * workers))
+    return (*trusted, *notes(folder, each_bytes * workers))
 
 
 def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:

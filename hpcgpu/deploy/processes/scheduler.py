@@ -19,17 +19,17 @@ from distributed.core import CommClosedError
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin, say_summary
+from hpcgpu.deploy.dashboard.worker_metrics import UsagePlugin, say_summary
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.deploy.processes import dashboard, handshakes
 from hpcgpu.deploy.processes.clients import LeaseServer, retire
 from hpcgpu.deploy.processes.control import Control
+from hpcgpu.deploy.processes.dashboard import TaskProgress
 from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
-from hpcgpu.deploy.processes.task_progress import TaskProgress
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, peer_memory, process
-from hpcgpu.supervise.failure_log import reason_of
+from hpcgpu.supervise.tasks import reason_of
 
 # Shorter than rank 0 waits: the log shows where the process hangs.
 _HANGS_S = 55.0

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from hpcgpu.model import JobState, Patience
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs.ends import LATE_S, Failures, why_over
-from hpcgpu.plan.jobs.job import Job
-from hpcgpu.plan.jobs.phase import format_missing, format_status
+from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.phase import LATE_S, Failures, format_missing, format_status, why_over
 
 NEVER_S = float("-inf")
 # So soon after the end of a job's script the batch system is about to notice it.

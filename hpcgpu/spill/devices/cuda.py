@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import cudf
+from hpcgpu.spill.devices import Copies, Gpu, Kind, NoCopies, cudf
 from hpcgpu.spill.devices.allocation_failure import on_event_loop, with_room
-from hpcgpu.spill.devices.array_interface import Immovable, NumbaArrays, RmmBuffers
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.cupy import CupyArrays, CupyCopies
-from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
-from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind, NoCopies
+from hpcgpu.spill.devices.libraries import LIBRARIES, Immovable, NumbaArrays, RmmBuffers, library_of
 from hpcgpu.spill.devices.torch import Tensors, TorchCopies
 
 

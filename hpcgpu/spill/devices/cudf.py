@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.spill.devices.protocols import Gpu
+from hpcgpu.spill.devices import Gpu
 
 
 def is_cudf(x: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcgpu.spill.devices import Gpu, Kind, PlainCopies
 from hpcgpu.spill.devices.allocation_failure import attached_gpu, with_room
-from hpcgpu.spill.devices.protocols import Gpu, Kind, PlainCopies
 
 
 class CupyView(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from hpcgpu.spill.devices import cudf
+from hpcgpu.spill.devices import Device, ImmovableError, cudf
 from hpcgpu.spill.devices.libraries import UNPROXIED, is_on_device, library_of
-from hpcgpu.spill.devices.protocols import Device, ImmovableError
 
 
 def device_of(x: Any) -> Device | None:

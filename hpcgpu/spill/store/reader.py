@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcgpu.spill.devices.lookup import is_immovable
 from hpcgpu.spill.proxies import dask as proxy_dask
-from hpcgpu.spill.proxies.stored_object import StoredObject
+from hpcgpu.spill.proxies.dask import StoredObject
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import IdentityMap
 from hpcgpu.spill.store.inbox import Todo

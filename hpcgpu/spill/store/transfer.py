@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.spill.devices.protocols import Device
+from hpcgpu.spill.devices import Device
 from hpcgpu.spill.values.traverse import put_together
 from hpcgpu.spill.values.unit import Entry
 

@@ -22,7 +22,7 @@ from fleets import make_fleet, make_run, make_view
 from local_system import Local
 from waiting import LIMIT_S, aside, failures, run, until, when
 
-from hpcgpu.deploy.cluster.scaler import JobAdaptive
+from hpcgpu.deploy.cluster.batch import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import runs
 from hpcgpu.deploy.jobs.run import Run
@@ -35,7 +35,7 @@ from hpcgpu.deploy.processes.scheduler import LeaderConnections
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.reconcile import Policy
 
 
