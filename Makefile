@@ -35,7 +35,7 @@ help:
 	@echo 'make oldest       the demo and tests/unit with the lowest versions of all dependencies (minutes)'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make cupy         CuPy, numba and RMM themselves, in an environment of their own; no GPU is needed'
-	@echo 'make bench        the benchmarks, and their table in docs/benchmarks.md'
+	@echo 'make bench        the benchmarks: figures in docs/benchmarks/*.csv, and docs/benchmarks.md with charts of them'
 	@echo 'make gpu          all that wants a GPU, in 9 minutes at most, and a report of it in build/gpu'
 	@echo 'make slurm-up     a Slurm cluster in containers; slurm-shell: its login node; slurm-down: remove it'
 	@echo 'make clean        remove what make made here'
@@ -147,8 +147,9 @@ cupy: $(CUPY)/.installed
 system:
 	@scripts/system-deps.sh
 
-bench: $(STAMP) $(UCX)/.installed
+bench: $(STAMP) $(VENV)/.installed-docs $(UCX)/.installed
 	$(BIN)/python scripts/bench.py
+	$(BIN)/python scripts/bench_page.py
 
 # It says itself what failed (exit code 1) and what was not done for want of a GPU (3).
 gpu: $(STAMP)

@@ -115,8 +115,12 @@ def limit_handshakes(handshakes: Any) -> None:
     tornado.tcpserver.SSLIOStream = _AcceptedStream  # type: ignore[attr-defined] # of a package with a stub
 
 
-def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None], refused: type[RequestHandler]) -> None:
+def guard_http(
+    scheduler: Scheduler, secret: str, load: Callable[[], None], page: type[RequestHandler], refusal: str
+) -> None:
     """Refuse every request whose path does not begin with the secret; load the dashboard at the first that does.
+
+    The refusal is the text that ``page`` shows.
 
     A connection without such a request counts as one without a handshake. distributed's own ``http_prefix`` is no
     secret: ``/`` redirects to it and ``/sitemap.json`` lists it. With it pages name each other from the root, and are
@@ -136,7 +140,7 @@ def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None], refu
         nonlocal loaded
         first, slash, rest = request.path.removeprefix("/").partition("/")
         if not secret or not hmac.compare_digest(first.encode(), secret.encode()):
-            return app.get_handler_delegate(request, refused)
+            return app.get_handler_delegate(request, page, {"text": refusal})
         _Limited.handshakes.done(request.connection.stream)
         if not loaded:
             loaded = True

@@ -35,7 +35,7 @@ def serve(scheduler: Scheduler, secret: str) -> None:
 
     ``scheduler`` has not started yet; ``secret`` is the first part of every URL, empty: no dashboard.
     """
-    compat.guard_http(scheduler, secret, lambda: _load(scheduler), _NoSecret if secret else _NoDashboard)
+    compat.guard_http(scheduler, secret, lambda: _load(scheduler), _PlainText, NO_SECRET if secret else _NO_DASHBOARD)
 
     async def forward(comm: Any) -> None:  # distributed has no types
         try:
@@ -56,7 +56,7 @@ def _load(scheduler: Scheduler) -> None:
     try:
         import distributed.dashboard.scheduler as dashboard
     except ImportError:
-        scheduler.http_application.add_handlers(".*", [("/status", _NoBokeh)])
+        scheduler.http_application.add_handlers(".*", [("/status", _PlainText, {"text": _NO_BOKEH, "status": 501})])
         return
     add_page(scheduler, dashboard)
     dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
@@ -93,25 +93,15 @@ class MetricsHandler(RequestHandler):
 class _PlainText(RequestHandler):
     """A page of plain text, for each method of HTTP."""
 
-    status, text = 404, ""
+    def initialize(self, text: str, status: int = 404) -> None:
+        """Keep the route's arguments; tornado calls this."""
+        self._text, self._status = text, status
 
     def prepare(self) -> None:
         """Send the page."""
-        self.set_status(self.status)
+        self.set_status(self._status)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish(self.text)
-
-
-class _NoBokeh(_PlainText):
-    status, text = 501, _NO_BOKEH
-
-
-class _NoSecret(_PlainText):
-    text = NO_SECRET
-
-
-class _NoDashboard(_PlainText):
-    text = _NO_DASHBOARD
+        self.finish(self._text)
 
 
 _EVERY_S = 1.0

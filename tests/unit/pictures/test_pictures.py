@@ -41,9 +41,6 @@ def words(element: ET.Element) -> list[str]:
     return [t.text or "" for t in element.iter(f"{SVG}text")]
 
 
-# --- what is in it ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_core_gpu_port_and_memory_is_there_once(name: str) -> None:
     topology = machine(name)
@@ -100,21 +97,16 @@ def test_cores_that_are_not_granted_have_no_colour_and_no_number() -> None:
     assert "core of no worker" not in render_svg(topology, planned(topology))
 
 
-def test_a_shared_core_has_the_tag_of_each_worker() -> None:
+def test_shared_cores_and_gpus_show_each_worker() -> None:
     topology = machine("coral-lassen")
+    one = planned(topology)[0]
+    gpu = groups(render_svg(topology, [one, one]), "gpu")[0]
+    assert [r.get("fill") for r in gpu.findall(f"{SVG}rect[@class='strip']")] == list(COLOURS[:2])
+    assert words(gpu)[-2:] == ["0", "1"]
     bindings = plan_bindings(topology, topology.gpus, topology.cores[0])
     (shared,) = (g for g in groups(render_svg(topology, bindings), "core") if g.get("data-workers"))
     tags = [g for g in shared.iter(f"{SVG}g") if g.get("class") == "tag"]
     assert [(fill(g), *words(g)) for g in tags] == [(COLOURS[i], str(i)) for i in range(4)]
-
-
-def test_two_workers_of_one_gpu_have_a_half_each() -> None:
-    topology = machine("coral-lassen")
-    one = planned(topology)[0]
-    svg = render_svg(topology, [one, one])
-    gpu = groups(svg, "gpu")[0]
-    assert [r.get("fill") for r in gpu.findall(f"{SVG}rect[@class='strip']")] == list(COLOURS[:2])
-    assert words(gpu)[-2:] == ["0", "1"]
 
 
 def test_what_nobody_knows_the_place_of_has_a_box_of_its_own() -> None:
@@ -187,9 +179,6 @@ def test_a_node_without_workers_is_still_a_picture() -> None:
     assert not groups(svg, "row")
 
 
-# --- safe to open ----------------------------------------------------------------------------------------------
-
-
 @given(st.text(max_size=40))
 @settings(deadline=None, max_examples=60)
 def test_any_text_of_a_topology_makes_a_document(text: str) -> None:
@@ -210,9 +199,6 @@ def test_markup_in_names_stays_text() -> None:
     root = ET.fromstring(render_svg(topology, ()))
     assert not list(root.iter(f"{SVG}script"))
     assert root.find(f"{SVG}title").text == nasty.replace("\x07\n\u202e", "\N{REPLACEMENT CHARACTER}" * 3)
-
-
-# --- geometry --------------------------------------------------------------------------------------------------
 
 
 def laid_out(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> Picture:
@@ -289,9 +275,6 @@ def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
     assert "".join("".join(lines).split()) == "".join(text.split())
 
 
-# --- colours ---------------------------------------------------------------------------------------------------
-
-
 def luminance(colour: str) -> float:
     """Relative luminance (WCAG 2.2)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -304,9 +287,6 @@ def test_text_can_be_read_on_each_of_sixteen_colours_and_in_grey() -> None:
     for colour in COLOURS:
         assert (luminance(colour) + 0.05) / (luminance(INK) + 0.05) >= 4.5
     assert (luminance("#F1F1F1") + 0.05) / (luminance(FADED) + 0.05) >= 4.5
-
-
-# --- the pictures of the documentation -------------------------------------------------------------------------
 
 
 def test_pictures_of_the_documentation_are_what_is_drawn_now() -> None:
