@@ -26,7 +26,7 @@ from hpcgpu.host import log, pids, process, remover
 from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.processes.control import Child
+    from hpcgpu.deploy.processes import Child
     from hpcgpu.model import Settings
     from hpcgpu.spill.storage.scratch import Scratch
 
@@ -269,7 +269,7 @@ class ForkServerSpawner:
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
         """Report the end of a child that was forked before this spawner was made."""
-        from hpcgpu.deploy.processes.control import Child
+        from hpcgpu.deploy.processes import Child
 
         exited: asyncio.Future[int] = self._loop.create_future()
         self._children[pid] = exited

@@ -28,7 +28,7 @@ from hpcgpu.supervise import tasks
 from hpcgpu.supervise.tasks import reason_of
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.processes.control import Child, Control
+    from hpcgpu.deploy.processes import Child, Control
     from hpcgpu.deploy.processes.scheduler import SchedulerSpec
     from hpcgpu.model import Allocation, Layout
 
@@ -172,7 +172,7 @@ class Rank0Leader(Leader):
 
     async def serve(self) -> int:
         """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
-        from hpcgpu.deploy.processes.control import Control
+        from hpcgpu.deploy.processes import Control
 
         scheduler = self._scheduler.child
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)

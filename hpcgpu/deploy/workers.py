@@ -10,7 +10,7 @@ from distributed import Client, Worker
 from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps, loads
 
-from hpcgpu.deploy.dashboard.worker_metrics import collect
+from hpcgpu.deploy.dashboard import collect
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator
 from hpcgpu.plan.jobs import by_number

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from hpcgpu.model.command import Patience as Patience
     from hpcgpu.model.command import Result as Result
     from hpcgpu.model.command import Started as Started
-    from hpcgpu.model.document import RunDocument as RunDocument
     from hpcgpu.model.job import JobSpec as JobSpec
     from hpcgpu.model.job import JobState as JobState
     from hpcgpu.model.job import JobStatus as JobStatus
     from hpcgpu.model.job import Offer as Offer
+    from hpcgpu.model.job import RunDocument as RunDocument
     from hpcgpu.model.settings import Settings as Settings
     from hpcgpu.model.site import Site as Site
     from hpcgpu.model.topology import ActualBinding as ActualBinding
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "allocation": ("Allocation", "CpuSet", "HostMemory", "Layout", "NodeLayout", "RankFacts"),
     "command": ("Command", "Patience", "Result", "Started"),
-    "document": ("RunDocument",),
-    "job": ("JobSpec", "JobState", "JobStatus", "Offer"),
+    "job": ("JobSpec", "JobState", "JobStatus", "Offer", "RunDocument"),
     "settings": ("Settings",),
     "site": ("Site",),
     "topology": (*("ActualBinding", "Binding", "Gpu", "Hop", "Nic", "NumaNode", "Topology", "WorkerSpec"),),

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hpcgpu.sim import SimGpu
+from hpcgpu.spill.proxies import State, proxy
 from hpcgpu.spill.proxies import dask as proxies_dask
-from hpcgpu.spill.proxies import placeholder, proxy
 from hpcgpu.spill.storage.buffer_pool import LeafLock
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store import executor, identity_map, reader
@@ -36,7 +36,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (proxies_dask, "make_proxy"),
     (proxies_dask, "release"),
     (proxy, "up"),
-    (placeholder.State, "load"),
+    (State, "load"),
     (unit.Content, "stored"),
 )
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self
 
 from distributed.deploy.adaptive import Adaptive
 
+from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster, object_of
-from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.jobs.run import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read

@@ -17,10 +17,10 @@ from distributed.utils import Log, Logs
 
 from hpcgpu.config import entry_points
 from hpcgpu.config.entry_points import documented, parameters
+from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.cluster.parts import Answers, Parts, check_loop, first_line, without_workers
 from hpcgpu.deploy.cluster.reported import ReportedCluster
-from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.jobs.workers import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ConfigError, JobError

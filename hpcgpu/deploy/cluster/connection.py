@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed.core import rpc
 
-from hpcgpu.deploy.cluster.run import ClusterRun
+from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.jobs.runs import today
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.deploy.network.connect_first import connect_first

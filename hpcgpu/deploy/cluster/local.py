@@ -12,8 +12,8 @@ from hpcgpu.config import entry_points
 from hpcgpu.config.entry_points import documented, parameters
 from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy import settings
+from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster
-from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.settings import read
 from hpcgpu.deploy.start import agent_argv, ld_preload
 from hpcgpu.errors import ConfigError, LaunchError

@@ -11,9 +11,9 @@ from typing import Any
 from distributed.core import Status
 
 from hpcgpu.deploy import workers
+from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.run import ClusterRun
-from hpcgpu.deploy.dashboard.worker_metrics import KEY
+from hpcgpu.deploy.dashboard import KEY
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.plan.jobs import by_number

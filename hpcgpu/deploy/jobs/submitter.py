@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document, entry_points
-from hpcgpu.config.sites.jobs import check_submission, forbidden, notes
+from hpcgpu.config.sites import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.jobs.batch_client import look, submit
 from hpcgpu.deploy.jobs.run import Run

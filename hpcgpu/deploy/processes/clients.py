@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from distributed import Scheduler
 
-from hpcgpu.deploy.processes.control import Control
+from hpcgpu.deploy.processes import Control
 from hpcgpu.supervise import tasks
 
 _LOOK_S = 0.1

@@ -14,7 +14,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.web import RequestHandler
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.dashboard.worker_metrics import UsagePlugin
+from hpcgpu.deploy.dashboard import UsagePlugin
 from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
 from hpcgpu.deploy.progress import Surface, surface
 from hpcgpu.report.summary import CONTENT_TYPE, render

@@ -8,7 +8,7 @@ import dask
 import tornado.platform.asyncio  # noqa: F401 - asyncio's loop as tornado takes it, which all of them run
 from distributed.versions import get_versions
 
-from hpcgpu.deploy.processes import handshakes
+from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.settings import check_dask_memory
 
 _ROUTES = "distributed.worker.http.routes"
@@ -30,5 +30,5 @@ def prepare(*, simulated: bool) -> None:
         if module.startswith("distributed."):  # others are the user's: a worker imports them, and reports errors
             importlib.import_module(module)
     get_versions()
-    handshakes.limit()
+    limit_handshakes()
     check_dask_memory()

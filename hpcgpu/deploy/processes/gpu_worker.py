@@ -17,9 +17,10 @@ from typing import Any
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as all_settings
-from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
+from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.network import protocols
-from hpcgpu.deploy.processes import devices, handshakes, node
+from hpcgpu.deploy.processes import devices, node
+from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker import SilentWorker, check_room, store_of
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
@@ -90,7 +91,7 @@ class GPUWorker(SilentWorker):
         }
         if settings.interface and not kwargs.get("host"):
             ours["interface"] = settings.interface
-        handshakes.limit()
+        limit_handshakes()
         super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
         protocols.prepare(self.scheduler.address)
         compat.exclude_simulated(self, devices.usage_reader(spec))

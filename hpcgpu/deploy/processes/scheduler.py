@@ -19,14 +19,13 @@ from distributed.core import CommClosedError
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.dashboard.worker_metrics import UsagePlugin, say_summary
+from hpcgpu.deploy.dashboard import UsagePlugin, say_summary
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.network.tls import Certificate, security
-from hpcgpu.deploy.processes import dashboard, handshakes
+from hpcgpu.deploy.processes import Control, dashboard
 from hpcgpu.deploy.processes.clients import LeaseServer, retire
-from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.dashboard import TaskProgress
-from hpcgpu.deploy.processes.stalls import StallDetector, subscribe, tell
+from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subscribe, tell
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, peer_memory, process
 from hpcgpu.supervise.tasks import reason_of
@@ -65,7 +64,7 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     process.hide_gpus(spec.protocol)
     compat.spare_nvml()
-    handshakes.limit()
+    limit_handshakes()
     protocols.prepare(f"{spec.protocol}:")
     peer_memory.allow(spec.rank_pid)  # the leader, from which the workers of its node descend
     faulthandler.dump_traceback_later(_HANGS_S, file=2)

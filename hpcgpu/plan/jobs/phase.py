@@ -171,8 +171,6 @@ def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
 # PBS needs 24 s for a qrerun, and over a minute for output that it cannot deliver (state E, 23.06.06). Slurm waits for
 # epilogues.
 LATE_S = 60.0
-
-
 # A lost connection is noticed at once; a batch system that does not list a job for so long does not have it.
 _MISSING_S = 30.0
 

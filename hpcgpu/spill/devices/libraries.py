@@ -14,8 +14,9 @@ import numpy as np
 import wrapt
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Gpu, ImmovableError, Kind, cudf
+from hpcgpu.spill.devices import Gpu, ImmovableError, Kind
 from hpcgpu.spill.devices.allocation_failure import with_room
+from hpcgpu.spill.devices.rapids import is_cudf_type
 
 # Compiled code may get objects of these libraries, and takes no proxies for them.
 UNPROXIED = frozenset({"torch", "numba", "rmm", "other"})
@@ -37,7 +38,7 @@ def library_of(kind: Any) -> str:  # a class; mypy takes type for what cannot be
     # cuda-core 1.2.2 says "cuda.core._memory._buffer", versions before 1.0 "cuda.core.experimental._memory..."
     if kind.__name__ == "Buffer" and kind.__module__.startswith("cuda.core."):
         return "cuda"
-    if cudf.is_cudf_type(kind):
+    if is_cudf_type(kind):
         return "cudf"
     if any(b.__name__ == "Tensor" and b.__module__.partition(".")[0] == "torch" for b in kind.__mro__):
         return "torch"  # subclasses, too: the adapter rejects those that it cannot move

@@ -16,7 +16,7 @@ from typing import Any
 
 import wrapt
 
-from hpcgpu.spill.proxies.placeholder import Resident
+from hpcgpu.spill.proxies import Resident
 from hpcgpu.spill.proxies.proxy import Proxy, call, for_each_class, is_proxy, make_proxy, release, source_of, unproxy
 from hpcgpu.spill.values.unit import ObjectContent
 

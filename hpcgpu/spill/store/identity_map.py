@@ -17,7 +17,7 @@ from hpcgpu.spill.devices import Device
 from hpcgpu.spill.devices.lookup import always_moves, device_of, is_device_array, is_left_to_cudf, is_unproxied
 from hpcgpu.spill.proxies.dask import StoredObject
 from hpcgpu.spill.proxies.proxy import is_proxy, source_of, unproxy
-from hpcgpu.spill.store.transfer import Packed
+from hpcgpu.spill.store import Packed
 from hpcgpu.spill.values.bundle import SMALL_BYTES, Buffer, Bundles, is_plain
 from hpcgpu.spill.values.host_objects import Held, HostObjects, held_by, name_of, size_of
 from hpcgpu.spill.values.traverse import Slot, is_data, take_apart

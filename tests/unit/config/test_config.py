@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hpcgpu.config import READERS, migration, read_value
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, read_local_cuda
-from hpcgpu.config.sites.jobs import check_submission
+from hpcgpu.config.sites import check_submission
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated

@@ -8,7 +8,7 @@ import pytest
 
 from hpcgpu.batch import inventory
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites.jobs import check_submission
+from hpcgpu.config.sites import check_submission
 from hpcgpu.config.sites.machine import apply_live_facts, is_here
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import ConfigError

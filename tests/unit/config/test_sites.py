@@ -19,7 +19,7 @@ from paths import DATA, ROOT
 
 from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites.jobs import check_submission, forbidden, notes
+from hpcgpu.config.sites import check_submission, forbidden, notes
 from hpcgpu.config.sites.machine import looks_like
 from hpcgpu.config.sites.read import contradictions, read_site
 from hpcgpu.deploy import sites

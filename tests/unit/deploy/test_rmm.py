@@ -24,7 +24,7 @@ from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import allocation_failure
-from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf, spills_itself
+from hpcgpu.spill.devices.rapids import CudfObjects, is_cudf, spills_itself
 
 GIB = 1 << 30
 GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)

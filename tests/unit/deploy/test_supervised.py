@@ -28,8 +28,8 @@ from hpcgpu.deploy.jobs import runs
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
+from hpcgpu.deploy.processes import Child
 from hpcgpu.deploy.processes.clients import LeaseServer
-from hpcgpu.deploy.processes.control import Child
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.scheduler import LeaderConnections
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
@@ -313,7 +313,7 @@ def test_a_worker_that_cannot_close_as_it_is_told_ends() -> None:
 import asyncio, json, socket
 from types import SimpleNamespace
 from hpcgpu.deploy.processes import worker
-from hpcgpu.deploy.processes.control import Control
+from hpcgpu.deploy.processes import Control
 
 async def main():
     ours, theirs = socket.socketpair()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcgpu.deploy.dashboard import KEY, UsagePlugin, WorkerMetrics
 from hpcgpu.deploy.dashboard.page import SHARE, History, Sample
-from hpcgpu.deploy.dashboard.worker_metrics import KEY, UsagePlugin, WorkerMetrics
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.report.summary import render
 from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
