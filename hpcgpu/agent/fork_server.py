@@ -315,9 +315,9 @@ class LeaderResources:
             undo.callback(scratch.remove)
             remover.start(str(scratch.lock_path))
             with process.importing():
-                from hpcgpu.deploy.processes import fork_imports
+                from hpcgpu.deploy.processes.scheduler import prepare_forks
 
-                fork_imports.prepare(simulated=settings.gpus is not None)
+                prepare_forks(simulated=settings.gpus is not None)
             # forked processes hold the lock, too: the folder stays as long as one process writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
@@ -342,9 +342,9 @@ def _quieten() -> None:
 
 if __name__ == "__main__":
     with process.importing():
-        from hpcgpu.deploy.processes import fork_imports
+        from hpcgpu.deploy.processes.scheduler import prepare_forks
 
-        fork_imports.prepare(simulated=False)
+        prepare_forks(simulated=False)
 
     os.set_inheritable(int(sys.argv[3]), False)  # forks inherit it, programs that they start do not
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

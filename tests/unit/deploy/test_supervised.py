@@ -29,9 +29,9 @@ from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
 from hpcgpu.deploy.processes import Child
-from hpcgpu.deploy.processes.clients import LeaseServer
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.scheduler import LeaderConnections
+from hpcgpu.deploy.processes.services import LeaseServer
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
