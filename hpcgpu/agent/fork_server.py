@@ -309,7 +309,8 @@ class LeaderResources:
         """
         from hpcgpu.spill.storage.scratch import Scratch
 
-        _quieten()
+        if not os.environ.get("HPCGPU_DEBUG"):
+            os.environ.setdefault(*_QUIET)
         with contextlib.ExitStack() as undo:
             scratch = Scratch.make(settings.local_directory, "run", trusted=settings.trust_local_directory)
             undo.callback(scratch.remove)
@@ -333,11 +334,6 @@ class LeaderResources:
             self.leader_socket.close()
         self.fork_server.close()
         self.scratch.remove()
-
-
-def _quieten() -> None:
-    if not os.environ.get("HPCGPU_DEBUG"):
-        os.environ.setdefault(*_QUIET)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from hpcgpu.launch import read_allocation
 from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
-    from hpcgpu.model import Allocation, Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
+    from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
     from hpcgpu.model.allocation import BootstrapSettings
     from hpcgpu.plan.binding import RankRecord
 
@@ -134,12 +134,13 @@ def plan(
     os.sched_setaffinity(0, allowed)
     allocation = read_allocation(environ, host)
     share = host_share(allocation, run, part=(home.worker_count, sum(n.worker_count for n in here)))
-    extra = {
+    extra: dict[str, Any] = {
         "allowed": CpuSet(allowed),
         "masks": masks if settings.respect_launcher else {},
         "before": [n for n in here if n.node < home.node],
-        **_job(run, allocation),
     }
+    if run.shape == "member":  # named by their job; without a batch system, and an id from elsewhere, that is a process
+        extra |= {"job_id": allocation.job_id or str(os.getpid()), "restart_count": allocation.restart_count}
     workers = plan_node(settings, machine, home, share, scratch=scratch, environ=environ, **extra)
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, workers)
@@ -163,11 +164,3 @@ def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str],
             f"but {len(gpus)} can be opened on {host}{f' ({why})' if why else ''}"
         )
     return gpus
-
-
-def _job(run: RunDocument, job: Allocation) -> dict[str, Any]:
-    """Return the job's id and restart count, by which a member's workers are named."""
-    if run.shape != "member":
-        return {}
-    # without a batch system, and without an id from elsewhere, the process that was started is the job
-    return {"job_id": job.job_id or str(os.getpid()), "restart_count": job.restart_count}

@@ -174,25 +174,18 @@ def of_run(options: Mapping[str, object], options_from: str, script: tuple[str, 
 
 
 def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
-    settings = read.settings
+    settings, job = read.settings, read_allocation(os.environ)
+    around = f"job {job.job_id} of {job.batch}: {counted(job.node_count, 'node')}"
     gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
     facts = topo.this_machine(settings)
     return Preview(
         settings=settings,
         values=changed_settings(settings),
         spec=None,
-        granted=_granted(),
+        granted="no job: this machine alone" if job.batch == "local" else around,
         script=line,
         site=read.site,
         layout=layout,
         node=MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings),
         node_from=f"{facts.name}, as it is",
     )
-
-
-def _granted() -> str:
-    """Describe the job around this process."""
-    allocation = read_allocation(os.environ)
-    if allocation.batch == "local":
-        return "no job: this machine alone"
-    return f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"

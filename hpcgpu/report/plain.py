@@ -137,25 +137,19 @@ def _nic(nic: Nic) -> dict[str, Any]:
 def _worker(topology: Topology, ports: Ports, spec: WorkerSpec) -> dict[str, Any]:
     binding, gpu = spec.binding, spec.gpu
     near = gpu or gpu_at(topology, binding.cpuset)
+    nodes, home = CpuSet() if binding.memory_policy == "none" else binding.memory_nodes, near.numa_node
+    near_first = f"{home},{CpuSet(nodes - {home})}" if home in nodes and len(nodes) > 1 else str(nodes)
     return {
         "name": spec.name,
         "gpu": _gpu(gpu) if gpu else None,
         "cpuset": str(binding.cpuset),
         "shared_cores": binding.shared_cores,
-        "memory": {"policy": binding.memory_policy, "nodes": _memory_nodes(binding, near.numa_node)},
+        "memory": {"policy": binding.memory_policy, "nodes": near_first},
         "nics": [{**_nic(n), "distance": DISTANCES[ports.distance(near, n).kind]} for n in binding.nics],
         "interface": binding.interface or None,
         "env": dict(spec.env),
         "reasons": list(worker_reasons(spec)),
     }
-
-
-def _memory_nodes(binding: Binding, home: int | None) -> str:
-    """Return the NUMA nodes of a worker's memory, the near one first; "" if the memory is not bound."""
-    nodes = CpuSet() if binding.memory_policy == "none" else binding.memory_nodes
-    if home not in nodes or len(nodes) == 1:
-        return str(nodes)
-    return f"{home},{CpuSet(nodes - {home})}"
 
 
 def _port(ports: Ports, nic: Nic, specs: Sequence[WorkerSpec]) -> dict[str, Any]:

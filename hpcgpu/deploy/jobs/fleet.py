@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import ending
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, on_lost_nodes, proven
-from hpcgpu.deploy.jobs.run import Run, script_end
+from hpcgpu.deploy.jobs.run import Run, script_end, with_exit_code
 from hpcgpu.deploy.jobs.runs import log_tail
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.jobs.workers import JobWorkers, SchedulerView
@@ -255,7 +255,8 @@ class Fleet:
             answer.set()
 
     async def _listed(self, ids: Sequence[str]) -> dict[str, JobStatus]:
-        system, jobs = self.run.system, tuple(self.run.jobs.values())
+        system, by_id = self.run.system, dict(self.run.jobs)
+        jobs = by_id.values()
         listed = await ask(system, ids)
         heads = {job.id for job in jobs if job.is_head}
         for spec, is_head in ((self._head_spec, True), (self._member_spec, False)):
@@ -263,7 +264,11 @@ class Fleet:
                 listed |= await proven(system, spec, {i: s for i, s in listed.items() if (i in heads) is is_head})
         heard = [job.id for job in jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(system, listed, heard, {job.id: job.hosts for job in jobs})
-        return await asyncio.to_thread(self.run.with_exit_codes, listed)
+
+        def with_exit_codes() -> dict[str, JobStatus]:  # it reads files
+            return {i: with_exit_code(by_id[i], s) if i in by_id else s for i, s in listed.items()}
+
+        return await asyncio.to_thread(with_exit_codes)
 
     def _decide(self, present: Mapping[str, JobWorkers], now_s: float) -> Actions:
         """Register the present workers, return the next actions, and set the time of the next check."""

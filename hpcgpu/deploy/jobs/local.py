@@ -59,28 +59,25 @@ class LocalRanks:
 
     async def start(self) -> None:
         """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
+        environ, parent = self._env(), os.getpid()
         try:
-            self._process = await self._start()
+            with await tasks.to_thread(self._open_log) as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._launch.argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environ,
+                    # Out of the process group of a notebook's kernel: an interrupted cell leaves the cluster.
+                    start_new_session=True,
+                    preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
+                )
         except OSError as e:
             raise LaunchError(
                 f"the ranks could not be started ({e}): check python= and launcher=, which start them, and "
                 "log_directory=, which has their log"
             ) from e
         self.id = str(self._process.pid)
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        environ, parent = self._env(), os.getpid()
-        with await tasks.to_thread(self._open_log) as log:
-            return await asyncio.create_subprocess_exec(
-                *self._launch.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environ,
-                # Out of the process group of a notebook's kernel: an interrupted cell leaves the cluster.
-                start_new_session=True,
-                preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
-            )
 
     def _open_log(self) -> BinaryIO:
         parents.make(self._log.parent)

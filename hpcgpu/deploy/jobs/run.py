@@ -309,11 +309,6 @@ class Run:
             if job_id not in self.jobs and workers.restarts > self._forgotten.get(job_id, -1)
         ]
 
-    def with_exit_codes(self, listed: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
-        """Add the exit codes that the jobs' scripts have left to the batch system's answer; reads files."""
-        jobs = dict(self.jobs)
-        return {i: with_exit_code(jobs[i], status) if i in jobs else status for i, status in listed.items()}
-
     def listed(self, ids: Iterable[str], listed: Mapping[str, JobStatus], now_s: float) -> None:
         """Apply the batch system's answer about the polled jobs."""
         for job_id in ids:

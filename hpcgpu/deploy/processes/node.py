@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,7 +150,7 @@ def facts_of(
         name=host,
         topology=topology,
         gpus=gpus,
-        allowed=CpuSet(cgroup.granted_cpus()),
+        allowed=CpuSet(os.sched_getaffinity(0)),
         allowed_nodes=cgroup.granted_memory_nodes(),
         memory=memory,
         environ=environ,

@@ -13,7 +13,7 @@ PRELOAD = """
 import json, os, sys
 from hpcgpu.deploy.processes import scheduler
 
-scheduler.prepare(simulated=True)
+scheduler.prepare_forks(simulated=True)
 before = set(sys.modules)
 
 def refuse(*_):
