@@ -31,10 +31,10 @@ def main() -> None:
 
 
 def join(name: str = "python -m hpcgpu.worker", argv: Sequence[str] | None = None) -> None:
-    """Run the command ``hpcgpu worker`` under another name, with this program's arguments if ``argv`` is None."""
-    from hpcgpu.cli.worker import worker
+    """Run ``hpcgpu worker`` or ``dask gpu config`` by name, with this program's arguments if ``argv`` is None."""
+    from hpcgpu.cli.worker import config, worker
 
-    _run(worker, name, argv)
+    _run(config if name.endswith("config") else worker, name, argv)
 
 
 def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -> None:

@@ -34,6 +34,8 @@ from hpcgpu.report.machine import MachinePlan
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
+
+
 Described = tuple[Topology, str]  # a node, and the file that describes it
 
 
@@ -174,18 +176,25 @@ def of_run(options: Mapping[str, object], options_from: str, script: tuple[str, 
 
 
 def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
-    settings, job = read.settings, read_allocation(os.environ)
-    around = f"job {job.job_id} of {job.batch}: {counted(job.node_count, 'node')}"
+    settings = read.settings
     gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
     facts = topo.this_machine(settings)
     return Preview(
         settings=settings,
         values=changed_settings(settings),
         spec=None,
-        granted="no job: this machine alone" if job.batch == "local" else around,
+        granted=granted(),
         script=line,
         site=read.site,
         layout=layout,
         node=MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings),
         node_from=f"{facts.name}, as it is",
     )
+
+
+def granted() -> str:
+    """Describe the job around this process."""
+    allocation = read_allocation(os.environ)
+    if allocation.batch == "local":
+        return "no job: this machine alone"
+    return f"job {allocation.job_id} of {allocation.batch}: {counted(allocation.node_count, 'node')}"

@@ -21,8 +21,8 @@ def test_page_and_charts_show_the_figures_of_the_csv_files() -> None:
 def test_charts_drawn_again_are_the_committed_files() -> None:
     charts = pytest.importorskip("bench_charts", reason="needs matplotlib (make docs)", exc_type=ImportError)
     for question in bench_page.questions():
-        drawn = charts.draw(question, bench_page.data(question))
-        assert drawn == (bench.FIGURES / f"{question.name}.svg").read_text()
+        chart = bench.FIGURES / f"{question.name}.svg"
+        assert charts.draw(question, bench_page.data(question)) == chart.read_text()
 
 
 def test_a_benchmark_with_options_replaces_only_its_figures(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from hpcgpu.config import document
 from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.doctor.node import (
     CONNECTED,
+    LAUNCHER,
+    NODE,
     ORDER,
     Order,
     connect_all,
-    read_launcher,
+    read_all,
     read_listening,
-    read_nodes,
     write_value,
 )
 from hpcgpu.deploy.jobs import batch_client, ending, runs
@@ -32,7 +33,7 @@ from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import private
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings
-from hpcgpu.plan.doctor import CheckResult, Link, TrialFacts, examine, failed
+from hpcgpu.plan.doctor import CheckResult, Launcher, Link, NodeFacts, TrialFacts, examine, failed
 from hpcgpu.plan.doctor.login import refusal_advice
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs import HEAD, Job
@@ -195,7 +196,7 @@ class _DoctorJob:
             token = self._order.token
             self._links = tuple(link for place in listening.items() for link in connect_all(*place, token))
             write_value(self._folder, CONNECTED, True)
-        return self._links is not None and len(read_nodes(self._folder)) >= self._spec.nodes
+        return self._links is not None and len(read_all(self._folder, NODE, NodeFacts)) >= self._spec.nodes
 
     def _ended(self, job_id: str) -> str:
         if self._status is None:
@@ -207,7 +208,7 @@ class _DoctorJob:
     def _gather(self) -> TrialFacts:
         job = self._job
         assert job
-        nodes = read_nodes(self._folder)
+        nodes = read_all(self._folder, NODE, NodeFacts)
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
@@ -218,7 +219,7 @@ class _DoctorJob:
             nodes=nodes,
             ended=self._ended(job.id),
             output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
-            launcher=read_launcher(self._folder),
+            launcher=next(iter(read_all(self._folder, LAUNCHER, Launcher)), None),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
         )

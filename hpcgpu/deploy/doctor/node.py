@@ -161,17 +161,8 @@ def read_listening(folder: Path) -> dict[str, tuple[Endpoint, ...]]:
     }
 
 
-def read_nodes(folder: Path) -> tuple[NodeFacts, ...]:
-    """Read the facts of the nodes that have answered."""
-    return _read_all(folder, NODE, NodeFacts)
-
-
-def read_launcher(folder: Path) -> Launcher | None:
-    """Read the launcher of the ranks; None before the job has written it."""
-    return next(iter(_read_all(folder, LAUNCHER, Launcher)), None)
-
-
-def _read_all(folder: Path, prefix: str, kind: type[Content]) -> tuple[Content, ...]:
+def read_all(folder: Path, prefix: str, kind: type[Content]) -> tuple[Content, ...]:
+    """Read the facts in the files of this prefix: of the nodes that have answered, of the launcher of the ranks."""
     return tuple(msgspec.json.decode(private.read(path), type=kind) for path in sorted(folder.glob(f"{prefix}*")))
 
 
@@ -243,7 +234,7 @@ def on_node(folder: Path) -> int:
         write_value(folder, f"{NODE}{host}", replace(facts, links=tuple(links)))
         if met:
             connected = folder / CONNECTED
-            _until(lambda: connected.exists() and len(read_nodes(folder)) >= order.nodes)
+            _until(lambda: connected.exists() and len(read_all(folder, NODE, NodeFacts)) >= order.nodes)
     return 0
 
 

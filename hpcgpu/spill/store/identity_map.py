@@ -160,7 +160,7 @@ class IdentityMap:
         return Traversed(ABSENT, packed.skeleton, size_of(packed.skeleton), objects, lazy)
 
     def _traversed_in_parts(self, value: Any) -> Traversed:
-        skeleton, parts = take_apart(value, _is_part_or_proxy if self._lazily else _is_part)
+        skeleton, parts = take_apart(value, (lambda x: _is_part(x) or is_proxy(x)) if self._lazily else _is_part)
         objects = [self._traversed_object(p) for p in parts]
         if type(skeleton) is Slot:
             return Traversed(value, skeleton, 0, objects)
@@ -230,7 +230,3 @@ class IdentityMap:
 
 def _is_part(x: Any) -> bool:
     return is_device_array(x) or is_left_to_cudf(x) or sum(held_by(x).values()) >= _BIG_BYTES
-
-
-def _is_part_or_proxy(x: Any) -> bool:
-    return _is_part(x) or is_proxy(x)

@@ -96,10 +96,12 @@ def test_an_option_that_would_do_nothing_is_a_usage_error(script: str, words: li
     assert said in done.stderr
 
 
-def test_settings_of_the_environment_are_named_if_wrong(script: str) -> None:
+def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None:
     wrong = in_process("run", script, HPCGPU_NODES="many").stderr
     assert "'many' is not a count" in wrong
     assert "set by HPCGPU_NODES" in wrong
+    assert "Traceback" in in_process("run", "--debug", "--nodes", "0", script).stderr
+    assert "Traceback" in in_process("--debug", "run", "--nodes", "0", script).stderr
     done = hpcgpu("run", "--python", "/none/python", script, HPCGPU_QUEUE="gpu", HPCGPU_NODES="3")
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
 
@@ -133,11 +135,6 @@ def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no mpirun and no mpiexec beside this Python or in PATH" in done.stderr
     assert "pip install 'hpcgpu[mpi-runtime]'" in done.stderr
-
-
-def test_debug_shows_the_traceback(script: str) -> None:
-    assert "Traceback" in in_process("run", "--debug", "--nodes", "0", script).stderr
-    assert "Traceback" in in_process("--debug", "run", "--nodes", "0", script).stderr
 
 
 def test_plan_script_prints_what_would_be_submitted(script: str) -> None:
