@@ -20,7 +20,7 @@ from waiting import scaled, until
 from hpcgpu.config import document
 from hpcgpu.deploy.doctor import job as doctor_job
 from hpcgpu.deploy.doctor import login
-from hpcgpu.deploy.doctor.node import CONNECTED, ORDER, Order, connect_all, read_listening, read_nodes, write_value
+from hpcgpu.deploy.doctor.node import CONNECTED, NODE, ORDER, Order, connect_all, read_all, read_listening, write_value
 from hpcgpu.host import pids, private
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.plan.doctor import NodeFacts, Verdict
