@@ -56,6 +56,7 @@ def _as_typed(text: str) -> str:
             return flag(name if value != "False" else f"no_{name}") if name in BY_NAME else match[0]
         return f"{flag(name)} {value}".rstrip()
 
+    text = re.sub(r"=\{'([^']*)': '([^']*)'\}", r"=\1=\2", text)  # env={'A': '1'}
     return re.sub(r"(?<![\w.-])([a-z]\w*)=('[^']*'|\"[^\"]*\"|[\w.:*-]*)", option, text)
 
 

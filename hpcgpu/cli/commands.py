@@ -30,12 +30,12 @@ _SCRIPT_LAST = {"allow_interspersed_args": False}
 _DRY = click.option("--dry-run", is_flag=True, hidden=True, help="As hpcgpu plan.")
 _DRY_JSON = click.option("--json", "as_json", is_flag=True, hidden=True, help="With --dry-run: as hpcgpu plan --json.")
 
-
 _HEADINGS = {
-    "Begin": ("demo", "site", "plan", "doctor"),
-    "Run a script on GPUs": ("run", "launch", "template"),
-    "Join a scheduler": ("worker",),
-    "Clusters that are there": ("ps", "logs", "stop"),
+    "Try it without a GPU": ("demo",),
+    "On a cluster": ("site", "plan", "doctor"),
+    "In a job, or on one machine": ("template", "launch", "run"),
+    "Workers for another scheduler": ("worker",),
+    "Running clusters": ("ps", "logs", "stop"),
     "Facts": ("topo", "report", "version"),
 }
 
@@ -46,8 +46,8 @@ _HEADINGS = {
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     examples={
         "hpcgpu demo": "four simulated GPUs",
-        "hpcgpu run my_script.py": "all GPUs of this machine",
         "hpcgpu plan --batch slurm --nodes 2 --gpus sim:4": "look before you submit",
+        "hpcgpu run my_script.py": "all GPUs of this machine",
     },
     epilog="\b\nEach command has --help, with examples. Completion in bash:\n"
     'eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"',
@@ -56,7 +56,7 @@ _HEADINGS = {
 @click.version_option(__version__, message="hpcgpu %(version)s")
 @click.pass_context
 def hpcgpu(context: click.Context) -> None:
-    """Run a Dask cluster on the GPUs of a batch job: the scheduler on rank 0, one bound, spilling worker per GPU."""
+    """Start a Dask cluster on the GPUs of a Slurm job, a PBS job, or one machine: a worker for each, which spills."""
     if context.invoked_subcommand is None:
         if not sys.stdout.isatty():
             raise click.exceptions.NoArgsIsHelpError(context)

@@ -115,16 +115,13 @@ def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
     fits = fit(name, room, _PLAIN, bold=True) == name
     lines = [name] if fits else [number, *wrap(model, room / BOLD, _PLAIN)]
     texts = [Text(x + 8, y + 18 + _LINE * i, line, _PLAIN, bold=True) for i, line in enumerate(lines)]
-    place = fit(" · ".join(filter(None, (gpu.pci, _size(gpu)))), room, _SMALL)
+    size = gib(gpu.memory_bytes) if gpu.memory_bytes else ""
+    place = fit(" · ".join(filter(None, (gpu.pci, size))), room, _SMALL)
     texts.append(Text(x + 8, texts[-1].y + 17, place, _SMALL))
     marks = tags(workers, x + width - 8 - min(len(workers), 2) * TAG + 2, y + 5, 2 * TAG)
     height = max(texts[-1].y + 8, bottom(marks, y) + 5) - y
-    tooltip = ", ".join(filter(None, (name, gpu.pci, gpu.uuid, _size(gpu), node.format_workers(workers))))
+    tooltip = ", ".join(filter(None, (name, gpu.pci, gpu.uuid, size, node.format_workers(workers))))
     return Tile("gpu", Box(x, y, width, height), tuple(texts), marks, workers, tooltip)
-
-
-def _size(gpu: Gpu) -> str:
-    return gib(gpu.memory_bytes) if gpu.memory_bytes else ""
 
 
 def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:

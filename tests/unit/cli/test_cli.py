@@ -122,6 +122,7 @@ def test_a_scheduler_file_without_an_address_is_named(tmp_path: Path, written: s
     done = in_process("worker", "--gpus", "sim:1", "http://there:80")
     assert (done.returncode, done.stdout) == (2, "")
     assert "'http://there:80' is no address of a scheduler; allowed: tcp, tls" in done.stderr
+    assert "or give --env UCX_TLS=..." in in_process("worker", "--enable-nvlink", "tcp://there:80").stderr
 
 
 def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ PASCAL = node(2, 2, 36, [0, 0])
 def placed_right(topology: Topology, rule: rules.CoreRule, part: str = "os_index") -> int:
     """Workers whose first core is on the NUMA node, or the package, of their GPU."""
     where = {pu: getattr(n, part) for n in topology.numa_nodes for pu in n.cpuset}
-    of_node = {n.os_index: getattr(n, part) for n in topology.numa_nodes}
-    homes = [of_node[g.numa_node] for g in rules.in_pci_order(topology)]
-    return sum(where[min(c)] == home for c, home in zip(rule(topology), homes, strict=True))
+    home = {n.os_index: getattr(n, part) for n in topology.numa_nodes}
+    pairs = zip(rule(topology), rules.in_pci_order(topology), strict=True)
+    return sum(where[min(cores)] == home[gpu.numa_node] for cores, gpu in pairs)
 
 
 @pytest.mark.parametrize(
