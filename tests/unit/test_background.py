@@ -39,10 +39,10 @@ EXCEPTIONS = {
     ("deploy/cluster/connection.py", "Connection._reopen", "create_task"): "awaited in the same function",
     ("deploy/jobs/ending.py", "_answer", "create_task"): "awaited in the same function",
     ("deploy/network/connect_first.py", "connect_first", "create_task"): "awaited in the same function",
-    ("deploy/processes/clients.py", "retire", "create_task"): "awaited in the same function",
+    ("deploy/processes/services.py", "retire", "create_task"): "awaited in the same function",
     ("deploy/sites.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for its answers, and gets what it raises",
     ("deploy/doctor/probes.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
-    ("deploy/doctor/connect.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
+    ("deploy/doctor/node.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 

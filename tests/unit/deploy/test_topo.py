@@ -37,7 +37,7 @@ from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.report.machine import MachinePlan
-from hpcgpu.topology import document
+from hpcgpu.topology.hwloc_xml import read_file
 
 # recorded machines, and those of documents as hwloc would write them
 TEXTS = {name: text_of(name) for name in HWLOC} | {f"documented {n}": as_xml(t) for n, t in DOCUMENTED.items()}
@@ -56,7 +56,7 @@ DECOYS = {
 
 @functools.cache
 def topology_of(name: str) -> Topology:
-    return document.read(TEXTS[name])
+    return read_file(TEXTS[name])
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_a_machine_as_hwloc_writes_it_is_the_machine(name: str) -> None:
     """Also where hwloc 2.4 gives the memory of Grace Hopper's GPUs the PUs beside it, and no subtype."""
     topology, placed = DOCUMENTED[name], [(g.pci, g.numa_node) for g in DOCUMENTED[name].gpus]
     for subtypes in (True, False):
-        found = document.read(as_xml(topology, subtypes=subtypes))
+        found = read_file(as_xml(topology, subtypes=subtypes))
         assert (found.numa_nodes, found.cores) == (topology.numa_nodes, topology.cores)
         assert [(g.pci, g.numa_node) for g in found.gpus] == placed
         others = [(n.os_index, n.kind if subtypes else "other") for n in topology.other_memory]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs.ends import Failures, may_answer, why_missing, why_over
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.phase import Failures, may_answer, why_missing, why_over
 from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
 
 PENDING = JobStatus(JobState.PENDING, "PENDING", "Priority")

@@ -21,11 +21,10 @@ from spill_stores import NewStore
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
 from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
-from hpcgpu.spill.devices.array_interface import ArrayView, BytesView
 from hpcgpu.spill.devices.cuda import BufferView, CudaDevice
-from hpcgpu.spill.devices.cupy import CupyView
-from hpcgpu.spill.devices.libraries import extent_of, library_of
+from hpcgpu.spill.devices.libraries import ArrayView, BytesView, extent_of, library_of
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
+from hpcgpu.spill.devices.rapids import CupyView
 from hpcgpu.spill.devices.torch import TensorView
 from hpcgpu.spill.proxies.dask import asproxy
 from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
