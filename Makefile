@@ -104,7 +104,7 @@ oldest: $(STAMP)
 # beside them. What they print comes last. The lab's image is built while packages are installed, into both environments
 # at once; where it cannot be, its tests say why.
 test: system
-	@log=$$(mktemp) pbslog=$$(mktemp); \
+	@log=$$(mktemp) pbslog=$$(mktemp) cupylog=$$(mktemp); \
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
 	  $(MAKE) --no-print-directory -k $(UCX)/.installed $(CUPY)/.installed & ucx=$$!; \
 	  trap 'kill $$ucx 2> /dev/null' EXIT; \
@@ -112,8 +112,12 @@ test: system
 	  $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 tests/lab \
 	    > $$log 2>&1 & lab=$$!; \
 	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
-	  trap 'kill $$lab $$pbs 2> /dev/null' EXIT; \
-	  $(MAKE) --no-print-directory -k check clusters ucx cupy NOW=; here=$$?; \
+	  trap 'kill $$lab $$pbs $$cupy 2> /dev/null' EXIT; \
+	  $(MAKE) --no-print-directory -k check clusters NOW=; here=$$?; \
+	  $(MAKE) --no-print-directory cupy NOW= > $$cupylog 2>&1 & cupy=$$!; \
+	  $(MAKE) --no-print-directory ucx NOW=; here=$$((here | $$?)); \
+	  wait $$cupy; here=$$((here | $$?)); \
+	  echo 'the tests of CuPy:'; cat $$cupylog; rm -f $$cupylog; \
 	  wait $$pbs; real=$$?; \
 	  echo 'the tests on a real OpenPBS:'; cat $$pbslog; rm -f $$pbslog; \
 	  wait $$lab; there=$$?; \
