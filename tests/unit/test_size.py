@@ -24,7 +24,7 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lines(PACKAGE), 37_364),
+    "lines of hpcgpu": (lines(PACKAGE), 37_310),
     "lines of tests": (lines(TESTS), 38_335),
     "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 207),
     "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 95),

@@ -93,18 +93,15 @@ class JobAdaptive(Adaptive):
     async def adapt(self) -> None:
         """Adapt once; distributed calls this at intervals, and would log each error."""
         try:
-            await self._adapt()
+            target, before = await self.safe_target(), self.cluster.wanted_workers
+            self._fewer = self._fewer + 1 if target < before else 0
+            if target > before or self._fewer >= self.wait_count:
+                self._fewer = 0
+                await self.cluster.adapt_to(target)
         except Exception as e:
             self._failures.failed(e)
         else:
             self._failures.went_well()
-
-    async def _adapt(self) -> None:
-        target, before = await self.safe_target(), self.cluster.wanted_workers
-        self._fewer = self._fewer + 1 if target < before else 0
-        if target > before or self._fewer >= self.wait_count:
-            self._fewer = 0
-            await self.cluster.adapt_to(target)
 
 
 class BatchGPUCluster(GPUCluster):
