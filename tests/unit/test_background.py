@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from paths import PACKAGE
+from sources import MODULES, parsed
 
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "supervise"]
+FILES = [path for path in MODULES if path.parent.name != "supervise"]
 # What starts something that raises where nobody looks.
 STARTS = {
     *("Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ProcessPoolExecutor"),
@@ -76,9 +77,7 @@ def bare(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def test_background_work_is_started_by_supervise() -> None:
     found = {
-        (str(path.relative_to(PACKAGE)), function, callee)
-        for path in FILES
-        for function, callee in bare(ast.parse(path.read_text()))
+        (str(path.relative_to(PACKAGE)), function, callee) for path in FILES for function, callee in bare(parsed(path))
     }
     new = sorted(found - EXCEPTIONS.keys())
     assert not new, f"{new}: start it by hpcgpu.supervise, which asks what happens when it raises"

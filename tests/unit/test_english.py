@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from paths import PACKAGE, ROOT, TESTS
+from sources import MODULES, parsed
 
 import hpcgpu
 
@@ -29,9 +30,8 @@ INTERFACES += ("hpcgpu.spill.devices.Copies",)
 BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
 
 
-@functools.cache
 def modules() -> tuple[tuple[str, ast.Module], ...]:
-    return tuple((str(p.relative_to(PACKAGE)), ast.parse(p.read_text())) for p in sorted(PACKAGE.rglob("*.py")))
+    return tuple((str(p.relative_to(PACKAGE)), parsed(p)) for p in MODULES)
 
 
 def documented(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST, str]]:

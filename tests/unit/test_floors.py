@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import graphlib
 import re
 import sys
@@ -12,8 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 from paths import PACKAGE
-
-FILES = sorted(PACKAGE.rglob("*.py"))
+from sources import MODULES as FILES
+from sources import parsed
 
 LOW = {"errors", "units"}
 FLOOR2 = {"topology", "batch", "launch", "config"}
@@ -92,11 +91,6 @@ AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def home(path: Path) -> str:

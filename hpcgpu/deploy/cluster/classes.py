@@ -1,4 +1,4 @@
-"""The cluster classes: of the batch systems, which translate the arguments of ``scale`` and ``adapt``, and of this machine."""
+"""The cluster classes: of batch systems, which translate the arguments of ``scale`` and ``adapt``, and of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from distributed.deploy.adaptive import Adaptive
 
 from hpcgpu.config import entry_points
 from hpcgpu.config.migration import read_local_cuda
-from hpcgpu.deploy import settings
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster, object_of
 from hpcgpu.deploy.jobs.run import Run, home
@@ -281,9 +280,8 @@ class LocalGPUCluster(GPUCluster):
 
     def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
         ours, environ = read_local_cuda(keywords)
-        where = f"keyword {{name}} of {type(self).__name__}"
         try:
-            user = settings.read(ours, where, entry_point=self.entry_point)
+            user = read(ours, f"keyword {{name}} of {type(self).__name__}", entry_point=self.entry_point)
             return ClusterRun(user, self.patience, environ=environ)
         except ConfigError as e:
             if "n_workers" not in keywords:

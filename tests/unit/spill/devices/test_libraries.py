@@ -34,11 +34,10 @@ EACH = 16 * KIB
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake.Gpu]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> fake.Gpu:
     gc.collect()
     gc.freeze()  # what other tests have left is not looked at in each of the collections here
-    yield fake.install(monkeypatch, 12 * EACH)
-    gc.unfreeze()
+    return fake.install(monkeypatch, 12 * EACH)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "jit_unspill"])
