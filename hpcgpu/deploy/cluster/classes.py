@@ -1,4 +1,4 @@
-"""The cluster classes: of batch systems, which translate the arguments of ``scale`` and ``adapt``, and of this machine."""
+"""The cluster classes: of batch systems, which translate arguments of ``scale`` and ``adapt``, and of this machine."""
 
 from __future__ import annotations
 
