@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -231,18 +231,11 @@ def security_of(scheduler: Mapping[str, Any]) -> Security:
 
 async def report_failure(scheduler: Mapping[str, Any], text: str) -> None:
     """Report to rank 0 why this node has no workers: it would wait for them."""
-    async with scheduler_rpc(scheduler, _REPORT_S) as to:
-        await to.hpcgpu_failed(text=text)
-
-
-@contextlib.asynccontextmanager
-async def scheduler_rpc(scheduler: Mapping[str, Any], deadline_s: float) -> AsyncIterator[Any]:
-    """Call the scheduler's handlers by name, at the first of its addresses that answers."""
     from distributed.core import rpc
 
     from hpcgpu.deploy.network.connect_first import connect_first
 
     trust = security_of(scheduler)
-    reached = await connect_first(scheduler["addresses"], trust, deadline_s)
+    reached = await connect_first(scheduler["addresses"], trust, _REPORT_S)
     async with rpc(reached.address, connection_args=trust.get_connection_args("worker")) as to:
-        yield to
+        await to.hpcgpu_failed(text=text)

@@ -183,18 +183,6 @@ def index_runs(indexes: Iterable[int]) -> tuple[str, ...]:
     return tuple(filter(None, str(CpuSet(indexes)).split(",")))
 
 
-def split_count(count: int, limit: int) -> tuple[int, ...]:
-    """Return the sizes of the fewest submissions for ``count`` jobs, none larger than ``limit``."""
-    full, rest = divmod(count, limit)
-    return (limit,) * full + ((rest,) if rest else ())
-
-
-def check_limit(limit: int, system: str) -> None:
-    """Raise ConfigError for a limit below one job."""
-    if limit < 1:
-        raise ConfigError(f"array_limit={limit} of {system}; allowed: 1 (no arrays) or more")
-
-
 def unasked(spec: JobSpec, *, memory: bool, cpus: bool) -> tuple[str, ...]:
     """Return a message on each part of a request for which the site's dialect has no option."""
     parts = {
@@ -212,6 +200,20 @@ class Plain:
     """A batch system that is not asked about nodes and limits beforehand, and needs no force to end a job."""
 
     __slots__ = ()
+    array_limit: int  # the most elements of an array; 1: no arrays
+
+    def check_dialect(self, system: str, choices: Mapping[str, tuple[str, ...]]) -> None:
+        """Raise ConfigError for a field with another value than its choices, or a limit below one job."""
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r} of {system}; allowed: {', '.join(allowed)}")
+        if self.array_limit < 1:
+            raise ConfigError(f"array_limit={self.array_limit} of {system}; allowed: 1 (no arrays) or more")
+
+    def split(self, count: int) -> tuple[int, ...]:
+        """Return the sizes of the submissions for ``count`` jobs."""
+        full, rest = divmod(count, self.array_limit)
+        return (self.array_limit,) * full + ((rest,) if rest else ())
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
         """Return no messages."""

@@ -13,14 +13,12 @@ from hpcgpu.batch.common import (
     Directive,
     Plain,
     by_array,
-    check_limit,
     exit_file,
     index_runs,
     merge_options,
     options_in,
     refuse_control,
     script_body,
-    split_count,
     unasked,
 )
 from hpcgpu.errors import ConfigError
@@ -130,16 +128,9 @@ class Pbs(Plain):
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        for name, allowed in _ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r} of PBS; allowed: {', '.join(allowed)}")
-        check_limit(self.array_limit, "PBS")
+        self.check_dialect("PBS", _ALLOWED)
         if self.cpus_multiple_of < 1:
             raise ConfigError(f"cpus_multiple_of={self.cpus_multiple_of} of PBS; allowed: 1 or more")
-
-    def split(self, count: int) -> tuple[int, ...]:
-        """Return the sizes of the submissions for ``count`` jobs."""
-        return split_count(count, self.array_limit)
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script."""

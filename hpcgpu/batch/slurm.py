@@ -12,13 +12,11 @@ from hpcgpu.batch.common import (
     Directive,
     Plain,
     by_array,
-    check_limit,
     index_runs,
     merge_options,
     options_in,
     refuse_control,
     script_body,
-    split_count,
     unasked,
 )
 from hpcgpu.errors import ConfigError, SubmitError
@@ -82,14 +80,7 @@ class Slurm(Plain):
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        for name, allowed in _ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r} of Slurm; allowed: {', '.join(allowed)}")
-        check_limit(self.array_limit, "Slurm")
-
-    def split(self, count: int) -> tuple[int, ...]:
-        """Return the sizes of the submissions for ``count`` jobs."""
-        return split_count(count, self.array_limit)
+        self.check_dialect("Slurm", _ALLOWED)
 
     def script(self, spec: JobSpec) -> str:
         """Return the batch script."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from hpcgpu.plan.jobs import Job
 from hpcgpu.report import Bar, Column, Shown, Table, Value, page, preformatted
@@ -137,14 +137,14 @@ def cluster_page(
     where = f" on {counted(len(gpus), 'GPU')}" if gpus else ""
     where += f", {counted(len(nodes), 'node')}" if present else ""
     colour = _STATES.get(state.split(":", maxsplit=1)[0].split(" ", maxsplit=1)[0], "#d93a2b")
-    title = f'{_e(kind)} <span class="dim" style="font-weight: normal">{_e(name)}</span>'
+    title = f'{escape(kind)} <span class="dim" style="font-weight: normal">{escape(name)}</span>'
     parts = [
         f"<h3>{title}</h3>",
-        f'<p><span class="dot" style="background: {colour}"></span>Status: <strong>{_e(state)}</strong>'
+        f'<p><span class="dot" style="background: {colour}"></span>Status: <strong>{escape(state)}</strong>'
         f" &nbsp; Workers: <strong>{count}</strong>{where}</p>",
     ]
     if link:
-        parts.append(f'<p>Dashboard: <a href="{_e(link)}" target="_blank">{_e(link)}</a></p>')
+        parts.append(f'<p>Dashboard: <a href="{escape(link)}" target="_blank">{escape(link)}</a></p>')
     parts.append(jobs.html())
     if measured := [w for w in workers if w.tiers]:
         most = sum(w.spilled_to_disk_bytes for w in measured)
@@ -171,7 +171,3 @@ def workers_table(workers: Sequence[WorkerFacts]) -> Table:
     ]
     faults = Column("differences", kind="fault", mark="not as planned: ")
     return Table((Column("worker", kind="name"), *map(Column, columns), faults), rows)
-
-
-def _e(text: str) -> str:
-    return html.escape(text)

@@ -478,7 +478,7 @@ class GPUCluster(ReportedCluster):
             await run.close()
         finally:
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
-            self.parts.answers.ended()
+            self.parts.answers.show_end()
 
 
 def object_of(kind: type[Kind], run: ClusterRun, *, keeps_job: bool, asynchronous: bool) -> Kind:

@@ -42,7 +42,7 @@ class Answers:
         self._facts: dict[str, WorkerFacts] = {}  # by address
         self._asked_s = 0.0
         self._asking: tasks.Loop | None = None
-        self._show_end: Callable[[], None] | None = None
+        self.show_end: Callable[[], object] = lambda: None  # updates a widget that shows the page when the cluster ends
 
     def workers(self, present: Mapping[str, Any]) -> list[WorkerFacts]:
         """Return the facts of the present workers; of those that have not answered, the scheduler's facts."""
@@ -79,15 +79,6 @@ class Answers:
                     await self.ask_workers(scheduler())
 
             self._asking = tasks.run_forever(ask, "the questions to the workers for a notebook")
-
-    def shown(self, show_end: Callable[[], None]) -> None:
-        """Record that a widget shows the page; ``show_end`` updates it when the cluster has ended."""
-        self._show_end = show_end
-
-    def ended(self) -> None:
-        """Show that the cluster has ended, if a widget shows the page."""
-        if self._show_end:
-            self._show_end()
 
     def close(self) -> None:
         """Stop asking."""

@@ -126,5 +126,5 @@ class ReportedCluster(Cluster):
             if not self.parts.run.scales:
                 self._tab.children = self._tab.children[:1]  # without the tab for scale and adapt, which are refused
             # distributed no longer updates the widget then
-            self.parts.answers.shown(lambda: setattr(self._tab.children[0], "value", self._repr_html_()))
+            self.parts.answers.show_end = lambda: setattr(self._tab.children[0], "value", self._repr_html_())
         return self._tab

@@ -60,11 +60,6 @@ class Fleet:
         """Why the jobs are not looked after at present; "" if they are."""
         return self._looking.trouble if self._looking else ""
 
-    @property
-    def submitting(self) -> bool:
-        """True if there may be member jobs whose ids are unknown yet."""
-        return self._submitter is not None and self._submitter.unanswered
-
     def present(self) -> Mapping[str, JobWorkers]:
         """Return the registered workers by their job's id."""
         head = self.run.head
@@ -186,7 +181,8 @@ class Fleet:
     async def write(self) -> None:
         """Write the record, one write after the other, each with the facts of its time."""
         async with self._writing:
-            self.run.submitting = self.submitting
+            # there may be member jobs whose ids are unknown yet
+            self.run.submitting = self._submitter is not None and self._submitter.unanswered
             await tasks.to_thread(self.run.save)
 
     # --- the loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,23 +87,18 @@ def plan_job(
     return spec, system
 
 
-def make_log_folder(path: str | None) -> None:
-    """Make the log folder as dask-jobqueue does; without it Slurm fails a job, "JobLaunchFailure" (22.05.8).
-
-    A folder that only the nodes have cannot be made here, and one with a pattern of sbatch's (``%u``) has another name.
-    """
-    if path and "%" not in path:
-        with contextlib.suppress(OSError):
-            parents.make(Path(path))
-
-
 async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) -> None:
     """Submit the first job of a run, with its record and its guard in place before the job exists.
 
     Raises SubmitError in the batch system's words.
     """
     await tasks.to_thread(run.save)
-    await tasks.to_thread(lambda: make_log_folder(run.document.settings.log_directory))
+    # As dask-jobqueue does; without it Slurm fails a job, "JobLaunchFailure" (22.05.8). A folder that only the nodes
+    # have cannot be made here, and one with a pattern of sbatch's (%u) has another name.
+    logs = run.document.settings.log_directory
+    if logs and "%" not in logs:
+        with contextlib.suppress(OSError):
+            await tasks.to_thread(functools.partial(parents.make, Path(logs)))
     await tasks.to_thread(run.start_guard)
     await submit_job()
     run.submitting = False

@@ -20,7 +20,7 @@ from hpcgpu import batch
 from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm_answers
 from hpcgpu.cli.commands import plan
 from hpcgpu.config.sites.read import read_site
-from hpcgpu.deploy.cluster import batch as clusters
+from hpcgpu.deploy.cluster import classes as clusters
 from hpcgpu.deploy.sites import template_names
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import JobSpec, JobState, Result, site

@@ -171,8 +171,9 @@ def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
     assert not {"dataclasses", "inspect", "pathlib", "shutil", "asyncio", "psutil"} & set(done.stdout.split())
 
 
-def test_reading_is_light() -> None:
-    """Every leader reads a document."""
-    code = "import sys; import hpcgpu.config.document; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+@pytest.mark.parametrize("line", ["import hpcgpu.config.document", "from hpcgpu import GPURunner"])
+def test_reading_is_light(line: str) -> None:
+    """Every leader reads a document, and every rank of a script makes a runner."""
+    code = f"import sys; {line}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60), check=True)
     assert not {"msgspec", "yaml", "difflib", "distributed", "numpy", "mpi4py"} & set(done.stdout.split())
