@@ -88,14 +88,13 @@ def _topology(root: ET.Element) -> Topology:
 
 
 def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tuple[CpuSet, ...], tuple[str, ...]]:
-    cores, seen = set[CpuSet](), set[int]()
+    core_of: dict[int, CpuSet] = {}
     for o, cpus in ((o, _cpus(o)) for o in objects if o.get("type") == "Core"):
-        if not seen.isdisjoint(cpus):
+        if not core_of.keys().isdisjoint(cpus):
             raise safe_xml.Misread(o, "cpuset", "PUs that no other core has")
-        seen |= cpus
-        cores |= {cpus} - {CpuSet()}
-    if cores:
-        return tuple(sorted(cores, key=min)), ()
+        core_of |= dict.fromkeys(cpus, cpus)
+    if core_of:
+        return tuple(sorted({*core_of.values()}, key=min)), ()
     rest = {_cpus(o) for o in objects if o.get("type") == "PU"} - {CpuSet()}
     cores_by_mask, how = cores_of_masks(n.cpuset for n in numa)
     alone = sorted(pu for pu in rest if not any(pu & core for core in cores_by_mask))
