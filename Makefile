@@ -11,6 +11,8 @@ UCX    := .venv-ucx
 CUPY   := .venv-cupy
 LAB    := PYTHON=$(PYTHON) docker/lab.sh
 
+# Images set it; then each Python of the tests compiles all that it imports: 1.4 CPU s for distributed alone.
+unexport PYTHONDONTWRITEBYTECODE
 SHELL  := /bin/bash
 CORES  := $(shell nproc)
 # Slurm clusters beside each other, each with its share of the tests in tests/lab: one more than cores, 4 at most:
@@ -35,7 +37,7 @@ help:
 	@echo 'make oldest       the demo and tests/unit with the lowest versions of all dependencies (minutes)'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make cupy         CuPy, numba and RMM themselves, in an environment of their own; no GPU is needed'
-	@echo 'make bench        the benchmarks, and their table in docs/benchmarks.md'
+	@echo 'make bench        the benchmarks: figures in docs/benchmarks/*.csv, and docs/benchmarks.md with charts of them'
 	@echo 'make gpu          all that wants a GPU, in 9 minutes at most, and a report of it in build/gpu'
 	@echo 'make slurm-up     a Slurm cluster in containers; slurm-shell: its login node; slurm-down: remove it'
 	@echo 'make clean        remove what make made here'
@@ -56,12 +58,18 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo 'installed. In your shell: . $(BIN)/activate'
 	@touch $(STAMP)
 
+# What tests import is compiled once, before several processes do so at the same time; the real OpenPBS's user cannot.
+COLLECT := -m pytest --quiet --collect-only -p no:cacheprovider
+$(VENV)/.compiled: $(STAMP)
+	@$(BIN)/python $(COLLECT) tests/unit tests/process > /dev/null || true
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/hpcgpu demo
 	@echo 'On your own: . $(BIN)/activate; hpcgpu run --gpus sim:4 examples/svd.py'
 
 # Types beside the tests: neither keeps both cores of a small machine busy to its end.
-check: $(STAMP)
+check: $(VENV)/.compiled
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@log=$$(mktemp); \
@@ -99,7 +107,7 @@ test: system
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
 	  $(MAKE) --no-print-directory -k $(UCX)/.installed $(CUPY)/.installed & ucx=$$!; \
 	  trap 'kill $$ucx 2> /dev/null' EXIT; \
-	  $(MAKE) --no-print-directory $(STAMP) && wait $$ucx || exit; \
+	  $(MAKE) --no-print-directory $(VENV)/.compiled && wait $$ucx || exit; \
 	  $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 tests/lab \
 	    > $$log 2>&1 & lab=$$!; \
 	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
@@ -114,7 +122,7 @@ test: system
 
 # Each of these starts several processes, and waits for them now and then: two more of them than cores. With one more,
 # two cores had nothing to do for a fifth of the time once the lab was done.
-clusters: $(STAMP)
+clusters: $(VENV)/.compiled
 	$(BIN)/python $(RUN) process $(STEAL) -n $$(( $(CORES) < 7 ? $(CORES) + 2 : 8 )) tests/process tests/gpu
 	@[ -z "$(NOW)" ] || $(DECIDE) process
 
@@ -124,6 +132,7 @@ $(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
 	@grep -vE '^(dask|distributed|cuda-bindings)==' constraints.txt | cat - constraints-ucx.txt > $(UCX)/constraints.txt
 	$(UCX)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -c $(UCX)/constraints.txt \
 	  -e '.[ucx,mpi-runtime]' hypothesis pytest pytest-timeout pytest-xdist
+	@$(UCX)/bin/python $(COLLECT) tests/ucx > /dev/null || true
 	@touch $@
 
 $(CUPY)/.installed: pyproject.toml constraints.txt constraints-cupy.txt tests/support/real_cupy.py tests/support/fakert.c
@@ -134,6 +143,7 @@ $(CUPY)/.installed: pyproject.toml constraints.txt constraints-cupy.txt tests/su
 	  cython nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-profiler-api
 	$(CUPY)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --no-deps -c constraints-cupy.txt cudf-cu13
 	$(CUPY)/bin/python tests/support/real_cupy.py
+	@$(CUPY)/bin/python $(COLLECT) tests/cupy > /dev/null || true
 	@touch $@
 
 ucx: $(UCX)/.installed
@@ -147,8 +157,9 @@ cupy: $(CUPY)/.installed
 system:
 	@scripts/system-deps.sh
 
-bench: $(STAMP) $(UCX)/.installed
+bench: $(STAMP) $(VENV)/.installed-docs $(UCX)/.installed
 	$(BIN)/python scripts/bench.py
+	$(BIN)/python scripts/bench_page.py
 
 # It says itself what failed (exit code 1) and what was not done for want of a GPU (3).
 gpu: $(STAMP)

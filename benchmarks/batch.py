@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -22,12 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import _figures
 from _on_slurm import WAYS, WORKERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from lab import CHECKOUT, Lab
 
 CASE = f"{WORKERS} workers, 2 nodes"
+report = functools.partial(_figures.report, "batch")
 # Slurm puts off a job that comes soon after the last round of its scheduler (sched_min_interval is 2 s): without this
 # wait the same way takes 1.5 or 3.9 s, by what was measured before it (22.05.8).
 SETTLED_S = 5.0
@@ -138,11 +140,6 @@ def ask(lab: Lab, code: str) -> dict[str, float]:
     lab.wait_idle(timeout=60)
     answer: dict[str, float] = json.loads(said.splitlines()[-1])
     return answer
-
-
-def report(case: str, who: str, name: str, values: list[float], unit: str) -> None:
-    figure = {"case": case, "who": who, "measure": name, "value": round(statistics.median(values), 4), "unit": unit}
-    print(json.dumps({"bench": "batch", **figure, "runs": len(values)}), flush=True)
 
 
 def main() -> None:

@@ -9,13 +9,12 @@ median of ``--runs``.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import _figures
 import psutil
 from bokeh.client import pull_session
 
@@ -56,16 +55,8 @@ def main() -> None:
         assert crowd.stdin
         crowd.stdin.close()
     for what, values in found.items():
-        figure = {
-            "bench": "dashboard",
-            "case": f"page of {options.gpus} GPUs",
-            "who": "hpcgpu",
-            "measure": f"scheduler, {what}",
-            "value": round(statistics.median(values), 2),
-            "unit": "% of a core",
-            "runs": options.runs,
-        }
-        print(json.dumps(figure))
+        case = f"page of {options.gpus} GPUs"
+        _figures.report("dashboard", case, "hpcgpu", f"scheduler, {what}", values, "% of a core")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ size.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import resource
@@ -30,8 +29,8 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from statistics import median
 
+import _figures
 import numpy as np
 import zict
 from distributed.protocol import deserialize_bytes, serialize_bytelist
@@ -178,9 +177,8 @@ def main() -> None:
                 for measure, value in one_run(kind, args.folder, values).items():
                     found[who, measure].append(value)
         for (who, measure), got in sorted(found.items()):
-            figure = {"case": case, "who": who, "measure": measure, "value": round(median(got), 3)}
             unit = "s/GB" if measure.endswith("cpu") else "GB/s"
-            print(json.dumps({"bench": "disk", **figure, "unit": unit, "runs": args.runs}), flush=True)
+            _figures.report("disk", case, who, measure, got, unit)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ process. One JSON line per figure; the median of ``--runs`` runs, both in turn i
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -18,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import _figures
 from distributed import LocalCluster
 from distributed.security import Security
 
@@ -85,13 +84,9 @@ def main() -> None:
             values.setdefault(who, []).append(seconds * 1e3)
     scale = values.pop("scale")
     for who, milliseconds in values.items():
-        report(CASE, who, "cpu_ms_per_join_and_leave", [value / len(NAMES) for value in milliseconds])
-    report(f"scale(jobs={JOBS})", "hpcgpu", "own_cpu_ms", scale)
-
-
-def report(case: str, who: str, name: str, values: list[float]) -> None:
-    figure = {"case": case, "who": who, "measure": name, "value": round(statistics.median(values), 3), "unit": "ms"}
-    print(json.dumps({"bench": "load", **figure, "runs": len(values)}), flush=True)
+        each = [value / len(NAMES) for value in milliseconds]
+        _figures.report("load", CASE, who, "cpu_ms_per_join_and_leave", each, "ms")
+    _figures.report("load", f"scale(jobs={JOBS})", "hpcgpu", "own_cpu_ms", scale, "ms")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import _figures
 import numpy as np
 from _sizes import IDLE, MIB, NAMES, OF_THE_HOST, SIZES
 from _trees import Tree
@@ -124,11 +125,9 @@ def in_turn(options: argparse.Namespace, kinds: Sequence[str]) -> tuple[Values, 
 def lines(values: Values, why_not: dict[tuple[str, str], str]) -> Iterator[dict[str, Any]]:
     """Return a figure for each measure, and then one for each goal."""
     for (case, who, measure), found in values.items():
-        unit = UNITS.get(measure, "MiB")
-        yield {**figure(case, who, measure, found), "unit": unit}
+        yield _figures.figure("main_job", case, who, measure, found, UNITS.get(measure, "MiB"))
     for (case, who), why in why_not.items():
-        missing = {"case": case, "who": who, "measure": "wall_s", "value": None, "unit": "s", "runs": 0, "why": why}
-        yield {"bench": "main_job", **missing}
+        yield _figures.missing("main_job", case, who, "wall_s", why, "s")
     for case, who in dict.fromkeys((case, who) for case, who, _ in values if who in PEERS):
         peer_spills = any(values.get((case, PEERS[who], "host_to_disk_mib"), [0.0]))
         for goal in goals(case, peer_spills):
@@ -138,14 +137,8 @@ def lines(values: Values, why_not: dict[tuple[str, str], str]) -> Iterator[dict[
             each = [a / b for a, b in zip(ours, theirs, strict=True)]
             value = median(ours) / median(theirs)
             met = "met" if value <= goal.at_most else "within the spread" if min(each) <= goal.at_most else "missed"
-            line = figure(case, f"{who} / {PEERS[who]}", f"{goal.measure}_ratio", each)
-            yield {**line, "value": round(value, 3), "unit": "", "goal": f"<= {goal.at_most}: {met}"}
-
-
-def figure(case: str, who: str, measure: str, found: Sequence[float]) -> dict[str, Any]:
-    spread = [round(min(found), 3), round(max(found), 3)]
-    value = {"value": round(median(found), 3), "runs": len(found), "spread": spread}
-    return {"bench": "main_job", "case": case, "who": who, "measure": measure, **value}
+            line = _figures.figure("main_job", case, f"{who} / {PEERS[who]}", f"{goal.measure}_ratio", each, "")
+            yield {**line, "value": round(value, 4), "goal": f"<= {goal.at_most}: {met}"}
 
 
 def table(figures: Sequence[dict[str, Any]]) -> str:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import _figures
 import numpy as np
 import psutil
 from distributed import Client, LocalCluster, Security, wait
@@ -87,7 +86,8 @@ def measure(options: dict[str, Any], environ: dict[str, str]) -> Figures:
         first, second = sorted(client.nthreads())
         for place, make in (("host", make_host), ("device", make_device)):
             for nbytes, count in SIZES.items():
-                case = f"{count} arrays of {nbytes >> 10} KiB, {place}"
+                size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes >> 10} KiB"
+                case = f"{count} arrays of {size}, {place}"
                 if place == "device" and "peer" in options:
                     continue
                 for _ in range(2):  # the second time counts: memory that no process had for a while is slow
@@ -132,14 +132,7 @@ def main() -> None:
                 values.setdefault(figure, {}).setdefault(who, []).append(value)
     for (case, name, unit), by_who in values.items():
         for who, found in by_who.items():
-            row = {
-                "case": case,
-                "who": who,
-                "measure": name,
-                "value": round(statistics.median(found), 4),
-                "unit": unit,
-            }
-            print(json.dumps({"bench": "protocols", **row, "runs": len(found)}), flush=True)
+            _figures.report("protocols", case, who, name, found, unit)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import _figures
 import _peers
 import dask
 import numpy as np
@@ -54,11 +54,8 @@ RELEASE = f"{_peers.KEYS} keys released, {_peers.KEYS - _peers.FIT} of them spil
 
 def say(case: str, who: str, measure: str, values: list[float] | str, unit: str) -> None:
     """Print a figure; text in place of values says why there is none."""
-    figure = {"bench": "spill", "case": case, "who": who, "measure": measure}
-    if isinstance(values, str):
-        print(json.dumps({**figure, "value": None, "unit": unit, "runs": 0, "why": values}), flush=True)
-    else:
-        print(json.dumps({**figure, "value": round(median(values), 3), "unit": unit, "runs": len(values)}), flush=True)
+    make = _figures.missing if isinstance(values, str) else _figures.figure
+    print(json.dumps(make("spill", case, who, measure, values, unit)), flush=True)
 
 
 def copies(runs: int, python: str | None) -> None:

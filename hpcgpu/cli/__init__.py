@@ -31,10 +31,10 @@ def main() -> None:
 
 
 def join(name: str = "python -m hpcgpu.worker", argv: Sequence[str] | None = None) -> None:
-    """Run the command ``hpcgpu worker`` under another name, with this program's arguments if ``argv`` is None."""
-    from hpcgpu.cli.worker import worker
+    """Run ``hpcgpu worker`` or ``dask gpu config`` by name, with this program's arguments if ``argv`` is None."""
+    from hpcgpu.cli.worker import config, worker
 
-    _run(worker, name, argv)
+    _run(config if name.endswith("config") else worker, name, argv)
 
 
 def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -> None:
@@ -56,6 +56,7 @@ def _as_typed(text: str) -> str:
             return flag(name if value != "False" else f"no_{name}") if name in BY_NAME else match[0]
         return f"{flag(name)} {value}".rstrip()
 
+    text = re.sub(r"=\{'([^']*)': '([^']*)'\}", r"=\1=\2", text)  # env={'A': '1'}
     return re.sub(r"(?<![\w.-])([a-z]\w*)=('[^']*'|\"[^\"]*\"|[\w.:*-]*)", option, text)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +22,7 @@ from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.report.table import Table
 
 Function = Callable[..., Any]
+FILE = click.Path(readable=False)  # any text; the shell completes names of files
 # Kinds of options that may be repeated, and how each value is written.
 MANY: Mapping[str, str] = MappingProxyType(
     {"texts": "TEXT", "lines": "LINE", "nics": "NAME", "environment": "NAME=VALUE", "numbers": "NAME=NUMBER"}
@@ -31,11 +34,14 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 class _WithExamples(click.Command):
-    """A command with ``examples``: lines to type, each with its effect, or ""."""
+    """A command with ``--debug`` and ``examples``: lines to type, each with its effect, or ""."""
 
     def __init__(self, *args: Any, examples: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples or {}
+        debug: dict[str, Any] = {"help": "Show tracebacks, and what Dask logs.", "is_flag": True, "expose_value": False}
+        debug["callback"] = lambda _, __, on: os.environ.update({"HPCGPU_DEBUG": "1"} if on else {})
+        self.params.append(click.Option(["--debug"], **debug))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples; called by click."""
@@ -57,6 +63,9 @@ class Command(_WithExamples):
             if lines := [row for name, row in rows if name == group]:
                 with formatter.section(group):
                     formatter.write_dl(lines)
+
+
+command = partial(click.command, cls=Command)
 
 
 class Group(_WithExamples, click.Group):
@@ -97,23 +106,16 @@ def example_lines(examples: Mapping[str, str]) -> Iterator[str]:
         yield f"{line:{width}}  # {about}" if about else line
 
 
-def setting_options(entry_point: str) -> Callable[[Function], Function]:
-    """Give a command an option for each setting; its arguments go through :func:`typed_settings`.
+def setting_options(entry_point: str = "", *names: str) -> Callable[[Function], Function]:
+    """Give a command an option for each (of these) settings; its arguments go through :func:`typed_settings`.
 
     Options without effect in the command are not in its help, and are refused where they are read.
     """
-    return _add_options([user_name(field) for field in options()], hidden=unused(entry_point))
 
-
-def some_setting_options(*names: str) -> Callable[[Function], Function]:
-    """Give a command an option for each of these settings."""
-    return _add_options(names, hidden=())
-
-
-def _add_options(names: Sequence[str], hidden: Iterable[str]) -> Callable[[Function], Function]:
     def add(function: Function) -> Function:
-        for field in reversed([f for f in options() if user_name(f) in names]):
-            function = _option(field, hidden=user_name(field) in hidden)(function)
+        for field in reversed([f for f in options() if not names or user_name(f) in names]):
+            hidden = bool(entry_point) and user_name(field) in unused(entry_point)
+            function = _option(field, hidden=hidden)(function)
         return function
 
     return add
@@ -130,14 +132,24 @@ def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function
     choices = field.metadata["choices"]
     metavar = "|".join(choices) or MANY.get(kind, "VALUE")
 
-    def complete(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
-        from hpcgpu.deploy.sites import site_files
-
-        return [word for word in (sorted(site_files()) if name == "site" else choices) if word.startswith(typed)]
-
+    complete = completion(lambda: _sites() if name == "site" else choices)
     return click.option(
         *names, name, default=None, multiple=many, metavar=metavar, help=text, hidden=hidden, shell_complete=complete
     )
+
+
+def completion(words: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return a function for click that completes one of these words."""
+    return lambda _, __, typed: [word for word in words() if word.startswith(typed)]
+
+
+def _sites() -> list[str]:
+    from hpcgpu.deploy.sites import site_files
+
+    return sorted(site_files())
+
+
+SITE = completion(_sites)
 
 
 def _switches(names: Sequence[str]) -> Iterator[str]:
@@ -172,24 +184,14 @@ def typed_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in typed.items()}
 
 
-def debug_option(function: Function) -> Function:
-    """Give a command ``--debug``."""
-
-    def switch_on(_: click.Context, __: click.Parameter, on: bool) -> None:
-        if on:
-            os.environ["HPCGPU_DEBUG"] = "1"
-
-    text = "Show tracebacks, and what Dask logs."
-    return click.option("--debug", is_flag=True, expose_value=False, callback=switch_on, help=text)(function)
-
-
 def json_option(facts: str) -> Callable[[Function], Function]:
     """Give a command that prints facts ``--json``, as the argument ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help=f"Print {facts} as JSON.")
 
 
-def show(table: Table) -> None:
-    """Print a table in the width and colours of the terminal; in a pipe or a file each row is one line."""
-    is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((0, 0)).columns
-    click.echo(table.to_text(width, colours=is_terminal and "NO_COLOR" not in os.environ), nl=False)
+def show(text: Table | str, facts: Any = None) -> None:
+    """Print facts as JSON if there are any, else a text or a table: in a pipe each row is one line."""
+    if isinstance(text, Table):
+        colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        text = text.to_text(shutil.get_terminal_size((0, 0)).columns, colours=colours)
+    click.echo(text if facts is None else f"{json.dumps(facts, indent=2)}\n", nl=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,8 @@ import click
 
 from hpcgpu import __version__
 from hpcgpu.cli import runs, sites
-from hpcgpu.cli.command import FROM, Group, debug_option, json_option, setting_options, show, typed_settings
-from hpcgpu.cli.doctor import doctor
-from hpcgpu.cli.facts import report, topo, version
+from hpcgpu.cli.command import FILE, FROM, Group, completion, json_option, setting_options, show, typed_settings
+from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
 from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
     from hpcgpu.report.job import Preview
 
 # Words after the script are the script's.
-_SCRIPT: dict[str, Any] = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "SCRIPT [ARGUMENTS]..."}
+_SCRIPT: dict[str, Any] = {"nargs": -1, "type": FILE, "metavar": "SCRIPT [ARGUMENTS]..."}
 _NO_SCRIPT: dict[str, Any] = {**_SCRIPT, "metavar": "[SCRIPT [ARGUMENTS]...]"}
 _SCRIPT_LAST = {"allow_interspersed_args": False}
 # Other names of hpcgpu plan, for one release.
 _DRY = click.option("--dry-run", is_flag=True, hidden=True, help="As hpcgpu plan.")
 _DRY_JSON = click.option("--json", "as_json", is_flag=True, hidden=True, help="With --dry-run: as hpcgpu plan --json.")
 
-
 _HEADINGS = {
-    "Begin": ("demo", "site", "plan", "doctor"),
-    "Run a script on GPUs": ("run", "launch", "template"),
-    "Join a scheduler": ("worker",),
-    "Clusters that are there": ("ps", "logs", "stop"),
+    "Try it without a GPU": ("demo",),
+    "On a cluster": ("site", "plan", "doctor"),
+    "In a job, or on one machine": ("template", "launch", "run"),
+    "Workers for another scheduler": ("worker",),
+    "Running clusters": ("ps", "logs", "stop"),
     "Facts": ("topo", "report", "version"),
 }
 
@@ -47,26 +46,31 @@ _HEADINGS = {
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     examples={
         "hpcgpu demo": "four simulated GPUs",
-        "hpcgpu run my_script.py": "all GPUs of this machine",
         "hpcgpu plan --batch slurm --nodes 2 --gpus sim:4": "look before you submit",
+        "hpcgpu run my_script.py": "all GPUs of this machine",
     },
     epilog="\b\nEach command has --help, with examples. Completion in bash:\n"
     'eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"',
+    invoke_without_command=True,
 )
 @click.version_option(__version__, message="hpcgpu %(version)s")
-@debug_option
-def hpcgpu() -> None:
-    """Run a Dask cluster on the GPUs of a batch job: the scheduler on rank 0, one bound, spilling worker per GPU."""
+@click.pass_context
+def hpcgpu(context: click.Context) -> None:
+    """Start a Dask cluster on the GPUs of a Slurm job, a PBS job, or one machine: a worker for each, which spills."""
+    if context.invoked_subcommand is None:
+        if not sys.stdout.isatty():
+            raise click.exceptions.NoArgsIsHelpError(context)
+        click.echo(next_steps())
 
 
 for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo, version, worker):
     hpcgpu.add_command(_command)
 
 
-def _templates(_: click.Context, __: click.Parameter, typed: str) -> list[str]:
+def _templates() -> list[str]:
     from hpcgpu.deploy.templates import names
 
-    return [name for name in names() if name.startswith(typed)]
+    return names()
 
 
 @hpcgpu.command(short_help="Run two SVDs on four simulated GPUs.", examples={"hpcgpu demo": ""})
@@ -92,7 +96,6 @@ def demo(memory_limit: str) -> None:
 @_DRY
 @_DRY_JSON
 @setting_options(entry_points.RUN)
-@debug_option
 @click.argument("script", **_SCRIPT)
 def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
@@ -120,7 +123,6 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
 @_DRY_JSON
 @click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
 @setting_options(entry_points.LAUNCH)
-@debug_option
 @click.argument("script", **_SCRIPT)
 def launch(
     script: tuple[str, ...], only_print: bool, dry_run: bool, as_json: bool, document: str | None, **arguments: object
@@ -155,7 +157,6 @@ def launch(
 )
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
 @setting_options("hpcgpu plan")
-@debug_option
 @click.argument("script", **_NO_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
     """Do as hpcgpu plan --script: the same under an older name."""
@@ -178,15 +179,14 @@ def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -
     },
 )
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
-@click.option("--from", "file", metavar="FILE", help="What a node is like: hwloc's XML, or NCCL's; - for stdin.")
+@click.option("--from", "file", type=FILE, metavar="FILE", help="XML of a node, of hwloc or NCCL; - for stdin.")
 @click.option(
     "--ask/--no-ask", default=True, show_default=True, help="Ask for queues and nodes, and when the job would start."
 )
 @click.option("--script", "only_script", is_flag=True, help="Print the job script, or the launcher's line, alone.")
 @json_option("the plan")
-@click.option("--diff", "other", metavar="FILE", help="Say what differs from the plan that --json has written to FILE.")
+@click.option("--diff", "other", type=FILE, metavar="FILE", help="Say what differs from the plan of --json in FILE.")
 @setting_options("hpcgpu plan")
-@debug_option
 @click.argument("script", **_NO_SCRIPT)
 def plan(  # each is an option
     script: tuple[str, ...],
@@ -228,21 +228,17 @@ def plan(  # each is an option
 )
 @click.option("--folder", "only_folder", is_flag=True, help="Print the folder in which the templates lie.")
 @json_option("the templates")
-@click.argument("name", required=False, shell_complete=_templates)
+@click.argument("name", required=False, shell_complete=completion(_templates))
 def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
     from hpcgpu.deploy.templates import folder, names, purpose_and_usage, text_of
 
-    if as_json:
-        rows = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in names()}
-        click.echo(json.dumps(rows, indent=2))
-    elif only_folder:
-        click.echo(folder())
-    elif name:
-        click.echo(text_of(name), nl=False)
-    else:
-        columns = (Column("template", kind="name"), Column("about"))
-        show(Table(columns, [(each, purpose_and_usage(each)[0]) for each in names()]))
+    about = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in names()}
+    columns = (Column("template", kind="name"), Column("about"))
+    text: Table | str = Table(columns, [(each, row["about"]) for each, row in about.items()])
+    if only_folder or name:
+        text = text_of(name) if name and not only_folder else f"{folder()}\n"
+    show(text, about if as_json else None)
 
 
 def _is_plan(dry_run: bool, as_json: bool, command: str) -> bool:
@@ -261,10 +257,7 @@ def _say_alias(name: str, better: str) -> None:
 def _show(plan: Preview, as_json: bool) -> None:
     from hpcgpu.report.job import described, render
 
-    if as_json:
-        click.echo(json.dumps(described(plan), indent=2))
-        return
-    click.echo(render(plan, shutil.get_terminal_size((0, 0)).columns), nl=False)
+    show(render(plan, shutil.get_terminal_size((0, 0)).columns), described(plan) if as_json else None)
 
 
 def _checked(script: tuple[str, ...], command: str) -> tuple[str, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.command import Command, debug_option, json_option, show
+from hpcgpu.cli.command import command, completion, json_option, show
 from hpcgpu.report.table import Column, Table
 from hpcgpu.units import format_duration
 
@@ -21,13 +20,20 @@ _COLUMNS = (
 )
 
 
-@click.command(
+def _names() -> list[str]:
+    from hpcgpu.deploy.jobs.run import Run, home
+
+    return [name for run in Run.all(home()) for name in (run.name, *run.jobs)]
+
+
+RUN = completion(_names)
+
+
+@command(
     short_help="List your clusters on batch systems.",
-    cls=Command,
     examples={"hpcgpu ps": "", "hpcgpu ps --json | jq '.[].name'": "for a script"},
 )
 @json_option("clusters")
-@debug_option
 def ps(as_json: bool) -> None:
     """List your clusters on batch systems, also of other processes and nodes; remove the files of ended clusters."""
     import asyncio
@@ -41,24 +47,17 @@ def ps(as_json: bool) -> None:
     clusters = Run.all(home())
     asyncio.run(runs.refresh(clusters))
     clusters = runs.clean_up(clusters)
-    if as_json:
-        click.echo(json.dumps([_described(cluster) for cluster in clusters], indent=2))
-        return
-    if not clusters:
-        click.echo("no clusters")
-        return
-    show(Table(_COLUMNS, [_row(cluster) for cluster in clusters]))
+    text = Table(_COLUMNS, [_row(cluster) for cluster in clusters]) if clusters else "no clusters\n"
+    show(text, [_described(cluster) for cluster in clusters] if as_json else None)
 
 
-@click.command(
+@command(
     short_help="Print the end of a cluster's log.",
-    cls=Command,
     examples={"hpcgpu logs hpcgpu -f": "by name, as it grows", "hpcgpu logs 4711": "by a job's id"},
 )
-@click.argument("name")
+@click.argument("name", shell_complete=RUN)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=30, show_default=True, help="How many.")
-@debug_option
 def logs(name: str, follow: bool, lines: int) -> None:
     """Print the end of the log of cluster NAME: its name, its job's id, or the id of one of its jobs."""
     import asyncio
@@ -80,9 +79,8 @@ def logs(name: str, follow: bool, lines: int) -> None:
         click.echo(f"{log} is empty so far; {jobs}", err=True)
 
 
-@click.command(short_help="End a cluster, whoever holds it.", cls=Command, examples={"hpcgpu stop 4711": ""})
-@click.argument("name")
-@debug_option
+@command(short_help="End a cluster, whoever holds it.", examples={"hpcgpu stop 4711": ""})
+@click.argument("name", shell_complete=RUN)
 def stop(name: str) -> None:
     """End cluster NAME, whoever holds it: its name or its job's id. Returns when the batch system says it is gone."""
     import asyncio

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 import click
 
-from hpcgpu.cli.command import Group, debug_option, json_option
-from hpcgpu.cli.command import show as show_table
+from hpcgpu.cli.command import FILE, SITE, Group, json_option
+from hpcgpu.cli.command import show as show_text
 from hpcgpu.errors import ConfigError
 from hpcgpu.report.table import Column, Table
 
@@ -37,30 +36,23 @@ def site() -> None:
     examples={"hpcgpu site list": "", "hpcgpu site list --json | jq keys": "for a script"},
 )
 @json_option("the machines")
-@debug_option
 def list_(as_json: bool) -> None:
     """List the machines that are known."""
     from hpcgpu.deploy import sites
 
     facts: dict[str, dict[str, Any]] = {}
+    rows = []
     for name in sorted(sites.site_files()):
         try:
             machine = sites.read(name)
         except ConfigError as error:
             facts[name] = {"error": str(error)}
+            rows.append((name, "", f"cannot be read: {error}", ""))
             continue
         gpus = dict.fromkeys(f"{node.gpus} {node.gpu}".strip() for node in machine.nodes.values())
         facts[name] = {"batch": machine.batch, "title": machine.title or machine.name, "gpus_per_node": list(gpus)}
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-        return
-    rows = [
-        (name, "", f"cannot be read: {row['error']}", "")
-        if "error" in row
-        else (name, row["batch"], row["title"], " or ".join(row["gpus_per_node"]))
-        for name, row in facts.items()
-    ]
-    show_table(Table(_COLUMNS, rows))
+        rows.append((name, machine.batch, machine.title or machine.name, " or ".join(gpus)))
+    show_text(Table(_COLUMNS, rows), facts if as_json else None)
 
 
 @site.command(
@@ -68,19 +60,14 @@ def list_(as_json: bool) -> None:
     examples={"hpcgpu site show polaris": "", "hpcgpu site show ./mine.yaml --json": "a file of yours"},
 )
 @json_option("the facts")
-@click.argument("name")
-@debug_option
+@click.argument("name", shell_complete=SITE)
 def show(name: str, as_json: bool) -> None:
     """Print the file of machine NAME (or a file) with the numbers of its lines, which messages name."""
     from hpcgpu.deploy import sites
 
     machine, (text, file) = sites.read(name), sites.find_site(name)
-    if as_json:
-        click.echo(json.dumps(sites.described(machine), indent=2))
-        return
-    click.echo(f"{file}:")
-    for number, line in enumerate(text.splitlines(), 1):
-        click.echo(f"{number:4}  {line}".rstrip())
+    lines = [f"{file}:", *(f"{number:4}  {line}".rstrip() for number, line in enumerate(text.splitlines(), 1))]
+    show_text("".join(f"{line}\n" for line in lines), sites.described(machine) if as_json else None)
 
 
 @site.command(
@@ -88,8 +75,7 @@ def show(name: str, as_json: bool) -> None:
     examples={"hpcgpu site check mine.yaml": "", "hpcgpu site check mine.yaml --json": "for a script"},
 )
 @json_option("name, batch system and queues of the file")
-@click.argument("file")
-@debug_option
+@click.argument("file", type=FILE)
 def check(file: str, as_json: bool) -> None:
     """Check site file FILE: wrong keys, wrong values and rules that contradict each other, each with its line."""
     from hpcgpu.config.sites.contradictions import contradictions
@@ -99,13 +85,12 @@ def check(file: str, as_json: bool) -> None:
     if wrong := tuple(contradictions(machine)):
         raise ConfigError("\n".join(wrong))
     without = [where for where, tags in machine.blocks() if not tags]
-    if as_json:
-        facts = {"name": machine.name, "batch": machine.batch, "queues": [queue.name for queue in machine.queues]}
-        click.echo(json.dumps({**facts, "without_source": without}, indent=2))
-        return
-    click.echo(f"{file} is a site file: {machine.name}, {machine.batch}, {len(machine.queues)} queues")
+    queues = [queue.name for queue in machine.queues]
+    facts = {"name": machine.name, "batch": machine.batch, "queues": queues, "without_source": without}
+    text = f"{file} is a site file: {machine.name}, {machine.batch}, {len(queues)} queues\n"
     if without:
-        click.echo(f"without a source, so that no error can name one: {', '.join(without)}")
+        text += f"without a source, so that no error can name one: {', '.join(without)}\n"
+    show_text(text, facts if as_json else None)
 
 
 @site.command(
@@ -114,7 +99,6 @@ def check(file: str, as_json: bool) -> None:
 )
 @click.option("--name", default="", help="Name of the site; by default from the environment or the host.")
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; this machine's by default.")
-@debug_option
 def new(name: str, batch: str | None) -> None:
     """Print a site file for this machine, with the facts that it reports, and '# unknown:' for others."""
     from hpcgpu.deploy import sites

@@ -1,4 +1,4 @@
-"""The command line of ``dask worker``, for this node's GPUs: ``hpcgpu worker``, ``dask gpu-worker``.
+"""The command line of ``dask worker``, for this node's GPUs: ``hpcgpu worker``, ``dask gpu worker``.
 
 dask-jobqueue runs it as ``python -m hpcgpu.worker``.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.command import FROM, Command, debug_option, some_setting_options, typed_settings
+from hpcgpu.cli.command import FROM, Command, command, json_option, setting_options, show, typed_settings
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
@@ -46,12 +46,12 @@ class _LikeDasks(Command):
 )
 @click.argument("scheduler", required=False)
 @click.option("--scheduler-file", type=_FILE, help="File in which the scheduler has written its address.")
+@click.option("--tls-ca-file", type=_FILE, help="Certificates that are trusted.")
+@click.option("--tls-cert", "tls_worker_cert", type=_FILE, help="The certificate of this end.")
+@click.option("--tls-key", "tls_worker_key", type=_FILE, help="Its key.")
 @click.option("--name", default="", help="Name of the worker; of several NAME-0, NAME-1 ...")
 @click.option("--nworkers", type=click.IntRange(min=1), help="Number of workers; one for each GPU if not given.")
 @click.option("--nanny/--no-nanny", default=True, help="Workers are always watched.")
-@click.option("--tls-ca-file", type=_FILE, help="Certificates that are trusted.")
-@click.option("--tls-cert", "tls_worker_cert", type=_FILE, help="The workers' certificate.")
-@click.option("--tls-key", "tls_worker_key", type=_FILE, help="Its key.")
 @click.option("--host", help="Address at which the workers listen.")
 @click.option("--lifetime", help="How long the workers live, such as '55m'.")
 @click.option("--lifetime-stagger", help="Random part of the lifetime.")
@@ -61,13 +61,12 @@ class _LikeDasks(Command):
 @click.option("--preload", multiple=True, help="Module that each worker loads.")
 @click.option("--preload-nanny", multiple=True, help="Module that each nanny loads.")
 @click.option("--dashboard/--no-dashboard", default=None, help="Without effect: workers have no web server.")
-@some_setting_options(*settings.DASK_WORKER, *settings.WORKER, "allocator")
-@debug_option
+@setting_options("", *settings.DASK_WORKER, *settings.WORKER, "allocator")
 def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) -> int:
     """Join the Dask scheduler SCHEDULER with one bound, spilling worker for each GPU of this node's job.
 
     Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask
-    gpu-worker' and 'python -m hpcgpu.worker' are the same command.
+    gpu worker', 'dask gpu-worker' and 'python -m hpcgpu.worker' are the same command.
     """
     from hpcgpu.agent.standalone_node import StandaloneOptions, run
 
@@ -89,6 +88,17 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     return run(typed_settings(options), FROM, standalone)
 
 
+@command(short_help="Show bindings.", examples={"dask gpu config tls://HOST:8786": ""}, params=worker.params[:5])
+@json_option("the bindings")
+def config(scheduler: str | None, scheduler_file: str | None, as_json: bool, **tls: str | None) -> None:
+    """Show how the workers of hpcgpu at SCHEDULER are bound, read back from the kernel: GPU, cores, memory, ports."""
+    from hpcgpu.deploy.workers import bindings_at
+
+    files = {name.replace("worker", "client"): file for name, file in tls.items() if file}
+    table = bindings_at(_address(scheduler, scheduler_file), files).table
+    show(table, table.to_json() if as_json else None)
+
+
 def _address(address: str | None, file: str | None) -> str:
     if address and file:
         raise ConfigError(f"{address} and --scheduler-file {file}: give one of them")
@@ -96,10 +106,9 @@ def _address(address: str | None, file: str | None) -> str:
         try:
             address = str(json.loads(Path(file).read_text())["address"])
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise ConfigError(
-                f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e}); give the file that "
-                "'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
-            ) from e
+            why = f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e})"
+            give = "give the file that 'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
+            raise ConfigError(f"{why}; {give}") from e
     from hpcgpu.deploy.settings import scheduler_address
 
     if not (address := address or scheduler_address()):

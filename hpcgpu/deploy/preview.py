@@ -183,7 +183,7 @@ def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
         settings=settings,
         values=changed_settings(settings),
         spec=None,
-        granted=_granted(),
+        granted=granted(),
         script=line,
         site=read.site,
         layout=layout,
@@ -192,7 +192,7 @@ def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
     )
 
 
-def _granted() -> str:
+def granted() -> str:
     """Describe the job around this process."""
     allocation = read_allocation(os.environ)
     if allocation.batch == "local":

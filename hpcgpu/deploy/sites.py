@@ -94,17 +94,28 @@ def described(site: Site) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name != "origins"}
 
 
-def say_hint(environ: Mapping[str, str]) -> None:
-    """Log which known machine this looks like, once for each machine and user; it changes no setting."""
-    from hpcgpu.config.sites.machine import hint, looks_like
+def recognize(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the name of the known machine that this looks like, and the reason."""
+    from hpcgpu.config.sites.machine import looks_like
 
     texts = {}
     for name, path in site_files().items():
         with contextlib.suppress(OSError, UnicodeDecodeError):  # reported when the file is requested
             texts[name] = path.read_text(encoding="utf-8")
-    match = looks_like(texts, environ, socket.gethostname())
-    if match and _is_first(match[0]):
+    return looks_like(texts, environ, socket.gethostname())
+
+
+def say_hint(environ: Mapping[str, str]) -> None:
+    """Log which known machine this looks like, once for each machine and user; it changes no setting."""
+    from hpcgpu.config.sites.machine import hint
+
+    if (match := recognize(environ)) and _is_first(match[0]):
         log.say(hint(*match))
+
+
+def batch_here() -> str:
+    """Return the batch system whose programs are on this machine; "" without one."""
+    return next((system for system, program in _PROGRAMS.items() if shutil.which(program)), "")
 
 
 def _is_first(name: str) -> bool:
@@ -153,8 +164,7 @@ def draft(name: str, batch: str | None, environ: Mapping[str, str]) -> str:
     from hpcgpu.host import discover
     from hpcgpu.host.run import run_sync
 
-    system = batch or next((system for system, program in _PROGRAMS.items() if shutil.which(program)), None)
-    if system is None:
+    if not (system := batch or batch_here()):
         raise ConfigError(
             f"neither {' nor '.join(_PROGRAMS.values())} is on this machine: run it on a login node, or give --batch"
         )

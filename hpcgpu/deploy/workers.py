@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from distributed import Client, Worker
+from distributed import Client, Security, Worker
 from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps, loads
 
@@ -38,6 +38,15 @@ def bindings(client: Client) -> Any:  # a coroutine from an asynchronous client
 
     """
     return client.sync(read_bindings, client.scheduler)
+
+
+def bindings_at(address: str, tls: dict[str, str]) -> Bindings:
+    """Return the bindings of the cluster at an address; ``tls`` are arguments of Security."""
+    try:
+        with Client(address, security=Security(**tls) if tls else None) as client:
+            return bindings(client)
+    except OSError as e:
+        raise ConfigError(f"no scheduler answers at {address}: {e}; give its address, and --tls-... for tls") from e
 
 
 def memory(client: Client) -> Any:  # a coroutine from an asynchronous client

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
 from hpcgpu.pictures.numa_contents import Node, NumaContents, gib, gpu_name, worker_cells
-from hpcgpu.pictures.shapes import GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
+from hpcgpu.pictures.shapes import BOLD, GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
+from hpcgpu.plan.binding.ports import DISTANCE_WORDS
 from hpcgpu.report.binding import port_name
 from hpcgpu.units import counted
 
@@ -18,24 +19,15 @@ WIDTH = 1000
 MARGIN = 24
 _PAD = 10
 _CORE_WIDTH, _CORE_WIDEST, _CORE_HEIGHT, _CORE_GAP = 26, 50, 23, 3
-_GPU_WIDTH, _PORT_WIDTH, _MEMORY_WIDTH = 260, 146, 180  # at least
+_GPU_WIDTH, _PORT_WIDTH, _MEMORY_WIDTH = 260, 190, 180  # at least
+_WAY = 24  # length of the line that shows a port's distance
 # Sizes of text. It is read in pages whose column is narrower than the picture.
 _SMALL, _PLAIN, _LARGE, _TITLE = 12, 13, 14, 22
 _LINE = 16  # from one line of plain text to the next
 _TAGS_ACROSS = 8  # in a core that workers share
-_KINDS = {
-    "infiniband": "InfiniBand",
-    "roce": "RoCE",
-    "slingshot": "Slingshot",
-    "opa": "Omni-Path",
-    "efa": "EFA",
-    "usnic": "usNIC",
-    "ethernet": "Ethernet",
-}
+_KINDS = {"infiniband": "InfiniBand", "roce": "RoCE", "slingshot": "Slingshot", "opa": "Omni-Path", "efa": "EFA"}
+_KINDS |= {"usnic": "usNIC", "ethernet": "Ethernet"}
 _MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "memory without cores"}
-
-
-# --- tiles -----------------------------------------------------------------------------------------------------
 
 
 def machine(node: Node, y: float) -> tuple[Tile, ...]:
@@ -47,15 +39,8 @@ def machine(node: Node, y: float) -> tuple[Tile, ...]:
     beside = 2 if most == 1 and len(packages) > 1 else 1
     makers = [partial(_package, node, number, nodes, min(most, 4)) for number, nodes in packages.items()]
     out = in_rows(makers, MARGIN, y, WIDTH - 2 * MARGIN, beside)
-    lost = _parts(
-        node,
-        "unknown",
-        ("locality unknown", "", "the NUMA node of these is not known"),
-        node.contents_of(None),
-        MARGIN,
-        bottom(out, y - GAP) + GAP,
-        WIDTH - 2 * MARGIN,
-    )
+    header, below = ("locality unknown", "", "the NUMA node of these is not known"), bottom(out, y - GAP) + GAP
+    lost = _parts(node, "unknown", header, node.contents_of(None), MARGIN, below, WIDTH - 2 * MARGIN)
     return (*out, lost) if lost.inside else out
 
 
@@ -124,23 +109,19 @@ def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float
 
 def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
     workers = node.of_gpu(gpu)
-    name = gpu_name(gpu)
+    number, model = f"GPU {node.gpus.index(gpu)}", gpu_name(gpu)
+    name = f"{number} · {model}"
     room = width - 3 * 8 - min(len(workers), 2) * TAG
-    lines = (f"GPU {node.gpus.index(gpu)} · {name}", " · ".join(filter(None, (gpu.pci, _size(gpu)))))
-    texts = (
-        Text(x + 8, y + 18, fit(lines[0], room, _PLAIN, bold=True), _PLAIN, bold=True),
-        Text(x + 8, y + 35, fit(lines[1], room, _SMALL), _SMALL),
-    )
+    fits = fit(name, room, _PLAIN, bold=True) == name
+    lines = [name] if fits else [number, *wrap(model, room / BOLD, _PLAIN)]
+    texts = [Text(x + 8, y + 18 + _LINE * i, line, _PLAIN, bold=True) for i, line in enumerate(lines)]
+    size = gib(gpu.memory_bytes) if gpu.memory_bytes else ""
+    place = fit(" · ".join(filter(None, (gpu.pci, size))), room, _SMALL)
+    texts.append(Text(x + 8, texts[-1].y + 17, place, _SMALL))
     marks = tags(workers, x + width - 8 - min(len(workers), 2) * TAG + 2, y + 5, 2 * TAG)
-    height = max(43.0, bottom(marks, y) + 5 - y)
-    tooltip = ", ".join(
-        filter(None, (lines[0], gpu.model, gpu.pci, gpu.uuid, _size(gpu), node.format_workers(workers)))
-    )
-    return Tile("gpu", Box(x, y, width, height), texts, marks, workers, tooltip)
-
-
-def _size(gpu: Gpu) -> str:
-    return gib(gpu.memory_bytes) if gpu.memory_bytes else ""
+    height = max(texts[-1].y + 8, bottom(marks, y) + 5) - y
+    tooltip = ", ".join(filter(None, (name, gpu.pci, gpu.uuid, size, node.format_workers(workers))))
+    return Tile("gpu", Box(x, y, width, height), tuple(texts), marks, workers, tooltip)
 
 
 def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
@@ -157,20 +138,22 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
         Text(x + 7, y + 33 + 15 * i, fit(line, room, _SMALL), _SMALL) for i, line in enumerate(filter(None, lines))
     ]
     end = texts[-1].y + 7
-    marks = tags(workers, x + 7, end + 1, room)
+    inside: list[Tile] = []
+    for distance, users in node.by_distance(nic).items():
+        inside.append(Tile(f"distance {distance}", Box(x + 7, end + 2, _WAY, 12)))
+        text = fit(DISTANCE_WORDS[distance], room - _WAY - 6, _SMALL)
+        texts.append(Text(x + 7 + _WAY + 6, end + 12, text, _SMALL))
+        inside += tags(users, x + 7, end + 17, room)
+        end = inside[-1].box.bottom + 4
     tooltip = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.format_workers(workers))))
-    box = Box(x, y, width, bottom(marks, end) + (5 if marks else 0) - y)
-    kind = "port" if workers or not node.bindings else "port idle"
-    return Tile(kind, box, tuple(texts), marks, tooltip=tooltip, crossed=not nic.active)
+    kind, box = "port" if workers or not node.bindings else "port idle", Box(x, y, width, end + bool(inside) - y)
+    return Tile(kind, box, tuple(texts), tuple(inside), tooltip=tooltip, crossed=not nic.active)
 
 
 def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
     lines = (f"NUMA node {memory.os_index} · {gib(memory.memory_bytes)}", _MEMORIES.get(memory.kind, memory.kind))
     texts = tuple(Text(x + 7, y + 17 + 16 * i, fit(line, width - 14, _SMALL), _SMALL) for i, line in enumerate(lines))
     return Tile("memory", Box(x, y, width, 41), texts, tooltip=", ".join(lines))
-
-
-# --- the whole picture, and the parts below the machine --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +169,13 @@ def lay_out(node: Node) -> Picture:
     """Lay out the picture of the node: title, machine, legend, notes."""
     topology = node.topology
     inner = WIDTH - 2 * MARGIN
-    counts = [
-        (len({n.package for n in topology.numa_nodes}), "package"),
-        (len(topology.numa_nodes), "NUMA node"),
-        (len(node.cores), "core"),
-        (len({pu for c in node.cores for pu in c}), "PU"),
-        (len(node.gpus), "GPU"),
-        (len(topology.nics), "network port"),
-    ]
-    summary = ", ".join(counted(n, noun) for n, noun in counts if n)
+    parts: list[Collection[object]] = [{n.package for n in topology.numa_nodes}, topology.numa_nodes, node.cores]
+    parts += [{pu for c in node.cores for pu in c}, node.gpus, topology.nics]
+    nouns = ("package", "NUMA node", "core", "PU", "GPU", "network port")
+    summary = ", ".join(counted(len(part), noun) for part, noun in zip(parts, nouns, strict=True) if part)
     source = f"; source: {topology.source}" if topology.source else ""
     texts = (
-        Text(MARGIN, 40, fit(topology.name or "a node", inner, _TITLE, bold=True), _TITLE, bold=True),
+        Text(MARGIN, 40, fit(node.title, inner, _TITLE, bold=True), _TITLE, bold=True),
         Text(MARGIN, 63, fit(summary + source, inner, _PLAIN), _PLAIN),
     )
     tiles = [*machine(node, 78)]

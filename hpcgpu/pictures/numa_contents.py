@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.binding.ports import DISTANCE_WORDS, Ports
+from hpcgpu.plan.binding.ports import UNKNOWN, Ports
 from hpcgpu.report.binding import MAKERS, port_name
 from hpcgpu.units import counted, format_bytes
-
-_PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "AMD ", "Instinct ", "Intel(R) ", "Data Center GPU ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +41,31 @@ class Node:
         used = (nic.name, nic.port)
         return tuple(i for i, b in enumerate(self.bindings) if used in [(n.name, n.port) for n in b.nics])
 
+    def by_distance(self, nic: Nic) -> dict[int, list[int]]:
+        """Return the workers that use this port by its distance from their GPU, the nearest first."""
+        ports, out = Ports(self.topology), defaultdict[int, list[int]](list)
+        for worker in self.of_port(nic):
+            gpus = self.bindings[worker].gpus
+            out[ports.distance(gpus[0], nic).kind if gpus else UNKNOWN].append(worker)
+        return dict(sorted(out.items()))
+
+    @property
+    def title(self) -> str:
+        """The machine's name, or its GPUs."""
+        names = ", ".join(dict.fromkeys(map(gpu_name, self.gpus)))
+        parts = f"{counted(len(self.gpus), 'GPU')}: {names}" if self.gpus else counted(len(self.cores), "core")
+        return self.topology.name or f"Machine with {parts}"
+
     def contents_of(self, numa: int | None) -> NumaContents:
         """Return the parts of the NUMA node with this OS index; None: the parts without a known one."""
         homes = {n.os_index for n in self.topology.numa_nodes}
-        packages = {n.package for n in self.topology.numa_nodes}
+        others = {n.package for n in self.topology.numa_nodes} if numa is None else ()
+        memories = (m for m in self.topology.other_memory if m.package not in others)
         return NumaContents(
             tuple(c for c in self.cores if self.home(c) == numa),
             tuple(g for g in self.gpus if (g.numa_node if g.numa_node in homes else None) == numa),
             tuple(n for n in self.topology.nics if (n.numa_node if n.numa_node in homes else None) == numa),
-            tuple(
-                m
-                for m in self.topology.other_memory
-                if self.home(m.cpuset) == numa and (numa is not None or m.package not in packages)
-            ),
+            tuple(m for m in memories if self.home(m.cpuset) == numa),
         )
 
     def home(self, pus: CpuSet) -> int | None:
@@ -91,11 +102,9 @@ def _same_gpu(a: Gpu, b: Gpu) -> bool:
 
 
 def gpu_name(gpu: Gpu) -> str:
-    """Return the model without its maker's name, and the profile of a MIG slice."""
-    model = gpu.model
-    for prefix in _PREFIXES:
-        model = model.removeprefix(prefix)
-    return " ".join(filter(None, (model or MAKERS.get(gpu.vendor, gpu.vendor), f"MIG {gpu.mig}" if gpu.mig else "")))
+    """Return the model, or the maker, and the profile of a MIG slice."""
+    name = gpu.model or MAKERS.get(gpu.vendor, gpu.vendor)
+    return f"{name} MIG {gpu.mig}" if gpu.mig else name
 
 
 def gib(size_bytes: int) -> str:
@@ -110,20 +119,17 @@ def worker_cells(node: Node, worker: int) -> tuple[str, str, str, str, str]:
     binding = node.bindings[worker]
     gpu = binding.gpus[0] if binding.gpus else None
     count = counted(sum(bool(core & binding.cpuset) for core in node.cores), "core")
-    where = (
-        f", node{'s' if len(binding.memory_nodes) > 1 else ''} {binding.memory_nodes}" if binding.memory_nodes else ""
-    )
+    nodes = binding.memory_nodes
+    where = f", node{'s' if len(nodes) > 1 else ''} {nodes}" if nodes else ""
     memory = "not bound" if binding.memory_policy == "none" else binding.memory_policy + where
     shared = ", shared" if binding.shared_cores else ""
     ports = [
         port_name(n) + (f" ({binding.interface})" if binding.interface not in ("", n.name) else "")
         for n in binding.nics
     ]
-    if gpu and binding.nics:
-        ports.append(DISTANCE_WORDS[Ports(node.topology).distance(gpu, binding.nics[0]).kind])
     return (
         node.names[worker],
-        f"{gpu_name(gpu)}, {gpu.pci}" if gpu else "-",
+        f"GPU {next(i for i, g in enumerate(node.gpus) if _same_gpu(gpu, g))}, {gpu.pci}" if gpu else "-",
         f"{count}{shared}: PUs {binding.cpuset}",
         memory,
         ", ".join(ports) or "-",

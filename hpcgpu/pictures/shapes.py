@@ -15,7 +15,7 @@ _EMS = dict.fromkeys(map(chr, range(32, 127)), 0.64)
 _EMS |= dict.fromkeys(" ,.'iljIJ·", 0.33) | dict.fromkeys(":;|!/\\()[]ftr-", 0.43) | dict.fromkeys('"`*_', 0.52)
 _EMS |= dict.fromkeys("ABCEFKPRSTVXYZ", 0.7) | dict.fromkeys("wOQGDNUH#&+<>=~^", 0.84) | dict.fromkeys("mMW@%", 1.0)
 _OTHER = 1.05  # what is not ASCII may be as wide as it is high
-_BOLD = 1.16
+BOLD = 1.16
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Tile:
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """Return the greatest width of the text in any of the usual sans-serif fonts."""
-    return sum(_EMS.get(c, _OTHER) for c in text) * size * (_BOLD if bold else 1.0)
+    return sum(_EMS.get(c, _OTHER) for c in text) * size * (BOLD if bold else 1.0)
 
 
 def fit(text: str, width: float, size: float, bold: bool = False) -> str:

@@ -33,16 +33,19 @@ _STYLES = {
     "memory": ("#FFFFFF", _LINE, 1, 4),
     "tag": ("#FFFFFF", "#333333", 0.8, 2),
 }
+# From a port to a GPU, by the kind of distance: width and dashes of a line.
+_DISTANCES = ((4, "none"), (1.5, "none"), (2, "8 3"), (2, "6 3 2 3"), (2, "2 3"), (0, "none"))
 
 
 def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> str:
     """Render a node and its workers (``names``, or their numbers) as a self-contained SVG 1.1; or ValueError."""
-    picture = lay_out(node_of(topology, bindings, names))
+    node = node_of(topology, bindings, names)
+    picture = lay_out(node)
     size = f'width="{WIDTH}" height="{_n(picture.height)}" viewBox="0 0 {WIDTH} {_n(picture.height)}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" version="1.1" {size}',
         "  font-family=\"Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif\">",
-        f"<title>{_escape(topology.name or 'a node')}</title>",
+        f"<title>{_escape(node.title)}</title>",
         f'<rect width="{WIDTH}" height="{_n(picture.height)}" fill="#FFFFFF"/>',
         *(_text(t) for t in picture.texts),
         *(line for tile in picture.tiles for line in _tile(tile)),
@@ -74,6 +77,10 @@ def _shape(tile: Tile) -> Iterator[str]:
     box = tile.box
     if kind == "row":
         yield f'<path d="M{_n(box.x)} {_n(box.bottom)}h{_n(box.width)}" stroke="#CCCCCC"/>'
+    if kind.startswith("distance "):
+        width, dashes = _DISTANCES[int(kind.split()[1])]
+        line = f'stroke="{INK}" stroke-width="{width}" stroke-dasharray="{dashes}"'
+        yield f'<path d="M{_n(box.x)} {_n(box.y + box.height / 2)}h{_n(box.width)}" {line}/>'
     if kind not in _STYLES:
         return
     fill, line, width, radius = _STYLES[kind]

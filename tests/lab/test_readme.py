@@ -1,4 +1,4 @@
-"""What the README and the page on clusters show runs on Slurm as it is written there."""
+"""What the README, the ways to start and the page on clusters show runs on Slurm as it is written there."""
 
 from __future__ import annotations
 
@@ -22,16 +22,8 @@ def of_the_lab(page: str) -> str:
 
 def test_the_python_of_the_readme(slurm_lab: Lab) -> None:
     code = next(text for kind, text in README if kind == "python")
-    slurm_lab.write("first.py", code)
-    done = slurm_lab.exec(slurm_lab.login, line("python "))
+    done = slurm_lab.python(code)
     assert done.stdout.splitlines()[-1] == "6", done.stderr
-
-
-def test_more_and_fewer(slurm_lab: Lab) -> None:
-    first, more = [text for kind, text in README if kind == "python"]
-    imports = [text for text in first.splitlines() if "import" in text]
-    code = "\n".join([*imports, more, '    print(len(client.scheduler_info()["workers"]))', ""])
-    assert slurm_lab.python(code, timeout=scaled(150)).stdout.splitlines()[-1] == "12"
 
 
 def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:

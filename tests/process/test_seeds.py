@@ -16,6 +16,7 @@ from pathlib import Path
 import dask
 import pytest
 import ranks
+from click.testing import CliRunner
 from distributed import Client, LocalCluster
 from pages import after, blocks
 from paths import DATA
@@ -23,6 +24,7 @@ from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
+from hpcgpu.cli.worker import config
 
 SEEDS = DATA / "seeds"
 CALLS = [ast.unparse(node) for node in ast.parse((SEEDS / "calls.py.txt").read_text()).body]
@@ -101,6 +103,7 @@ def test_command_of_a_seed_runs(line: str, name: str, scheduler: LocalCluster, t
             with Client(scheduler) as client:
                 client.wait_for_workers(1, timeout=scaled(90))
                 memory = hpcgpu.memory(client).workers
+                assert "cores now" in CliRunner().invoke(config, [scheduler.scheduler_address]).output
                 jit = "jit" in line.lower()
                 assert all(client.run(lambda dask_worker: dask_worker.data.jit_unspill is jit).values())
                 expected = {"50000": 50000, "0.3": int(0.3 * 2**26)}.get(argv[-1] if argv else "")

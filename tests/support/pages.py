@@ -1,4 +1,4 @@
-"""The README, the pages for those who come from another tool, and the code that stands in them."""
+"""The README, the ways to start, the pages for those who come from another tool, and the code in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from paths import ROOT
 
 FOLDER = ROOT / "docs" / "coming-from"
 README = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-LINES = [line.partition("  #")[0].strip() for kind, text in README if kind == "bash" for line in text.splitlines()]
+START = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "how-to" / "start.md").read_text(), re.S)
+SHELL = [text for kind, text in (*README, *START) if kind == "bash"]
+LINES = [line.partition("  #")[0].strip() for text in SHELL for line in text.splitlines()]
 PAGES = {path.stem: path.read_text() for path in FOLDER.iterdir()}
 
 
@@ -24,5 +26,5 @@ def after(diff: str) -> str:
 
 
 def line(start: str) -> list[str]:
-    """Return the words of the first command line of the README that begins so."""
+    """Return the words of the first command line of the README, or of the ways to start, that begins so."""
     return shlex.split(next(text for text in LINES if text.startswith(start)))

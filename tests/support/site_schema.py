@@ -102,20 +102,28 @@ def reference() -> str:
     out = [
         "# Site files, key by key",
         "",
-        "Made from `hpcgpu/model/site.py`, `site_facts.py` and `dialect.py` by "
-        "`pytest tests/unit/config/test_sites.py --update-golden`, as "
-        "[site.schema.json](site.schema.json) is, which editors read:",
+        "Made by `pytest --update-golden tests/unit/config/test_sites.py`; [a schema](site.schema.json) for editors:",
         "`# yaml-language-server: $schema=.../docs/reference/site.schema.json` at the top of a file.",
         "How to write one: [site_configs/README.md](../../site_configs/README.md).",
+        "",
+        "Most blocks also take `source`, a tag or a list of tags of `sources`: where the block was read; and `text`,",
+        "for people. Values are text unless the key says otherwise. **Bold** keys must be given.",
     ]
     dialects = [(kind, f"dialect` with `batch: {batch}") for batch, kind in DIALECTS.items()]
     for kind, path in (*_kinds(Site), *dialects):
-        out += ["", f"## {f'`{path}`' if path else 'The file'}", "", cleandoc(kind.__doc__ or "").partition("\n")[0]]
-        out += ["", "| key | value | meaning |", "|---|---|---|"]
-        out += [_row(f, hints(kind)[f.name]) for f in fields(kind) if f.name in hints(kind)]
+        text = cleandoc(kind.__doc__ or "").partition("\n")[0]  # most say what the key above says
+        out += ["", f"## {f'`{path}`' if path else 'The file'}", "", *((text, "") if len(text) > 60 else ())]
+        out += [_row(f, hints(kind)[f.name]) for f in fields(kind) if f.name in hints(kind) and not _is_common(f)]
     return "\n".join(out) + "\n"
+
+
+def _is_common(f: Field[Any]) -> bool:
+    """Return whether a key is one of those that most blocks have, without a meaning of its own."""
+    return f.name == "source" or (f.name == "text" and str(f.metadata["text"]).startswith("more words"))
 
 
 def _row(f: Field[Any], hint: Any) -> str:
     needed = f.default is MISSING and f.default_factory is MISSING
-    return f"| `{f.name}` | {format_type(hint)} | {f.metadata['text']}{'; must be given' if needed else ''} |"
+    key = f"**`{f.name}`**" if needed else f"`{f.name}`"
+    kind = "" if (shown := format_type(hint)) == "text" else f" ({shown})"
+    return f"- {key}{kind}: {f.metadata['text']}"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from inspect import signature
 
 import dask
+import dask_mpi
 import distributed  # noqa: F401 - brings its part of dask's configuration
 import pytest
 import yaml
+from dask_jobqueue.core import JobQueueCluster
+from dask_jobqueue.lsf import LSFJob
+from dask_jobqueue.pbs import PBSJob
+from dask_jobqueue.slurm import SLURMJob
 from pages import PAGES, blocks
 from paths import ROOT
 
@@ -60,15 +66,23 @@ def test_page_has_only_blocks_that_are_tried(page: str) -> None:
             assert {n for n in re.findall(r"`([a-z_]+)`", other) if n not in BY_NAME and n not in HINTS} == set()
 
 
+def test_keywords_shared_with_other_packages_are_listed() -> None:
+    jobs = {c for job in (SLURMJob, PBSJob, LSFJob) for c in (*job.__mro__[:2], JobQueueCluster)}
+    keywords = {"dask-jobqueue": {n for c in jobs for n in signature(c.__init__).parameters}}
+    keywords["dask-mpi"] = {n for f in (dask_mpi.execute, dask_mpi.initialize) for n in signature(f).parameters}
+    for page, theirs in keywords.items():
+        assert {n for n in theirs & BY_NAME.keys() - {"name", "scheduler"} if f"`{n}`" not in PAGES[page]} == set()
+
+
 def test_memory_rows_name_options_that_exist() -> None:
-    for other, _, _, ours in rows(MEMORY):
+    for other, _, ours in rows(MEMORY):
         assert ours == "-" or quoted(ours), other
         assert [n for n in quoted(ours) if not (is_configured(n) if n.startswith("distributed.") else n in OURS)] == []
         assert {n for n in quoted(other) if re.fullmatch(r"[a-z_]+", n)} <= OURS | ALIASES | set(HINTS)
         assert [n for n in quoted(other) if n.startswith("distributed.") and not is_configured(n)] == []
 
 
-@pytest.mark.parametrize("row", [r for r in rows(MEMORY) if "an error" in r[2]], ids=lambda row: row[0][:40])
+@pytest.mark.parametrize("row", [r for r in rows(MEMORY) if "an error" in r[1]], ids=lambda row: row[0][:40])
 def test_memory_row_with_an_error_is_an_error(row: list[str]) -> None:
     name, _, value = quoted(row[0])[0].partition("=")
     with pytest.raises(ConfigError, match=name):

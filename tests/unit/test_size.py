@@ -24,9 +24,9 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lines(PACKAGE), 37_753),
-    "lines of tests": (lines(TESTS), 38_402),
-    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 277),
+    "lines of hpcgpu": (lines(PACKAGE), 37_749),
+    "lines of tests": (lines(TESTS), 38_351),
+    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 276),
     "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 97),
     "classes of clusters": (sum(classes(PACKAGE / d) for d in ("deploy/cluster", "deploy/jobs", "plan/jobs")), 28),
 }

@@ -125,7 +125,7 @@ def test_only_the_owner_scales_and_others_read(home: Path) -> None:
         with LocalJobs.attach("mine") as attached:
             owner.scale(4)
             everywhere((owner, attached), 4)
-            (member,) = ids(attached)
+            (member,) = until(lambda: ids(attached), "the other object has read which jobs there are")
             told = (
                 rf"{os.getpid()}@\S+ since [-\d]+ [:\d]+ owns it. To take it over: attach\('{owner.job_id}', take_over"
             )
@@ -137,7 +137,7 @@ def test_only_the_owner_scales_and_others_read(home: Path) -> None:
             until(lambda: attached.jobs.gone, "the other object has read that the job is gone")
             assert [job.id for job in attached.jobs.gone] == [job.id for job in owner.jobs.gone] == [member]
             everywhere((owner, attached), 4)
-            assert set(ids(owner)) == set(ids(attached))
+            until(lambda: set(ids(owner)) == set(ids(attached)), "both know the same jobs")
         assert len(ids(owner)) == 1  # the close of an object that reads has changed nothing
 
 
@@ -151,7 +151,7 @@ def test_an_owner_whose_run_is_taken_over_only_reads(home: Path, said: Said) -> 
         assert ids(second) == [member]
         second.scale(6)
         everywhere((first, second), 6)
-        assert set(ids(first)) == set(ids(second)) > {member}
+        until(lambda: set(ids(first)) == set(ids(second)) > {member}, "both know the same jobs")
         assert "another object has taken this cluster over: " in said.text
         with pytest.raises(JobError, match="this object cannot scale the cluster"):
             first.scale(2)

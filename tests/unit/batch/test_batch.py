@@ -131,7 +131,7 @@ def test_a_program_that_failed_is_said_in_its_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
-    """What docs/house.md says under "To add one"."""
+    """What CONTRIBUTING.md says under "To add one"."""
     assert list((BATCH / name).glob("*/*.txt")), "no recorded outputs"
     said = {f.name for f in fields(dialect.DIALECTS[name])} - {"source"}
     assert said == {f.name for f in fields(batch.SYSTEMS[name])} - {"forbidden"}

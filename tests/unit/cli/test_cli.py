@@ -51,12 +51,6 @@ def test_bad_options(script: str, words: list[str], said: str) -> None:
     assert done.stdout == ""
 
 
-def test_a_variable_is_named_when_it_is_wrong(script: str) -> None:
-    done = in_process("run", script, HPCGPU_NODES="many")
-    assert "'many' is not a count" in done.stderr
-    assert "set by HPCGPU_NODES" in done.stderr
-
-
 # Where a node's scratch lies is known on the node: a rank says it.
 @pytest.mark.parametrize(
     ("words", "code"),
@@ -102,7 +96,12 @@ def test_an_option_that_would_do_nothing_is_a_usage_error(script: str, words: li
     assert said in done.stderr
 
 
-def test_job_setting_in_the_environment_disturbs_no_run(script: str) -> None:
+def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None:
+    wrong = in_process("run", script, HPCGPU_NODES="many").stderr
+    assert "'many' is not a count" in wrong
+    assert "set by HPCGPU_NODES" in wrong
+    assert "Traceback" in in_process("run", "--debug", "--nodes", "0", script).stderr
+    assert "Traceback" in in_process("--debug", "run", "--nodes", "0", script).stderr
     done = hpcgpu("run", "--python", "/none/python", script, HPCGPU_QUEUE="gpu", HPCGPU_NODES="3")
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
 
@@ -120,12 +119,10 @@ def test_a_scheduler_file_without_an_address_is_named(tmp_path: Path, written: s
     done = in_process("worker", "--gpus", "sim:1", "--scheduler-file", str(tmp_path / "s.json"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"hpcgpu: --scheduler-file {tmp_path}/s.json has no address of a scheduler")
-
-
-def test_an_address_that_is_none_is_refused() -> None:
     done = in_process("worker", "--gpus", "sim:1", "http://there:80")
     assert (done.returncode, done.stdout) == (2, "")
     assert "'http://there:80' is no address of a scheduler; allowed: tcp, tls" in done.stderr
+    assert "or give --env UCX_TLS=..." in in_process("worker", "--enable-nvlink", "tcp://there:80").stderr
 
 
 def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:
@@ -139,11 +136,6 @@ def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no mpirun and no mpiexec beside this Python or in PATH" in done.stderr
     assert "pip install 'hpcgpu[mpi-runtime]'" in done.stderr
-
-
-def test_debug_shows_the_traceback(script: str) -> None:
-    assert "Traceback" in in_process("run", "--debug", "--nodes", "0", script).stderr
-    assert "Traceback" in in_process("--debug", "run", "--nodes", "0", script).stderr
 
 
 def test_plan_script_prints_what_would_be_submitted(script: str) -> None:

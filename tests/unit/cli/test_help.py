@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import commands
@@ -20,6 +22,7 @@ from hpcgpu.cli.worker import worker
 from hpcgpu.config.entry_points import ENTRY_POINTS, unused
 from hpcgpu.config.numpydoc import default_of
 from hpcgpu.model.settings import GROUPS, options, user_name
+from hpcgpu.worker import gpu
 
 ALL = commands.commands()
 
@@ -79,18 +82,16 @@ def test_help_shows_headings_completion_and_optional_scripts(monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "80")
     text = said("--help")
     assert '\n  eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"\n' in text
-    headings = ["Begin:", "Run a script on GPUs:", "Clusters that are there:", "Facts:"]
+    headings = ["Try it without a GPU:", "On a cluster:", "In a job, or on one machine:", "Running clusters:", "Facts:"]
     assert sorted(headings, key=text.index) == headings
     assert "\nCommands:" not in text, "a command is below no heading"
     script = "SCRIPT [ARGUMENTS]..."
     for command, usage in {"run": script, "launch": script, "plan": f"[{script}]"}.items():
         assert f"Usage: hpcgpu {command} [OPTIONS] {usage}\n" in said(command, "--help")
-
-
-def test_worker_help_has_headings_and_examples() -> None:
     text = str(CliRunner().invoke(worker, ["--help"], catch_exceptions=False).output)
     assert [text.index(f"\n{heading}:\n") for heading in ("Options", "Size", "Memory", "Binding", "Examples")]
     assert [line for line in worker.examples if line not in text] == []
+    assert gpu.commands.keys() == {"config", "worker"}  # of dask gpu
 
 
 @pytest.mark.parametrize("typed", [*GROUPED, *ALL])
@@ -128,14 +129,11 @@ def test_facts_are_json(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert isinstance(json.loads(said(*typed_words)), FACTS[typed])
 
 
-def test_a_command_without_json_prints_no_facts() -> None:
+def test_commands_with_json_print_facts() -> None:
     """Texts to be changed and submitted, a log, what a script prints, and what was done."""
     without = {name for name, command in ALL.items() if not any(p.name == "as_json" for p in command.params)}
     texts = {"hpcgpu jobscript", "hpcgpu site new", "hpcgpu logs"}
     assert without == {*texts, "hpcgpu demo", "hpcgpu stop", "hpcgpu worker"}
-
-
-def test_version_names_packages_that_workers_share() -> None:
     facts = json.loads(said("version", "--json"))
     assert facts["hpcgpu"] == __version__
     assert {"dask", "distributed", "numpy", "msgspec"} <= facts["python"]["packages"].keys()
@@ -149,9 +147,34 @@ def test_version_names_packages_that_workers_share() -> None:
         ("hpcgpu run --memory-policy pref", ["preferred-many"]),
         ("hpcgpu plan --site perl", ["perlmutter"]),
         ("hpcgpu template slurm-a", ["slurm-apptainer.sbatch", "slurm-array.sbatch"]),
+        ("hpcgpu site show perl", ["perlmutter"]),
+        ("hpcgpu site check site_c", ["file:site_c"]),
+        ("hpcgpu launch --gpus 4 my_s", ["file:my_s"]),
+        ("hpcgpu logs my", ["my-run"]),
     ],
 )
-def test_the_shell_completes(typed: str, offered: list[str]) -> None:
+def test_the_shell_completes(typed: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.deploy.jobs.run.Run.all", lambda _: [SimpleNamespace(name="my-run", jobs=["4711"])])
     *words, incomplete = typed.split()[1:]
     completions = BashComplete(hpcgpu, {}, "hpcgpu", "_HPCGPU_COMPLETE").get_completions(words, incomplete)
-    assert [completion.value for completion in completions] == offered
+    assert [f"{c.type}:{c.value}".removeprefix("plain:") for c in completions] == offered
+
+
+TO_TYPE = (
+    ({}, "", "hpcgpu run --gpus sim:4 my_script.py # on this machine"),
+    ({"NERSC_HOST": "perlmutter"}, "sinfo", "hpcgpu plan --site perlmutter --gpus 8 # look before you submit"),
+    ({}, "pbsnodes", "hpcgpu plan --batch pbs --nodes 2 --gpus-per-node 4 # look before you submit"),
+    ({"SLURM_JOB_ID": "7"}, "sinfo", "hpcgpu launch my_script.py # on all nodes of this job"),
+)
+
+
+@pytest.mark.parametrize("case", TO_TYPE)
+def test_hpcgpu_alone_on_a_terminal_shows_what_to_type(case: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    environ, program, line = case
+    (tmp_path / (program or "none")).touch(mode=0o755)
+    monkeypatch.setattr("hpcgpu.cli.commands.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
+    done = CliRunner(env={"PATH": str(tmp_path), **environ}).invoke(hpcgpu, catch_exceptions=False)
+    lines = [" ".join(shown.split()) for shown in done.output.splitlines()]
+    assert line in lines
+    for shown in lines[2:-2]:
+        commands.check(shown)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 from paths import ROOT, TOPOLOGIES
 
@@ -78,7 +77,7 @@ def test_a_file_tells_what_a_node_is_like() -> None:
     assert "warning: 4 cores for 4 GPUs of each node" in text
 
 
-def test_two_plans_are_compared(tmp_path: Path) -> None:
+def test_two_plans_are_compared_but_no_other_file(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     before.write_text(invoke(*FORGE, "--json").output)
     assert json.loads(before.read_text())["layout"] == [
@@ -93,16 +92,11 @@ def test_two_plans_are_compared(tmp_path: Path) -> None:
     assert other.return_value == 1
     assert "request.time limit: not requested (default) -> 02:00:00 (option --walltime)" in other.output
     assert "script: +#SBATCH --time=02:00:00" in other.output
-
-
-@pytest.mark.parametrize("text", [None, "{", "[]"])
-def test_what_is_no_plan_cannot_be_compared(text: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "before.json"
-    if text is not None:
-        path.write_text(text)
-    done = CliRunner().invoke(hpcgpu, ["plan", *FORGE, "--diff", str(path)], standalone_mode=False)
-    assert isinstance(done.exception, ConfigError)
-    assert f"write one: hpcgpu plan --json > {path}" in str(done.exception)
+    for text in ("{", "[]", None):
+        before.write_text(text) if text else before.unlink()
+        done = CliRunner().invoke(hpcgpu, ["plan", *FORGE, "--diff", str(before)], standalone_mode=False)
+        assert isinstance(done.exception, ConfigError)
+        assert f"write one: hpcgpu plan --json > {before}" in str(done.exception)
 
 
 def test_each_setting_says_where_it_was_set(tmp_path: Path) -> None:

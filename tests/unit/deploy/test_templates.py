@@ -55,7 +55,7 @@ def test_template_names_its_purpose_and_usage(name: str) -> None:
     purpose, usage = templates.purpose_and_usage(name)
     assert re.fullmatch(r"[A-Z].*\.", purpose)
     assert f"jobscripts/{name}" in usage
-    assert f"`{name}`" in (ROOT / "docs" / "explanation" / "clusters.md").read_text()
+    assert f"`{name}`" in (ROOT / "docs" / "how-to" / "start.md").read_text()
 
 
 def test_templates_are_the_same_for_both_batch_systems() -> None:

@@ -41,9 +41,6 @@ def words(element: ET.Element) -> list[str]:
     return [t.text or "" for t in element.iter(f"{SVG}text")]
 
 
-# --- what is in it ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_core_gpu_port_and_memory_is_there_once(name: str) -> None:
     topology = machine(name)
@@ -51,7 +48,7 @@ def test_every_core_gpu_port_and_memory_is_there_once(name: str) -> None:
     titles = [g.find(f"{SVG}title").text for g in groups(svg, "core")]
     drawn = sorted(str(CpuSet.parse(t.split(":")[0].split(" ")[1])) for t in titles)
     assert drawn == sorted(map(str, topology.cores))
-    shown = sorted(next(w for w in words(g)[1].split(" · ")) for g in groups(svg, "gpu"))
+    shown = sorted(next(w for w in " · ".join(words(g)).split(" · ") if ":" in w) for g in groups(svg, "gpu"))
     assert shown == sorted(g.pci for g in gpus_of(topology))
     ports = [n.name if n.name == n.interface else f"{n.name}:{n.port}" for n in topology.nics]
     assert sorted(words(g)[0] for g in groups(svg, "port")) == sorted(ports)
@@ -65,7 +62,7 @@ def test_every_core_gpu_port_and_memory_is_there_once(name: str) -> None:
     assert not [k for e in ET.fromstring(svg).iter() for k in e.attrib if "href" in k or k == "style" or k[:2] == "on"]
 
 
-def test_picture_cores_and_gpu_have_the_workers_colour() -> None:
+def test_picture_shows_workers_ports_and_reasons() -> None:
     topology = machine("turin-4gpu-nvml")
     bindings = planned(topology)
     svg = render_svg(topology, bindings)
@@ -78,17 +75,22 @@ def test_picture_cores_and_gpu_have_the_workers_colour() -> None:
         (port,) = (g for g in mine if g.get("class") == "port")
         assert words(port)[0] == f"{binding.nics[0].name}:{binding.nics[0].port}"
         assert COLOURS[i] in [fill(g) for g in port.iter(f"{SVG}g") if g.get("class") == "tag"]
-
-
-def test_dead_ports_are_crossed_out_and_no_others() -> None:
-    topology = machine("turin-4gpu-nvml")
-    drawn = groups(render_svg(topology, planned(topology)), "port")
+    parts = [[g.get("class", ""), *words(g)] for g in groups(svg, "port")[-1].findall(f"{SVG}g")]
+    assert parts == [["distance 0"], ["tag", "3"], ["distance 4"], ["tag", "1"]]
+    assert words(groups(svg, "port")[-1])[3:5] == ["same switch", "across packages"]
+    assert words(groups(svg, "gpu")[0])[:3] == ["GPU 0", "NVIDIA H200", "0000:06:00.0 · 140 GiB"]
+    drawn = groups(svg, "port")
     crossed = {words(g)[0] for g in drawn if g.find(f"{SVG}path[@class='cross']") is not None}
     assert crossed == {"mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_3:1"}
     assert crossed == {words(g)[0] for g in drawn if "crossed" in g.get("class", "")}
+    assert [w for w in words(ET.fromstring(svg)) if w.startswith("worker")][1:] == [
+        "worker 0: NUMA node 1 has fewer cores than its share: PUs 0-15,128-143 are on other nodes; "
+        "likewise workers 1-3",
+        "worker 0: mlx5_0, mlx5_3, mlx5_1, mlx5_2 are nearer but their ports are down → mlx5_4; likewise worker 1",
+    ]
 
 
-def test_cores_that_are_not_granted_have_no_colour_and_no_number() -> None:
+def test_cores_of_no_worker_are_plain_and_of_several_show_each() -> None:
     topology = machine("coral-lassen")
     bindings = plan_bindings(topology, topology.gpus, CpuSet(range(8, 48)))
     svg = render_svg(topology, bindings)
@@ -98,26 +100,17 @@ def test_cores_that_are_not_granted_have_no_colour_and_no_number() -> None:
     assert not [w for g in free for w in words(g)]
     assert "core of no worker" in svg
     assert "core of no worker" not in render_svg(topology, planned(topology))
-
-
-def test_a_shared_core_has_the_tag_of_each_worker() -> None:
-    topology = machine("coral-lassen")
+    one = planned(topology)[0]
+    gpu = groups(render_svg(topology, [one, one]), "gpu")[0]
+    assert [r.get("fill") for r in gpu.findall(f"{SVG}rect[@class='strip']")] == list(COLOURS[:2])
+    assert words(gpu)[-2:] == ["0", "1"]
     bindings = plan_bindings(topology, topology.gpus, topology.cores[0])
     (shared,) = (g for g in groups(render_svg(topology, bindings), "core") if g.get("data-workers"))
     tags = [g for g in shared.iter(f"{SVG}g") if g.get("class") == "tag"]
     assert [(fill(g), *words(g)) for g in tags] == [(COLOURS[i], str(i)) for i in range(4)]
 
 
-def test_two_workers_of_one_gpu_have_a_half_each() -> None:
-    topology = machine("coral-lassen")
-    one = planned(topology)[0]
-    svg = render_svg(topology, [one, one])
-    gpu = groups(svg, "gpu")[0]
-    assert [r.get("fill") for r in gpu.findall(f"{SVG}rect[@class='strip']")] == list(COLOURS[:2])
-    assert words(gpu)[-2:] == ["0", "1"]
-
-
-def test_what_nobody_knows_the_place_of_has_a_box_of_its_own() -> None:
+def test_parts_of_unknown_place_and_other_memory_have_boxes() -> None:
     topology = machine("coral-lassen")
     lost = replace(
         topology,
@@ -129,10 +122,6 @@ def test_what_nobody_knows_the_place_of_has_a_box_of_its_own() -> None:
     inside = [g.get("class") for g in unknown.findall(f"{SVG}g")]
     assert inside == ["gpu", "gpu", "port", "memory"]
     assert not groups(render_svg(topology, planned(topology)), "unknown")
-
-
-def test_other_memory_stands_beside_its_cores_or_in_its_package() -> None:
-    topology = machine("coral-lassen")
     hbm = NumaNode(1, topology.numa_nodes[0].cpuset, 64 * GIB, package=0, kind="hbm")
     gpu = NumaNode(255, CpuSet(), 0, package=8, kind="gpu")
     svg = render_svg(replace(topology, other_memory=(hbm, gpu)), ())
@@ -149,7 +138,7 @@ def test_picture_places_simulated_gpus_and_names_slices() -> None:
     slices = tuple(Gpu("0004:04:00.0", f"MIG-{i}", "NVIDIA H200", numa_node=0, mig="1g.18gb") for i in range(2))
     svg = render_svg(replace(topology, gpus=slices), [Binding(topology.cores[0], (slices[1],))])
     drawn = groups(svg, "gpu")
-    assert [words(g)[0] for g in drawn] == ["GPU 0 · H200 MIG 1g.18gb", "GPU 1 · H200 MIG 1g.18gb"]
+    assert [words(g)[0] for g in drawn] == [f"GPU {i} · NVIDIA H200 MIG 1g.18gb" for i in (0, 1)]
     assert [g.get("data-workers") for g in drawn] == [None, "0"]
 
 
@@ -166,28 +155,19 @@ def test_legend_says_of_each_worker_what_it_is_tied_to() -> None:
     assert said[-1] == "note: something is odd"
 
 
-def test_reasons_that_differ_in_their_numbers_are_one_line() -> None:
-    topology = machine("turin-4gpu-nvml")
-    said = [w for w in words(ET.fromstring(render_svg(topology, planned(topology)))) if w.startswith("worker")]
-    assert said[1:] == [
-        "worker 0: NUMA node 1 has fewer cores than its share: PUs 0-15,128-143 are on other nodes; "
-        "likewise workers 1-3",
-        "worker 0: mlx5_0, mlx5_3, mlx5_1, mlx5_2 are nearer but their ports are down → mlx5_4; likewise worker 1",
-    ]
-
-
 def test_a_node_without_workers_is_still_a_picture() -> None:
     sizes = {text.size for tile in walk(laid_out(machine("opa-hfi"), ()).tiles) for text in tile.texts}
     assert min(sizes) * 840 / WIDTH >= 10  # GitHub shows a README 840 px wide
     with pytest.raises(ValueError, match="1 names for 4 bindings"):
         render_svg(machine("coral-lassen"), planned(machine("coral-lassen")), ["one"])
     svg = render_svg(machine("opa-hfi"), ())
+    assert "<title>Machine with 4 cores</title>" in svg
+    assert "<title>Machine with 4 GPUs: Intel(R) Data Center GPU Max 1550</title>" in render_svg(
+        machine("intel-4gpu"), ()
+    )
     assert "no worker is planned" in svg
     assert len(groups(svg, "core")) == 4
     assert not groups(svg, "row")
-
-
-# --- safe to open ----------------------------------------------------------------------------------------------
 
 
 @given(st.text(max_size=40))
@@ -210,9 +190,6 @@ def test_markup_in_names_stays_text() -> None:
     root = ET.fromstring(render_svg(topology, ()))
     assert not list(root.iter(f"{SVG}script"))
     assert root.find(f"{SVG}title").text == nasty.replace("\x07\n\u202e", "\N{REPLACEMENT CHARACTER}" * 3)
-
-
-# --- geometry --------------------------------------------------------------------------------------------------
 
 
 def laid_out(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> Picture:
@@ -289,9 +266,6 @@ def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
     assert "".join("".join(lines).split()) == "".join(text.split())
 
 
-# --- colours ---------------------------------------------------------------------------------------------------
-
-
 def luminance(colour: str) -> float:
     """Relative luminance (WCAG 2.2)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -304,9 +278,6 @@ def test_text_can_be_read_on_each_of_sixteen_colours_and_in_grey() -> None:
     for colour in COLOURS:
         assert (luminance(colour) + 0.05) / (luminance(INK) + 0.05) >= 4.5
     assert (luminance("#F1F1F1") + 0.05) / (luminance(FADED) + 0.05) >= 4.5
-
-
-# --- the pictures of the documentation -------------------------------------------------------------------------
 
 
 def test_pictures_of_the_documentation_are_what_is_drawn_now() -> None:

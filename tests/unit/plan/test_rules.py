@@ -35,20 +35,12 @@ TIOGA = node(1, 4, 64, [3, 3, 1, 1, 0, 0, 2, 2])
 PASCAL = node(2, 2, 36, [0, 0])
 
 
-def homes(topology: Topology) -> list[int | None]:
-    return [g.numa_node for g in rules.in_pci_order(topology)]
-
-
-def on_the_right_node(topology: Topology, rule: rules.CoreRule) -> int:
-    """Workers whose first core is on their GPU's NUMA node."""
-    where = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
-    return sum(where[min(c)] == home for c, home in zip(rule(topology), homes(topology), strict=True))
-
-
-def on_the_right_package(topology: Topology, rule: rules.CoreRule) -> int:
-    package = {pu: n.package for n in topology.numa_nodes for pu in n.cpuset}
-    of_node = {n.os_index: n.package for n in topology.numa_nodes}
-    return sum(package[min(c)] == of_node[home] for c, home in zip(rule(topology), homes(topology), strict=True))
+def placed_right(topology: Topology, rule: rules.CoreRule, part: str = "os_index") -> int:
+    """Workers whose first core is on the NUMA node, or the package, of their GPU."""
+    where = {pu: getattr(n, part) for n in topology.numa_nodes for pu in n.cpuset}
+    home = {n.os_index: getattr(n, part) for n in topology.numa_nodes}
+    pairs = zip(rule(topology), rules.in_pci_order(topology), strict=True)
+    return sum(where[min(cores)] == home[gpu.numa_node] for cores, gpu in pairs)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +55,7 @@ def on_the_right_package(topology: Topology, rule: rules.CoreRule) -> int:
     ],
 )
 def test_workers_placed_right(topology: Topology, bindpcie: int, block: int, socket: int, dask_cuda: int) -> None:
-    assert on_the_right_node(topology, rules.bindpcie) == bindpcie
-    assert on_the_right_node(topology, rules.block_of_cores) == block
-    assert on_the_right_package(topology, rules.socket_by_rank) == socket
-    assert on_the_right_node(topology, rules.dask_cuda_worker) == dask_cuda
+    assert placed_right(topology, rules.bindpcie) == bindpcie
+    assert placed_right(topology, rules.block_of_cores) == block
+    assert placed_right(topology, rules.socket_by_rank, "package") == socket
+    assert placed_right(topology, rules.dask_cuda_worker) == dask_cuda

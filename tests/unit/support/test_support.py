@@ -42,14 +42,12 @@ def test_leaks_of_processes_and_files_are_named_and_removed(tmp_path: Path, monk
 
 SUITE = """
 import pytest
+from pathlib import Path
 @pytest.mark.skip(reason="no Docker")
 def test_lab(): pass
 @pytest.mark.gpu
 @pytest.mark.skip(reason="no GPU")
 def test_gpu(): pass
-"""
-FLAKY = """
-from pathlib import Path
 def test_flaky():
     if not Path("ran").exists():
         Path("ran").touch()
@@ -58,39 +56,28 @@ def test_bad(): raise ValueError("each run")
 """
 
 
-@pytest.fixture
-def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty file of tests, in a folder of its own as in this checkout."""
+def test_decide_fails_for_skips_and_failures_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hypothesis and its like: most of a session's time
     (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers = gpu: x\npythonpath = {SUPPORT}\n")
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['outcomes']")
-    (tmp_path / "tests").mkdir()
-    return tmp_path / "tests/test_it.py"
+    for name, text in (
+        ("tests/test_it.py", SUITE),
+        ("scripts/run_tests.py", (ROOT / "scripts/run_tests.py").read_text()),
+    ):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
 
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "scripts/run_tests.py", *words]
+        return subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(60), env=os.environ)
 
-def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=scaled(60), env=os.environ
-    )
-
-
-def test_session_fails_for_a_skip(suite: Path) -> None:
-    suite.write_text(SUITE)
-    done = call(suite.parents[1], "-m", "pytest", "-p", "no:cacheprovider")
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "requires these, which were skipped (no Docker):" in done.stdout
-    assert "  tests/test_it.py::test_gpu" not in done.stdout
-
-
-def test_decide_fails_for_failures_that_come_again(suite: Path) -> None:
-    suite.write_text(FLAKY)
-    folder = suite.parents[1]
-    (folder / "scripts").mkdir()
-    (folder / "scripts/run_tests.py").write_text((ROOT / "scripts/run_tests.py").read_text())
-    call(folder, "scripts/run_tests.py", "run", "it", "tests")
-    done = call(folder, "scripts/run_tests.py", "decide", "it")
+    ran = call("run", "it", "tests").stdout
+    assert "requires these, which were skipped (no Docker):" in ran
+    assert "  tests/test_it.py::test_gpu" not in ran
+    done = call("decide", "it")
     assert done.returncode == 1
     lines = {"flaky: tests/test_it.py::test_flaky", "failed: tests/test_it.py::test_bad"}
     assert lines <= set(done.stdout.splitlines())
+    assert "fault: it: required tests were skipped" in done.stdout
