@@ -35,7 +35,7 @@ import numpy as np
 import zict
 from distributed.protocol import deserialize_bytes, serialize_bytelist
 
-from hpcgpu.spill.state.units import DISK, HOST
+from hpcgpu.spill.state import DISK, HOST
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.dask import register

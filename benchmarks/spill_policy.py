@@ -6,7 +6,7 @@ Its store has room for a part of the graph's peak, and at least for the largest 
 A value that comes up leaves a copy below: moving it down again copies nothing.
 
 ``hpcgpu``
-    ``hpcgpu.spill.state.policy``. It knows what a worker knows: what the tasks that are ready need, and their
+    ``hpcgpu.spill.state``. It knows what a worker knows: what the tasks that are ready need, and their
     priorities.
 ``hpcgpu, clean first``
     The same, with clean values as a group before the others, as under host pressure.
@@ -39,7 +39,7 @@ from typing import Any
 import _figures
 from _traces import CASES, Trace
 
-from hpcgpu.spill.state.policy import Candidate, headroom, victims
+from hpcgpu.spill.state import Candidate, headroom, victims
 
 ROOM = (0.3, 0.5, 0.8)
 report = partial(_figures.report, "spill_policy")

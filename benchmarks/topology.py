@@ -37,7 +37,7 @@ from _rules import CORE_RULES, NIC_RULES, CoreRule, NicRule, best_class, in_pci_
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Hop, Nic, NumaNode, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
-from hpcgpu.topology import document
+from hpcgpu.topology.hwloc_xml import read_file
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "topology"
 GIB = 2**30
@@ -69,7 +69,7 @@ def machines() -> Iterator[tuple[str, str, Topology]]:
     """Return name, text and value of each recorded machine."""
     for path in sorted(DATA.glob("*.xml")):
         text = path.read_text()
-        yield path.stem, text, document.read(text)
+        yield path.stem, text, read_file(text)
 
 
 def built(gpus: int, nics: int, pus: int) -> Topology:
@@ -112,7 +112,7 @@ def times(runs: int) -> None:
 
 
 def read_and_plan(text: str) -> None:
-    topology = document.read(text)
+    topology = read_file(text)
     plan_bindings(topology, topology.gpus or simulated_gpus(topology, 4, GIB, "here"), pus(topology))
 
 

@@ -12,7 +12,7 @@ _ERRORS = (
 )
 _HOMES = {
     **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
-    "GPURunner": "hpcgpu.deploy.cluster.runner",
+    "GPURunner": "hpcgpu.deploy.cluster.local",
     "GPUWorker": "hpcgpu.deploy.processes.gpu_worker",
     "LocalGPUCluster": "hpcgpu.deploy.cluster.local",
     "PBSGPUCluster": "hpcgpu.deploy.cluster.batch",

@@ -9,7 +9,7 @@ import time
 from hpcgpu.agent.rank import Rank
 from hpcgpu.errors import HpcGpuError, WorldError, whole
 from hpcgpu.host import log, process
-from hpcgpu.launch.environment import read_rank
+from hpcgpu.launch import read_rank
 
 # Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0
 # before its report (mpirun of Open MPI 5.0.11, under load).

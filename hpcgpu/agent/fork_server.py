@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from hpcgpu.agent.follower import LeaderSocket
+from hpcgpu.agent.node import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids, process, remover
 from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.processes.control import Child
+    from hpcgpu.deploy.processes import Child
     from hpcgpu.model import Settings
     from hpcgpu.spill.storage.scratch import Scratch
 
@@ -269,7 +269,7 @@ class ForkServerSpawner:
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
         """Report the end of a child that was forked before this spawner was made."""
-        from hpcgpu.deploy.processes.control import Child
+        from hpcgpu.deploy.processes import Child
 
         exited: asyncio.Future[int] = self._loop.create_future()
         self._children[pid] = exited
@@ -309,15 +309,16 @@ class LeaderResources:
         """
         from hpcgpu.spill.storage.scratch import Scratch
 
-        _quieten()
+        if not os.environ.get("HPCGPU_DEBUG"):
+            os.environ.setdefault(*_QUIET)
         with contextlib.ExitStack() as undo:
             scratch = Scratch.make(settings.local_directory, "run", trusted=settings.trust_local_directory)
             undo.callback(scratch.remove)
             remover.start(str(scratch.lock_path))
             with process.importing():
-                from hpcgpu.deploy.processes import fork_imports
+                from hpcgpu.deploy.processes.scheduler import prepare_forks
 
-                fork_imports.prepare(simulated=settings.gpus is not None)
+                prepare_forks(simulated=settings.gpus is not None)
             # forked processes hold the lock, too: the folder stays as long as one process writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
@@ -335,16 +336,11 @@ class LeaderResources:
         self.scratch.remove()
 
 
-def _quieten() -> None:
-    if not os.environ.get("HPCGPU_DEBUG"):
-        os.environ.setdefault(*_QUIET)
-
-
 if __name__ == "__main__":
     with process.importing():
-        from hpcgpu.deploy.processes import fork_imports
+        from hpcgpu.deploy.processes.scheduler import prepare_forks
 
-        fork_imports.prepare(simulated=False)
+        prepare_forks(simulated=False)
 
     os.set_inheritable(int(sys.argv[3]), False)  # forks inherit it, programs that they start do not
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

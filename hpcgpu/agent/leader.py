@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import os
 import signal
 import threading
@@ -124,14 +125,17 @@ class Leader:
         await self.hear_goodbye()
         return 0
 
-    async def start_workers(self) -> None:
-        """Start this node's workers, and hold a connection to the scheduler that ends when it ends."""
+    async def start_workers(self, reach_s: float = math.inf) -> None:
+        """Start this node's workers, and hold a connection to the scheduler that ends when it ends.
+
+        Its addresses are tried for ``reach_s`` seconds, at most ``death_timeout``.
+        """
         from distributed.comm import connect
 
         from hpcgpu.deploy.network.connect_first import connect_first
         from hpcgpu.deploy.processes.nanny import make_nanny
 
-        deadline_s = self.reach_s
+        deadline_s = min(self.context.run.settings.death_timeout_s, reach_s)
         reached = await connect_first(self.context.scheduler["addresses"], self.security, deadline_s)
         self.watch = await connect(reached.address, timeout=deadline_s, **self.security.get_connection_args("worker"))
         context = self.context
@@ -159,11 +163,6 @@ class Leader:
     async def workers_ended(self) -> None:
         """Wait until no worker is left or will be restarted."""
         await asyncio.gather(*(n.finished() for n in self.nannies))
-
-    @property
-    def reach_s(self) -> float:
-        """Seconds in which the scheduler's addresses are tried."""
-        return self.context.run.settings.death_timeout_s
 
     async def hear_goodbye(self) -> bool:
         """Wait for the scheduler's end; return True if it said goodbye."""

@@ -15,7 +15,7 @@ from hpcgpu.agent.leader import Leader, LeaderContext, security_of
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.failure_log import reason_of
+from hpcgpu.supervise.tasks import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.network.scheduler_file import SchedulerFile
@@ -41,17 +41,12 @@ class Member(Leader):
         self._retiring: asyncio.Task[None] | None = None
         self._cancelled = ""
 
-    @property
-    def reach_s(self) -> float:
-        """Seconds in which the scheduler's addresses are tried."""
-        return min(self.context.run.settings.death_timeout_s, _REACH_S)
-
     async def serve(self) -> int:
         """Join, then stay until the scheduler ends the run or all workers have left; return the exit code."""
         file = await self._find_scheduler()
         self.context.scheduler = {"addresses": file.addresses, "cert": file.cert, "key": file.key}
         self.security = security_of(self.context.scheduler)
-        await self.start_workers()
+        await self.start_workers(_REACH_S)
         with self._launcher_watched():
             return await self._stay()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import log, pids, process
-from hpcgpu.launch.environment import read_launch, read_rank
+from hpcgpu.launch import read_launch, read_rank
 from hpcgpu.model import CpuSet, RankFacts
 
 if TYPE_CHECKING:

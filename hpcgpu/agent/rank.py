@@ -1,9 +1,10 @@
-"""The life of a rank: resources, rendezvous, layout, then leader or follower."""
+"""The life of a rank: settings, resources, rendezvous, layout, then leader or follower."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import signal
 import sys
@@ -11,9 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.agent import node, rendezvous
-from hpcgpu.errors import HpcGpuError, LaunchError, WorldError
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError
 from hpcgpu.host import process
-from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch
+from hpcgpu.launch import is_isolated, read_allocation, read_launch
+from hpcgpu.model.allocation import OWN, WRITTEN, BootstrapSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +31,21 @@ Records = list[dict[str, Any]]
 _OUTLAST_S = 10
 
 
+def read_bootstrap_settings(text: str) -> BootstrapSettings:
+    """Parse the bootstrap settings of a rendered run document; raise ConfigError for other text."""
+    # Making and checking all settings takes 20 CPU ms (Python 3.11), which a rank that only waits need not spend.
+    try:
+        raw = json.loads(text)
+        settings = {name: value for name, value in raw["settings"].items() if name in WRITTEN}
+        fields = {name: raw[name] for name in OWN}
+        return BootstrapSettings(**fields, **settings)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        from hpcgpu.config import document
+
+        document.read(text)  # raises with the exact fault
+        raise ConfigError(f"not a run document of this hpcgpu ({error}): {text[:80]!r}") from error
+
+
 class Rank:
     """The process as one of the world's ranks.
 
@@ -36,8 +53,6 @@ class Rank:
     """
 
     def __init__(self, document: str, environ: Mapping[str, str]) -> None:
-        from hpcgpu.config.bootstrap import read_bootstrap_settings
-
         self._document, self._environ = document, environ
         self._bootstrap = read_bootstrap_settings(document)
         self._allocation = read_allocation(environ)
@@ -61,7 +76,7 @@ class Rank:
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
         from hpcgpu.model import Layout
-        from hpcgpu.plan.binding.layout import plan_layout
+        from hpcgpu.plan.binding import plan_layout
 
         # Slurm's warning before the time limit reaches every process; only a leader has something to do then
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -94,7 +109,7 @@ class Rank:
             layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
             home = layout.node_of(rank)
             if home.leader != rank:
-                from hpcgpu.agent.follower import follow
+                from hpcgpu.agent.node import follow
 
                 process.outlast(signal.SIGTERM, _OUTLAST_S)
                 return follow(rank, records[home.leader]["leader_socket"])

@@ -13,11 +13,11 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from hpcgpu.agent.fork_server import ForkServer, LeaderResources
+from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
@@ -25,11 +25,10 @@ from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.failure_log import reason_of
+from hpcgpu.supervise.tasks import reason_of
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.processes.control import Child, Control
-    from hpcgpu.deploy.processes.scheduler import SchedulerSpec
+    from hpcgpu.deploy.processes import Child, Control
     from hpcgpu.model import Allocation, Layout
 
 # Limits for the script's end after SIGTERM, and for the scheduler to hear all other nodes' goodbyes.
@@ -42,48 +41,6 @@ _SUMMARY_S = 2.0
 _REPORT_S = 5.0
 _DASHBOARD = "dashboard"  # the file with its address
 _IPV4 = "0.0.0.0"  # UCX's listener wants an address
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerChild:
-    """The scheduler process, forked before the rendezvous."""
-
-    pid: int
-    control: socket.socket
-    fork_server: ForkServer
-
-    @classmethod
-    def fork(cls, fork_server: ForkServer, spec: SchedulerSpec) -> Self:
-        """Fork the scheduler on this rank's output; it starts while MPI does."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            pid = fork_server.spawn("hpcgpu.deploy.processes.scheduler:main", spec, (theirs.fileno(), 1, 2))
-        return cls(pid, ours, fork_server)
-
-    def wait_started(self, deadline_s: float = _SCHEDULER_START_S) -> dict[str, Any]:
-        """Return the scheduler's first message, its ports; raise LaunchError if it fails, ends, or is silent."""
-        self.control.settimeout(deadline_s)
-        try:
-            with self.control.makefile("rb") as lines:
-                line = lines.readline()
-        except TimeoutError:
-            raise LaunchError(
-                f"the scheduler process does not listen after {deadline_s:g} s; the traceback above shows where"
-            ) from None
-        if not line:
-            raise LaunchError(f"the scheduler process {self._end()} before it listened")
-        self.control.settimeout(None)
-        message: dict[str, Any] = json.loads(line)
-        if message["op"] == "error":
-            log.write(message["text"])
-            raise LaunchError(f"the scheduler could not be started: {message['reason']}")
-        return message
-
-    def _end(self) -> str:
-        code = self.fork_server.wait_exit(self.pid, _REPORT_S)
-        if code is None:
-            return "closed its connection"
-        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
 
 
 class SchedulerProcess:
@@ -125,12 +82,16 @@ class SchedulerProcess:
             progress=settings.progress,
             rank_pid=os.getpid(),
         )
-        self.child = SchedulerChild.fork(resources.fork_server, spec)
         self.dashboard_port = 0
+        self._fork_server = resources.fork_server
+        self.control, theirs = socket.socketpair()
+        with theirs:  # on this rank's output; it starts while MPI does
+            entry, fds = "hpcgpu.deploy.processes.scheduler:main", (theirs.fileno(), 1, 2)
+            self.pid = self._fork_server.spawn(entry, spec, fds)
 
     def record(self) -> dict[str, Any]:
         """Wait until the scheduler listens; return its addresses and certificate."""
-        started = self.child.wait_started()
+        started = wait_started(self.control, functools.partial(self._fork_server.wait_exit, self.pid, _REPORT_S))
         self.dashboard_port = started["dashboard_port"]
         address = self._own_address
         hosts = (address,) if address else reachable_addresses(started["hosts"], self._interface)
@@ -139,6 +100,31 @@ class SchedulerProcess:
             "cert": self.certificate.cert_pem if self.certificate else "",
             "key": self.certificate.key_pem if self.certificate else "",
         }
+
+
+def wait_started(
+    control: socket.socket, exit_code: Callable[[], int | None], deadline_s: float = _SCHEDULER_START_S
+) -> dict[str, Any]:
+    """Return the scheduler's first message, its ports; raise LaunchError if it fails, ends, or is silent."""
+    control.settimeout(deadline_s)
+    try:
+        with control.makefile("rb") as lines:
+            line = lines.readline()
+    except TimeoutError:
+        raise LaunchError(
+            f"the scheduler process does not listen after {deadline_s:g} s; the traceback above shows where"
+        ) from None
+    if not line:
+        code = exit_code()
+        end = "closed its connection" if code is None else f"exited with status {code}"
+        end = f"was killed by signal {-code}" if code and code < 0 else end
+        raise LaunchError(f"the scheduler process {end} before it listened")
+    control.settimeout(None)
+    message: dict[str, Any] = json.loads(line)
+    if message["op"] == "error":
+        log.write(message["text"])
+        raise LaunchError(f"the scheduler could not be started: {message['reason']}")
+    return message
 
 
 def protocol(settings: Settings) -> str:
@@ -172,9 +158,9 @@ class Rank0Leader(Leader):
 
     async def serve(self) -> int:
         """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
-        from hpcgpu.deploy.processes.control import Control
+        from hpcgpu.deploy.processes import Control
 
-        scheduler = self._scheduler.child
+        scheduler = self._scheduler
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
         self._child.exited.add_done_callback(lambda _: self.end(os.EX_SOFTWARE, "the scheduler process died"))
         self._control = await Control.open(scheduler.control)

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcgpu.agent import missing
 from hpcgpu.errors import LaunchError, WorldError
 from hpcgpu.host import pids, process
-from hpcgpu.launch.environment import read_launch, read_rank
+from hpcgpu.launch import read_launch, read_rank
 from hpcgpu.model import CpuSet
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcgpu.model import RankFacts
-    from hpcgpu.model.bootstrap import BootstrapSettings
+    from hpcgpu.model.allocation import BootstrapSettings
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
 _RECORD_BYTES = 8192

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcgpu.batch.slurm_answers import GPUS, ask_offers, limit_s
 from hpcgpu.model import Command, Result
-from hpcgpu.model.inventory import Inventory
+from hpcgpu.model.site import Inventory
 from hpcgpu.model.site_facts import NodeType, Queue
 from hpcgpu.units import format_duration
 

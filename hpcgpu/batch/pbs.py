@@ -4,17 +4,105 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hpcgpu.batch import common, pbs_answers, pbs_options
-from hpcgpu.batch.common import Plain, unasked
-from hpcgpu.batch.script import body, exit_file
+from hpcgpu.batch import pbs_answers
+from hpcgpu.batch.common import (
+    Directive,
+    Plain,
+    by_array,
+    check_limit,
+    exit_file,
+    index_runs,
+    merge_options,
+    options_in,
+    refuse_control,
+    script_body,
+    split_count,
+    unasked,
+)
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, JobSpec, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
 from hpcgpu.units import format_duration
+
+# How many of the mark's 16 hexadecimal digits a name has; qstat shows 16 characters of a name.
+_MARK = 8
+_REFUSED = MappingProxyType(
+    {
+        "-J": "how many jobs there are is said by nodes=, or by scale() with shape='elastic'",
+        "-I": "an interactive job has no script; in one, hpcgpu launch starts the ranks",
+        "-W block": "qsub would answer when the job has ended, and is ended after a minute",
+        "-z": "qsub would not say the job's id",
+    }
+)
+# Characters that qsub takes and that no tool of PBS misreads: tried one by one (23.06.06). A colon is refused in a
+# name, and the part after the @ of a queue is a server.
+_ACCOUNT = (re.compile(r"[\w.:/+=@%~^\[\]-]+"), "letters, digits and . : / + = @ % ~ ^ - _")
+_CARRIES: Mapping[str, tuple[re.Pattern[str], str]] = MappingProxyType(
+    {
+        "-N": (re.compile(r"[\w.+-]+", re.ASCII), "ASCII letters, digits and . + - _"),
+        "-q": (re.compile(r"[\w.@:-]+", re.ASCII), "ASCII letters, digits and . @ : - _"),
+        **dict.fromkeys(("-A", "-P"), _ACCOUNT),
+        "-o": (re.compile(r"[\w./+=@%~^\[\]-]+", re.ASCII), "ASCII letters, digits and . / + = @ % ~ ^ - _"),
+    }
+)
+_SETTINGS = MappingProxyType({"-N": "job_name", "-q": "queue", "-A": "account", "-P": "account", "-o": "log_directory"})
+_LONGEST_NAME = 230
+
+
+def render_options(
+    ours: list[tuple[str, str | None]], spec: JobSpec, forbidden: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return the lines below ``#!``: hpcgpu's options that have a value, then the user's, which replace them."""
+    options = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in ours if v]
+    extra = [d for text in spec.extra_directives for d in _extra(text)]
+    return [
+        f"#PBS {d.text}"
+        for d in merge_options(options, extra, spec.skipped_directives, option_names, _REFUSED, forbidden)
+    ]
+
+
+def option_names(text: str) -> set[str]:
+    """Return the names of a user's options: ``-l select``, ``-q``."""
+    return {directive.key for directive in _extra(text)}
+
+
+def marked_name(name: str, mark: str) -> str:
+    """Return a job's name with part of the mark: PBS cannot select jobs by anything else that hpcgpu sets."""
+    return f"{name}-{mark[-_MARK:]}" if mark else name
+
+
+def _plain(option: str, value: str) -> str:
+    refuse_control(value, f"PBS option {option}")
+    if option not in _CARRIES:
+        return value
+    pattern, allowed = _CARRIES[option]
+    if not pattern.fullmatch(value):
+        raise ConfigError(f"{_SETTINGS[option]}: PBS option {option} cannot carry {value!r}; allowed: {allowed}")
+    if option == "-N" and len(value) > _LONGEST_NAME:
+        raise ConfigError(f"job_name: {value[:20]!r}... makes a name of {len(value)} characters; allowed: 230")
+    return value
+
+
+def _extra(text: str) -> Iterator[Directive]:
+    """Yield the user's options, each resource of ``-l`` and ``-W`` separately: a script may have several."""
+    for option, value in options_in(text):
+        if value is None:
+            yield Directive(option, option)
+        elif option in ("-l", "-W"):
+            # walltime=1:00:00,place=free; a comma is also inside values, as in afterok:1,after:2.
+            for part in re.split(r",(?=\w+=)", value):
+                yield Directive(f"{option} {part.partition('=')[0]}", f"{option} {_quoted(part)}")
+        else:
+            yield Directive(option, f"{option} {_quoted(value)}")
+
+
+def _quoted(value: str) -> str:
+    return f'"{value}"' if re.search(r"\s", value) else value
+
 
 _ALLOWED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"gpus": ("ngpus", "gpus", "none"), "memory": ("mem", "none"), "account": ("-A", "-P")}
@@ -45,27 +133,31 @@ class Pbs(Plain):
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r} of PBS; allowed: {', '.join(allowed)}")
-        common.check_limit(self.array_limit, "PBS")
+        check_limit(self.array_limit, "PBS")
         if self.cpus_multiple_of < 1:
             raise ConfigError(f"cpus_multiple_of={self.cpus_multiple_of} of PBS; allowed: 1 or more")
 
     def split(self, count: int) -> tuple[int, ...]:
         """Return the sizes of the submissions for ``count`` jobs."""
-        return common.split(count, self.array_limit)
+        return split_count(count, self.array_limit)
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script."""
-        options = pbs_options.render(self._options(spec), spec, self.forbidden)
+        options = render_options(self._options(spec), spec, self.forbidden)
         # A job of PBS starts in the home folder, one of Slurm where it was submitted.
-        start = ('cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2', *_counted(spec))
-        return "\n".join(["#!/bin/bash", *options, "", *body(spec, start, "PBS_ARRAY_INDEX")])
+        start = ['cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2']
+        if spec.exit_file:  # count the job's starts: PBS requeues jobs without telling them their run_count
+            ended = exit_file(spec, "PBS_ARRAY_INDEX")
+            count = f"$(($(wc -l < {ended}.starts) - 1))"
+            start.append(f"rm -f {ended}; (umask 77; echo >> {ended}.starts); export {JOB_RESTARTS}={count}")
+        return "\n".join(["#!/bin/bash", *options, "", *script_body(spec, tuple(start), "PBS_ARRAY_INDEX")])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
         """Return the path of the job's output; without ``direct_output`` it exists when the job has ended."""
         if spec.log_directory:
             return f"{spec.log_directory}/{job_id}.OU"
         number, _, index = job_id.partition(".")[0].removesuffix("]").partition("[")
-        return f"{pbs_options.marked(spec.name, spec.mark)}.o{number}{'.' if index else ''}{index}"
+        return f"{marked_name(spec.name, spec.mark)}.o{number}{'.' if index else ''}{index}"
 
     def submit(self, script: str, spec: JobSpec) -> Command:
         """Return the qsub that reads the script from its standard input."""
@@ -82,7 +174,7 @@ class Pbs(Plain):
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return the qselect for the name, which contains the mark; it lists no ended job."""
-        return Command(("qselect", "-N", pbs_options.marked(name, mark)))
+        return Command(("qselect", "-N", marked_name(name, mark)))
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
         """Return the ids; an array has one id (``123[].server``, run/d1-qselect) for all of its elements."""
@@ -121,8 +213,8 @@ class Pbs(Plain):
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
         """Return a qdel for each job, and for each contiguous range of an array's elements."""
         # A qdel has one id: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
-        groups = common.by_array(job_ids, _ELEMENT).items()
-        ids = [f"{a}{run}{z}" for (a, z), indexes in groups for run in common.runs(indexes) or ("",)]
+        groups = by_array(job_ids, _ELEMENT).items()
+        ids = [f"{a}{run}{z}" for (a, z), indexes in groups for run in index_runs(indexes) or ("",)]
         return tuple(Command(("qdel", word)) for word in ids)
 
     def read_cancel(self, result: Result) -> bool:
@@ -138,7 +230,7 @@ class Pbs(Plain):
         if spec.log_directory and ":" in spec.log_directory:
             raise ConfigError(f"log_directory={spec.log_directory!r}: PBS takes what is before a colon for a host")
         return [
-            ("-N", pbs_options.marked(spec.name, spec.mark)),
+            ("-N", marked_name(spec.name, spec.mark)),
             ("-J", f"0-{spec.count - 1}" if spec.count > 1 else None),
             ("-q", spec.queue),
             (self.account, spec.account),
@@ -153,7 +245,7 @@ class Pbs(Plain):
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
         """Return messages on requests so small that they may be mistakes, and on parts that cannot be requested."""
         vain = unasked(spec, memory=self.memory != "none", cpus=self.cpus)
-        options = {key for text in (*spec.extra_directives, *spec.skipped_directives) for key in pbs_options.keys(text)}
+        options = {key for text in (*spec.extra_directives, *spec.skipped_directives) for key in option_names(text)}
         if self.gpus == "none" or not spec.gpus_per_node or options & {"-l select", "-l"}:
             return vain
         cores = self.cpus and spec.cpus_per_task is None and self.cpus_multiple_of == 1 and "-l ncpus" not in options
@@ -201,16 +293,7 @@ class Pbs(Plain):
         return -(-count // unit) * unit if self.cpus_multiple_of > 1 else count
 
 
-def _counted(spec: JobSpec) -> tuple[str, ...]:
-    """Return a shell line that counts a job's starts: PBS requeues jobs without telling them their run_count."""
-    if not spec.exit_file:
-        return ()
-    ended = exit_file(spec, "PBS_ARRAY_INDEX")
-    starts = f"{ended}.starts"
-    return (f"rm -f {ended}; (umask 77; echo >> {starts}); export {JOB_RESTARTS}=$(($(wc -l < {starts}) - 1))",)
-
-
 def _jobs(job_ids: Sequence[str]) -> tuple[str, ...]:
     """Return qstat's arguments for these jobs; an array is asked for as a whole, with ``-t`` for its elements."""
-    words = [f"{a}{z}" for a, z in common.by_array(job_ids, _ELEMENT)]
+    words = [f"{a}{z}" for a, z in by_array(job_ids, _ELEMENT)]
     return (*(("-t",) if any("[]" in word for word in words) else ()), "-f", "-F", "json", *words)

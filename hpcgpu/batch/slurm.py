@@ -7,9 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hpcgpu.batch import common, slurm_answers
-from hpcgpu.batch.common import Plain, unasked
-from hpcgpu.batch.script import Directive, body, merge, options_in, refuse_control
+from hpcgpu.batch import slurm_answers
+from hpcgpu.batch.common import (
+    Directive,
+    Plain,
+    by_array,
+    check_limit,
+    index_runs,
+    merge_options,
+    options_in,
+    refuse_control,
+    script_body,
+    split_count,
+    unasked,
+)
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.command import TIMED_OUT
@@ -74,18 +85,18 @@ class Slurm(Plain):
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r} of Slurm; allowed: {', '.join(allowed)}")
-        common.check_limit(self.array_limit, "Slurm")
+        check_limit(self.array_limit, "Slurm")
 
     def split(self, count: int) -> tuple[int, ...]:
         """Return the sizes of the submissions for ``count`` jobs."""
-        return common.split(count, self.array_limit)
+        return split_count(count, self.array_limit)
 
     def script(self, spec: JobSpec) -> str:
         """Return the batch script."""
         ours = [_directive(f"--{name}", value) for name, value in self._options(spec) if value is not None]
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
-        kept = merge(ours, extra, spec.skipped_directives, _keys, _REFUSED, self.forbidden)
-        lines = body(spec, index="SLURM_ARRAY_TASK_ID")
+        kept = merge_options(ours, extra, spec.skipped_directives, _keys, _REFUSED, self.forbidden)
+        lines = script_body(spec, index="SLURM_ARRAY_TASK_ID")
         return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *lines])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
@@ -190,8 +201,8 @@ class Slurm(Plain):
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
         """Return one scancel for all: ``123_[0-7,9]`` for elements."""
-        groups = common.by_array(job_ids, _ELEMENT).items()
-        ids = [f"{before}[{','.join(common.runs(indexes))}]" if indexes else before for (before, _), indexes in groups]
+        groups = by_array(job_ids, _ELEMENT).items()
+        ids = [f"{before}[{','.join(index_runs(indexes))}]" if indexes else before for (before, _), indexes in groups]
         return (Command(("scancel", *ids)),) if ids else ()
 
     def read_cancel(self, result: Result) -> bool:
@@ -240,7 +251,7 @@ class Slurm(Plain):
 
 def _jobs(job_ids: Sequence[str]) -> str:
     """Return the option that selects these jobs; an array is selected as a whole."""
-    return f"--jobs={','.join(before.rstrip('_') for before, _ in common.by_array(job_ids, _ELEMENT))}"
+    return f"--jobs={','.join(before.rstrip('_') for before, _ in by_array(job_ids, _ELEMENT))}"
 
 
 def _folder(spec: JobSpec) -> str:

@@ -15,11 +15,10 @@ from typing import Any
 
 import click
 
-from hpcgpu.config.entry_points import unused
+from hpcgpu.config.entry_points import default_of, unused
 from hpcgpu.config.layers import BY_NAME
-from hpcgpu.config.numpydoc import default_of
 from hpcgpu.model.settings import GROUPS, options, user_name
-from hpcgpu.report.table import Table
+from hpcgpu.report import Table
 
 Function = Callable[..., Any]
 FILE = click.Path(readable=False)  # any text; the shell completes names of files

@@ -17,7 +17,7 @@ from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
 
 if TYPE_CHECKING:
     from hpcgpu.report.job import Preview
@@ -68,9 +68,9 @@ for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo
 
 
 def _templates() -> list[str]:
-    from hpcgpu.deploy.templates import names
+    from hpcgpu.deploy.sites import template_names
 
-    return names()
+    return template_names()
 
 
 @hpcgpu.command(short_help="Run two SVDs on four simulated GPUs.", examples={"hpcgpu demo": ""})
@@ -160,7 +160,7 @@ def launch(
 @click.argument("script", **_NO_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
     """Do as hpcgpu plan --script: the same under an older name."""
-    from hpcgpu.deploy.jobs.job_plan import read_job
+    from hpcgpu.deploy.jobs.submitter import read_job
 
     _say_alias("hpcgpu jobscript", "hpcgpu plan --script")
     _, spec, system = read_job(typed_settings(arguments), FROM, _checked(script, "hpcgpu plan"), batch)
@@ -231,13 +231,13 @@ def plan(  # each is an option
 @click.argument("name", required=False, shell_complete=completion(_templates))
 def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
-    from hpcgpu.deploy.templates import folder, names, purpose_and_usage, text_of
+    from hpcgpu.deploy.sites import purpose_and_usage, template_folder, template_names, template_text
 
-    about = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in names()}
+    about = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in template_names()}
     columns = (Column("template", kind="name"), Column("about"))
     text: Table | str = Table(columns, [(each, row["about"]) for each, row in about.items()])
     if only_folder or name:
-        text = text_of(name) if name and not only_folder else f"{folder()}\n"
+        text = template_text(name) if name and not only_folder else f"{template_folder()}\n"
     show(text, about if as_json else None)
 
 

@@ -13,7 +13,7 @@ from hpcgpu import __version__
 from hpcgpu.cli.command import FILE, FROM, command, example_lines, json_option, setting_options, show, typed_settings
 from hpcgpu.cli.runs import RUN
 from hpcgpu.errors import ConfigError, HpcGpuError
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
 from hpcgpu.units import counted
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not looked at": "cyan"}
@@ -171,7 +171,7 @@ def doctor(
     from hpcgpu.deploy.doctor import job as doctor_job
     from hpcgpu.deploy.doctor import login
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.facts import CheckResult, examine, exit_code
+    from hpcgpu.plan.doctor import CheckResult, examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
     job, no_job = login.read(typed_settings(arguments), FROM, batch, must=submit)

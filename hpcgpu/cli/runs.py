@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgpu.cli.command import command, completion, json_option, show
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
 from hpcgpu.units import format_duration
 
 if TYPE_CHECKING:
@@ -62,20 +62,18 @@ def logs(name: str, follow: bool, lines: int) -> None:
     """Print the end of the log of cluster NAME: its name, its job's id, or the id of one of its jobs."""
     import asyncio
 
-    from hpcgpu.deploy.jobs import logs as job_logs
     from hpcgpu.deploy.jobs import runs
-    from hpcgpu.deploy.jobs.rows import jobs_of
     from hpcgpu.deploy.jobs.run import Run, home
 
     run = Run.find(home(), name)
-    log = job_logs.log_of(run, name)
-    text, end = job_logs.last(log, lines)
+    log = runs.log_of(run, name)
+    text, end = runs.last_lines(log, lines)
     click.echo(text, nl=False)
     if follow:
-        asyncio.run(job_logs.follow(run, log, end, lambda part: click.echo(part, nl=False)))
+        asyncio.run(runs.follow_log(run, log, end, lambda part: click.echo(part, nl=False)))
     elif not end:
         asyncio.run(runs.refresh([run]))
-        jobs = "; ".join(f"job {job.id}: {job.text}" for job in jobs_of(run))
+        jobs = "; ".join(f"job {job.id}: {job.text}" for job in runs.jobs_of(run))
         click.echo(f"{log} is empty so far; {jobs}", err=True)
 
 
@@ -95,8 +93,8 @@ def stop(name: str) -> None:
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    from hpcgpu.deploy.jobs.rows import jobs_of
     from hpcgpu.deploy.jobs.run import now
+    from hpcgpu.deploy.jobs.runs import jobs_of
     from hpcgpu.plan.jobs.phase import phases_line
 
     state = run.owner_state
@@ -113,7 +111,7 @@ def _row(run: Run) -> tuple[str, ...]:
 
 def _described(run: Run) -> dict[str, Any]:
     """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
-    from hpcgpu.deploy.jobs.rows import jobs_of
+    from hpcgpu.deploy.jobs.runs import jobs_of
 
     owner = run.owner
     return {

@@ -10,7 +10,7 @@ import click
 from hpcgpu.cli.command import FILE, SITE, Group, json_option
 from hpcgpu.cli.command import show as show_text
 from hpcgpu.errors import ConfigError
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
 
 _COLUMNS = (Column("site", kind="name"), Column("batch"), Column("machine", kind="prose"), Column("GPUs of a node"))
 
@@ -78,7 +78,7 @@ def show(name: str, as_json: bool) -> None:
 @click.argument("file", type=FILE)
 def check(file: str, as_json: bool) -> None:
     """Check site file FILE: wrong keys, wrong values and rules that contradict each other, each with its line."""
-    from hpcgpu.config.sites.contradictions import contradictions
+    from hpcgpu.config.sites.read import contradictions
     from hpcgpu.deploy import sites
 
     machine = sites.read(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")

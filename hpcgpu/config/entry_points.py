@@ -1,16 +1,23 @@
-"""Options without an effect at an entry point, a way to start a cluster: giving one there is an error.
+"""Options at an entry point, a way to start a cluster: their signature and documentation, and those without an effect.
 
-File, site and environment may set any option: they are for all entry points.
+Giving an option without an effect is an error. File, site and environment may set any option: they are for all entry
+points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field
+from inspect import Parameter, cleandoc
+from textwrap import fill
 from types import MappingProxyType
+from typing import Any
 
 from hpcgpu.config.layers import BY_NAME
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.settings import Settings, user_name
+from hpcgpu.model.limit import Limit
+from hpcgpu.model.settings import Settings, options, user_name
 
 REQUEST = (
     *("nodes", "cores_per_gpu", "memory", "queue", "account", "job_name", "log_directory", "site_limits"),
@@ -76,3 +83,66 @@ def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str]
         if getattr(settings, option.name) != getattr(defaults, option.name):
             typed = user_name(option)
             raise ConfigError(f"{settings.cite(typed)}: {vain[typed].format(entry_point=entry_point)}")
+
+
+# The types of each kind of option; a choice has its values instead.
+TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("count", "number"), "int"),
+        **dict.fromkeys(("bytes", "duration"), "int or str"),
+        **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
+        **dict.fromkeys(("text",), "str"),
+        **dict.fromkeys(("gpus", "simulate", "port"), "int or str"),
+        **dict.fromkeys(("texts", "lines"), "list of str"),
+        "cores": "str or int",
+        "nics": "str or list of str",
+        "seconds": "float or str",
+        "flag": "bool",
+        "numbers": "dict of str to float",
+        "environment": "dict of str to str",
+    }
+)
+_KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
+_SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
+
+
+def parameters(without: Container[str] = ()) -> list[Parameter]:
+    """Return a keyword parameter with its default for each option that is not in ``without``, by user name."""
+    shown = (f for f in options() if user_name(f) not in without)
+    return [Parameter(user_name(f), Parameter.KEYWORD_ONLY, default=default_of(f)) for f in shown]
+
+
+def documented(text: str, base: str = "", without: Container[str] = ()) -> str:
+    """Put the options, except ``without``, in place of ``**keywords`` in a class's docstring."""
+    # The sections of base, the docstring of its base class, come before its own.
+    text, base = cleandoc(text), cleandoc(base)
+    start = match.start() if (match := _SECTION.search(text)) else len(text)
+    before = base[match.start() :] if (match := _SECTION.search(base)) else ""
+    whole = "\n\n".join(filter(None, (text[:start].strip(), before.strip(), text[start:].strip())))
+    return _KEYWORDS.sub(lambda _: "".join(_entries(without)), f"{whole}\n")
+
+
+def _entries(without: Container[str]) -> Iterator[str]:
+    for f in options():
+        if user_name(f) in without:
+            continue
+        default = default_of(f)
+        note = "optional" if default in (None, (), {}) else f"default {default!r}"
+        example = f", such as {f.metadata['example']}" if f.metadata["example"] else ""
+        also = f"; also {', '.join(f.metadata['aliases'])}" if f.metadata["aliases"] else ""
+        text = fill(f"{f.metadata['text']}{example}{also}", 96, initial_indent="    ", subsequent_indent="    ")
+        yield f"{user_name(f)} : {type_of(f)}, {note}\n{text}\n"
+
+
+def type_of(f: Field[Any]) -> str:
+    """Return an option's type as numpydoc shows it."""
+    if choices := f.metadata["choices"]:
+        return f"{{{', '.join(map(repr, choices))}}}"
+    return TYPES[f.metadata["kind"]]
+
+
+def default_of(f: Field[Any]) -> Any:  # the option's own type
+    """Return an option's default as users would write it."""
+    if f.default_factory is not MISSING:
+        return dict(f.default_factory())
+    return f.default.value if isinstance(f.default, Limit) else f.default

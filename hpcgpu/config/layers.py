@@ -12,12 +12,12 @@ from dataclasses import Field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hpcgpu.config import nearest, option_of, read_value
+from hpcgpu.config.document import check_settings
 from hpcgpu.config.migration import HINTS
-from hpcgpu.config.validation import check_settings
-from hpcgpu.config.values import nearest, option_of, read_value
 from hpcgpu.errors import ConfigError
+from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import Settings, options, user_name
-from hpcgpu.model.simulated import parse_simulated
 
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site  # 20 dataclasses: 10 CPU ms, which each command and rank would pay
@@ -63,7 +63,7 @@ def read_settings(
     ]
     values = {name: value for layer in reversed(layers) for name, value in layer.items()}
     if values.get("gpus", ("",))[0].isdecimal():
-        from hpcgpu.config.sites.jobs import nodes_for
+        from hpcgpu.config.sites import nodes_for
 
         values = nodes_for(values, site)
     if "gpus" not in layers[0]:
@@ -151,7 +151,7 @@ def _over_site(users: Layer, site: Site, environ: Mapping[str, str], *, asks: bo
     """Put the user's values above the site's; a list of the site stays in front of the user's list."""
     # A site file lists what its jobs need (-l filesystems=home): a user's additional directive must not replace all of
     # them. It replaces the site's directive for the same option.
-    from hpcgpu.config.sites.jobs import follow
+    from hpcgpu.config.sites import follow
 
     sites = follow(site, users, environ, asks=asks)
     defaults = read_layer({name: value for name, (value, _) in sites.items()}, lambda name: sites[name][1])
@@ -171,7 +171,7 @@ def _from_jobqueue(
     path: str, section: Mapping[str, object], values: Layer, site: Site | None
 ) -> dict[str, tuple[Any, str]]:
     """Read dask-jobqueue's section; its cores are divided among the requested GPUs."""
-    from hpcgpu.config.jobqueue import translate
+    from hpcgpu.config.migration import translate
 
     node = site.node(values.get("queue", (None, ""))[0]) if site else None
     count = values.get("gpus_per_node", (node.gpus if node else None, ""))[0]

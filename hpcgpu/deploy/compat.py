@@ -25,8 +25,8 @@ from tornado.iostream import SSLIOStream, StreamClosedError
 from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.host import nvml
-from hpcgpu.model.backoff import Backoff
-from hpcgpu.supervise.failure_log import FailureLog
+from hpcgpu.model.command import Backoff
+from hpcgpu.supervise.tasks import FailureLog
 
 _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default
 
@@ -48,7 +48,7 @@ def _was_closed(error: BaseException) -> bool:
 class _Limited(BaseTCPListener):
     """A listener that reports its handshakes, TLS's and Dask's; distributed sets them no limit (_handle_stream)."""
 
-    handshakes: ClassVar[Any]  # deploy.processes.handshakes.Handshakes
+    handshakes: ClassVar[Any]  # deploy.processes.stalls.HandshakeDeadline
 
     def _handle_stream(self, stream: Any, address: Any) -> Any:
         # here, at once: the coroutine begins only after up to 128 connections have been accepted
@@ -115,8 +115,12 @@ def limit_handshakes(handshakes: Any) -> None:
     tornado.tcpserver.SSLIOStream = _AcceptedStream  # type: ignore[attr-defined] # of a package with a stub
 
 
-def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None], refused: type[RequestHandler]) -> None:
+def guard_http(
+    scheduler: Scheduler, secret: str, load: Callable[[], None], page: type[RequestHandler], refusal: str
+) -> None:
     """Refuse every request whose path does not begin with the secret; load the dashboard at the first that does.
+
+    The refusal is the text that ``page`` shows.
 
     A connection without such a request counts as one without a handshake. distributed's own ``http_prefix`` is no
     secret: ``/`` redirects to it and ``/sitemap.json`` lists it. With it pages name each other from the root, and are
@@ -136,7 +140,7 @@ def guard_http(scheduler: Scheduler, secret: str, load: Callable[[], None], refu
         nonlocal loaded
         first, slash, rest = request.path.removeprefix("/").partition("/")
         if not secret or not hmac.compare_digest(first.encode(), secret.encode()):
-            return app.get_handler_delegate(request, refused)
+            return app.get_handler_delegate(request, page, {"text": refusal})
         _Limited.handshakes.done(request.connection.stream)
         if not loaded:
             loaded = True

@@ -16,12 +16,12 @@ from hpcgpu.config import entry_points
 from hpcgpu.config.sites.machine import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start, topo
-from hpcgpu.deploy.jobs.job_plan import read_job
+from hpcgpu.deploy.jobs.submitter import read_job
 from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import run as programs
-from hpcgpu.launch.environment import read_allocation
+from hpcgpu.launch import read_allocation
 from hpcgpu.model import Command, HostMemory, JobSpec, Layout, Settings, Site, Topology
 from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import options as all_options

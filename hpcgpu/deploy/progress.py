@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from hpcgpu.host import log
-from hpcgpu.plan.jobs.job import Phase
+from hpcgpu.plan.jobs import Phase
 from hpcgpu.plan.jobs.phase import READY, note_lines
 from hpcgpu.supervise import tasks
 

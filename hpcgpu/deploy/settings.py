@@ -19,10 +19,9 @@ from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.deploy import sites
 from hpcgpu.errors import ConfigError
 from hpcgpu.host.private import expanded
-from hpcgpu.launch.environment import read_allocation
+from hpcgpu.launch import read_allocation
 from hpcgpu.model import Settings
-from hpcgpu.model.limit import read_disk_limit, read_part
-from hpcgpu.model.plain import read_option
+from hpcgpu.model.limit import read_disk_limit, read_option, read_part
 from hpcgpu.model.settings import CUDF, RMM
 
 if TYPE_CHECKING:
@@ -131,15 +130,15 @@ def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
         return None
     import dask.config
 
-    from hpcgpu.config import jobqueue
+    from hpcgpu.config import migration
 
     path = f"jobqueue.{batch}"
     section = dask.config.get(path, None)
     if not isinstance(section, dict):
         return (path, section) if section else None
     for defaults in dask.config.defaults:
-        section = jobqueue.without(section, dask.config.get(path, {}, config=defaults) or {})
-    ignored = "; ".join(jobqueue.ignored(section))
+        section = migration.without(section, dask.config.get(path, {}, config=defaults) or {})
+    ignored = "; ".join(migration.ignored(section))
     if ignored:
         sites.say_once(f"dask config {path}: ignored are {ignored}")
     return path, section

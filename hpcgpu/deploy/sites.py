@@ -1,4 +1,4 @@
-"""Site files on this machine: in the user's folder, in the package, or at a path; and which one it looks like."""
+"""Site files on this machine: of the user, of the package, or at a path; which one it looks like; job templates."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hpcgpu.host.private import expanded, user_folder
 
 if TYPE_CHECKING:
     from hpcgpu.model import Site
+
 
 _PACKAGE = Path(__file__).parent.parent
 NONE = "none"  # site="none": no site, and no hint of one
@@ -159,7 +160,7 @@ def draft(name: str, batch: str | None, environ: Mapping[str, str]) -> str:
     here.
     """
     from hpcgpu.batch import inventory
-    from hpcgpu.config.sites.draft import render
+    from hpcgpu.config.sites.machine import render_draft
     from hpcgpu.config.sites.read import read_site
     from hpcgpu.host import discover
     from hpcgpu.host.run import run_sync
@@ -175,7 +176,7 @@ def draft(name: str, batch: str | None, environ: Mapping[str, str]) -> str:
         topology = discover.topology()
     except HpcGpuError as error:
         facts, topology = replace(facts, silent=(*facts.silent, f"this node: {error}")), None
-    text = render(facts, plain or "mine", datetime.now(UTC).date().isoformat(), topology, match)
+    text = render_draft(facts, plain or "mine", datetime.now(UTC).date().isoformat(), topology, match)
     read_site(text, "the draft")
     return text
 
@@ -183,3 +184,28 @@ def draft(name: str, batch: str | None, environ: Mapping[str, str]) -> str:
 def _host() -> str:
     """Return the host's name without domain and number: ``login3.example.org`` is ``login``."""
     return socket.gethostname().partition(".")[0].rstrip("0123456789-")
+
+
+def template_folder() -> Path:
+    """Return the folder of the templates and of the programs that they start."""
+    return package_folder("jobscripts")
+
+
+def template_names() -> list[str]:
+    """Return the names of all templates: Slurm, PBS, none; the shortest template of each first."""
+    systems = ("slurm", "pbs", "mpirun")
+    files = [p.name for p in template_folder().iterdir() if p.suffix in (".sbatch", ".sh")]
+    return sorted(files, key=lambda name: (systems.index(name.partition(".")[0].partition("-")[0]), "-" in name, name))
+
+
+def template_text(name: str) -> str:
+    """Return the text of a template; raise ConfigError for another name."""
+    if name not in template_names():
+        raise ConfigError(f"there is no template {name!r}; there are: {', '.join(template_names())}")
+    return (template_folder() / name).read_text()
+
+
+def purpose_and_usage(name: str) -> tuple[str, str]:
+    """Return what a template is for, and how it is submitted."""
+    purpose, usage = [line[2:] for line in template_text(name).splitlines() if line.startswith("# ")][:2]
+    return purpose, usage.removeprefix("usage: ")

@@ -17,21 +17,22 @@ from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import exit_file, launcher_parent, log, pids, process
-from hpcgpu.launch import mpirun, srun
-from hpcgpu.launch.environment import brought, read_allocation, render_memory
+from hpcgpu.launch import brought, read_allocation, render_memory
 from hpcgpu.launch.launcher import (
+    LIST_MPI_TYPES,
+    REMOTE_SHELL,
     LauncherFacts,
     RankCommand,
     check_allocation,
     is_mpirun,
+    is_pals,
     plan_launch,
+    read_mpi_types,
     split_command,
 )
 from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
-from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES
+from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, World, parse_simulated
 from hpcgpu.model.command import TIMED_OUT
-from hpcgpu.model.layout import World
-from hpcgpu.model.simulated import parse_simulated
 from hpcgpu.plan.binding.memory import asks_granted_memory
 
 _QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute
@@ -255,11 +256,11 @@ def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
         program = shutil.which(command[0]) or ""
     facts = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
     if allocation.batch == "slurm":
-        listed = query(*srun.LIST)
-        return replace(facts, mpi_types=srun.read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
+        listed = query(*LIST_MPI_TYPES)
+        return replace(facts, mpi_types=read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
     if allocation.batch == "pbs":
         pals = shutil.which("mpiexec") or ""
-        if command or not pals or not mpirun.is_pals(says(pals, "--version")):
+        if command or not pals or not is_pals(says(pals, "--version")):
             return replace(facts, remote_shell=_remote_shell())
         return replace(facts, pals=pals, library=_library(says), remote_shell=_remote_shell())
     return facts
@@ -271,6 +272,6 @@ def _library(says: Callable[..., str]) -> str:
 
 def _remote_shell() -> str:
     """Return a program that reaches a PBS job's other nodes without ssh; "" if the user has named one."""
-    if any(name in os.environ for name in mpirun.REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
+    if any(name in os.environ for name in REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
         return ""
     return str(Path(process.__file__).with_name("pbs_ssh.sh"))

@@ -17,18 +17,16 @@ from hpcgpu.deploy import start
 from hpcgpu.deploy.processes.node import facts_of
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.host import cgroup, discover
-from hpcgpu.launch.environment import read_allocation
+from hpcgpu.launch import read_allocation
 from hpcgpu.model import CpuSet, Gpu, Settings, Topology
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES
-from hpcgpu.model.simulated import parse_simulated
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, parse_simulated
 from hpcgpu.pictures.svg import render_svg
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
-from hpcgpu.report.binding import format_gpu
 from hpcgpu.report.machine import MachinePlan
-from hpcgpu.report.plain import describe, node_differences
-from hpcgpu.topology import document
+from hpcgpu.report.plain import describe, format_gpu, node_differences
+from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
 _STDIN = "-"
 _WRITER_S = 10.0
@@ -135,7 +133,7 @@ def named(name: str) -> str:
 
 def _parse_topology(text: str, where: str) -> Topology:
     try:
-        return document.read(text)
+        return read_file(text)
     except ParseError as e:
         raise ParseError(f"{where}: {e}", evidence=e.evidence) from e
 
@@ -144,13 +142,13 @@ def read_text(name: str) -> str:
     """Read a file, or its beginning if it is longer than any topology."""
     try:
         if name == _STDIN:
-            return sys.stdin.buffer.read(document.MAX_BYTES + 1).decode("utf-8", "replace")
+            return sys.stdin.buffer.read(MAX_BYTES + 1).decode("utf-8", "replace")
         # Without O_NONBLOCK, a FIFO without a writer keeps open() waiting for ever.
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) and not select.select([file], [], [], _WRITER_S)[0]:
                 raise ConfigError(f"{name} is a FIFO to which nothing was written for {_WRITER_S:.0f} s; give a file")
             os.set_blocking(file.fileno(), True)
-            return file.read(document.MAX_BYTES + 1).decode("utf-8", "replace")
+            return file.read(MAX_BYTES + 1).decode("utf-8", "replace")
     except OSError as e:
         raise ConfigError(
             f"{name} cannot be read: {e.strerror}; give an XML file (lstopo --disallowed --of xml machine.xml)"

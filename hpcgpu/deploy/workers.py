@@ -10,11 +10,11 @@ from distributed import Client, Security, Worker
 from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps, loads
 
-from hpcgpu.deploy.dashboard.worker_metrics import collect
+from hpcgpu.deploy.dashboard import collect
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator
-from hpcgpu.plan.jobs.worker_names import by_number
-from hpcgpu.report.memory import Memory
+from hpcgpu.plan.jobs import by_number
+from hpcgpu.report.cluster import Memory
 from hpcgpu.report.workers import Bindings, WorkerFacts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -30,11 +29,6 @@ class _Mount(NamedTuple):
     kind: str
     root: PurePosixPath
     point: Path
-
-
-def granted_cpus() -> CpuSet:
-    """Return the PUs that this process may run on, by cgroup and by the launcher's mask."""
-    return CpuSet(os.sched_getaffinity(0))
 
 
 def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:

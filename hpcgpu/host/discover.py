@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from hpcgpu.errors import ParseError
-from hpcgpu.host import gpus, libhwloc, nvml
+from hpcgpu.host import libhwloc, nvml
 from hpcgpu.host.cgroup import text_of
+from hpcgpu.host.nvml import join_topology, set_aside
 from hpcgpu.model import CpuSet, NumaNode, Topology
-from hpcgpu.topology import document, hwloc_xml, nccl_xml, pci, sysfs
+from hpcgpu.topology import hwloc_xml, nccl_xml, pci, sysfs
+from hpcgpu.topology.hwloc_xml import MAX_BYTES
 
 _AFFINITY = "affinity mask of this process"
 _CPU_FILES = ("core_cpus_list", "thread_siblings_list", "physical_package_id")
@@ -34,9 +36,9 @@ def topology() -> Topology:
     # hwloc counts a node without PUs among its neighbour's, by distance (seen with 2.9): GPU memory, CXL.
     folders = _sys().glob("devices/system/node/node[0-9]*")
     heapless = {int(f.name.removeprefix("node")) for f in folders if text_of(f / "cpulist") == "\n"}
-    machine = gpus.set_aside(machine, CpuSet(heapless & {n.os_index for n in machine.numa_nodes}), "other")
+    machine = set_aside(machine, CpuSet(heapless & {n.os_index for n in machine.numa_nodes}), "other")
     facts = nvml.read()
-    machine = _placed_by_nccl(gpus.joined(machine, facts.gpus, facts.memory_nodes))
+    machine = _placed_by_nccl(join_topology(machine, facts.gpus, facts.memory_nodes))
     if facts.trouble and any(g.can_run for g in machine.gpus):
         warnings = (*warnings, f"the GPUs of this node cannot be used. {facts.trouble}")
     lost = dict.fromkeys(g.pci for g in machine.gpus if g.numa_node is None and g.can_run)
@@ -55,7 +57,7 @@ def _placed_by_nccl(machine: Topology) -> Topology:
         return machine
     try:
         with Path(path).open("rb") as file:
-            return nccl_xml.locate(machine, file.read(document.MAX_BYTES + 1).decode("utf-8", "replace"))
+            return nccl_xml.locate(machine, file.read(MAX_BYTES + 1).decode("utf-8", "replace"))
     except (OSError, ParseError) as e:
         return replace(machine, warnings=(*machine.warnings, f"NCCL_TOPO_FILE={path} is not used: {e}"))
 

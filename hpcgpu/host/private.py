@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -65,3 +69,26 @@ def expanded(path: str, setting: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise ConfigError(f"{setting}: {path.partition('/')[0]} is no home of this machine; give the folder") from None
+
+
+def user_secret() -> str:
+    """Return the secret in ``~/.hpcgpu/user/secret``, made once; HpcGpuError if it cannot stay private."""
+    try:
+        path = make_folder(Path.home() / ".hpcgpu" / "user") / "secret"
+        if not path.exists():
+            part = path.with_name(f"secret-{secrets.token_hex(8)}")
+            write(part, secrets.token_hex(32))
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                os.link(part, path)
+            part.unlink()
+        return read(path)
+    except (OSError, RuntimeError) as e:  # RuntimeError: no home is known
+        raise HpcGpuError(
+            f"a secret of yours cannot be kept in ~/.hpcgpu/user: {e}; HOME must be a folder of yours"
+        ) from e
+
+
+def hidden_name(*parts: object) -> str:
+    """Return the name of an abstract unix socket that only this user's processes can compute."""
+    # Any user of a node may take any such name, and keep others from it.
+    return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(parts).encode(), hashlib.sha256).hex()

@@ -11,43 +11,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcgpu.model.allocation import Allocation as Allocation
+    from hpcgpu.model.allocation import CpuSet as CpuSet
     from hpcgpu.model.allocation import HostMemory as HostMemory
+    from hpcgpu.model.allocation import Layout as Layout
+    from hpcgpu.model.allocation import NodeLayout as NodeLayout
     from hpcgpu.model.allocation import RankFacts as RankFacts
-    from hpcgpu.model.backoff import Patience as Patience
     from hpcgpu.model.command import Command as Command
+    from hpcgpu.model.command import Patience as Patience
     from hpcgpu.model.command import Result as Result
     from hpcgpu.model.command import Started as Started
-    from hpcgpu.model.cpuset import CpuSet as CpuSet
-    from hpcgpu.model.document import RunDocument as RunDocument
     from hpcgpu.model.job import JobSpec as JobSpec
     from hpcgpu.model.job import JobState as JobState
     from hpcgpu.model.job import JobStatus as JobStatus
     from hpcgpu.model.job import Offer as Offer
-    from hpcgpu.model.layout import Layout as Layout
-    from hpcgpu.model.layout import NodeLayout as NodeLayout
+    from hpcgpu.model.job import RunDocument as RunDocument
     from hpcgpu.model.settings import Settings as Settings
     from hpcgpu.model.site import Site as Site
+    from hpcgpu.model.topology import ActualBinding as ActualBinding
+    from hpcgpu.model.topology import Binding as Binding
     from hpcgpu.model.topology import Gpu as Gpu
     from hpcgpu.model.topology import Hop as Hop
     from hpcgpu.model.topology import Nic as Nic
     from hpcgpu.model.topology import NumaNode as NumaNode
     from hpcgpu.model.topology import Topology as Topology
-    from hpcgpu.model.worker import ActualBinding as ActualBinding
-    from hpcgpu.model.worker import Binding as Binding
-    from hpcgpu.model.worker import WorkerSpec as WorkerSpec
+    from hpcgpu.model.topology import WorkerSpec as WorkerSpec
 
 _NAMES = {
-    "allocation": ("Allocation", "HostMemory", "RankFacts"),
-    "command": ("Command", "Result", "Started"),
-    "cpuset": ("CpuSet",),
-    "document": ("RunDocument",),
-    "job": ("JobSpec", "JobState", "JobStatus", "Offer"),
-    "layout": ("Layout", "NodeLayout"),
-    "backoff": ("Patience",),
+    "allocation": ("Allocation", "CpuSet", "HostMemory", "Layout", "NodeLayout", "RankFacts"),
+    "command": ("Command", "Patience", "Result", "Started"),
+    "job": ("JobSpec", "JobState", "JobStatus", "Offer", "RunDocument"),
     "settings": ("Settings",),
     "site": ("Site",),
-    "topology": ("Gpu", "Hop", "Nic", "NumaNode", "Topology"),
-    "worker": ("ActualBinding", "Binding", "WorkerSpec"),
+    "topology": (*("ActualBinding", "Binding", "Gpu", "Hop", "Nic", "NumaNode", "Topology", "WorkerSpec"),),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,12 +1,17 @@
-"""A rank's facts from its environment, before MPI starts: its job and its rank.
+"""The facts that each rank reads before the rendezvous: its job, the run's layout, simulated GPUs, sets of PUs.
 
-Named tuples, as in the layout: each rank makes them. Importing dataclasses takes 15 CPU ms (Python 3.11: it imports
-inspect), and each dataclass another one.
+They are named tuples: importing dataclasses takes 15 CPU ms (Python 3.11: it imports inspect), and each dataclass
+another one.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from hpcgpu.errors import ConfigError
+from hpcgpu.units import format_bytes, meant, parse_bytes
 
 # PBS has no variables for a job's number of nodes, how often it was requeued, and its granted memory: these are ours.
 JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_GRANTED_MEMORY"
@@ -16,8 +21,6 @@ SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
 SCRIPT_DASHBOARD = "HPCGPU_SCRIPT_DASHBOARD"
 # The names of all variables by which that script's Client() finds the scheduler, with commas between.
 SCRIPT_ENV = "HPCGPU_SCRIPT_ENV"
-
-
 # HostMemory.source if the job has no memory limit.
 ALL_OF_THE_NODE = "all of this node"
 # HostMemory.source if the size is unknown: the machine comes from a file without sizes.
@@ -60,3 +63,152 @@ class Allocation(NamedTuple):
     gpus_per_node: int | None = None
     memory: HostMemory | None = None  # of this node, granted by the batch system; None: all of it, or unknown
     rank: RankFacts = RankFacts()
+
+
+class NodeLayout(NamedTuple):
+    """Ranks and workers of one node."""
+
+    node: int
+    ranks: tuple[int, ...]  # global, ascending; the first is the leader
+    # For each rank the positions of its workers in the node's plan, GPU by GPU; empty for idle ranks, and for the
+    # scheduler's rank if other ranks are beside it.
+    workers: tuple[tuple[int, ...], ...]
+    cpu_workers: int = 0  # workers without a GPU, at the end of the plan
+
+    @property
+    def leader(self) -> int:
+        """The rank that owns the node's processes."""
+        return self.ranks[0]
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers of all its ranks."""
+        return sum(map(len, self.workers))
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Ranks without a worker, except rank 0 (the scheduler)."""
+        return tuple(r for r, w in zip(self.ranks, self.workers, strict=True) if not w and r != 0)
+
+
+class Layout(NamedTuple):
+    """The nodes of the run; rank 0 is the scheduler."""
+
+    nodes: tuple[NodeLayout, ...]
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers of all nodes."""
+        return sum(n.worker_count for n in self.nodes)
+
+    def node_of(self, rank: int) -> NodeLayout:
+        """Return the node on which ``rank`` runs."""
+        return next(n for n in self.nodes if rank in n.ranks)
+
+
+class World(NamedTuple):
+    """The number of ranks and nodes."""
+
+    nodes: int = 1
+    per_node: int = 1  # ranks on each node
+    extra: bool = True  # one more rank on the first node, for the scheduler
+    hosts: tuple[str, ...] = ()  # names of the nodes; empty: the launcher knows them
+    variables: tuple[str, ...] = ()  # names to forward to ranks on other nodes; empty: the launcher forwards them
+    as_root: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of all ranks."""
+        return self.nodes * self.per_node + self.extra
+
+
+class BootstrapSettings(NamedTuple):
+    """How the ranks meet, and the settings that the layout needs, under their names in Settings."""
+
+    workers_per_gpu: int
+    cpu_workers: int
+    rendezvous: str
+    death_timeout_s: float
+    shape: str
+    folder: str
+    launch: str
+    exit_file: str
+    gpus: str | None = None
+    gpus_per_node: int | None = None
+
+
+# Fields of the run document; the others are settings.
+OWN = frozenset({"shape", "folder", "launch", "exit_file"})
+# Settings that each document has, even with default values, unless they are None.
+WRITTEN = frozenset(BootstrapSettings._fields) - OWN
+SIMULATE = "simulate=4 in Python, --simulate 4 before the script of a command"  # advice for users
+DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
+_SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
+_TEXT = re.compile(r"(sim:|)(\d{1,4})(?:x(.+))?")
+
+
+class SimulatedGpus(NamedTuple):
+    """The number of simulated GPUs on each node, and the memory of each."""
+
+    per_node: int
+    memory_bytes: int = DEFAULT_BYTES
+
+
+def parse_simulated(text: str, prefix: str = "sim:") -> SimulatedGpus:
+    """Parse ``4`` or ``4x256MiB`` after ``prefix``; raise ConfigError for other text, no GPU, or no memory."""
+    allowed = f"allowed: '{prefix}4', or '{prefix}4x256MiB': 4 simulated GPUs on each node, of 256 MiB each"
+    match = _TEXT.fullmatch(text)
+    if not match or match[1] != prefix:
+        raise ConfigError(f"{text!r} does not describe simulated GPUs; {allowed}")
+    try:
+        memory = parse_bytes(match[3]) if match[3] else DEFAULT_BYTES
+    except ConfigError as error:
+        raise ConfigError(f"{text!r}: {error}") from error
+    if int(match[2]) < 1 or memory < 1:
+        raise ConfigError(f"{text!r} has no GPU, or GPUs without memory; {allowed}")
+    if memory < _SMALLEST_BARE and match[3] and (hint := meant(match[3])):
+        raise ConfigError(f"{text!r} has GPUs of {format_bytes(memory)}{hint}; {allowed}")
+    return SimulatedGpus(int(match[2]), memory)
+
+
+class CpuSet(frozenset[int]):
+    """A frozen set of OS indices: ``CpuSet.parse("0-3,8")``; ``str(cpuset) == "0-3,8"``.
+
+    >>> CpuSet.parse("0-3,8") & CpuSet([2, 3, 9])
+    CpuSet('2-3')
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> CpuSet:
+        """Parse the list format of Linux and Slurm: ``0-3,8``, with optional ``:stride``."""
+        out: set[int] = set()
+        for part in filter(None, text.strip().split(",")):
+            span, _, stride = part.partition(":")
+            low, dash, high = span.partition("-")
+            out.update(range(int(low), int(high if dash else low) + 1, int(stride or 1)))
+        return cls(out)
+
+    @classmethod
+    def from_mask(cls, mask: str) -> CpuSet:
+        """Parse hwloc's mask format, 32-bit words, most significant first: ``0x1,0x0000ffff``."""
+        numbers = [int(word or "0", 16) for word in mask.split(",")]
+        return cls(
+            32 * k + i for k, word in enumerate(reversed(numbers)) for i in range(word.bit_length()) if word >> i & 1
+        )
+
+    def __and__(self, other: Iterable[object]) -> CpuSet:
+        return type(self)(self.intersection(other))
+
+    def __str__(self) -> str:
+        spans: list[list[int]] = []
+        for i in sorted(self):
+            if spans and spans[-1][1] == i - 1:
+                spans[-1][1] = i
+            else:
+                spans.append([i, i])
+        return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+
+    def __repr__(self) -> str:
+        return f"CpuSet({str(self)!r})"

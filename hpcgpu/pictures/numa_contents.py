@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.plan.binding.ports import UNKNOWN, Ports
-from hpcgpu.report.binding import MAKERS, port_name
+from hpcgpu.report.plain import MAKERS, port_name
 from hpcgpu.units import counted, format_bytes
 
 

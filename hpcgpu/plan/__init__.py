@@ -1,5 +1,5 @@
 """Floor 3, decisions: facts in, plans out. Pure.
 
 Rooms, the lowest first: ``jobs`` (what is asked of the batch system), ``binding`` (what each worker of a node gets),
-``views`` (both as text for people).
+``doctor`` (the checks of a machine).
 """

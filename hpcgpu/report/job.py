@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcgpu.model import JobSpec, Layout, Settings, Site
-from hpcgpu.plan.binding.layout import RankRecord, plan_layout
+from hpcgpu.plan.binding import RankRecord, plan_layout
 from hpcgpu.plan.jobs.request import gpus_per_node
-from hpcgpu.report.binding import format_ports
+from hpcgpu.report import Column, Table
 from hpcgpu.report.machine import MachinePlan, poor
-from hpcgpu.report.plain import describe
+from hpcgpu.report.plain import describe, format_ports
 from hpcgpu.report.plain import differences as plain_differences
-from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _SCRIPT = "script"

@@ -11,9 +11,8 @@ from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
 from hpcgpu.plan.binding.ports import DISTANCE_WORDS, FAR, Ports, Why, label, unused_ports
 from hpcgpu.plan.binding.workers import NodeFacts
-from hpcgpu.report.binding import format_gpu, format_other_gpus, format_ports, worker_reasons
-from hpcgpu.report.plain import describe
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
+from hpcgpu.report.plain import describe, format_gpu, format_other_gpus, format_ports, worker_reasons
 from hpcgpu.units import counted
 
 _COLUMNS = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hpcgpu.model import ActualBinding, WorkerSpec
-from hpcgpu.report.binding import format_gpu, format_memory, format_ports, worker_reasons
-from hpcgpu.report.table import Column, Shown, Table
+from hpcgpu.report import Column, Shown, Table
+from hpcgpu.report.plain import format_gpu, format_memory, format_ports, worker_reasons
 from hpcgpu.units import counted, format_bytes
 
 # The store's names.

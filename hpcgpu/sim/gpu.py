@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hpcgpu.model.simulated import DEFAULT_BYTES
+from hpcgpu.model.allocation import DEFAULT_BYTES
 from hpcgpu.sim.array import SimArray, buffer_of, host_of
 from hpcgpu.sim.memory import NUMBERS, Blocks, Usage, bytes_of, root_of
 

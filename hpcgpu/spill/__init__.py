@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcgpu.spill.store.buffer import GpuSpillBuffer as GpuSpillBuffer
-    from hpcgpu.spill.values.containers import contents as contents
+    from hpcgpu.spill.values import contents as contents
 
 __all__ = ["GpuSpillBuffer", "contents"]
 
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return GpuSpillBuffer
     if name == "contents":
-        from hpcgpu.spill.values.containers import contents
+        from hpcgpu.spill.values import contents
 
         return contents
     raise AttributeError(f"module 'hpcgpu.spill' has no attribute {name!r}")

@@ -1,6 +1,8 @@
 """Read hwloc's XML (versions 1, 2 and 3, as ``lstopo --of xml`` writes it).
 
 libhwloc is not loaded: 2.x refuses version 3, 3.x refuses version 1, and here any machine's XML is read on any machine.
+
+A file may also be NCCL's topology XML.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import replace
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.topology import pci, safe_xml
+from hpcgpu.topology import nccl_xml, pci, safe_xml
 from hpcgpu.topology.hwloc_numa import Placed, read_numa_nodes
 from hpcgpu.topology.nccl_xml import cores_of_masks
 
@@ -224,3 +226,25 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
             name = safe_xml.word(osdev, "name")
             out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual, link))
     return out
+
+
+MAX_BYTES = 8 * 2**20  # of a file; recorded ones are below 1 MiB. A caller reads at most one byte more.
+_ALLOWED = (
+    "hwloc's XML (lstopo --disallowed --of xml machine.xml), NCCL's topology XML (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE)"
+)
+
+
+def read_file(text: str) -> Topology:
+    """Parse hwloc's or NCCL's XML into a topology; ParseError for another format, or a text over :data:`MAX_BYTES`."""
+    if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
+        problem = f"this file has more than {MAX_BYTES >> 20} MiB, so it is no topology file"
+        raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
+    if not text.lstrip("\ufeff \t\r\n").startswith("<"):
+        start = f"it begins with {text[:40]!r}" if text.strip() else "empty"
+        raise ParseError(f"not a topology file: {start}; allowed: {_ALLOWED}", evidence=text[:400])
+    with safe_xml.reading(text, "a topology file") as root:
+        if root.tag == "topology":
+            return topology_of(root, text)
+        if root.tag == "system":
+            return nccl_xml.topology_of(root, text)
+    raise ParseError(f"not a topology file: it begins with <{root.tag[:40]}>; allowed: {_ALLOWED}", evidence=text[:400])

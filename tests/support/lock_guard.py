@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from hpcgpu.sim import SimGpu
-from hpcgpu.spill.proxies import placeholder, proxy, stored_object
+from hpcgpu.spill.proxies import State, proxy
+from hpcgpu.spill.proxies import dask as proxies_dask
+from hpcgpu.spill.storage.buffer_pool import LeafLock
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.storage.leaf_lock import LeafLock
 from hpcgpu.spill.store import executor, identity_map, reader
 from hpcgpu.spill.values import host_objects, serialization, unit
 
@@ -32,10 +33,10 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (host_objects, "held_by"),
     (host_objects, "_held_by_frame"),
     (reader, "put_together"),
-    (stored_object, "make_proxy"),
-    (stored_object, "release"),
+    (proxies_dask, "make_proxy"),
+    (proxies_dask, "release"),
     (proxy, "up"),
-    (placeholder.State, "load"),
+    (State, "load"),
     (unit.Content, "stored"),
 )
 

@@ -16,7 +16,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.model import CpuSet, Gpu, Nic, Topology
 from hpcgpu.plan.binding.bindings import simulated_gpus
-from hpcgpu.topology import document
+from hpcgpu.topology.hwloc_xml import read_file
 
 MACHINES = sorted(p.stem for p in TOPOLOGIES.glob("*.xml"))
 GIB = 2**30
@@ -24,7 +24,7 @@ GIB = 2**30
 
 @cache
 def machine(name: str) -> Topology:
-    return document.read(text_of(name))
+    return read_file(text_of(name))
 
 
 def pus(topology: Topology) -> CpuSet:

@@ -11,9 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from hpcgpu.model.dialect import DIALECTS
 from hpcgpu.model.settings import options, user_name
-from hpcgpu.model.site import Site
+from hpcgpu.model.site import DIALECTS, Site
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -14,10 +14,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from hpcgpu.spill.state.accounting import Choice
-from hpcgpu.spill.state.machine import SpillState
-from hpcgpu.spill.state.policy import victims
-from hpcgpu.spill.state.units import (
+from hpcgpu.spill.state import (
     DEVICE,
     DISK,
     HOST,
@@ -30,7 +27,10 @@ from hpcgpu.spill.state.units import (
     Ticket,
     Unit,
     below,
+    victims,
 )
+from hpcgpu.spill.state.accounting import Choice
+from hpcgpu.spill.state.machine import SpillState
 
 Action = tuple[Any, ...]
 

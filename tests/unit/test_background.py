@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from paths import PACKAGE
+from sources import MODULES, parsed
 
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "supervise"]
+FILES = [path for path in MODULES if path.parent.name != "supervise"]
 # What starts something that raises where nobody looks.
 STARTS = {
     *("Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ProcessPoolExecutor"),
@@ -40,10 +41,10 @@ EXCEPTIONS = {
     ("deploy/network/data_connections.py", "DataConnections._call", "call_soon_threadsafe"): "it sets a future",
     ("deploy/network/node_copies.py", "NodeTCP._send", "add_done_callback"): "it ends the connection",
     ("deploy/network/connect_first.py", "connect_first", "create_task"): "awaited in the same function",
-    ("deploy/processes/clients.py", "retire", "create_task"): "awaited in the same function",
+    ("deploy/processes/services.py", "retire", "create_task"): "awaited in the same function",
     ("deploy/sites.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for its answers, and gets what it raises",
     ("deploy/doctor/probes.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
-    ("deploy/doctor/connect.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
+    ("deploy/doctor/node.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 
@@ -78,9 +79,7 @@ def bare(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def test_background_work_is_started_by_supervise() -> None:
     found = {
-        (str(path.relative_to(PACKAGE)), function, callee)
-        for path in FILES
-        for function, callee in bare(ast.parse(path.read_text()))
+        (str(path.relative_to(PACKAGE)), function, callee) for path in FILES for function, callee in bare(parsed(path))
     }
     new = sorted(found - EXCEPTIONS.keys())
     assert not new, f"{new}: start it by hpcgpu.supervise, which asks what happens when it raises"

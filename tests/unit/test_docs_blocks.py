@@ -32,11 +32,11 @@ def test_blocks_of_a_page_may_be_typed(page: Path) -> None:
             doc_blocks.check(block)
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_of_a_page_are_commands(page: Path) -> None:
-    assert [text for block in doc_blocks.blocks(page) for text in doc_blocks.typed(block)] == []
-    for text in doc_blocks.mentions(page.read_text()):
-        doc_blocks.check_mention(text)
+def test_commands_of_all_pages_are_commands() -> None:
+    for page in TEXTS:
+        assert [text for block in doc_blocks.blocks(page) for text in doc_blocks.typed(block)] == [], page
+        for text in doc_blocks.mentions(page.read_text()):
+            doc_blocks.check_mention(text)
 
 
 def test_readme_is_short_and_its_lines_are_tried() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from paths import PACKAGE, ROOT, TESTS
+from sources import MODULES, parsed
 
 import hpcgpu
 
@@ -23,15 +24,14 @@ PHRASES = re.compile(r"\b([iI]s none|[aA]re none|cannot be had|no word|[nN]obody
 # A heading of numpydoc: a line of one or two words, underlined.
 SECTION = re.compile(r"^ *[A-Z]\w+( \w+)?\n *-{3,}$", re.MULTILINE)
 # Public without a line in docs/reference/api.md: what other batch systems, libraries and clusters implement.
-INTERFACES = ("hpcgpu.batch.BatchSystem", "hpcgpu.spill.devices.protocols.Device")
-INTERFACES += ("hpcgpu.spill.devices.protocols.Copies",)
+INTERFACES = ("hpcgpu.batch.BatchSystem", "hpcgpu.spill.devices.Device")
+INTERFACES += ("hpcgpu.spill.devices.Copies",)
 # Its docstring becomes a part of those of the clusters.
 BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
 
 
-@functools.cache
 def modules() -> tuple[tuple[str, ast.Module], ...]:
-    return tuple((str(p.relative_to(PACKAGE)), ast.parse(p.read_text())) for p in sorted(PACKAGE.rglob("*.py")))
+    return tuple((str(p.relative_to(PACKAGE)), parsed(p)) for p in MODULES)
 
 
 def documented(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST, str]]:
@@ -70,7 +70,7 @@ def phrases(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize("rule", [first_words, private_words, phrases])
 def test_modules_have_no_private_english(rule: Callable[[ast.Module], Iterator[str]]) -> None:
     texts = {module: found for module, tree in modules() if (found := list(rule(tree)))}
-    texts.pop("report/scrub.py" if rule is phrases else "", None)  # nobody is a user's name
+    texts.pop("deploy/bug_report.py" if rule is phrases else "", None)  # nobody is a user's name
     assert texts == {}, "name the thing, with the negation at the verb (CONTRIBUTING.md)"
 
 

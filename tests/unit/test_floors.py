@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import graphlib
 import re
 import sys
@@ -12,8 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 from paths import PACKAGE
-
-FILES = sorted(PACKAGE.rglob("*.py"))
+from sources import MODULES as FILES
+from sources import parsed
 
 LOW = {"errors", "units"}
 FLOOR2 = {"topology", "batch", "launch", "config"}
@@ -92,11 +91,6 @@ AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def home(path: Path) -> str:
@@ -182,7 +176,7 @@ def test_the_state_of_the_store_knows_nothing_of_the_store() -> None:
 def test_no_circle_of_modules() -> None:
     """Imports for types only and in functions count: modules that need each other are one module."""
     uses = modules_used()
-    assert "hpcgpu.config.document" in uses["hpcgpu.config.bootstrap"], "an import in a function does not count"
+    assert "hpcgpu.config.document" in uses["hpcgpu.agent.rank"], "an import in a function does not count"
     assert "hpcgpu.agent.fork_server" in uses["hpcgpu.agent.rank"], "an import for types does not count"
     graphlib.TopologicalSorter(uses).prepare()
 

@@ -18,9 +18,8 @@ from pages import PAGES, blocks
 from paths import ROOT
 
 import hpcgpu
-from hpcgpu.config.jobqueue import ignored, translate
 from hpcgpu.config.layers import BY_NAME, read_settings
-from hpcgpu.config.migration import HINTS
+from hpcgpu.config.migration import HINTS, ignored, translate
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
 

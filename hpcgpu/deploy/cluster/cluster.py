@@ -15,24 +15,23 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu.config import entry_points, numpydoc
+from hpcgpu.config import entry_points
+from hpcgpu.config.entry_points import documented, parameters
+from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.cluster.parts import Answers, Parts, check_loop, first_line, without_workers
 from hpcgpu.deploy.cluster.reported import ReportedCluster
-from hpcgpu.deploy.cluster.run import ClusterRun
 from hpcgpu.deploy.jobs.workers import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience
+from hpcgpu.plan.jobs import by_number
 from hpcgpu.plan.jobs.phase import End, summary_line
-from hpcgpu.plan.jobs.worker_names import by_number
-from hpcgpu.report.table import Explanation
+from hpcgpu.report import Explanation
 from hpcgpu.spill.store.dask import register
-from hpcgpu.supervise.failure_log import reason_of
+from hpcgpu.supervise.tasks import reason_of
 
 Kind = TypeVar("Kind", bound="GPUCluster")
-
-
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
 # Attributes of distributed's LocalCluster that people expect.
 _INSTEAD = {
@@ -78,8 +77,8 @@ class GPUCluster(ReportedCluster):
         super().__init_subclass__(**kwargs)
         arguments = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
         refused = entry_points.unused(cls.entry_point)
-        cls.__signature__ = inspect.Signature([*numpydoc.parameters(refused), *arguments])
-        cls.__doc__ = numpydoc.documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
+        cls.__signature__ = inspect.Signature([*parameters(refused), *arguments])
+        cls.__doc__ = documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 
     def __init__(
         self, *positional: Any, asynchronous: bool = False, loop: Any = None, quiet: bool = False, **keywords: Any

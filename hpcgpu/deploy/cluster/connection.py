@@ -13,8 +13,8 @@ from typing import Any
 
 from distributed.core import rpc
 
-from hpcgpu.deploy.cluster.run import ClusterRun
-from hpcgpu.deploy.jobs.rows import today
+from hpcgpu.deploy.cluster import ClusterRun
+from hpcgpu.deploy.jobs.runs import today
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.deploy.network.connect_first import connect_first
 from hpcgpu.deploy.network.dashboard import BrowserLink
@@ -26,9 +26,8 @@ from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import HpcGpuError, JobError, LaunchError, TrustError
 from hpcgpu.host import process
 from hpcgpu.model import Patience
-from hpcgpu.plan.jobs.ends import may_answer, why_missing
-from hpcgpu.plan.jobs.job import Job
-from hpcgpu.plan.jobs.phase import describe
+from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.phase import describe, may_answer, why_missing
 from hpcgpu.supervise import tasks
 
 # The batch system is polled seldom (fleet), the files of the job often.

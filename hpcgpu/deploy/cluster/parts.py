@@ -11,17 +11,17 @@ from typing import Any
 from distributed.core import Status
 
 from hpcgpu.deploy import workers
+from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.run import ClusterRun
-from hpcgpu.deploy.dashboard.worker_metrics import KEY
+from hpcgpu.deploy.dashboard import KEY
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ConfigError, JobError
+from hpcgpu.plan.jobs import by_number
 from hpcgpu.plan.jobs.phase import End
-from hpcgpu.plan.jobs.worker_names import by_number
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.workers import WorkerFacts, read_facts
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.failure_log import reason_of
+from hpcgpu.supervise.tasks import reason_of
 
 _ANSWER_S = 3.0
 # The scheduler waits 1 s at most for the workers' last heartbeats.

@@ -39,7 +39,7 @@ class ReportedCluster(Cluster):
 
         Returns
         -------
-        hpcgpu.report.memory.Memory
+        hpcgpu.report.cluster.Memory
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """

@@ -25,7 +25,7 @@ from bokeh.models import (
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
-from hpcgpu.report.memory import TIER_COLOURS
+from hpcgpu.report.cluster import TIER_COLOURS
 from hpcgpu.report.workers import DIRECTIONS, TIERS, WorkerFacts
 from hpcgpu.units import format_bytes
 

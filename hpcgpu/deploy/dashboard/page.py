@@ -20,8 +20,7 @@ from distributed import Scheduler
 from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
-from hpcgpu.deploy.dashboard import figures
-from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
+from hpcgpu.deploy.dashboard import UsagePlugin, figures
 from hpcgpu.report.workers import DIRECTIONS, TIERS, Moved, WorkerFacts, headline
 
 # Workers send heartbeats 0.5 to 3 s apart (distributed 2026.8.0): with many workers, seldom.

@@ -12,21 +12,31 @@ from datetime import date
 from pathlib import Path
 
 from hpcgpu.config import document
-from hpcgpu.deploy.doctor import connect, probes
-from hpcgpu.deploy.doctor.connect import connect_all
-from hpcgpu.deploy.jobs import batch_client, ending, logs, runs
-from hpcgpu.deploy.jobs.job_plan import PlannedJob, plan_job
+from hpcgpu.deploy.doctor import probes
+from hpcgpu.deploy.doctor.node import (
+    CONNECTED,
+    LAUNCHER,
+    NODE,
+    ORDER,
+    Order,
+    connect_all,
+    read_all,
+    read_listening,
+    write_value,
+)
+from hpcgpu.deploy.jobs import batch_client, ending, runs
 from hpcgpu.deploy.jobs.run import Run, sweep
-from hpcgpu.deploy.jobs.submitter import Submitter, submit_guarded
+from hpcgpu.deploy.jobs.runs import last_lines
+from hpcgpu.deploy.jobs.submitter import PlannedJob, Submitter, plan_job, submit_guarded
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import private
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings
-from hpcgpu.plan.doctor.facts import CheckResult, Link, TrialFacts, examine, failed
+from hpcgpu.plan.doctor import CheckResult, Launcher, Link, NodeFacts, TrialFacts, examine, failed
 from hpcgpu.plan.doctor.login import refusal_advice
 from hpcgpu.plan.doctor.nodes import checks_for
-from hpcgpu.plan.jobs.job import HEAD, Job
+from hpcgpu.plan.jobs import HEAD, Job
 from hpcgpu.plan.jobs.phase import describe, format_end, format_missing
 from hpcgpu.supervise import tasks
 
@@ -87,8 +97,8 @@ class _DoctorJob:
         argv = ("doctor", "--on-nodes", str(folder))
         self._spec, _ = plan_job(document_, user.site, user.batch, argv)
         run_ = document.render(replace(document_, folder=""))
-        self._order = connect.Order(token=self._token, nodes=self._spec.nodes, run=run_)
-        connect.write(folder, connect.ORDER, self._order)
+        self._order = Order(token=self._token, nodes=self._spec.nodes, run=run_)
+        write_value(folder, ORDER, self._order)
         self._run = Run.begin(document_, user.batch, user.site)
         self._submitter = Submitter(
             self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
@@ -181,12 +191,12 @@ class _DoctorJob:
 
     def _have_all(self) -> bool:
         """Connect when all nodes listen; return True if all have answered."""
-        listening = connect.read_listening(self._folder)
+        listening = read_listening(self._folder)
         if self._links is None and len(listening) >= self._spec.nodes:
             token = self._order.token
             self._links = tuple(link for place in listening.items() for link in connect_all(*place, token))
-            connect.write(self._folder, connect.CONNECTED, True)
-        return self._links is not None and len(connect.read_nodes(self._folder)) >= self._spec.nodes
+            write_value(self._folder, CONNECTED, True)
+        return self._links is not None and len(read_all(self._folder, NODE, NodeFacts)) >= self._spec.nodes
 
     def _ended(self, job_id: str) -> str:
         if self._status is None:
@@ -198,7 +208,7 @@ class _DoctorJob:
     def _gather(self) -> TrialFacts:
         job = self._job
         assert job
-        nodes = connect.read_nodes(self._folder)
+        nodes = read_all(self._folder, NODE, NodeFacts)
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
@@ -209,7 +219,7 @@ class _DoctorJob:
             nodes=nodes,
             ended=self._ended(job.id),
             output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
-            launcher=connect.read_launcher(self._folder),
+            launcher=next(iter(read_all(self._folder, LAUNCHER, Launcher)), None),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
         )
@@ -231,7 +241,7 @@ def _short(settings: Settings, folder: Path) -> Settings:
 def _output(log: Path) -> str:
     """Return the last lines of the job's output; "" without any."""
     try:
-        text, _ = logs.last(log, _OUTPUT_LINES)
+        text, _ = last_lines(log, _OUTPUT_LINES)
     except OSError:
         return ""
     return " / ".join(text.splitlines())

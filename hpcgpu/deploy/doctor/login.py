@@ -15,11 +15,11 @@ from typing import Any
 from hpcgpu.batch import inventory
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.doctor import probes
-from hpcgpu.deploy.jobs.job_plan import PlannedJob, read_job
+from hpcgpu.deploy.jobs.submitter import PlannedJob, read_job
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import run as programs
 from hpcgpu.model import Result
-from hpcgpu.plan.doctor.facts import LoginFacts, Request
+from hpcgpu.plan.doctor import LoginFacts, Request
 
 _LIMIT_S = 4.0
 _WRITE_BYTES = 4 << 20

@@ -1,31 +1,170 @@
-"""The doctor in a job: start ranks; on each node gather facts, listen, connect to the others, write the facts."""
+"""The doctor in a job: start ranks; on each node gather facts, listen, connect to the others, write the facts.
+
+Machines meet by files in a folder of the shared home, and by connections to each other.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import re
 import shlex
+import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from hpcgpu.config import document
 from hpcgpu.deploy import start
-from hpcgpu.deploy.doctor import connect, probes
-from hpcgpu.deploy.doctor.connect import Listener, connect_all
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import cgroup, discover, nvml, peer_memory, process
+from hpcgpu.host import cgroup, discover, nvml, peer_memory, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
-from hpcgpu.plan.doctor.facts import Launcher, NodeFacts
+from hpcgpu.plan.doctor import Launcher, Link, NodeFacts
+from hpcgpu.plan.doctor.nodes import NOT_SHARED
 from hpcgpu.spill.storage.scratch import home_of
+
+# Files in the folder of the job.
+ORDER, LAUNCHER, CONNECTED = "order", "launcher", "connected"
+LISTENS, NODE = "listens-", "node-"  # with the node's name
+Content = TypeVar("Content")
+CONNECT_S, _ALL_S = 3.0, 30.0
+TRIES = 3  # the fastest of them counts: the other machine may be at work
+
+
+class Endpoint(NamedTuple):
+    """An address at which a machine listens."""
+
+    interface: str
+    address: str
+    port: int
+
+
+class Listener:
+    """Listens on all addresses of this machine until :meth:`close`, and sends its time to peers that know the token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+        self._sockets: list[socket.socket] = []
+        self.endpoints = tuple(endpoint for place in probes.interfaces() for endpoint in self._listen(*place))
+
+    def _listen(self, interface: str, address: str) -> tuple[Endpoint, ...]:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            sock = socket.create_server((address, 0), family=family)
+        except OSError:  # an address that is not valid yet, or no longer (IPv6: tentative)
+            return ()
+        self._sockets.append(sock)
+        threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+        return (Endpoint(interface, address, int(sock.getsockname()[1])),)
+
+    def _serve(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = sock.accept()
+            except OSError:  # closed
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(CONNECT_S)
+                if hmac.compare_digest(connection.recv(len(self._token), socket.MSG_WAITALL), self._token):
+                    connection.sendall(f"{time.time():.6f}\n".encode())
+
+    def close(self) -> None:
+        """Stop listening."""
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes accept
+            sock.close()
+
+
+def connect_all(host: str, endpoints: tuple[Endpoint, ...], token: str) -> tuple[Link, ...]:
+    """Connect to a machine at each of its addresses, at once."""
+    looks = {place.address: partial(connect, host, place, token) for place in endpoints}
+    links, errors = probes.gather(looks, _ALL_S)
+    return tuple(links.get(p.address) or _link(host, p, error=errors[p.address]) for p in endpoints)
+
+
+def connect(host: str, endpoint: Endpoint, token: str) -> Link:
+    """Connect up to TRIES times to a machine's Listener; return the failed attempt, or else the fastest."""
+    links: list[Link] = []
+    while len(links) < TRIES and not (links and links[-1].error):
+        links.append(_connect(host, endpoint, token))
+    return links[-1] if links[-1].error else min(links, key=lambda link: link.took_s)
+
+
+def _connect(host: str, endpoint: Endpoint, token: str) -> Link:
+    began_s, before_s = time.perf_counter(), time.time()
+    try:
+        with socket.create_connection(endpoint[1:], timeout=CONNECT_S) as sock, sock.makefile() as answers:
+            sock.sendall(token.encode())
+            line = answers.readline()
+    except OSError as error:
+        return _link(host, endpoint, error=str(error.strerror or error))
+    took_s = time.perf_counter() - began_s
+    try:
+        return _link(host, endpoint, took_s=took_s, clock_s=float(line) - before_s - took_s / 2)
+    except ValueError:
+        return _link(host, endpoint, error="another program listens there")
+
+
+def _link(host: str, endpoint: Endpoint, *, took_s: float = 0.0, clock_s: float = 0.0, error: str = "") -> Link:
+    return Link(
+        source=os.uname().nodename,
+        target=host,
+        interface=endpoint.interface,
+        address=endpoint.address,
+        took_s=took_s,
+        clock_s=clock_s,
+        error=error,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The nodes' task."""
+
+    token: str  # a secret of this job
+    nodes: int
+    run: str  # a run document
+
+
+def write_value(folder: Path, name: str, value: object) -> None:
+    """Write facts into the job's folder, atomically."""
+    private.write(folder / name, msgspec.json.encode(value).decode())
+
+
+def read_order(folder: Path) -> Order:
+    """Read the nodes' task; raise HpcGpuError if the folder is missing, because the home is not shared."""
+    try:
+        return msgspec.json.decode(private.read(folder / ORDER), type=Order)
+    except FileNotFoundError as e:
+        raise HpcGpuError(f"{os.uname().nodename} has no {folder}: {NOT_SHARED}, or the doctor has ended") from e
+
+
+def read_listening(folder: Path) -> dict[str, tuple[Endpoint, ...]]:
+    """Read the endpoints of the nodes that listen, by host."""
+    paths = sorted(folder.glob(f"{LISTENS}*"))
+    return {
+        p.name.removeprefix(LISTENS): msgspec.json.decode(private.read(p), type=tuple[Endpoint, ...]) for p in paths
+    }
+
+
+def read_all(folder: Path, prefix: str, kind: type[Content]) -> tuple[Content, ...]:
+    """Read the facts in the files of this prefix: of the nodes that have answered, of the launcher of the ranks."""
+    return tuple(msgspec.json.decode(private.read(path), type=kind) for path in sorted(folder.glob(f"{prefix}*")))
+
 
 _MEET_S = 30.0  # for the other nodes to come, and for the login node to have connected
 _PROBES_S = 25.0  # for all probes of a node together: imports on a cold file system
@@ -44,11 +183,11 @@ _OUTPUT_LINES = 4
 
 def on_nodes(folder: Path) -> int:
     """Have each node of this job gather its facts; return the launcher's exit code, or raise HpcGpuError."""
-    settings = document.read(connect.read_order(folder).run).settings
+    settings = document.read(read_order(folder).run).settings
     silent_s = settings.client_grace_s
     if not lease.is_held(folder, silent_s):
         raise HpcGpuError(f"the doctor that submitted this job has given no sign of life for {silent_s:g} s")
-    connect.write(folder, connect.LAUNCHER, _start_ranks(settings))
+    write_value(folder, LAUNCHER, _start_ranks(settings))
     done = _run(start.node_launch(process.python_argv("hpcgpu", "doctor", "--on-node", str(folder))), _NODES_S)
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
@@ -85,17 +224,17 @@ def _run(command: RankCommand, limit_s: float) -> Result:
 
 def on_node(folder: Path) -> int:
     """Gather this node's facts and connections until all others have connected; HpcGpuError without a shared home."""
-    order, host = connect.read_order(folder), os.uname().nodename
+    order, host = read_order(folder), os.uname().nodename
     with contextlib.closing(Listener(order.token)) as listener:
-        connect.write(folder, f"{connect.LISTENS}{host}", listener.endpoints)
+        write_value(folder, f"{LISTENS}{host}", listener.endpoints)
         facts = gather_facts(document.read(order.run).settings)
-        met = _until(lambda: len(connect.read_listening(folder)) >= order.nodes)
-        others = [place for place in connect.read_listening(folder).items() if place[0] != host]
+        met = _until(lambda: len(read_listening(folder)) >= order.nodes)
+        others = [place for place in read_listening(folder).items() if place[0] != host]
         links = [link for other, endpoints in others for link in connect_all(other, endpoints, order.token)]
-        connect.write(folder, f"{connect.NODE}{host}", replace(facts, links=tuple(links)))
+        write_value(folder, f"{NODE}{host}", replace(facts, links=tuple(links)))
         if met:
-            connected = folder / connect.CONNECTED
-            _until(lambda: connected.exists() and len(connect.read_nodes(folder)) >= order.nodes)
+            connected = folder / CONNECTED
+            _until(lambda: connected.exists() and len(read_all(folder, NODE, NodeFacts)) >= order.nodes)
     return 0
 
 

@@ -27,8 +27,8 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses
 from hpcgpu.host import run as programs
 from hpcgpu.model import Command
-from hpcgpu.plan.doctor.facts import Folder, Limits, Names, Python, Ucx
-from hpcgpu.spill.storage import mounts
+from hpcgpu.plan.doctor import Folder, Limits, Names, Python, Ucx
+from hpcgpu.spill.storage.scratch import mount_of
 
 _UNENDING = resource.RLIM_INFINITY
 _PACKAGES = (
@@ -122,7 +122,7 @@ def imports() -> tuple[str, float]:
 def mounted(path: Path) -> Folder:
     """Return a folder and the kind of its file system."""
     text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    mount = mounts.mount_of(os.fspath(path.resolve()), text)
+    mount = mount_of(os.fspath(path.resolve()), text)
     if mount is None:
         return Folder(path=str(path))
     return Folder(path=str(path), kind=mount.kind, network=mount.is_network, memory=mount.is_memory)

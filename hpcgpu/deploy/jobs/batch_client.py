@@ -11,12 +11,12 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.batch.script import requested
+from hpcgpu.batch.common import options_text
 from hpcgpu.errors import SubmitError
 from hpcgpu.host.run import run
-from hpcgpu.launch.environment import inherited_variables
+from hpcgpu.launch import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
-from hpcgpu.plan.jobs.offer import shortfalls
+from hpcgpu.plan.jobs.request import shortfalls
 
 # Return codes of host.run: the program timed out, or does not exist.
 _TIMED_OUT, _NOT_THERE = 124, 127
@@ -50,7 +50,7 @@ async def submit(
         if result.returncode == _NOT_THERE:
             raise SubmitError(f"{str(refusal).strip()}; {_ELSEWHERE}", evidence=refusal.evidence) from refusal
         if not refusal.transient and not refusal.over_limit:  # batch systems do not name the missing resource
-            text = "\n".join((f"{refusal}\nThe request was {requested(script)}", *await beyond(system, spec)))
+            text = "\n".join((f"{refusal}\nThe request was {options_text(script)}", *await beyond(system, spec)))
             raise SubmitError(text, evidence=refusal.evidence, unsure=refusal.unsure)
         jobs: tuple[str, ...] | None = None  # None: the batch system has not told whether they exist
         while jobs is None:

@@ -16,7 +16,7 @@ from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.phase import SILENT, format_script_end
 from hpcgpu.supervise import tasks
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import ending
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, on_lost_nodes, proven
-from hpcgpu.deploy.jobs.logs import tail
-from hpcgpu.deploy.jobs.run import Run, script_end
+from hpcgpu.deploy.jobs.run import Run, script_end, with_exit_code
+from hpcgpu.deploy.jobs.runs import log_tail
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.jobs.workers import JobWorkers, SchedulerView
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus
-from hpcgpu.plan.jobs.ends import Failures, why_over
-from hpcgpu.plan.jobs.job import HEAD, Job
+from hpcgpu.plan.jobs import HEAD, Job
+from hpcgpu.plan.jobs.phase import Failures, why_over
 from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
 from hpcgpu.supervise import tasks
 
@@ -123,7 +123,7 @@ class Fleet:
         job = self._head()
         if why := why_over(job, self.alarm.now_s(), self.policy.late_limit_s):
             never = job.state is JobState.STUCK
-            raise JobError(why if never else f"{why}; {await asyncio.to_thread(tail, Path(job.log))}")
+            raise JobError(why if never else f"{why}; {await asyncio.to_thread(log_tail, Path(job.log))}")
         if self._stopped:
             raise JobError(f"this cluster object has closed, and no longer polls job {job.id}")
         return job
@@ -255,7 +255,8 @@ class Fleet:
             answer.set()
 
     async def _listed(self, ids: Sequence[str]) -> dict[str, JobStatus]:
-        system, jobs = self.run.system, tuple(self.run.jobs.values())
+        system, by_id = self.run.system, dict(self.run.jobs)
+        jobs = by_id.values()
         listed = await ask(system, ids)
         heads = {job.id for job in jobs if job.is_head}
         for spec, is_head in ((self._head_spec, True), (self._member_spec, False)):
@@ -263,7 +264,11 @@ class Fleet:
                 listed |= await proven(system, spec, {i: s for i, s in listed.items() if (i in heads) is is_head})
         heard = [job.id for job in jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(system, listed, heard, {job.id: job.hosts for job in jobs})
-        return await asyncio.to_thread(self.run.with_exit_codes, listed)
+
+        def with_exit_codes() -> dict[str, JobStatus]:  # it reads files
+            return {i: with_exit_code(by_id[i], s) if i in by_id else s for i, s in listed.items()}
+
+        return await asyncio.to_thread(with_exit_codes)
 
     def _decide(self, present: Mapping[str, JobWorkers], now_s: float) -> Actions:
         """Register the present workers, return the next actions, and set the time of the next check."""
@@ -344,7 +349,7 @@ class Fleet:
         if actions.give_up and self.error is None:
             log = logs.get(actions.failures.last_id)
             self.error = JobError(
-                "; ".join(filter(None, (actions.give_up, log and await asyncio.to_thread(tail, Path(log)))))
+                "; ".join(filter(None, (actions.give_up, log and await asyncio.to_thread(log_tail, Path(log)))))
             )
             self.view.say(str(self.error))
         elif not actions.give_up and isinstance(self.error, JobError):

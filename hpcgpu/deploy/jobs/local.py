@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcgpu.deploy.jobs.logs import tail
+from hpcgpu.deploy.jobs.runs import log_tail
 from hpcgpu.errors import JobError, LaunchError
 from hpcgpu.host import private, process
-from hpcgpu.launch.environment import SEEN_OF_A_JOB
+from hpcgpu.launch import SEEN_OF_A_JOB
 from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs.job import HEAD, Job
+from hpcgpu.plan.jobs import HEAD, Job
 from hpcgpu.spill.storage import parents
 from hpcgpu.supervise import tasks
 
@@ -59,28 +59,25 @@ class LocalRanks:
 
     async def start(self) -> None:
         """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
+        environ, parent = self._env(), os.getpid()
         try:
-            self._process = await self._start()
+            with await tasks.to_thread(self._open_log) as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._launch.argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environ,
+                    # Out of the process group of a notebook's kernel: an interrupted cell leaves the cluster.
+                    start_new_session=True,
+                    preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
+                )
         except OSError as e:
             raise LaunchError(
                 f"the ranks could not be started ({e}): check python= and launcher=, which start them, and "
                 "log_directory=, which has their log"
             ) from e
         self.id = str(self._process.pid)
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        environ, parent = self._env(), os.getpid()
-        with await tasks.to_thread(self._open_log) as log:
-            return await asyncio.create_subprocess_exec(
-                *self._launch.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environ,
-                # Out of the process group of a notebook's kernel: an interrupted cell leaves the cluster.
-                start_new_session=True,
-                preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
-            )
 
     def _open_log(self) -> BinaryIO:
         parents.make(self._log.parent)
@@ -95,7 +92,7 @@ class LocalRanks:
     async def check(self) -> Job:
         """Return the ranks as a job; raise JobError when they have ended."""
         if self._process and self._process.returncode is not None:
-            end = await asyncio.to_thread(tail, self._log, kept=self._keeps)
+            end = await asyncio.to_thread(log_tail, self._log, kept=self._keeps)
             raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{end}")
         return self.job
 

@@ -34,7 +34,7 @@ from hpcgpu.host import log, pids, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import Command, JobState, JobStatus, RunDocument, Site, Started
-from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
+from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.phase import SILENT
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 
@@ -308,11 +308,6 @@ class Run:
             for job_id, workers in present.items()
             if job_id not in self.jobs and workers.restarts > self._forgotten.get(job_id, -1)
         ]
-
-    def with_exit_codes(self, listed: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
-        """Add the exit codes that the jobs' scripts have left to the batch system's answer; reads files."""
-        jobs = dict(self.jobs)
-        return {i: with_exit_code(jobs[i], status) if i in jobs else status for i, status in listed.items()}
 
     def listed(self, ids: Iterable[str], listed: Mapping[str, JobStatus], now_s: float) -> None:
         """Apply the batch system's answer about the polled jobs."""

@@ -1,25 +1,31 @@
-"""All runs of this user: poll them together, end them, and clean up after dead owners."""
+"""All runs of this user: poll them together, end them, clean up after dead owners; show their jobs and logs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TypeVar
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, look
 from hpcgpu.deploy.jobs.ending import end
-from hpcgpu.deploy.jobs.job_plan import mark_of
 from hpcgpu.deploy.jobs.run import Run
+from hpcgpu.deploy.jobs.submitter import mark_of
 from hpcgpu.deploy.network.lease import is_detached, is_held
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import log
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job, count_by_job
+from hpcgpu.plan.jobs.phase import describe
+from hpcgpu.report import Shown, Table
+from hpcgpu.report.cluster import jobs_table
 from hpcgpu.supervise import tasks
 
 # A job whose lease has ended is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
@@ -183,3 +189,107 @@ async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
             return None
 
     return (await tasks.until(once, _ASK_S))[0]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Jobs(Shown):
+    """The described jobs of a cluster."""
+
+    rows: tuple[Job, ...]  # the one with the scheduler, and all others that are not gone
+    gone: tuple[Job, ...] = ()  # the last few that ended unasked, the newest first
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def table(self) -> Table:
+        """The jobs, those that are gone last."""
+        return jobs_table((*self.rows, *self.gone))
+
+
+def jobs_of(run: Run) -> tuple[Job, ...]:
+    """Return the described jobs of a run, which may be another process's."""
+    members = [job.id for job in run.members]
+    counts = count_by_job(run.workers or (), members, run.head.id if run.head else "")
+    reached = run.workers is not None
+    return tuple(describe(job.registered(counts[job.id], 0.0), today(), reached=reached) for job in run.jobs.values())
+
+
+def today() -> date:
+    """Return the local date, which starts are compared with: batch systems write local times."""
+    return date.today()  # noqa: DTZ011
+
+
+_TAIL_LINES = 30
+_LOOK_S = 0.5
+_FOLLOW_S = 5.0
+_CHUNK_BYTES = 1 << 16
+
+
+def log_of(run: Run, job_id: str) -> Path:
+    """Return the log of the named job, or of the run's first job; raise JobError if the run has no job yet."""
+    if not run.jobs:
+        raise JobError(f"run {run.name} has no job yet")
+    jobs = tuple(run.jobs.values())
+    return Path(next((job for job in jobs if job_id in (job.id, job.id.partition(".")[0])), jobs[0]).log)
+
+
+def log_tail(log: Path, *, kept: bool = True) -> str:
+    """Format the end of a log for an error. If the log is ``kept`` until the error is read, its path is named."""
+    name = f"its log {log}" if kept else "its log (log_directory= keeps it)"
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return (
+            f"{name} is not there: it had not begun, or its node could not write there (give log_directory= a "
+            "folder that all nodes see)"
+        )
+    except OSError as e:
+        return f"{name} cannot be read ({e.strerror})"
+    if not lines:
+        return f"{name} is empty"
+    shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+    return f"the end of {name}:\n{shown}"
+
+
+def last_lines(log: Path, lines: int) -> tuple[str, int]:
+    """Return the last lines and where they end in the file; ("", 0) if there is no log yet."""
+    try:
+        with log.open("rb") as f:
+            end = f.seek(0, os.SEEK_END)
+            start, tail = end, b""
+            while start > 0 and tail.count(b"\n") <= lines:
+                start = max(0, start - _CHUNK_BYTES)
+                f.seek(start)
+                tail = f.read(end - start)
+    except FileNotFoundError:
+        return "", 0
+    kept = tail.splitlines(keepends=True)[-lines:] if lines else []
+    return b"".join(kept).decode(errors="replace"), end
+
+
+async def follow_log(run: Run, log: Path, offset: int, echo: Callable[[str], None]) -> None:
+    """Pass additions to the log to ``echo`` until the run's jobs have ended."""
+    now_s = asyncio.get_running_loop().time
+    asked_s, over = now_s(), False
+
+    async def hand_out() -> bool | None:
+        nonlocal offset, asked_s, over
+        if now_s() - asked_s >= _FOLLOW_S:  # first: lines that come after the answer are read below
+            over, asked_s = not await poll(run), now_s()
+        while part := await asyncio.to_thread(_read, log, offset):
+            offset += len(part)
+            echo(part.decode(errors="replace"))
+        return over or None
+
+    await tasks.until(hand_out, _LOOK_S)
+
+
+def _read(log: Path, offset: int) -> bytes:
+    """Return the next part of the log; b"" at its end, or if there is no log yet."""
+    try:
+        with log.open("rb") as f:
+            f.seek(offset)
+            return f.read(_CHUNK_BYTES)
+    except FileNotFoundError:
+        return b""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcgpu.plan.jobs import read_member_name
 from hpcgpu.plan.jobs.phase import End
-from hpcgpu.plan.jobs.worker_names import read_member_name
 from hpcgpu.supervise import tasks
 
 _LOOK_S = 5.0

@@ -24,7 +24,7 @@ from distributed.utils import format_dashboard_link
 from hpcgpu.host import log, private
 from hpcgpu.supervise import tasks
 
-# The scheduler's handler; hpcgpu.deploy.processes.dashboard serves it.
+# The scheduler's handler; hpcgpu.deploy.processes.services serves it.
 HANDLER = "hpcgpu_dashboard"
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.model.backoff import Backoff
+from hpcgpu.model.command import Backoff
 from hpcgpu.supervise import tasks
-from hpcgpu.supervise.failure_log import reason_of
+from hpcgpu.supervise.tasks import reason_of
 
 _LEASE = "lease"
 _DETACHED = "detached"

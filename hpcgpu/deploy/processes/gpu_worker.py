@@ -17,14 +17,16 @@ from typing import Any
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy import settings as all_settings
-from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
+from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.network import protocols
-from hpcgpu.deploy.processes import devices, handshakes, node
+from hpcgpu.deploy.processes import devices, node
+from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker import SilentWorker, check_room, store_of
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.host import bind, log, remover, secret
-from hpcgpu.launch.environment import is_isolated, read_launch, read_rank
+from hpcgpu.host import bind, log, remover
+from hpcgpu.host.private import hidden_name
+from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER
 from hpcgpu.spill.storage.scratch import Scratch
@@ -89,7 +91,7 @@ class GPUWorker(SilentWorker):
         }
         if settings.interface and not kwargs.get("host"):
             ours["interface"] = settings.interface
-        handshakes.limit()
+        limit_handshakes()
         super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
         protocols.prepare(self.scheduler.address)
         compat.exclude_simulated(self, devices.usage_reader(spec))
@@ -138,7 +140,7 @@ def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
     # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(shares):
-        name = secret.hidden_name(launch, gpu.uuid or gpu.pci, number % each)
+        name = hidden_name(launch, gpu.uuid or gpu.pci, number % each)
         mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             mark.bind(name)

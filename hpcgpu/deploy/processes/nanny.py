@@ -24,8 +24,7 @@ from distributed.security import Security
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.connect_first import Route
-from hpcgpu.deploy.processes import devices
-from hpcgpu.deploy.processes.control import Child, Control, Spawner
+from hpcgpu.deploy.processes import Child, Control, Spawner, devices
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +10,8 @@ from typing import Any, NamedTuple
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses, cgroup, discover, log, nvml
-from hpcgpu.host import gpus as cards
-from hpcgpu.launch.environment import read_allocation
+from hpcgpu.host.nvml import openable
+from hpcgpu.launch import read_allocation
 from hpcgpu.model import (
     Allocation,
     CpuSet,
@@ -22,12 +23,12 @@ from hpcgpu.model import (
     Topology,
     WorkerSpec,
 )
+from hpcgpu.model.allocation import SIMULATE, parse_simulated
 from hpcgpu.model.limit import SHARE, read_disk_limit
-from hpcgpu.model.simulated import SIMULATE, parse_simulated
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
-from hpcgpu.report.binding import format_other_gpus
+from hpcgpu.report.plain import format_other_gpus
 from hpcgpu.units import format_bytes
 
 
@@ -62,7 +63,7 @@ def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], 
     if settings.gpus is not None:
         simulated = parse_simulated(settings.gpus)
         return simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, host)
-    mine = {g.uuid for g in cards.openable(environ)}
+    mine = {g.uuid for g in openable(environ)}
     return tuple(g for g in topology.gpus if g.uuid in mine)
 
 
@@ -149,7 +150,7 @@ def facts_of(
         name=host,
         topology=topology,
         gpus=gpus,
-        allowed=CpuSet(cgroup.granted_cpus()),
+        allowed=CpuSet(os.sched_getaffinity(0)),
         allowed_nodes=cgroup.granted_memory_nodes(),
         memory=memory,
         environ=environ,
@@ -163,13 +164,12 @@ def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
     """Return notes, once per node, about the folder to which its workers spill."""
     import dask.config  # imported here: hpcgpu topo needs neither Dask nor the store
 
-    from hpcgpu.spill.storage import mounts
-    from hpcgpu.spill.storage.scratch import trust_note
+    from hpcgpu.spill.storage.scratch import notes, trust_note
 
     folder = settings.local_directory
     each_bytes = read_disk_limit(dask.config.get("distributed.worker.memory.max-spill"))
     trusted = trust_note(folder) if settings.trust_local_directory else ()
-    return (*trusted, *mounts.notes(folder, each_bytes * workers))
+    return (*trusted, *notes(folder, each_bytes * workers))
 
 
 def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...]:

@@ -19,11 +19,11 @@ from distributed import Worker
 from distributed.http.routing import RoutingApplication
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
+from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.network import protocols
 from hpcgpu.deploy.network.node_copies import this_process
-from hpcgpu.deploy.processes import devices, handshakes
-from hpcgpu.deploy.processes.control import Control, encode
+from hpcgpu.deploy.processes import Control, devices, encode
+from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
 from hpcgpu.host import allocator, bind, log, peer_memory, process
@@ -106,7 +106,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     if not dask.config.get("temporary-directory", None):  # programs of tasks use guessable names in it
         dask.config.set({"temporary-directory": start.spec.local_directory})
     compat.spare_nvml(start.spec.gpu is None)  # distributed would show the first GPU's load as this worker's
-    handshakes.limit()
+    limit_handshakes()
     protocols.prepare(start.kwargs["scheduler_ip"])
     this_process.allowed = start.spec.node_copies
     if fork_server := psutil.Process().parent():

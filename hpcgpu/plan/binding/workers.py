@@ -10,10 +10,9 @@ from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, Settings,
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
 from hpcgpu.model.limit import NO_LIMIT
 from hpcgpu.plan.binding.bindings import plan_bindings
-from hpcgpu.plan.binding.memory import memory_reason, plan_memory_limit_bytes, strict_room_bytes
+from hpcgpu.plan.binding.memory import cudf_env, memory_reason, plan_memory_limit_bytes, plan_rapids, strict_room_bytes
 from hpcgpu.plan.binding.network import nccl_env, ucx_env
-from hpcgpu.plan.binding.rapids import cudf_env, plan_rapids
-from hpcgpu.plan.jobs.worker_names import member_worker_name
+from hpcgpu.plan.jobs import member_worker_name
 from hpcgpu.units import format_bytes
 
 # Only users set these variables, no launcher and no batch system.

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import replace
 
-from hpcgpu.plan.doctor.facts import (
+from hpcgpu.plan.doctor import (
     Check,
     CheckResult,
     Folder,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcgpu.model import Hop, Nic
-from hpcgpu.plan.doctor.facts import (
+from hpcgpu.plan.doctor import (
     CheckResult,
     Link,
     NodeFacts,

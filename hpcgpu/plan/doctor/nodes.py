@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpcgpu.plan.doctor.facts import (
+from hpcgpu.plan.doctor import (
     Check,
     CheckResult,
     Folder,

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from hpcgpu.model import JobState, Patience
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs.ends import LATE_S, Failures, why_over
-from hpcgpu.plan.jobs.job import Job
-from hpcgpu.plan.jobs.phase import format_missing, format_status
+from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.phase import LATE_S, Failures, format_missing, format_status, why_over
 
 NEVER_S = float("-inf")
 # So soon after the end of a job's script the batch system is about to notice it.
@@ -121,16 +120,11 @@ def _fate(facts: Facts, policy: Policy, job: Job) -> tuple[str, str]:
         return GHOST, format_status(job.status)
     if job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
         return GHOST, f"ran for {policy.start_limit_s:g} s without a worker"
-    if (why := _in_trouble(facts, policy, job)) and not job.heard:
-        return GHOST, why
+    # lasting trouble of a running job without workers, or of its node
+    trouble = job.status.trouble if job.status and job.state is JobState.RUNNING and not job.heard else ""
+    if trouble and _answered(facts, _lost_s(job), policy.missing_limit_s):
+        return GHOST, trouble
     return OUTGOING if facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s else ALIVE, ""
-
-
-def _in_trouble(facts: Facts, policy: Policy, job: Job) -> str:
-    """Return the lasting trouble of a running job without workers, or of its node; "" without a reason."""
-    since_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
-    trouble = job.status.trouble if job.status and job.state is JobState.RUNNING else ""
-    return trouble if _answered(facts, since_s, policy.missing_limit_s) else ""
 
 
 def _answered(facts: Facts, since_s: float | None, limit_s: float) -> bool:
@@ -228,10 +222,14 @@ def poll_in_s(
     interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
     for job in unsettled:
         has_just_ended = job.left_s is not None and now_s - job.left_s < _MOMENT_S
-        lost_s = job.alone_since_s if job.silent_since_s is None else job.silent_since_s
+        lost_s = _lost_s(job)
         if has_just_ended or (lost_s is not None and lost_s > asked_s and not job.leaving):
             interval_s = patience.news_s
     return max(0.0, asked_s + interval_s - now_s)
+
+
+def _lost_s(job: Job) -> float | None:
+    return job.alone_since_s if job.silent_since_s is None else job.silent_since_s
 
 
 def _is_unsettled(job: Job) -> bool:

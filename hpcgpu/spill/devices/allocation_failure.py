@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from hpcgpu.spill.devices.protocols import Device
+from hpcgpu.spill.devices import Device
 
 _T = TypeVar("_T")
 _FREED_POLL_S = 0.01

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import cudf
+from hpcgpu.spill.devices import Copies, Gpu, Kind, NoCopies
 from hpcgpu.spill.devices.allocation_failure import on_event_loop, with_room
-from hpcgpu.spill.devices.array_interface import Immovable, NumbaArrays, RmmBuffers
 from hpcgpu.spill.devices.copies import DriverCopies
-from hpcgpu.spill.devices.cupy import CupyArrays, CupyCopies
-from hpcgpu.spill.devices.libraries import LIBRARIES, library_of
-from hpcgpu.spill.devices.protocols import Copies, Gpu, Kind, NoCopies
+from hpcgpu.spill.devices.libraries import LIBRARIES, Immovable, NumbaArrays, RmmBuffers, library_of
+from hpcgpu.spill.devices.rapids import CudfObjects, CudfView, CupyArrays, CupyCopies, is_cudf
 from hpcgpu.spill.devices.torch import Tensors, TorchCopies
 
 
@@ -90,8 +88,8 @@ class CudaDevice:
 
     def buffer_of(self, array: Any) -> tuple[int, int]:
         """Return an id of the array's allocation, valid while it lives, and its bytes."""
-        if cudf.is_cudf(array):
-            return cudf.CudfObjects(self).buffer_of(array)
+        if is_cudf(array):
+            return CudfObjects(self).buffer_of(array)
         kind: type = type(array)
         library = library_of(kind)
         pointer, nbytes = self.kind(library).extent_of(array)
@@ -101,16 +99,16 @@ class CudaDevice:
 
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
         """Copy the one allocation of all the arrays to the host."""
-        if cudf.is_cudf(arrays[0]):
-            return cudf.CudfObjects(self).pack(arrays, empty)
+        if is_cudf(arrays[0]):
+            return CudfObjects(self).pack(arrays, empty)
         return self._pack_each([arrays], empty)[0]
 
     def pack_each(
         self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
     ) -> list[tuple[np.ndarray, list[Any]]]:
         """Copy several small allocations to the host, after one wait for the device; cuDF copies its own."""
-        plain = iter(self._pack_each([arrays for arrays in groups if not cudf.is_cudf(arrays[0])], empty))
-        return [self.pack(arrays, empty) if cudf.is_cudf(arrays[0]) else next(plain) for arrays in groups]
+        plain = iter(self._pack_each([arrays for arrays in groups if not is_cudf(arrays[0])], empty))
+        return [self.pack(arrays, empty) if is_cudf(arrays[0]) else next(plain) for arrays in groups]
 
     def _pack_each(
         self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
@@ -125,8 +123,8 @@ class CudaDevice:
 
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
         """Copy a packed allocation to the device and return its arrays."""
-        if isinstance(views[0], cudf.CudfView):
-            return cudf.CudfObjects(self).unpack(root, views)
+        if isinstance(views[0], CudfView):
+            return CudfObjects(self).unpack(root, views)
         kind = self.kind(views[0].library)
         memory, pointer, stream = kind.allocate(self, root.nbytes)
         if root.nbytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from hpcgpu.spill.devices import cudf
+from hpcgpu.spill.devices import Device, ImmovableError
 from hpcgpu.spill.devices.libraries import UNPROXIED, is_on_device, library_of
-from hpcgpu.spill.devices.protocols import Device, ImmovableError
+from hpcgpu.spill.devices.rapids import is_cudf, spills_itself
 
 
 def device_of(x: Any) -> Device | None:
@@ -33,7 +33,7 @@ def is_device_array(x: Any) -> bool:
     if not library:
         return False  # nearly all
     if library == "cudf":
-        return not cudf.spills_itself()
+        return not spills_itself()
     if library == "cuda":
         return bool(x.size) and not x.is_mapped and not x.is_host_accessible  # in device memory of this process
     if library == "torch":
@@ -68,4 +68,4 @@ def is_unproxied(kind: type) -> bool:
 
 def is_left_to_cudf(x: Any) -> bool:
     """Tell whether cuDF itself spills an object."""
-    return cudf.is_cudf(x) and cudf.spills_itself()
+    return is_cudf(x) and spills_itself()

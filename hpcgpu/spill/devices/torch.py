@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcgpu.spill.devices import Gpu, ImmovableError, Kind, PlainCopies
 from hpcgpu.spill.devices.allocation_failure import with_room
-from hpcgpu.spill.devices.protocols import Gpu, ImmovableError, Kind, PlainCopies
 
 _SPARSE = {
     "torch.sparse_coo": ("_indices", "_values"),

@@ -6,7 +6,7 @@ at ``type(x)`` does not: dask's tables (see ``hpcgpu.spill.proxies.dask``), ``me
 CuPy's, which needs :func:`unproxy`.
 
 A proxy notices writes to its object: items, attributes, in-place operators, ``out=``, the methods and functions in
-``hpcgpu.spill.proxies.placeholder``. It does not notice writes to a view (``p[2:5]``, ``p.T``, ``p.values``).
+``hpcgpu.spill.proxies``. It does not notice writes to a view (``p[2:5]``, ``p.T``, ``p.values``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,20 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from hpcgpu.spill.proxies import placeholder
-from hpcgpu.spill.proxies.placeholder import BASE, HELD, Placeholder, Source, State, defines, lifted, up
+from hpcgpu.spill.proxies import (
+    BASE,
+    HELD,
+    INDEXERS,
+    INPLACE_METHODS,
+    METHODS,
+    Placeholder,
+    Source,
+    State,
+    defines,
+    lifted,
+    up,
+    written_arguments,
+)
 from hpcgpu.spill.values.traverse import put_together, take_apart
 
 
@@ -159,7 +171,7 @@ def _write(proxy: Any, operation: Callable[..., Any], *args: Any, **kwargs: Any)
 
 def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function with the objects of all proxies, which stay up meanwhile."""
-    _, targets = take_apart(placeholder.written_arguments(function, args, kwargs), is_proxy)
+    _, targets = take_apart(written_arguments(function, args, kwargs), is_proxy)
     with ExitStack() as stack:
         args, kwargs = _replaced((args, kwargs), lambda proxy: _enter(stack, proxy))
         try:
@@ -189,10 +201,10 @@ def _class_of(kind: type) -> type[Proxy]:
         special["__call__"] = lambda self, *args, **kwargs: self.__wrapped__(*args, **kwargs)
     if defines(kind, "__next__"):
         special["__next__"] = lambda self: next(self.__wrapped__)
-    for name in placeholder.METHODS | placeholder.INPLACE_METHODS:
+    for name in METHODS | INPLACE_METHODS:
         if hasattr(kind, name) or defines(kind, "__getattr__"):  # SimArray's methods are not in its class
             special[name] = _writer(name)
-    for name in placeholder.INDEXERS:
+    for name in INDEXERS:
         if hasattr(kind, name):
             special[name] = _indexer(name)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_self_kind": kind}
@@ -211,7 +223,7 @@ def _writer(name: str) -> property:
             return attribute
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            if name in placeholder.INPLACE_METHODS and not kwargs.get("inplace"):
+            if name in INPLACE_METHODS and not kwargs.get("inplace"):
                 return attribute(*args, **kwargs)
             return _write(self, lambda value: getattr(value, name)(*args, **kwargs))
 

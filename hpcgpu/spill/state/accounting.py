@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from hpcgpu.spill.state.policy import Candidate, headroom, victims
-from hpcgpu.spill.state.units import DISK, HOST, Copy, Drop, Instruction, Trim, Unit, Waiter, below, tiers_in
+from hpcgpu.spill.state import (
+    DISK,
+    HOST,
+    Candidate,
+    Copy,
+    Drop,
+    Instruction,
+    Trim,
+    Unit,
+    Waiter,
+    below,
+    headroom,
+    tiers_in,
+    victims,
+)
 
 Choice = Callable[[Iterable[Candidate], int], Iterable[Candidate]]
 _Order = OrderedDict[int, Unit]

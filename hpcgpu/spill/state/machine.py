@@ -23,9 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 
-from hpcgpu.spill.state.accounting import Accounting, Choice
-from hpcgpu.spill.state.policy import victims
-from hpcgpu.spill.state.units import (
+from hpcgpu.spill.state import (
     DISK,
     HOST,
     Copy,
@@ -39,7 +37,9 @@ from hpcgpu.spill.state.units import (
     Ticket,
     Trim,
     Unit,
+    victims,
 )
+from hpcgpu.spill.state.accounting import Accounting, Choice
 from hpcgpu.spill.state.waits import FailedAllocations, Prefetch, Unspills
 
 Instructions = tuple[Instruction, ...]

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from hpcgpu.spill.state import HOST, Fail, FailedAllocation, Instruction, Resume, Unit
 from hpcgpu.spill.state.accounting import Accounting
-from hpcgpu.spill.state.units import HOST, Fail, FailedAllocation, Instruction, Resume, Unit
 
 # The number of ready tasks to look at: with more, units would come up that other tasks push down before their turn.
 _NEXT = 4

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hpcgpu.spill.storage.leaf_lock import LeafLock
+from hpcgpu.spill.storage.buffer_pool import LeafLock
 from hpcgpu.spill.storage.segment import PAGE_BYTES, Extent, Extents, Room, Segment, reserve
 from hpcgpu.units import format_bytes
 

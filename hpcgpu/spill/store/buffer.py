@@ -16,20 +16,29 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
-from hpcgpu.model.limit import NODE_MEMORY, Limit, read_device_limit, read_disk_limit, read_host_limit, read_part
-from hpcgpu.model.plain import read_flag, read_option, read_text
+from hpcgpu.model.limit import (
+    NODE_MEMORY,
+    Limit,
+    read_device_limit,
+    read_disk_limit,
+    read_flag,
+    read_host_limit,
+    read_option,
+    read_part,
+    read_text,
+)
 from hpcgpu.spill.devices.allocation_failure import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
-from hpcgpu.spill.state.units import DEVICE, HOST
-from hpcgpu.spill.storage import mounts
+from hpcgpu.spill.state import DEVICE, HOST
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.scratch import notes
+from hpcgpu.spill.store import Handle, ReadMode, read_mode, reading
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import Traversed
 from hpcgpu.spill.store.inbox import Count, Todo
 from hpcgpu.spill.store.reader import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
-from hpcgpu.spill.store.transfer import Handle, ReadMode, read_mode, reading
 from hpcgpu.spill.values.host_objects import is_owner
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry
 
@@ -113,7 +122,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         self._entries: dict[Any, Entry | None] = {}  # None: the store is closed
         folder = None if local_directory is None else _read("local_directory", local_directory, read_text)
         folder = folder or worker_local_directory
-        for note in () if _read_flag("quiet", quiet) else mounts.notes(folder, disk):
+        for note in () if _read_flag("quiet", quiet) else notes(folder, disk):
             logger.warning(note)
         # the limit of the host tier: so buffers that wait to be used again never add to it
         slabs = Slabs(self.host_limit_bytes or _SLABS_BYTES)

@@ -10,8 +10,8 @@ import numpy as np
 from dask.sizeof import sizeof
 
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.cupy import CupyView
-from hpcgpu.spill.store.transfer import Handle, Packed, read_mode
+from hpcgpu.spill.devices.rapids import CupyView
+from hpcgpu.spill.store import Handle, Packed, read_mode
 
 
 @functools.cache

@@ -23,16 +23,26 @@ from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
-from hpcgpu.spill.devices import allocation_failure
+from hpcgpu.spill.devices import Device, ImmovableError, allocation_failure, is_lasting
 from hpcgpu.spill.devices.copies import DriverCopies
-from hpcgpu.spill.devices.protocols import Device, ImmovableError, is_lasting
+from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.state.machine import Instructions, SpillState
-from hpcgpu.spill.state.units import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
+from hpcgpu.spill.storage.buffer_pool import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.storage.leaf_lock import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.store import inbox
-from hpcgpu.spill.store.inbox import Count, Inbox, ThreadAllocation, ThreadTicket, Todo, this_thread
-from hpcgpu.spill.store.reports import Reports, copy_error, describe, forget_frames, tier_name
+from hpcgpu.spill.store.inbox import (
+    Count,
+    Inbox,
+    Reports,
+    ThreadAllocation,
+    ThreadTicket,
+    Todo,
+    copy_error,
+    describe,
+    forget_frames,
+    this_thread,
+    tier_name,
+)
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry, ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcgpu.spill.devices import Device
 from hpcgpu.spill.devices.lookup import always_moves, device_of, is_device_array, is_left_to_cudf, is_unproxied
-from hpcgpu.spill.devices.protocols import Device
+from hpcgpu.spill.proxies.dask import StoredObject
 from hpcgpu.spill.proxies.proxy import is_proxy, source_of, unproxy
-from hpcgpu.spill.proxies.stored_object import StoredObject
-from hpcgpu.spill.store.transfer import Packed
+from hpcgpu.spill.store import Packed
 from hpcgpu.spill.values.bundle import SMALL_BYTES, Buffer, Bundles, is_plain
 from hpcgpu.spill.values.host_objects import Held, HostObjects, held_by, name_of, size_of
 from hpcgpu.spill.values.traverse import Slot, is_data, take_apart
@@ -160,7 +160,7 @@ class IdentityMap:
         return Traversed(ABSENT, packed.skeleton, size_of(packed.skeleton), objects, lazy)
 
     def _traversed_in_parts(self, value: Any) -> Traversed:
-        skeleton, parts = take_apart(value, _is_part_or_proxy if self._lazily else _is_part)
+        skeleton, parts = take_apart(value, (lambda x: _is_part(x) or is_proxy(x)) if self._lazily else _is_part)
         objects = [self._traversed_object(p) for p in parts]
         if type(skeleton) is Slot:
             return Traversed(value, skeleton, 0, objects)
@@ -230,7 +230,3 @@ class IdentityMap:
 
 def _is_part(x: Any) -> bool:
     return is_device_array(x) or is_left_to_cudf(x) or sum(held_by(x).values()) >= _BIG_BYTES
-
-
-def _is_part_or_proxy(x: Any) -> bool:
-    return _is_part(x) or is_proxy(x)

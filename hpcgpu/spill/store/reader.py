@@ -9,11 +9,11 @@ from typing import Any
 
 from hpcgpu.spill.devices.lookup import is_immovable
 from hpcgpu.spill.proxies import dask as proxy_dask
-from hpcgpu.spill.proxies.stored_object import StoredObject
+from hpcgpu.spill.proxies.dask import StoredObject
+from hpcgpu.spill.store import Handle, Packed
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import IdentityMap
 from hpcgpu.spill.store.inbox import Todo
-from hpcgpu.spill.store.transfer import Handle, Packed
 from hpcgpu.spill.values.bundle import Buffer
 from hpcgpu.spill.values.traverse import put_together
 from hpcgpu.spill.values.unit import ABSENT, Entry, ObjectContent, each_once

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from hpcgpu.spill.devices.protocols import Device
-from hpcgpu.spill.state.units import DISK, HOST
+from hpcgpu.spill.devices import Device
+from hpcgpu.spill.state import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk, Stored
 from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.spill.devices.protocols import ImmovableError
-from hpcgpu.spill.state.units import DISK, HOST
+from hpcgpu.spill.devices import ImmovableError
+from hpcgpu.spill.state import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.unit import ObjectContent

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices.protocols import ImmovableError
+from hpcgpu.spill.devices import ImmovableError
 from hpcgpu.spill.storage.disk import Disk, Stored
 
 # distributed logs a value that cannot be pickled with its whole text, which may be as long as the memory is full

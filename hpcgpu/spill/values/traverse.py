@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.values.containers import SIMPLE, UNSET, Container, Made, Opened, container_of, opener_of
+from hpcgpu.spill.values import SIMPLE, UNSET, Container, Made, Opened, container_of, opener_of
 
 _ASIDE = frozenset({list, dict, set})  # never arrays themselves
 _LEADS_ON = frozenset(
@@ -50,7 +50,7 @@ class Skeleton(NamedTuple):
 def take_apart(value: Any, is_array: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
     """Return the skeleton of a value, and its arrays; the value itself is not changed.
 
-    Looks into the objects that :mod:`hpcgpu.spill.values.containers` opens, to any depth, also in circles. Returns a
+    Looks into the objects that :mod:`hpcgpu.spill.values` opens, to any depth, also in circles. Returns a
     value without arrays as it is. An object without arrays inside is not copied. An object stays closed if a closed
     object leads back to it (a closure, a weak reference): there would be two of it.
     """

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
-from hpcgpu.spill.state.units import DISK, HOST, Unit
+from hpcgpu.spill.state import DISK, HOST, Unit
 from hpcgpu.spill.storage.disk import Disk, Stored
 from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.traverse import Slot
@@ -24,7 +24,7 @@ _FEW = 8
 
 
 class ProxiedObject(Protocol):
-    """An object of a unit, with its proxy: a :class:`hpcgpu.spill.proxies.stored_object.StoredObject`."""
+    """An object of a unit, with its proxy: a :class:`hpcgpu.spill.proxies.dask.StoredObject`."""
 
     index: int
 

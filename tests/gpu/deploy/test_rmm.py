@@ -10,10 +10,10 @@ import pytest
 from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import devices
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.model.worker import Rapids
-from hpcgpu.plan.binding.rapids import plan_rapids
+from hpcgpu.model.topology import Rapids
+from hpcgpu.plan.binding.memory import plan_rapids
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf
+from hpcgpu.spill.devices.rapids import CudfObjects, is_cudf
 
 GIB = 1 << 30
 GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)

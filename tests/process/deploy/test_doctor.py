@@ -18,12 +18,12 @@ import ranks
 from waiting import scaled, until
 
 from hpcgpu.config import document
-from hpcgpu.deploy.doctor import connect, login
 from hpcgpu.deploy.doctor import job as doctor_job
-from hpcgpu.deploy.doctor.connect import connect_all
+from hpcgpu.deploy.doctor import login
+from hpcgpu.deploy.doctor.node import CONNECTED, NODE, ORDER, Order, connect_all, read_all, read_listening, write_value
 from hpcgpu.host import pids, private
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.plan.doctor.facts import NodeFacts, Verdict
+from hpcgpu.plan.doctor import NodeFacts, Verdict
 
 NAMED = ["unshare", "--uts", "--map-root-user", "bash", "-c", 'hostname "$0" && exec "$@"']
 
@@ -47,19 +47,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
-    order = connect.Order(token=secrets.token_hex(16), nodes=2, run=document.render(RunDocument(settings=Settings())))
-    connect.write(folder, connect.ORDER, order)
+    order = Order(token=secrets.token_hex(16), nodes=2, run=document.render(RunDocument(settings=Settings())))
+    write_value(folder, ORDER, order)
     there = [on_node(name, folder) for name in ("n1", "n2")]
     try:
-        until(lambda: len(connect.read_listening(folder)) == 2, "two nodes listen")
-        listening = connect.read_listening(folder)
+        until(lambda: len(read_listening(folder)) == 2, "two nodes listen")
+        listening = read_listening(folder)
         links = [link for place in listening.items() for link in connect_all(*place, order.token)]
-        connect.write(folder, connect.CONNECTED, True)
+        write_value(folder, CONNECTED, True)
         assert [(p.communicate(timeout=scaled(60))[1], p.returncode) for p in there] == [("", 0)] * 2
     finally:
         for process in there:
             process.kill()
-    seen = connect.read_nodes(folder)
+    seen = read_all(folder, NODE, NodeFacts)
     assert [facts.host for facts in seen] == ["n1", "n2"]
     assert {link.target for link in links} == {"n1", "n2"}
     for facts, other in zip(seen, ("n2", "n1"), strict=True):
@@ -139,8 +139,8 @@ def test_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -
 
 def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None:
     """Killed with its guard, while the job was pending."""
-    order = connect.Order(token="x", nodes=2, run=document.render(RunDocument(settings=Settings())))
-    connect.write(folder, connect.ORDER, order)
+    order = Order(token="x", nodes=2, run=document.render(RunDocument(settings=Settings())))
+    write_value(folder, ORDER, order)
     (folder / "lease").touch()
     os.utime(folder / "lease", (0, 0))
     done = ranks.run_command([sys.executable, "-m", "hpcgpu", "doctor", "--on-nodes", str(folder)])

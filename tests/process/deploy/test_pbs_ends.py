@@ -23,7 +23,7 @@ from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.errors import HpcGpuError, JobError
 from hpcgpu.model import JobSpec, Patience
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 

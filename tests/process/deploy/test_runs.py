@@ -23,14 +23,15 @@ from paths import BATCH
 from recordings import records
 from waiting import scaled, until
 
-from hpcgpu.deploy.jobs import batch_client, logs, runs
+from hpcgpu.deploy.jobs import batch_client, runs
 from hpcgpu.deploy.jobs.run import Run
+from hpcgpu.deploy.jobs.runs import last_lines
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import pids
 from hpcgpu.host import run as processes
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 
 RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
 
@@ -188,13 +189,13 @@ def test_last_lines_of_a_log(tmp_path_factory: pytest.TempPathFactory, lines: li
     log = tmp_path_factory.mktemp("log") / "log"
     log.write_bytes(b"".join(lines))
     expected = b"".join(lines[len(lines) - min(count, len(lines)) :]).decode(errors="replace")
-    assert logs.last(log, count) == (expected, log.stat().st_size)
+    assert last_lines(log, count) == (expected, log.stat().st_size)
 
 
 def test_a_log_of_many_chunks(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(100_000)))
-    assert logs.last(tmp_path / "log", 2)[0] == "line 99998\nline 99999\n"
-    assert logs.last(tmp_path / "log", 20_000)[0].startswith("line 80000\n")
+    assert last_lines(tmp_path / "log", 2)[0] == "line 99998\nline 99999\n"
+    assert last_lines(tmp_path / "log", 20_000)[0].startswith("line 80000\n")
 
 
 def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -19,9 +19,9 @@ from ranks import BIN, environment
 from waiting import scaled
 
 from hpcgpu.config import document
-from hpcgpu.launch import mpirun
+from hpcgpu.launch.launcher import mpirun_command, read_flavour
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.model.layout import World
+from hpcgpu.model.allocation import World
 
 SCRIPT = """
 import json
@@ -100,16 +100,16 @@ def test_open_mpi_5_here() -> None:
     world = World(per_node=3, as_root=os.getuid() == 0)
     program = str(BIN / "mpirun")
     version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
-    seen = here(mpirun.command(ME, world, program, mpirun.read_flavour(version)))
+    seen = here(mpirun_command(ME, world, program, read_flavour(version)))
     check(seen, world, [seen["ranks"][0]["host"]])
     assert (seen["alive"], seen["returncode"], seen["err"]) == (others(world), 0, "")
 
 
 def test_mpich_here(mpich: str) -> None:
     version = subprocess.run([mpich, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
-    assert mpirun.read_flavour(version) == "mpich"
+    assert read_flavour(version) == "mpich"
     world = World(per_node=3)
-    seen = here(mpirun.command(ME, world, mpich, "mpich"))
+    seen = here(mpirun_command(ME, world, mpich, "mpich"))
     check(seen, world, [seen["ranks"][0]["host"]])
     assert {r["launcher"] for r in seen["ranks"]} == {"MPICH mpiexec"}
 
@@ -117,6 +117,6 @@ def test_mpich_here(mpich: str) -> None:
 def test_mpich_deals_ranks_out_over_its_hosts(mpich: str) -> None:
     # Two names of this machine, each with a proxy of its own: PMI counts per proxy.
     world = World(nodes=2, per_node=2, hosts=("localhost", "127.0.0.1"))
-    program, *rest = mpirun.command(ME, world, mpich, "mpich")
+    program, *rest = mpirun_command(ME, world, mpich, "mpich")
     seen = here((program, "-launcher", "fork", *rest))
     assert [(r["local_rank"], r["local_size"]) for r in seen["ranks"]] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]

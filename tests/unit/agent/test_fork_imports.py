@@ -11,9 +11,9 @@ from waiting import scaled
 
 PRELOAD = """
 import json, os, sys
-from hpcgpu.deploy.processes import fork_imports
+from hpcgpu.deploy.processes import scheduler
 
-fork_imports.prepare(simulated=True)
+scheduler.prepare_forks(simulated=True)
 before = set(sys.modules)
 
 def refuse(*_):

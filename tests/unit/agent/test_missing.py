@@ -12,7 +12,7 @@ from hpcgpu.agent import missing
 from hpcgpu.agent.missing import MissingRanks, NodeRanks, describe
 from hpcgpu.host import pids
 from hpcgpu.host import process as process_of_host
-from hpcgpu.launch.environment import read_rank
+from hpcgpu.launch import read_rank
 
 
 def test_what_is_seen_and_what_is_not_is_told_apart() -> None:

@@ -20,10 +20,10 @@ from hpcgpu import batch
 from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm_answers
 from hpcgpu.cli.commands import plan
 from hpcgpu.config.sites.read import read_site
-from hpcgpu.deploy import templates
 from hpcgpu.deploy.cluster import batch as clusters
+from hpcgpu.deploy.sites import template_names
 from hpcgpu.errors import ConfigError, SubmitError
-from hpcgpu.model import JobSpec, JobState, Result, dialect
+from hpcgpu.model import JobSpec, JobState, Result, site
 from hpcgpu.plan.jobs.phase import format_status
 
 SYSTEMS = sorted(batch.SYSTEMS)
@@ -133,12 +133,12 @@ def test_a_program_that_failed_is_said_in_its_words(name: str) -> None:
 def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     """What CONTRIBUTING.md says under "To add one"."""
     assert list((BATCH / name).glob("*/*.txt")), "no recorded outputs"
-    said = {f.name for f in fields(dialect.DIALECTS[name])} - {"source"}
+    said = {f.name for f in fields(site.DIALECTS[name])} - {"source"}
     assert said == {f.name for f in fields(batch.SYSTEMS[name])} - {"forbidden"}
     assert read_site(f"version: 2\nname: x\nbatch: {name}\n", "x").batch == name
     assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
     assert name in next(p for p in plan.params if p.name == "batch").type.choices
-    assert any(template.startswith(name) for template in templates.names()), "no template"
+    assert any(template.startswith(name) for template in template_names()), "no template"
 
 
 INDEXES = st.sets(st.integers(0, 1000), min_size=1)

@@ -6,10 +6,10 @@ from paths import BATCH
 from recordings import records
 
 from hpcgpu.batch import inventory
-from hpcgpu.config.sites.draft import UNKNOWN, render
+from hpcgpu.config.sites.machine import UNKNOWN, render_draft
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Result, Topology
-from hpcgpu.model.inventory import Inventory
+from hpcgpu.model.site import Inventory
 
 SLURM = list(records(BATCH / "slurm" / "22.05.8" / "20-inventory.txt"))
 PBS = {record.command: record for record in records(BATCH / "pbs" / "release" / "15-pbsnodes.txt")}
@@ -28,7 +28,7 @@ def recorded(batch: str) -> Inventory:
 
 
 def draft(found: Inventory, topology: Topology | None = None) -> str:
-    text = render(found, "mine", "2026-11-23", topology, {"SYSTEMNAME": "mine"})
+    text = render_draft(found, "mine", "2026-11-23", topology, {"SYSTEMNAME": "mine"})
     read_site(text, "draft")  # it is a site file
     return text
 

@@ -8,7 +8,7 @@ from recordings import Record, block, listing, recorded, records
 
 from hpcgpu.batch import pbs_answers
 from hpcgpu.errors import SubmitError
-from hpcgpu.launch.environment import read_allocation, render_memory
+from hpcgpu.launch import read_allocation, render_memory
 from hpcgpu.model import Result
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -19,8 +19,7 @@ from hpcgpu import __version__
 from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.cli.worker import worker
-from hpcgpu.config.entry_points import ENTRY_POINTS, unused
-from hpcgpu.config.numpydoc import default_of
+from hpcgpu.config.entry_points import ENTRY_POINTS, default_of, unused
 from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.worker import gpu
 

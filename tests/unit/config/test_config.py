@@ -13,16 +13,15 @@ from distributed.security import Security
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from hpcgpu.config import migration
+from hpcgpu.config import READERS, migration, read_value
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, read_local_cuda
-from hpcgpu.config.sites.jobs import check_submission
-from hpcgpu.config.values import READERS, read_value
+from hpcgpu.config.sites import check_submission
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
+from hpcgpu.model.allocation import SimulatedGpus, parse_simulated
 from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
 from hpcgpu.model.settings import options, user_name
-from hpcgpu.model.simulated import SimulatedGpus, parse_simulated
 from hpcgpu.model.site_facts import Account, NodeType, Rule
 
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})

@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import scaled
 
+from hpcgpu.agent.rank import read_bootstrap_settings
 from hpcgpu.config import document
-from hpcgpu.config.bootstrap import read_bootstrap_settings
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.model.bootstrap import WRITTEN
+from hpcgpu.model.allocation import WRITTEN
 from hpcgpu.model.settings import CUDF, RMM, options, user_name
 
 # What a command line carries: no NUL, no half of a surrogate pair. Names and values of options are one line.
@@ -156,8 +156,8 @@ def test_a_document_without_terms_is_refused(text: str) -> None:
 FOLLOWER = """
 import sys
 from hpcgpu.agent import node, rank
-from hpcgpu.agent.follower import follow
-from hpcgpu.plan.binding.layout import plan_layout
+from hpcgpu.agent.node import follow
+from hpcgpu.plan.binding import plan_layout
 place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
 me = rank.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
 plan_layout([node.rank_record(me._record(None))])

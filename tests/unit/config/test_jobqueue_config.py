@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import scaled
 
-from hpcgpu.config.jobqueue import ignored, translate, without
 from hpcgpu.config.layers import read_settings
+from hpcgpu.config.migration import ignored, translate, without
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.site_facts import NodeType
@@ -138,7 +138,7 @@ def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
 def test_submission_reads_its_section_and_logs_ignored_keys_once(home: Path, first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
-    code = first + "from hpcgpu.deploy.jobs.job_plan import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
+    code = first + "from hpcgpu.deploy.jobs.submitter import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
     done = python(
         home,
         code + "    _, s, system = read_job({'gpus_per_node': 4}, 'keyword {name}', (), b); print(system.script(s))",

@@ -8,12 +8,12 @@ import pytest
 
 from hpcgpu.batch import inventory
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites.jobs import check_submission
+from hpcgpu.config.sites import check_submission
 from hpcgpu.config.sites.machine import apply_live_facts, is_here
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, Settings, Site
-from hpcgpu.model.inventory import Inventory
+from hpcgpu.model.site import Inventory
 from hpcgpu.model.site_facts import Match
 
 FILE = """version: 2

@@ -19,12 +19,11 @@ from paths import DATA, ROOT
 
 from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites.contradictions import contradictions
-from hpcgpu.config.sites.jobs import check_submission, forbidden, notes
+from hpcgpu.config.sites import check_submission, forbidden, notes
 from hpcgpu.config.sites.machine import looks_like
-from hpcgpu.config.sites.read import read_site
+from hpcgpu.config.sites.read import contradictions, read_site
 from hpcgpu.deploy import sites
-from hpcgpu.deploy.jobs.job_plan import read_job
+from hpcgpu.deploy.jobs.submitter import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.plan.jobs.request import plan_member, plan_request

@@ -24,7 +24,7 @@ from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.topo import Selection, plan
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, RunDocument, Settings
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----\n"
 LOG = f"""hpcgpu: gpunode07: no port for 2 workers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from hpcgpu.deploy.doctor.connect import Listener, connect, connect_all
+from hpcgpu.deploy.doctor.node import Listener, connect, connect_all
 
 TOKEN, OTHER = "a" * 32, "b" * 32
 

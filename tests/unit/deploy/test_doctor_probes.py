@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.doctor import probes
-from hpcgpu.plan.doctor.facts import Ucx
+from hpcgpu.plan.doctor import Ucx
 
 
 def test_probe_that_hangs_or_fails_does_not_stop_others() -> None:

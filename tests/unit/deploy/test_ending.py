@@ -11,7 +11,7 @@ from waiting import scaled, until
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs import ending
 from hpcgpu.errors import SubmitError
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel: str) -> None:

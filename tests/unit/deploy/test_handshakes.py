@@ -18,7 +18,7 @@ from waiting import logged, run, scaled, when
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.tls import Certificate, security
-from hpcgpu.deploy.processes.handshakes import HandshakeDeadline
+from hpcgpu.deploy.processes.stalls import HandshakeDeadline
 
 SECURE = security(Certificate.make())
 BOTH = pytest.mark.parametrize("protocol", ["tcp", "tls"])

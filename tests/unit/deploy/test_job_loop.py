@@ -17,11 +17,11 @@ from waiting import when
 
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.rows import Jobs
 from hpcgpu.deploy.jobs.run import Run
+from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, Patience
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 

@@ -18,7 +18,7 @@ from hpcgpu.deploy.jobs.batch_client import on_lost_nodes
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
-from hpcgpu.plan.jobs.job import HEAD, Job
+from hpcgpu.plan.jobs import HEAD, Job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 

@@ -24,13 +24,12 @@ from hpcgpu import sim
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator, process
-from hpcgpu.report.memory import Memory
+from hpcgpu.report.cluster import Memory
 from hpcgpu.report.workers import Moved, WorkerFacts, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.inbox import Count
-from hpcgpu.spill.store.reports import SpillLog
+from hpcgpu.spill.store.inbox import Count, SpillLog
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 WAYS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")

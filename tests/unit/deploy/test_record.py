@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.config import document
-from hpcgpu.deploy.jobs import rows, runs
 from hpcgpu.deploy.jobs import run as run_files
+from hpcgpu.deploy.jobs import runs
 from hpcgpu.deploy.jobs.run import Owner, Record, Run
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, JobError, ParseError
 from hpcgpu.host import private
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 
 SETTINGS = Settings(nodes=2, gpus="sim:4", job_name="mine")
 FACTS = Record(
@@ -186,7 +186,7 @@ def test_the_document_of_a_run_is_parsed_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(document, "read", lambda text: parsed.append(text) or read(text))
     (seen,) = Run.all(tmp_path, pytest.fail)
     asyncio.run(runs.refresh([seen]))
-    assert rows.jobs_of(seen) == ()
+    assert runs.jobs_of(seen) == ()
     assert seen.document.settings == SETTINGS
     assert parsed == [FACTS.document]
 

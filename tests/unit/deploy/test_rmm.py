@@ -18,13 +18,13 @@ from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import devices
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, Topology, WorkerSpec
-from hpcgpu.model.worker import Rapids
-from hpcgpu.plan.binding.rapids import plan_rapids
+from hpcgpu.model.topology import Rapids
+from hpcgpu.plan.binding.memory import plan_rapids
 from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import allocation_failure
-from hpcgpu.spill.devices.cudf import CudfObjects, is_cudf, spills_itself
+from hpcgpu.spill.devices.rapids import CudfObjects, is_cudf, spills_itself
 
 GIB = 1 << 30
 GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)

@@ -22,20 +22,20 @@ from fleets import make_fleet, make_run, make_view
 from local_system import Local
 from waiting import LIMIT_S, aside, failures, run, until, when
 
-from hpcgpu.deploy.cluster.scaler import JobAdaptive
+from hpcgpu.deploy.cluster.batch import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import runs
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
-from hpcgpu.deploy.processes.clients import LeaseServer
-from hpcgpu.deploy.processes.control import Child
+from hpcgpu.deploy.processes import Child
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.scheduler import LeaderConnections
+from hpcgpu.deploy.processes.services import LeaseServer
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
-from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.reconcile import Policy
 
 
@@ -313,7 +313,7 @@ def test_a_worker_that_cannot_close_as_it_is_told_ends() -> None:
 import asyncio, json, socket
 from types import SimpleNamespace
 from hpcgpu.deploy.processes import worker
-from hpcgpu.deploy.processes.control import Control
+from hpcgpu.deploy.processes import Control
 
 async def main():
     ours, theirs = socket.socketpair()

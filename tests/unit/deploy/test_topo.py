@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -33,15 +34,14 @@ from hpcgpu.agent import node
 from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.deploy.topo import Selection, plan
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
-from hpcgpu.model import Binding, CpuSet, Settings
+from hpcgpu.model import Binding, CpuSet, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.report.machine import MachinePlan
-from hpcgpu.topology import document
+from hpcgpu.topology.hwloc_xml import read_file
 
 # recorded machines, and those of documents as hwloc would write them
 TEXTS = {name: text_of(name) for name in HWLOC} | {f"documented {n}": as_xml(t) for n, t in DOCUMENTED.items()}
-READ = {name: document.read(text) for name, text in TEXTS.items()}
-NVIDIA = [name for name in TEXTS if any(g.can_run for g in READ[name].gpus)]
+NVIDIA = st.deferred(lambda: st.sampled_from([n for n in TEXTS if any(g.can_run for g in topology_of(n).gpus)]))
 # class, vendor:device, board, revision: what is beside NVIDIA's GPUs in real machines and runs no CUDA
 DECOYS = {
     "AMD MI50": "1200 [1002:66a1] [1002:0834] 00",
@@ -52,6 +52,11 @@ DECOYS = {
     "Intel Max 1550": "0380 [8086:0bd5] [8086:0000] 2f",
     "Intel's of a desktop CPU": "0300 [8086:3e98] [1028:0869] 00",
 }
+
+
+@functools.cache
+def topology_of(name: str) -> Topology:
+    return read_file(TEXTS[name])
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@given(st.sampled_from(NVIDIA), st.lists(st.tuples(st.integers(0, 9), st.sampled_from(sorted(DECOYS))), min_size=1))
+@given(NVIDIA, st.lists(st.tuples(st.integers(0, 9), st.sampled_from(sorted(DECOYS))), min_size=1))
 @settings(deadline=None, max_examples=15)
 def test_a_plan_does_not_depend_on_gpus_that_cannot_run(folder: Path, name: str, decoys: list[tuple[int, str]]) -> None:
     text = TEXTS[name]
@@ -145,7 +150,7 @@ def test_a_file_is_planned_as_its_machine_with_the_same_grant(
     folder: Path, data: st.DataObject, name: str, wanted: dict[str, Any]
 ) -> None:
     """The grant is in the file: allowed_cpuset and allowed_nodeset, as lstopo --disallowed writes them in a job."""
-    topology = READ[name]
+    topology = topology_of(name)
     # a file that was cut has only what was granted
     there = CpuSet(pus(topology) & (topology.allowed or pus(topology)))
     allowed = CpuSet(data.draw(st.sets(st.sampled_from(sorted(there)), min_size=1)))
@@ -196,12 +201,12 @@ FLAT = [name for name in TEXTS if '<topology version="' in TEXTS[name] and name 
 def test_cores_are_counted_once_whatever_the_numa_nodes_say(
     folder: Path, name: str, share: float, latency: bool, wanted: dict[str, Any]
 ) -> None:
-    gpus = None if any(g.can_run for g in READ[name].gpus) else "sim:4x1GiB"
+    gpus = None if any(g.can_run for g in topology_of(name).gpus) else "sim:4x1GiB"
     flat = planned(folder, with_flat_memory(TEXTS[name], share, latency), gpus=gpus, **wanted)
     assert flat.specs == planned(folder, TEXTS[name], gpus=gpus, **wanted).specs
     topology = flat.facts.topology
-    assert topology.numa_nodes == READ[name].numa_nodes
-    assert len(topology.other_memory) == 2 * len(READ[name].other_memory) + len(READ[name].numa_nodes)
+    assert topology.numa_nodes == topology_of(name).numa_nodes
+    assert len(topology.other_memory) == 2 * len(topology_of(name).other_memory) + len(topology_of(name).numa_nodes)
     claimed = [pu for node in topology.numa_nodes for pu in node.cpuset]
     assert len(claimed) == len(set(claimed))
 
@@ -211,7 +216,7 @@ def test_a_machine_as_hwloc_writes_it_is_the_machine(name: str) -> None:
     """Also where hwloc 2.4 gives the memory of Grace Hopper's GPUs the PUs beside it, and no subtype."""
     topology, placed = DOCUMENTED[name], [(g.pci, g.numa_node) for g in DOCUMENTED[name].gpus]
     for subtypes in (True, False):
-        found = document.read(as_xml(topology, subtypes=subtypes))
+        found = read_file(as_xml(topology, subtypes=subtypes))
         assert (found.numa_nodes, found.cores) == (topology.numa_nodes, topology.cores)
         assert [(g.pci, g.numa_node) for g in found.gpus] == placed
         others = [(n.os_index, n.kind if subtypes else "other") for n in topology.other_memory]

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcgpu.deploy.dashboard import KEY, UsagePlugin, WorkerMetrics
 from hpcgpu.deploy.dashboard.page import SHARE, History, Sample
-from hpcgpu.deploy.dashboard.usage_plugin import UsagePlugin
-from hpcgpu.deploy.dashboard.worker_metrics import KEY, WorkerMetrics
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.report import prometheus
+from hpcgpu.report.summary import render
 from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
 from hpcgpu.spill.store.inbox import Count
 
@@ -123,7 +122,7 @@ def test_the_ledger_keeps_those_that_are_gone() -> None:
 
 def test_prometheus() -> None:
     gpu = WorkerFacts(name='a"b\\', node="n", gpu="G", tiers={"device": 3}, utilisation_percent=50, differences=["x"])
-    text = prometheus.render([gpu])
+    text = render([gpu])
     labels = r'worker="a\"b\\",node="n",gpu="G"'
     assert f'hpcgpu_memory_bytes{{{labels},tier="device"}} 3\n' in text
     assert f"hpcgpu_gpu_utilization_ratio{{{labels}}} 0.5\n" in text

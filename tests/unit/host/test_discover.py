@@ -19,8 +19,8 @@ from paths import TOPOLOGIES
 from waiting import scaled
 
 from hpcgpu.errors import ConfigError, ParseError
-from hpcgpu.host import discover, gpus, libhwloc
-from hpcgpu.host.nvml import NvmlFacts
+from hpcgpu.host import discover, libhwloc
+from hpcgpu.host.nvml import NvmlFacts, join_topology, visible_gpus
 from hpcgpu.model import CpuSet, Gpu, NumaNode, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.topology import hwloc_xml, pci, sysfs
@@ -324,12 +324,12 @@ def test_the_memory_of_a_gpu_is_no_place_for_a_heap() -> None:
     """Grace Hopper: hwloc may give that node the PUs next to it, /sys gives it none."""
     cpu, gpu = NumaNode(0, CpuSet([0]), 64), NumaNode(1, CpuSet([0]), 96)
     expected = replace(gpu, kind="gpu")
-    found = gpus.joined(Topology((cpu, gpu), (CpuSet([0]),)), (), CpuSet([1]))
+    found = join_topology(Topology((cpu, gpu), (CpuSet([0]),)), (), CpuSet([1]))
     assert (found.numa_nodes, found.other_memory) == ((cpu,), (expected,))
     lost = Topology((cpu, gpu), (CpuSet([0]),), (Gpu("0009:01:00.0"),))  # next to both is next to neither
-    assert [g.numa_node for g in gpus.joined(lost, (), CpuSet([1])).gpus] == [0]
+    assert [g.numa_node for g in join_topology(lost, (), CpuSet([1])).gpus] == [0]
     bare = Topology((cpu,), (CpuSet([0]),), other_memory=(replace(gpu, kind="other"),))
-    found = gpus.joined(bare, (), CpuSet([1]))
+    found = join_topology(bare, (), CpuSet([1]))
     assert (found.numa_nodes, found.other_memory) == ((cpu,), (expected,))
 
 
@@ -356,7 +356,7 @@ THERE = (
     ],
 )
 def test_cuda_visible_devices(text: str | None, uuids: list[str]) -> None:
-    assert [g.uuid for g in gpus.visible(THERE, text)] == uuids
+    assert [g.uuid for g in visible_gpus(THERE, text)] == uuids
 
 
 @pytest.mark.parametrize(
@@ -370,5 +370,5 @@ def test_cuda_visible_devices(text: str | None, uuids: list[str]) -> None:
 )
 def test_cuda_visible_devices_that_say_nothing_certain(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        gpus.visible(THERE, text)
+        visible_gpus(THERE, text)
     assert repr(text) in str(caught.value)

@@ -12,7 +12,7 @@ from shared_host import NEIGHBOUR, as_neighbour, by_root
 from waiting import aside, scaled
 
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host.secret import hidden_name, user_secret
+from hpcgpu.host.private import hidden_name, user_secret
 
 
 def test_processes_that_start_together_share_a_private_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

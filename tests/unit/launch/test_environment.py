@@ -11,7 +11,7 @@ from paths import DATA
 
 from hpcgpu.config.layers import read_settings
 from hpcgpu.host.pids import LAUNCHER
-from hpcgpu.launch.environment import (
+from hpcgpu.launch import (
     brought,
     inherited_variables,
     is_isolated,

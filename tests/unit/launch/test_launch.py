@@ -11,10 +11,17 @@ from paths import DATA
 
 from hpcgpu.deploy.settings import in_job
 from hpcgpu.errors import LaunchError
-from hpcgpu.launch import mpirun, srun
-from hpcgpu.launch.launcher import LauncherFacts, RankCommand, plan_launch
+from hpcgpu.launch.launcher import (
+    LauncherFacts,
+    RankCommand,
+    mpirun_command,
+    plan_launch,
+    read_flavour,
+    read_mpi_types,
+    srun_command,
+)
 from hpcgpu.model import Allocation, Settings
-from hpcgpu.model.layout import World
+from hpcgpu.model.allocation import World
 from hpcgpu.model.site import Site
 from hpcgpu.model.site_facts import Launcher
 
@@ -45,7 +52,7 @@ def recorded(name: str) -> str:
     ],
 )
 def test_a_program_is_known_by_what_it_says(name: str, flavour: str) -> None:
-    assert mpirun.read_flavour(name if "\n" in name else recorded(name)) == flavour
+    assert read_flavour(name if "\n" in name else recorded(name)) == flavour
 
 
 @pytest.mark.parametrize(
@@ -58,7 +65,7 @@ def test_a_program_is_known_by_what_it_says(name: str, flavour: str) -> None:
 )
 def test_an_unknown_mpirun_is_named_with_what_to_do(text: str, shown: str) -> None:
     with pytest.raises(LaunchError, match=re.escape(shown) + ".*--launcher"):
-        mpirun.read_flavour(text)
+        read_flavour(text)
 
 
 AS_ROOT = World(nodes=2, per_node=4, hosts=("a", "b"), as_root=True)
@@ -78,19 +85,19 @@ ROUND_ROBIN = "--map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none"
     ],
 )
 def test_the_command_line_of_mpirun(flavour: str, world: World, flags: str) -> None:
-    assert mpirun.command(RANK, world, "/opt/mpirun", flavour) == ("/opt/mpirun", *flags.split(), *RANK)
+    assert mpirun_command(RANK, world, "/opt/mpirun", flavour) == ("/opt/mpirun", *flags.split(), *RANK)
 
 
 def test_the_command_line_of_srun() -> None:
     flags = "--nodes=2 --ntasks=9 --overcommit --cpu-bind=none --kill-on-bad-exit=0 --no-kill --mpi=pmix"
-    assert srun.command(RANK, TWO, "pmix") == ("srun", *flags.split(), *RANK)
+    assert srun_command(RANK, TWO, "pmix") == ("srun", *flags.split(), *RANK)
     # 22.05.8 warns at the head of the job's log where it is not the number of ranks
-    assert "--ntasks-per-node=5" in srun.command(RANK, World(nodes=1, per_node=4), "pmix")
-    assert srun.read_mpi_types(recorded("srun-mpi-list-22.05.8")) == TYPES
+    assert "--ntasks-per-node=5" in srun_command(RANK, World(nodes=1, per_node=4), "pmix")
+    assert read_mpi_types(recorded("srun-mpi-list-22.05.8")) == TYPES
     # as Slurm wrote it before 21.08
     old = "srun: MPI types are...\nsrun: none\nsrun: pmi2\nsrun: pmix_v3\n"
-    assert srun.read_mpi_types(old) == ("none", "pmi2", "pmix_v3")
-    assert srun.read_mpi_types("") == ()
+    assert read_mpi_types(old) == ("none", "pmi2", "pmix_v3")
+    assert read_mpi_types("") == ()
 
 
 def plan(allocation: Allocation, found: LauncherFacts, **chosen: Any) -> RankCommand:

@@ -15,9 +15,8 @@ import pytest
 from paths import ROOT, TOPOLOGIES
 
 from hpcgpu.model import Hop, Nic
-from hpcgpu.plan.doctor import facts as f
-from hpcgpu.plan.doctor import login, network, nodes
-from hpcgpu.plan.doctor.facts import CheckResult, Verdict, examine, exit_code
+from hpcgpu.plan import doctor as f
+from hpcgpu.plan.doctor import CheckResult, Verdict, examine, exit_code, login, network, nodes
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
 from hpcgpu.topology import hwloc_xml

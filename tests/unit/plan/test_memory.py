@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.launch.environment import read_allocation
+from hpcgpu.launch import read_allocation
 from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, RunDocument, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.model.limit import SHARE, Limit

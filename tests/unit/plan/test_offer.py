@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.model import JobSpec, Offer
-from hpcgpu.plan.jobs.offer import shortfalls
+from hpcgpu.plan.jobs.request import shortfalls
 
 GIB = 1 << 30
 BIG = Offer(queue="gpu", nodes=2, gpus=8, cpus=64, memory_bytes=500 * GIB, most_nodes=4, walltime_s=3600)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgpu.plan.jobs.worker_names import count_by_job, member_worker_name, read_member_name
+from hpcgpu.plan.jobs import count_by_job, member_worker_name, read_member_name
 
 NUMBERS = st.integers(0, 10**7)
 SERVERS = st.from_regex(r"[a-z0-9]([a-z0-9_.-]{0,20}[a-z0-9])?", fullmatch=True)

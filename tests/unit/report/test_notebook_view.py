@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.plan.jobs.job import Job
-from hpcgpu.report.cluster import cluster_page, jobs_table
-from hpcgpu.report.memory import Memory
-from hpcgpu.report.table import Explanation
+from hpcgpu.plan.jobs import Job
+from hpcgpu.report import Explanation
+from hpcgpu.report.cluster import Memory, cluster_page, jobs_table
 from hpcgpu.report.workers import Bindings, WorkerFacts, planned
 
 VOID = {"br", "meta"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
 
-from hpcgpu.report.scrub import Scrubber
+from hpcgpu.deploy.bug_report import Scrubber
 from hpcgpu.topology import hwloc_xml
 
 WORDS = st.text("abhostuser01-", min_size=3, max_size=8).filter(

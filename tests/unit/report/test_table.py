@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgpu.report.table import Column, Table
+from hpcgpu.report import Column, Table
 
 COLUMNS = (
     *(Column("name", kind="name"), Column("state", styles={"UP": "green"}), Column("size", "B", "number")),

@@ -7,7 +7,7 @@ import pytest
 from waiting import logged, run, scaled
 
 from hpcgpu.errors import JobError
-from hpcgpu.model.backoff import Backoff
+from hpcgpu.model.command import Backoff
 from hpcgpu.supervise import tasks
 
 SOON = Backoff(first_s=0.001, longest_s=0.01)

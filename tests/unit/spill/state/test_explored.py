@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from spill_worlds import Story, World, explore
 
-from hpcgpu.spill.state.units import DEVICE, DISK, HOST
+from hpcgpu.spill.state import DEVICE, DISK, HOST
 
 D, H = DEVICE, HOST
 # two units on a device with room for one, and one unit in host memory, which has no room for two

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from spill_worlds import Instant
 
-from hpcgpu.spill.state.accounting import Accounting
-from hpcgpu.spill.state.machine import SpillState
-from hpcgpu.spill.state.units import (
+from hpcgpu.spill.state import (
     DEVICE,
     DISK,
     HOST,
@@ -23,6 +21,8 @@ from hpcgpu.spill.state.units import (
     Trim,
     Unit,
 )
+from hpcgpu.spill.state.accounting import Accounting
+from hpcgpu.spill.state.machine import SpillState
 
 FULL = OSError("No space left on device")
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spill_worlds import Instant
 
+from hpcgpu.spill.state import DEVICE, HOST, Candidate, Unit, headroom, victims
 from hpcgpu.spill.state.accounting import Choice
-from hpcgpu.spill.state.policy import Candidate, headroom, victims
-from hpcgpu.spill.state.units import DEVICE, HOST, Unit
 
 RUNS, READY = 2, 1
 

@@ -21,7 +21,7 @@ from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.proxy import is_proxy
-from hpcgpu.spill.store.transfer import Handle
+from hpcgpu.spill.store import Handle
 from hpcgpu.spill.values.traverse import Slot
 
 

@@ -23,7 +23,7 @@ from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store.transfer import Handle
+from hpcgpu.spill.store import Handle
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.proxies.proxy import unproxy
-from hpcgpu.spill.store.transfer import Handle
+from hpcgpu.spill.store import Handle
 
 KEYS = 12
 EPISODES, EPISODE_S = 80, 0.02

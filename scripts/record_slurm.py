@@ -1,7 +1,9 @@
-"""Record what a real Slurm prints, on the lab with accounting: ``record.py [part ...]``, all parts if none is named.
+# ruff: noqa: D103 - each part has the name of what it records
+"""Record what a real Slurm prints, on the lab with accounting: ``record_slurm.py [part ...]``; without a part: all.
 
 From the root of the checkout: ``ACCOUNTING=1 docker/lab.sh up``, then ``ACCOUNTING=1 PYTHONPATH=.:tests/support python
-tests/data/batch/slurm/record.py``. The lab must be idle; a node of it is killed and started again.
+scripts/record_slurm.py``. The lab must be idle; a node of it is killed and started again. The text goes to
+``tests/data/batch/slurm``.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from lab import NUMBER, Lab
+from paths import BATCH
 from waiting import scaled, until
 
 from hpcgpu.batch import Slurm
@@ -51,7 +53,7 @@ def wait(job_id: str, *words: str) -> None:
 
 
 def save(name: str) -> None:
-    (Path(__file__).parent / VERSION / f"{name}.txt").write_text("".join(BLOCKS))
+    (BATCH / "slurm" / VERSION / f"{name}.txt").write_text("".join(BLOCKS))
     BLOCKS.clear()
 
 
@@ -259,7 +261,7 @@ def names() -> None:
         written[option] = next(line for line in shown.splitlines() if "JobName=" in line).partition("JobName=")[2]
     shell("scancel --me --state=PENDING")
     text = json.dumps(written, indent=0, ensure_ascii=False)
-    (Path(__file__).parent / VERSION / "names.json").write_text(f"{text}\n")
+    (BATCH / "slurm" / VERSION / "names.json").write_text(f"{text}\n")
 
 
 def inventory() -> None:
@@ -277,7 +279,7 @@ PARTS: tuple[Callable[[], None], ...] = (
 
 if __name__ == "__main__":
     VERSION = shell("sbatch --version").stdout.split()[1]
-    (Path(__file__).parent / VERSION).mkdir(exist_ok=True)
+    (BATCH / "slurm" / VERSION).mkdir(exist_ok=True)
     for part in PARTS:
         if not sys.argv[1:] or part.__name__ in sys.argv[1:]:
             print(part.__name__, flush=True)
