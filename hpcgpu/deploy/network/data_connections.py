@@ -66,7 +66,7 @@ class _Channel:
 
 
 class _Mover:
-    """A thread that moves the bytes of its channels: nobody else uses their sockets, and TLS beside them."""
+    """A thread that moves the bytes of its channels, and alone uses their sockets and the TLS on them."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
