@@ -185,7 +185,7 @@ class NodeTCP(tcp.TCP):
         self._grant(stream)
         if not (self._lender.granted or (self._lender.data and self._lender.peer_has_data)):
             nbytes = int(await super().write(msg, serializers=serializers, on_error=on_error))
-            if nbytes >= CUT_BYTES and not self.closed():
+            if nbytes >= CUT_BYTES and not self._lender.peer and not self.closed():
                 with self._ending_by_errors():
                     self._want_data(stream)
             return nbytes
@@ -358,10 +358,10 @@ class NodeTCP(tcp.TCP):
         nbytes, (peer, data) = sum(out.nbytes for _, out in lent), (self._lender.peer, self._lender.data)
         if not lent:
             return frames
-        if data:
+        if data and not proof[0]:
             await data.receive(out for _, out in lent)
             this_process.cut_bytes += nbytes
-        elif not peer:
+        elif not (peer and proof[0]):
             raise OSError("lent frames of a peer whose memory cannot be read")
         else:
             if nbytes <= LOOP_BYTES:
