@@ -89,6 +89,7 @@ $(VENV)/.installed-docs: $(STAMP) constraints-docs.txt
 docs: $(VENV)/.installed-docs
 	@$(BIN)/python scripts/manpages.py build/man
 	@$(BIN)/python scripts/notebooks.py build/notebooks
+	@$(BIN)/python scripts/bench_page.py --check
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -d build/doctrees docs build/docs
 	@echo 'the documentation is in build/docs; open build/docs/index.html'
 

@@ -56,7 +56,7 @@ _HEADINGS = {
 @click.version_option(__version__, message="hpcgpu %(version)s")
 @click.pass_context
 def hpcgpu(context: click.Context) -> None:
-    """Start a Dask cluster on the GPUs of a Slurm job, a PBS job, or one machine: a worker for each, which spills."""
+    """Start a Dask cluster on the GPUs of a Slurm job, PBS job, or machine: one worker per GPU, which spills."""
     if context.invoked_subcommand is None:
         if not sys.stdout.isatty():
             raise click.exceptions.NoArgsIsHelpError(context)

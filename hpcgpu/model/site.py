@@ -74,8 +74,8 @@ class PbsDialect:
     array_limit: int | None = fact(None, f"{_ARRAY} (`max_array_size`; 10000 if not given)")
     select: bool | None = fact(
         None,
-        "`false`: the site has no `-l select`, and totals of the job are asked for, `-l ngpus=8`, `-l ncpus=96`, "
-        "`-l mem=`; `mpiprocs` and `place` do not count then, `resources` are `-l` of their own",
+        "`false`: no `-l select`, but totals of the job, `-l ngpus=8`, `-l ncpus=96`, `-l mem=`; without `mpiprocs` "
+        "and `place`; `resources` are `-l` of their own",
     )
     cpus_multiple_of: int | None = fact(
         None, "the cores of each GPU are a multiple of it: 12 where the rule is `ncpus = 12 x ngpus`"

@@ -37,7 +37,7 @@ class Source:
     """A page or a file in which a fact was read."""
 
     title: str = fact(MISSING, "what it is called")
-    date: str = fact(MISSING, "`2026-08`, or with the day: of its last change, or of the reading where it has none")
+    date: str = fact(MISSING, "`2026-08`, or with the day, of its last change or of the reading")
     url: str = fact("", "where it is")
     kind: Literal["site", "third party"] = fact("site", "the site's own document, or somebody else's script or page")
 
@@ -70,7 +70,7 @@ class Account:
     """The account that pays."""
 
     needed: bool = fact(False, "whether a job without one is refused")
-    env: tuple[str, ...] = fact((), "variables in which users of the site have it; the first that is set counts")
+    env: tuple[str, ...] = fact((), "variables that have it; the first that is set counts")
     text: str = fact("", "what to know of it, such as the error for a missing one")
     source: Tags = source()
 
@@ -158,7 +158,7 @@ class NodeType:
     arch: Literal["", "x86_64", "aarch64"] = fact("", "architecture of the CPUs")
     cores: int | None = fact(None, "cores of a node")
     cpus: int | None = fact(
-        None, "what jobs may ask for of a node, cores or threads; shared nodes: `cores` if not given"
+        None, "what jobs may request of a node, cores or threads; shared nodes: `cores` if not given"
     )
     memory: str | int | None = fact(None, "memory of a node")
     job_memory: str | int | None = fact(None, "what jobs may ask for of it; shared nodes: 7/8 of it if not given")
@@ -209,8 +209,8 @@ class Launcher:
     family: str = fact("", "`srun`, `pals`, `openmpi`, `ibrun` ...: for people")
     command: tuple[str, ...] = fact(
         (),
-        "words to start ranks with in place of what is found: a path, or the name of an `mpirun` or `mpiexec`; these "
-        "get the number of ranks and what else they need, any other starts as many as it does",
+        "words to start ranks with: a path or name of `mpirun` or `mpiexec`, which get the number of ranks and what "
+        "else they need, or of a program that starts as many as it does",
     )
     text: str = fact("", "more words")
     source: Tags = source()

@@ -60,28 +60,23 @@ def test_cores_without_a_request_are_refused_before_submission(kind: type) -> No
     assert "cores_per_gpu=2" in fails(kind, gpus_per_node=4, cores=8, cores_per_gpu=2)
 
 
-@pytest.mark.parametrize("name", ["mem_per_gpu", "num_workers", "qos"])
-def test_words_of_the_field_are_answered(name: str) -> None:
-    said = fails(SLURMGPUCluster, **{name: 1})
-    assert f"{name}=1, set by keyword {name} of SLURMGPUCluster: give " in said
+def test_words_of_the_field_are_answered() -> None:
+    for name in ("mem_per_gpu", "num_workers", "qos"):
+        said = fails(SLURMGPUCluster, **{name: 1})
+        assert f"{name}=1, set by keyword {name} of SLURMGPUCluster: give " in said
     advised = {re.search(r"give (\w+)", hint.instead)[1] for hint in FIELD.values()}
     assert advised <= SLURMGPUCluster.__signature__.parameters.keys()
-
-
-def test_gres_alone_is_answered_with_gpus_per_node() -> None:
     said = fails(SLURMGPUCluster, job_extra_directives=["--gres=gpu:4"])
     assert "instead of --gres=gpu:4" in said
     assert "give gpus_per_node=4" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [("SLURMCluster", "SLURMGPUCluster"), ("PBSCluster", "PBSGPUCluster"), ("LocalCUDACluster", "LocalGPUCluster")],
-)
-def test_names_of_other_packages_lead_to_ours(name: str, instead: str) -> None:
-    with pytest.raises(ImportError, match=f"its name here is {instead}: from hpcgpu import {instead}"):
-        exec(f"from hpcgpu import {name}")
-    assert hasattr(hpcgpu, instead)
+def test_names_of_other_packages_lead_to_ours() -> None:
+    ours = {"SLURMCluster": "SLURMGPUCluster", "PBSCluster": "PBSGPUCluster", "LocalCUDACluster": "LocalGPUCluster"}
+    for name, instead in ours.items():
+        with pytest.raises(ImportError, match=f"its name here is {instead}: from hpcgpu import {instead}"):
+            exec(f"from hpcgpu import {name}")
+        assert hasattr(hpcgpu, instead)
     assert not hasattr(hpcgpu, "nothing")
 
 

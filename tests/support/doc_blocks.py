@@ -20,7 +20,7 @@ from hpcgpu.config.migration import HINTS
 
 DOCS = ROOT / "docs"
 # What those who come from another tool type is run by tests of its own; the others are notes of developers.
-_ELSEWHERE = {"coming-from", "decisions", "facts"}
+_ELSEWHERE = {"coming-from", "decisions"}
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.parent.name not in _ELSEWHERE)
 # Programs of the shell, of batch systems and of this checkout that a line may begin with.
 _PROGRAMS = {"python", "sbatch", "squeue", "make", "srun", "salloc", "qsub", "mpirun", "eval", "hpcgpu", "lstopo"}

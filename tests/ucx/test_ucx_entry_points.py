@@ -1,4 +1,4 @@
-"""Ways to a cluster that speaks UCX: the command, mpirun, ``hpcgpu launch``; and what its workers are tied to."""
+"""Ways to a cluster that speaks UCX, what its workers are tied to, and what is installed beside UCX."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fake_cuda
 import pytest
 import ranks
 from distributed import Client, Worker
@@ -18,6 +19,7 @@ from paths import TOPOLOGIES
 from waiting import scaled, until
 
 import hpcgpu
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.network import protocols
 
 UCX = ("--gpus", "sim:2", "--protocol", "ucx")
@@ -136,3 +138,14 @@ def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.M
     assert "handed over the data of 1 of 1 workers" in (tmp_path / "joined.log").read_text()
     assert set(names) == {"joined", "ranked"}
     assert all(a.startswith("ucx://127.0.0.1:") for a in names.values())
+
+
+def test_ucx_of_the_wheel_tells_its_transports() -> None:
+    ucx = probes.ucx()
+    assert ucx.version
+    assert "tcp" in ucx.transports
+
+
+def test_what_the_store_asks_of_a_driver_of_cuda_12(tmp_path: Path) -> None:
+    """CUDA 12's cuda.bindings, on the stand-in."""
+    assert fake_cuda.not_passed(tmp_path, ["spill/test_cuda_standin.py"]) == []

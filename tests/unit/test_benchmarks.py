@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
 from paths import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
@@ -16,13 +15,6 @@ import bench_page
 
 def test_page_and_charts_show_the_figures_of_the_csv_files() -> None:
     assert bench_page.differences() == []
-
-
-def test_charts_drawn_again_are_the_committed_files() -> None:
-    charts = pytest.importorskip("bench_charts", reason="needs matplotlib (make docs)", exc_type=ImportError)
-    for question in bench_page.questions():
-        chart = bench.FIGURES / f"{question.name}.svg"
-        assert charts.draw(question, bench_page.data(question)) == chart.read_text()
 
 
 def test_a_benchmark_with_options_replaces_only_its_figures(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import importlib
 import inspect
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,8 +27,11 @@ from readme_renderer import markdown
 from waiting import scaled
 
 import hpcgpu
+from hpcgpu.deploy import sites
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, WHEEL = TOML["project"], TOML["tool"]["hatch"]["build"]["targets"]["wheel"]
+INCLUDED = {name: place for name, place in WHEEL["force-include"].items() if place.startswith("hpcgpu/data/")}
 
 
 def test_the_version_stands_in_one_place() -> None:
@@ -45,6 +50,19 @@ def test_type_checkers_see_what_users_import() -> None:
         assert module
         assert getattr(importlib.import_module(module), there) is getattr(hpcgpu, name)
         assert module == hpcgpu._HOMES[name], name
+
+
+@pytest.mark.parametrize("name", INCLUDED)
+def test_data_files_are_found_in_a_checkout_and_in_a_wheel(name: str, tmp_path: Path) -> None:
+    assert sites.package_folder(name) == ROOT / name
+    module = tmp_path / "hpcgpu" / "deploy" / "sites.py"
+    module.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "hpcgpu" / "deploy" / "sites.py", module)
+    installed = tmp_path / INCLUDED[name]
+    installed.mkdir(parents=True)
+    assert runpy.run_path(str(module))["package_folder"](name) == installed
+    assert {"site_configs", "jobscripts"} <= INCLUDED.keys()
+    assert sites.folders()[1:] == (ROOT / "site_configs",)
 
 
 def build(kind: str, source: Path, into: Path, **env: str) -> Path:

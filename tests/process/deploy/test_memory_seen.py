@@ -175,9 +175,6 @@ def test_a_host_full_of_memory_is_still_terminated(tmp_path: Path) -> None:
     assert "exceeded 95% memory budget" in done.stderr
 
 
-MIB = 1 << 20
-
-
 def test_a_script_ends_with_its_progress_and_summary(tmp_path: Path) -> None:
     """The last line of progress is complete, however short the script was; results of the script go elsewhere."""
     code = """

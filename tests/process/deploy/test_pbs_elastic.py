@@ -14,7 +14,6 @@ from waiting import Said, aside, scaled, until
 from hpcgpu import PBSGPUCluster
 from hpcgpu.errors import JobError
 
-BUILDS = ["release", "head"]
 OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
 
 
@@ -34,7 +33,7 @@ def kill(pbs: Pbs, job_id: str) -> None:
     signal_all(pbs.processes(job_id), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("build", ["head"])
 def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs) -> None:
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         cluster.scale(jobs=3)
@@ -52,7 +51,6 @@ def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs) -> None:
     assert all(map(pbs.over, pbs.ids()))
 
 
-@pytest.mark.parametrize("build", BUILDS)
 def test_elements_that_wait_are_deleted_by_one_qdel_for_a_range(pbs: Pbs) -> None:
     pbs.auto(False)
     with PBSGPUCluster(**OPTIONS) as cluster:

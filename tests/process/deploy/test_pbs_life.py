@@ -22,7 +22,6 @@ from hpcgpu import PBSGPUCluster
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import Patience
 
-BUILDS = ["release", "head"]
 OPTIONS = {"gpus": "sim:2", "nodes": 1, "queue": "gpu", "walltime": "00:10:00", "ranks": "node", "launcher": "fork"}
 JOB = "1021.login01"
 FULL = "Not Running: Insufficient amount of resource: ncpus (R: 32 A: 28 T: 32)"
@@ -94,7 +93,7 @@ def starting(pbs: Pbs, **options: object) -> Future:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("build", ["head"])
 def test_a_job_that_waits_or_is_held_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
     made = starting(pbs)
     pbs.say(JOB, "Q", FULL)
@@ -170,7 +169,6 @@ def test_failed_job_gives_its_exit_code_with_or_without_history(pbs: Pbs, histor
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("build", BUILDS)
 def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said) -> None:
     made = starting(pbs)
     pbs.trouble("down")

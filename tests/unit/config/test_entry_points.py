@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpcgpu.cli import commands
+from hpcgpu.cli.worker import worker as worker_command
 from hpcgpu.config.entry_points import (
     CLIENT,
     ENTRY_POINTS,
@@ -23,6 +24,7 @@ from hpcgpu.config.entry_points import (
     unused,
 )
 from hpcgpu.config.layers import read_settings
+from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
 
@@ -104,3 +106,14 @@ def test_a_commands_help_shows_what_it_takes(name: str) -> None:
     assert ours.keys() == NAMES  # also those that are refused: with what takes them, not "no such option"
     shown = {n for n, p in ours.items() if not getattr(p, "hidden", False)}
     assert shown == NAMES - set(unused(f"hpcgpu {name}"))
+
+
+def test_every_option_of_dask_worker_is_taken_or_answered() -> None:
+    from distributed.cli.dask_worker import main
+
+    theirs = {p.name: p for p in main.params}
+    ours = {o for p in worker_command.params for o in (*p.opts, *p.secondary_opts)}
+    missing = [n for n, p in theirs.items() if not set(p.opts) & ours and n not in {**DASK_WORKER, **DASK_CUDA}]
+    assert missing == ["version"]
+    for name in DASK_WORKER:
+        assert name in theirs

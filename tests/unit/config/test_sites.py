@@ -20,12 +20,13 @@ from paths import DATA, ROOT
 from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
 from hpcgpu.config.sites import check_submission, forbidden, notes
-from hpcgpu.config.sites.machine import looks_like
+from hpcgpu.config.sites.machine import looks_like, topology_of
 from hpcgpu.config.sites.read import contradictions, read_site
 from hpcgpu.deploy import sites
 from hpcgpu.deploy.jobs.submitter import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
+from hpcgpu.model.site_facts import NodeType
 from hpcgpu.plan.jobs.request import plan_member, plan_request
 
 OURS = sorted(path.stem for path in (ROOT / "site_configs").glob("*.yaml"))
@@ -411,6 +412,15 @@ def test_what_a_machine_looks_like(environ: dict[str, str], host: str, found: tu
     assert looks_like(texts, environ, host) == found
     for wrong in ("", "match: [", "match: 3", "match: {host: '['}", "match: {env: 3}\n"):
         assert looks_like({"x": wrong}, {"A": "b"}, "host") is None
+
+
+def test_topology_of_a_documented_node_has_its_gpus_and_cores() -> None:
+    for node in site_of("delta").nodes.values():
+        topology = topology_of(node)
+        assert tuple(gpu.numa_node for gpu in topology.gpus) == node.gpu_numa
+        assert len(topology.cores) == sum(node.numa_cores)
+    with pytest.raises(ConfigError, match="NUMA nodes of the GPUs are not documented"):
+        topology_of(NodeType(gpus=4))
 
 
 # --- wrong files

@@ -1,7 +1,8 @@
-"""The doctor's looks at this machine."""
+"""The doctor's looks at this machine, and its connections."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.doctor import probes
+from hpcgpu.deploy.doctor.node import Listener, connect, connect_all
 from hpcgpu.plan.doctor import Ucx
 
 
@@ -68,3 +70,20 @@ def test_packages_that_do_not_run_on_this_cpu_are_told(monkeypatch: pytest.Monke
     broken, import_s = probes.imports()
     assert broken == why
     assert import_s > 0
+
+
+TOKEN, OTHER = "a" * 32, "b" * 32
+
+
+def test_listener_sends_its_time_for_the_token_only() -> None:
+    with contextlib.closing(Listener(TOKEN)) as listener:
+        assert listener.endpoints, "this machine has no address but its loopback"
+        endpoint = listener.endpoints[0]
+        link = connect("node1", endpoint, TOKEN)
+        assert (link.error, link.source, link.target) == ("", os.uname().nodename, "node1")
+        assert (link.interface, link.address) == endpoint[:2]
+        assert 0 < link.took_s < 3
+        assert abs(link.clock_s) < 3
+        assert connect("node1", endpoint, OTHER).error == "another program listens there"
+        assert [k.error for k in connect_all("node1", listener.endpoints, TOKEN)] == [""] * len(listener.endpoints)
+    assert connect("node1", endpoint, TOKEN).error == "Connection refused"

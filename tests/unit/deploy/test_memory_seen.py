@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from waiting import scaled
 
 import hpcgpu
 from hpcgpu import sim
+from hpcgpu.deploy.dask_preload import dask_setup
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import allocator, process
@@ -330,3 +334,24 @@ def test_the_log_alternates_and_misses_no_move(steps: list[tuple[int, int]]) -> 
         assert log.note(TIERS, counters(moves), last_move_s + 10) is not None
         lines.append((now_s, "spilling has ended"))
     assert len(lines) % 2 == 0
+
+
+# a plain dask worker
+
+
+def said_of(folder: Path, caplog: pytest.LogCaptureFixture) -> str:
+    worker: Any = SimpleNamespace(local_directory=str(folder), name="w", data={}, plugins={})
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "distributed.worker.memory"):
+        asyncio.run(dask_setup(worker))
+    return caplog.text
+
+
+def test_a_scratch_folder_that_others_can_change_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Dask's default, if somebody else has made ``/tmp/dask-scratch-space`` before."""
+    folder = tmp_path / "dask-scratch-space"
+    folder.mkdir()
+    assert "is not safe" not in said_of(folder, caplog)
+    folder.chmod(0o777)
+    assert f"the scratch folder of worker w is not safe, {folder}: every user of this node" in said_of(folder, caplog)
+    assert "--local-directory" in caplog.text

@@ -31,8 +31,6 @@ def node(packages: int, numa: int, cores: int, homes: list[int]) -> Topology:
 
 SD665, CORONA, LASSEN = machine("turin-4gpu-nvml"), machine("epyc-corona"), machine("coral-lassen")
 JUWELS = node(2, 8, 48, [3, 1, 7, 5])  # GPU -> NUMA node of JUWELS Booster, JURECA-DC, MeluXina, XE8640 H100
-TIOGA = node(1, 4, 64, [3, 3, 1, 1, 0, 0, 2, 2])
-PASCAL = node(2, 2, 36, [0, 0])
 
 
 def placed_right(topology: Topology, rule: rules.CoreRule, part: str = "os_index") -> int:
@@ -49,8 +47,6 @@ def placed_right(topology: Topology, rule: rules.CoreRule, part: str = "os_index
         pytest.param(JUWELS, 1, 0, 4, 1, id="JUWELS Booster"),
         pytest.param(SD665, 0, 1, 4, 1, id="SD665-N"),
         pytest.param(CORONA, 0, 1, 4, 1, id="Corona"),
-        pytest.param(TIOGA, 2, 2, 8, 2, id="Tioga"),
-        pytest.param(PASCAL, 1, 1, 1, 2, id="Pascal"),
         pytest.param(LASSEN, 4, 4, 4, 2, id="Lassen"),
     ],
 )
