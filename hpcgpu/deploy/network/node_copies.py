@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import secrets
 import struct
 import weakref
@@ -51,6 +52,7 @@ _WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct
 _VALUE = (1 << 56) - 1
 
 _proofs = peer_memory.Proofs()
+_SECRET, _numbers = secrets.token_hex(16), itertools.count()
 _by_token: weakref.WeakValueDictionary[str, NodeTCP] = weakref.WeakValueDictionary()  # as it stands in handshakes
 
 
@@ -151,8 +153,17 @@ class _Lender:
             self.all_returned.set()
 
 
+def _end(closed: weakref.ref[NodeTCP], lender: _Lender) -> None:
+    """Note that a connection was closed, by this side or the peer."""
+    if comm := closed():
+        comm._is_over = True
+    lender.end()
+
+
 class NodeTCP(tcp.TCP):
     """A connection of distributed that lends large frames to a peer."""
+
+    _is_over = False
 
     def __init__(self, *args: Any, dials: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -164,18 +175,18 @@ class NodeTCP(tcp.TCP):
         self._lender = lender = _Lender()
         self._is_reading = False
         weakref.finalize(self, lender.end).atexit = False
-        self.stream.set_close_callback(lender.end)
-
-    def closed(self) -> bool:
-        """Return whether this side or the peer has closed the connection."""
-        return super().closed() or self.stream is None or self.stream.closed()
+        self.stream.set_close_callback(functools.partial(_end, weakref.ref(self), lender))
 
     def handshake_info(self) -> dict[str, Any]:
         """Name this process and connection to the peer, in addition to distributed's terms."""
-        token = secrets.token_hex(16)
+        token = f"{_SECRET}-{next(_numbers)}"
         _by_token[token] = self
         info: dict[str, Any] = {**super().handshake_info(), DATA_KEY: {"token": token, "threads": thread_count()}}
         return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.allowed else info
+
+    def closed(self) -> bool:
+        """Return whether this side or the peer has closed it; the scheduler asks for each pair of workers."""
+        return self._is_over or self.stream is None
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
         """Write a message; its large frames are lent as soon as the peer has granted it."""
