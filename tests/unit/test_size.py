@@ -22,7 +22,7 @@ def classes(folder: str) -> int:
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
     "lines of hpcgpu": (lambda: lines(PACKAGE), 37_292),
-    "lines of tests": (lambda: lines(TESTS), 37_999),
+    "lines of tests": (lambda: lines(TESTS), 37_998),
     "modules of hpcgpu": (lambda: len(MODULES), 207),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 95),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 27),
