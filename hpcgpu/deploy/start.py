@@ -198,12 +198,12 @@ def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> t
     """Query the granted memory if the batch system sets no variable for it; return a variable of ours, or ()."""
     if not asks_granted_memory(allocation, settings, shape):
         return ()
-    from hpcgpu.batch import pbs_answers  # all are imported here: each rank of srun hpcgpu run would pay
+    from hpcgpu.batch import pbs  # all are imported here: each rank of srun hpcgpu run would pay
     from hpcgpu.host import cgroup
     from hpcgpu.host import run as programs
 
     try:
-        granted = pbs_answers.read_memory(programs.run_sync(pbs_answers.ask_memory(allocation.job_id)))
+        granted = pbs.read_memory(programs.run_sync(pbs.ask_memory(allocation.job_id)))
     except SubmitError as error:
         if not settings.memory_bytes and cgroup.memory_limit().source == ALL_OF_THE_NODE:
             log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")
