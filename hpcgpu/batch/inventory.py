@@ -12,8 +12,7 @@ from typing import Any
 from hpcgpu.batch.pbs import size_bytes
 from hpcgpu.batch.slurm import GPUS, ask_offers, limit_s
 from hpcgpu.model import Command, Result
-from hpcgpu.model.site import Inventory
-from hpcgpu.model.site_facts import NodeType, Queue
+from hpcgpu.model.site import Inventory, NodeType, Queue
 from hpcgpu.units import format_duration
 
 _WORD = re.compile(r"(\w+)=(\S*)")

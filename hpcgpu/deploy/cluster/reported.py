@@ -9,8 +9,8 @@ from distributed.deploy.cluster import Cluster
 
 from hpcgpu.deploy import workers
 from hpcgpu.deploy.cluster.parts import Parts, first_line
-from hpcgpu.report.cluster import cluster_page
 from hpcgpu.report.summary import Summary
+from hpcgpu.report.workers import cluster_page
 from hpcgpu.supervise import tasks
 
 
@@ -39,7 +39,7 @@ class ReportedCluster(Cluster):
 
         Returns
         -------
-        hpcgpu.report.cluster.Memory
+        hpcgpu.report.workers.Memory
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """

@@ -25,7 +25,7 @@ from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs import Job, count_by_job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.report import Shown, Table
-from hpcgpu.report.cluster import jobs_table
+from hpcgpu.report.workers import jobs_table
 from hpcgpu.supervise import tasks
 
 # A job whose lease has ended is gone within 5 s; a batch system gives 5 to 30 s after a cancel.

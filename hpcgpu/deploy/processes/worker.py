@@ -26,7 +26,7 @@ from hpcgpu.deploy.processes import Control, devices, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
-from hpcgpu.host import allocator, bind, log, peer_memory, process
+from hpcgpu.host import bind, host_memory, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill import GpuSpillBuffer
@@ -100,7 +100,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     before = dict(os.environ)
     os.environ.update(start.env)
     os.environ.update(start.spec.env)
-    allocator.apply_variables(before, os.environ)
+    host_memory.apply_variables(before, os.environ)
     sys.path[:] = start.sys_path
     dask.config.update(dask.config.config, start.config, priority="new")
     if not dask.config.get("temporary-directory", None):  # programs of tasks use guessable names in it

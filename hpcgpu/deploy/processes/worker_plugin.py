@@ -25,7 +25,7 @@ from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import stalls
 from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
-from hpcgpu.host import cgroup
+from hpcgpu.host import host_memory
 from hpcgpu.model import WorkerSpec
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.store import Handle, Packed, arrive, keep_packed, reading
@@ -64,7 +64,7 @@ class SpillPlugin(WorkerPlugin):
         worker.data.above_target = functools.partial(compat.above_target, worker)
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
         worker.metrics = {**worker.metrics, stalls.TROUBLE: lambda _: "; ".join(worker.data.trouble)}
-        worker.data.host_is_short = lambda: cgroup.memory_left() < _LEFT
+        worker.data.host_is_short = lambda: host_memory.memory_left() < _LEFT
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Tell the store which keys a task needs; called by distributed when it gets ready, runs, and is over."""
