@@ -88,10 +88,12 @@ def _topology(root: ET.Element) -> Topology:
 
 def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tuple[CpuSet, ...], tuple[str, ...]]:
     cores: set[CpuSet] = set()
-    for o in (o for o in objects if o.get("type") == "Core" and _cpus(o)):
-        if any(_cpus(o) & core for core in cores):
+    seen: set[int] = set()
+    for o, cpus in ((o, _cpus(o)) for o in objects if o.get("type") == "Core"):
+        if not seen.isdisjoint(cpus):
             raise safe_xml.Misread(o, "cpuset", "PUs that no other core has")
-        cores.add(_cpus(o))
+        seen |= cpus
+        cores |= {cpus} - {CpuSet()}
     if cores:
         return tuple(sorted(cores, key=min)), ()
     rest = {_cpus(o) for o in objects if o.get("type") == "PU"} - {CpuSet()}
