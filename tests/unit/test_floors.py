@@ -245,6 +245,7 @@ LONG = {
     "report/machine.py": "one machine in three forms: text, plain data and table",
     "report/workers.py": "one worker's facts, and each table of them",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
+    "supervise.py": "all that may start background work",
     "topology/hwloc_xml.py": "one format: who reads devices must see how memory is read",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",
     "spill/store/buffer.py": "what people and distributed call, with what it says of itself",

@@ -24,11 +24,11 @@ def classes(root: Path) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 37_292),
-    "lines of tests": (lambda: lines(TESTS), 38_001),
-    "modules of hpcgpu": (lambda: len(MODULES), 207),
-    "classes in hpcgpu/deploy": (lambda: classes("deploy"), 95),
-    "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 27),
+    "lines of hpcgpu": (lines(PACKAGE), 37_086),
+    "lines of tests": (lines(TESTS), 37_992),
+    "modules of hpcgpu": (sum(1 for _ in modules(PACKAGE)), 195),
+    "classes in hpcgpu/deploy": (classes(PACKAGE / "deploy"), 95),
+    "classes of clusters": (sum(classes(PACKAGE / d) for d in ("deploy/cluster", "deploy/jobs", "plan/jobs")), 27),
 }
 
 

@@ -31,7 +31,7 @@ from hpcgpu.plan.jobs import by_number
 from hpcgpu.report.machine import binding_differences
 from hpcgpu.report.summary import Summary, sum_up
 from hpcgpu.report.workers import TIERS, WorkerFacts, planned, read_facts
-from hpcgpu.supervise.tasks import reason_of
+from hpcgpu.supervise import reason_of
 
 # Their key in distributed's messages.
 KEY = "hpcgpu"

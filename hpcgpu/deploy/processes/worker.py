@@ -18,6 +18,7 @@ import psutil
 from distributed import Worker
 from distributed.http.routing import RoutingApplication
 
+from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.network import protocols
@@ -30,7 +31,6 @@ from hpcgpu.host import bind, host_memory, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
 # The store's logger. Its few INFO lines are shown although a run logs from WARNING on.
@@ -211,4 +211,4 @@ def stop_on_request(worker: Worker, control: Control) -> asyncio.Task[None]:
                 return
         os._exit(1)  # the nanny's process is gone
 
-    return tasks.start(stop, "the end of the worker", lambda _: os._exit(1))
+    return supervise.start(stop, "the end of the worker", lambda _: os._exit(1))
