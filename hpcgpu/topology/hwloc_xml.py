@@ -87,8 +87,7 @@ def _topology(root: ET.Element) -> Topology:
 
 
 def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tuple[CpuSet, ...], tuple[str, ...]]:
-    cores: set[CpuSet] = set()
-    seen: set[int] = set()
+    cores, seen = set[CpuSet](), set[int]()
     for o, cpus in ((o, _cpus(o)) for o in objects if o.get("type") == "Core"):
         if not seen.isdisjoint(cpus):
             raise safe_xml.Misread(o, "cpuset", "PUs that no other core has")

@@ -229,8 +229,7 @@ def test_agent_is_light_at_the_top() -> None:
 
 # What makes sense together only is one module, and says here why; none is longer than 500 lines.
 LONG = {
-    "batch/pbs.py": "one batch system: each question beside the reader of its answer",
-    "batch/slurm.py": "one batch system: each question beside the reader of its answer",
+    **dict.fromkeys(("batch/pbs.py", "batch/slurm.py"), "each question to a batch system beside its answer's reader"),
     "agent/fork_server.py": "both ends of one socket, and what lives as long as the process behind it",
     "agent/rank0.py": "what rank 0 alone has: the scheduler process, from its fork to its end",
     "agent/rendezvous.py": "one step of a rank, in two ways",
