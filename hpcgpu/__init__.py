@@ -12,11 +12,11 @@ _ERRORS = (
 )
 _HOMES = {
     **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
-    "GPURunner": "hpcgpu.deploy.cluster.local",
+    "GPURunner": "hpcgpu.deploy.runner",
     "GPUWorker": "hpcgpu.deploy.processes.gpu_worker",
-    "LocalGPUCluster": "hpcgpu.deploy.cluster.local",
-    "PBSGPUCluster": "hpcgpu.deploy.cluster.batch",
-    "SLURMGPUCluster": "hpcgpu.deploy.cluster.batch",
+    "LocalGPUCluster": "hpcgpu.deploy.cluster.classes",
+    "PBSGPUCluster": "hpcgpu.deploy.cluster.classes",
+    "SLURMGPUCluster": "hpcgpu.deploy.cluster.classes",
     "asproxy": "hpcgpu.spill.proxies.dask",
     "bindings": "hpcgpu.deploy.workers",
     "memory": "hpcgpu.deploy.workers",

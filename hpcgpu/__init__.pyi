@@ -1,9 +1,9 @@
 # What type checkers read in place of __init__.py, which loads these names on first touch.
-from hpcgpu.deploy.cluster.batch import PBSGPUCluster as PBSGPUCluster
-from hpcgpu.deploy.cluster.batch import SLURMGPUCluster as SLURMGPUCluster
-from hpcgpu.deploy.cluster.local import GPURunner as GPURunner
-from hpcgpu.deploy.cluster.local import LocalGPUCluster as LocalGPUCluster
+from hpcgpu.deploy.cluster.classes import LocalGPUCluster as LocalGPUCluster
+from hpcgpu.deploy.cluster.classes import PBSGPUCluster as PBSGPUCluster
+from hpcgpu.deploy.cluster.classes import SLURMGPUCluster as SLURMGPUCluster
 from hpcgpu.deploy.processes.gpu_worker import GPUWorker as GPUWorker
+from hpcgpu.deploy.runner import GPURunner as GPURunner
 from hpcgpu.deploy.workers import bindings as bindings
 from hpcgpu.deploy.workers import memory as memory
 from hpcgpu.deploy.workers import trim_memory as trim_memory

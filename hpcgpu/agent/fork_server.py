@@ -17,13 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from hpcgpu import supervise
 from hpcgpu.agent.node import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids, process, remover
-from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes import Child
@@ -38,14 +37,6 @@ _ANSWER_S = 10.0
 _QUIET = ("DASK_LOGGING__DISTRIBUTED", "warning")
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The end of a child; ``code`` is negative for a signal, as in subprocess."""
-
-    pid: int
-    code: int
-
-
 class ForkServer:
     """The parent's end of a fork server, which answers in milliseconds: :meth:`spawn` is a plain call."""
 
@@ -53,7 +44,7 @@ class ForkServer:
         self.sock, self.pid = sock, pid
         self._started, self._answer_s = pids.start_time(pid), answer_s
         sock.settimeout(answer_s)
-        self._exits: list[Exit] = []
+        self._exits: dict[int, int] = {}  # by pid; negative for a signal, as in subprocess
 
     @classmethod
     def fork(cls) -> ForkServer:
@@ -101,26 +92,26 @@ class ForkServer:
             if message[0] == "refused":
                 with _launch_errors():
                     raise OSError(message[1], os.strerror(message[1]))
-            self._exits.append(Exit(message[1], message[2]))
+            self._exits[message[1]] = message[2]
 
-    def exits(self) -> list[Exit]:
-        """Return the reported ends of children, without waiting; raise EOFError if the server died."""
+    def exits(self) -> dict[int, int]:
+        """Return the exit codes of children that have ended, by pid, without waiting; EOFError if the server died."""
         while select.select([self.sock], [], [], 0)[0]:
             _, pid, code = self._receive()
-            self._exits.append(Exit(pid, code))
-        out, self._exits = self._exits, []
+            self._exits[pid] = code
+        out, self._exits = self._exits, {}
         return out
 
     def wait_exit(self, pid: int, deadline_s: float) -> int | None:
         """Return a child's exit code; None if it is not known within ``deadline_s`` seconds."""
         end = time.monotonic() + deadline_s
         with contextlib.suppress(EOFError, ConnectionError):
-            while not (codes := [e.code for e in self._exits if e.pid == pid]):
+            while pid not in self._exits:
                 if not select.select([self.sock], [], [], max(0.0, end - time.monotonic()))[0]:
                     return None
                 _, ended, code = self._receive()
-                self._exits.append(Exit(ended, code))
-            return codes[0]
+                self._exits[ended] = code
+            return self._exits[pid]
         return None
 
     def close(self) -> None:
@@ -253,7 +244,9 @@ class ForkServerSpawner:
         self.fork_server, self._on_death = fork_server, on_death
         self._children: dict[int, asyncio.Future[int]] = {}
         self._loop = asyncio.get_running_loop()
-        self._read_exits = tasks.log_errors(self._look, "reading the fork server's reports", lambda _: self._give_up())
+        self._read_exits = supervise.log_errors(
+            self._look, "reading the fork server's reports", lambda _: self._give_up()
+        )
         self._loop.add_reader(fork_server.sock, self._read_exits)
 
     def spawn(self, entry: str, spec: object) -> Child:
@@ -278,9 +271,9 @@ class ForkServerSpawner:
 
     def _look(self) -> None:
         try:
-            for exit_ in self.fork_server.exits():
-                if (exited := self._children.pop(exit_.pid, None)) and not exited.done():
-                    exited.set_result(exit_.code)
+            for pid, code in self.fork_server.exits().items():
+                if (exited := self._children.pop(pid, None)) and not exited.done():
+                    exited.set_result(code)
         except (EOFError, ConnectionError):
             self._give_up()
 

@@ -10,15 +10,15 @@ import math
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from hpcgpu import supervise
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
 from hpcgpu.errors import LaunchError, cause_of
 from hpcgpu.host import log
 from hpcgpu.model import RunDocument, WorkerSpec
-from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
     from distributed import Nanny
@@ -89,7 +89,7 @@ class Leader:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(sig, self._answer(sig))
-        warn = tasks.log_errors(self._warn, "the answer to the end of the job's time", tasks.only_log)
+        warn = supervise.log_errors(self._warn, "the answer to the end of the job's time", supervise.only_log)
         loop.add_signal_handler(signal.SIGUSR1, warn)  # Slurm's --signal, through the batch script
         if self.context.in_job and (limit_s := self.context.run.settings.walltime_s):
             self._ends_s = loop.time() + limit_s
@@ -117,7 +117,7 @@ class Leader:
         """Return the handler of a signal. The run ends even if the handler fails."""
         why = f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
         stop = functools.partial(self.stop, sig, why)
-        return tasks.log_errors(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
+        return supervise.log_errors(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
 
     async def serve(self) -> int:
         """Start the workers and stay as long as the scheduler lives; return the exit code."""
@@ -151,7 +151,9 @@ class Leader:
         if failed and len(failed) == len(done):
             raise LaunchError(f"no worker of this node could be started: {cause_of(failed[0])}")
         if self.nannies:
-            self._outliving = tasks.start(self._report_end, "the wait for the end of all workers", tasks.only_log)
+            self._outliving = supervise.start(
+                self._report_end, "the wait for the end of all workers", supervise.only_log
+            )
 
     async def _report_end(self) -> None:
         """Report to the scheduler when none of this leader's workers is left or will be restarted."""
@@ -231,18 +233,11 @@ def security_of(scheduler: Mapping[str, Any]) -> Security:
 
 async def report_failure(scheduler: Mapping[str, Any], text: str) -> None:
     """Report to rank 0 why this node has no workers: it would wait for them."""
-    async with scheduler_rpc(scheduler, _REPORT_S) as to:
-        await to.hpcgpu_failed(text=text)
-
-
-@contextlib.asynccontextmanager
-async def scheduler_rpc(scheduler: Mapping[str, Any], deadline_s: float) -> AsyncIterator[Any]:
-    """Call the scheduler's handlers by name, at the first of its addresses that answers."""
     from distributed.core import rpc
 
     from hpcgpu.deploy.network.connect_first import connect_first
 
     trust = security_of(scheduler)
-    reached = await connect_first(scheduler["addresses"], trust, deadline_s)
+    reached = await connect_first(scheduler["addresses"], trust, _REPORT_S)
     async with rpc(reached.address, connection_args=trust.get_connection_args("worker")) as to:
-        yield to
+        await to.hpcgpu_failed(text=text)

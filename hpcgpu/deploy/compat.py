@@ -26,7 +26,7 @@ from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.host import nvml
 from hpcgpu.model.command import Backoff
-from hpcgpu.supervise.tasks import FailureLog
+from hpcgpu.supervise import FailureLog
 
 _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -76,8 +73,8 @@ def user_secret() -> str:
     try:
         path = make_folder(Path.home() / ".hpcgpu" / "user") / "secret"
         if not path.exists():
-            part = path.with_name(f"secret-{secrets.token_hex(8)}")
-            write(part, secrets.token_hex(32))
+            part = path.with_name(f"secret-{os.urandom(8).hex()}")
+            write(part, os.urandom(32).hex())
             with contextlib.suppress(FileExistsError):  # another process was faster
                 os.link(part, path)
             part.unlink()
@@ -90,5 +87,7 @@ def user_secret() -> str:
 
 def hidden_name(*parts: object) -> str:
     """Return the name of an abstract unix socket that only this user's processes can compute."""
+    import hmac  # brings OpenSSL's hashes, which ranks do without
+
     # Any user of a node may take any such name, and keep others from it.
-    return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(parts).encode(), hashlib.sha256).hex()
+    return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(parts).encode(), "sha256").hex()

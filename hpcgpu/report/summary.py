@@ -50,7 +50,9 @@ class Summary(Shown):
     @property
     def advice(self) -> tuple[str, ...]:
         """The advice for the next run; () if the request fits, or the run was short."""
-        return advise(self)
+        if self.wall_s < ENOUGH_S or self.busy_share is None:  # little is known
+            return ()
+        return tuple(filter(None, (_gpus(self), _memory(self), _walltime(self))))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all as plain data: the figures with their units in their names, and the advice."""
@@ -132,13 +134,6 @@ def _gpu_of(life: WorkerFacts) -> str:
     return f"{life.node} {life.gpu}"
 
 
-def advise(used: Summary) -> tuple[str, ...]:
-    """Return advice for the next job of the same work; () if the request fits, or little is known."""
-    if used.wall_s < ENOUGH_S or used.busy_share is None:
-        return ()
-    return tuple(filter(None, (_gpus(used), _memory(used), _walltime(used))))
-
-
 def _gpus(used: Summary) -> str:
     """Advise fewer GPUs, only where their memory was not needed."""
     busy, spilled = used.busy_share or 0.0, used.moved_bytes.get("device_to_host", 0)
@@ -147,10 +142,8 @@ def _gpus(used: Summary) -> str:
     fewer = max(1, math.ceil(used.gpus * busy / GOOD_BUSY))
     if spilled or fewer >= used.gpus:
         return ""
-    return (
-        f"{fewer} GPU{'s' if fewer > 1 else ''} in place of {used.gpus}: a task ran in {busy:.0%} of the workers' "
-        "time, and nothing was spilled"
-    )
+    share = f"a task ran in {busy:.0%} of the workers' time"
+    return f"{counted(fewer, 'GPU')} in place of {used.gpus}: {share}, and nothing was spilled"
 
 
 def _memory(used: Summary) -> str:

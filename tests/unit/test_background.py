@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paths import PACKAGE
 from sources import MODULES, parsed
 
-FILES = [path for path in MODULES if path.parent.name != "supervise"]
+FILES = [path for path in MODULES if path.name != "supervise.py"]
 # What starts something that raises where nobody looks.
 STARTS = {
     *("Thread", "Timer", "start_new_thread", "ThreadPoolExecutor", "ProcessPoolExecutor"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document, entry_points
 from hpcgpu.config.sites import check_submission, forbidden, notes
@@ -20,7 +22,6 @@ from hpcgpu.model import JobSpec, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_member, plan_request
 from hpcgpu.spill.storage import parents
-from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
     from hpcgpu.model import Site
@@ -86,27 +87,22 @@ def plan_job(
     return spec, system
 
 
-def make_log_folder(path: str | None) -> None:
-    """Make the log folder as dask-jobqueue does; without it Slurm fails a job, "JobLaunchFailure" (22.05.8).
-
-    A folder that only the nodes have cannot be made here, and one with a pattern of sbatch's (``%u``) has another name.
-    """
-    if path and "%" not in path:
-        with contextlib.suppress(OSError):
-            parents.make(Path(path))
-
-
 async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) -> None:
     """Submit the first job of a run, with its record and its guard in place before the job exists.
 
     Raises SubmitError in the batch system's words.
     """
-    await tasks.to_thread(run.save)
-    await tasks.to_thread(lambda: make_log_folder(run.document.settings.log_directory))
-    await tasks.to_thread(run.start_guard)
+    await supervise.to_thread(run.save)
+    # As dask-jobqueue does; without it Slurm fails a job, "JobLaunchFailure" (22.05.8). A folder that only the nodes
+    # have cannot be made here, and one with a pattern of sbatch's (%u) has another name.
+    logs = run.document.settings.log_directory
+    if logs and "%" not in logs:
+        with contextlib.suppress(OSError):
+            await supervise.to_thread(functools.partial(parents.make, Path(logs)))
+    await supervise.to_thread(run.start_guard)
     await submit_job()
     run.submitting = False
-    await tasks.to_thread(run.save)
+    await supervise.to_thread(run.save)
 
 
 class Submitter:

@@ -72,13 +72,14 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
             raise ConfigError(f"{user}={value}, set by {settings.where(user)}; allowed: 1 or more")
     count = gpus_per_node(settings)
     _check_cores(settings, count)
-    per_gpu = settings.ranks == "gpu"
+    tasks = count if settings.ranks == "gpu" else 1
+    of_gpus, beside = settings.cores_per_gpu, settings.cpu_workers * settings.nthreads  # cores of the CPU workers
     return JobSpec(
         name=settings.job_name,
         argv=argv,
         nodes=settings.nodes,
-        tasks_per_node=count if per_gpu else 1,
-        cpus_per_task=_cores_per_task(settings, count if per_gpu else 1, count),
+        tasks_per_node=tasks,
+        cpus_per_task=None if of_gpus is None else of_gpus * count // tasks + -(-beside // tasks),
         gpus_per_node=0 if settings.gpus else count,
         memory_per_node_bytes=settings.memory_bytes,
         walltime_s=settings.walltime_s,
@@ -106,14 +107,6 @@ def _check_cores(settings: Settings, count: int) -> None:
             f"node give cores_per_gpu={max(1, cores // count)} instead; to bind each worker to {cores} cores give "
             f"cores_per_gpu={needed} too"
         )
-
-
-def _cores_per_task(settings: Settings, tasks: int, gpus: int) -> int | None:
-    """Return the cores of each task of a node: the cores of its GPUs, and its part of the CPU workers' cores."""
-    if settings.cores_per_gpu is None:
-        return None
-    beside = settings.cpu_workers * settings.nthreads
-    return settings.cores_per_gpu * gpus // tasks + -(-beside // tasks)
 
 
 def gpus_per_node(settings: Settings) -> int:

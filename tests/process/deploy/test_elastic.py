@@ -19,10 +19,10 @@ from distributed import Client
 from waiting import Said, scaled, until
 
 from hpcgpu import SLURMGPUCluster
-from hpcgpu.deploy.cluster.batch import BatchGPUCluster
+from hpcgpu.deploy.cluster.classes import BatchGPUCluster
 from hpcgpu.deploy.jobs import fleet
 from hpcgpu.errors import JobError
-from hpcgpu.supervise.tasks import GATHER_S
+from hpcgpu.supervise import GATHER_S
 
 
 class LocalJobs(BatchGPUCluster):
@@ -169,7 +169,7 @@ def test_an_owner_whose_run_is_taken_over_only_reads(home: Path, said: Said) -> 
 
 DIES = """
 import os, sys
-from hpcgpu.deploy.cluster.batch import BatchGPUCluster
+from hpcgpu.deploy.cluster.classes import BatchGPUCluster
 
 class LocalJobs(BatchGPUCluster):
     batch = "local"

@@ -13,7 +13,6 @@ from hpcgpu.errors import LaunchError
 
 
 def waited(code: int | None, *sent: dict[str, Any], ended: bool = True) -> dict[str, Any]:
-    """What a scheduler process sends, and its exit code."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in sent))

@@ -157,7 +157,7 @@ FOLLOWER = """
 import sys
 from hpcgpu.agent import node, rank
 from hpcgpu.agent.node import follow
-from hpcgpu.plan.binding import plan_layout
+from hpcgpu.plan import plan_layout
 place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
 me = rank.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
 plan_layout([node.rank_record(me._record(None))])
@@ -171,8 +171,9 @@ def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
     assert not {"dataclasses", "inspect", "pathlib", "shutil", "asyncio", "psutil"} & set(done.stdout.split())
 
 
-def test_reading_is_light() -> None:
-    """Every leader reads a document."""
-    code = "import sys; import hpcgpu.config.document; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+@pytest.mark.parametrize("line", ["import hpcgpu.config.document", "from hpcgpu import GPURunner"])
+def test_reading_is_light(line: str) -> None:
+    """Every leader reads a document, and every rank of a script makes a runner."""
+    code = f"import sys; {line}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60), check=True)
     assert not {"msgspec", "yaml", "difflib", "distributed", "numpy", "mpi4py"} & set(done.stdout.split())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcgpu.deploy.cluster.batch import bounds, check_scale, workers_with
+from hpcgpu.deploy.cluster.classes import bounds, check_scale, workers_with
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
 from hpcgpu.model.limit import Limit

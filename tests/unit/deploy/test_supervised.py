@@ -22,7 +22,7 @@ from fleets import make_fleet, make_run, make_view
 from local_system import Local
 from waiting import LIMIT_S, aside, failures, run, until, when
 
-from hpcgpu.deploy.cluster.batch import JobAdaptive
+from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import runs
 from hpcgpu.deploy.jobs.run import Run

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgpu.report.summary import Summary, advise, covered_s, sum_up
+from hpcgpu.report.summary import Summary, covered_s, sum_up
 from hpcgpu.report.workers import Moved, WorkerFacts
 
 GIB = 1 << 30
@@ -74,7 +74,7 @@ def test_the_union_of_intervals(found: list[tuple[int, int]]) -> None:
     ],
 )
 def test_advice(changed: dict[str, object], said: str) -> None:
-    advice = advise(replace(USED, **changed))
+    advice = replace(USED, **changed).advice
     assert advice == () if not said else advice[0].startswith(said) and len(advice) == 1
 
 

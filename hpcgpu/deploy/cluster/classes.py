@@ -1,4 +1,4 @@
-"""The cluster classes of the batch systems, which translate the arguments of ``scale`` and ``adapt`` to workers."""
+"""The cluster classes: of batch systems, which translate arguments of ``scale`` and ``adapt``, and of this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 
 from distributed.deploy.adaptive import Adaptive
 
+from hpcgpu.config import entry_points
+from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster, object_of
 from hpcgpu.deploy.jobs.run import Run, home
@@ -17,7 +19,7 @@ from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Settings
 from hpcgpu.model.command import Backoff
 from hpcgpu.plan.jobs.request import workers_for
-from hpcgpu.supervise.tasks import FailureLog
+from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
 
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
@@ -93,18 +95,15 @@ class JobAdaptive(Adaptive):
     async def adapt(self) -> None:
         """Adapt once; distributed calls this at intervals, and would log each error."""
         try:
-            await self._adapt()
+            target, before = await self.safe_target(), self.cluster.wanted_workers
+            self._fewer = self._fewer + 1 if target < before else 0
+            if target > before or self._fewer >= self.wait_count:
+                self._fewer = 0
+                await self.cluster.adapt_to(target)
         except Exception as e:
             self._failures.failed(e)
         else:
             self._failures.went_well()
-
-    async def _adapt(self) -> None:
-        target, before = await self.safe_target(), self.cluster.wanted_workers
-        self._fewer = self._fewer + 1 if target < before else 0
-        if target > before or self._fewer >= self.wait_count:
-            self._fewer = 0
-            await self.cluster.adapt_to(target)
 
 
 class BatchGPUCluster(GPUCluster):
@@ -259,3 +258,43 @@ class PBSGPUCluster(BatchGPUCluster):
     """
 
     batch = "pbs"
+
+
+class LocalGPUCluster(GPUCluster):
+    """One bound, spilling worker per GPU of this machine, or per simulated GPU (``gpus="sim:4"``).
+
+    Takes every keyword of dask-cuda's LocalCUDACluster, or names what to use in its place.
+
+    Examples
+    --------
+    >>> from hpcgpu import LocalGPUCluster
+    >>> from distributed import Client
+    >>> with LocalGPUCluster(gpus="sim:2") as cluster, Client(cluster) as client:
+    ...     client.submit(sum, [1, 2]).result()
+    3
+
+    """
+
+    entry_point = entry_points.LOCAL
+    waits_in_queue = False
+
+    def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
+        ours, environ = read_local_cuda(keywords)
+        try:
+            user = read(ours, f"keyword {{name}} of {type(self).__name__}", entry_point=self.entry_point)
+            return ClusterRun(user, self.patience, environ=environ)
+        except ConfigError as e:
+            if "n_workers" not in keywords:
+                raise
+            raise ConfigError(str(e).replace("gpus_per_node", "n_workers")) from None
+
+    def scale(self, n: int | None = None, jobs: int | None = None) -> Any:
+        """Refuse: there are no more GPUs."""
+        raise ConfigError(
+            "a local cluster cannot be scaled: it has only the GPUs of this machine. Start another one with gpus= or "
+            "gpus_per_node=; clusters of a batch system grow and shrink (shape='elastic')"
+        )
+
+    def adapt(self, *_: Any, **__: Any) -> Any:
+        """Refuse: see :meth:`scale`."""
+        self.scale()

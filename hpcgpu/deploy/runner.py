@@ -1,4 +1,7 @@
-"""Clusters without a batch system: on this machine, and inside a script that a launcher starts in all ranks."""
+"""A cluster inside a script that the launcher starts itself: ``srun -n 9 python script.py``.
+
+Each rank imports this, so nothing here imports distributed.
+"""
 
 from __future__ import annotations
 
@@ -9,58 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcgpu.config import entry_points
-from hpcgpu.config.entry_points import documented, parameters
-from hpcgpu.config.migration import read_local_cuda
-from hpcgpu.deploy import settings
-from hpcgpu.deploy.cluster import ClusterRun
-from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.settings import read
 from hpcgpu.deploy.start import agent_argv, ld_preload
-from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.errors import LaunchError
 from hpcgpu.host import private, process
 from hpcgpu.model import RunDocument
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD
-
-
-class LocalGPUCluster(GPUCluster):
-    """One bound, spilling worker per GPU of this machine, or per simulated GPU (``gpus="sim:4"``).
-
-    Takes every keyword of dask-cuda's LocalCUDACluster, or names what to use in its place.
-
-    Examples
-    --------
-    >>> from hpcgpu import LocalGPUCluster
-    >>> from distributed import Client
-    >>> with LocalGPUCluster(gpus="sim:2") as cluster, Client(cluster) as client:
-    ...     client.submit(sum, [1, 2]).result()
-    3
-
-    """
-
-    entry_point = entry_points.LOCAL
-    waits_in_queue = False
-
-    def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
-        ours, environ = read_local_cuda(keywords)
-        where = f"keyword {{name}} of {type(self).__name__}"
-        try:
-            user = settings.read(ours, where, entry_point=self.entry_point)
-            return ClusterRun(user, self.patience, environ=environ)
-        except ConfigError as e:
-            if "n_workers" not in keywords:
-                raise
-            raise ConfigError(str(e).replace("gpus_per_node", "n_workers")) from None
-
-    def scale(self, n: int | None = None, jobs: int | None = None) -> Any:
-        """Refuse: there are no more GPUs."""
-        raise ConfigError(
-            "a local cluster cannot be scaled: it has only the GPUs of this machine. Start another one with gpus= or "
-            "gpus_per_node=; clusters of a batch system grow and shrink (shape='elastic')"
-        )
-
-    def adapt(self, *_: Any, **__: Any) -> Any:
-        """Refuse: see :meth:`scale`."""
-        self.scale()
 
 
 class GPURunner:
@@ -94,8 +51,8 @@ class GPURunner:
 
     """
 
-    __doc__ = documented(__doc__ or "", without=entry_points.unused(entry_points.RUNNER))
-    __signature__ = inspect.Signature(parameters(entry_points.unused(entry_points.RUNNER)))
+    __doc__ = entry_points.documented(__doc__ or "", without=entry_points.unused(entry_points.RUNNER))
+    __signature__ = inspect.Signature(entry_points.parameters(entry_points.unused(entry_points.RUNNER)))
 
     def __init__(self, **keywords: Any) -> None:
         if SCRIPT_ADDRESS not in os.environ:
