@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from selectors import EVENT_READ, EVENT_WRITE
 
-from hpcgpu.supervise import run_thread
+from hpcgpu.supervise import ThreadLoop
 
 _MOST_THREADS = 4
 _SEND_BYTES = 1 << 20  # of one call; OpenSSL wants the same call again where the socket was full
@@ -73,7 +73,7 @@ class _Mover:
         self._woken = os.eventfd(0)
         self._selector.register(self._woken, EVENT_READ)
         self._requests: deque[Callable[[], object]] = deque()  # append and popleft are atomic
-        run_thread(self._round, "the thread that moves large frames", pause=time.sleep)
+        ThreadLoop(self._round, "the thread that moves large frames", pause=time.sleep)
 
     def request(self, act: Callable[[], object]) -> None:
         """Let the thread call something."""

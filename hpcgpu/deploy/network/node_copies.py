@@ -34,10 +34,10 @@ from distributed.protocol.utils import unpack_frames
 from distributed.utils import ensure_memoryview
 from tornado.iostream import IOStream, StreamClosedError
 
+from hpcgpu import supervise
 from hpcgpu.deploy.network.data_connections import DataConnections, thread_count
 from hpcgpu.host import peer_memory
 from hpcgpu.host.peer_memory import Identity
-from hpcgpu.supervise import tasks
 
 KEY, DATA_KEY = "hpcgpu-memory", "hpcgpu-data"  # in the handshake
 THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
@@ -255,7 +255,7 @@ class NodeTCP(tcp.TCP):
             stream.write(_word(_WANT_DATA))
         elif isinstance(token := terms.get("token"), str) and type(threads := terms.get("threads")) is int:
             count = max(1, min(threads, thread_count()))
-            self._dialing = tasks.start(
+            self._dialing = supervise.start(
                 lambda: self._dial(stream, token, count), "making data connections", lambda _: self.abort()
             )
 
