@@ -38,6 +38,8 @@ EXCEPTIONS = {
     ("deploy/cluster/reported.py", "ReportedCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connection.py", "Connection._reopen", "create_task"): "awaited in the same function",
     ("deploy/jobs/ending.py", "_answer", "create_task"): "awaited in the same function",
+    ("deploy/network/data_connections.py", "DataConnections._call", "call_soon_threadsafe"): "it sets a future",
+    ("deploy/network/node_copies.py", "NodeTCP._send", "add_done_callback"): "it ends the connection",
     ("deploy/network/connect_first.py", "connect_first", "create_task"): "awaited in the same function",
     ("deploy/processes/services.py", "retire", "create_task"): "awaited in the same function",
     ("deploy/sites.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for its answers, and gets what it raises",
