@@ -236,8 +236,6 @@ def bind_all_threads(binding: Binding) -> None:
 
 
 def _set_memory_policy(binding: Binding) -> None:
-    if binding.memory_policy not in _POLICIES:
-        raise BindingError(f"{binding.memory_policy!r} is no memory policy; allowed: {', '.join(_POLICIES)}")
     error = _set_mempolicy(binding.memory_policy, binding.memory_nodes)
     if error == errno.EINVAL and binding.memory_policy == "preferred-many":
         # Linux before 5.15 supports only one preferred node: the GPU's own.
