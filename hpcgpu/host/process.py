@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hpcgpu.model import ActualBinding, Binding
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _OPEN_FILES = 1 << 19
 # Variables that must be set before a rank's fork server starts: distributed's nanny sets the same for its workers
 # (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at its import by default.
@@ -142,8 +141,9 @@ def allow_open_files() -> None:
 
 
 def set_title(title: str) -> None:
-    """Name this thread for ps and top, by 15 characters at most."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
+    """Name the first thread of this process for ps and top, by 15 characters at most; any thread may call it."""
+    with open("/proc/self/comm", "w", encoding="utf-8") as f:
+        f.write(title)
 
 
 @contextlib.contextmanager
@@ -155,12 +155,6 @@ def titled(title: str) -> Iterator[None]:
         yield
     finally:
         set_title(before)
-
-
-def retitle(title: str) -> None:
-    """Name the first thread of this process; any thread may call it."""
-    with open("/proc/self/comm", "w", encoding="utf-8") as f:
-        f.write(title)
 
 
 def reseed() -> None:
@@ -236,6 +230,8 @@ def bind_all_threads(binding: Binding) -> None:
 
 
 def _set_memory_policy(binding: Binding) -> None:
+    if binding.memory_policy not in _POLICIES:
+        raise BindingError(f"{binding.memory_policy!r} is no memory policy; allowed: {', '.join(_POLICIES)}")
     error = _set_mempolicy(binding.memory_policy, binding.memory_nodes)
     if error == errno.EINVAL and binding.memory_policy == "preferred-many":
         # Linux before 5.15 supports only one preferred node: the GPU's own.

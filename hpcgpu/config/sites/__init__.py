@@ -131,7 +131,7 @@ def _in_proportion(site: Site, node: NodeType, queue: Queue | None, values: Said
 
 
 def _number(values: Said, name: str, default: int) -> int:
-    return int(values[name][0]) if name in values else default
+    return int(values.get(name, (default, ""))[0])
 
 
 def check_submission(settings: Settings, site: Site | None, *, member: bool = False) -> None:
