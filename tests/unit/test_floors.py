@@ -267,10 +267,8 @@ PRIVATE: dict[str, dict[str, str]] = {
     "sim/dask.py": dict.fromkeys(
         ("_nannumel", "_numel_arraylike"), "dask registers these for numpy under no public name"
     ),
-    "spill/devices/allocation_failure.py": {
-        "_get_running_loop": "asyncio's way without an exception, which costs more"
-    },
-    "spill/devices/torch.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
+    "spill/devices/__init__.py": {"_get_running_loop": "asyncio's way without an exception, which costs more"},
+    "spill/devices/pools.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
     "spill/values/host_objects.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
 }
 # Of os; of named tuples, which cannot name them otherwise.

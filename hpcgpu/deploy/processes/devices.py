@@ -18,8 +18,9 @@ import wrapt
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.topology import Rapids
-from hpcgpu.spill.devices import allocation_failure
-from hpcgpu.spill.devices.rapids import evict_on_failure, spill_itself
+from hpcgpu.spill import devices
+from hpcgpu.spill.devices.libraries import spill_itself
+from hpcgpu.spill.devices.pools import evict_on_failure
 from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -144,7 +145,7 @@ def evicting(resource: Any) -> Any:
 
 def _make_room(nbytes: int) -> bool:
     """Return whether an allocation of RMM can be tried again; the worker's own device is the first that it sees."""
-    return allocation_failure.evict(0, nbytes) or spill_itself(nbytes)
+    return devices.evict(0, nbytes) or spill_itself(nbytes)
 
 
 def _set_cupy() -> None:

@@ -27,7 +27,7 @@ from hpcgpu.model.limit import (
     read_part,
     read_text,
 )
-from hpcgpu.spill.devices.allocation_failure import on_event_loop
+from hpcgpu.spill.devices import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.state import DEVICE, HOST
 from hpcgpu.spill.storage.buffer_pool import Slabs

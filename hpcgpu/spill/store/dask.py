@@ -10,7 +10,7 @@ import numpy as np
 from dask.sizeof import sizeof
 
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.rapids import CupyView
+from hpcgpu.spill.devices.libraries import ArrayView
 from hpcgpu.spill.store import Handle, Packed, read_mode
 
 
@@ -66,5 +66,5 @@ def deserialize(header: dict[str, Any], frames: list[Any]) -> Any:
     root = np.frombuffer(frames[0], np.uint8) if frames else np.empty(0, np.uint8)
     dtype = pickle.loads(header["dtype"]) if "dtype" in header else np.dtype(header["typestr"])
     device = CudaDevice.current(int(cupy.cuda.runtime.getDevice()))
-    (array,) = device.unpack(root, [CupyView(tuple(header["shape"]), dtype, tuple(header["strides"]), 0)])
+    (array,) = device.unpack(root, [ArrayView("cupy", tuple(header["shape"]), dtype, tuple(header["strides"]), 0)])
     return array

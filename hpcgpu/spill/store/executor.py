@@ -23,8 +23,8 @@ from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
-from hpcgpu.spill.devices import Device, ImmovableError, allocation_failure, is_lasting
-from hpcgpu.spill.devices.copies import DriverCopies
+from hpcgpu.spill.devices import Device, ImmovableError, attach, detach
+from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
 from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.storage.buffer_pool import LeafLock, ReenteredError, is_inside
@@ -95,7 +95,7 @@ class Executor:
             if isinstance(made, DriverCopies) and (most := self.state.accounting.limits.get(HOST)):
                 made.lock_at_most(most)
         if self._device_limit:
-            allocation_failure.attach(device, self)
+            attach(device, self)
         return tier
 
     def page_locked(self) -> list[Any]:
@@ -110,7 +110,7 @@ class Executor:
     def detach_devices(self) -> None:
         """Make no more room for allocations."""
         for device in self._devices:
-            allocation_failure.detach(device, self)
+            detach(device, self)
 
     # --- facts --------------------------------------------------------------------------------------------------------
     def tiers(self) -> dict[str, int]:
