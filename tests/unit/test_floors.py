@@ -236,6 +236,7 @@ LONG = {
     "deploy/jobs/fleet.py": "one loop over the jobs of a run: the poll, the decision, and each of its actions",
     "deploy/jobs/run.py": "all of a run: its files, its owner, and each change of its jobs",
     "deploy/network/node_copies.py": "one protocol: who reads one side must see the other",
+    "spill/storage/__init__.py": "a private folder: whether it is safe, its lock, its removal, and what is said of it",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",
     "spill/store/buffer.py": "what people and distributed call, with what it says of itself",

@@ -18,10 +18,9 @@ import wrapt
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.topology import Rapids
-from hpcgpu.spill import devices
+from hpcgpu.spill import devices, storage
 from hpcgpu.spill.devices.libraries import spill_itself
 from hpcgpu.spill.devices.pools import evict_on_failure
-from hpcgpu.spill.storage import parents
 
 logger = logging.getLogger("distributed.worker.memory")
 # They observe allocations, and stand above the resources that may fail: below, they would count each retry.
@@ -126,7 +125,7 @@ def _allocate_by(rapids: Rapids) -> None:
             continue
         options = dict(arguments)
         if "log_file_name" in options:
-            parents.make(Path(str(options["log_file_name"])).parent)
+            storage.make_private(Path(str(options["log_file_name"])).parent)
         resource = getattr(rmm.mr, name)(resource, **options)
     rmm.mr.set_current_device_resource(resource)
 

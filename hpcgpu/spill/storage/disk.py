@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hpcgpu.spill.storage import segment
+from hpcgpu.spill.storage import Scratch, segment
 from hpcgpu.spill.storage.buffer_pool import Slabs
-from hpcgpu.spill.storage.scratch import Scratch
 from hpcgpu.spill.storage.segment import Room
 from hpcgpu.spill.storage.segments import Segments
 
