@@ -84,7 +84,9 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "worker": {"click"},
 }
 # dask and distributed.protocol
-DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "host_objects"), ("spill", "serialization")}
+DASK_GLUE = {"sim/dask.py"} | {
+    f"spill/{name}.py" for name in ("store/__init__", "proxies/dask", "storage/disk", "values/host_objects")
+}
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 
@@ -197,7 +199,7 @@ def may_be_imported(target: tuple[str, ...], path: Path) -> bool:
         return True
     if name in sys.stdlib_module_names:
         return not is_pure(path) or (name not in MACHINE and target[:2] != ("importlib", "metadata"))
-    glue = (room, path.stem) in DASK_GLUE and (name == "dask" or target[:2] == ("distributed", "protocol"))
+    glue = name_of(path) in DASK_GLUE and (name == "dask" or target[:2] == ("distributed", "protocol"))
     return glue or name in OUTSIDE.get(room, set())
 
 

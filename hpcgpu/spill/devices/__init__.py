@@ -17,14 +17,6 @@ import numpy as np
 _T = TypeVar("_T")
 
 
-class ImmovableError(Exception):
-    """A value cannot be pickled, or an array cannot be copied down; ``kind`` names its type. It is final."""
-
-    def __init__(self, value: object, why: Exception) -> None:
-        super().__init__(repr(why))
-        self.kind = f"{type(value).__module__}.{type(value).__qualname__}"
-
-
 class Device(Protocol):
     """The interface of a GPU to the store; simulated GPUs and CUDA devices look alike to it.
 

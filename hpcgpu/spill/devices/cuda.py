@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Copies, Device, Gpu, ImmovableError, Kind, on_event_loop, with_room
+from hpcgpu.spill.devices import Copies, Device, Gpu, Kind, on_event_loop, with_room
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.libraries import (
     LIBRARIES,
@@ -31,6 +31,7 @@ from hpcgpu.spill.devices.libraries import (
     spills_itself,
 )
 from hpcgpu.spill.devices.pools import CupyArrays, CupyCopies, NoCopies, Tensors, TorchCopies
+from hpcgpu.spill.storage.disk import ImmovableError
 
 
 class CudaDevice:

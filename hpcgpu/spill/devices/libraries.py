@@ -17,7 +17,8 @@ import numpy as np
 import wrapt
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Gpu, ImmovableError, Kind, with_room
+from hpcgpu.spill.devices import Gpu, Kind, with_room
+from hpcgpu.spill.storage.disk import ImmovableError
 
 # Compiled code may get objects of these libraries, and takes no proxies for them.
 UNPROXIED = frozenset({"torch", "numba", "rmm", "other"})

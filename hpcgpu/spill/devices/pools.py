@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Gpu, ImmovableError, Kind, attached_gpu, with_room
+from hpcgpu.spill.devices import Gpu, Kind, attached_gpu, with_room
 from hpcgpu.spill.devices.libraries import ArrayView
+from hpcgpu.spill.storage.disk import ImmovableError
 
 
 class PlainCopies:
@@ -286,8 +287,7 @@ def _is_parameter(kind: type) -> bool:
 def _why_immovable(tensor: Any) -> str:
     """Return the property of a tensor that its numbers do not restore; "" without such a property."""
     kind: type = type(tensor)
-    is_parameter = _is_parameter(kind)
-    if not is_parameter and (kind.__name__ != "Tensor" or kind.__module__ != "torch"):
+    if not _is_parameter(kind) and (kind.__name__ != "Tensor" or kind.__module__ != "torch"):
         return "it is of a subclass of torch.Tensor"
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
         return "it is sparse or quantized"
