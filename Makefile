@@ -104,7 +104,7 @@ oldest: $(STAMP)
 # beside them. What they print comes last. The lab's image is built while packages are installed, into both environments
 # at once; where it cannot be, its tests say why.
 test: system
-	@log=$$(mktemp) pbslog=$$(mktemp); \
+	@log=$$(mktemp) pbslog=$$(mktemp) cupylog=$$(mktemp); \
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
 	  $(MAKE) --no-print-directory -k $(UCX)/.installed $(CUPY)/.installed & ucx=$$!; \
 	  trap 'kill $$ucx 2> /dev/null' EXIT; \
@@ -112,8 +112,12 @@ test: system
 	  $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 tests/lab \
 	    > $$log 2>&1 & lab=$$!; \
 	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
-	  trap 'kill $$lab $$pbs 2> /dev/null' EXIT; \
-	  $(MAKE) --no-print-directory -k check clusters ucx cupy NOW=; here=$$?; \
+	  trap 'kill $$lab $$pbs $$cupy 2> /dev/null' EXIT; \
+	  $(MAKE) --no-print-directory -k check clusters NOW=; here=$$?; \
+	  $(MAKE) --no-print-directory cupy NOW= > $$cupylog 2>&1 & cupy=$$!; \
+	  $(MAKE) --no-print-directory ucx NOW=; here=$$((here | $$?)); \
+	  wait $$cupy; here=$$((here | $$?)); \
+	  echo 'the tests of CuPy:'; cat $$cupylog; rm -f $$cupylog; \
 	  wait $$pbs; real=$$?; \
 	  echo 'the tests on a real OpenPBS:'; cat $$pbslog; rm -f $$pbslog; \
 	  wait $$lab; there=$$?; \
@@ -127,22 +131,33 @@ clusters: $(VENV)/.compiled
 	$(BIN)/python $(RUN) process $(STEAL) -n $$(( $(CORES) < 7 ? $(CORES) + 2 : 8 )) tests/process tests/gpu
 	@[ -z "$(NOW)" ] || $(DECIDE) process
 
-$(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt
+# A comma in a word of a call.
+,      := ,
+# uv takes seconds where pip takes half a minute; it knows none of pip's settings, so pip does it where uv finds no index.
+UV     := $(UCX)/bin/uv
+define install
+	$(UV) pip install --quiet --python $(1)/bin/python $(2) || \
+	  $(1)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check $(2)
+endef
+
+$(UV): constraints.txt
 	$(PYTHON) -m venv $(UCX)
-	@echo 'installing hpcgpu with UCX into $(UCX) (half a minute)'
+	@$(UCX)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+
+$(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt $(UV)
+	@echo 'installing hpcgpu with UCX into $(UCX)'
 	@grep -vE '^(dask|distributed|cuda-bindings)==' constraints.txt | cat - constraints-ucx.txt > $(UCX)/constraints.txt
-	$(UCX)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -c $(UCX)/constraints.txt \
-	  -e '.[ucx,mpi-runtime]' hypothesis pytest pytest-timeout pytest-xdist
+	$(call install,$(UCX),-c $(UCX)/constraints.txt -e '.[ucx$(,)mpi-runtime]' hypothesis pytest pytest-timeout pytest-xdist)
 	@$(UCX)/bin/python $(COLLECT) tests/ucx > /dev/null || true
 	@touch $@
 
-$(CUPY)/.installed: pyproject.toml constraints.txt constraints-cupy.txt tests/support/real_cupy.py tests/support/fakert.c
+$(CUPY)/.installed: pyproject.toml constraints.txt constraints-cupy.txt tests/support/real_cupy.py tests/support/fakert.c $(UV)
 	$(PYTHON) -m venv $(CUPY)
-	@echo 'installing CuPy, numba and RMM into $(CUPY), and CuPy without its runtime (a minute)'
-	$(CUPY)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -c constraints-cupy.txt \
+	@echo 'installing CuPy, numba and RMM into $(CUPY), and CuPy without its runtime (half a minute)'
+	$(call install,$(CUPY),-c constraints.txt -c constraints-cupy.txt \
 	  -e . cuda-core cupy-cuda13x numba-cuda rmm-cu13 hypothesis pytest pytest-timeout pytest-xdist \
-	  cython nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-profiler-api
-	$(CUPY)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --no-deps -c constraints-cupy.txt cudf-cu13
+	  cython nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-profiler-api)
+	$(call install,$(CUPY),--no-deps -c constraints-cupy.txt cudf-cu13)
 	$(CUPY)/bin/python tests/support/real_cupy.py
 	@$(CUPY)/bin/python $(COLLECT) tests/cupy > /dev/null || true
 	@touch $@

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpcgpu.model import CpuSet
 from hpcgpu.pictures.svg import render_svg
-from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.plan.binding import plan_bindings
 from hpcgpu.topology import hwloc_xml
 
 ROOT = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ from waiting import scaled, until
 
 from hpcgpu.batch import Slurm
 from hpcgpu.batch.inventory import questions
-from hpcgpu.batch.slurm_answers import ask_offers
+from hpcgpu.batch.slurm import ask_offers
 from hpcgpu.model import Command, JobSpec
 
 SUBMIT = "sbatch --parsable -A project -o /dev/null "

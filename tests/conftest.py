@@ -21,6 +21,7 @@ from paths import PACKAGE, SUPPORT, TESTS
 from pbs_replay import Pbs
 from waiting import SLOWNESS, STEADY, Said, scaled
 
+from hpcgpu.deploy.network.data_connections import movers
 from hpcgpu.model import Patience
 
 # Rooms whose tests start threads and processes; the others are pure.
@@ -92,6 +93,7 @@ def _leaves_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
             monkeypatch.setenv("HOME", str(home))
             stack.enter_context(leaks.no_process_left(home))
         if folder == "process" or (folder == "unit" and rooms[0] in STARTS):
+            movers()  # they live as long as this process
             stack.enter_context(leaks.nothing_left())
         yield
 

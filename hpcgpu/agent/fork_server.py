@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from hpcgpu import supervise
 from hpcgpu.agent.node import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids, process, remover
-from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes import Child
@@ -244,7 +244,9 @@ class ForkServerSpawner:
         self.fork_server, self._on_death = fork_server, on_death
         self._children: dict[int, asyncio.Future[int]] = {}
         self._loop = asyncio.get_running_loop()
-        self._read_exits = tasks.log_errors(self._look, "reading the fork server's reports", lambda _: self._give_up())
+        self._read_exits = supervise.log_errors(
+            self._look, "reading the fork server's reports", lambda _: self._give_up()
+        )
         self._loop.add_reader(fork_server.sock, self._read_exits)
 
     def spawn(self, entry: str, spec: object) -> Child:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from hpcgpu import supervise
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
 from hpcgpu.errors import LaunchError, cause_of
 from hpcgpu.host import log
 from hpcgpu.model import RunDocument, WorkerSpec
-from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
     from distributed import Nanny
@@ -89,7 +89,7 @@ class Leader:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(sig, self._answer(sig))
-        warn = tasks.log_errors(self._warn, "the answer to the end of the job's time", tasks.only_log)
+        warn = supervise.log_errors(self._warn, "the answer to the end of the job's time", supervise.only_log)
         loop.add_signal_handler(signal.SIGUSR1, warn)  # Slurm's --signal, through the batch script
         if self.context.in_job and (limit_s := self.context.run.settings.walltime_s):
             self._ends_s = loop.time() + limit_s
@@ -117,7 +117,7 @@ class Leader:
         """Return the handler of a signal. The run ends even if the handler fails."""
         why = f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
         stop = functools.partial(self.stop, sig, why)
-        return tasks.log_errors(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
+        return supervise.log_errors(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
 
     async def serve(self) -> int:
         """Start the workers and stay as long as the scheduler lives; return the exit code."""
@@ -151,7 +151,9 @@ class Leader:
         if failed and len(failed) == len(done):
             raise LaunchError(f"no worker of this node could be started: {cause_of(failed[0])}")
         if self.nannies:
-            self._outliving = tasks.start(self._report_end, "the wait for the end of all workers", tasks.only_log)
+            self._outliving = supervise.start(
+                self._report_end, "the wait for the end of all workers", supervise.only_log
+            )
 
     async def _report_end(self) -> None:
         """Report to the scheduler when none of this leader's workers is left or will be restarted."""

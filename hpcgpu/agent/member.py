@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcgpu import supervise
 from hpcgpu.agent.leader import Leader, LeaderContext, security_of
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, pids
-from hpcgpu.supervise import tasks
-from hpcgpu.supervise.tasks import reason_of
+from hpcgpu.supervise import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.network.scheduler_file import SchedulerFile
@@ -83,7 +83,7 @@ class Member(Leader):
                     self._leave(_GONE)
 
                 name = "leaving without a launcher"
-                orphaned = tasks.log_errors(leave, name, lambda _: self.end(os.EX_SOFTWARE, _GONE))
+                orphaned = supervise.log_errors(leave, name, lambda _: self.end(os.EX_SOFTWARE, _GONE))
                 loop.add_reader(pidfd, orphaned)
                 stack.callback(loop.remove_reader, pidfd)
             yield
@@ -95,7 +95,7 @@ class Member(Leader):
         folder, deadline_s = Path(self.context.run.folder), self.context.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
-                return await tasks.until(functools.partial(asyncio.to_thread, scheduler_file.read, folder), _POLL_S)
+                return await supervise.until(functools.partial(asyncio.to_thread, scheduler_file.read, folder), _POLL_S)
         except TimeoutError:
             raise LaunchError(
                 f"{folder} has no scheduler file after {deadline_s:g} s (death_timeout). Has the job of this cluster's "
@@ -123,7 +123,7 @@ class Member(Leader):
         if self.watch is None:
             self.end(os.EX_UNAVAILABLE, f"{why}, and it has not found its cluster yet")
         elif self._retiring is None:
-            self._retiring = tasks.start(
+            self._retiring = supervise.start(
                 self._hand_over,
                 "handing over the workers' data",
                 lambda e: self.end(os.EX_SOFTWARE, f"its workers could not be retired: {reason_of(e)}"),

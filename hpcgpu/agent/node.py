@@ -20,7 +20,7 @@ from hpcgpu.model import CpuSet
 if TYPE_CHECKING:
     from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
     from hpcgpu.model.allocation import BootstrapSettings
-    from hpcgpu.plan.binding import RankRecord
+    from hpcgpu.plan import RankRecord
 
 
 _NAME_BYTES = 107  # of sockaddr_un, without the last NUL (unix(7))
@@ -112,7 +112,7 @@ def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[st
 
 def rank_record(record: Mapping[str, Any]) -> RankRecord:
     """Return the part of a record that the layout is planned from."""
-    from hpcgpu.plan.binding import RankRecord
+    from hpcgpu.plan import RankRecord
 
     return RankRecord(*(record[name] for name in RankRecord._fields))
 
@@ -154,7 +154,7 @@ def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str],
     """Return the node's GPUs for its workers, simulated or real; raise LaunchError for fewer than ``gpus_per_node``."""
     from hpcgpu.deploy.processes.node import gpus_of
     from hpcgpu.host import nvml
-    from hpcgpu.report.plain import format_other_gpus
+    from hpcgpu.report.machine import format_other_gpus
 
     gpus = gpus_of(settings, topology, environ, host)
     if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:

@@ -76,7 +76,7 @@ class Rank:
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
         from hpcgpu.model import Layout
-        from hpcgpu.plan.binding import plan_layout
+        from hpcgpu.plan import plan_layout
 
         # Slurm's warning before the time limit reaches every process; only a leader has something to do then
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.errors import LaunchError
@@ -24,8 +25,7 @@ from hpcgpu.host import log, private, process
 from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
-from hpcgpu.supervise import tasks
-from hpcgpu.supervise.tasks import reason_of
+from hpcgpu.supervise import reason_of
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes import Child, Control
@@ -164,7 +164,7 @@ class Rank0Leader(Leader):
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
         self._child.exited.add_done_callback(lambda _: self.end(os.EX_SOFTWARE, "the scheduler process died"))
         self._control = await Control.open(scheduler.control)
-        listening = tasks.start(
+        listening = supervise.start(
             functools.partial(self._listen, self._control),
             "following the scheduler process",
             lambda e: self.end(os.EX_SOFTWARE, f"the scheduler process cannot be followed: {reason_of(e)}"),
@@ -212,7 +212,7 @@ class Rank0Leader(Leader):
         folder = Path(self.context.run.folder)
         try:
             control.send("lease", detached=await self._is_detached())
-            await tasks.to_thread(functools.partial(scheduler_file.publish, folder, facts))
+            await supervise.to_thread(functools.partial(scheduler_file.publish, folder, facts))
         except FileNotFoundError as e:
             raise LaunchError(f"the client has closed this cluster: its folder is gone: {e}") from e
 
@@ -220,7 +220,7 @@ class Rank0Leader(Leader):
         """Return whether the client has detached: then its silence ends nothing."""
         from hpcgpu.deploy.network import lease
 
-        return await tasks.to_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
+        return await supervise.to_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
 
     async def _listen(self, control: Control) -> None:
         """Handle the scheduler process's messages."""
@@ -279,7 +279,7 @@ class Rank0Leader(Leader):
                         with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
                             folder = Path(self.context.run.folder)
                             report = functools.partial(scheduler_file.report_progress, folder, self._present)
-                            await tasks.to_thread(report)
+                            await supervise.to_thread(report)
                     await self._changed.wait()
         except TimeoutError:
             if not self._present:
@@ -292,7 +292,7 @@ class Rank0Leader(Leader):
         nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         workers = f"{self._expected} worker{'s' if self._expected > 1 else ''}"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
-        log.say(f"{workers} on {nodes} ready{idle}{await tasks.to_thread(self._write_dashboard)}")
+        log.say(f"{workers} on {nodes} ready{idle}{await supervise.to_thread(self._write_dashboard)}")
 
     def _write_dashboard(self) -> str:
         """Write the dashboard's address, which holds a secret, into a file; return a message about it."""
@@ -304,7 +304,7 @@ class Rank0Leader(Leader):
         return f"; dashboard: cat {path}"
 
     async def _run_script(self, address: str) -> int:
-        found_by = await tasks.to_thread(functools.partial(self._client_env, address))
+        found_by = await supervise.to_thread(functools.partial(self._client_env, address))
         self._script = await asyncio.create_subprocess_exec(
             sys.executable,
             *self.context.run.script,
@@ -357,7 +357,7 @@ class Rank0Leader(Leader):
             # without a batch system the ranks die with their client, and are not restarted
             forever = self._client_gone or not self.context.in_job
             retract = functools.partial(scheduler_file.retract, Path(self.context.run.folder), forever=forever)
-            await tasks.to_thread(retract)
+            await supervise.to_thread(retract)
 
     async def _end_script(self) -> None:
         script = self._script

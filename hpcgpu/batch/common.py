@@ -1,4 +1,4 @@
-"""The common parts of batch systems: job scripts, arrays, questions that do not apply, advice for pending jobs."""
+"""The interface and the common parts of batch systems: job scripts, options, arrays, advice for pending jobs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,109 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import Command, CpuSet, JobSpec, Offer, Result
+from hpcgpu.model import Command, CpuSet, JobSpec, JobStatus, Offer, Result
 
 _OPTION = re.compile(r"^#(?:SBATCH|PBS) (.+)$", re.MULTILINE)
 _WHERE = "job_extra_directives or job_directives_skip:"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class BatchSystem(Protocol):
+    """The questions to a batch system: for each one a command, and a method that parses its result.
+
+    A ``read_`` method raises :class:`~hpcgpu.errors.SubmitError`, with the program's message, when the question itself
+    failed; ``transient`` tells whether to ask again. An unknown state is ``UNKNOWN``, never an error.
+    """
+
+    __slots__ = ()
+    array_limit: int = 1  # the most elements of an array; 1: no arrays
+
+    def script(self, spec: JobSpec) -> str:
+        """Return the job script: options, prologue, environment, and one quoted command whose exit code is the job's.
+
+        Raises ConfigError if an option of the batch system cannot carry a value.
+        """
+
+    def log(self, spec: JobSpec, job_id: str) -> str:
+        """Return the path of the job's output, relative to the folder of submission if no folder was given."""
+
+    def notes(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return messages about such a request, for people."""
+        return ()
+
+    def submit(self, script: str, spec: JobSpec) -> Command:
+        """Return the command that submits the script, which it reads from its standard input."""
+
+    def read_submit(self, result: Result) -> str:
+        """Return the job id. After an error that is ``unsure`` the job may have been submitted nevertheless."""
+
+    def find(self, name: str, mark: str) -> Command | None:
+        """Return the command that lists the jobs with this name and mark; None if jobs have no mark."""
+
+    def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
+        """Return the ids for a call of ``status``, which lists the elements of arrays and whether they have ended."""
+
+    def split(self, count: int) -> tuple[int, ...]:
+        """Return the sizes of the fewest submissions for ``count`` jobs that the site's array limit allows."""
+        full, rest = divmod(count, self.array_limit)
+        return (self.array_limit,) * full + ((rest,) if rest else ())
+
+    def elements(self, job_id: str, count: int) -> tuple[str, ...]:
+        """Return the ids of the ``count`` jobs that were submitted as ``job_id``, by their index in the array."""
+
+    def status(self, job_ids: Sequence[str]) -> Command:
+        """Return one command that asks for all these jobs and elements; its length does not grow with the elements."""
+
+    def history(self, job_ids: Sequence[str]) -> Command:
+        """Return one command that asks for jobs that ``status`` no longer lists, or lists without their end."""
+
+    def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
+        """Parse the output of ``status`` or ``history``: elements instead of arrays, and perhaps other jobs.
+
+        A job that is not listed is missing, not ended. ``job_ids`` are the jobs that were asked for: of an array that
+        is gone the batch system lists no elements, but they have ended with it.
+        """
+
+    def offers(self, spec: JobSpec) -> Command | None:
+        """Return the command that lists the nodes for such a job; None if it is not asked, or not compared."""
+        return None
+
+    def read_offers(self, result: Result) -> tuple[Offer, ...]:
+        """Return the nodes of each kind and the limits; empty without an answer."""
+        return ()
+
+    def test(self, script: str) -> Command | None:
+        """Return the command that checks a script from its standard input and submits nothing; None without one."""
+        return None
+
+    def read_test(self, result: Result) -> str:
+        """Return the expected start of such a job in the batch system's format; raise SubmitError if refused."""
+        return ""
+
+    def nodes(self, hosts: Sequence[str]) -> Command | None:
+        """Return the command that asks for the state of these nodes; None if there is only this machine."""
+
+    def read_nodes(self, result: Result) -> Mapping[str, str]:
+        """Return the trouble of each lost node; empty without an answer."""
+
+    def onto(self, job_id: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command that runs ``argv`` on a node of a running job, its stdin and stdout connected."""
+
+    def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
+        """Return the commands that end these jobs and elements, pending or running: as few as are safe."""
+
+    def read_cancel(self, result: Result) -> bool:
+        """Return False if a job was gone or ending already; the command's other jobs are ended nevertheless."""
+
+    def force(self, result: Result) -> Command | None:
+        """Return the command that ends a job whose node does not answer ``cancel``; None for other failures.
+
+        The result names one such job at a time: try ``cancel`` again.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +252,11 @@ _ADVICE = (
     (r"AccountNotAllowed|InvalidAccount", "another account="),
     (r"Q[oO][sS]NotAllowed|InvalidQOS", "another --qos in job_extra_directives="),
 )
-_ELSEWHERE = ", or another queue="
 
 
 def advice(reason: str) -> str:
     """Return what to ask for instead if a job's reason for waiting will not pass; "" for other reasons."""
-    found = next((text for pattern, text in _ADVICE if re.search(pattern, reason)), "")
-    return f"{found}{_ELSEWHERE}" if found else ""
+    return next((f"{text}, or another queue=" for pattern, text in _ADVICE if re.search(pattern, reason)), "")
 
 
 def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[str, str], set[int]]:
@@ -196,45 +290,10 @@ def unasked(spec: JobSpec, *, memory: bool, cpus: bool) -> tuple[str, ...]:
     )
 
 
-class Plain:
-    """A batch system that is not asked about nodes and limits beforehand, and needs no force to end a job."""
-
-    __slots__ = ()
-    array_limit: int  # the most elements of an array; 1: no arrays
-
-    def check_dialect(self, system: str, choices: Mapping[str, tuple[str, ...]]) -> None:
-        """Raise ConfigError for a field with another value than its choices, or a limit below one job."""
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r} of {system}; allowed: {', '.join(allowed)}")
-        if self.array_limit < 1:
-            raise ConfigError(f"array_limit={self.array_limit} of {system}; allowed: 1 (no arrays) or more")
-
-    def split(self, count: int) -> tuple[int, ...]:
-        """Return the sizes of the submissions for ``count`` jobs."""
-        full, rest = divmod(count, self.array_limit)
-        return (self.array_limit,) * full + ((rest,) if rest else ())
-
-    def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return no messages."""
-        return ()
-
-    def force(self, result: Result) -> Command | None:
-        """Return None: ``cancel`` needs no force."""
-        return None
-
-    def offers(self, spec: JobSpec) -> Command | None:
-        """Return None: no command."""
-        return None
-
-    def read_offers(self, result: Result) -> tuple[Offer, ...]:
-        """Return no offers."""
-        return ()
-
-    def test(self, script: str) -> Command | None:
-        """Return None: no command checks a script (qsub submits, or does nothing)."""
-        return None
-
-    def read_test(self, result: Result) -> str:
-        """Return ""."""
-        return ""
+def check_dialect(system: BatchSystem, name: str, choices: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise ConfigError for a field with another value than its choices, or a limit below one job."""
+    for key, allowed in choices.items():
+        if getattr(system, key) not in allowed:
+            raise ConfigError(f"{key}={getattr(system, key)!r} of {name}; allowed: {', '.join(allowed)}")
+    if system.array_limit < 1:
+        raise ConfigError(f"array_limit={system.array_limit} of {name}; allowed: 1 (no arrays) or more")

@@ -9,15 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcgpu.batch.slurm_answers import GPUS, ask_offers, limit_s
+from hpcgpu.batch.pbs import size_bytes
+from hpcgpu.batch.slurm import GPUS, ask_offers, limit_s
 from hpcgpu.model import Command, Result
-from hpcgpu.model.site import Inventory
-from hpcgpu.model.site_facts import NodeType, Queue
+from hpcgpu.model.site import Inventory, NodeType, Queue
 from hpcgpu.units import format_duration
 
 _WORD = re.compile(r"(\w+)=(\S*)")
 _ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +185,12 @@ def _vnodes(text: str) -> Iterator[Kind]:
             gpus=sum(_count(part.get("ngpus")) for part in parts),
             gpu=str(next((part["gpu_type"] for part in parts if part.get("gpu_type")), "")),
             cpus=sum(_count(part.get("ncpus")) for part in parts) or None,
-            memory_mib=sum(_mib(str(part.get("mem", ""))) for part in parts) or None,
+            memory_mib=sum(size_bytes(str(part.get("mem", ""))) >> 20 for part in parts) or None,
         )
 
 
 def _count(value: object) -> int:
     return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else 0
-
-
-def _mib(text: str) -> int:
-    """Return the MiB of a PBS size, whose units are powers of 1024: ``32gb``, ``2097152kb``."""
-    match = re.fullmatch(r"(\d+)([kmgt])b", text.lower())
-    return int(match[1]) * 1024 ** (" kmgt".index(match[2])) // _MIB if match else 0
 
 
 def _queues(queues: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> Iterator[Queue]:

@@ -29,7 +29,7 @@ from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs.run import Run, home
 from hpcgpu.deploy.jobs.runs import last_lines
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
-from hpcgpu.host import libhwloc, nvml, private
+from hpcgpu.host import discover, nvml, private
 from hpcgpu.host import run as programs
 from hpcgpu.model import Result
 
@@ -172,7 +172,7 @@ def write(name: str | None, output: str | None) -> Path:
 
 
 def _of_machine() -> dict[str, str]:
-    export = next((e for e in libhwloc.exports() if not e.problem), None)
+    export = next((e for e in discover.exports() if not e.problem), None)
     out = {"versions.json": _json(_versions(export.source if export else ""))}
     if export:
         out["topology.xml"] = export.text

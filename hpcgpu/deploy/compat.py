@@ -17,7 +17,7 @@ from dask.core import flatten
 from distributed import Nanny, Scheduler, Worker
 from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
-from distributed.comm.tcp import BaseTCPListener, TCPBackend, TCPListener, TLSBackend, TLSListener
+from distributed.comm.tcp import BaseTCPListener, TCPListener, TLSListener
 from distributed.core import error_message
 from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
@@ -26,7 +26,7 @@ from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.host import nvml
 from hpcgpu.model.command import Backoff
-from hpcgpu.supervise.tasks import FailureLog
+from hpcgpu.supervise import FailureLog
 
 _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default
 
@@ -89,14 +89,6 @@ class _TlsListener(_Limited, TLSListener):
         return stream
 
 
-class _TcpBackend(TCPBackend):
-    _listener_class = _TcpListener
-
-
-class _TlsBackend(TLSBackend):
-    _listener_class = _TlsListener
-
-
 class _AcceptedStream(SSLIOStream):
     """A stream that a server has accepted, with the TLS context of its socket.
 
@@ -111,7 +103,8 @@ class _AcceptedStream(SSLIOStream):
 def limit_handshakes(handshakes: Any) -> None:
     """Make the listeners that this process opens from now on report their handshakes."""
     _Limited.handshakes = handshakes
-    backends["tcp"], backends["tls"] = _TcpBackend(), _TlsBackend()
+    for scheme, listener in (("tcp", _TcpListener), ("tls", _TlsListener)):
+        backends[scheme]._listener_class = listener
     tornado.tcpserver.SSLIOStream = _AcceptedStream  # type: ignore[attr-defined] # of a package with a stub
 
 

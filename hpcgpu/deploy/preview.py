@@ -26,7 +26,7 @@ from hpcgpu.model import Command, HostMemory, JobSpec, Layout, Settings, Site, T
 from hpcgpu.model.limit import Limit
 from hpcgpu.model.settings import options as all_options
 from hpcgpu.model.settings import user_name
-from hpcgpu.plan.binding.bindings import simulated_gpus
+from hpcgpu.plan.binding import simulated_gpus
 from hpcgpu.plan.binding.workers import facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of

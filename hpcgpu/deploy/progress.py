@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
+from hpcgpu import supervise
 from hpcgpu.host import log
 from hpcgpu.plan.jobs import Phase
 from hpcgpu.plan.jobs.phase import READY, note_lines
-from hpcgpu.supervise import tasks
 
 # A shorter wait gets no line.
 SHORT_S = 2.0
@@ -172,7 +172,7 @@ class Progress:
         self._began_s: float | None = None
         self._surface = surface()
         self._noted: set[str] = set()
-        self._ticking: tasks.Timer | None = None
+        self._ticking: supervise.Ticker | None = None
 
     def show(self, text: str) -> None:
         """Show the present state."""
@@ -182,7 +182,7 @@ class Progress:
         if self._ticking is None and (self._surface.ticks or self._after_s):
             with contextlib.suppress(RuntimeError):  # no event loop
                 asyncio.get_running_loop()
-                self._ticking = tasks.repeat(self._draw, 1.0, "the clock of the progress line")
+                self._ticking = supervise.Ticker(self._draw, 1.0, "the clock of the progress line")
         self._draw()
 
     def say(self, text: str, logged: str = "") -> None:
@@ -205,7 +205,7 @@ class Progress:
     def waiting(self, text: str) -> Iterator[None]:
         """Show a text, if the block takes longer than :data:`SHORT_S`; called on the event loop."""
         self._began_s = self._began_s or time.monotonic()
-        call = tasks.log_errors(self.show, "the line about a long operation", tasks.only_log)
+        call = supervise.log_errors(self.show, "the line about a long operation", supervise.only_log)
         later = asyncio.get_running_loop().call_later(SHORT_S, call, text)
         try:
             yield

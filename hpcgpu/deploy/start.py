@@ -70,11 +70,11 @@ def ld_preload(settings: Settings) -> str:
     """Return the library to preload for the allocator setting; the first rank reports a missing one."""
     if settings.allocator != "jemalloc":
         return ""
-    from hpcgpu.host import allocator  # brings asyncio, 25 CPU ms, which each rank of srun hpcgpu run would pay
+    from hpcgpu.host import host_memory  # brings asyncio, 25 CPU ms, which each rank of srun hpcgpu run would pay
 
-    library = allocator.find_jemalloc(os.environ)
+    library = host_memory.find_jemalloc(os.environ)
     if not library and not read_allocation(os.environ).rank.rank:
-        log.say(allocator.NOT_FOUND)
+        log.say(host_memory.NOT_FOUND)
     return library
 
 
@@ -198,14 +198,14 @@ def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> t
     """Query the granted memory if the batch system sets no variable for it; return a variable of ours, or ()."""
     if not asks_granted_memory(allocation, settings, shape):
         return ()
-    from hpcgpu.batch import pbs_answers  # all are imported here: each rank of srun hpcgpu run would pay
-    from hpcgpu.host import cgroup
+    from hpcgpu.batch import pbs  # all are imported here: each rank of srun hpcgpu run would pay
+    from hpcgpu.host import host_memory
     from hpcgpu.host import run as programs
 
     try:
-        granted = pbs_answers.read_memory(programs.run_sync(pbs_answers.ask_memory(allocation.job_id)))
+        granted = pbs.read_memory(programs.run_sync(pbs.ask_memory(allocation.job_id)))
     except SubmitError as error:
-        if not settings.memory_bytes and cgroup.memory_limit().source == ALL_OF_THE_NODE:
+        if not settings.memory_bytes and host_memory.memory_limit().source == ALL_OF_THE_NODE:
             log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")
         return ()
     return ((JOB_MEMORY, render_memory(granted)),) if granted else ()

@@ -16,16 +16,15 @@ from hpcgpu.deploy import settings as read_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.processes.node import facts_of
 from hpcgpu.errors import ConfigError, ParseError
-from hpcgpu.host import cgroup, discover
+from hpcgpu.host import discover, host_memory
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import CpuSet, Gpu, Settings, Topology
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, parse_simulated
 from hpcgpu.pictures.svg import render_svg
-from hpcgpu.plan.binding.bindings import simulated_gpus
+from hpcgpu.plan.binding import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
-from hpcgpu.report.machine import MachinePlan
-from hpcgpu.report.plain import describe, format_gpu, node_differences
+from hpcgpu.report.machine import MachinePlan, describe, format_gpu, node_differences
 from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
 _STDIN = "-"
@@ -72,7 +71,7 @@ def this_machine(settings: Settings) -> NodeFacts:
     # on one of several nodes the process that starts this one tells it: the batch system is asked once for all
     more = () if {JOB_MEMORY, JOB_NODES} & os.environ.keys() else start.memory_env(settings, allocation)
     allocation = read_allocation({**os.environ, **dict(more)}, host)
-    memory = plan_host_memory(cgroup.memory_limit(), allocation)
+    memory = plan_host_memory(host_memory.memory_limit(), allocation)
     return facts_of(host, discover.topology(), memory, os.environ, in_job=allocation.batch != "local")
 
 

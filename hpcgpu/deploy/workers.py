@@ -12,10 +12,9 @@ from distributed.protocol.pickle import dumps, loads
 
 from hpcgpu.deploy.dashboard import collect
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import allocator
+from hpcgpu.host import host_memory
 from hpcgpu.plan.jobs import by_number
-from hpcgpu.report.cluster import Memory
-from hpcgpu.report.workers import Bindings, WorkerFacts
+from hpcgpu.report.workers import Bindings, Memory, WorkerFacts
 
 
 def bindings(client: Client) -> Any:  # a coroutine from an asynchronous client
@@ -154,6 +153,6 @@ async def _trim(dask_worker: Worker) -> tuple[str, int]:
     def trim() -> int:
         if isinstance(dask_worker.data, GpuSpillBuffer):
             dask_worker.data.trim()
-        return allocator.trim()
+        return host_memory.trim()
 
     return str(dask_worker.name), await asyncio.to_thread(trim)

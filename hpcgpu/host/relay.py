@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Awaitable, Callable
 
-from hpcgpu.supervise import tasks
+from hpcgpu import supervise
 
 _HEAD = struct.Struct("!II")
 _CHUNK_BYTES = 1 << 16
@@ -36,7 +36,7 @@ class Mux:
         self._reader, self._writer, self._connect = reader, writer, connect
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.StreamWriter] = {}
-        self._pumps = tasks.Group()
+        self._pumps = supervise.Group()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a connection that was accepted here, until it ends."""
@@ -65,7 +65,7 @@ class Mux:
                 self._send(number, b"")
                 return
             pump = functools.partial(self._pump, number, reader)
-            self._pumps.start(pump, f"the relay's connection {number}", tasks.only_log)  # it ends in any case
+            self._pumps.start(pump, f"the relay's connection {number}", supervise.only_log)  # it ends in any case
         writer = self._open[number]
         if not data:
             writer.close()

@@ -11,8 +11,8 @@ from functools import partial
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode
 from hpcgpu.pictures.numa_contents import Node, NumaContents, gib, gpu_name, worker_cells
 from hpcgpu.pictures.shapes import BOLD, GAP, TAG, Box, Text, Tile, bottom, columns_for, fit, in_rows, tags, wrap
-from hpcgpu.plan.binding.ports import DISTANCE_WORDS
-from hpcgpu.report.plain import port_name
+from hpcgpu.plan.binding.network import DISTANCE_WORDS
+from hpcgpu.report.machine import port_name
 from hpcgpu.units import counted
 
 WIDTH = 1000

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.binding.ports import UNKNOWN, Ports
-from hpcgpu.report.plain import MAKERS, port_name
+from hpcgpu.plan.binding.network import UNKNOWN, Ports
+from hpcgpu.report.machine import MAKERS, port_name
 from hpcgpu.units import counted, format_bytes
 
 

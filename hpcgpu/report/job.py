@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcgpu.model import JobSpec, Layout, Settings, Site
-from hpcgpu.plan.binding import RankRecord, plan_layout
+from hpcgpu.plan import RankRecord, plan_layout
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report import Column, Table
-from hpcgpu.report.machine import MachinePlan, poor
-from hpcgpu.report.plain import describe, format_ports
-from hpcgpu.report.plain import differences as plain_differences
+from hpcgpu.report.machine import MachinePlan, describe, format_ports, poor
+from hpcgpu.report.machine import differences as plain_differences
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _SCRIPT = "script"

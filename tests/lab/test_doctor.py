@@ -76,10 +76,3 @@ def test_a_home_that_the_nodes_do_not_have_is_named(slurm_lab: Lab) -> None:
         slurm_lab.exec(slurm_lab.login, ["rm", "-r", home], check=True)
     check(findings, "job", "failed", "0 of 2 nodes", "the home is not shared with the nodes")
     check(findings, "home", "warning", "seems to exist on this machine only")
-
-
-def test_a_wrong_account_is_named(accounting_lab: Lab) -> None:
-    findings, _ = doctor(accounting_lab, "--gpus-per-node", "1", "--account", "nobody")
-    check(findings, "job request", "failed", "Invalid account", "--account NAME", "sacctmgr show associations")
-    findings, _ = doctor(accounting_lab, "--gpus-per-node", "1", "--account", "project")
-    check(findings, "job request", "ok", "slurm would take the job")

@@ -35,16 +35,25 @@ SVD = """
     from hpcgpu import sim
     from hpcgpu.sim.dask import register
     register()
+    def cut_bytes():
+        from hpcgpu.deploy.network.node_copies import this_process
+        return this_process.cut_bytes
     with SLURMGPUCluster(nodes=2, gpus="sim:2x64MiB", memory_limit="500MB") as cluster, Client(cluster) as client:
         x = da.random.default_rng(1).random((100_000, 50), chunks=(5_000, 50)).map_blocks(sim.asarray)
         s = da.linalg.svd(x)[1].compute().get()
         expected = np.sqrt(np.linalg.eigvalsh((x.T @ x).compute().get())[::-1])
+        address = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+        first, last = (address[name] for name in (min(address), max(address)))
+        for i in range(3):  # the first one is before the data connections
+            big = client.submit(np.full, 4_000_000, i, workers=[first])
+            assert client.submit(np.sum, big, workers=[last]).result() == 4_000_000 * i
         facts = dict(
             worst=float(np.max(np.abs(s - expected) / expected)),
             names=sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()),
             scheduler=client.run_on_scheduler(lambda: (os.environ["SLURM_PROCID"], os.environ["SLURMD_NODENAME"])),
             step=os.popen(f"scontrol show step {cluster.job_id}.0").read(),
             jobs=os.popen("squeue -h").read().count("\\n"),
+            cut_bytes=client.run(cut_bytes)[last],
         )
     print("FACTS", json.dumps(facts))
 """
@@ -58,6 +67,7 @@ def test_the_class_is_one_job_with_the_scheduler_on_rank_0(slurm_lab: Lab, pytho
     assert facts["scheduler"] == ["0", "node1"]
     assert "Tasks=5" in facts["step"]
     assert facts["jobs"] == 1
+    assert facts["cut_bytes"] >= 32_000_000
 
 
 HERE = """

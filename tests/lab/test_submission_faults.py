@@ -7,6 +7,7 @@ import re
 import textwrap
 from typing import Any
 
+import ailing
 import pytest
 from lab import NETWORK, PATIENCE_S, Lab
 from waiting import scaled
@@ -154,6 +155,14 @@ def limit(lab: Lab, jobs: int) -> None:
 
 
 def test_jobs_beyond_a_limit_are_submitted_later(accounting_lab: Lab) -> None:
+    """And the doctor names a wrong account: a lab with accounts, which takes half a minute, is up for one test."""
+    for account, verdict, *words in (
+        ("nobody", "failed", "Invalid account", "--account NAME", "sacctmgr show associations"),
+        ("project", "ok", "slurm would take the job"),
+    ):
+        argv = ["python", "-m", "hpcgpu", "doctor", "--json", "--gpus-per-node", "1", "--account", account]
+        done = accounting_lab.exec(accounting_lab.login, argv)
+        ailing.check(ailing.read(done.stdout), "job request", verdict, *words)
     code = """
     GPUCluster.patience = Patience(refused_s=2.0)  # 30 s are a long time for a test
     with SLURMGPUCluster(**OPTIONS, cores_per_gpu=2) as cluster, Client(cluster) as client:

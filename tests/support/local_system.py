@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paths import SUPPORT
 
 from hpcgpu import batch
-from hpcgpu.batch.common import Plain, script_body
+from hpcgpu.batch.common import BatchSystem, script_body
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 
@@ -51,7 +51,7 @@ kill -KILL -- "$group" 2>/dev/null; over
 
 
 @dataclass(frozen=True, slots=True)
-class Local(Plain):
+class Local(BatchSystem):
     """The machine itself: no dialect, no arrays, no nodes, no marks."""
 
     def script(self, spec: JobSpec) -> str:
@@ -67,9 +67,6 @@ class Local(Plain):
         if not (ids := _ID.findall(result.stdout)):
             raise SubmitError(result.stderr)
         return str(ids[0][0])
-
-    def split(self, count: int) -> tuple[int, ...]:
-        return (1,) * count
 
     def find(self, name: str, mark: str) -> Command | None:
         return None

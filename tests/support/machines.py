@@ -15,7 +15,7 @@ import pytest
 from paths import TOPOLOGIES
 
 from hpcgpu.model import CpuSet, Gpu, Nic, Topology
-from hpcgpu.plan.binding.bindings import simulated_gpus
+from hpcgpu.plan.binding import simulated_gpus
 from hpcgpu.topology.hwloc_xml import read_file
 
 MACHINES = sorted(p.stem for p in TOPOLOGIES.glob("*.xml"))

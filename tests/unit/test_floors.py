@@ -231,6 +231,7 @@ def test_agent_is_light_at_the_top() -> None:
 
 # What makes sense together only is one module, and says here why; none is longer than 500 lines.
 LONG = {
+    **dict.fromkeys(("batch/pbs.py", "batch/slurm.py"), "each question to a batch system beside its answer's reader"),
     "agent/fork_server.py": "both ends of one socket, and what lives as long as the process behind it",
     "agent/rank0.py": "what rank 0 alone has: the scheduler process, from its fork to its end",
     "agent/rendezvous.py": "one step of a rank, in two ways",
@@ -239,7 +240,15 @@ LONG = {
     "deploy/jobs/run.py": "all of a run: its files, its owner, and each change of its jobs",
     "deploy/network/node_copies.py": "one protocol: who reads one side must see the other",
     "spill/storage/__init__.py": "a private folder: whether it is safe, its lock, its removal, and what is said of it",
+    "host/discover.py": "the sources of a topology, one after the other, and libhwloc's few calls",
+    "model/site.py": "one schema: who reads one block must see the others",
+    "plan/binding/network.py": "one decision: which ports are usable, how far they are, and whose they become",
+    "plan/doctor/nodes.py": "one table of checks of one job",
+    "report/machine.py": "one machine in three forms: text, plain data and table",
+    "report/workers.py": "one worker's facts, and each table of them",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
+    "supervise.py": "all that may start background work",
+    "topology/hwloc_xml.py": "one format: who reads devices must see how memory is read",
     "spill/state/machine.py": "all events of the machine: who reads one must see the others",
     "spill/store/buffer.py": "what people and distributed call, with what it says of itself",
 }
@@ -266,7 +275,7 @@ PRIVATE: dict[str, dict[str, str]] = {
         OVERRIDDEN,
     ),
     "deploy/network/ucx.py": {"_ep": "distributed-ucxx has no other way to the endpoint of a connection"},
-    "host/libhwloc.py": {"_handle": "ctypes has no other way to close a library"},
+    "host/discover.py": {"_handle": "ctypes has no other way to close a library"},
     "sim/dask.py": dict.fromkeys(
         ("_nannumel", "_numel_arraylike"), "dask registers these for numpy under no public name"
     ),

@@ -12,8 +12,7 @@ from typing import Any
 from hpcgpu.config import option_of
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings, options, user_name
-from hpcgpu.model.site import Site
-from hpcgpu.model.site_facts import NodeType, Queue
+from hpcgpu.model.site import NodeType, Queue, Site
 from hpcgpu.units import format_duration, parse_bytes, parse_duration_s
 
 NEVERTHELESS = (

@@ -13,8 +13,7 @@ import yaml
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.model.site import Inventory, Path, Site
-from hpcgpu.model.site_facts import Match, NodeType, Queue
+from hpcgpu.model.site import Inventory, Match, NodeType, Path, Queue, Site
 from hpcgpu.units import parse_bytes, parse_duration_s
 
 # A key at the top of a file, and all lines that belong to it.

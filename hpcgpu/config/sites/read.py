@@ -18,8 +18,7 @@ from hpcgpu.config import nearest, option_of
 from hpcgpu.config.layers import read_layer
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
-from hpcgpu.model.site import DIALECTS, Path, Site
-from hpcgpu.model.site_facts import Queue, tags_of
+from hpcgpu.model.site import DIALECTS, Path, Queue, Site, tags_of
 from hpcgpu.units import format_duration, parse_duration_s
 
 VERSION = 2

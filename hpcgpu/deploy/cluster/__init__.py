@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hpcgpu import supervise
 from hpcgpu.deploy import settings as user_settings
 from hpcgpu.deploy.jobs import run as runs
 from hpcgpu.deploy.jobs.fleet import Fleet
@@ -31,7 +32,6 @@ from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 from hpcgpu.spill.storage import Scratch
-from hpcgpu.supervise import tasks
 
 
 class ClusterRun:
@@ -194,7 +194,7 @@ class ClusterRun:
         document = RunDocument(settings=self.settings, shape="member", folder=str(self._run.folder))
         spec = plan_job(document, self.site, self._batch)[0] if self.scales else None
         if self.takes_over:
-            await tasks.to_thread(self._run.take_over)
+            await supervise.to_thread(self._run.take_over)
         if spec:
             self._fleet.manage_members(spec)
 
@@ -246,13 +246,13 @@ class ClusterRun:
         """Return whether the run ends with this object: it has no other owner."""
         if self._run:
             with contextlib.suppress(OSError):  # a file server that is away
-                await tasks.to_thread(self._run.look)
+                await supervise.to_thread(self._run.look)
         return self._run is None or self._run.is_mine
 
     async def claim(self, action: str) -> None:
         """Raise JobError if another object that is alive owns the run; take over a run whose owner has left it."""
         if self._run and not await self.is_mine():
-            await tasks.to_thread(functools.partial(self._run.claim, action))
+            await supervise.to_thread(functools.partial(self._run.claim, action))
 
     async def check_detachable(self) -> None:
         """Raise ConfigError if the job cannot go on without this process, JobError if another object owns it."""
@@ -289,7 +289,7 @@ class ClusterRun:
     async def close(self) -> None:
         """Remove the leftovers of processes here, and end the guard: no job is left, or another process has one."""
         if self._scratch:
-            await tasks.to_thread(self._scratch.remove)
+            await supervise.to_thread(self._scratch.remove)
             self._scratch = None
         if self._run:
             await asyncio.to_thread(self._run.end_guard)

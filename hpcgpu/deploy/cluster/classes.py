@@ -19,7 +19,7 @@ from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Settings
 from hpcgpu.model.command import Backoff
 from hpcgpu.plan.jobs.request import workers_for
-from hpcgpu.supervise.tasks import FailureLog
+from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
 
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.

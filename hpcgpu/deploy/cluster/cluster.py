@@ -29,7 +29,7 @@ from hpcgpu.plan.jobs import by_number
 from hpcgpu.plan.jobs.phase import End, summary_line
 from hpcgpu.report import Explanation
 from hpcgpu.spill.store import register
-from hpcgpu.supervise.tasks import reason_of
+from hpcgpu.supervise import reason_of
 
 Kind = TypeVar("Kind", bound="GPUCluster")
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"

@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed.core import rpc
 
+from hpcgpu import supervise
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.jobs.runs import today
 from hpcgpu.deploy.network import lease, scheduler_file
@@ -28,7 +29,6 @@ from hpcgpu.host import process
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.phase import describe, may_answer, why_missing
-from hpcgpu.supervise import tasks
 
 # The batch system is polled seldom (fleet), the files of the job often.
 _POLL_S = 0.1
@@ -63,8 +63,8 @@ class Connection:
         self.browser: BrowserLink | None = None  # leads browsers to the dashboard; None before the connection
         self._tunnel: Tunnel | None = None
         self._holder: LeaseHolder | None = None
-        self._touching: tasks.Loop | None = None
-        self._returning: tasks.Loop | None = None
+        self._touching: supervise.Loop | None = None
+        self._returning: supervise.Loop | None = None
 
     @property
     def is_searching(self) -> bool:
@@ -85,7 +85,7 @@ class Connection:
 
         self.folder = self._run.folder
         if not self.folder:
-            await tasks.to_thread(begin)
+            await supervise.to_thread(begin)
         assert self.folder
         self._touching = keep_touched(self.folder, self._settings.client_grace_s)
         return self.folder
@@ -97,7 +97,7 @@ class Connection:
         is no way through the batch system; TrustError if a process with another certificate answers.
         """
         assert self.folder
-        scheduler = await self._reach(await tasks.until(self._look, _POLL_S))
+        scheduler = await self._reach(await supervise.until(self._look, _POLL_S))
         self.hold(scheduler)
         self.browser = BrowserLink(self.folder, self._settings.dashboard_port)
         await self._lead_browsers(scheduler)
@@ -117,19 +117,17 @@ class Connection:
         if not self.is_searching:
             assert self.scheduler_file
             return_ = functools.partial(self._return, reason, self.scheduler_file)
-            self._returning = tasks.run_forever(
-                return_, "the search for this cluster's scheduler", changed=self._changed
-            )
+            self._returning = supervise.Loop(return_, "the search for this cluster's scheduler", changed=self._changed)
 
     async def detach(self, job_id: str) -> None:
         """Give the lease up: the job goes on. Raise LaunchError, without a change, if the scheduler is silent."""
         assert self.folder
-        await tasks.to_thread(functools.partial(lease.detach, self.folder))
+        await supervise.to_thread(functools.partial(lease.detach, self.folder))
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            await tasks.to_thread(functools.partial(lease.take_up, self.folder))
+            await supervise.to_thread(functools.partial(lease.take_up, self.folder))
             raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
         self.keeps_job = True
 
@@ -152,7 +150,7 @@ class Connection:
     async def remove_folder(self) -> None:
         """Remove the run's folder; its jobs have ended."""
         if self.folder:
-            await tasks.to_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))
+            await supervise.to_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))
 
     async def _return(self, reason: str, before: SchedulerFile) -> bool:
         """Take the scheduler up again, in the job's next life too, or report that the cluster is lost.

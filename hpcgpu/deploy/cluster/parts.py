@@ -10,6 +10,7 @@ from typing import Any
 
 from distributed.core import Status
 
+from hpcgpu import supervise
 from hpcgpu.deploy import workers
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
@@ -20,8 +21,7 @@ from hpcgpu.plan.jobs import by_number
 from hpcgpu.plan.jobs.phase import End
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.workers import WorkerFacts, read_facts
-from hpcgpu.supervise import tasks
-from hpcgpu.supervise.tasks import reason_of
+from hpcgpu.supervise import reason_of
 
 _ANSWER_S = 3.0
 # The scheduler waits 1 s at most for the workers' last heartbeats.
@@ -41,7 +41,7 @@ class Answers:
         self._summary: Summary | str = "it has not been started"
         self._facts: dict[str, WorkerFacts] = {}  # by address
         self._asked_s = 0.0
-        self._asking: tasks.Loop | None = None
+        self._asking: supervise.Loop | None = None
         self.show_end: Callable[[], object] = lambda: None  # updates a widget that shows the page when the cluster ends
 
     def workers(self, present: Mapping[str, Any]) -> list[WorkerFacts]:
@@ -78,7 +78,7 @@ class Answers:
                 if self.is_due(count()):
                     await self.ask_workers(scheduler())
 
-            self._asking = tasks.run_forever(ask, "the questions to the workers for a notebook")
+            self._asking = supervise.Loop(ask, "the questions to the workers for a notebook")
 
     def close(self) -> None:
         """Stop asking."""

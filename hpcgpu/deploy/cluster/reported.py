@@ -7,11 +7,11 @@ from typing import Any
 from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 
+from hpcgpu import supervise
 from hpcgpu.deploy import workers
 from hpcgpu.deploy.cluster.parts import Parts, first_line
-from hpcgpu.report.cluster import cluster_page
 from hpcgpu.report.summary import Summary
-from hpcgpu.supervise import tasks
+from hpcgpu.report.workers import cluster_page
 
 
 class ReportedCluster(Cluster):
@@ -39,7 +39,7 @@ class ReportedCluster(Cluster):
 
         Returns
         -------
-        hpcgpu.report.cluster.Memory
+        hpcgpu.report.workers.Memory
             It prints as a table; an awaitable of it where the cluster is asynchronous.
 
         """
@@ -97,7 +97,7 @@ class ReportedCluster(Cluster):
         link = parts.connection.browser.url if parts.connection.browser and not parts.end else ""
         if link:  # a line has shown it before
             drop = self.parts.progress.drop
-            drop = tasks.log_errors(drop, "removing the line with the dashboard's link", tasks.only_log)
+            drop = supervise.log_errors(drop, "removing the line with the dashboard's link", supervise.only_log)
             self.loop.add_callback(drop, f"dashboard: {link}")
         page = cluster_page(
             type(self).__name__,

@@ -25,13 +25,13 @@ from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import allocator, bind, log
+from hpcgpu.host import bind, host_memory, log
 from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.jobs import by_number
-from hpcgpu.report.plain import binding_differences
+from hpcgpu.report.machine import binding_differences
 from hpcgpu.report.summary import Summary, sum_up
 from hpcgpu.report.workers import TIERS, WorkerFacts, planned, read_facts
-from hpcgpu.supervise.tasks import reason_of
+from hpcgpu.supervise import reason_of
 
 # Their key in distributed's messages.
 KEY = "hpcgpu"
@@ -136,7 +136,7 @@ def collect(dask_worker: Worker) -> WorkerFacts:
 def read_memory(worker: Worker) -> dict[str, Any]:
     """Return a worker's memory and moves as plain data, under the names of :class:`WorkerFacts`."""
     store = worker.data
-    facts = {"process_bytes": int(worker.monitor.get_process_memory()), "allocator": allocator.in_force()}
+    facts = {"process_bytes": int(worker.monitor.get_process_memory()), "allocator": host_memory.in_force()}
     if not hasattr(store, "tiers"):  # not the spill store
         return facts
     tiers, spilled = store.tiers, store.spilled_total.disk

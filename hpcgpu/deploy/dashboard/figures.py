@@ -25,8 +25,7 @@ from bokeh.models import (
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
-from hpcgpu.report.cluster import TIER_COLOURS
-from hpcgpu.report.workers import DIRECTIONS, TIERS, WorkerFacts
+from hpcgpu.report.workers import DIRECTIONS, TIER_COLOURS, TIERS, WorkerFacts
 from hpcgpu.units import format_bytes
 
 RED = "#CC3311"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
+from hpcgpu import supervise
 from hpcgpu.config import document
 from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.doctor.node import (
@@ -38,7 +39,6 @@ from hpcgpu.plan.doctor.login import refusal_advice
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs import HEAD, Job
 from hpcgpu.plan.jobs.phase import describe, format_end, format_missing
-from hpcgpu.supervise import tasks
 
 _NODES, _WALLTIME_S = 2, 300
 _GRACE_S = 10.0  # a doctor that is silent for longer has been killed
@@ -111,19 +111,19 @@ class _DoctorJob:
 
     async def facts(self) -> TrialFacts:
         """Submit the job, wait until it ends or all nodes have answered, and return the facts."""
-        await tasks.to_thread(functools.partial(lease.touch, self._folder))
+        await supervise.to_thread(functools.partial(lease.touch, self._folder))
         alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
         try:
             return await self._facts()
         finally:
             alive.cancel()
-            await tasks.to_thread(self._run.end_guard)
+            await supervise.to_thread(self._run.end_guard)
 
     async def _facts(self) -> TrialFacts:
         try:
             await submit_guarded(self._run, self._submit)
-            answered = await tasks.until(self._have_answered, _POLL_S)
-            facts = await tasks.to_thread(self._gather)
+            answered = await supervise.until(self._have_answered, _POLL_S)
+            facts = await supervise.to_thread(self._gather)
         except BaseException:
             await self._cancel()
             raise
@@ -157,7 +157,7 @@ class _DoctorJob:
             await self._ask()
             self._ask_at_s = now_s() + _ASK_S
         over = self._is_over(now_s())
-        if await tasks.to_thread(self._have_all):
+        if await supervise.to_thread(self._have_all):
             return True
         return False if over else None
 

@@ -28,7 +28,7 @@ from hpcgpu.deploy import start
 from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import cgroup, discover, nvml, peer_memory, private, process
+from hpcgpu.host import discover, host_memory, nvml, peer_memory, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
@@ -257,7 +257,7 @@ def gather_facts(settings: Settings) -> NodeFacts:
         limits=probes.limits(),
         cpus=cpus,
         cores=cores,
-        memory_bytes=cgroup.memory_limit().nbytes,
+        memory_bytes=host_memory.memory_limit().nbytes,
         temporary=tempfile.gettempdir(),
         gpus=tuple(gpu.model for gpu in gpus.gpus),
         compute_modes=tuple(gpu.compute_mode for gpu in gpus.gpus),

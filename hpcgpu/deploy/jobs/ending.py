@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import ask, cancel
 from hpcgpu.deploy.jobs.run import script_end
@@ -18,7 +19,6 @@ from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.phase import SILENT, format_script_end
-from hpcgpu.supervise import tasks
 
 _POLL_S = 0.25
 # A job whose lease has ended is gone within 5 s.
@@ -110,7 +110,7 @@ async def end(
         return None if left else True
 
     with contextlib.suppress(TimeoutError):
-        await tasks.until(look, _POLL_S, limit_s)
+        await supervise.until(look, _POLL_S, limit_s)
     return left, refused if left else None
 
 
@@ -136,7 +136,7 @@ async def _end_by_themselves(
         return None if states else True
 
     try:
-        return await tasks.until(have_ended, _BY_ITSELF_POLL_S, limit_s)
+        return await supervise.until(have_ended, _BY_ITSELF_POLL_S, limit_s)
     except TimeoutError:
         return False
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import ending
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, on_lost_nodes, proven
@@ -22,7 +23,6 @@ from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs import HEAD, Job
 from hpcgpu.plan.jobs.phase import Failures, why_over
 from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
-from hpcgpu.supervise import tasks
 
 # A cancelled job is gone within the batch system's KillWait.
 _END_S = 40.0
@@ -36,7 +36,7 @@ class Fleet:
 
     def __init__(self, run: Run, policy: Policy, view: SchedulerView) -> None:
         self.run, self.policy, self.view = run, policy, view
-        self.alarm = tasks.PollTimer()
+        self.alarm = supervise.PollTimer()
         self.error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
         self._head_spec: JobSpec | None = None
         self._member_spec: JobSpec | None = None
@@ -50,8 +50,8 @@ class Fleet:
         self._held_back_until_s = NEVER_S
         self._answer = asyncio.Event()
         self._acting, self._writing = asyncio.Lock(), asyncio.Lock()
-        self._requests = tasks.Group()
-        self._looking: tasks.Loop | None = None
+        self._requests = supervise.Group()
+        self._looking: supervise.Loop | None = None
 
     # --- the jobs
 
@@ -94,7 +94,7 @@ class Fleet:
         """Poll now, and from now on whenever due."""
         if self._looking is None:
             name = "the loop that looks after this cluster's jobs"
-            self._looking = tasks.run_forever(self._look, name, changed=self.view.changed)
+            self._looking = supervise.Loop(self._look, name, changed=self.view.changed)
         self.alarm.ring()
 
     def stop(self) -> None:
@@ -144,7 +144,7 @@ class Fleet:
         object owns the run; SubmitError in the batch system's words, or only reports it when adapting. Accepted jobs
         stay; a ``transient`` refusal is tried again.
         """
-        await tasks.to_thread(functools.partial(self.run.must_own, "scale"))
+        await supervise.to_thread(functools.partial(self.run.must_own, "scale"))
         self._adapting, changed = adapting, self.run.target != jobs
         self.run.target = jobs
         if not adapting:
@@ -183,7 +183,7 @@ class Fleet:
         async with self._writing:
             # there may be member jobs whose ids are unknown yet
             self.run.submitting = self._submitter is not None and self._submitter.unanswered
-            await tasks.to_thread(self.run.save)
+            await supervise.to_thread(self.run.save)
 
     # --- the loop
 
@@ -300,7 +300,7 @@ class Fleet:
 
     async def _look_at_owner(self) -> None:
         with contextlib.suppress(OSError):  # a file server that is away; nothing is submitted then
-            await tasks.to_thread(functools.partial(self.run.reload, self.alarm.now_s()))
+            await supervise.to_thread(functools.partial(self.run.reload, self.alarm.now_s()))
         if self.run.is_taken_over and not self._has_left:
             self._has_left = True
             self.view.say(f"another object has taken this cluster over: {self.run.owner} owns it; this one only reads")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from hpcgpu import supervise
 from hpcgpu.deploy.jobs.runs import log_tail
 from hpcgpu.errors import JobError, LaunchError
 from hpcgpu.host import private, process
@@ -20,7 +21,6 @@ from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs import HEAD, Job
 from hpcgpu.spill import storage
-from hpcgpu.supervise import tasks
 
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0
@@ -61,7 +61,7 @@ class LocalRanks:
         """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
         environ, parent = self._env(), os.getpid()
         try:
-            with await tasks.to_thread(self._open_log) as log:
+            with await supervise.to_thread(self._open_log) as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._launch.argv,
                     stdin=asyncio.subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import TypeVar
 
+from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.batch_client import ask, cancel, look
 from hpcgpu.deploy.jobs.ending import end
@@ -25,8 +26,7 @@ from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs import Job, count_by_job
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.report import Shown, Table
-from hpcgpu.report.cluster import jobs_table
-from hpcgpu.supervise import tasks
+from hpcgpu.report.workers import jobs_table
 
 # A job whose lease has ended is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
 _BY_ITSELF_S = 5.0
@@ -79,11 +79,11 @@ async def abandon(folder: Path, token: str) -> None:
         try:
             await _abandon(folder, token)
         except FileNotFoundError:
-            if await tasks.to_thread(folder.exists):
+            if await supervise.to_thread(folder.exists):
                 raise
         return True  # also if another process has stopped the run, and removed its folder
 
-    await tasks.run_forever(once, f"the end of the run in {folder}").finished()
+    await supervise.Loop(once, f"the end of the run in {folder}").finished()
 
 
 async def _abandon(folder: Path, token: str) -> None:
@@ -106,7 +106,7 @@ async def _abandon(folder: Path, token: str) -> None:
             end_s = now() + _BY_ITSELF_S
         return True if now() > end_s else None
 
-    if await tasks.until(is_over, _ASK_S):
+    if await supervise.until(is_over, _ASK_S):
         await finish(run)
 
 
@@ -130,7 +130,7 @@ async def _cancel_pending(run: Run, token: str) -> bool:
         run.add([Job(id=job_id) for job_id in lost], 0.0)
         return True if lost or now_s() > end_s else None
 
-    return await tasks.until(once, _LOOK_S)
+    return await supervise.until(once, _LOOK_S)
 
 
 async def stop(run: Run) -> None:
@@ -147,7 +147,7 @@ async def stop(run: Run) -> None:
             return None if await poll(run) else True
 
         with contextlib.suppress(TimeoutError):
-            await tasks.until(has_ended, _ASK_S / 4, 2 * _BY_ITSELF_S)
+            await supervise.until(has_ended, _ASK_S / 4, 2 * _BY_ITSELF_S)
     await finish(run)
 
 
@@ -188,7 +188,7 @@ async def _answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
             log.say(str(e))
             return None
 
-    return (await tasks.until(once, _ASK_S))[0]
+    return (await supervise.until(once, _ASK_S))[0]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -282,7 +282,7 @@ async def follow_log(run: Run, log: Path, offset: int, echo: Callable[[str], Non
             echo(part.decode(errors="replace"))
         return over or None
 
-    await tasks.until(hand_out, _LOOK_S)
+    await supervise.until(hand_out, _LOOK_S)
 
 
 def _read(log: Path, offset: int) -> bytes:

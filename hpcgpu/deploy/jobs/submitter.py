@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import document, entry_points
 from hpcgpu.config.sites import check_submission, forbidden, notes
@@ -21,7 +22,6 @@ from hpcgpu.model import JobSpec, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_member, plan_request
 from hpcgpu.spill import storage
-from hpcgpu.supervise import tasks
 
 if TYPE_CHECKING:
     from hpcgpu.model import Site
@@ -92,17 +92,17 @@ async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) 
 
     Raises SubmitError in the batch system's words.
     """
-    await tasks.to_thread(run.save)
+    await supervise.to_thread(run.save)
     # As dask-jobqueue does; without it Slurm fails a job, "JobLaunchFailure" (22.05.8). A folder that only the nodes
     # have cannot be made here, and one with a pattern of sbatch's (%u) has another name.
     logs = run.document.settings.log_directory
     if logs and "%" not in logs:
         with contextlib.suppress(OSError):
-            await tasks.to_thread(functools.partial(storage.make_private, Path(logs)))
-    await tasks.to_thread(run.start_guard)
+            await supervise.to_thread(functools.partial(storage.make_private, Path(logs)))
+    await supervise.to_thread(run.start_guard)
     await submit_job()
     run.submitting = False
-    await tasks.to_thread(run.save)
+    await supervise.to_thread(run.save)
 
 
 class Submitter:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcgpu import supervise
 from hpcgpu.plan.jobs import read_member_name
 from hpcgpu.plan.jobs.phase import End
-from hpcgpu.supervise import tasks
 
 _LOOK_S = 5.0
 
@@ -37,7 +37,7 @@ class SchedulerView:
     say: Callable[[str], None]  # takes a line for the user
     end: Callable[[], End | None]  # return how the cluster object has ended, if it has
     silent: frozenset[str] = frozenset()  # addresses of workers without a recent heartbeat
-    _listening: tasks.Loop | None = field(default=None, init=False)
+    _listening: supervise.Loop | None = field(default=None, init=False)
 
     def present(self, head: str, *, elastic: bool) -> Mapping[str, JobWorkers]:
         """Return the registered workers by their job's id.
@@ -83,7 +83,7 @@ class SchedulerView:
                 self.silent = silent
                 changed()
 
-        self._listening = tasks.run_forever(listen, "the search for workers that have fallen silent")
+        self._listening = supervise.Loop(listen, "the search for workers that have fallen silent")
 
     def stop(self) -> None:
         """Stop asking."""

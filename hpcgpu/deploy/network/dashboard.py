@@ -21,8 +21,8 @@ import dask
 from distributed.core import CommClosedError
 from distributed.utils import format_dashboard_link
 
+from hpcgpu import supervise
 from hpcgpu.host import log, private
-from hpcgpu.supervise import tasks
 
 # The scheduler's handler; hpcgpu.deploy.processes.services serves it.
 HANDLER = "hpcgpu_dashboard"
@@ -124,14 +124,14 @@ class BrowserLink:
         if not secret or not is_new:
             return False
         self._forwarder = self._forwarder or await Forwarder.open(self._connect, lambda: self._secret, self._port)
-        await tasks.to_thread(functools.partial(private.write, self._file, f"{self.url}\n"))
+        await supervise.to_thread(functools.partial(private.write, self._file, f"{self.url}\n"))
         return True
 
     async def close(self) -> None:
         """Close the port and remove the file."""
         if self._forwarder:
             self._forwarder.close()
-            await tasks.to_thread(functools.partial(self._file.unlink, missing_ok=True))
+            await supervise.to_thread(functools.partial(self._file.unlink, missing_ok=True))
             self._forwarder = None
 
     @property
@@ -196,7 +196,7 @@ async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamW
         with contextlib.suppress(OSError):
             await comm.write(b"")
 
-    sending = tasks.start(send, "a browser's connection", tasks.only_log)
+    sending = supervise.start(send, "a browser's connection", supervise.only_log)
     try:
         with contextlib.suppress(CommClosedError):
             while data := await comm.read():

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hpcgpu import supervise
 from hpcgpu.model.command import Backoff
-from hpcgpu.supervise import tasks
-from hpcgpu.supervise.tasks import reason_of
+from hpcgpu.supervise import reason_of
 
 _LEASE = "lease"
 _DETACHED = "detached"
@@ -45,7 +45,7 @@ class LeaseHolder:
         self._lost, self._is_given_up = lost, is_given_up
         self._heard_s, self._reason = asyncio.get_running_loop().time(), ""
         every = Backoff(longest_s=interval_s(grace_s))
-        self._renewing = tasks.run_forever(self._renew, "the signs of life to the scheduler", backoff=every)
+        self._renewing = supervise.Loop(self._renew, "the signs of life to the scheduler", backoff=every)
 
     def stop(self) -> None:
         """Stop the signs of life; other holders may go on."""
@@ -71,7 +71,7 @@ class LeaseHolder:
             self._lost(self._reason)
             return True
         try:
-            if not await tasks.to_thread(self._is_given_up):
+            if not await supervise.to_thread(self._is_given_up):
                 async with asyncio.timeout(self._grace_s):
                     await self._scheduler.hpcgpu_lease()
             self._heard_s = loop.time()
@@ -88,20 +88,20 @@ def interval_s(grace_s: float) -> float:
     return min(grace_s / _SIGNS_PER_GRACE, _LONGEST_S)
 
 
-def keep_touched(folder: Path, grace_s: float) -> tasks.Loop:
+def keep_touched(folder: Path, grace_s: float) -> supervise.Loop:
     """Renew the lease that the client took before the submission, until its file is gone."""
     every_s = interval_s(grace_s)
 
     async def touch() -> bool:
         try:
-            if not await tasks.to_thread(functools.partial(is_detached, folder)):
-                await tasks.to_thread(functools.partial(renew, folder))
+            if not await supervise.to_thread(functools.partial(is_detached, folder)):
+                await supervise.to_thread(functools.partial(renew, folder))
         except FileNotFoundError:
             return True
         await asyncio.sleep(every_s)  # a failure, as of a file server that is away for a moment, is logged and retried
         return False
 
-    return tasks.run_forever(touch, f"the signs of life in {folder}", backoff=Backoff(longest_s=every_s))
+    return supervise.Loop(touch, f"the signs of life in {folder}", backoff=Backoff(longest_s=every_s))
 
 
 def touch(folder: Path) -> None:

@@ -4,6 +4,9 @@ Each side's handshake names its process. A side that can read the memory of the 
 message: from then on the other side lends its large frames. The connection, encrypted as before, carries their
 addresses. The receiver copies them and returns a word, and the sender lets them go.
 
+Where no memory can be read, such as between nodes, frames of 1 MiB and more are lent likewise, and go by data
+connections. The side that made the connection makes them as soon as one side has had such a message.
+
 A message begins with a word of 8 bytes: the kind in its highest byte, a number in the others. ``_PLAIN`` is 0: there it
 is the first word of a message of distributed, so a peer without this module, such as a laptop's client, sees nothing
 else.
@@ -14,35 +17,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
+import secrets
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from ssl import SSLError
 from typing import Any
 
 import numpy as np
 from distributed.comm import tcp
-from distributed.comm.core import CommClosedError
+from distributed.comm.core import CommClosedError, connect
 from distributed.comm.utils import from_frames, to_frames
 from distributed.protocol.utils import unpack_frames
 from distributed.utils import ensure_memoryview
 from tornado.iostream import IOStream, StreamClosedError
 
+from hpcgpu import supervise
+from hpcgpu.deploy.network.data_connections import DataConnections, thread_count
 from hpcgpu.host import peer_memory
 from hpcgpu.host.peer_memory import Identity
 
-KEY = "hpcgpu-memory"  # in the handshake
+KEY, DATA_KEY = "hpcgpu-memory", "hpcgpu-data"  # in the handshake
 THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
 SMALL_BYTES = 2048  # a smaller frame of a larger message is not lent
 LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about 0.1 ms; a thread costs as much
+CUT_BYTES = 1 << 20  # a frame that cannot be copied goes by data connections from this size
 _MOST_BYTES = 1 << 30  # of a head, and of one write
 _LAST_COPIES_S = 30.0  # as long as distributed's connection outlives a silent peer
-_PLAIN, _GRANT, _RETURN, _OWN = range(4)
+_PLAIN, _GRANT, _RETURN, _OWN, _WANT_DATA, _HAVE_DATA = range(6)
+_CUT = 1  # in place of the address of a frame that comes by data connections
 _WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct("=QQ")
 _VALUE = (1 << 56) - 1
 
 _proofs = peer_memory.Proofs()
+_SECRET, _numbers = secrets.token_hex(16), itertools.count()
+_by_token: weakref.WeakValueDictionary[str, NodeTCP] = weakref.WeakValueDictionary()  # as it stands in handshakes
 
 
 class ThisProcess:
@@ -54,6 +65,7 @@ class ThisProcess:
         # Returns memory for a frame; a worker sets its store's pool, whose pages have been used before.
         self.allocate: Callable[[int], np.ndarray] = functools.partial(np.empty, dtype=np.uint8)
         self.copied_bytes = 0  # from peers
+        self.cut_bytes = 0  # by data connections from peers
         self.refusals: set[str] = set()  # rules by which it cannot read the memory of peers on its node
 
     def obstacle(self) -> str:
@@ -105,6 +117,9 @@ class _Lender:
         self.peer: int | None = None  # pid of the peer if its memory can be read; 0: it cannot; None: not tried
         self.granted = False  # the peer can read this process's memory
         self.proof: tuple[int, int] | None = None
+        self.data: DataConnections | None = None
+        self.peer_has_data = False  # it receives by data connections
+        self.ended = asyncio.Event()
         self.frames: deque[list[memoryview]] = deque()  # of each message
         self.all_returned: asyncio.Event | None = None
 
@@ -112,6 +127,9 @@ class _Lender:
         """Return address and size of each frame, address 0 for one that goes by the connection; None: all do."""
         if sum(f.nbytes for f in frames) < THRESHOLD_BYTES:
             return None
+        if not self.granted:
+            cut = [(_CUT if f.nbytes >= CUT_BYTES else 0, f.nbytes) for f in frames]
+            return cut if any(address for address, _ in cut) else None
         self.proof = self.proof or _proofs.begin()
         items = _spans(frames)
         return items if self.proof and any(address for address, _ in items) else None
@@ -124,32 +142,51 @@ class _Lender:
 
     def end(self) -> None:
         """Let all frames go; a copy that is not over now fails."""
-        proof, self.proof, self.granted = self.proof, None, False
+        proof, self.proof, self.granted, self.peer_has_data = self.proof, None, False, False
         if proof:
             _proofs.end(proof[0])
+        if self.data:
+            self.data.close()
+        self.ended.set()
         self.frames.clear()
         if self.all_returned:
             self.all_returned.set()
 
 
-class NodeTCP(tcp.TCP):
-    """A connection of distributed that lends large frames to a peer on its node."""
+def _end(closed: weakref.ref[NodeTCP], lender: _Lender) -> None:
+    """Note that a connection was closed, by this side or the peer."""
+    if comm := closed():
+        comm._is_over = True
+    lender.end()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+
+class NodeTCP(tcp.TCP):
+    """A connection of distributed that lends large frames to a peer."""
+
+    _is_over = False
+
+    def __init__(self, *args: Any, dials: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._dials = dials  # this side has made the connection
+        self._dialing: asyncio.Task[None] | None = None
+        self._wants_data = False
+        self._joined: dict[int, NodeTCP] = {}  # data connections that have come, by their number
+        self._owner: weakref.ref[NodeTCP] | None = None  # of this data connection
         self._lender = lender = _Lender()
         self._is_reading = False
         weakref.finalize(self, lender.end).atexit = False
-        self.stream.set_close_callback(lender.end)
-
-    def closed(self) -> bool:
-        """Return whether this side or the peer has closed the connection."""
-        return super().closed() or self.stream is None or self.stream.closed()
+        self.stream.set_close_callback(functools.partial(_end, weakref.ref(self), lender))
 
     def handshake_info(self) -> dict[str, Any]:
-        """Name this process to the peer, in addition to distributed's terms."""
-        info: dict[str, Any] = super().handshake_info()
+        """Name this process and connection to the peer, in addition to distributed's terms."""
+        token = f"{_SECRET}-{next(_numbers)}"
+        _by_token[token] = self
+        info: dict[str, Any] = {**super().handshake_info(), DATA_KEY: {"token": token, "threads": thread_count()}}
         return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.allowed else info
+
+    def closed(self) -> bool:
+        """Return whether this side or the peer has closed it; the scheduler asks for each pair of workers."""
+        return self._is_over or self.stream is None
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
         """Write a message; its large frames are lent as soon as the peer has granted it."""
@@ -157,8 +194,12 @@ class NodeTCP(tcp.TCP):
         if stream is None:
             raise CommClosedError
         self._grant(stream)
-        if not self._lender.granted:
-            return int(await super().write(msg, serializers=serializers, on_error=on_error))
+        if not (self._lender.granted or (self._lender.data and self._lender.peer_has_data)):
+            nbytes = int(await super().write(msg, serializers=serializers, on_error=on_error))
+            if nbytes >= CUT_BYTES and not self._lender.peer and not self.closed():
+                with self._ending_by_errors():
+                    self._want_data(stream)
+            return nbytes
         info = {"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options}
         options = {"serializers": serializers, "on_error": on_error, "frame_split_size": 1 << 62}  # none is split
         frames = await to_frames(msg, allow_offload=self.allow_offload, context=info, **options)
@@ -195,11 +236,79 @@ class NodeTCP(tcp.TCP):
         for part in (f for f in inline if f.nbytes >= limit):
             for start in range(0, part.nbytes, _MOST_BYTES):
                 stream.write(part[start : start + _MOST_BYTES])
+        cut = [f for f, item in zip(frames, items, strict=True) if item[0] and not address]
+        if cut and self._lender.data:
+            self._lender.data.send(cut).add_done_callback(self._after_sending)
         return sum(f.nbytes for f in frames)
+
+    def _after_sending(self, sent: asyncio.Future[None]) -> None:
+        if not sent.cancelled() and sent.exception():
+            self.abort()
+
+    def _want_data(self, stream: IOStream) -> None:
+        """Once: let the side that made the connection make data connections."""
+        terms = self.remote_info.get(DATA_KEY)
+        if self._wants_data or not isinstance(terms, Mapping):
+            return
+        self._wants_data = True
+        if not self._dials:
+            stream.write(_word(_WANT_DATA))
+        elif isinstance(token := terms.get("token"), str) and type(threads := terms.get("threads")) is int:
+            count = max(1, min(threads, thread_count()))
+            self._dialing = supervise.start(
+                lambda: self._dial(stream, token, count), "making data connections", lambda _: self.abort()
+            )
+
+    async def _dial(self, stream: IOStream, token: str, count: int) -> None:
+        """Make data connections; where that fails, large frames go on by this connection."""
+        options: dict[str, Any] = {}
+        if context := getattr(stream.socket, "context", None):
+            name = stream.socket.server_hostname
+            options = {"ssl_context": context, **({"server_hostname": name} if name else {})}
+        terms = ({DATA_KEY: {"of": token, "number": i, "count": count}} for i in range(count))
+        dialed = (connect(self.peer_address, handshake_overrides=term, **options) for term in terms)
+        comms = await asyncio.gather(*dialed, return_exceptions=True)
+        made = [comm for comm in comms if isinstance(comm, NodeTCP)]
+        if self.closed() or len(made) < count:
+            for comm in made:
+                comm.abort()
+        else:
+            self._use(stream, made)
+
+    async def _serve(self, terms: Mapping[str, Any]) -> None:
+        """Be a data connection of the connection with the token of ``terms``, until that ends."""
+        number, count, owner = terms.get("number"), terms.get("count"), _by_token.get(str(terms.get("of")))
+        if owner is None or (stream := owner.stream) is None or owner._lender.data:
+            raise CommClosedError("a data connection of no connection")
+        if not (type(number) is type(count) is int and 0 <= number < count <= thread_count()):
+            raise CommClosedError(f"data connection {number} of {count}")
+        owner._joined[number] = self
+        if len(owner._joined) == count:
+            owner._use(stream, [owner._joined.pop(i) for i in range(count)])
+        await owner._lender.ended.wait()
+
+    def _use(self, stream: IOStream, comms: list[NodeTCP]) -> None:
+        """Receive large frames by data connections from now on, and tell the peer."""
+        streams = [comm.stream for comm in comms if comm.stream]
+        if len(streams) < len(comms):
+            return
+        for comm, its in zip(comms, streams, strict=True):
+            comm._owner = weakref.ref(self)
+            its.io_loop.remove_handler(its.fileno())  # tornado does not touch it again before it is closed
+
+        def close() -> None:
+            for comm in comms:
+                tcp.TCP.abort(comm)
+
+        self._lender.data = DataConnections([its.socket for its in streams], close)
+        stream.write(_word(_HAVE_DATA))
 
     async def read(self, deserializers: Any = None) -> Any:
         """Read a message, and copy what the peer lends."""
-        frames = None
+        frames, terms = None, self.remote_info.get(DATA_KEY)
+        if not self._dials and isinstance(terms, Mapping) and "of" in terms:
+            await self._serve(terms)
+            raise CommClosedError("a data connection has ended")
         while frames is None:
             frames = await self._next()
         try:
@@ -228,18 +337,22 @@ class NodeTCP(tcp.TCP):
         if kind == _PLAIN:
             frames, sizes = unpack_frames(await tcp.read_bytes_rw(stream, value), partial=True)
             return [*frames, *[await tcp.read_bytes_rw(stream, nbytes) for nbytes in sizes]]
-        if kind == _OWN and lender.peer and _HEAD.size <= value <= _MOST_BYTES:
-            return await self._take(stream, await tcp.read_bytes_rw(stream, value), lender.peer)
+        if kind == _OWN and (lender.peer or lender.data) and _HEAD.size <= value <= _MOST_BYTES:
+            return await self._take(stream, await tcp.read_bytes_rw(stream, value))
         if kind == _GRANT and KEY in self.local_info:
             lender.granted = True
         elif kind == _RETURN and lender.frames:
             lender.returned()
+        elif kind == _WANT_DATA and self._dials:
+            self._want_data(stream)
+        elif kind == _HAVE_DATA and DATA_KEY in self.local_info:
+            lender.peer_has_data = True
         else:
             raise OSError(f"a word of kind {kind} with {value}")
         return None
 
-    async def _take(self, stream: IOStream, head: memoryview, peer: int) -> list[memoryview]:
-        """Return the frames of a message with this head: copied, in the head, or next in the stream."""
+    async def _take(self, stream: IOStream, head: memoryview) -> list[memoryview]:
+        """Return the frames of a message with this head: copied, in the head, or next in a stream."""
         items, rest, proof = parse_head(head)
         limit = _head_limit(proof[0])
         frames: list[memoryview] = []
@@ -253,14 +366,21 @@ class NodeTCP(tcp.TCP):
                 rest = rest[nbytes:]
             else:
                 frames.append(await tcp.read_bytes_rw(stream, nbytes))
-        if lent:
-            copied_bytes = sum(out.nbytes for _, out in lent)
-            if copied_bytes <= LOOP_BYTES:
+        nbytes, (peer, data) = sum(out.nbytes for _, out in lent), (self._lender.peer, self._lender.data)
+        if not lent:
+            return frames
+        if data and not proof[0]:
+            await data.receive(out for _, out in lent)
+            this_process.cut_bytes += nbytes
+        elif not (peer and proof[0]):
+            raise OSError("lent frames of a peer whose memory cannot be read")
+        else:
+            if nbytes <= LOOP_BYTES:
                 peer_memory.copy(peer, lent, proof)
             else:
                 await asyncio.to_thread(peer_memory.copy, peer, lent, proof)
-            this_process.copied_bytes += copied_bytes
-            stream.write(_word(_RETURN))
+            this_process.copied_bytes += nbytes
+        stream.write(_word(_RETURN))
         return frames
 
     @contextlib.contextmanager
@@ -282,6 +402,8 @@ class NodeTCP(tcp.TCP):
 
     def close(self) -> Any:
         """Close when the peer has all that was written and lent."""
+        if self._owner:
+            self.abort()
         return self._close() if self._lender.frames and not self.closed() else super().close()
 
     async def _close(self) -> None:
@@ -297,7 +419,11 @@ class NodeTCP(tcp.TCP):
         await super().close()
 
     def abort(self) -> None:
-        """Close at once; a copy that the peer has not ended fails."""
+        """Close at once, with all data connections; a copy that the peer has not ended fails."""
+        if self._owner:
+            if owner := self._owner():
+                owner.abort()
+            return
         self._lender.end()
         super().abort()
 
@@ -309,5 +435,9 @@ class NodeTLS(NodeTCP, tcp.TLS):
 def adopt() -> None:
     """Use these connections for ``tcp://`` and ``tls://`` in this process from now on."""
     this_process.adopted = True
-    tcp.TCPConnector.comm_class = tcp.TCPListener.comm_class = NodeTCP
-    tcp.TLSConnector.comm_class = tcp.TLSListener.comm_class = NodeTLS
+    for comm, connector, listener in (
+        (NodeTCP, tcp.TCPConnector, tcp.TCPListener),
+        (NodeTLS, tcp.TLSConnector, tcp.TLSListener),
+    ):
+        listener.comm_class = comm
+        connector.comm_class = staticmethod(functools.partial(comm, dials=True))

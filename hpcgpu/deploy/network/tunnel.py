@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from typing import Self
 
+from hpcgpu import supervise
 from hpcgpu.host.relay import Mux
-from hpcgpu.supervise import tasks
 
 _HOST = "127.0.0.1"
 _ENDING_S = 5.0
@@ -35,7 +35,7 @@ class Tunnel:
         mux = Mux(process.stdout, process.stdin)
         server = await asyncio.start_server(mux.carry, _HOST, 0)
         # however it ends, it closes all connections: their users look for the scheduler again
-        return cls(process, server, tasks.start(mux.run, "the tunnel to the scheduler's node", tasks.only_log))
+        return cls(process, server, supervise.start(mux.run, "the tunnel to the scheduler's node", supervise.only_log))
 
     async def failure(self) -> str:
         """Return the relay's error once it has ended; "" while it runs."""

@@ -17,7 +17,7 @@ from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
 from distributed_ucxx.ucxx import UCXX, UCXXBackend, UCXXConnector, UCXXListener
 
-from hpcgpu.supervise import tasks
+from hpcgpu import supervise
 
 # The peer of a connection that is closed may be dead, or stopped.
 _CLOSE_S = 1.0
@@ -45,7 +45,7 @@ class Progress:
         self._awaited: dict[asyncio.Future[None], Any] = {}
         self._turning = False
         self._look: asyncio.TimerHandle | None = None
-        self._work = tasks.log_errors(self._turn, "UCX's work on an event loop", self._fail)
+        self._work = supervise.log_errors(self._turn, "UCX's work on an event loop", self._fail)
         worker.init_blocking_progress_mode()
         loop.add_reader(worker.epoll_file_descriptor, self._work)
         self.soon()

@@ -22,6 +22,7 @@ from distributed import Nanny, rpc
 from distributed.core import Status
 from distributed.security import Security
 
+from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.connect_first import Route
 from hpcgpu.deploy.processes import Child, Control, Spawner, devices
@@ -29,7 +30,6 @@ from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
 from hpcgpu.model import Settings, WorkerSpec
-from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.nanny")
 
@@ -139,7 +139,7 @@ class ForkedWorker:
         self.process = ProcessHandle(child.pid)
         text = f"the nanny's look at the end of worker {self.nanny.name}"
         child.exited.add_done_callback(
-            tasks.log_errors(lambda done: self._on_exit(child, done.result()), text, self._give_up)
+            supervise.log_errors(lambda done: self._on_exit(child, done.result()), text, self._give_up)
         )
         self._control = await Control.open(child.control)
         try:
@@ -170,7 +170,7 @@ class ForkedWorker:
         reason = f"worker {self.nanny.name} cannot be started again: {error!r}"
         logger.error(reason)
         close = functools.partial(self.nanny.close, reason=reason)
-        self._closing = tasks.start(close, f"the end of the nanny of {self.nanny.name}", tasks.only_log)
+        self._closing = supervise.start(close, f"the end of the nanny of {self.nanny.name}", supervise.only_log)
 
     def _take_report(self, message: dict[str, Any]) -> None:
         if message["op"] == "error":
@@ -262,7 +262,7 @@ class ForkedWorker:
         if self.worker_dir:
             remove = functools.partial(shutil.rmtree, self.worker_dir, ignore_errors=True)
             text = f"the removal of {self.worker_dir}"
-            self._removing = tasks.start(functools.partial(tasks.to_thread, remove), text, tasks.only_log)
+            self._removing = supervise.start(functools.partial(supervise.to_thread, remove), text, supervise.only_log)
         self.worker_dir = None
         compat.on_worker_exit(self.nanny, code)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import addresses, cgroup, discover, log, nvml
+from hpcgpu.host import addresses, discover, host_memory, log, nvml
 from hpcgpu.host.nvml import openable
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import (
@@ -25,10 +25,10 @@ from hpcgpu.model import (
 )
 from hpcgpu.model.allocation import SIMULATE, parse_simulated
 from hpcgpu.model.limit import SHARE, read_disk_limit
-from hpcgpu.plan.binding.bindings import simulated_gpus
+from hpcgpu.plan.binding import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
-from hpcgpu.report.plain import format_other_gpus
+from hpcgpu.report.machine import format_other_gpus
 from hpcgpu.units import format_bytes
 
 
@@ -109,7 +109,7 @@ def host_share(
 
     ``part`` is this planner's share, and the sum of all planners' shares.
     """
-    memory = plan_host_memory(cgroup.memory_limit(), allocation, run)
+    memory = plan_host_memory(host_memory.memory_limit(), allocation, run)
     left = share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), *part)
     return HostShare(left, allocation.batch != "local")
 
@@ -151,7 +151,7 @@ def facts_of(
         topology=topology,
         gpus=gpus,
         allowed=CpuSet(os.sched_getaffinity(0)),
-        allowed_nodes=cgroup.granted_memory_nodes(),
+        allowed_nodes=host_memory.granted_memory_nodes(),
         memory=memory,
         environ=environ,
         scratch=scratch,

@@ -32,7 +32,7 @@ from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subs
 from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, peer_memory, process
-from hpcgpu.supervise.tasks import reason_of
+from hpcgpu.supervise import reason_of
 
 # Shorter than rank 0 waits: the log shows where the process hangs.
 _HANGS_S = 55.0

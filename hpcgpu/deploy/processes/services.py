@@ -15,13 +15,13 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.web import RequestHandler
 
+from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard import UsagePlugin
 from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
 from hpcgpu.deploy.processes import Control
 from hpcgpu.deploy.progress import Surface, surface
 from hpcgpu.report.summary import CONTENT_TYPE, render
-from hpcgpu.supervise import tasks
 
 _LOOK_S = 0.1
 # Interval of the checks, and how late one may come. When it comes later, this process itself has been
@@ -78,7 +78,7 @@ class LeaseServer:
         self._watched = self._detached = False
         # A plain timer, not a task: after a stop it must run before all else that is late, above all before the
         # scheduler's own look for silent workers (worker-ttl).
-        self._timer = tasks.repeat(self._look, _CHECK_S, _CHECKING)
+        self._timer = supervise.Ticker(self._look, _CHECK_S, _CHECKING)
 
     def renew(self, goodbye: bool = False, detach: bool = False) -> str:
         """Handle a client's sign of life (``hpcgpu_lease``); ``goodbye``: end the job.
@@ -97,7 +97,7 @@ class LeaseServer:
         self._heard = self._looked = time.monotonic()
         self._watched, self._detached = True, detached
         self._timer.cancel()
-        self._timer = tasks.repeat(self._look, _CHECK_S, _CHECKING)
+        self._timer = supervise.Ticker(self._look, _CHECK_S, _CHECKING)
 
     def close(self) -> None:
         """Stop checking."""
@@ -115,7 +115,7 @@ class LeaseServer:
         self._control.send(what, reason=why)
         self.close()
         limit_s = min(2 * self._grace_s, _OBEY_S)
-        self._timer = tasks.repeat(self._overdue, limit_s, "the end of a run whose rank 0 does not answer")
+        self._timer = supervise.Ticker(self._overdue, limit_s, "the end of a run whose rank 0 does not answer")
 
 
 _NO_BOKEH = (
@@ -215,7 +215,7 @@ class TaskProgress(SchedulerPlugin):
         self._scheduler, self._surface = scheduler, shown_on or surface()
         self._shown, self._part = "", -1
         self._shown_s = time.monotonic()
-        self._timer = tasks.repeat(self.look, _EVERY_S, "the look at how many tasks are done")
+        self._timer = supervise.Ticker(self.look, _EVERY_S, "the look at how many tasks are done")
 
     def look(self) -> None:
         """Show how many tasks are done, if that has changed."""

@@ -19,10 +19,10 @@ from distributed import Scheduler
 from distributed.core import Status
 from distributed.scheduler import WorkerStatusPlugin
 
+from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.errors import JobError
 from hpcgpu.host import process
-from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.hpcgpu")
@@ -53,7 +53,7 @@ class HandshakeDeadline:
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._deadline_s
         self._addresses[stream] = address
-        expire = tasks.log_errors(self._expire, "the deadline of a handshake", tasks.only_log)
+        expire = supervise.log_errors(self._expire, "the deadline of a handshake", supervise.only_log)
         self._timers[stream] = loop.call_at(due_s, expire, stream, due_s)
 
     def done(self, stream: Any) -> None:
@@ -107,7 +107,7 @@ class StallDetector:
         self._since_s: float | None = None  # without progress; the workers' memory of then
         self._memory_bytes = 0
         self.reason = ""  # as last reported
-        self._loop = tasks.run_forever(self._look, "the look for tasks that wait in vain")
+        self._loop = supervise.Loop(self._look, "the look for tasks that wait in vain")
 
     def close(self) -> None:
         """Stop checking."""

@@ -18,6 +18,7 @@ import psutil
 from distributed import Worker
 from distributed.http.routing import RoutingApplication
 
+from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.network import protocols
@@ -26,11 +27,10 @@ from hpcgpu.deploy.processes import Control, devices, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
-from hpcgpu.host import allocator, bind, log, peer_memory, process
+from hpcgpu.host import bind, host_memory, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.supervise import tasks
 from hpcgpu.units import format_bytes
 
 # The store's logger. Its few INFO lines are shown although a run logs from WARNING on.
@@ -100,7 +100,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     before = dict(os.environ)
     os.environ.update(start.env)
     os.environ.update(start.spec.env)
-    allocator.apply_variables(before, os.environ)
+    host_memory.apply_variables(before, os.environ)
     sys.path[:] = start.sys_path
     dask.config.update(dask.config.config, start.config, priority="new")
     if not dask.config.get("temporary-directory", None):  # programs of tasks use guessable names in it
@@ -211,4 +211,4 @@ def stop_on_request(worker: Worker, control: Control) -> asyncio.Task[None]:
                 return
         os._exit(1)  # the nanny's process is gone
 
-    return tasks.start(stop, "the end of the worker", lambda _: os._exit(1))
+    return supervise.start(stop, "the end of the worker", lambda _: os._exit(1))

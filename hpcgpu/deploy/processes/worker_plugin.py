@@ -20,17 +20,17 @@ from distributed.comm.inproc import InProc
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import deserialize, serialize, to_serialize
 
+from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import stalls
 from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
-from hpcgpu.host import cgroup
+from hpcgpu.host import host_memory
 from hpcgpu.model import WorkerSpec
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.store import Handle, Packed, arrive, keep_packed, reading, register
 from hpcgpu.spill.values.unit import ABSENT
-from hpcgpu.supervise import tasks
 
 logger = logging.getLogger("distributed.worker.memory")
 # More than distributed's nanny leaves (terminate, 0.95), but of the cgroup, which other processes fill as well.
@@ -63,7 +63,7 @@ class SpillPlugin(WorkerPlugin):
         worker.data.above_target = functools.partial(compat.above_target, worker)
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
         worker.metrics = {**worker.metrics, stalls.TROUBLE: lambda _: "; ".join(worker.data.trouble)}
-        worker.data.host_is_short = lambda: cgroup.memory_left() < _LEFT
+        worker.data.host_is_short = lambda: host_memory.memory_left() < _LEFT
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Tell the store which keys a task needs; called by distributed when it gets ready, runs, and is over."""
@@ -88,9 +88,9 @@ class SpillPlugin(WorkerPlugin):
             logger.error("%s; the worker hands over its other data, closes, and is restarted", str(error))
 
             def begin() -> None:
-                self._ending = tasks.start(self._leave, "the worker's end", tasks.only_log)
+                self._ending = supervise.start(self._leave, "the worker's end", supervise.only_log)
 
-            self.worker.loop.add_callback(tasks.log_errors(begin, "the worker's end", tasks.only_log))
+            self.worker.loop.add_callback(supervise.log_errors(begin, "the worker's end", supervise.only_log))
 
     async def _leave(self) -> None:
         """Take no more tasks, copy sole replicas to other workers for a while, then close."""

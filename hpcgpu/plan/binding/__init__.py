@@ -1,88 +1,157 @@
-"""Decisions about one node: its workers, and the cores, memory, GPU and network ports of each.
+"""Decisions about one node: its workers, and the cores, memory and network ports of each, near its GPU.
 
-Here is the layout of a run: which rank does what, for any number of ranks.
+Here are the bindings.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
-from hpcgpu.errors import WorldError
-from hpcgpu.model import Layout, NodeLayout
-from hpcgpu.model.allocation import SIMULATE
+from hpcgpu.errors import BindingError, ConfigError
+from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
+from hpcgpu.plan.binding.cores import split_cores_with_cpu_workers, usable_cores
+from hpcgpu.plan.binding.memory import plan_memory_nodes, plan_memory_nodes_of_cpu_workers
+from hpcgpu.plan.binding.network import plan_nics
 
-
-class RankRecord(NamedTuple):
-    """The facts that a rank sends to the rendezvous."""
-
-    rank: int
-    host: str
-    gpus: int
-    isolated: bool = False
-    devices: str = ""
-    trouble: str = ""
+_DEFAULTS = Settings()
 
 
-def plan_layout(
-    records: Sequence[RankRecord],
-    node_count: int = 0,
-    workers_per_gpu: int = 1,
+def plan_bindings(
+    topology: Topology,
+    gpus: Sequence[Gpu],
+    allowed: CpuSet,
+    settings: Settings = _DEFAULTS,
+    allowed_nodes: CpuSet | None = None,
+    masks: Sequence[CpuSet] = (),
     cpu_workers: int = 0,
-    *,
-    scheduler: bool = True,
-) -> Layout:
-    """Plan which rank starts which workers; WorldError if a node of the job has no rank, or no rank has a GPU."""
-    # The workers of a node are divided among its ranks, except rank 0 if it is the scheduler and not the only rank.
-    # Ranks in excess of GPUs are idle. An isolated rank is a node of its own. Each host has cpu_workers more, without
-    # GPU.
-    devices: dict[str, set[str]] = {}
-    for record in records:
-        devices.setdefault(record.host, set()).add(record.devices)
-    homes: dict[str, list[RankRecord]] = {}
-    for record in sorted(records, key=lambda r: r.rank):
-        alone = record.isolated or len(devices[record.host]) > 1
-        home = f"{record.host}/{record.rank}" if alone else record.host
-        homes.setdefault(home, []).append(record)
-    hosts = len({r.host for r in records})
-    if node_count > hosts:
-        raise WorldError(
-            f"the job has {node_count} nodes, but ranks run on {hosts} of them; "
-            "start at least one rank per node (hpcgpu plan --script shows a command that does)"
-        )
-    if not any(r.gpus for r in records):
-        troubles = {r.host: r.trouble for r in records if r.trouble}
-        why = f" ({'; '.join(f'{host}: {trouble}' for host, trouble in troubles.items())})" if troubles else ""
-        raise WorldError(
-            f"no GPU can be opened on any node of this run{why}; ask the batch system for GPUs, or simulate them: "
-            f"{SIMULATE}"
-        )
-    beside: dict[str, int] = {}
-    for host in devices:
-        mine = [home for home, ranks in homes.items() if ranks[0].host == host]
-        beside |= {home: len(share) for home, share in zip(mine, _shares(cpu_workers, len(mine)), strict=True)}
-    return Layout(
-        tuple(
-            _plan_node(i, tuple(ranks), workers_per_gpu, beside[home], scheduler)
-            for i, (home, ranks) in enumerate(homes.items())
-        )
+) -> tuple[Binding, ...]:
+    """Plan the bindings of one node's workers, in the order of ``gpus``; BindingError or ConfigError if impossible."""
+    # The plan does not depend on the order. allowed are the job's PUs by its cgroup and its launcher's mask;
+    # allowed_nodes its NUMA nodes, None: all. masks, one for each worker, bound its cores (respect_launcher). Workers
+    # of one GPU are adjacent; the cpu_workers, without a GPU, are last, each with nthreads cores or an even share if
+    # that is less. Cores are whole, within allowed, and disjoint; with fewer cores than workers each worker has all of
+    # them (shared_cores).
+    _check(topology, gpus, allowed)
+    each = settings.workers_per_gpu
+    order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
+    workers = [*(gpus[i] for i in order for _ in range(each)), *[None] * cpu_workers]
+    positions = [*(i * each + k for i in order for k in range(each)), *range(len(gpus) * each, len(workers))]
+    inside = [masks[p] & allowed if masks else allowed for p in positions]
+    planned = dict(zip(positions, _plan(topology, workers, inside, settings, allowed_nodes), strict=True))
+    return tuple(planned[p] for p in sorted(planned))
+
+
+def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
+    names = [(g.pci, g.uuid) for g in gpus]
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
+    if not usable_cores(topology, allowed):
+        raise BindingError(f"no CPU core is available to this process (allowed PUs: {str(allowed) or 'none'})")
+
+
+def _plan(
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Settings, allowed_nodes: CpuSet | None
+) -> list[Binding]:
+    """Plan the bindings of the workers, which are in PCI order, those without a GPU last."""
+    gpus = [g for g in workers if g]
+    cores = _cores(topology, workers, masks, settings)
+    cpusets, rule = [c for c, _, _ in cores], settings.memory_policy
+    near, others = cpusets[: len(gpus)], cpusets[len(gpus) :]
+    homes, divide_all = [g.numa_node for g in gpus], settings.cores == "all"
+    memory = (
+        *plan_memory_nodes(topology, homes, near, allowed_nodes, rule, divide_all=divide_all),
+        *plan_memory_nodes_of_cpu_workers(topology, others, allowed_nodes, rule),
     )
+    # Each kind is balanced on its own: workers without a GPU do not change the ports of the others.
+    rules = (settings.nics, settings.interface or "")
+    ports = (*plan_nics(topology, gpus, *rules), *plan_nics(topology, [gpu_at(topology, c) for c in others], *rules))
+    out = []
+    for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
+        binding = Binding(
+            cpuset=cpuset,
+            gpus=_visible(gpu, gpus),
+            nics=port.nics,
+            memory_policy=policy,
+            memory_nodes=nodes,
+            interface=port.interface,
+            shared_cores=shared,
+        )
+        out.append(replace(binding, reasons=(*notes, *_core_reasons(topology, gpu, binding), *port.reasons)))
+    return out
 
 
-def _plan_node(index: int, records: tuple[RankRecord, ...], each: int, cpu_workers: int, scheduler: bool) -> NodeLayout:
-    ranks = tuple(r.rank for r in records)
-    hosts = [r for r in ranks if r != 0 or not scheduler] or list(ranks)
-    on_gpus = max(r.gpus for r in records) * each
-    shares = dict(zip(hosts, _shares(on_gpus, len(hosts)), strict=True))
-    # From the last rank on: it has no GPU if there are more ranks than GPUs.
-    for rank, share in zip(reversed(hosts), _shares(cpu_workers, len(hosts)), strict=True):
-        shares[rank] += tuple(on_gpus + position for position in share)
-    return NodeLayout(index, ranks, tuple(shares.get(r, ()) for r in ranks), cpu_workers)
+def _visible(gpu: Gpu | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs that the worker sees: all whole GPUs, its own first."""
+    if gpu is None or gpu.mig:  # a slice is alone: CUDA uses one slice per process, and slices have no IPC
+        return (gpu,) if gpu else ()
+    whole = list(dict.fromkeys(g for g in gpus if not g.mig))
+    first = whole.index(gpu)
+    return tuple(whole[first:] + whole[:first])
 
 
-def _shares(workers: int, ranks: int) -> list[tuple[int, ...]]:
-    """Deal positions 0..workers-1 in contiguous blocks, sizes within one, larger ones first."""
-    size, extra = divmod(workers, ranks)
-    starts = [i * size + min(i, extra) for i in range(ranks + 1)]
-    return [tuple(range(a, b)) for a, b in itertools.pairwise(starts)]
+def gpu_at(topology: Topology, cpuset: CpuSet) -> Gpu:
+    """Return an imaginary GPU near these PUs: a worker without a GPU gets the ports of such a GPU."""
+    nearest = max(topology.numa_nodes, key=lambda n: len(n.cpuset & cpuset), default=None)
+    return Gpu("", vendor="", numa_node=nearest.os_index if nearest and nearest.cpuset & cpuset else None)
+
+
+def _cores(
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Settings
+) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
+    """Return each worker's PUs, whether it shares them, and notes. Each mask is planned on its own."""
+    out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)
+    for mask in dict.fromkeys(masks):
+        mine = [i for i, m in enumerate(masks) if m == mask]
+        cores = usable_cores(topology, mask)
+        if not cores:
+            raise BindingError(f"none of the PUs {mask} of a rank's mask may be used by this job")
+        homes = [gpu.numa_node for i in mine if (gpu := workers[i])]
+        others, threads = len(mine) - len(homes), settings.nthreads
+        division = split_cores_with_cpu_workers(
+            topology, cores, homes, others, threads, settings.cores, settings.reserved_cores
+        )
+        notes = (division.note,) if division.note else ()
+        shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
+        if len(cores) < len(mine):
+            few = f"{len(cores)} core{'s' if len(cores) > 1 else ''} for {len(mine)} workers"
+            notes = (*notes, f"{few}: all workers share all cores")
+        for i, share in zip(mine, division.shares, strict=True):
+            out[i] = (CpuSet(pu for core in share for pu in core), shared, notes)
+    return out
+
+
+def _core_reasons(topology: Topology, gpu: Gpu | None, binding: Binding) -> tuple[str, ...]:
+    """Return a reason if the cores are not local to the GPU."""
+    if gpu is None:
+        return ()
+    home = next((n for n in topology.numa_nodes if n.os_index == gpu.numa_node), None)
+    if home is None:
+        return ("the NUMA node of this GPU is unknown: cores are an even share, memory is not bound",)
+    if binding.shared_cores or not (far := CpuSet(binding.cpuset - home.cpuset)):
+        return ()
+    if far == binding.cpuset:
+        return (f"no core of its own NUMA node {home.os_index} is left: PUs {far} are on other nodes",)
+    return (f"NUMA node {home.os_index} has fewer cores than its share: PUs {far} are on other nodes",)
+
+
+def simulated_gpus(topology: Topology, count: int, memory_bytes: int, node_name: str) -> tuple[Gpu, ...]:
+    """Return simulated GPUs with stable UUIDs and addresses, spread over the NUMA nodes; ConfigError if impossible."""
+    # No real device has the PCI domain ffff; a domain holds 8192.
+    if not 1 <= count <= 8192 or memory_bytes <= 0:
+        raise ConfigError(
+            f"{count} simulated GPUs of {memory_bytes} bytes; allowed: 1 to 8192 GPUs with memory (simulate='4x256MiB')"
+        )
+    nodes = [n.os_index for n in sorted(topology.numa_nodes, key=lambda n: n.os_index)]
+    return tuple(
+        Gpu(
+            pci=f"ffff:{i // 32:02x}:{i % 32:02x}.0",
+            uuid=f"GPU-SIM-{node_name}-{i}",
+            model="simulated",
+            vendor="simulated",
+            numa_node=nodes[i * len(nodes) // count] if nodes else None,
+            memory_bytes=memory_bytes,
+        )
+        for i in range(count)
+    )

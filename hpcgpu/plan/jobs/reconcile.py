@@ -43,7 +43,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All facts that a decision depends on."""
+    """All facts that a decision depends on, while no submission is in progress."""
 
     now_s: float
     jobs: tuple[Job, ...] = ()
@@ -51,7 +51,6 @@ class Facts:
     adapting: bool = False  # adapt sets target, and changes it often; False: a user has set it
     held_back_until_s: float = NEVER_S  # no submission before: the last one was refused for now
     failures: Failures = field(default_factory=Failures)  # from the last actions; a new one if a user tries again
-    submitting: int = 0  # jobs of submissions in progress, which have no id yet
     asked_s: float | None = None  # last poll for all these jobs
     answered_s: float | None = None  # last answer of the batch system
 
@@ -87,7 +86,7 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
     failures = facts.failures.after(facts.jobs, (*gone, *missing, *ghosts), facts.now_s)
     give_up = failures.give_up(policy.breaker)
     cancel, retire = _surplus(facts, policy, alive, outgoing)
-    shortage = max(0, facts.target - len(alive) - facts.submitting)
+    shortage = max(0, facts.target - len(alive))
     held_back = facts.now_s < facts.held_back_until_s
     cancelled = [j for j, _ in (*ghosts, *missing)] + _overdue(facts, policy, leaving) + cancel
     acted = {j.id for j in (*cancelled, *retire)}

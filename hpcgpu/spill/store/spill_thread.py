@@ -15,7 +15,7 @@ from hpcgpu.spill.state import HOST
 from hpcgpu.spill.storage.buffer_pool import LeafLock
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.inbox import SpillLog, drain, this_thread
-from hpcgpu.supervise import run_thread
+from hpcgpu.supervise import ThreadLoop
 
 logger = logging.getLogger("distributed.worker.memory")
 
@@ -44,7 +44,7 @@ class SpillThread:
         self._above_target: Callable[[], int] | None = None
         self._excess_s: float | None = None  # the beginning of an excess
         self._moved, self._moved_s = 0, math.inf  # the moves down from devices, and the time of the last one
-        self._loop = run_thread(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
+        self._loop = ThreadLoop(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
 
     def wake(self) -> None:
         """Wake the thread, if there is a next round."""

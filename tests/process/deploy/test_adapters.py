@@ -25,7 +25,7 @@ from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu.deploy.network.tls import Certificate
-from hpcgpu.host import cgroup
+from hpcgpu.host import host_memory
 
 WORKER = (sys.executable, "-m", "hpcgpu.worker")
 
@@ -79,7 +79,7 @@ def test_dask_jobqueues_command_starts_bound_spilling_workers(tmp_path: Path) ->
         assert process.returncode == 128 + signal.SIGTERM
     assert set(found) == {"dummy-name-0", "dummy-name-1"}
     assert {w["nthreads"] for w in found.values()} == {2}
-    assert sum(w["memory_limit"] for w in found.values()) < cgroup.memory_limit().nbytes
+    assert sum(w["memory_limit"] for w in found.values()) < host_memory.memory_limit().nbytes
     assert "is lowered to" in said
     assert not bindings.differences
     assert set(stores.values()) == {("GpuSpillBuffer", True)}

@@ -22,7 +22,7 @@ from hpcgpu import SLURMGPUCluster
 from hpcgpu.deploy.cluster.classes import BatchGPUCluster
 from hpcgpu.deploy.jobs import fleet
 from hpcgpu.errors import JobError
-from hpcgpu.supervise.tasks import GATHER_S
+from hpcgpu.supervise import GATHER_S
 
 
 class LocalJobs(BatchGPUCluster):

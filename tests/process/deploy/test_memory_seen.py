@@ -15,7 +15,7 @@ from distributed import Client, Worker
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, sim
-from hpcgpu.host import allocator
+from hpcgpu.host import host_memory
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -109,7 +109,7 @@ def test_the_thresholds_of_glibc_are_in_force(
 
 
 def test_the_workers_of_a_cluster_have_jemalloc() -> None:
-    if not allocator.find_jemalloc(os.environ):
+    if not host_memory.find_jemalloc(os.environ):
         pytest.skip("no libjemalloc.so.2 here")
     with LocalGPUCluster(gpus="sim:1", allocator="jemalloc") as cluster, Client(cluster):
         assert cluster.memory().total.allocator.startswith("jemalloc 5.")
@@ -118,7 +118,7 @@ def test_the_workers_of_a_cluster_have_jemalloc() -> None:
 def test_where_there_is_no_jemalloc_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(allocator, "find_jemalloc", lambda environ: "")  # a machine without it
+    monkeypatch.setattr(host_memory, "find_jemalloc", lambda environ: "")  # a machine without it
     with LocalGPUCluster(gpus="sim:1", allocator="jemalloc") as cluster, Client(cluster):
         assert cluster.memory().total.allocator == "system"
     assert capfd.readouterr().err.count("no libjemalloc.so.2 in ") == 1

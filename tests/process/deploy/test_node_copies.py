@@ -53,13 +53,13 @@ class Work:
 WORK = Work()
 
 
-def copied_bytes(client: Client) -> dict[str, int]:
-    """Bytes that each worker has copied from peers so far."""
+def copied_bytes(client: Client, name: str = "copied_bytes") -> dict[str, int]:
+    """Bytes that each worker has copied from peers so far; ``cut_bytes``: received by data connections."""
 
     def read() -> int:
         from hpcgpu.deploy.network.node_copies import this_process
 
-        return this_process.copied_bytes
+        return int(getattr(this_process, name))
 
     return dict(client.run(read))
 
@@ -92,17 +92,22 @@ def test_a_rechunk_by_p2p_is_right(client: Client) -> None:
     assert sum(copied_bytes(client).values()) > before
 
 
-def test_values_survive_a_peer_that_dies_during_the_copy(client: Client) -> None:
+def kill_during_a_transfer(client: Client, name: str) -> None:
+    """Kill a worker while another one gets its arrays, and see that the sum is right."""
     first, second = sorted(client.nthreads())
     expected = WORK.total(*map(WORK.make, range(40)))
     arrays = client.map(WORK.make, range(40), workers=[first], allow_other_workers=True, pure=False)
     wait(arrays)
-    before = copied_bytes(client)[second]
+    before = copied_bytes(client, name)[second]
     (pid,) = client.run(os.getpid, workers=[first]).values()
     result = client.submit(WORK.total, *arrays, workers=[second], pure=False)
-    until(lambda: result.done() or copied_bytes(client)[second] > before, "it copies", every_s=0.001)
+    until(lambda: result.done() or copied_bytes(client, name)[second] > before, "it copies", every_s=0.001)
     os.kill(pid, signal.SIGKILL)
     assert result.result(timeout=scaled(100)) == expected
+
+
+def test_values_survive_a_peer_that_dies_during_the_copy(client: Client) -> None:
+    kill_during_a_transfer(client, "copied_bytes")
 
 
 def test_a_plain_client_of_a_script_copies(tmp_path: Path) -> None:
@@ -131,3 +136,6 @@ def test_switched_off_and_without_encryption() -> None:
             )
             assert (sum(copied_bytes(client).values()) > 0) == (way == "by one copy")
             assert f"large values within a node: {way}" in " ".join(str(cluster.bindings()).split())
+            if way != "by one copy":
+                kill_during_a_transfer(client, "cut_bytes")
+                assert sum(copied_bytes(client, "cut_bytes").values()) > 0

@@ -17,7 +17,7 @@ from paths import BATCH
 from recordings import Record, records
 
 from hpcgpu import batch
-from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm_answers
+from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm
 from hpcgpu.cli.commands import plan
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy.cluster import classes as clusters
@@ -301,7 +301,7 @@ def test_lost_node_is_named_for_jobs_in_each_state() -> None:
     ],
 )
 def test_a_list_of_nodes_is_that_of_their_names(text: str, nodes: tuple[str, ...]) -> None:
-    assert slurm_answers.node_names(text) == nodes
+    assert slurm.node_names(text) == nodes
 
 
 def test_expected_start_of_a_pending_job_is_the_systems() -> None:

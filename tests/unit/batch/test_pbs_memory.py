@@ -6,7 +6,7 @@ import pytest
 from paths import BATCH
 from recordings import Record, block, listing, recorded, records
 
-from hpcgpu.batch import pbs_answers
+from hpcgpu.batch import pbs
 from hpcgpu.errors import SubmitError
 from hpcgpu.launch import read_allocation, render_memory
 from hpcgpu.model import Result
@@ -15,12 +15,12 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def granted(record: Record) -> dict[str, int]:
-    return dict(pbs_answers.read_memory(Result((), record.returncode, record.stdout, record.stderr)))
+    return dict(pbs.read_memory(Result((), record.returncode, record.stdout, record.stderr)))
 
 
 def granted_of(exec_host: str, exec_vnode: str, build: str) -> dict[str, int]:
     fields = {"exec_host": f'"{exec_host}"', "exec_vnode": f'"{exec_vnode}"', "mem": '"12gb"'}
-    return dict(pbs_answers.read_memory(Result((), 0, listing(build, [block(build, "7.login01", "R", fields)]))))
+    return dict(pbs.read_memory(Result((), 0, listing(build, [block(build, "7.login01", "R", fields)]))))
 
 
 def test_what_each_node_is_granted_is_read() -> None:
@@ -60,7 +60,7 @@ def test_vnodes_count_for_their_host(build: str) -> None:
 )
 def test_no_answer_is_an_error_in_qstats_words(result: Result, words: str) -> None:
     with pytest.raises(SubmitError, match=f"(?m){words}"):
-        pbs_answers.read_memory(result)
+        pbs.read_memory(result)
 
 
 def told(by_host: dict[str, int], host: str) -> int | None:

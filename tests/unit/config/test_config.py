@@ -22,7 +22,7 @@ from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated
 from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
 from hpcgpu.model.settings import options, user_name
-from hpcgpu.model.site_facts import Account, NodeType, Rule
+from hpcgpu.model.site import Account, NodeType, Rule
 
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})
 

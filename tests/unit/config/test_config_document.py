@@ -157,7 +157,7 @@ FOLLOWER = """
 import sys
 from hpcgpu.agent import node, rank
 from hpcgpu.agent.node import follow
-from hpcgpu.plan.binding import plan_layout
+from hpcgpu.plan import plan_layout
 place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
 me = rank.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
 plan_layout([node.rank_record(me._record(None))])

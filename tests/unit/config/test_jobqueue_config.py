@@ -19,7 +19,7 @@ from hpcgpu.config.layers import read_settings
 from hpcgpu.config.migration import ignored, translate, without
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
-from hpcgpu.model.site_facts import NodeType
+from hpcgpu.model.site import NodeType
 
 INSTALLED = yaml.safe_load(Path(dask_jobqueue.__file__).with_name("jobqueue.yaml").read_text())["jobqueue"]
 SECTION = {

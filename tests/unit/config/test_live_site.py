@@ -13,8 +13,7 @@ from hpcgpu.config.sites.machine import apply_live_facts, is_here
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, Settings, Site
-from hpcgpu.model.site import Inventory
-from hpcgpu.model.site_facts import Match
+from hpcgpu.model.site import Inventory, Match
 
 FILE = """version: 2
 name: mine

@@ -26,7 +26,7 @@ from hpcgpu.deploy import sites
 from hpcgpu.deploy.jobs.submitter import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
-from hpcgpu.model.site_facts import NodeType
+from hpcgpu.model.site import NodeType
 from hpcgpu.plan.jobs.request import plan_member, plan_request
 
 OURS = sorted(path.stem for path in (ROOT / "site_configs").glob("*.yaml"))

@@ -11,7 +11,7 @@ from recordings import records
 
 from hpcgpu.deploy import start, topo
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import cgroup, run
+from hpcgpu.host import host_memory, run
 from hpcgpu.model import Allocation, Command, HostMemory, Result, Settings
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 
@@ -27,7 +27,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, result: Result, granted: HostMemory 
         return result
 
     monkeypatch.setattr(run, "run_sync", run_sync)
-    monkeypatch.setattr(cgroup, "memory_limit", lambda: granted)
+    monkeypatch.setattr(host_memory, "memory_limit", lambda: granted)
     return asked
 
 

@@ -27,9 +27,8 @@ from hpcgpu import sim
 from hpcgpu.deploy.dask_preload import dask_setup
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import allocator, process
-from hpcgpu.report.cluster import Memory
-from hpcgpu.report.workers import Moved, WorkerFacts, total
+from hpcgpu.host import host_memory, process
+from hpcgpu.report.workers import Memory, Moved, WorkerFacts, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.sim.dask import register
 from hpcgpu.spill import GpuSpillBuffer
@@ -195,7 +194,7 @@ def test_a_worker_without_the_store_says_so(tmp_path: Path) -> None:
 
 MALLOPT = """
 import ctypes
-from hpcgpu.host import allocator
+from hpcgpu.host import host_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -210,9 +209,9 @@ def is_mapped():
 
 before = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)}  # as it says, but glibc has read another
 print(is_mapped())
-allocator.apply_variables(before, {**before, "MALLOC_TRIM_THRESHOLD_": "much"})
+host_memory.apply_variables(before, {**before, "MALLOC_TRIM_THRESHOLD_": "much"})
 print(is_mapped())
-allocator.apply_variables(before, {"MALLOC_MMAP_THRESHOLD_": str(33 << 20)})
+host_memory.apply_variables(before, {"MALLOC_MMAP_THRESHOLD_": str(33 << 20)})
 print(is_mapped())
 """
 
@@ -260,30 +259,30 @@ def test_jemalloc_is_looked_for_in_the_users_environment_first(tmp_path: Path) -
     (tmp_path / "module/lib/libjemalloc.so.2").write_bytes(elf)
     (tmp_path / "foreign/lib/libjemalloc.so.2").write_bytes(elf[:18] + b"\xff\xff" + elf[20:])
     where = {"CONDA_PREFIX": str(tmp_path / "conda"), "EBROOTJEMALLOC": str(tmp_path / "module")}
-    assert allocator.find_jemalloc(where) == str(tmp_path / "conda/lib/libjemalloc.so.2")
+    assert host_memory.find_jemalloc(where) == str(tmp_path / "conda/lib/libjemalloc.so.2")
     foreign = {"CONDA_PREFIX": str(tmp_path / "foreign"), "LD_LIBRARY_PATH": f":{tmp_path}/module/lib"}
-    assert allocator.find_jemalloc(foreign) == str(tmp_path / "module/lib/libjemalloc.so.2")
-    assert "$CONDA_PREFIX/lib" in allocator.NOT_FOUND
+    assert host_memory.find_jemalloc(foreign) == str(tmp_path / "module/lib/libjemalloc.so.2")
+    assert "$CONDA_PREFIX/lib" in host_memory.NOT_FOUND
 
 
 ALLOCATOR = """
-from hpcgpu.host import allocator
+from hpcgpu.host import host_memory
 blocks = [bytes(16 << 10) for _ in range(8000)]
 kept = blocks[::100]
 del blocks
-print(allocator.in_force(), allocator.trim() > 8 << 20)
+print(host_memory.in_force(), host_memory.trim() > 8 << 20)
 """
 
 
 def test_jemalloc_is_in_force_and_is_purged() -> None:
-    library = allocator.find_jemalloc(os.environ)
+    library = host_memory.find_jemalloc(os.environ)
     if not library:
         pytest.skip("no libjemalloc.so.2 here")
     env = {**os.environ, "LD_PRELOAD": library, "MALLOC_CONF": "dirty_decay_ms:-1"}
     done = subprocess.run([sys.executable, "-c", ALLOCATOR], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("jemalloc 5.")
     assert done.stdout.endswith(" True\n")
-    assert allocator.in_force() == "system"
+    assert host_memory.in_force() == "system"
 
 
 # the log

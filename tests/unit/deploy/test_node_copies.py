@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import random
+import socket
 import struct
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
@@ -19,15 +22,16 @@ from distributed.comm.core import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import scaled
+from waiting import scaled, until
 
 from hpcgpu.deploy.network import node_copies, tls
-from hpcgpu.deploy.network.node_copies import SMALL_BYTES, THRESHOLD_BYTES
+from hpcgpu.deploy.network.node_copies import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES
 from hpcgpu.host import peer_memory
 from hpcgpu.host.peer_memory import Identity
 
 SECURITY = tls.security(tls.Certificate.make())
-SIZES = st.sampled_from([0, 1, 100, SMALL_BYTES - 1, SMALL_BYTES, 30_000, THRESHOLD_BYTES, 100_000, 700_000])
+BIG = 2 * CUT_BYTES + 1
+SIZES = st.sampled_from([0, 1, 100, SMALL_BYTES - 1, SMALL_BYTES, 30_000, THRESHOLD_BYTES, 100_000, 700_000, BIG])
 MESSAGES = st.lists(st.lists(st.tuples(st.sampled_from(["array", "bytes"]), SIZES), max_size=4), min_size=1, max_size=4)
 
 
@@ -45,6 +49,10 @@ async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
     over: asyncio.Event = asyncio.Event()
 
     async def handle(comm: Any) -> None:
+        if accepted.done():  # a data connection
+            with contextlib.suppress(CommClosedError):
+                await comm.read()
+            return
         accepted.set_result(comm)
         await over.wait()
 
@@ -61,6 +69,20 @@ async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
             a.abort()
             b.abort()
             over.set()
+
+
+@contextlib.asynccontextmanager
+async def far_pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
+    """Connect two ends as if they were on two nodes, with data connections."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Identity, "refusal", lambda _: peer_memory.ELSEWHERE)
+        async with pair(scheme) as (a, b):
+            while not all(comm._lender.peer_has_data and comm._lender.data for comm in (a, b)):
+                for one, other in ((a, b), (b, a)):
+                    await one.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+                    assert (await other.read())["x"].sum() == BIG
+                await asyncio.sleep(0.001)  # what is in a socket's buffers is written and read without a pause
+            yield a, b
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -94,11 +116,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@given(MESSAGES, MESSAGES, st.sampled_from(["tcp", "tls"]))
-@settings(max_examples=25)
-def test_messages_arrive_whole_and_in_order_both_ways(there: Any, back: Any, scheme: str) -> None:
+def exchange(there: Any, back: Any, connected: AbstractAsyncContextManager[tuple[Any, Any]]) -> None:
     async def test() -> None:
-        async with pair(scheme) as (a, b):
+        async with connected as (a, b):
 
             async def send(comm: Any, messages: Any) -> None:
                 for message in messages:
@@ -112,6 +132,18 @@ def test_messages_arrive_whole_and_in_order_both_ways(there: Any, back: Any, sch
             await asyncio.gather(send(a, there), receive(b, there), send(b, back), receive(a, back))
 
     run(test)
+
+
+@given(MESSAGES, MESSAGES, st.sampled_from(["tcp", "tls"]))
+@settings(max_examples=25)
+def test_messages_arrive_whole_and_in_order_both_ways(there: Any, back: Any, scheme: str) -> None:
+    exchange(there, back, pair(scheme))
+
+
+@given(MESSAGES, MESSAGES, st.sampled_from(["tcp", "tls"]))
+@settings(max_examples=8)
+def test_messages_to_another_node_arrive_likewise(there: Any, back: Any, scheme: str) -> None:
+    exchange(there, back, far_pair(scheme))
 
 
 def test_large_frames_are_copied_and_released(copied: list[int]) -> None:
@@ -136,12 +168,12 @@ def test_large_frames_are_copied_and_released(copied: list[int]) -> None:
 
 def test_a_message_written_before_close_arrives() -> None:
     async def test() -> None:
-        for is_read in (False, True):
-            async with pair() as (a, b):
-                await a.write({"x": to_serialize(np.ones(500_000, np.uint8))})
+        for connected, is_read in itertools.product((pair, far_pair), (False, True)):
+            async with connected() as (a, b):
+                await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
                 reading = asyncio.ensure_future(a.read()) if is_read else None
                 closing = asyncio.ensure_future(a.close())
-                assert (await b.read())["x"].sum() == 500_000
+                assert (await b.read())["x"].sum() == BIG
                 await closing
                 if reading:
                     with pytest.raises(CommClosedError):
@@ -197,6 +229,105 @@ def test_a_cancelled_read_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> No
                 await a.read()
             assert lent(a) == 0
             copying.set()
+
+    run(test)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_large_frames_to_another_node_go_by_data_connections(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    monkeypatch.setattr(node_copies, "thread_count", lambda: 3)
+
+    async def test() -> None:
+        async with far_pair(scheme) as (a, b):
+            before = node_copies.this_process.cut_bytes
+            for one, other in ((a, b), (b, a)):
+                array = np.frombuffer(random.Random(1).randbytes(BIG), np.uint8)
+                await one.write({"x": to_serialize(array), "y": to_serialize(array[:1000])})
+                message = await other.read()
+                assert (message["x"] == array).all() and (message["y"] == array[:1000]).all()
+            assert node_copies.this_process.cut_bytes - before == 2 * BIG
+            sockets = [channel.socket for _, channel in a._lender.data._channels]
+            assert len(sockets) == 3
+            assert all((s.cipher() if scheme == "tls" else s.getpeername()) for s in sockets)
+        until(lambda: all(s.fileno() == -1 for s in sockets), "they are closed with it")
+
+    run(test)
+
+
+def test_a_broken_data_connection_ends_both_sides() -> None:
+    async def test() -> None:
+        for acts_first in (True, False):
+            async with far_pair("tcp") as (a, b):
+                sockets = [channel.socket for _, channel in a._lender.data._channels]
+                if acts_first:
+                    sockets[-1].shutdown(socket.SHUT_RDWR)
+                await a.write({"x": to_serialize(np.ones(20 * BIG, np.uint8))})
+                if not acts_first:
+                    sockets[-1].shutdown(socket.SHUT_RDWR)
+                with pytest.raises(CommClosedError):
+                    await b.read()
+                with pytest.raises(CommClosedError):
+                    await a.read()
+                assert (lent(a), a.closed(), b.closed()) == (0, True, True)
+
+    run(test)
+
+
+def test_a_cancelled_read_of_data_connections_ends_both_sides() -> None:
+    async def test() -> None:
+        async with far_pair() as (a, b):
+            a._lender.data.send = lambda _: asyncio.get_running_loop().create_future()  # it stands still
+            await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+            reading = asyncio.ensure_future(b.read())
+            while not a._lender.frames or b._is_reading is False:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.05)  # either side of the head
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            with pytest.raises(CommClosedError):
+                await a.read()
+            assert (lent(a), b.closed()) == (0, True)
+
+    run(test)
+
+
+TERMS = st.fixed_dictionaries(
+    {"of": st.text(max_size=3) | st.none() | st.just("token")},
+    optional={"number": st.integers(-1, 2) | st.text(max_size=1), "count": st.integers(-1, 3) | st.none()},
+)
+
+
+@given(TERMS)
+@settings(max_examples=30)
+def test_data_connections_of_nothing_are_closed(terms: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with pair("tcp") as (a, b):
+            node_copies._by_token["token"] = b
+            over = {node_copies.DATA_KEY: terms}
+            comm = await connect(a.peer_address, handshake_overrides=over)
+            if b._joined or b._lender.data:
+                b.abort()
+            with pytest.raises(CommClosedError):
+                await comm.read()
+
+    run(test)
+
+
+def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError("no port")
+
+    monkeypatch.setattr(Identity, "refusal", lambda _: peer_memory.ELSEWHERE)
+    monkeypatch.setattr(node_copies, "connect", refuse)
+
+    async def test() -> None:
+        async with pair() as (a, b):
+            for one, other in ((a, b), (b, a)) * 2:
+                await one.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+                assert (await other.read())["x"].sum() == BIG
+                await asyncio.sleep(0.001)
+            assert a._dialing.done() and not a._lender.data
 
     run(test)
 

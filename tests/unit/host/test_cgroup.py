@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.host.cgroup import memory_left, memory_limit
+from hpcgpu.host.host_memory import memory_left, memory_limit
 
 GIB = 1 << 30
 

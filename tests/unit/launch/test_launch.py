@@ -22,8 +22,7 @@ from hpcgpu.launch.launcher import (
 )
 from hpcgpu.model import Allocation, Settings
 from hpcgpu.model.allocation import World
-from hpcgpu.model.site import Site
-from hpcgpu.model.site_facts import Launcher
+from hpcgpu.model.site import Launcher, Site
 
 RECORDED = DATA / "launch/version"
 RANK = ("python", "-m", "hpcgpu.agent", "a document")

@@ -20,7 +20,7 @@ from hpcgpu.pictures.layout import WIDTH, Picture, lay_out, walk
 from hpcgpu.pictures.numa_contents import node_of
 from hpcgpu.pictures.shapes import Box, Tile, text_width, wrap
 from hpcgpu.pictures.svg import COLOURS, FADED, INK, render_svg
-from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.plan.binding import plan_bindings
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -15,10 +15,9 @@ from paths import TOPOLOGIES
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.model.limit import SHARE, Limit
-from hpcgpu.plan.binding import network
-from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
+from hpcgpu.plan.binding import network, plan_bindings, simulated_gpus
 from hpcgpu.plan.binding.memory import plan_memory_limit_bytes, plan_memory_nodes
-from hpcgpu.plan.binding.ports import Ports
+from hpcgpu.plan.binding.network import Ports
 from hpcgpu.report.machine import workers_table
 
 

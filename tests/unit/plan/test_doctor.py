@@ -16,7 +16,7 @@ from paths import ROOT, TOPOLOGIES
 
 from hpcgpu.model import Hop, Nic
 from hpcgpu.plan import doctor as f
-from hpcgpu.plan.doctor import CheckResult, Verdict, examine, exit_code, login, network, nodes
+from hpcgpu.plan.doctor import CheckResult, Verdict, examine, exit_code, login, nodes
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
 from hpcgpu.topology import hwloc_xml
@@ -289,7 +289,7 @@ def test_the_longest_tmpdir_is_that_of_multiprocessing() -> None:
                 multiprocessing.connection.Listener(address, "AF_UNIX").close()
 
 
-@pytest.mark.parametrize(("modules", "table"), [((login,), LOGIN_CHECKS), ((nodes, network), JOB_CHECKS)])
+@pytest.mark.parametrize(("modules", "table"), [((login,), LOGIN_CHECKS), ((nodes,), JOB_CHECKS)])
 def test_every_check_is_in_a_table(modules: tuple[ModuleType, ...], table: tuple[Any, ...]) -> None:
     functions = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     own = {f for name, f in functions if name.startswith("check_") and f.__module__ in {m.__name__ for m in modules}}

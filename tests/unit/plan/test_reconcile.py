@@ -52,8 +52,6 @@ def done(known: Facts, policy: Policy = Policy()) -> dict[str, Any]:  # noqa: B0
 SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "nothing is wanted and nothing is there": (facts(0), {}),
     "all that is missing is submitted at once": (facts(1000), {"submit": 1000}),
-    "what is being submitted is not submitted again": (facts(5, submitting=5), {}),
-    "what comes to be wanted meanwhile is": (facts(8, job("1"), submitting=5), {"submit": 2}),
     "a refused submission waits": (facts(5, held_back_until_s=NOW_S + 1), {}),
     "a refused submission is tried again": (facts(5, held_back_until_s=NOW_S), {"submit": 5}),
     "one that nobody has asked for counts": (facts(1, job("1", None)), {}),
@@ -156,7 +154,6 @@ SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
         facts(0, up("1"), job("2", age_s=5), adapting=True),
         {"retire": ("1",)},
     ),
-    "what is being submitted is waited for, then what is too much goes": (facts(2, up("1"), up("2"), submitting=2), {}),
     "who leaves does not count": (
         facts(2, up("1", retired_s=NOW_S), job("2", cancelled_s=NOW_S), up("3")),
         {"submit": 1},

@@ -76,7 +76,6 @@ class World(RuleBasedStateMachine):
             now_s=self.now_s,
             target=self.wanted,
             jobs=tuple(self.table.values()),
-            submitting=sum(self.submissions),
             adapting=self.adapting,
             asked_s=self.asked_s,
             answered_s=self.answered_s,
@@ -87,6 +86,9 @@ class World(RuleBasedStateMachine):
     def react(self) -> None:
         """Do what reconcile says, until there is nothing to do."""
         for _ in range(20):
+            if self.submissions:  # the fleet's lock: its end wakes the loop
+                self.actions = Actions()
+                return
             self.now_s += 0.001
             actions = self.actions = reconcile(self.facts(), self.policy)
             self.check(actions)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.plan.jobs import Job
 from hpcgpu.report import Explanation
-from hpcgpu.report.cluster import Memory, cluster_page, jobs_table
-from hpcgpu.report.workers import Bindings, WorkerFacts, planned
+from hpcgpu.report.workers import Bindings, Memory, WorkerFacts, cluster_page, jobs_table, planned
 
 VOID = {"br", "meta"}
 GPU = Gpu(pci="0000:17:00.0", uuid="GPU-1", vendor="nvidia", model="H200", memory_bytes=141 << 30)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.model import JobSpec, Settings, Site
-from hpcgpu.model.site_facts import Charge, Network, Queue, Source
+from hpcgpu.model.site import Charge, Network, Queue, Source
 from hpcgpu.report import job as preview
 from hpcgpu.report.job import Preview, layout_of
 

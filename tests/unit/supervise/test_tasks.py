@@ -6,9 +6,9 @@ import threading
 import pytest
 from waiting import logged, run, scaled
 
+from hpcgpu import supervise
 from hpcgpu.errors import JobError
 from hpcgpu.model.command import Backoff
-from hpcgpu.supervise import tasks
 
 SOON = Backoff(first_s=0.001, longest_s=0.01)
 
@@ -27,7 +27,7 @@ class Work:
 
 
 async def kept(work: Work) -> None:
-    await tasks.run_forever(work, "the loop", backoff=SOON).finished()
+    await supervise.Loop(work, "the loop", backoff=SOON).finished()
 
 
 def test_a_round_that_raises_is_said_once_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
@@ -44,7 +44,7 @@ def test_loop_reports_trouble_after_some_failures_and_its_end() -> None:
 
     async def body() -> None:
         work = Work(*[JobError("home is full")] * 4, None, None)
-        loop = tasks.run_forever(work, "the loop", backoff=SOON, changed=lambda: told.append(loop.trouble))
+        loop = supervise.Loop(work, "the loop", backoff=SOON, changed=lambda: told.append(loop.trouble))
         assert not loop.done()
         await loop.finished()
         assert loop.done()
@@ -66,10 +66,10 @@ def test_until_polls_for_an_answer_within_its_time() -> None:
         looks.append(len(looks))
 
     async def body() -> None:
-        assert await tasks.until(third, 0.001) == "found"
+        assert await supervise.until(third, 0.001) == "found"
         assert len(looks) == 3
         with pytest.raises(TimeoutError):
-            await tasks.until(never, 0.001, 0.0)
+            await supervise.until(never, 0.001, 0.0)
         assert len(looks) == 4
 
     run(body)
@@ -77,7 +77,7 @@ def test_until_polls_for_an_answer_within_its_time() -> None:
 
 def test_a_loop_that_is_cancelled_ends_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> bool:
-        loop = tasks.run_forever(asyncio.Event().wait, "the loop")
+        loop = supervise.Loop(asyncio.Event().wait, "the loop")
         await asyncio.sleep(0)
         loop.cancel()
         await asyncio.wait([loop._task])
@@ -92,7 +92,7 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure(caplog: pytest.LogCap
 
     async def body() -> None:
         await kept(work)
-        await tasks.start(Work(asyncio.CancelledError()), "the errand", failed.append)
+        await supervise.start(Work(asyncio.CancelledError()), "the errand", failed.append)
 
     run(body)
     assert work.rounds == 2
@@ -105,8 +105,8 @@ def test_what_a_task_raises_is_logged_and_handed_on(caplog: pytest.LogCaptureFix
     failed: list[BaseException] = []
 
     async def body() -> None:
-        await tasks.start(Work(ValueError("no")), "the errand", failed.append)
-        await tasks.start(Work(None), "the other errand", failed.append)
+        await supervise.start(Work(ValueError("no")), "the errand", failed.append)
+        await supervise.start(Work(None), "the other errand", failed.append)
 
     run(body)
     assert [repr(e) for e in failed] == ["ValueError('no')"]
@@ -119,7 +119,7 @@ def test_a_group_ends_its_tasks_and_forgets_those_that_are_over() -> None:
     failed: list[BaseException] = []
 
     async def body() -> None:
-        group = tasks.Group()
+        group = supervise.Group()
         group.start(Work(ValueError("no")), "one that fails", failed.append)
         group.start(asyncio.Event().wait, "one that stays", failed.append)
         await asyncio.sleep(0.01)
@@ -140,7 +140,7 @@ def test_a_callback_that_raises_is_logged_and_handed_on(caplog: pytest.LogCaptur
 
     async def body() -> BaseException:
         loop, failed = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        call = tasks.log_errors(look, "the look", failed.set_result)
+        call = supervise.log_errors(look, "the look", failed.set_result)
         loop.call_soon(call, {"x": 1})
         loop.call_soon(call, {})
         return await failed
@@ -160,7 +160,7 @@ def test_a_timer_goes_on_whatever_it_calls_and_says_it_once(caplog: pytest.LogCa
                 raise OSError("gone")
             done.set()
 
-        timer = tasks.repeat(ring, 0.001, "the look")
+        timer = supervise.Ticker(ring, 0.001, "the look")
         await done.wait()
         timer.cancel()
         count = len(rings)
@@ -176,7 +176,7 @@ def test_a_timer_goes_on_whatever_it_calls_and_says_it_once(caplog: pytest.LogCa
 def test_a_timer_may_be_cancelled_by_what_it_calls() -> None:
     async def body() -> None:
         done = asyncio.Event()
-        timer = tasks.repeat(lambda: (timer.cancel(), rings.append(None), done.set()), 0.001, "the look")
+        timer = supervise.Ticker(lambda: (timer.cancel(), rings.append(None), done.set()), 0.001, "the look")
         await done.wait()
         await asyncio.sleep(0.01)
 
@@ -194,7 +194,7 @@ def test_to_thread_ends_before_its_cancelled_task_goes_on() -> None:
         ended.append("the call")
 
     async def body() -> None:
-        task = asyncio.create_task(tasks.to_thread(call))
+        task = asyncio.create_task(supervise.to_thread(call))
         await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         await asyncio.sleep(0)  # the task has been told
@@ -217,8 +217,8 @@ def test_to_thread_returns_raises_and_logs_lost_errors(caplog: pytest.LogCapture
         raise OSError("full")
 
     async def body() -> None:
-        assert await tasks.to_thread(lambda: 3) == 3
-        task = asyncio.create_task(tasks.to_thread(fails))
+        assert await supervise.to_thread(lambda: 3) == 3
+        task = asyncio.create_task(supervise.to_thread(fails))
         await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         await asyncio.sleep(0)
@@ -226,7 +226,7 @@ def test_to_thread_returns_raises_and_logs_lost_errors(caplog: pytest.LogCapture
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises(OSError, match="full"):
-            await tasks.to_thread(fails)
+            await supervise.to_thread(fails)
 
     run(body)
     (record,) = logged(caplog)

@@ -6,7 +6,7 @@ import pytest
 from waiting import logged, scaled
 
 from hpcgpu.model.command import Backoff
-from hpcgpu.supervise import run_thread
+from hpcgpu.supervise import ThreadLoop
 
 SOON = Backoff(first_s=0.001, longest_s=0.01)
 
@@ -22,7 +22,7 @@ def test_a_round_that_raises_is_said_once_and_the_next_one_comes(
             raise now
         return True
 
-    loop = run_thread(work, "the mover", pause=pauses.append, backoff=SOON)
+    loop = ThreadLoop(work, "the mover", pause=pauses.append, backoff=SOON)
     loop.join(scaled(20))
     assert not loop.is_alive()
     assert raises == []
@@ -43,7 +43,7 @@ def test_who_waits_learns_the_reason_until_it_works_again() -> None:
             raise now
         return not raises
 
-    loop = run_thread(work, "the mover", pause=lambda _: None, backoff=SOON)
+    loop = ThreadLoop(work, "the mover", pause=lambda _: None, backoff=SOON)
     may_start.set()
     loop.join(scaled(20))
     assert troubles == ["", "", "", "the mover has failed 3 times in a row: OSError: full", ""]
@@ -59,6 +59,6 @@ def test_joining_it_in_its_own_thread_returns() -> None:
         joined.set()
         return True
 
-    loop = run_thread(work, "the mover", pause=lambda _: None)
+    loop = ThreadLoop(work, "the mover", pause=lambda _: None)
     ready.set()
     assert joined.wait(5)

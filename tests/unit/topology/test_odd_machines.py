@@ -19,8 +19,8 @@ from waiting import scaled
 from hpcgpu.deploy.topo import Selection, compare, plan, read_text, svg
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
-from hpcgpu.plan.binding.bindings import plan_bindings
-from hpcgpu.plan.binding.ports import DISTANCES, Ports
+from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.plan.binding.network import DISTANCES, Ports
 from hpcgpu.topology import hwloc_xml, nccl_xml
 from hpcgpu.topology.hwloc_xml import read_file
 

@@ -1,4 +1,8 @@
-"""Run coroutines and callbacks in the background of an event loop; count the failures of repeated work."""
+"""Background work, whose starter states what happens after an exception, so that nothing ends silently.
+
+Coroutines and callbacks run on an event loop, other work in a thread. After an exception the work logs it, waits and
+goes on, or tells its owner, which ends everything that depends on it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import contextlib
 import functools
 import logging
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
@@ -77,10 +82,19 @@ GATHER_S = 0.1
 
 
 class Loop:
-    """Work that repeats until it is cancelled or returns True; made by :func:`run_forever`."""
+    """Work that repeats until it is cancelled or returns True; a round's exception is logged once, with traceback.
+
+    A round of ``work`` waits until there is something to do. ``name`` is its name in messages. ``backoff`` is the wait
+    after a failure; ``changed`` is called when a round fails, and when one succeeds again.
+    """
 
     def __init__(
-        self, work: Callable[[], Awaitable[bool | None]], name: str, backoff: Backoff, changed: Callable[[], object]
+        self,
+        work: Callable[[], Awaitable[bool | None]],
+        name: str,
+        *,
+        backoff: Backoff = Backoff(),  # frozen
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
         self._work, self._changed = work, changed
         self._failures = FailureLog(name, backoff)
@@ -120,23 +134,54 @@ class Loop:
                     return
 
 
-def run_forever(
-    work: Callable[[], Awaitable[bool | None]],
-    name: str,
-    *,
-    backoff: Backoff = Backoff(),  # frozen
-    changed: Callable[[], object] = lambda: None,
-) -> Loop:
-    """Repeat work until it returns True; log a round's exception once, with traceback, wait, and go on.
+class ThreadLoop:
+    """Work that a thread repeats until it returns True; a round's exception is logged once.
 
-    A round of ``work`` waits until there is something to do. ``name`` is its name in messages. ``backoff`` is the wait
-    after a failure; ``changed`` is called when a round fails, and when one succeeds again.
+    A round of ``work`` waits until there is something to do. ``pause`` waits ``backoff``'s seconds after a failure, or
+    less when the owner wants an end.
     """
-    return Loop(work, name, backoff, changed)
+
+    def __init__(
+        self,
+        work: Callable[[], bool | None],
+        name: str,
+        *,
+        pause: Callable[[float], object],
+        backoff: Backoff = Backoff(),  # frozen
+    ) -> None:
+        self._work, self._pause = work, pause
+        self._failures = FailureLog(name, backoff)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """The reason of the present failures, for waiting callers; "" if it works."""
+        return self._failures.trouble
+
+    def is_alive(self) -> bool:
+        """Return whether the work goes on."""
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the work has ended; return at once in its own thread."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                over = self._work()
+            except BaseException as e:  # also SystemExit: it would end the thread silently
+                self._pause(self._failures.failed(e))
+            else:
+                self._failures.went_well()
+                if over:
+                    return
 
 
-class Timer:
-    """Calls a function at intervals until it is cancelled; made by :func:`repeat`."""
+class Ticker:
+    """Calls a function of microseconds at intervals, before tasks that are late; each exception is logged once."""
 
     def __init__(self, call: Callable[[], object], every_s: float, name: str) -> None:
         self._call, self._every_s = call, every_s
@@ -158,11 +203,6 @@ class Timer:
             self._failures.failed(e)
         else:
             self._failures.went_well()
-
-
-def repeat(call: Callable[[], object], every_s: float, name: str) -> Timer:
-    """Call a function of microseconds at intervals, before tasks that are late; log each exception once."""
-    return Timer(call, every_s, name)
 
 
 def start(work: Callable[[], Awaitable[object]], name: str, failed: Failed) -> asyncio.Task[None]:

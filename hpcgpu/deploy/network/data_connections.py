@@ -1,0 +1,183 @@
+"""Connections for large frames, beside one of distributed: threads encrypt and copy them, and not the event loop.
+
+A frame is cut into as many parts as there are connections. Each connection carries its parts in the order of the
+messages, and nothing else: sizes go by the connection of distributed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from selectors import EVENT_READ, EVENT_WRITE
+
+from hpcgpu.supervise import ThreadLoop
+
+_MOST_THREADS = 4
+_SEND_BYTES = 1 << 20  # of one call; OpenSSL wants the same call again where the socket was full
+_RECEIVE_BYTES = 1 << 30  # at most in one call; SSLSocket has no more than 2 GiB
+
+Done = Callable[[BaseException | None], object]
+
+
+def thread_count() -> int:
+    """Return how many threads of this process move frames: one for each of its cores, at most four."""
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
+class _Channel:
+    """A socket that does not block, and what is to be received and sent by it, in order."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.jobs: dict[int, deque[tuple[memoryview, Done]]] = {EVENT_READ: deque(), EVENT_WRITE: deque()}
+        self.events = 0  # for which the thread waits
+        self.error: BaseException | None = None
+        self.lock = threading.Lock()  # of one use of the socket; none comes after an error
+
+    def move(self, direction: int) -> None:
+        """Do all jobs of a direction; raise if the socket is not ready for more, or broken."""
+        jobs = self.jobs[direction]
+        while jobs:
+            part, done = jobs[0]
+            with self.lock:
+                if self.error:
+                    raise self.error
+                if direction == EVENT_READ:
+                    moved = self.socket.recv_into(part[:_RECEIVE_BYTES])
+                else:
+                    moved = self.socket.send(part[:_SEND_BYTES])
+            if not moved:
+                raise ConnectionResetError("the peer has closed a connection for large frames")
+            if moved < part.nbytes:
+                jobs[0] = part[moved:], done
+            else:
+                jobs.popleft()
+                done(None)
+
+
+class _Mover:
+    """A thread that moves the bytes of its channels, and alone uses their sockets and the TLS on them."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._woken = os.eventfd(0)
+        self._selector.register(self._woken, EVENT_READ)
+        self._requests: deque[Callable[[], object]] = deque()  # append and popleft are atomic
+        ThreadLoop(self._round, "the thread that moves large frames", pause=time.sleep)
+
+    def request(self, act: Callable[[], object]) -> None:
+        """Let the thread call something."""
+        self._requests.append(act)
+        os.eventfd_write(self._woken, 1)
+
+    def _round(self) -> None:
+        for key, _ in self._selector.select():
+            if key.data:
+                self.move(key.data)
+                continue
+            os.eventfd_read(self._woken)
+            while self._requests:
+                self._requests.popleft()()
+
+    def add(self, channel: _Channel, direction: int, part: memoryview, done: Done) -> None:
+        """Receive or send a part after those before it."""
+        channel.jobs[direction].append((part, done))
+        self.move(channel)  # now: TLS may hold bytes that the socket no longer has
+
+    def move(self, channel: _Channel) -> None:
+        """Move what can be moved without waiting; after an error let all of it fail."""
+        events = 0
+        for direction in channel.jobs:
+            try:
+                channel.move(direction)
+            except ssl.SSLWantReadError:
+                events |= EVENT_READ
+            except ssl.SSLWantWriteError:
+                events |= EVENT_WRITE
+            except BlockingIOError:
+                events |= direction
+            except Exception as e:  # the other channels go on
+                channel.error = e
+        self._wait_for(channel, 0 if channel.error else events)
+        for jobs in channel.jobs.values() if channel.error else ():
+            while jobs:
+                jobs.popleft()[1](channel.error)
+
+    def _wait_for(self, channel: _Channel, events: int) -> None:
+        before, channel.events = channel.events, events
+        if before and events:
+            self._selector.modify(channel.socket, events, channel)
+        elif events:
+            self._selector.register(channel.socket, events, channel)
+        elif before:
+            self._selector.unregister(channel.socket)
+
+
+@functools.cache
+def movers() -> itertools.cycle[_Mover]:
+    """Return the threads of this process, each as the next one."""
+    return itertools.cycle([_Mover() for _ in range(thread_count())])
+
+
+class DataConnections:
+    """Connections for the large frames of one connection of distributed, whose event loop uses them."""
+
+    def __init__(self, sockets: Iterable[socket.socket], close: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._channels = [(next(movers()), _Channel(sock)) for sock in sockets]
+        self._close = close  # the sockets
+
+    def send(self, frames: Iterable[memoryview]) -> asyncio.Future[None]:
+        """Send frames, which must stay as they are until the peer has them."""
+        return self._move(EVENT_WRITE, frames)
+
+    def receive(self, frames: Iterable[memoryview]) -> asyncio.Future[None]:
+        """Fill frames by what the peer sends."""
+        return self._move(EVENT_READ, frames)
+
+    def close(self) -> None:
+        """Close all; what has not been moved fails."""
+        channels, self._channels = self._channels, []
+        for mover, channel in channels:
+            with channel.lock:
+                channel.error = channel.error or ConnectionAbortedError("the connection was closed")
+            mover.request(functools.partial(mover.move, channel))
+        if channels:
+            self._close()
+
+    def _move(self, direction: int, frames: Iterable[memoryview]) -> asyncio.Future[None]:
+        moved, count = self._loop.create_future(), len(self._channels)
+        parts = [
+            (*self._channels[i], frame[frame.nbytes * i // count : frame.nbytes * (i + 1) // count])
+            for frame in frames
+            for i in range(count)
+        ]
+        left = len(parts)
+
+        def done(error: BaseException | None) -> None:
+            nonlocal left
+            left -= 1
+            if error and not moved.done():
+                moved.set_exception(error)
+            elif not left and not moved.done():
+                moved.set_result(None)
+
+        for mover, channel, part in parts:
+            mover.request(functools.partial(mover.add, channel, direction, part, functools.partial(self._call, done)))
+        if not parts:
+            moved.set_exception(ConnectionAbortedError("the connection was closed"))
+        return moved
+
+    def _call(self, act: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(act, *args)
