@@ -84,7 +84,7 @@ class Unit:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Waiter:
-    """What a thread waits for. The machine names it in instructions; its fields are for the threads alone."""
+    """The reason for which a thread waits. The machine names it in instructions; its fields are for threads alone."""
 
     # only its thread changes ``taken``; ``sent`` changes under the store's lock; another thread sets ``error``, then
     # ``answered``, and wakes the thread by its inbox
