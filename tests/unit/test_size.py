@@ -22,7 +22,7 @@ def classes(folder: str) -> int:
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
     "lines of hpcgpu": (lambda: lines(PACKAGE), 37_206),
-    "lines of tests": (lambda: lines(TESTS), 38_145),
+    "lines of tests": (lambda: lines(TESTS), 37_943),
     "modules of hpcgpu": (lambda: len(MODULES), 189),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 96),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 27),

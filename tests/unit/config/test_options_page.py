@@ -1,4 +1,4 @@
-"""The page of all options is current; tests/support/options_page.py makes it."""
+"""The page of all options is current; scripts/options_page.py makes it."""
 
 from __future__ import annotations
 
