@@ -160,7 +160,7 @@ def _execute(run: RunDocument) -> None:
 def _session_folder(settings: Settings, beside: Path) -> str:
     """Make a private folder for a launcher's files; it and ``beside`` are removed when both processes have ended."""
     from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
-    from hpcgpu.spill.storage.scratch import Scratch
+    from hpcgpu.spill.storage import Scratch
 
     scratch = Scratch.make(settings.local_directory, "launch", trusted=settings.trust_local_directory)
     os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has the lock, too

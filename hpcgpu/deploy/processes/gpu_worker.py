@@ -29,7 +29,7 @@ from hpcgpu.host.private import hidden_name
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER
-from hpcgpu.spill.storage.scratch import Scratch
+from hpcgpu.spill.storage import Scratch
 
 # The scheduler and the client of dask-mpi may be ranks of this node: twice the 118 MiB that both had idle (Pss,
 # distributed 2026.8).

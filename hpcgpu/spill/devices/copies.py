@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import DriverError
 from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
@@ -22,6 +21,27 @@ _STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
 _PINNED_FROM_BYTES = 2**20
 # A thread that sleeps until an event wakes up late: 0.4 ms on an H200. So it polls as long as a small copy may take.
 _POLL_S = 100e-6
+
+
+# After these errors of the driver a process can do nothing more on its GPU (NVIDIA: "leaves the process in an
+# inconsistent state", "the context cannot be used anymore"; cuda-bindings 13.5). The runtime has the same numbers.
+_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
+# The attribute with the number, by library.
+_NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
+
+
+class DriverError(SpillError):
+    """A call of the driver fails; ``status`` is CUDA's number for it."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def is_lasting(error: BaseException | None) -> bool:
+    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
+    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
+    return number is not None and getattr(error, number, 0) in _LASTING
 
 
 class DriverCopies:
@@ -67,7 +87,6 @@ class DriverCopies:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the device that the driver can give."""
         with self.context():
             return int(self.call("cuMemGetInfo"))
 
@@ -85,7 +104,6 @@ class DriverCopies:
         return self._host.trim() + self._stages.trim()
 
     def synchronize(self) -> None:
-        """Wait for the work of all streams."""
         with self.context():
             self._wait_for_all()
 

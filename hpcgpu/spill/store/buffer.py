@@ -27,12 +27,12 @@ from hpcgpu.model.limit import (
     read_part,
     read_text,
 )
-from hpcgpu.spill.devices.allocation_failure import on_event_loop
+from hpcgpu.spill.devices import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.state import DEVICE, HOST
+from hpcgpu.spill.storage import notes
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.storage.scratch import notes
 from hpcgpu.spill.store import Handle, ReadMode, read_mode, reading
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import Traversed

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.spill.devices import Device
-from hpcgpu.spill.devices.lookup import always_moves, device_of, is_device_array, is_left_to_cudf, is_unproxied
+from hpcgpu.spill.devices.cuda import always_moves, device_of, is_device_array, is_left_to_cudf, is_unproxied
 from hpcgpu.spill.proxies.dask import StoredObject
 from hpcgpu.spill.proxies.proxy import is_proxy, source_of, unproxy
 from hpcgpu.spill.store import Packed

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hpcgpu.spill.devices.lookup import is_immovable
+from hpcgpu.spill.devices.cuda import is_immovable
 from hpcgpu.spill.proxies import dask as proxy_dask
 from hpcgpu.spill.proxies.dask import StoredObject
 from hpcgpu.spill.store import Handle, Packed

@@ -22,10 +22,9 @@ from waiting import aside, scaled
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.storage import segments
+from hpcgpu.spill.storage import Mount, mount_of, notes, segments
 from hpcgpu.spill.storage.buffer_pool import SMALLEST_BYTES, Slabs, round_up
 from hpcgpu.spill.storage.disk import Disk, Stored
-from hpcgpu.spill.storage.scratch import Mount, mount_of, notes
 from hpcgpu.spill.store import spill_thread
 
 KIB, MIB = 2**10, 2**20
