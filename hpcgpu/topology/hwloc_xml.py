@@ -122,7 +122,10 @@ def _devices(
             raise safe_xml.Misread(device, "pci_busid", "a PCI address that no other device has")
         bridges = (p for p in parents if p.get("type") == "Bridge")
         chains[address] = tuple(f"{p.get('pci_busid', 'host')}/{p.get('bridge_pci', '')}" for p in bridges)
-        nodes = _nodes_above(parents)
+        # Devices are below the object that they are local to. complete_nodeset also has nodes that were not granted:
+        # if these are missing in the file, devices near them are attached higher up.
+        sets = (safe_xml.cpuset(p, "complete_nodeset") or safe_xml.cpuset(p, "nodeset") for p in reversed(parents))
+        nodes = next((s for s in sets if s), CpuSet())
         near = pci.home(nodes, numa) if nodes <= described else None
         gpus += _gpu(device, address, near)
         nics += _nics(device, address, near, version3)
@@ -141,14 +144,6 @@ def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]
 
 def _cpus(node: ET.Element) -> CpuSet:
     return safe_xml.cpuset(node, "cpuset")
-
-
-def _nodes_above(parents: tuple[ET.Element, ...]) -> CpuSet:
-    """Return the NUMA nodes of the nearest ancestor with any: devices are below the object that they are local to."""
-    # complete_nodeset also has the nodes that were not granted. If these are missing in the file, devices near them are
-    # attached higher up.
-    sets = (safe_xml.cpuset(p, "complete_nodeset") or safe_xml.cpuset(p, "nodeset") for p in reversed(parents))
-    return next((s for s in sets if s), CpuSet())
 
 
 def _ids(device: ET.Element) -> tuple[str, str, str]:

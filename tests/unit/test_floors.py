@@ -242,6 +242,7 @@ LONG = {
     "spill/storage/__init__.py": "a private folder: whether it is safe, its lock, its removal, and what is said of it",
     "host/discover.py": "the sources of a topology, one after the other, and libhwloc's few calls",
     "model/site.py": "one schema: who reads one block must see the others",
+    "plan/binding/__init__.py": "one division of a node among its workers",
     "plan/binding/network.py": "one decision: which ports are usable, how far they are, and whose they become",
     "plan/doctor/nodes.py": "one table of checks of one job",
     "report/machine.py": "one machine in three forms: text, plain data and table",
