@@ -18,7 +18,7 @@ from hpcgpu.spill.proxies import dask as proxies_dask
 from hpcgpu.spill.storage import disk
 from hpcgpu.spill.storage.buffer_pool import LeafLock
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store import executor, identity_map, reader
+from hpcgpu.spill.store import executor, identity_map
 from hpcgpu.spill.values import host_objects, unit
 
 # Where what must not happen under the lock is looked up when it does.
@@ -32,7 +32,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (identity_map, "held_by"),
     (host_objects, "held_by"),
     (host_objects, "_held_by_frame"),
-    (reader, "put_together"),
+    (identity_map, "put_together"),
     (proxies_dask, "make_proxy"),
     (proxies_dask, "release"),
     (proxy, "up"),

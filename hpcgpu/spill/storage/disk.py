@@ -11,6 +11,7 @@ smooth functions shrink by 0 (8) % at most. Only arrays of nearly all zeros woul
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import threading
 from collections import deque
@@ -20,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.storage import Scratch, segment
+from hpcgpu.spill.storage import Scratch
 from hpcgpu.spill.storage.buffer_pool import Slabs
-from hpcgpu.spill.storage.segment import Room
+from hpcgpu.spill.storage.segment import Room, transfer
 from hpcgpu.spill.storage.segments import Segments
 
 # distributed logs a value that cannot be pickled with its whole text, which may be as long as the memory is full
@@ -84,7 +85,7 @@ class Disk:
         sizes = tuple(b.nbytes for b in buffers)
         slot = self._segments.take(sum(sizes))
         try:
-            segment.write(slot, [b.cast("B") for b in buffers if b.nbytes])
+            transfer(slot, [b.cast("B") for b in buffers if b.nbytes], os.pwritev)
         except BaseException:
             self._segments.give_back([slot])
             raise
@@ -127,7 +128,7 @@ class Disk:
     def read(self, stored: Stored) -> list[np.ndarray]:
         """Return the buffers; OSError if any of them is missing."""
         out = [self.empty(size) for size in stored.sizes]
-        segment.read(stored.slot, [o.data for o in out if o.nbytes])
+        transfer(stored.slot, [o.data for o in out if o.nbytes], os.preadv)
         return out
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,23 +213,14 @@ def divide(views: Sequence[memoryview], nbytes: int) -> tuple[Sequence[memoryvie
     return views, ()
 
 
-def write(slot: Room, views: Sequence[memoryview]) -> None:
-    """Write views of bytes, one after the other, none empty; each call may write less than it was given."""
+def transfer(slot: Room, views: Sequence[memoryview], call: Callable[[int, Sequence[memoryview], int], int]) -> None:
+    """Write (``os.pwritev``) or fill (``os.preadv``) views of bytes, one after the other, none empty."""
+    # each call may write or read less than it was given; OSError if the file is too short to be read
     for segment, offset, nbytes in slot:
         left, views = divide(views, nbytes)
         file = segment.open()
         while left:
-            done = os.pwritev(file.number, left[:_MOST_VIEWS], offset)
-            left, offset = divide(left, done)[1], offset + done
-
-
-def read(slot: Room, views: Sequence[memoryview]) -> None:
-    """Fill views of bytes, one after the other, none empty; OSError if the file is too short."""
-    for segment, offset, nbytes in slot:
-        left, views = divide(views, nbytes)
-        file = segment.open()
-        while left:
-            done = os.preadv(file.number, left[:_MOST_VIEWS], offset)
+            done = call(file.number, left[:_MOST_VIEWS], offset)
             if not done:
                 missing = sum(map(len, left))
                 raise OSError(f"{segment.path} is cut off: {missing} bytes are missing at {offset}")

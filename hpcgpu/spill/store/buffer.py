@@ -35,9 +35,8 @@ from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store import Handle, ReadMode, read_mode, reading
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.store.identity_map import Traversed
+from hpcgpu.spill.store.identity_map import Reader, Traversed
 from hpcgpu.spill.store.inbox import Count, Todo
-from hpcgpu.spill.store.reader import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
 from hpcgpu.spill.values.host_objects import is_owner
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry
