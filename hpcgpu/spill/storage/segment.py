@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+logger = logging.getLogger("distributed.worker.memory")
 PAGE_BYTES = 4096
 _MOST_VIEWS = 1024  # UIO_MAXIOV (linux/uio.h)
 # Errors of a file system without fallocate, or without holes (fallocate(2)).
@@ -94,11 +95,17 @@ class Segment:
         os.ftruncate(file.number, start)
         self.end = start
 
-    def remove(self) -> None:
-        """Remove the file."""
+    def remove(self) -> bool:
+        """Remove the file; return whether that succeeded."""
         self.kept = None
-        with contextlib.suppress(FileNotFoundError):  # the whole folder went first
-            self.path.unlink()
+        try:
+            self.path.unlink(missing_ok=True)  # the whole folder may have gone first
+        except OSError as e:
+            if not self.is_stuck:
+                self.is_stuck = True
+                logger.warning("a file without data cannot be removed; hpcgpu will try again: %s", e)
+            return False
+        return True
 
 
 class Extent(NamedTuple):

@@ -126,7 +126,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         # the limit of the host tier: so buffers that wait to be used again never add to it
         slabs = Slabs(self.host_limit_bytes or _SLABS_BYTES)
         self.disk = Disk(folder, slabs, disk, trusted=trusted)
-        self._executor = Executor(device, self.host_limit_bytes, self.disk, self.disk.limit_bytes)
+        self._executor = Executor(device, self.host_limit_bytes, self.disk)
         self._spill_thread = SpillThread(self._executor)
         self._reader = Reader(self._executor, self.jit_unspill)
         # a plain Worker does not close its data
