@@ -283,7 +283,8 @@ def read_numa_nodes(
             raise safe_xml.Misread(o, "os_index", "a number that no other NUMA node has")
         cpus = _all_cpus(o)
         kind = _kind(o, parents, cpus, is_power)
-        package = _package(parents, cpus, packages)
+        above = [safe_xml.count(p, "os_index") for p in reversed(parents) if p.get("type") in _PACKAGES]
+        package = next(iter(above), next((i for i, pus in packages if pus & cpus), 0))
         node = NumaNode(index, cpus, safe_xml.count(o, "local_memory"), package, kind)
         number = o.get("gp_index", "")
         home = parents[-1] if parents and o.find("object") is None else None
@@ -343,11 +344,6 @@ def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
     return beside_none or any(
         o.get("type") in _LOCAL or safe_xml.cpuset(o, "complete_cpuset") for o in node.iter("object")
     )
-
-
-def _package(parents: Sequence[ET.Element], cpus: CpuSet, packages: Sequence[tuple[int, CpuSet]]) -> int:
-    numbers = [safe_xml.count(p, "os_index") for p in reversed(parents) if p.get("type") in _PACKAGES]
-    return next(iter(numbers), next((i for i, pus in packages if pus & cpus), 0))
 
 
 def _memory_attribute(root: ET.Element, name: str, nearest: Callable[[int, int], int]) -> dict[str, int]:

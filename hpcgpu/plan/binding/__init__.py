@@ -32,7 +32,12 @@ def plan_bindings(
     # of one GPU are adjacent; the cpu_workers, without a GPU, are last, each with nthreads cores or an even share if
     # that is less. Cores are whole, within allowed, and disjoint; with fewer cores than workers each worker has all of
     # them (shared_cores).
-    _check(topology, gpus, allowed)
+    names = [(g.pci, g.uuid) for g in gpus]
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
+    if not usable_cores(topology, allowed):
+        raise BindingError(f"no CPU core is available to this process (allowed PUs: {str(allowed) or 'none'})")
     each = settings.workers_per_gpu
     order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
     workers = [*(gpus[i] for i in order for _ in range(each)), *[None] * cpu_workers]
@@ -40,15 +45,6 @@ def plan_bindings(
     inside = [masks[p] & allowed if masks else allowed for p in positions]
     planned = dict(zip(positions, _plan(topology, workers, inside, settings, allowed_nodes), strict=True))
     return tuple(planned[p] for p in sorted(planned))
-
-
-def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
-    names = [(g.pci, g.uuid) for g in gpus]
-    if len(set(names)) < len(names):
-        twice = next(n for n in names if names.count(n) > 1)
-        raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
-    if not usable_cores(topology, allowed):
-        raise BindingError(f"no CPU core is available to this process (allowed PUs: {str(allowed) or 'none'})")
 
 
 def _plan(
