@@ -247,6 +247,7 @@ LONG = {
     "plan/doctor/nodes.py": "one table of checks of one job",
     "report/machine.py": "one machine in three forms: text, plain data and table",
     "report/workers.py": "one worker's facts, and each table of them",
+    "spill/store/identity_map.py": "from a value to its entry, and back: who reads one must see the other",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "supervise.py": "all that may start background work",
     "topology/hwloc_xml.py": "one format: who reads devices must see how memory is read",

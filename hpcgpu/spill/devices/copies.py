@@ -136,7 +136,9 @@ class DriverCopies:
         with self.context():
             self._wait_for_all()
             if len(extents) > 1 and sum(nbytes for _, nbytes in extents) <= _STAGE_BYTES:
-                return self._down_together(extents, empty)
+                roots = [empty(nbytes) for _, nbytes in extents]
+                self._down_by_stages(extents, roots)
+                return roots
             return [self._copied_down(pointer, nbytes, empty) for pointer, nbytes in extents]
 
     def _copied_down(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -145,7 +147,7 @@ class DriverCopies:
         if pinned is not None:
             self._in_one(self._down, "cuMemcpyDtoHAsync", root.ctypes.data, pointer, nbytes)
         elif nbytes:
-            self._down_by_stages(pointer, root)
+            self._down_by_stages([(pointer, nbytes)], [root])
         return root
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
@@ -166,40 +168,28 @@ class DriverCopies:
             self.call("cuEventRecord", done, stream)
             self._wait(done)
 
-    def _down_by_stages(self, pointer: int, root: np.ndarray) -> None:
-        def start(stage: _Stage, part: slice) -> None:
-            nbytes = part.stop - part.start
-            self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data, pointer + part.start, nbytes, self._down)
-            self.call("cuEventRecord", stage.done, self._down)
-
-        def finish(stage: _Stage, part: slice) -> None:
-            self._wait(stage.done)
-            np.copyto(root[part], stage.memory[: part.stop - part.start])
-
-        self._by_stages(root.nbytes, self._down, start, finish)
-
-    def _down_together(
-        self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]
-    ) -> list[np.ndarray]:
-        """Copy allocations that fit into one stage: a thread that waits for each wakes up for each."""
+    def _down_by_stages(self, extents: Sequence[tuple[int, int]], roots: Sequence[np.ndarray]) -> None:
+        """Copy allocations, several in one stage: a thread that waits for each wakes up for each."""
         starts = [0, *accumulate(nbytes for _, nbytes in extents)]
-        roots = [empty(nbytes) for _, nbytes in extents]
+
+        def inside(part: slice) -> Iterator[tuple[int, np.ndarray, int]]:
+            """Yield address, target and place in the stage of what lies inside a part."""
+            for (pointer, nbytes), root, at in zip(extents, roots, starts, strict=False):
+                begin, end = max(part.start, at), min(part.stop, at + nbytes)
+                if begin < end:
+                    yield pointer + begin - at, root[begin - at : end - at], begin - part.start
 
         def start(stage: _Stage, part: slice) -> None:
-            del part
-            for (pointer, nbytes), at in zip(extents, starts, strict=False):
-                if nbytes:
-                    self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data + at, pointer, nbytes, self._down)
+            for source, target, at in inside(part):
+                self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data + at, source, target.nbytes, self._down)
             self.call("cuEventRecord", stage.done, self._down)
 
         def finish(stage: _Stage, part: slice) -> None:
-            del part
             self._wait(stage.done)
-            for root, at in zip(roots, starts, strict=False):
-                np.copyto(root, stage.memory[at : at + root.nbytes])
+            for _, target, at in inside(part):
+                np.copyto(target, stage.memory[at : at + target.nbytes])
 
         self._by_stages(starts[-1], self._down, start, finish)
-        return roots
 
     def _up_by_stages(self, root: np.ndarray, pointer: int) -> None:
         def start(stage: _Stage, part: slice) -> None:

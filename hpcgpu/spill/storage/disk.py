@@ -11,6 +11,7 @@ smooth functions shrink by 0 (8) % at most. Only arrays of nearly all zeros woul
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import threading
 from collections import deque
@@ -20,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.storage import Scratch, segment
+from hpcgpu.spill.storage import Scratch
 from hpcgpu.spill.storage.buffer_pool import Slabs
-from hpcgpu.spill.storage.segment import Room
+from hpcgpu.spill.storage.segment import Room, transfer
 from hpcgpu.spill.storage.segments import Segments
 
 # distributed logs a value that cannot be pickled with its whole text, which may be as long as the memory is full
@@ -74,65 +75,51 @@ class Disk:
     ) -> None:
         self._scratch = Scratch.make(parent, "spill", trusted=trusted)
         self.folder = self._scratch.path
-        self._segments = Segments(self.folder, most_bytes=limit_bytes)
-        self._slabs = slabs or Slabs(0)
+        self.segments = Segments(self.folder, most_bytes=limit_bytes)
+        self.slabs = slabs or Slabs(0)
         self.waste: deque[Room] = deque()
 
     def write(self, buffers: Sequence[memoryview]) -> Stored:
         """Write the buffers: all of them or, with OSError, none."""
         self.empty_bin()
         sizes = tuple(b.nbytes for b in buffers)
-        slot = self._segments.take(sum(sizes))
+        slot = self.segments.take(sum(sizes))
         try:
-            segment.write(slot, [b.cast("B") for b in buffers if b.nbytes])
+            transfer(slot, [b.cast("B") for b in buffers if b.nbytes], os.pwritev)
         except BaseException:
-            self._segments.give_back([slot])
+            self.segments.give_back([slot])
             raise
         return Stored(slot, sizes, self.waste)
 
     def empty(self, nbytes: int) -> np.ndarray:
         """Return host memory for a buffer."""
         # np.empty and preadv release the GIL; bytearray(n) holds it while it clears the memory
-        return self._slabs.empty(nbytes)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The most that the files may take; 0: no limit but the disk's."""
-        return self._segments.limit_bytes
-
-    @property
-    def idle_bytes(self) -> int:
-        """Host memory that is kept for the next buffers."""
-        return self._slabs.free_bytes
-
-    def trim(self) -> int:
-        """Give this memory back to the system; return its bytes."""
-        return self._slabs.trim()
+        return self.slabs.empty(nbytes)
 
     def empty_bin(self) -> None:
         """Make the room in the bin usable again, or remove its files."""
         if self.waste:
-            self._segments.give_back(self._take_waste())
+            self.segments.give_back(self._take_waste())
 
     @property
     def has_excess(self) -> bool:
         """True if more room on disk, or more memory, is free than the store keeps."""
-        return self._segments.has_excess or self._slabs.has_excess
+        return self.segments.has_excess or self.slabs.has_excess
 
     def shrink(self) -> None:
         """Give back some of the excess; call it again while :attr:`has_excess`."""
-        self._segments.trim()
-        self._slabs.shrink()
+        self.segments.trim()
+        self.slabs.shrink()
 
     def read(self, stored: Stored) -> list[np.ndarray]:
         """Return the buffers; OSError if any of them is missing."""
         out = [self.empty(size) for size in stored.sizes]
-        segment.read(stored.slot, [o.data for o in out if o.nbytes])
+        transfer(stored.slot, [o.data for o in out if o.nbytes], os.preadv)
         return out
 
     def close(self) -> None:
         """Remove the folder; called once."""
-        self._segments.close()
+        self.segments.close()
         self._scratch.remove()
 
     def _take_waste(self) -> Iterator[Room]:

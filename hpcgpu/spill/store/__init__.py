@@ -62,7 +62,7 @@ class Handle:
     __slots__ = ("entry", "reader")
 
     def __init__(self, reader: Any, entry: Entry) -> None:
-        self.reader, self.entry = reader, entry  # a hpcgpu.spill.store.reader.Reader
+        self.reader, self.entry = reader, entry  # a hpcgpu.spill.store.identity_map.Reader
 
     def __del__(self) -> None:
         # no lock here: the garbage collector may run this in a thread that holds it

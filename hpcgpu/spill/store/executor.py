@@ -53,8 +53,8 @@ class Executor:
     it by :meth:`record` under the lock, and carries it out without the lock. A limit of 0 bytes means no limit.
     """
 
-    def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk, disk_limit_bytes: int = 0) -> None:
-        limits = {tier: n for tier, n in ((HOST, host_limit_bytes), (DISK, disk_limit_bytes)) if n}
+    def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk) -> None:
+        limits = {tier: n for tier, n in ((HOST, host_limit_bytes), (DISK, disk.segments.limit_bytes)) if n}
         self.lock = LeafLock()
         self.state, self.disk = SpillState(limits), disk
         self._device_limit, self._devices, self._sizes = device_limit, list[Device](), dict[Device, int]()
