@@ -1,7 +1,7 @@
 """The facts about one machine: a site file, and what its batch system reports of queues and nodes for a draft of it.
 
-The classes are the schema: ``hpcgpu.config.sites`` reads YAML into them, and makes the
-JSON schema and the reference page from their fields and texts.
+The classes are the schema: ``hpcgpu.config.sites`` reads YAML into them, and ``scripts/site_schema.py`` makes the JSON
+schema and the reference page from their fields and texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A machine, its workers and their bindings as text and as plain data for JSON; where two such values differ."""
+"""A machine, its workers and their bindings as a table, as text and as plain data; where two such values differ."""
 
 from __future__ import annotations
 
