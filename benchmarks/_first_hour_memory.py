@@ -14,7 +14,7 @@ import numpy as np
 from _first_hour import GIB, MIB, filled, held, lacks, nvml_used_bytes, say, seconds, spill_all, store
 
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.rapids import evict_on_failure
+from hpcgpu.spill.devices.pools import evict_on_failure
 
 # CUDA's context and its libraries take about 0.5 GiB of it.
 ROOM_BYTES, PIECE_BYTES = 6 * GIB, 256 * MIB

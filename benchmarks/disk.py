@@ -38,7 +38,7 @@ from distributed.protocol import deserialize_bytes, serialize_bytelist
 from hpcgpu.spill.state import DISK, HOST
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store.dask import register
+from hpcgpu.spill.store import register
 from hpcgpu.spill.values.unit import SkeletonUnit
 
 MIB = 2**20

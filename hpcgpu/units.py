@@ -14,11 +14,9 @@ _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
-def parse_bytes(value: int | str) -> int:
+def parse_bytes(value: object) -> int:
     """Parse a size into bytes: ``"5GB"`` is 5e9, ``"5GiB"`` is 5 * 2**30; raise ConfigError if invalid."""
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ConfigError(f"{value!r} is not a size; allowed: bytes as a number, or text such as '5GB', '512MiB'")
-    match = _NUMBER.fullmatch(str(value))
+    match = _NUMBER.fullmatch(str(value)) if isinstance(value, (int, str)) and not isinstance(value, bool) else None
     if not match or match[2].lower() not in _BYTES:
         raise ConfigError(f"{value!r} is not a size; allowed: bytes as a number, or text such as '5GB', '512MiB'")
     size = int(float(match[1]) * _BYTES[match[2].lower()])

@@ -29,9 +29,9 @@ def main(document: str) -> int:
     except Exception as e:
         _say(e, number)
     if path:
-        from hpcgpu.host import exit_file
+        from hpcgpu.host import private
 
-        exit_file.write(path, code)
+        private.write_exit_code(path, code)
     return code
 
 

@@ -27,7 +27,7 @@ from hpcgpu.host import log, pids, process, remover
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes import Child
     from hpcgpu.model import Settings
-    from hpcgpu.spill.storage.scratch import Scratch
+    from hpcgpu.spill.storage import Scratch
 
 # SOCK_SEQPACKET keeps messages whole but bounds them (about 200 KiB): the payload travels in a memfd.
 _MESSAGE_BYTES = 1 << 16
@@ -300,7 +300,7 @@ class LeaderResources:
         Raises ConfigError if the folder cannot be used, which is checked before the imports (1 s), or if Dask's
         configuration has an invalid memory limit.
         """
-        from hpcgpu.spill.storage.scratch import Scratch
+        from hpcgpu.spill.storage import Scratch
 
         if not os.environ.get("HPCGPU_DEBUG"):
             os.environ.setdefault(*_QUIET)

@@ -109,7 +109,7 @@ class MissingRanks:
         rank_here = self._facts.rank  # of this process
         if first := [p for rank, p in present.items() if p.title == _LATE and rank != rank_here]:
             return first[0]
-        process.retitle(_LATE)
+        process.set_title(_LATE)
         time.sleep(_SETTLE_S)  # ranks that are late at the same time see each other then
         late = {rank: p for rank, p in self._look()[0].items() if p.title == _LATE and rank < rank_here}
         return late[min(late)] if late else None

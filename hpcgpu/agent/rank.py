@@ -88,9 +88,9 @@ class Rank:
             resources = None
             try:
                 if self.exit_file:
-                    from hpcgpu.host import exit_file
+                    from hpcgpu.host import private
 
-                    exit_file.check(self.exit_file, self._host)
+                    private.check_exit_file(self.exit_file, self._host)
                 self._check_lease()
                 if self._isolated or self._facts.local_rank == 0:
                     resources = stack.enter_context(self._make_resources())

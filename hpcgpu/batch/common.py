@@ -288,12 +288,3 @@ def unasked(spec: JobSpec, *, memory: bool, cpus: bool) -> tuple[str, ...]:
         for name, is_given in parts.items()
         if is_given
     )
-
-
-def check_dialect(system: BatchSystem, name: str, choices: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise ConfigError for a field with another value than its choices, or a limit below one job."""
-    for key, allowed in choices.items():
-        if getattr(system, key) not in allowed:
-            raise ConfigError(f"{key}={getattr(system, key)!r} of {name}; allowed: {', '.join(allowed)}")
-    if system.array_limit < 1:
-        raise ConfigError(f"array_limit={system.array_limit} of {name}; allowed: 1 (no arrays) or more")

@@ -15,7 +15,6 @@ from hpcgpu.batch.common import (
     Directive,
     advice,
     by_array,
-    check_dialect,
     exit_file,
     index_runs,
     merge_options,
@@ -105,9 +104,6 @@ def _quoted(value: str) -> str:
     return f'"{value}"' if re.search(r"\s", value) else value
 
 
-_ALLOWED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"gpus": ("ngpus", "gpus", "none"), "memory": ("mem", "none"), "account": ("-A", "-P")}
-)
 _ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
 
 _ID = r"\d+(?:\[\d*\])?\.[\w.-]+"
@@ -166,11 +162,6 @@ class Pbs(BatchSystem):
     direct_output: bool = True  # output goes to its final path (-k doe); else the node keeps it until the job ends
     # options that the site refuses, each with its rule
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-    def __post_init__(self) -> None:
-        check_dialect(self, "PBS", _ALLOWED)
-        if self.cpus_multiple_of < 1:
-            raise ConfigError(f"cpus_multiple_of={self.cpus_multiple_of} of PBS; allowed: 1 or more")
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script."""
@@ -316,7 +307,13 @@ class Pbs(BatchSystem):
         memory = spec.memory_per_node_bytes if self.memory == "mem" else None
         gpus = spec.gpus_per_node if self.gpus != "none" else 0
         if spec.queue in self.gpu_chunks:
-            return [("-l select", self._gpu_chunks(spec))]
+            if spec.nodes > 1:
+                raise ConfigError(
+                    f"nodes={spec.nodes}, but a job of queue {spec.queue} is GPUs of one node: take another queue= for "
+                    "more, or nodes=1"
+                )
+            chunks = filter(None, (str(spec.gpus_per_node or spec.tasks_per_node), self.resources))
+            return [("-l select", ":".join(chunks))]
         each = {
             "ncpus": str(self._cpus(spec) or ""),
             "mpiprocs": str(spec.tasks_per_node) if self.mpiprocs else "",
@@ -330,15 +327,6 @@ class Pbs(BatchSystem):
         more = [(f"-l {name}", value) for name, _, value in (p.partition("=") for p in self.resources.split(":"))]
         totals = ((name, re.fullmatch(r"(\d+)(\D*)", value)) for name, value in each.items())
         return [*((f"-l {name}", f"{int(v[1]) * spec.nodes}{v[2]}") for name, v in totals if v), *more]
-
-    def _gpu_chunks(self, spec: JobSpec) -> str:
-        """Return the number of chunks where each is a GPU of one node, with its part of CPUs and memory."""
-        if spec.nodes > 1:
-            raise ConfigError(
-                f"nodes={spec.nodes}, but a job of queue {spec.queue} is GPUs of one node: take another queue= for "
-                "more, or nodes=1"
-            )
-        return ":".join(filter(None, (str(spec.gpus_per_node or spec.tasks_per_node), self.resources)))
 
     def _cpus(self, spec: JobSpec) -> int:
         """Return the cores of a node; 0: not requested, and PBS gives one core to all ranks of the node."""

@@ -12,7 +12,6 @@ from hpcgpu.batch.common import (
     Directive,
     advice,
     by_array,
-    check_dialect,
     index_runs,
     merge_options,
     options_in,
@@ -53,13 +52,6 @@ _ASKED = {
     *("--partition", "--clusters", "--nodes", "--nodelist", "--constraint", "--reservation", "--qos", "--time"),
     *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gres"),
 }
-_ALLOWED = MappingProxyType(
-    {
-        "gpus": ("gpus-per-node", "gres", "gpus", "none"),
-        "memory": ("mem", "mem-per-cpu", "mem-per-gpu", "none"),
-        "queue": ("partition", "qos"),
-    }
-)
 _NO_MORE = "squeue lists its array without it"
 # sbatch: Job 12 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main
 _TESTED = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
@@ -105,9 +97,6 @@ class Slurm(BatchSystem):
     array_limit: int = 1001  # the most elements of an array: the site's MaxArraySize
     # options that the site refuses, each with its rule
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-    def __post_init__(self) -> None:
-        check_dialect(self, "Slurm", _ALLOWED)
 
     def script(self, spec: JobSpec) -> str:
         """Return the batch script."""
@@ -162,12 +151,15 @@ class Slurm(BatchSystem):
         # Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an
         # array; sacct may not list some running ones yet.
         live = result.argv[:1] == ("squeue",)
-        out = dict(_statuses(result.stdout, live=live))
+        # The start is that of a requeued job's last run if it is sacct's.
+        lines = (line.strip().removesuffix("|").split("|", _FIELDS - 1) for line in result.stdout.splitlines())
+        listed = (fields for fields in lines if len(fields) == _FIELDS and _ID.fullmatch(fields[0]))
+        out = {job_id: _status(*fields, live=live) for job_id, *fields in listed}
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
             raise _refused(f"{result.argv[0] if result.argv else 'the batch system'} did not answer", result)
         if live and result.returncode == 0:
-            listed = {job_id.partition("_")[0] for job_id in out}
-            over = [job_id for job_id in job_ids if "_" in job_id and job_id.partition("_")[0] in listed]
+            arrays = {job_id.partition("_")[0] for job_id in out}
+            over = [job_id for job_id in job_ids if "_" in job_id and job_id.partition("_")[0] in arrays]
             out |= {job_id: JobStatus(JobState.ENDED, "", _NO_MORE) for job_id in over if job_id not in out}
         return out
 
@@ -312,15 +304,6 @@ def _refused(problem: str, result: Result) -> SubmitError:
         over_limit=over_limit,
         unsure=transient and not over_limit,
     )
-
-
-def _statuses(text: str, *, live: bool) -> Iterator[tuple[str, JobStatus]]:
-    """Yield id and status of each listed job; ``live``: the output is squeue's, not sacct's."""
-    # sacct has the start of a requeued job's last run.
-    for line in text.splitlines():
-        fields = line.strip().removesuffix("|").split("|", _FIELDS - 1)
-        if len(fields) == _FIELDS and _ID.fullmatch(fields[0]):
-            yield fields[0], _status(*fields[1:], live=live)
 
 
 def _status(native: str, code: str, starts: str, nodes: str, reason: str, *, live: bool) -> JobStatus:

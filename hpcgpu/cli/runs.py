@@ -40,10 +40,10 @@ def ps(as_json: bool) -> None:
 
     from hpcgpu.deploy.jobs import runs
     from hpcgpu.deploy.jobs.run import Run, home, sweep
-    from hpcgpu.spill.storage import scratch
+    from hpcgpu.spill import storage
 
     sweep(home())  # the leftovers of dead processes: runs without a record, and folders of this node
-    scratch.sweep(scratch.home_of(None))
+    storage.sweep(storage.home_of(None))
     clusters = Run.all(home())
     asyncio.run(runs.refresh(clusters))
     clusters = runs.clean_up(clusters)

@@ -120,12 +120,7 @@ def render(document: RunDocument) -> str:
         if value != getattr(defaults, option.name) or (option.name in WRITTEN and value is not None):
             settings[option.name] = _plain(value)
     whole = {
-        "version": document.version,
-        "shape": document.shape,
-        "script": document.script,
-        "folder": document.folder,
-        "launch": document.launch,
-        "exit_file": document.exit_file,
+        **{f.name: getattr(document, f.name) for f in fields(RunDocument)},
         "settings": settings,
         "sources": dict(document.settings.sources),
     }

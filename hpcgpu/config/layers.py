@@ -119,7 +119,10 @@ def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> La
             continue
         option = BY_NAME.get(name)
         if option is None:
-            _refuse(name, value, where(name))
+            if (hint := HINTS.get(name)) is None:
+                raise ConfigError(f"unknown option {name!r}, set by {where(name)}: {nearest(name, BY_NAME)}")
+            if not hint.is_harmless(value):  # it asks for more than the default behaviour
+                raise ConfigError(f"{name}={value!r}, set by {where(name)}: {hint.instead}")
             continue
         if (key := user_name(option)) in values:
             raise ConfigError(f"{key} is given twice: by {values[key][1]} and by {where(name)}; give it once")
@@ -179,15 +182,6 @@ def _from_jobqueue(
         count = parse_simulated(values["gpus"][0]).per_node
     translated, keys = translate(_section(section, path), count)
     return dict(read_layer(translated, lambda name: f"dask config {path}.{keys[name]}"))
-
-
-def _refuse(name: str, value: object, where: str) -> None:
-    """Raise for another package's or an unknown option, unless its value asks for the default behaviour."""
-    hint = HINTS.get(name)
-    if hint is None:
-        raise ConfigError(f"unknown option {name!r}, set by {where}: {nearest(name, BY_NAME)}")
-    if not hint.is_harmless(value):
-        raise ConfigError(f"{name}={value!r}, set by {where}: {hint.instead}")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:

@@ -5,7 +5,6 @@ The worker itself must have the store. The command line of ``dask worker`` canno
     # spilling.py, where the workers' Python finds it
     from distributed import Worker
     from hpcgpu.spill import GpuSpillBuffer
-    from hpcgpu.spill.storage import parents
 
     class SpillingWorker(Worker):
         def __init__(self, *args, **kwargs):
@@ -30,8 +29,7 @@ from distributed import Worker
 
 from hpcgpu import supervise
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
-from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.storage import parents
+from hpcgpu.spill import GpuSpillBuffer, storage
 
 _NO_PLAN: Any = None  # for the plugin's spec: hpcgpu has not planned this worker
 logger = logging.getLogger("distributed.worker.memory")
@@ -43,7 +41,7 @@ async def dask_setup(worker: Worker) -> None:
     Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read. A task's arguments are read
     on the event loop: the worker does not answer meanwhile.
     """
-    if intruder := await supervise.to_thread(functools.partial(parents.changed_by, Path(worker.local_directory))):
+    if intruder := await supervise.to_thread(functools.partial(storage.changed_by, Path(worker.local_directory))):
         logger.warning(
             "the scratch folder of worker %s is not safe, %s: %s, and so run code as you. Give 'dask worker' a "
             "--local-directory below a folder that is yours alone",

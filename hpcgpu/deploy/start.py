@@ -16,7 +16,7 @@ from hpcgpu.config import document, entry_points
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import LaunchError, SubmitError
-from hpcgpu.host import exit_file, launcher_parent, log, pids, process
+from hpcgpu.host import launcher_parent, log, pids, private, process
 from hpcgpu.launch import brought, read_allocation, render_memory
 from hpcgpu.launch.launcher import (
     LIST_MPI_TYPES,
@@ -150,7 +150,7 @@ def _execute(run: RunDocument) -> None:
     env = {**os.environ, **parent, **added, **dict(launcher.env)}
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
-    path = str(exit_file.make())
+    path = str(private.make_exit_file())
     document_ = document.render(replace(run, exit_file=path))  # the last argument of a rank's command
     if launcher.session:
         env |= launcher.within(_session_folder(run.settings, Path(path).parent), env)
@@ -160,7 +160,7 @@ def _execute(run: RunDocument) -> None:
 def _session_folder(settings: Settings, beside: Path) -> str:
     """Make a private folder for a launcher's files; it and ``beside`` are removed when both processes have ended."""
     from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
-    from hpcgpu.spill.storage.scratch import Scratch
+    from hpcgpu.spill.storage import Scratch
 
     scratch = Scratch.make(settings.local_directory, "launch", trusted=settings.trust_local_directory)
     os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has the lock, too

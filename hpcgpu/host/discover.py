@@ -293,19 +293,13 @@ def network_files(root: Path | None = None) -> dict[str, str]:
 def _device(files: dict[str, str], root: Path, entry: Path) -> None:
     """Gather the PCI facts of a class entry's device under the names that the reader looks for."""
     device = (entry / "device").resolve()
-    for name in _PCI_FILES:
-        text = text_of(device / name)
-        if text:
-            files[f"bus/pci/devices/{device.name}/{name}"] = text
+    files |= {f"bus/pci/devices/{device.name}/{n}": text for n in _PCI_FILES if (text := text_of(device / n))}
     if (device / "physfn").exists():
         files[f"bus/pci/devices/{device.name}/physfn"] = (device / "physfn").resolve().name
 
 
 def _read(files: dict[str, str], root: Path, *paths: Path) -> None:
-    for path in paths:
-        text = text_of(path)
-        if text:
-            files[str(path.relative_to(root))] = text
+    files |= {str(path.relative_to(root)): text for path in paths if (text := text_of(path))}
 
 
 def _link(files: dict[str, str], root: Path, path: Path) -> None:

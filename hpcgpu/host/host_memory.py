@@ -74,7 +74,12 @@ def _folders(proc: Path) -> Iterator[tuple[str, Path]]:
             continue
         for mount in mounts:
             if mount.kind == kind:
-                yield from ((kind, folder) for folder in _from(mount, PurePosixPath(path)))
+                # A container may see only its own part of the hierarchy, and the path as the host names it.
+                inside = PurePosixPath(path)
+                inside = inside.relative_to(mount.root) if inside.is_relative_to(mount.root) else PurePosixPath()
+                if ".." in inside.parts or inside.is_absolute():
+                    inside = PurePosixPath()
+                yield from ((kind, mount.point / part) for part in (inside, *inside.parents))
 
 
 def _mounts(text: str) -> list[_Mount]:
@@ -89,15 +94,6 @@ def _mounts(text: str) -> list[_Mount]:
             continue
         out.append(_Mount(rest[0], PurePosixPath(fields[3]), Path(fields[4].replace(r"\040", " "))))
     return out
-
-
-def _from(mount: _Mount, path: PurePosixPath) -> list[Path]:
-    """Return the folders from the cgroup at ``path`` up to the mount point of the hierarchy."""
-    # A container may see only its own part of the hierarchy, and the path as the host names it.
-    inside = path.relative_to(mount.root) if path.is_relative_to(mount.root) else PurePosixPath()
-    if ".." in inside.parts or inside.is_absolute():
-        inside = PurePosixPath()
-    return [mount.point / part for part in (inside, *inside.parents)]
 
 
 def _limits(kind: str, folder: Path) -> list[int]:

@@ -27,7 +27,7 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
     """Start a launcher with exit file ``path`` and become its parent under this pid, for good; or raise LaunchError."""
     import subprocess
 
-    from hpcgpu.host import exit_file, process
+    from hpcgpu.host import private, process
 
     parent = os.getpid()
     waited = {signal.SIGCHLD, *_WARNINGS, *(s for s in _ENDS if signal.getsignal(s) != signal.SIG_IGN)}
@@ -42,7 +42,7 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
     try:  # all as it would be if this process became the launcher
         child = subprocess.Popen(argv, env=dict(env), preexec_fn=first, close_fds=False, restore_signals=False)
     except OSError as e:
-        exit_file.remove(path)
+        private.remove_exit_file(path)
         raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
     os.execv(sys.executable, process.python_argv("hpcgpu.host.launcher_parent", path, str(child.pid)))
 
@@ -76,12 +76,12 @@ def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
 def main(path: str, pid: int) -> int:
     """Wait for the launcher; return the run's exit code."""
     code = wait(pid, path)
-    from hpcgpu.host import exit_file  # not before: 3 MB
+    from hpcgpu.host import private  # not before: 3 MB
 
     try:
         if code < 0:  # it was killed: no success, whatever has been written before
             return 128 - code
-        run_code = exit_file.read(path) if code else exit_file.await_(path)
+        run_code = private.read_exit_code(path) if code else private.await_exit_code(path)
         if run_code is not None:
             return run_code
         if code == 0:
@@ -92,7 +92,7 @@ def main(path: str, pid: int) -> int:
             return os.EX_SOFTWARE
         return code
     finally:
-        exit_file.remove(path)
+        private.remove_exit_file(path)
 
 
 if __name__ == "__main__":

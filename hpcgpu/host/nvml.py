@@ -65,7 +65,13 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            gpu = _gpu(nvml, handle)
+            gpu = Gpu(
+                pci.address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+                _text(nvml.nvmlDeviceGetUUID(handle)),
+                _text(nvml.nvmlDeviceGetName(handle)),
+                memory_bytes=_memory_bytes(nvml, handle),
+                compute_mode=_compute_mode(nvml, handle),
+            )
             divided = False
             with contextlib.suppress(nvml.NVMLError):  # "not supported" before Ampere
                 divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
@@ -100,13 +106,6 @@ def _session(nvml: Any) -> Iterator[None]:  # a module without types
         yield
     finally:
         nvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, handle: Any) -> Gpu:
-    address = pci.address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
-    uuid, model = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
-    memory_bytes, mode = _memory_bytes(nvml, handle), _compute_mode(nvml, handle)
-    return Gpu(address, uuid, model, memory_bytes=memory_bytes, compute_mode=mode)
 
 
 def _compute_mode(nvml: Any, handle: Any) -> str:

@@ -1,14 +1,23 @@
-"""Files with secrets: mode 0600, in folders of mode 0700 that this user owns, never through a link."""
+"""Private files: mode 0600, in folders of mode 0700 that this user owns, never through a link.
+
+Here are a user's secret and the exit code of a run, which the launching process waits for.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
+import time
 from pathlib import Path
 from typing import BinaryIO
 
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
+from hpcgpu.host import log, pids
+
+# On a shared file system, another node's file may appear later than the end of that node's process.
+_SEEN_S = 3.0
+_LOOK_S = 0.2
 
 
 def make_folder(path: Path) -> Path:
@@ -91,3 +100,62 @@ def hidden_name(*parts: object) -> str:
 
     # Any user of a node may take any such name, and keep others from it.
     return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(parts).encode(), "sha256").hex()
+
+
+def make_exit_file() -> Path:
+    """Make a folder for the exit code of this launch's run; return the path of the exit file."""
+    # Rank 0 writes it, perhaps on another node. It is among the user's private files, which nodes share, or among
+    # temporary files if the home is not writable.
+    import shutil
+    import tempfile
+
+    try:
+        base = make_folder(user_folder("launches"))
+        for old in base.iterdir():
+            if pids.is_over(old.name):  # of a killed launch of this host
+                shutil.rmtree(old, ignore_errors=True)
+        folder = make_folder(base / pids.mark(os.getpid()))
+    except (OSError, HpcGpuError):
+        folder = Path(tempfile.mkdtemp(prefix="hpcgpu-end-"))
+    return folder / "exit"
+
+
+def remove_exit_file(path: str) -> None:
+    """Remove the exit file and its folder."""
+    import shutil
+
+    shutil.rmtree(Path(path).parent, ignore_errors=True)
+
+
+def check_exit_file(path: str, host: str) -> None:
+    """Raise LaunchError if the exit file cannot be written on this node."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise LaunchError(
+            f"'hpcgpu launch' waits for the run's exit code in {folder}, which is not there on {host}: this node and "
+            "that of 'hpcgpu launch' share no such folder. Start it on the first node of the job, or set HOME to a "
+            "folder that both share, or start the ranks by the line that 'hpcgpu plan --script' shows"
+        )
+
+
+def write_exit_code(path: str, code: int) -> None:
+    """Write the run's exit code."""
+    try:
+        write(Path(path), f"{code}\n")
+    except OSError as e:
+        log.say(f"the run's exit code, {code}, could not be written: {e}")
+
+
+def read_exit_code(path: str) -> int | None:
+    """Return the run's exit code; None if it is not written yet."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return int(read(Path(path)))
+    return None
+
+
+def await_exit_code(path: str) -> int | None:
+    """Return the run's exit code, waiting a few seconds for a file system to show the file; None without one."""
+    end = time.monotonic() + _SEEN_S
+    while (code := read_exit_code(path)) is None and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+    return code

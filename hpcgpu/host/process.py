@@ -1,4 +1,4 @@
-"""Change the calling process: its environment, limits, title, random numbers, and its end."""
+"""Change the calling process: its environment, limits, title, cores and memory nodes, random numbers, and its end."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import functools
 import gc
 import importlib
 import os
+import platform
+import re
 import resource
 import signal
 import stat
 import sys
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import BindingError, LaunchError
 from hpcgpu.host import log, pids
+from hpcgpu.model.allocation import CpuSet
+
+if TYPE_CHECKING:
+    from hpcgpu.model import ActualBinding, Binding
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _OPEN_FILES = 1 << 19
 # Variables that must be set before a rank's fork server starts: distributed's nanny sets the same for its workers
 # (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at its import by default.
@@ -135,8 +141,9 @@ def allow_open_files() -> None:
 
 
 def set_title(title: str) -> None:
-    """Name this thread for ps and top, by 15 characters at most."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
+    """Name the first thread of this process for ps and top, by 15 characters at most; any thread may call it."""
+    with open("/proc/self/comm", "w", encoding="utf-8") as f:
+        f.write(title)
 
 
 @contextlib.contextmanager
@@ -148,12 +155,6 @@ def titled(title: str) -> Iterator[None]:
         yield
     finally:
         set_title(before)
-
-
-def retitle(title: str) -> None:
-    """Name the first thread of this process; any thread may call it."""
-    with open("/proc/self/comm", "w", encoding="utf-8") as f:
-        f.write(title)
 
 
 def reseed() -> None:
@@ -187,3 +188,101 @@ def refused(error: BaseException) -> str:
 def alive(pid: int) -> bool:
     """Return whether the process lives and is not a zombie."""
     return pids.start_time(pid) is not None
+
+
+# System call numbers of (set_mempolicy, get_mempolicy): libnuma is not on every node, and is not needed.
+_CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
+_POLICIES = ("none", "preferred", "bind", "interleave", "local", "preferred-many")
+_ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.M)
+_NODE_BITS = 1024  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
+_WORD_BITS = 64
+
+
+def bind(binding: Binding) -> None:
+    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores."""
+    # BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
+    # or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out.
+    # Where the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays;
+    # :func:`read_binding` shows it.
+    now = CpuSet(os.sched_getaffinity(0))
+    target = binding.cpuset & now
+    if not target:
+        raise BindingError(
+            f"planned for PUs {str(binding.cpuset) or '(none)'}, but this process may run on {now} only: "
+            "plan with the mask of the process that starts the workers"
+        )
+    try:
+        os.sched_setaffinity(0, target)
+    except OSError as e:
+        raise BindingError(f"the kernel refuses to bind to PUs {target}: {e.strerror}") from e
+    if binding.memory_policy != "none":
+        _set_memory_policy(binding)
+
+
+def bind_all_threads(binding: Binding) -> None:
+    """Bind the calling thread as :func:`bind` does, and give the process's other threads the same cores."""
+    # For a process that others started: the memory policy of threads that MPI and numpy have made stays as it is.
+    bind(binding)
+    mask = os.sched_getaffinity(0)
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(task), mask)
+
+
+def _set_memory_policy(binding: Binding) -> None:
+    if binding.memory_policy not in _POLICIES:
+        raise BindingError(f"{binding.memory_policy!r} is no memory policy; allowed: {', '.join(_POLICIES)}")
+    error = _set_mempolicy(binding.memory_policy, binding.memory_nodes)
+    if error == errno.EINVAL and binding.memory_policy == "preferred-many":
+        # Linux before 5.15 supports only one preferred node: the GPU's own.
+        home = binding.gpus[0].numa_node if binding.gpus else None
+        node = home if home is not None and home in binding.memory_nodes else min(binding.memory_nodes)
+        error = _set_mempolicy("preferred", CpuSet([node]))
+    if error and error not in (errno.EPERM, errno.ENOSYS):
+        raise BindingError(
+            f"the kernel refuses memory policy {binding.memory_policy} on NUMA nodes {binding.memory_nodes}: "
+            f"{os.strerror(error)}; does this process's cgroup allow these nodes (Mems_allowed_list)?"
+        )
+
+
+def _set_mempolicy(policy: str, nodes: CpuSet) -> int:
+    """Set the thread's memory policy; return 0 or the errno."""
+    numbers = _CALLS.get(platform.machine())
+    if numbers is None:
+        return errno.ENOSYS
+    mask = (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
+    for node in nodes:
+        mask[node // _WORD_BITS] |= 1 << node % _WORD_BITS
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The kernel reads one bit less than maxnode.
+    result = libc.syscall(
+        ctypes.c_long(numbers[0]), ctypes.c_long(_POLICIES.index(policy)), mask, ctypes.c_ulong(_NODE_BITS + 1)
+    )
+    return ctypes.get_errno() if result else 0
+
+
+def read_binding() -> ActualBinding:
+    """Return the cores of this process's threads, and its memory policy ("": the kernel hides it)."""
+    from hpcgpu.model import ActualBinding
+
+    threads = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            with open(f"/proc/self/task/{task}/status", encoding="utf-8", errors="replace") as f:
+                match = _ALLOWED.search(f.read())
+            if match:
+                threads.append((int(task), CpuSet.parse(match[1])))
+    return ActualBinding(tuple(sorted(threads)), *_current_policy())
+
+
+def _current_policy() -> tuple[str, CpuSet]:
+    numbers = _CALLS.get(platform.machine())
+    mode, mask = ctypes.c_int(), (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if numbers is None or libc.syscall(
+        ctypes.c_long(numbers[1]), ctypes.byref(mode), mask, ctypes.c_ulong(_NODE_BITS + 1), None, ctypes.c_ulong(0)
+    ):
+        return "", CpuSet()
+    bits = (i * _WORD_BITS + b for i, word in enumerate(mask) for b in range(_WORD_BITS) if word >> b & 1)
+    name = _POLICIES[mode.value & 0xFF] if mode.value & 0xFF < len(_POLICIES) else ""
+    return name, CpuSet(bits)

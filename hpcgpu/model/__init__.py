@@ -10,31 +10,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcgpu.model.allocation import Allocation as Allocation
-    from hpcgpu.model.allocation import CpuSet as CpuSet
-    from hpcgpu.model.allocation import HostMemory as HostMemory
-    from hpcgpu.model.allocation import Layout as Layout
-    from hpcgpu.model.allocation import NodeLayout as NodeLayout
-    from hpcgpu.model.allocation import RankFacts as RankFacts
-    from hpcgpu.model.command import Command as Command
-    from hpcgpu.model.command import Patience as Patience
-    from hpcgpu.model.command import Result as Result
-    from hpcgpu.model.command import Started as Started
-    from hpcgpu.model.job import JobSpec as JobSpec
-    from hpcgpu.model.job import JobState as JobState
-    from hpcgpu.model.job import JobStatus as JobStatus
-    from hpcgpu.model.job import Offer as Offer
-    from hpcgpu.model.job import RunDocument as RunDocument
-    from hpcgpu.model.settings import Settings as Settings
-    from hpcgpu.model.site import Site as Site
-    from hpcgpu.model.topology import ActualBinding as ActualBinding
-    from hpcgpu.model.topology import Binding as Binding
-    from hpcgpu.model.topology import Gpu as Gpu
-    from hpcgpu.model.topology import Hop as Hop
-    from hpcgpu.model.topology import Nic as Nic
-    from hpcgpu.model.topology import NumaNode as NumaNode
-    from hpcgpu.model.topology import Topology as Topology
-    from hpcgpu.model.topology import WorkerSpec as WorkerSpec
+    from hpcgpu.model.allocation import Allocation, CpuSet, HostMemory, Layout, NodeLayout, RankFacts
+    from hpcgpu.model.command import Command, Patience, Result, Started
+    from hpcgpu.model.job import JobSpec, JobState, JobStatus, Offer, RunDocument
+    from hpcgpu.model.settings import Settings
+    from hpcgpu.model.site import Site
+    from hpcgpu.model.topology import ActualBinding, Binding, Gpu, Hop, Nic, NumaNode, Topology, WorkerSpec
 
 _NAMES = {
     "allocation": ("Allocation", "CpuSet", "HostMemory", "Layout", "NodeLayout", "RankFacts"),

@@ -22,18 +22,12 @@ def read_option(name: str, value: object, where: str, read: Callable[[object], T
     """Convert an option's value by ``read``, adding name and source to its ConfigError; NumPy's numbers are allowed."""
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
-    elif is_numpys_flag(value):
-        value = bool(value)
+    elif type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):  # of NumPy 2, and 1
+        value = bool(value)  # it is no subclass of Python's
     try:
         return read(value)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}; set by {where}") from error
-
-
-def is_numpys_flag(value: object) -> bool:
-    """Tell whether a value is NumPy's bool, no subclass of Python's; NumPy is not imported for it."""
-    kind = type(value)
-    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")  # of NumPy 2, and 1
 
 
 def plain_number(value: object) -> float | None:
@@ -197,8 +191,6 @@ def read_size(value: object, allowed: str) -> int:
     """Parse a size into bytes, from a number or from text with a unit."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 5e9
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ConfigError(f"{value!r} is not a size; {allowed}")
     try:
         return parse_bytes(value)
     except (ConfigError, OverflowError) as error:

@@ -1,7 +1,7 @@
 """The facts about one machine: a site file, and what its batch system reports of queues and nodes for a draft of it.
 
-The classes are the schema: ``hpcgpu.config.sites`` reads YAML into them, and makes the
-JSON schema and the reference page from their fields and texts.
+The classes are the schema: ``hpcgpu.config.sites`` reads YAML into them, and ``scripts/site_schema.py`` makes the JSON
+schema and the reference page from their fields and texts.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class SlurmDialect:
     source: Tags = source()
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_count("array_limit", self.array_limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,19 +355,13 @@ class PbsDialect:
     source: Tags = source()
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_count("array_limit", self.array_limit)
+        _check_count("cpus_multiple_of", self.cpus_multiple_of)
 
 
 DIALECTS: Mapping[str, type[SlurmDialect] | type[PbsDialect]] = MappingProxyType(
     {"slurm": SlurmDialect, "pbs": PbsDialect}
 )
-
-
-def _check(dialect: Any) -> None:  # one of the two
-    for name in ("array_limit", "cpus_multiple_of"):
-        value = getattr(dialect, name, None)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}: {value} is no count; allowed: 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

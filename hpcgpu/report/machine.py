@@ -1,4 +1,4 @@
-"""A machine, its workers and their bindings as text and as plain data for JSON; where two such values differ."""
+"""A machine, its workers and their bindings as a table, as text and as plain data; where two such values differ."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Nic, Settings, Topology, WorkerSpec
-from hpcgpu.plan.binding import gpu_at
-from hpcgpu.plan.binding.cores import usable_cores
+from hpcgpu.plan.binding import gpu_at, usable_cores
 from hpcgpu.plan.binding.network import DISTANCE_WORDS, DISTANCES, FAR, SPARE, Ports, Why, label, unused_ports
 from hpcgpu.plan.binding.workers import NodeFacts
 from hpcgpu.report import Column, Table

@@ -23,6 +23,13 @@ _UPLOADS = {np.array, np.asarray, np.asanyarray}
 _OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, np.array_repr, np.array_str}
 
 
+def _part(name: str) -> property:
+    """Return the property of the real or imaginary part: an array of the device, for complex numbers a view."""
+    return property(
+        lambda self: self._up(getattr(self._host, name)), lambda self, value: setattr(self._host, name, _down(value))
+    )
+
+
 class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array on a simulated GPU; :meth:`SimGpu.asarray` makes one, and so do computations."""
 
@@ -69,23 +76,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
             base = getattr(base, "base", None)
         return None if base is None else SimArray(base, self._allocation)
 
-    @property
-    def real(self) -> Any:  # an array of the device
-        """The real part, a view; may be set."""
-        return self._up(self._host.real)
-
-    @real.setter
-    def real(self, value: Any) -> None:  # an array of the device, or a number
-        self._host.real = _down(value)
-
-    @property
-    def imag(self) -> Any:  # an array of the device
-        """The imaginary part, for complex numbers a view; may be set."""
-        return self._up(self._host.imag)
-
-    @imag.setter
-    def imag(self, value: Any) -> None:  # an array of the device, or a number
-        self._host.imag = _down(value)
+    real, imag = map(_part, ("real", "imag"))
 
     def get(self, *, order: Literal["C", "F", "A"] = "C") -> np.ndarray:
         """Copy to the host, as CuPy's ``get``."""

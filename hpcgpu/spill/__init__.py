@@ -5,6 +5,7 @@ Any distributed worker can have it: ``Worker(data=(hpcgpu.spill.GpuSpillBuffer, 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,13 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["GpuSpillBuffer", "contents"]
 
 
+# These bring numpy, which code that needs only a folder does without.
+_LATE = {"GpuSpillBuffer": "hpcgpu.spill.store.buffer", "contents": "hpcgpu.spill.values"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "GpuSpillBuffer":  # brings numpy, which code that needs only a folder does without
-        from hpcgpu.spill.store.buffer import GpuSpillBuffer
-
-        return GpuSpillBuffer
-    if name == "contents":
-        from hpcgpu.spill.values import contents
-
-        return contents
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module 'hpcgpu.spill' has no attribute {name!r}")

@@ -122,7 +122,10 @@ def _devices(
             raise safe_xml.Misread(device, "pci_busid", "a PCI address that no other device has")
         bridges = (p for p in parents if p.get("type") == "Bridge")
         chains[address] = tuple(f"{p.get('pci_busid', 'host')}/{p.get('bridge_pci', '')}" for p in bridges)
-        nodes = _nodes_above(parents)
+        # Devices are below the object that they are local to. complete_nodeset also has nodes that were not granted:
+        # if these are missing in the file, devices near them are attached higher up.
+        sets = (safe_xml.cpuset(p, "complete_nodeset") or safe_xml.cpuset(p, "nodeset") for p in reversed(parents))
+        nodes = next((s for s in sets if s), CpuSet())
         near = pci.home(nodes, numa) if nodes <= described else None
         gpus += _gpu(device, address, near)
         nics += _nics(device, address, near, version3)
@@ -141,14 +144,6 @@ def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]
 
 def _cpus(node: ET.Element) -> CpuSet:
     return safe_xml.cpuset(node, "cpuset")
-
-
-def _nodes_above(parents: tuple[ET.Element, ...]) -> CpuSet:
-    """Return the NUMA nodes of the nearest ancestor with any: devices are below the object that they are local to."""
-    # complete_nodeset also has the nodes that were not granted. If these are missing in the file, devices near them are
-    # attached higher up.
-    sets = (safe_xml.cpuset(p, "complete_nodeset") or safe_xml.cpuset(p, "nodeset") for p in reversed(parents))
-    return next((s for s in sets if s), CpuSet())
 
 
 def _ids(device: ET.Element) -> tuple[str, str, str]:
@@ -283,7 +278,8 @@ def read_numa_nodes(
             raise safe_xml.Misread(o, "os_index", "a number that no other NUMA node has")
         cpus = _all_cpus(o)
         kind = _kind(o, parents, cpus, is_power)
-        package = _package(parents, cpus, packages)
+        above = [safe_xml.count(p, "os_index") for p in reversed(parents) if p.get("type") in _PACKAGES]
+        package = next(iter(above), next((i for i, pus in packages if pus & cpus), 0))
         node = NumaNode(index, cpus, safe_xml.count(o, "local_memory"), package, kind)
         number = o.get("gp_index", "")
         home = parents[-1] if parents and o.find("object") is None else None
@@ -343,11 +339,6 @@ def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
     return beside_none or any(
         o.get("type") in _LOCAL or safe_xml.cpuset(o, "complete_cpuset") for o in node.iter("object")
     )
-
-
-def _package(parents: Sequence[ET.Element], cpus: CpuSet, packages: Sequence[tuple[int, CpuSet]]) -> int:
-    numbers = [safe_xml.count(p, "os_index") for p in reversed(parents) if p.get("type") in _PACKAGES]
-    return next(iter(numbers), next((i for i, pus in packages if pus & cpus), 0))
 
 
 def _memory_attribute(root: ET.Element, name: str, nearest: Callable[[int, int], int]) -> dict[str, int]:

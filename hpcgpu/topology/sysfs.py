@@ -173,26 +173,23 @@ def _plain(
     files: Mapping[str, str], device: str, address: str, interfaces: list[tuple[str, int]], near: int | None
 ) -> list[Nic]:
     """Return the interfaces of a function without an RDMA device: Slingshot and plain Ethernet."""
-    vendor, number = (_word(files, f"{_PCI}{device}/{name}") for name in ("vendor", "device"))
+    _, vendor, number, virtual, link = _function(files, device)
     kind = "slingshot" if pci.is_slingshot(vendor, number) else "ethernet"
     out = []
     for name, port in interfaces:
         up = files.get(f"class/net/{name}/operstate", "").strip()
         state = {"": "unknown", "unknown": "unknown", "up": "active"}.get(up, "down")
         rate = max(_value(files, f"class/net/{name}/speed", float, "a number", "0"), 0.0) / 1000
-        virtual, link = _is_virtual(files, device), _link_gbytes_s(files, device)
         out.append(Nic(name, address, port, kind, state, rate, near, name, virtual, link))
     return out
 
 
-def _is_virtual(files: Mapping[str, str], device: str) -> bool:
-    vendor, number = (_word(files, f"{_PCI}{device}/{name}") for name in ("vendor", "device"))
-    return f"{_PCI}{device}/physfn" in files or pci.is_virtual(vendor, number)
-
-
-def _link_gbytes_s(files: Mapping[str, str], device: str) -> float:
-    names = ("current_link_speed", "current_link_width")
-    return pci.link_gbytes_s(*(files.get(f"{_PCI}{device}/{name}", "") for name in names))
+def _function(files: Mapping[str, str], device: str) -> tuple[str, str, str, bool, float]:
+    """Return class, vendor and device of a PCI function, whether it is virtual, and its link in GB/s."""
+    klass, vendor, number = (_word(files, f"{_PCI}{device}/{name}") for name in ("class", "vendor", "device"))
+    virtual = f"{_PCI}{device}/physfn" in files or pci.is_virtual(vendor, number)
+    speed, width = (files.get(f"{_PCI}{device}/current_link_{name}", "") for name in ("speed", "width"))
+    return klass[:4], vendor, number, virtual, pci.link_gbytes_s(speed, width)
 
 
 def _port(
@@ -204,17 +201,15 @@ def _port(
     numa: list[NumaNode] | tuple[NumaNode, ...],
 ) -> Nic:
     folder = f"class/infiniband/{name}/ports/{port}"
-    klass = _word(files, f"{_PCI}{device}/class")[:4]
+    klass, vendor, number, virtual, link = _function(files, device)
     layer = files.get(f"{folder}/link_layer", "").strip()
     lid = _value(files, f"{folder}/lid", lambda text: int(text, 16), "a hexadecimal number", "0")
-    kind = pci.nic_kind(
-        klass, _word(files, f"{_PCI}{device}/vendor"), _word(files, f"{_PCI}{device}/device"), layer, lid
-    )
+    kind = pci.nic_kind(klass, vendor, number, layer, lid)
     # "4: ACTIVE"; "200 Gb/sec (4X HDR)"
     state = pci.port_state(files.get(f"{folder}/state", "").partition(":")[0].strip())
     rate = _value(files, f"{folder}/rate", lambda text: float(text.partition(" ")[0]), "a rate in Gb/sec", "0")
     ports = sum(p.startswith(f"class/infiniband/{name}/ports/") and p.endswith("/state") for p in files)
     siblings = sorted(n for n, p in nets if p == port) or (sorted(n for n, _ in nets) if ports == 1 else [])
     interface = siblings[0] if siblings else ""
-    near, virtual, link = _near(files, device, numa), _is_virtual(files, device), _link_gbytes_s(files, device)
+    near = _near(files, device, numa)
     return Nic(name, pci.address(device), port, kind, state, rate, near, interface, virtual, link)

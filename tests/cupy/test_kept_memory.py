@@ -16,7 +16,7 @@ from spill_stores import NewStore
 from hpcgpu.deploy.processes.devices import evicting
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.rapids import evict_on_failure
+from hpcgpu.spill.devices.pools import evict_on_failure
 
 MIB = 1 << 20
 Room = Callable[[int], None]

@@ -7,7 +7,7 @@ from cupy_arrays import filled
 from spill_stores import NewStore
 from waiting import scaled
 
-from hpcgpu.spill.devices.lookup import device_of
+from hpcgpu.spill.devices.cuda import device_of
 
 MIB = 1 << 20
 

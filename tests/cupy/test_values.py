@@ -14,8 +14,7 @@ from distributed.protocol.serialize import dask_deserialize, dask_loads, dask_se
 from spill_stores import NewStore
 from waiting import scaled
 
-from hpcgpu.spill.store import ReadMode, reading
-from hpcgpu.spill.store.dask import register_cupy
+from hpcgpu.spill.store import ReadMode, reading, register_cupy
 
 MIB = 1 << 20
 LAYOUTS: dict[str, Callable[[Any], Any]] = {

@@ -13,7 +13,7 @@ from spill_stores import NewStore
 from waiting import scaled
 
 from hpcgpu.spill.devices import cuda
-from hpcgpu.spill.devices.rapids import CupyCopies
+from hpcgpu.spill.devices.pools import CupyCopies
 
 MIB = 1 << 20
 

@@ -232,7 +232,7 @@ class Pool:
         self._gpu = gpu
 
     def allocate(self, device: Any, nbytes: int) -> tuple[Memory, int, int]:
-        from hpcgpu.spill.devices.allocation_failure import with_room
+        from hpcgpu.spill.devices import with_room
 
         memory = with_room(device, nbytes, lambda: Memory(self._gpu, nbytes), device.give_back)
         return memory, memory.ptr, 0

@@ -15,24 +15,25 @@ import pytest
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill.proxies import State, proxy
 from hpcgpu.spill.proxies import dask as proxies_dask
-from hpcgpu.spill.storage.buffer_pool import LeafLock
+from hpcgpu.spill.storage import disk
+from hpcgpu.spill.storage.buffer_pool import LeafLock, Pool
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store import executor, identity_map, reader
-from hpcgpu.spill.values import host_objects, serialization, unit
+from hpcgpu.spill.store import executor, identity_map
+from hpcgpu.spill.values import host_objects, unit
 
 # Where what must not happen under the lock is looked up when it does.
 WATCHED: tuple[tuple[Any, str], ...] = (
     *((SimGpu, name) for name in ("pack", "unpack", "buffer_of", "_free", "_allocate")),
-    *((Disk, name) for name in ("write", "read", "empty", "empty_bin", "trim")),
-    (serialization, "write"),
-    (serialization, "read"),
+    *((Disk, name) for name in ("write", "read", "empty", "empty_bin")),
+    (Pool, "trim"),
+    *((disk.Pickled, name) for name in ("write", "read")),
     (identity_map, "size_of"),
-    (serialization, "_dumps"),
+    (disk, "_dumps"),
     (identity_map, "take_apart"),
     (identity_map, "held_by"),
     (host_objects, "held_by"),
     (host_objects, "_held_by_frame"),
-    (reader, "put_together"),
+    (identity_map, "put_together"),
     (proxies_dask, "make_proxy"),
     (proxies_dask, "release"),
     (proxy, "up"),

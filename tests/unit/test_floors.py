@@ -84,7 +84,9 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "worker": {"click"},
 }
 # dask and distributed.protocol
-DASK_GLUE = {("sim", "dask"), ("spill", "dask"), ("spill", "host_objects"), ("spill", "serialization")}
+DASK_GLUE = {"sim/dask.py"} | {
+    f"spill/{name}.py" for name in ("store/__init__", "proxies/dask", "storage/disk", "values/host_objects")
+}
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 
@@ -197,7 +199,7 @@ def may_be_imported(target: tuple[str, ...], path: Path) -> bool:
         return True
     if name in sys.stdlib_module_names:
         return not is_pure(path) or (name not in MACHINE and target[:2] != ("importlib", "metadata"))
-    glue = (room, path.stem) in DASK_GLUE and (name == "dask" or target[:2] == ("distributed", "protocol"))
+    glue = name_of(path) in DASK_GLUE and (name == "dask" or target[:2] == ("distributed", "protocol"))
     return glue or name in OUTSIDE.get(room, set())
 
 
@@ -237,12 +239,15 @@ LONG = {
     "deploy/jobs/fleet.py": "one loop over the jobs of a run: the poll, the decision, and each of its actions",
     "deploy/jobs/run.py": "all of a run: its files, its owner, and each change of its jobs",
     "deploy/network/node_copies.py": "one protocol: who reads one side must see the other",
+    "spill/storage/__init__.py": "a private folder: whether it is safe, its lock, its removal, and what is said of it",
     "host/discover.py": "the sources of a topology, one after the other, and libhwloc's few calls",
     "model/site.py": "one schema: who reads one block must see the others",
+    "plan/binding/__init__.py": "one division of a node among its workers",
     "plan/binding/network.py": "one decision: which ports are usable, how far they are, and whose they become",
     "plan/doctor/nodes.py": "one table of checks of one job",
     "report/machine.py": "one machine in three forms: text, plain data and table",
     "report/workers.py": "one worker's facts, and each table of them",
+    "spill/store/identity_map.py": "from a value to its entry, and back: who reads one must see the other",
     "spill/store/executor.py": "each event of the machine, and all that its instructions mean, under one lock",
     "supervise.py": "all that may start background work",
     "topology/hwloc_xml.py": "one format: who reads devices must see how memory is read",
@@ -276,10 +281,8 @@ PRIVATE: dict[str, dict[str, str]] = {
     "sim/dask.py": dict.fromkeys(
         ("_nannumel", "_numel_arraylike"), "dask registers these for numpy under no public name"
     ),
-    "spill/devices/allocation_failure.py": {
-        "_get_running_loop": "asyncio's way without an exception, which costs more"
-    },
-    "spill/devices/torch.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
+    "spill/devices/__init__.py": {"_get_running_loop": "asyncio's way without an exception, which costs more"},
+    "spill/devices/pools.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
     "spill/values/host_objects.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
 }
 # Of os; of named tuples, which cannot name them otherwise.

@@ -131,7 +131,7 @@ def _in_proportion(site: Site, node: NodeType, queue: Queue | None, values: Said
 
 
 def _number(values: Said, name: str, default: int) -> int:
-    return int(values[name][0]) if name in values else default
+    return int(values.get(name, (default, ""))[0])
 
 
 def check_submission(settings: Settings, site: Site | None, *, member: bool = False) -> None:
@@ -172,12 +172,15 @@ def _check_required(settings: Settings, site: Site) -> None:
     by_name = {user_name(f): getattr(settings, f.name) for f in options()}
     missing = [name for name in site.required if by_name[name] in (None, (), "")]
     if missing:
-        whys = (rule.why for rule in site.rules if rule.require in missing)
-        texts = [*filter(None, (site.account.text if "account" in missing else "", *whys))]
+        rules = [rule for rule in site.rules if rule.require in missing]
+        texts = filter(None, (site.account.text if "account" in missing else "", *(rule.why for rule in rules)))
+        cited = [site.cited(rule.source, *site.path_of(rule)) for rule in rules]
+        if "account" in missing and site.account.needed:
+            cited.insert(0, site.cited(site.account.source, "account", "needed"))
         raise ConfigError(
             f"site {site.name} refuses a job without {' and '.join(missing)}: give "
             f"{', '.join(f'{name}=...' for name in missing)} (or HPCGPU_{missing[0].upper()} in the environment)"
-            f"{''.join(f'; {text}' for text in texts)} ({_rule_sources(site, missing)})"
+            f"{''.join(f'; {text}' for text in texts)} ({'; '.join(dict.fromkeys(cited))})"
         )
     options_given = {option_of(text) for text in settings.job_extra_directives}
     for rule in site.rules:
@@ -186,14 +189,6 @@ def _check_required(settings: Settings, site: Site) -> None:
                 f"site {site.name} refuses a job without {rule.require}{f' ({rule.why})' if rule.why else ''}: give "
                 f"it in job_extra_directives ({site.cited(rule.source, *site.path_of(rule))}); {NEVERTHELESS}"
             )
-
-
-def _rule_sources(site: Site, missing: list[str]) -> str:
-    cited = [site.cited(rule.source, *site.path_of(rule)) for rule in site.rules if rule.require in missing]
-    of_account = (
-        [site.cited(site.account.source, "account", "needed")] if "account" in missing and site.account.needed else []
-    )
-    return "; ".join(dict.fromkeys([*of_account, *cited]))
 
 
 def beyond(settings: Settings, site: Site) -> Iterator[str]:

@@ -31,7 +31,7 @@ from hpcgpu.plan.jobs import Job, Phase
 from hpcgpu.plan.jobs.phase import describe
 from hpcgpu.plan.jobs.reconcile import Policy
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
-from hpcgpu.spill.storage.scratch import Scratch
+from hpcgpu.spill.storage import Scratch
 
 
 class ClusterRun:

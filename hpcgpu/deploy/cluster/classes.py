@@ -47,7 +47,7 @@ def workers_with(settings: Settings, cores: object, memory: object, *, most: boo
     count = 0.0 if cores is None else _number(cores)
     if not 0 <= count < math.inf:
         raise ConfigError(f"cores={cores!r} is no number of cores; allowed: 0 or more, for all workers together")
-    size = 0 if memory is None else parse_bytes(memory)  # type: ignore[arg-type] # parse_bytes checks it
+    size = 0 if memory is None else parse_bytes(memory)
     return workers_for(settings, cores=count, memory_bytes=size, most=most) if count or size else 0
 
 

@@ -28,7 +28,7 @@ from hpcgpu.model import Patience
 from hpcgpu.plan.jobs import by_number
 from hpcgpu.plan.jobs.phase import End, summary_line
 from hpcgpu.report import Explanation
-from hpcgpu.spill.store.dask import register
+from hpcgpu.spill.store import register
 from hpcgpu.supervise import reason_of
 
 Kind = TypeVar("Kind", bound="GPUCluster")

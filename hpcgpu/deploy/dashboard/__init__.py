@@ -25,7 +25,7 @@ from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import bind, host_memory, log
+from hpcgpu.host import host_memory, log, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.jobs import by_number
 from hpcgpu.report.machine import binding_differences
@@ -98,7 +98,7 @@ class WorkerMetrics(WorkerPlugin):
         if (now := self._clock()) - read_s <= _READ_S:
             return before
         try:
-            new = binding_differences(self._spec, replace(bind.read_binding(), env=self._spec.env))
+            new = binding_differences(self._spec, replace(process.read_binding(), env=self._spec.env))
         except HpcGpuError as e:
             new = (str(e),)
         self._differences = (now, new)
@@ -123,7 +123,7 @@ def collect(dask_worker: Worker) -> WorkerFacts:
     if spec is None:
         return read_facts(name, memory, _read_device(spec), node=node)
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
-    now = replace(bind.read_binding(), env=env)
+    now = replace(process.read_binding(), env=env)
     direct = {
         "spec": spec,
         "actual": now,

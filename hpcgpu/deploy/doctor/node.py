@@ -34,7 +34,7 @@ from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
 from hpcgpu.plan.doctor import Launcher, Link, NodeFacts
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
-from hpcgpu.spill.storage.scratch import home_of
+from hpcgpu.spill.storage import home_of
 
 # Files in the folder of the job.
 ORDER, LAUNCHER, CONNECTED = "order", "launcher", "connected"

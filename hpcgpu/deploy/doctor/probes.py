@@ -28,7 +28,7 @@ from hpcgpu.host import addresses
 from hpcgpu.host import run as programs
 from hpcgpu.model import Command
 from hpcgpu.plan.doctor import Folder, Limits, Names, Python, Ucx
-from hpcgpu.spill.storage.scratch import mount_of
+from hpcgpu.spill.storage import mount_of
 
 _UNENDING = resource.RLIM_INFINITY
 _PACKAGES = (

@@ -20,7 +20,7 @@ from hpcgpu.launch import SEEN_OF_A_JOB
 from hpcgpu.launch.launcher import RankCommand
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs import HEAD, Job
-from hpcgpu.spill.storage import parents
+from hpcgpu.spill import storage
 
 # A job whose lease has ended is gone within 5 s.
 _END_S = 10.0
@@ -80,7 +80,7 @@ class LocalRanks:
         self.id = str(self._process.pid)
 
     def _open_log(self) -> BinaryIO:
-        parents.make(self._log.parent)
+        storage.make_private(self._log.parent)
         return private.open_new(self._log)
 
     def _env(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from hpcgpu.host import log, process
 from hpcgpu.model import JobSpec, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_member, plan_request
-from hpcgpu.spill.storage import parents
+from hpcgpu.spill import storage
 
 if TYPE_CHECKING:
     from hpcgpu.model import Site
@@ -99,7 +99,7 @@ async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) 
     logs = run.document.settings.log_directory
     if logs and "%" not in logs:
         with contextlib.suppress(OSError):
-            await supervise.to_thread(functools.partial(parents.make, Path(logs)))
+            await supervise.to_thread(functools.partial(storage.make_private, Path(logs)))
     await supervise.to_thread(run.start_guard)
     await submit_job()
     run.submitting = False

@@ -18,9 +18,9 @@ import wrapt
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.topology import Rapids
-from hpcgpu.spill.devices import allocation_failure
-from hpcgpu.spill.devices.rapids import evict_on_failure, spill_itself
-from hpcgpu.spill.storage import parents
+from hpcgpu.spill import devices, storage
+from hpcgpu.spill.devices.libraries import spill_itself
+from hpcgpu.spill.devices.pools import evict_on_failure
 
 logger = logging.getLogger("distributed.worker.memory")
 # They observe allocations, and stand above the resources that may fail: below, they would count each retry.
@@ -125,7 +125,7 @@ def _allocate_by(rapids: Rapids) -> None:
             continue
         options = dict(arguments)
         if "log_file_name" in options:
-            parents.make(Path(str(options["log_file_name"])).parent)
+            storage.make_private(Path(str(options["log_file_name"])).parent)
         resource = getattr(rmm.mr, name)(resource, **options)
     rmm.mr.set_current_device_resource(resource)
 
@@ -144,7 +144,7 @@ def evicting(resource: Any) -> Any:
 
 def _make_room(nbytes: int) -> bool:
     """Return whether an allocation of RMM can be tried again; the worker's own device is the first that it sees."""
-    return allocation_failure.evict(0, nbytes) or spill_itself(nbytes)
+    return devices.evict(0, nbytes) or spill_itself(nbytes)
 
 
 def _set_cupy() -> None:

@@ -24,12 +24,12 @@ from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker import SilentWorker, check_room, store_of
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.host import bind, log, remover
+from hpcgpu.host import log, process, remover
 from hpcgpu.host.private import hidden_name
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER
-from hpcgpu.spill.storage.scratch import Scratch
+from hpcgpu.spill.storage import Scratch
 
 # The scheduler and the client of dask-mpi may be ranks of this node: twice the 118 MiB that both had idle (Pss,
 # distributed 2026.8).
@@ -77,7 +77,7 @@ class GPUWorker(SilentWorker):
         spec = _plan(settings, str(scratch.path), dict(os.environ))
         first = spec.name.endswith("-0")
         spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
-        bind.bind_all_threads(spec.binding)
+        process.bind_all_threads(spec.binding)
         os.environ.update(spec.env)
         devices.open_device(spec)
         check_room(spec)

@@ -164,7 +164,7 @@ def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
     """Return notes, once per node, about the folder to which its workers spill."""
     import dask.config  # imported here: hpcgpu topo needs neither Dask nor the store
 
-    from hpcgpu.spill.storage.scratch import notes, trust_note
+    from hpcgpu.spill.storage import notes, trust_note
 
     folder = settings.local_directory
     each_bytes = read_disk_limit(dask.config.get("distributed.worker.memory.max-spill"))

@@ -27,7 +27,7 @@ from hpcgpu.deploy.processes import Control, devices, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, cause_of
-from hpcgpu.host import bind, host_memory, log, peer_memory, process
+from hpcgpu.host import host_memory, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.limit import Limit
 from hpcgpu.spill import GpuSpillBuffer
@@ -96,7 +96,7 @@ class WorkerStart:
 def main(start: WorkerStart, control: socket.socket) -> int:
     """Bind, then run the worker until told to stop; the entry of the forked process."""
     process.outlast(signal.SIGTERM, _OUTLAST_S)
-    bind.bind(start.spec.binding)
+    process.bind(start.spec.binding)
     before = dict(os.environ)
     os.environ.update(start.env)
     os.environ.update(start.spec.env)

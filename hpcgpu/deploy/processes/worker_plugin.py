@@ -29,8 +29,7 @@ from hpcgpu.errors import SpillError
 from hpcgpu.host import host_memory
 from hpcgpu.model import WorkerSpec
 from hpcgpu.spill.proxies.proxy import unproxy
-from hpcgpu.spill.store import Handle, Packed, arrive, keep_packed, reading
-from hpcgpu.spill.store.dask import register
+from hpcgpu.spill.store import Handle, Packed, arrive, keep_packed, reading, register
 from hpcgpu.spill.values.unit import ABSENT
 
 logger = logging.getLogger("distributed.worker.memory")

@@ -1,18 +1,22 @@
 """Decisions about one node: its workers, and the cores, memory and network ports of each, near its GPU.
 
-Here are the bindings.
+Here are the bindings, and the division of the cores, the nearest first. Distances on a tree of NUMA nodes, packages and
+the machine are an ultrametric. So matching from the bottom up is optimal: near cores first, and the surplus goes one
+level up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
-from hpcgpu.plan.binding.cores import split_cores_with_cpu_workers, usable_cores
 from hpcgpu.plan.binding.memory import plan_memory_nodes, plan_memory_nodes_of_cpu_workers
 from hpcgpu.plan.binding.network import plan_nics
+from hpcgpu.units import counted
 
 _DEFAULTS = Settings()
 
@@ -32,7 +36,12 @@ def plan_bindings(
     # of one GPU are adjacent; the cpu_workers, without a GPU, are last, each with nthreads cores or an even share if
     # that is less. Cores are whole, within allowed, and disjoint; with fewer cores than workers each worker has all of
     # them (shared_cores).
-    _check(topology, gpus, allowed)
+    names = [(g.pci, g.uuid) for g in gpus]
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
+    if not usable_cores(topology, allowed):
+        raise BindingError(f"no CPU core is available to this process (allowed PUs: {str(allowed) or 'none'})")
     each = settings.workers_per_gpu
     order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
     workers = [*(gpus[i] for i in order for _ in range(each)), *[None] * cpu_workers]
@@ -40,15 +49,6 @@ def plan_bindings(
     inside = [masks[p] & allowed if masks else allowed for p in positions]
     planned = dict(zip(positions, _plan(topology, workers, inside, settings, allowed_nodes), strict=True))
     return tuple(planned[p] for p in sorted(planned))
-
-
-def _check(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> None:
-    names = [(g.pci, g.uuid) for g in gpus]
-    if len(set(names)) < len(names):
-        twice = next(n for n in names if names.count(n) > 1)
-        raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
-    if not usable_cores(topology, allowed):
-        raise BindingError(f"no CPU core is available to this process (allowed PUs: {str(allowed) or 'none'})")
 
 
 def _plan(
@@ -155,3 +155,229 @@ def simulated_gpus(topology: Topology, count: int, memory_bytes: int, node_name:
         )
         for i in range(count)
     )
+
+
+class CoreShares(NamedTuple):
+    """The cores of each worker."""
+
+    shares: tuple[tuple[CpuSet, ...], ...]
+    note: str = ""  # why the rule could not be kept
+
+
+class _Locality(NamedTuple):
+    """NUMA node and package of a core or of a worker's GPU, L3 cache of a core; None: unknown."""
+
+    node: int | None
+    package: int | None
+    cache: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """One worker's share of the cores."""
+
+    home: _Locality
+    size: int = 0  # the number of its cores
+    cores: list[int] = field(default_factory=list)  # so far, as positions in the list of cores
+
+
+def usable_cores(topology: Topology, allowed: CpuSet) -> tuple[CpuSet, ...]:
+    """Return the allowed part of each core, by lowest PU; a PU outside of all cores is a core of its own."""
+    cores = [c & allowed for c in topology.cores]
+    rest = allowed.difference(*topology.cores)
+    return tuple(sorted([c for c in cores if c] + [CpuSet([i]) for i in rest], key=min))
+
+
+def split_cores(
+    topology: Topology,
+    cores: Sequence[CpuSet],
+    homes: Sequence[int | None],
+    rule: str | int = "all",
+    reserved: int = 0,
+    for_cpu_workers: int = 0,
+) -> CoreShares:
+    """Divide ``cores``, sorted by lowest PU, among workers; ConfigError if there are fewer than the rule asks for."""
+    # homes are the NUMA nodes of the workers' GPUs, None: unknown. With fewer cores than workers, each worker has all
+    # cores. The rule "all" divides all cores, the numbers differ by one at most; "local" divides only the cores of each
+    # home among its workers; a number is that of each worker. reserved cores stay free, under "all" an equal part of
+    # each worker's, the farthest first; so do the farthest for_cpu_workers.
+    if isinstance(rule, int) and rule * len(homes) + reserved + for_cpu_workers > len(cores):
+        _refuse(f"cores={rule} for each of {len(homes)} workers", reserved + for_cpu_workers, len(cores))
+    if len(cores) < len(homes):
+        return CoreShares(tuple(tuple(cores) for _ in homes))
+    if len(homes) + reserved + for_cpu_workers > len(cores):
+        _refuse(f"a core for each of {len(homes)} workers", reserved + for_cpu_workers, len(cores))
+    packages = {n.os_index: n.package for n in topology.numa_nodes}
+    localities = _localities(topology, cores, packages)
+    shares = [_Share(_Locality(h, packages[h]) if h in packages else _Locality(None, None)) for h in homes]
+    given_up, note = _set_sizes(shares, localities, rule, reserved, for_cpu_workers)
+    free = list(range(len(cores)))
+    for level in (lambda p: p.node, lambda p: p.package, lambda _: 0):
+        free = _deal(free, shares, localities, level)
+    for _ in range(given_up):
+        _give_up(shares, localities)
+    return CoreShares(tuple(tuple(cores[i] for i in sorted(s.cores)) for s in shares), note)
+
+
+def split_cores_with_cpu_workers(
+    topology: Topology,
+    cores: Sequence[CpuSet],
+    homes: Sequence[int | None],
+    others: int,
+    threads: int,
+    rule: str | int = "all",
+    reserved: int = 0,
+) -> CoreShares:
+    """Divide the cores as :func:`split_cores` among workers with a GPU, and ``others`` workers without one."""
+    # A worker without a GPU has a core for each of its threads, or an even share if that is less, far from the workers
+    # with GPUs, on NUMA nodes without a GPU first.
+    everyone, room = len(homes) + others, len(cores) - reserved
+    if not others:
+        return split_cores(topology, cores, homes, rule, reserved)
+    if isinstance(rule, int):
+        size = min(threads, (room - rule * len(homes)) // others)
+        request = f"cores={rule} for each of {len(homes)} workers with a core for each of {others} CPU workers"
+    elif len(cores) < everyone:
+        return CoreShares(tuple(tuple(cores) for _ in range(everyone)))
+    else:
+        size, request = min(threads, room // everyone), f"a core for each of {everyone} workers"
+    if size < 1:
+        _refuse(request, reserved, len(cores))
+    division = split_cores(topology, cores, homes, rule, reserved, size * others) if homes else CoreShares(())
+    taken = {core for share in division.shares for core in share}
+    node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
+    free = [(node_of.get(min(core), -1), core) for core in cores if core not in taken]
+    free.sort(key=lambda entry: (entry[0] not in homes, entry[0], min(entry[1])))
+    last = [core for _, core in free[len(free) - size * others :]]
+    return CoreShares(
+        (*division.shares, *(tuple(last[i : i + size]) for i in range(0, len(last), size))), division.note
+    )
+
+
+def _localities(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[int, int]) -> list[_Locality]:
+    node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
+    cache_of = {pu: k for k, cache in enumerate(topology.l3) for pu in cache}
+    out = []
+    for core in cores:
+        node = node_of.get(min(core))
+        out.append(_Locality(node, packages[node] if node is not None else None, cache_of.get(min(core))))
+    return out
+
+
+def _refuse(request: str, reserved: int, available: int) -> None:
+    kept = f" and reserved_cores={reserved}" if reserved else ""
+    raise ConfigError(
+        f"{request}{kept} are more than the {counted(available, 'core')} that this job may use on the node; ask the "
+        "batch system for more, or leave cores and reserved_cores out for equal shares"
+    )
+
+
+def _set_sizes(
+    shares: Sequence[_Share], localities: Sequence[_Locality], rule: str | int, reserved: int, for_cpu_workers: int
+) -> tuple[int, str]:
+    """Give each share its size; return the number of cores to give up afterwards, and a note on a broken rule."""
+    if isinstance(rule, int):
+        for share in shares:
+            share.size = rule
+        return 0, ""
+    if rule == "local" and _set_local_sizes(shares, localities, reserved + for_cpu_workers):
+        return 0, ""
+    _set_even_sizes(shares, localities, for_cpu_workers)
+    note = "cores='local' is impossible here: some workers would get no core; cores are divided evenly instead"
+    return reserved, note if rule == "local" else ""
+
+
+def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> None:
+    """Take the farthest core from one of the largest shares."""
+    # Among equals take it from the NUMA node with the fewest cores of that share.
+
+    def cost(share: _Share, core: int) -> tuple[int, int, int]:
+        at, home = localities[core], share.home
+        far = 2 if home.node is None or at.package != home.package else at.node != home.node
+        return far, -sum(localities[c].node == at.node for c in share.cores), core
+
+    largest = max(len(s.cores) for s in shares)
+    candidates = [(cost(s, core), -i) for i, s in enumerate(shares) if len(s.cores) == largest for core in s.cores]
+    (_, _, core), last = max(candidates)
+    shares[-last].cores.remove(core)
+
+
+def _set_local_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> bool:
+    """Divide each NUMA node among its workers. Workers without a core at home divide the nodes without workers."""
+    # Return False if a worker would have no core.
+    core_counts = Counter(p.node for p in localities)
+    homes: dict[int | None, list[_Share]] = {}
+    for share in shares:
+        homes.setdefault(share.home.node if core_counts[share.home.node] else None, []).append(share)
+    elsewhere = len(localities) - sum(core_counts[h] for h in homes if h is not None)
+    for home, group in homes.items():
+        for i, share in enumerate(group):
+            total = elsewhere if home is None else core_counts[home]
+            share.size = total // len(group) + (i < total % len(group))
+    for _ in range(sum(s.size for s in shares) + reserved - len(localities)):
+        max(shares, key=lambda s: s.size).size -= 1
+    return all(s.size > 0 for s in shares)
+
+
+def _set_even_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> None:
+    """Give all shares the same size within one; the shares with the nearest free cores get one more."""
+    # One more core costs a step for each level (NUMA node, package) whose cores are all used. Such costs are convex on
+    # a tree, so a greedy choice is optimal.
+    smallest, more = divmod(len(localities) - reserved, len(shares))
+    node_left, package_left = Counter(p.node for p in localities), Counter(p.package for p in localities)
+    for share in shares:
+        share.size = smallest
+        node_left[share.home.node] -= smallest
+        package_left[share.home.package] -= smallest
+
+    def cost(share: _Share) -> int:
+        node, package, _ = share.home
+        return 2 if node is None else (node_left[node] <= 0) + (package_left[package] <= 0)
+
+    waiting = list(shares)
+    for _ in range(more):
+        share = min(waiting, key=cost)
+        waiting.remove(share)
+        share.size += 1
+        node_left[share.home.node] -= 1
+        package_left[share.home.package] -= 1
+
+
+def _deal(
+    free: list[int], shares: Sequence[_Share], localities: Sequence[_Locality], level: Callable[[_Locality], Hashable]
+) -> list[int]:
+    """Give the free cores of each node, or package, to the shares at home there, up to their sizes; return the rest."""
+    here: dict[Hashable, dict[int | None, list[int]]] = {}
+    for core in free:
+        here.setdefault(level(localities[core]), {}).setdefault(localities[core].cache, []).append(core)
+    for domain, groups in here.items():
+        near = [s for s in shares if domain is not None and level(s.home) == domain and len(s.cores) < s.size]
+        # Neighbours in number are neighbours on the die: of two GPUs on NUMA nodes 3 and 1 the second takes node 0.
+        near.sort(key=lambda s: (s.home.node is None, s.home.node))
+        total = sum(len(group) for group in groups.values())
+        for share, count in zip(near, _even([s.size - len(s.cores) for s in near], total), strict=True):
+            share.cores += _take(groups, count)
+    return sorted(core for groups in here.values() for group in groups.values() for core in group)
+
+
+def _take(groups: dict[int | None, list[int]], count: int) -> list[int]:
+    """Take ``count`` cores out of groups that share a cache: from the smallest sufficient group, else whole groups."""
+    out: list[int] = []
+    while len(out) < count:
+        need = count - len(out)
+        enough = [k for k, group in groups.items() if len(group) >= need]
+        key = min(enough, key=lambda k: len(groups[k])) if enough else max(groups, key=lambda k: len(groups[k]))
+        out += groups[key][:need]
+        del groups[key][:need]
+    return out
+
+
+def _even(limits: Sequence[int], available: int) -> list[int]:
+    """Return how many of ``there`` each gets: at most what it wants, and otherwise equal numbers within one."""
+    got = [0] * len(limits)
+    while available > 0 and any(g < w for g, w in zip(got, limits, strict=True)):
+        for i, w in enumerate(limits):
+            if available and got[i] < w:
+                got[i] += 1
+                available -= 1
+    return got

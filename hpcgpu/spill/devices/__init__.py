@@ -1,25 +1,20 @@
 """Device memory: of simulated GPUs, and of CUDA's libraries. Arrays are identified and copied here.
 
-Here is the interface of a GPU to the store, and of the libraries whose arrays lie on it.
+Here are the interface of a GPU to the store, and of the libraries whose arrays lie on it; and what happens when an
+allocation fails on a device: the stores of this process make room for it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from hpcgpu.errors import SpillError
-
-
-class ImmovableError(Exception):
-    """A value cannot be pickled, or an array cannot be copied down; ``kind`` names its type. It is final."""
-
-    def __init__(self, value: object, why: Exception) -> None:
-        super().__init__(repr(why))
-        self.kind = f"{type(value).__module__}.{type(value).__qualname__}"
+_T = TypeVar("_T")
 
 
 class Device(Protocol):
@@ -101,15 +96,9 @@ class Copies(Protocol):
     """Copies between a device and host memory; a copy is finished when its call returns.
 
     Thread-safe. Host memory is an array of shape (nbytes,) and dtype uint8.
-
-    Attributes
-    ----------
-    memory_bytes : int
-        Of the whole device.
-
     """
 
-    memory_bytes: int
+    memory_bytes: int  # of the whole device
 
     @property
     def free_bytes(self) -> int:
@@ -182,63 +171,108 @@ class Gpu(Device, Protocol):
         """Return the adapter for the arrays of a library."""
 
 
-class PlainCopies:
-    """Copies from and to ordinary host memory, one after the other: it keeps none."""
-
-    idle_bytes = 0
-
-    def trim(self) -> int:
-        """Return 0: there is no pool."""
-        return 0
-
-    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Return a copy of device memory."""
-        raise NotImplementedError
-
-    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
-        """Return copies of several allocations."""
-        return [self.to_host(*extent, empty) for extent in extents]
+_FREED_POLL_S = 0.01
 
 
-class NoCopies(PlainCopies):
-    """Stands in if no library can copy: there is no driver, or no library. Objects on the device count, and stay."""
-
-    # The size is unknown. So each object is above the limit, is tried at once, and is named.
-    memory_bytes = free_bytes = 1
-
-    def __init__(self, why: str, may_pass: bool = False) -> None:
-        self._why, self.may_pass = why, may_pass
-
-    def synchronize(self) -> None:
-        """Do nothing: no array comes up, so that no copy is kept."""
-
-    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> NoReturn:
-        """Raise SpillError."""
-        del pointer, nbytes, empty
-        raise SpillError(f"device memory cannot be copied here: {self._why}")
-
-    def to_device(self, root: np.ndarray, pointer: int, after: int) -> NoReturn:
-        """Raise SpillError."""
-        del root, after
-        self.to_host(pointer, 0, np.empty)
+def on_event_loop() -> bool:
+    """Tell whether this thread runs an event loop, which may not wait for a device."""
+    return asyncio._get_running_loop() is not None
 
 
-# After these errors of the driver a process can do nothing more on its GPU (NVIDIA: "leaves the process in an
-# inconsistent state", "the context cannot be used anymore"; cuda-bindings 13.5). The runtime has the same numbers.
-_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
-# The attribute with the number, by library.
-_NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
+class Store(Protocol):
+    """A store that can make room on a device; called in the threads that allocate, in several at once."""
+
+    def evict(self, device: Device, nbytes: int) -> bool:
+        """Move ``nbytes`` down from a device, or as many as possible; return whether memory became free."""
+
+    def may_evict(self) -> bool:
+        """Tell whether this thread may wait for moves down: not if moves wait for it."""
+
+    def count_rescue(self) -> None:
+        """Count an allocation for which this store has made room."""
 
 
-class DriverError(SpillError):
-    """A call of the driver fails; ``status`` is CUDA's number for it."""
+class AllocationFailureHook:
+    """A device's ``on_alloc_failure``. Workers in one process share the device, so there may be several stores."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
+    # How long to wait for memory that was moved down but is still held, by an event or a task that has just ended.
+    patience_s = 1.0
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stores: list[Store] = []
+
+    def __call__(self, need_bytes: int) -> bool:
+        """Return whether a store has made room; called in the thread that allocates."""
+        return any(self._make_room(store, need_bytes) for store in tuple(self.stores))
+
+    def evict(self, need_bytes: int) -> bool:
+        """Return whether memory became free, kept by a library or moved down; called in the thread that allocates."""
+        if self.device.give_back():
+            return True
+        for store in tuple(self.stores):
+            if store.evict(self.device, need_bytes):
+                self.device.give_back()  # memory that moved down is free only in its library's pool
+                store.count_rescue()
+                return True
+        return False
+
+    def _make_room(self, store: Store, need_bytes: int) -> bool:
+        # even if by used_bytes there is room: it has neither fragments nor other processes
+        store.evict(self.device, need_bytes)
+        end_s = time.monotonic() + (0 if on_event_loop() else self.patience_s)
+        while (over := self.device.used_bytes + need_bytes - self.device.memory_bytes) > 0:
+            if not store.evict(self.device, over):
+                if time.monotonic() > end_s or not store.may_evict():
+                    return False
+                time.sleep(_FREED_POLL_S)
+        store.count_rescue()
+        return True
 
 
-def is_lasting(error: BaseException | None) -> bool:
-    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
-    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
-    return number is not None and getattr(error, number, 0) in _LASTING
+# of the devices with stores in this process
+_hooks: list[AllocationFailureHook] = []
+
+
+def evict(number: int, need_bytes: int) -> bool:
+    """Move values down from a CUDA device for an allocation that RMM's adaptor tries again as long as this is true."""
+    return any(p.evict(need_bytes) for p in tuple(_hooks) if getattr(p.device, "number", number) == number)
+
+
+def attached_gpu(number: int) -> Any:
+    """Return the CUDA device of that number if a store of this process has values on it, else None."""
+    return next((hook.device for hook in tuple(_hooks) if getattr(hook.device, "number", None) == number), None)
+
+
+def with_room(device: Device, need_bytes: int, allocate: Callable[[], _T], collect: Callable[[], object]) -> _T:
+    """Return the result of ``allocate``; while it raises MemoryError, make room, call ``collect``, and try again."""
+    # several tries: the freed memory may lie in pieces, or another thread may take it; the end is when no value moves
+    hook = make_room = device.on_alloc_failure
+    while True:
+        try:
+            return allocate()
+        except MemoryError:  # CuPy's OutOfMemoryError is a subclass; RMM's allocator for CuPy raises it itself
+            if make_room is None or not make_room(need_bytes):
+                raise
+        collect()
+        make_room = hook.evict if isinstance(hook, AllocationFailureHook) else None
+
+
+def attach(device: Device, store: Store) -> None:
+    """Let a store make room when allocations fail on a device."""
+    hook = device.on_alloc_failure
+    if not isinstance(hook, AllocationFailureHook):
+        hook = device.on_alloc_failure = AllocationFailureHook(device)
+        _hooks.append(hook)
+    if store not in hook.stores:
+        hook.stores.append(store)
+
+
+def detach(device: Device, store: Store) -> None:
+    """Forget a store that closes; without stores the device has no hook."""
+    hook = device.on_alloc_failure
+    if isinstance(hook, AllocationFailureHook) and store in hook.stores:
+        hook.stores.remove(store)
+        if not hook.stores:
+            device.on_alloc_failure = None
+            _hooks.remove(hook)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import DriverError
 from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
@@ -22,6 +21,27 @@ _STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
 _PINNED_FROM_BYTES = 2**20
 # A thread that sleeps until an event wakes up late: 0.4 ms on an H200. So it polls as long as a small copy may take.
 _POLL_S = 100e-6
+
+
+# After these errors of the driver a process can do nothing more on its GPU (NVIDIA: "leaves the process in an
+# inconsistent state", "the context cannot be used anymore"; cuda-bindings 13.5). The runtime has the same numbers.
+_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
+# The attribute with the number, by library.
+_NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
+
+
+class DriverError(SpillError):
+    """A call of the driver fails; ``status`` is CUDA's number for it."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def is_lasting(error: BaseException | None) -> bool:
+    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
+    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
+    return number is not None and getattr(error, number, 0) in _LASTING
 
 
 class DriverCopies:
@@ -67,7 +87,6 @@ class DriverCopies:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the device that the driver can give."""
         with self.context():
             return int(self.call("cuMemGetInfo"))
 
@@ -85,7 +104,6 @@ class DriverCopies:
         return self._host.trim() + self._stages.trim()
 
     def synchronize(self) -> None:
-        """Wait for the work of all streams."""
         with self.context():
             self._wait_for_all()
 
@@ -118,7 +136,9 @@ class DriverCopies:
         with self.context():
             self._wait_for_all()
             if len(extents) > 1 and sum(nbytes for _, nbytes in extents) <= _STAGE_BYTES:
-                return self._down_together(extents, empty)
+                roots = [empty(nbytes) for _, nbytes in extents]
+                self._down_by_stages(extents, roots)
+                return roots
             return [self._copied_down(pointer, nbytes, empty) for pointer, nbytes in extents]
 
     def _copied_down(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -127,7 +147,7 @@ class DriverCopies:
         if pinned is not None:
             self._in_one(self._down, "cuMemcpyDtoHAsync", root.ctypes.data, pointer, nbytes)
         elif nbytes:
-            self._down_by_stages(pointer, root)
+            self._down_by_stages([(pointer, nbytes)], [root])
         return root
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
@@ -148,40 +168,28 @@ class DriverCopies:
             self.call("cuEventRecord", done, stream)
             self._wait(done)
 
-    def _down_by_stages(self, pointer: int, root: np.ndarray) -> None:
-        def start(stage: _Stage, part: slice) -> None:
-            nbytes = part.stop - part.start
-            self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data, pointer + part.start, nbytes, self._down)
-            self.call("cuEventRecord", stage.done, self._down)
-
-        def finish(stage: _Stage, part: slice) -> None:
-            self._wait(stage.done)
-            np.copyto(root[part], stage.memory[: part.stop - part.start])
-
-        self._by_stages(root.nbytes, self._down, start, finish)
-
-    def _down_together(
-        self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]
-    ) -> list[np.ndarray]:
-        """Copy allocations that fit into one stage: a thread that waits for each wakes up for each."""
+    def _down_by_stages(self, extents: Sequence[tuple[int, int]], roots: Sequence[np.ndarray]) -> None:
+        """Copy allocations, several in one stage: a thread that waits for each wakes up for each."""
         starts = [0, *accumulate(nbytes for _, nbytes in extents)]
-        roots = [empty(nbytes) for _, nbytes in extents]
+
+        def inside(part: slice) -> Iterator[tuple[int, np.ndarray, int]]:
+            """Yield address, target and place in the stage of what lies inside a part."""
+            for (pointer, nbytes), root, at in zip(extents, roots, starts, strict=False):
+                begin, end = max(part.start, at), min(part.stop, at + nbytes)
+                if begin < end:
+                    yield pointer + begin - at, root[begin - at : end - at], begin - part.start
 
         def start(stage: _Stage, part: slice) -> None:
-            del part
-            for (pointer, nbytes), at in zip(extents, starts, strict=False):
-                if nbytes:
-                    self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data + at, pointer, nbytes, self._down)
+            for source, target, at in inside(part):
+                self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data + at, source, target.nbytes, self._down)
             self.call("cuEventRecord", stage.done, self._down)
 
         def finish(stage: _Stage, part: slice) -> None:
-            del part
             self._wait(stage.done)
-            for root, at in zip(roots, starts, strict=False):
-                np.copyto(root, stage.memory[at : at + root.nbytes])
+            for _, target, at in inside(part):
+                np.copyto(target, stage.memory[at : at + target.nbytes])
 
         self._by_stages(starts[-1], self._down, start, finish)
-        return roots
 
     def _up_by_stages(self, root: np.ndarray, pointer: int) -> None:
         def start(stage: _Stage, part: slice) -> None:

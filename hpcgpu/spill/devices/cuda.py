@@ -1,24 +1,37 @@
-"""A CUDA device, as the store uses devices, and Buffers of cuda.core (1.2.2) on it."""
+"""A CUDA device, as the store uses devices, Buffers of cuda.core (1.2.2) on it, and the device of any array."""
 
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Copies, Gpu, Kind, NoCopies
-from hpcgpu.spill.devices.allocation_failure import on_event_loop, with_room
+from hpcgpu.spill.devices import Copies, Device, Gpu, Kind, on_event_loop, with_room
 from hpcgpu.spill.devices.copies import DriverCopies
-from hpcgpu.spill.devices.libraries import LIBRARIES, Immovable, NumbaArrays, RmmBuffers, library_of
-from hpcgpu.spill.devices.rapids import CudfObjects, CudfView, CupyArrays, CupyCopies, is_cudf
-from hpcgpu.spill.devices.torch import Tensors, TorchCopies
+from hpcgpu.spill.devices.libraries import (
+    LIBRARIES,
+    UNPROXIED,
+    BytesView,
+    CudfObjects,
+    CudfView,
+    Immovable,
+    NumbaArrays,
+    RmmBuffers,
+    is_cudf,
+    is_on_device,
+    library_of,
+    spills_itself,
+)
+from hpcgpu.spill.devices.pools import CupyArrays, CupyCopies, NoCopies, Tensors, TorchCopies
+from hpcgpu.spill.storage.disk import ImmovableError
 
 
 class CudaDevice:
@@ -55,14 +68,13 @@ class CudaDevice:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that arrays hold."""
         return sum(kind.used_bytes(self) for kind in tuple(self.kinds.values()))
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library; made at the first call."""
         with _MAKING:
             if name not in self.kinds:
-                self.kinds[name] = CoreBuffers(self.copies) if name == "cuda" else _KINDS.get(name, Immovable)(self)
+                self.kinds[name] = _KINDS.get(name, Immovable)(self)
             return self.kinds[name]
 
     def empty_bin(self) -> None:
@@ -83,11 +95,9 @@ class CudaDevice:
         return any([kind.give_back() for kind in tuple(self.kinds.values())])
 
     def synchronize(self) -> None:
-        """Wait for the work of all streams."""
         self.copies.synchronize()
 
     def buffer_of(self, array: Any) -> tuple[int, int]:
-        """Return an id of the array's allocation, valid while it lives, and its bytes."""
         if is_cudf(array):
             return CudfObjects(self).buffer_of(array)
         kind: type = type(array)
@@ -98,7 +108,6 @@ class CudaDevice:
         return (LIBRARIES.index(library) << 64 | pointer) << 64 | nbytes, nbytes
 
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
-        """Copy the one allocation of all the arrays to the host."""
         if is_cudf(arrays[0]):
             return CudfObjects(self).pack(arrays, empty)
         return self._pack_each([arrays], empty)[0]
@@ -122,7 +131,6 @@ class CudaDevice:
         return list(zip(self.copies.to_host_each(extents, empty), views, strict=True))
 
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
-        """Copy a packed allocation to the device and return its arrays."""
         if isinstance(views[0], CudfView):
             return CudfObjects(self).unpack(root, views)
         kind = self.kind(views[0].library)
@@ -133,13 +141,6 @@ class CudaDevice:
 
     def __reduce__(self) -> tuple[Callable[[int], CudaDevice], tuple[int]]:
         return CudaDevice.current, (0,)  # CUDA_VISIBLE_DEVICES names the receiving worker's own GPU first
-
-
-class BufferView(NamedTuple):
-    """A Buffer shows the whole allocation. Immutable; CoreBuffers makes it, in any thread."""
-
-    nbytes: int
-    library: str = "cuda"
 
 
 class _Memory:
@@ -177,7 +178,8 @@ def _free(copies: Any, pointer: int) -> None:  # DriverCopies: others free nothi
 class CoreBuffers(Kind):
     """Buffers of cuda.core in device memory; a Buffer that came back up has ``memory_resource`` None."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, device: Gpu) -> None:
+        copies = device.copies
         if not isinstance(copies, DriverCopies):
             raise SpillError(
                 "Buffers of cuda.core cannot move without cuda.bindings; install cuda-core[cu12] or [cu13]"
@@ -185,19 +187,17 @@ class CoreBuffers(Kind):
         self._copies = copies
 
     def extent_of(self, array: Any) -> tuple[int, int]:
-        """Return address and bytes."""
         return int(array.handle), int(array.size)
 
-    def view_of(self, array: Any) -> BufferView:
-        """Return its size."""
-        return BufferView(int(array.size))
+    def view_of(self, array: Any) -> BytesView:
+        return BytesView("cuda", int(array.size))
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[_Memory, int, int]:
         """Allocate on the stream of the copies to the device."""
         memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes, device.waste), device.give_back)
         return memory, memory.pointer, int(self._copies.up_stream)
 
-    def array_of(self, memory: _Memory, view: BufferView) -> Any:
+    def array_of(self, memory: _Memory, view: BytesView) -> Any:
         """Return a Buffer that keeps the memory alive."""
         from cuda.core import Buffer
 
@@ -220,7 +220,7 @@ class CoreBuffers(Kind):
         return False
 
 
-_KINDS: dict[str, type[Kind]] = {"cupy": CupyArrays, "torch": Tensors, "numba": NumbaArrays, "rmm": RmmBuffers}
+_KINDS = {"cuda": CoreBuffers, "cupy": CupyArrays, "torch": Tensors, "numba": NumbaArrays, "rmm": RmmBuffers}
 _MAKING = threading.RLock()
 _LOOK_S = 1.0
 
@@ -242,3 +242,59 @@ def _copies(number: int) -> Copies:
             why.append(f"{type(e).__name__}: {e}")
             may_pass |= isinstance(e, SpillError)  # the driver's
     return NoCopies("; ".join(why), may_pass)
+
+
+def device_of(x: Any) -> Device | None:
+    """Return the device of an array; None for an object that is no device array."""
+    kind: type = type(x)
+    library = library_of(kind)
+    if library == "device":
+        device: Device = x.__hpcgpu_device__
+        return device
+    if not is_device_array(x):
+        return None
+    # arrays of other libraries do not name it: they are on the current device, which is the worker's own
+    number = {"cupy": "device.id", "cuda": "device_id", "torch": "device.index"}.get(library)
+    return CudaDevice.current(operator.attrgetter(number)(x) if number else 0)
+
+
+def is_device_array(x: Any) -> bool:
+    """Tell whether an object lies in device memory, and the store moves it, or counts it."""
+    kind: type = type(x)
+    library = library_of(kind)
+    if not library:
+        return False  # nearly all
+    if library == "cudf":
+        return not spills_itself()
+    if library == "cuda":
+        return bool(x.size) and not x.is_mapped and not x.is_host_accessible  # in device memory of this process
+    if library == "torch":
+        return bool(x.is_cuda)
+    return library != "other" or is_on_device(x)
+
+
+def is_immovable(array: Any) -> bool:
+    """Tell whether an array cannot be made again from bytes; then a peer gets it as its library pickles it."""
+    kind: type = type(array)
+    if always_moves(kind):
+        return False
+    try:
+        CudaDevice.current(0).kind(library_of(kind)).view_of(array)
+    except ImmovableError:
+        return True
+    return False
+
+
+def always_moves(kind: type) -> bool:
+    """Tell whether no array of a class is, or becomes, immovable."""
+    return library_of(kind) not in ("torch", "other")
+
+
+def is_unproxied(kind: type) -> bool:
+    """Tell whether compiled code takes no proxies for objects of a class: these come up together with their value."""
+    return library_of(kind) in UNPROXIED
+
+
+def is_left_to_cudf(x: Any) -> bool:
+    """Tell whether cuDF itself spills an object."""
+    return is_cudf(x) and spills_itself()

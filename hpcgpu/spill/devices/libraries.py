@@ -1,6 +1,8 @@
 """The library of a device array, by the name of its class: so no library is imported for it.
 
-Arrays with ``__cuda_array_interface__`` are of numba (0.30), RMM (26.10) and others, which are imported late.
+Here are the adapters for arrays with ``__cuda_array_interface__``, of numba (0.30), RMM (26.10) and others; and for
+objects of cuDF (26.10: core/abc.py, core/frame.py, core/buffer and options.py), which cuDF's own serialization moves,
+unless they are left to cuDF's own spilling.
 """
 
 from __future__ import annotations
@@ -8,15 +10,15 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import wrapt
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Gpu, ImmovableError, Kind
-from hpcgpu.spill.devices.allocation_failure import with_room
-from hpcgpu.spill.devices.rapids import is_cudf_type
+from hpcgpu.spill.devices import Gpu, Kind, with_room
+from hpcgpu.spill.storage.disk import ImmovableError
 
 # Compiled code may get objects of these libraries, and takes no proxies for them.
 UNPROXIED = frozenset({"torch", "numba", "rmm", "other"})
@@ -38,7 +40,8 @@ def library_of(kind: Any) -> str:  # a class; mypy takes type for what cannot be
     # cuda-core 1.2.2 says "cuda.core._memory._buffer", versions before 1.0 "cuda.core.experimental._memory..."
     if kind.__name__ == "Buffer" and kind.__module__.startswith("cuda.core."):
         return "cuda"
-    if is_cudf_type(kind):
+    # cudf.core.dataframe, cudf.core.series ...; Buffers and dtypes can be serialized, too, but are no values
+    if root == "cudf" and hasattr(kind, "host_serialize") and hasattr(kind, "memory_usage"):
         return "cudf"
     if any(b.__name__ == "Tensor" and b.__module__.partition(".")[0] == "torch" for b in kind.__mro__):
         return "torch"  # subclasses, too: the adapter rejects those that it cannot move
@@ -90,18 +93,121 @@ def is_on_device(x: Any) -> bool:
 class ArrayView(NamedTuple):
     """The layout of an array in its memory; strides and offset in bytes."""
 
+    library: str
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
     dtype: np.dtype[Any]
+    strides: tuple[int, ...]
     offset: int
-    library: str = "numba"
 
 
 class BytesView(NamedTuple):
     """The size of a buffer, which shows the whole allocation."""
 
+    library: str
     nbytes: int
-    library: str = "rmm"
+
+
+def is_cudf(x: Any) -> bool:
+    """Tell whether an object is a data frame, series, index or column of cuDF, by its type."""
+    kind: type = type(x)
+    return library_of(kind) == "cudf"
+
+
+def spills_itself() -> bool:
+    """Tell whether cuDF spills its objects (``enable_cudf_spill``, ``CUDF_SPILL=on``): then the store must not."""
+    # each time: user code may switch it
+    cudf = sys.modules.get("cudf")
+    return cudf is not None and bool(cudf.get_option("spill"))
+
+
+def spill_itself(nbytes: int) -> bool:
+    """Let cuDF move its buffers down as its own callback of RMM does; return whether it has moved any."""
+    if not spills_itself():
+        return False
+    manager = sys.modules["cudf"].core.buffer.spill_manager.get_global_manager()
+    return bool(manager.spill_device_memory(nbytes=nbytes))
+
+
+class CudfView(NamedTuple):
+    """An object of cuDF in packed bytes."""
+
+    kind: type
+    header: dict[str, Any]
+    frames: tuple[tuple[int, int, bool], ...]  # offset and size of each, and whether it is on the device
+    shape: tuple[int, ...] = ()
+    library: str = "cudf"
+
+
+class CudfObjects:
+    """cuDF's objects on a device; all allocations of an object are one buffer, and move together.
+
+    Two objects with the same allocations are one buffer. Objects that share only some of their allocations each count
+    all of them, and come back apart: cuDF's serialization copies shared memory (buffer.py, make_single_owner_inplace).
+    """
+
+    def __init__(self, device: Gpu) -> None:
+        self._device = device
+
+    def buffer_of(self, x: Any) -> tuple[int, int]:
+        """Return one id for all of an object's allocations, valid while they live, and their bytes."""
+        bases = {id(base): int(base.size) for column in _columns(x) for base in _bases(column)}
+        return hash(frozenset(bases)) if bases else id(x), sum(bases.values())
+
+    def pack(self, objects: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[CudfView]]:
+        """Copy the objects to the host, frame after frame: cuDF's host_serialize would hold all frames twice."""
+        # of a slice cuDF first makes a copy on the device, for which there may be no memory
+        taken = [(x, *x.device_serialize()) for x in objects]
+        root = empty(sum(frame.nbytes for _, _, frames in taken for frame in frames))
+        views, end = [], 0
+        for x, header, frames in taken:
+            spans = []
+            for frame, on_device in zip(frames, header["is-cuda"], strict=True):
+                begin, end = end, end + frame.nbytes
+                if frame.nbytes:
+                    self._copy_down(frame, on_device, root[begin:end])
+                spans.append((begin, frame.nbytes, bool(on_device)))
+            views.append(CudfView(type(x), header, tuple(spans), getattr(x, "shape", ())))
+        return root, views
+
+    def unpack(self, root: np.ndarray, views: Sequence[CudfView]) -> list[Any]:
+        """Copy packed objects to the device, into memory of RMM."""
+        return [v.kind.device_deserialize(v.header, [self._frame(root, *span) for span in v.frames]) for v in views]  # type: ignore[attr-defined]
+
+    def _copy_down(self, frame: Any, on_device: bool, part: np.ndarray) -> None:
+        if not on_device:
+            part[:] = np.frombuffer(memoryview(frame), np.uint8)
+            return
+        copy = self._device.copies.to_host(int(frame.ptr), frame.nbytes, lambda _: part)
+        if copy is not part:  # a page-locked buffer
+            part[:] = copy
+
+    def _frame(self, root: np.ndarray, begin: int, nbytes: int, on_device: bool) -> Any:
+        part = root[begin : begin + nbytes]
+        if not on_device:  # the object keeps it, while the packed bytes are used again
+            return memoryview(part.copy())  # type: ignore[arg-type]
+        memory, pointer, stream = self._device.kind("rmm").allocate(self._device, nbytes)
+        if nbytes:
+            self._device.copies.to_device(part, pointer, stream)
+        return memory
+
+
+def _columns(x: Any) -> Iterator[Any]:
+    """Yield the columns of a frame and of its index; a RangeIndex is passed over, since it would make one."""
+    index = getattr(x, "_index", None)
+    if index is not None:
+        yield from _columns(index)
+    if type(x).__name__ != "RangeIndex":
+        for column in getattr(x, "_columns", (x,)):
+            yield getattr(column, "plc_column", column)
+
+
+def _bases(column: Any) -> Iterator[Any]:
+    """Yield the owners of the device memory of a pylibcudf column and of its children."""
+    for span in (column.data(), column.null_mask()):
+        if span is not None:
+            yield getattr(span, "owner", span)  # pylibcudf's own spans are not cuDF's Buffers
+    for child in column.children():
+        yield from _bases(child)
 
 
 class NumbaArrays(Kind):
@@ -117,9 +223,9 @@ class NumbaArrays(Kind):
         return extent_of(array)[:2]
 
     def view_of(self, array: Any) -> ArrayView:
-        """Return the layout of the array in its memory."""
+        _, _, shape, strides, _, offset = extent_of(array)
         # the array's own dtype: the interface has no fields of records (numba-cuda 0.30.4)
-        return ArrayView(*extent_of(array)[2:])._replace(dtype=np.dtype(array.dtype))
+        return ArrayView("numba", shape, np.dtype(array.dtype), strides, offset)
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
         """Allocate by CuPy if it is in use, since its pool may have all memory; else by the driver."""
@@ -129,7 +235,6 @@ class NumbaArrays(Kind):
             return device.kind("cupy").allocate(device, nbytes)
 
     def array_of(self, memory: Any, view: ArrayView) -> Any:
-        """Return an array in allocated memory, which it keeps alive."""
         from numba import cuda
 
         pointer = int(getattr(memory, "pointer", 0) or getattr(memory, "ptr", 0)) + view.offset
@@ -151,12 +256,10 @@ class RmmBuffers(Kind):
     """RMM's DeviceBuffers, in memory of its current resource."""
 
     def extent_of(self, array: Any) -> tuple[int, int]:
-        """Return address and bytes."""
         return int(array.ptr), int(array.size)
 
     def view_of(self, array: Any) -> BytesView:
-        """Return its size."""
-        return BytesView(int(array.size))
+        return BytesView("rmm", int(array.size))
 
     def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
         """Allocate on RMM's default stream, the legacy one."""
@@ -166,7 +269,6 @@ class RmmBuffers(Kind):
         return memory, int(memory.ptr), 0
 
     def array_of(self, memory: Any, view: BytesView) -> Any:
-        """Return the memory itself."""
         del view
         return memory
 
@@ -175,11 +277,9 @@ class Immovable(Kind):
     """Objects that show device memory, of classes that the store cannot make: they count, and stay on the device."""
 
     def extent_of(self, array: Any) -> tuple[int, int]:
-        """Return address and bytes."""
         return extent_of(array)[:2]
 
     def view_of(self, array: Any) -> NoReturn:
-        """Raise ImmovableError."""
         raise ImmovableError(
             array, TypeError("it shows device memory, but hpcgpu cannot make such an object from bytes")
         )

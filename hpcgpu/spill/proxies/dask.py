@@ -39,7 +39,7 @@ class StoredObject:
     __slots__ = ("__weakref__", "_proxy", "index", "kind", "nbytes", "reader", "token", "unit")
 
     def __init__(self, reader: Any, unit: ObjectContent, index: int) -> None:
-        self.reader, self.unit, self.index = reader, unit, index  # a hpcgpu.spill.store.reader.Reader
+        self.reader, self.unit, self.index = reader, unit, index  # a hpcgpu.spill.store.identity_map.Reader
         self.kind, self.nbytes = unit.kind_of(index), unit.nbytes
         self.token = Token(unit)
         self._proxy: Any = None

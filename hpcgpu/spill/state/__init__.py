@@ -82,8 +82,21 @@ class Unit:
         return self.disk_bytes or self.nbytes if tier == DISK else self.nbytes
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Waiter:
+    """The reason for which a thread waits. The machine names it in instructions; its fields are for threads alone."""
+
+    # only its thread changes ``taken``; ``sent`` changes under the store's lock; another thread sets ``error``, then
+    # ``answered``, and wakes the thread by its inbox
+    inbox: Any = None  # of its thread
+    sent: int = 0  # the number of copies sent there
+    taken: int = 0  # the number of these taken out
+    answered: bool = False
+    error: Exception | None = None
+
+
 @dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(Waiter):
     """A thread's need for units: they are pinned until the ticket is released."""
 
     units: tuple[Unit, ...]  # each once
@@ -100,16 +113,14 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class FailedAllocation:
+class FailedAllocation(Waiter):
     """An allocation that has failed: its thread waits until ``nbytes`` of a device are freed."""
 
     tier: int
     nbytes: int
     until_bytes: int = 0  # the count of freed bytes at which it has room
     had_bytes: int = 0  # the count at its beginning
-
-
-Waiter = Ticket | FailedAllocation
+    has_room: bool = False  # it was resumed, and has not failed
 
 
 class Copy(NamedTuple):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+logger = logging.getLogger("distributed.worker.memory")
 PAGE_BYTES = 4096
 _MOST_VIEWS = 1024  # UIO_MAXIOV (linux/uio.h)
 # Errors of a file system without fallocate, or without holes (fallocate(2)).
@@ -94,11 +95,17 @@ class Segment:
         os.ftruncate(file.number, start)
         self.end = start
 
-    def remove(self) -> None:
-        """Remove the file."""
+    def remove(self) -> bool:
+        """Remove the file; return whether that succeeded."""
         self.kept = None
-        with contextlib.suppress(FileNotFoundError):  # the whole folder went first
-            self.path.unlink()
+        try:
+            self.path.unlink(missing_ok=True)  # the whole folder may have gone first
+        except OSError as e:
+            if not self.is_stuck:
+                self.is_stuck = True
+                logger.warning("a file without data cannot be removed; hpcgpu will try again: %s", e)
+            return False
+        return True
 
 
 class Extent(NamedTuple):
@@ -213,23 +220,14 @@ def divide(views: Sequence[memoryview], nbytes: int) -> tuple[Sequence[memoryvie
     return views, ()
 
 
-def write(slot: Room, views: Sequence[memoryview]) -> None:
-    """Write views of bytes, one after the other, none empty; each call may write less than it was given."""
+def transfer(slot: Room, views: Sequence[memoryview], call: Callable[[int, Sequence[memoryview], int], int]) -> None:
+    """Write (``os.pwritev``) or fill (``os.preadv``) views of bytes, one after the other, none empty."""
+    # each call may write or read less than it was given; OSError if the file is too short to be read
     for segment, offset, nbytes in slot:
         left, views = divide(views, nbytes)
         file = segment.open()
         while left:
-            done = os.pwritev(file.number, left[:_MOST_VIEWS], offset)
-            left, offset = divide(left, done)[1], offset + done
-
-
-def read(slot: Room, views: Sequence[memoryview]) -> None:
-    """Fill views of bytes, one after the other, none empty; OSError if the file is too short."""
-    for segment, offset, nbytes in slot:
-        left, views = divide(views, nbytes)
-        file = segment.open()
-        while left:
-            done = os.preadv(file.number, left[:_MOST_VIEWS], offset)
+            done = call(file.number, left[:_MOST_VIEWS], offset)
             if not done:
                 missing = sum(map(len, left))
                 raise OSError(f"{segment.path} is cut off: {missing} bytes are missing at {offset}")

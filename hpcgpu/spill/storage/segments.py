@@ -178,7 +178,7 @@ class Segments:
                 for piece in slot:
                     self._give_back(piece, empty)
         for segment in empty:
-            is_removed = _remove(segment)  # takes milliseconds, and no writer waits for it
+            is_removed = segment.remove()  # takes milliseconds, and no writer waits for it
             with self._lock:
                 if is_removed:
                     self._hold(segment, -segment.held_bytes)
@@ -242,15 +242,3 @@ class Segments:
             for segment in self._open:
                 segment.kept = None
             self._open.clear()
-
-
-def _remove(segment: Segment) -> bool:
-    """Remove a file; return whether that succeeded."""
-    try:
-        segment.remove()
-    except OSError as e:
-        if not segment.is_stuck:
-            segment.is_stuck = True
-            logger.warning("a file without data cannot be removed; hpcgpu will try again: %s", e)
-        return False
-    return True

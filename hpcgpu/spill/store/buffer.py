@@ -27,17 +27,16 @@ from hpcgpu.model.limit import (
     read_part,
     read_text,
 )
-from hpcgpu.spill.devices.allocation_failure import on_event_loop
+from hpcgpu.spill.devices import on_event_loop
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.state import DEVICE, HOST
+from hpcgpu.spill.storage import notes
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.storage.scratch import notes
 from hpcgpu.spill.store import Handle, ReadMode, read_mode, reading
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.store.identity_map import Traversed
+from hpcgpu.spill.store.identity_map import Reader, Traversed
 from hpcgpu.spill.store.inbox import Count, Todo
-from hpcgpu.spill.store.reader import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
 from hpcgpu.spill.values.host_objects import is_owner
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry
@@ -127,7 +126,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         # the limit of the host tier: so buffers that wait to be used again never add to it
         slabs = Slabs(self.host_limit_bytes or _SLABS_BYTES)
         self.disk = Disk(folder, slabs, disk, trusted=trusted)
-        self._executor = Executor(device, self.host_limit_bytes, self.disk, self.disk.limit_bytes)
+        self._executor = Executor(device, self.host_limit_bytes, self.disk)
         self._spill_thread = SpillThread(self._executor)
         self._reader = Reader(self._executor, self.jit_unspill)
         # a plain Worker does not close its data

@@ -23,19 +23,17 @@ from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.limit import Limit
-from hpcgpu.spill.devices import Device, ImmovableError, allocation_failure, is_lasting
-from hpcgpu.spill.devices.copies import DriverCopies
-from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, Leave, Resume, Say, Trim
+from hpcgpu.spill.devices import Device, attach, detach
+from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
+from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Leave, Resume, Say, Ticket, Trim
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.storage.buffer_pool import LeafLock, ReenteredError, is_inside
-from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.disk import Disk, ImmovableError
 from hpcgpu.spill.store import inbox
 from hpcgpu.spill.store.inbox import (
     Count,
     Inbox,
     Reports,
-    ThreadAllocation,
-    ThreadTicket,
     Todo,
     copy_error,
     describe,
@@ -55,8 +53,8 @@ class Executor:
     it by :meth:`record` under the lock, and carries it out without the lock. A limit of 0 bytes means no limit.
     """
 
-    def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk, disk_limit_bytes: int = 0) -> None:
-        limits = {tier: n for tier, n in ((HOST, host_limit_bytes), (DISK, disk_limit_bytes)) if n}
+    def __init__(self, device_limit: Limit, host_limit_bytes: int, disk: Disk) -> None:
+        limits = {tier: n for tier, n in ((HOST, host_limit_bytes), (DISK, disk.segments.limit_bytes)) if n}
         self.lock = LeafLock()
         self.state, self.disk = SpillState(limits), disk
         self._device_limit, self._devices, self._sizes = device_limit, list[Device](), dict[Device, int]()
@@ -95,7 +93,7 @@ class Executor:
             if isinstance(made, DriverCopies) and (most := self.state.accounting.limits.get(HOST)):
                 made.lock_at_most(most)
         if self._device_limit:
-            allocation_failure.attach(device, self)
+            attach(device, self)
         return tier
 
     def page_locked(self) -> list[Any]:
@@ -110,7 +108,7 @@ class Executor:
     def detach_devices(self) -> None:
         """Make no more room for allocations."""
         for device in self._devices:
-            allocation_failure.detach(device, self)
+            detach(device, self)
 
     # --- facts --------------------------------------------------------------------------------------------------------
     def tiers(self) -> dict[str, int]:
@@ -225,7 +223,7 @@ class Executor:
         todo, is_urgent = Todo(), this_thread.copies_down > 0
         with self.lock:
             needed = tuple([unit for unit in units if unit.valid] if stays else units)
-            ticket = ThreadTicket(needed, writes, for_peer, stays, is_urgent, inbox=this_thread.inbox)
+            ticket = Ticket(needed, writes, for_peer, stays, is_urgent, inbox=this_thread.inbox)
             self.record(self.state.need(ticket), todo)
         try:
             self.carry_out(todo)
@@ -268,7 +266,7 @@ class Executor:
             return False
         if (was_freed := self.free_unread()) or not self.may_evict():
             return was_freed
-        allocation = ThreadAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
+        allocation = FailedAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         try:
             self.report(self.state.alloc_failed, allocation)
             inbox.wait_for(allocation)
@@ -396,7 +394,7 @@ class Executor:
             orphan = self.orphans.popleft()
             if isinstance(orphan, Entry):
                 self.unname(orphan, todo)
-            elif type(orphan) is ThreadTicket:
+            elif type(orphan) is Ticket:
                 self.record(self.state.release(orphan), todo)
             elif orphan in self.state.keys:  # else it never got a name
                 self._release_member(orphan.content, todo)
@@ -411,7 +409,7 @@ class Executor:
             waiter = instruction.waiter
             if kind is Fail:
                 waiter.error = instruction.error
-            elif type(waiter) is ThreadAllocation:
+            elif type(waiter) is FailedAllocation:
                 waiter.has_room = True
             waiter.answered = True
             if waiter.inbox is not this_thread.inbox:
@@ -431,7 +429,7 @@ class Executor:
         if copy.by is None:
             self._send_to_spill_thread(copy)
         else:
-            copy.by.inbox.put((self, copy))  # type: ignore[union-attr]
+            copy.by.inbox.put((self, copy))
 
     def _send_to_spill_thread(self, copy: Copy) -> None:
         self.inbox.put((self, copy))

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
-from hpcgpu.spill.state import DISK, HOST, Copy, FailedAllocation, Say, Ticket
+from hpcgpu.spill.state import DISK, HOST, Copy, FailedAllocation, Say, Ticket, Waiter
 from hpcgpu.spill.values.unit import ABSENT, Content, ProxiedObject
 from hpcgpu.units import format_bytes
 
@@ -62,40 +62,14 @@ class Todo:
         self.instructions: deque[Any] | tuple[()] = ()
 
 
-@dataclass(slots=True, eq=False)
-class ThreadTicket(Ticket):
-    """A ticket with its thread's inbox, the number of copies sent there and taken out, and the answer."""
-
-    # only its thread changes ``taken``; ``sent`` changes under the store's lock; another thread sets ``error``, then
-    # ``answered``, and wakes the thread by its inbox
-
-    inbox: Any = None
-    sent: int = 0
-    taken: int = 0
-    answered: bool = False
-    error: Exception | None = None
-
-
-@dataclass(slots=True, eq=False)
-class ThreadAllocation(FailedAllocation):
-    """An allocation that has failed, with its thread's inbox; fields and threads as in :class:`ThreadTicket`."""
-
-    inbox: Any = None
-    sent: int = 0
-    taken: int = 0
-    answered: bool = False
-    error: Exception | None = None
-    has_room: bool = False
-
-
-def wait_for(waiter: ThreadTicket | ThreadAllocation) -> None:
+def wait_for(waiter: Waiter) -> None:
     """Make the copies in the inbox until ``waiter`` is answered; while it waits for room, copies up wait, too."""
     aside = []
     try:
         while not waiter.answered:
             if (item := this_thread.inbox.get()) is None:
                 continue
-            if type(waiter) is ThreadAllocation and item[1].to > item[1].source:
+            if type(waiter) is FailedAllocation and item[1].to > item[1].source:
                 aside.append(item)
             else:
                 _make(item)
@@ -104,7 +78,7 @@ def wait_for(waiter: ThreadTicket | ThreadAllocation) -> None:
             this_thread.inbox.put(item)
 
 
-def make_sent(ticket: ThreadTicket) -> None:
+def make_sent(ticket: Ticket) -> None:
     """Make the copies of a ticket that is over: other threads may wait for them, too."""
     try:
         while ticket.taken < ticket.sent:
@@ -115,7 +89,7 @@ def make_sent(ticket: ThreadTicket) -> None:
         raise
 
 
-def take_unmade(allocation: ThreadAllocation) -> list[Copy]:
+def take_unmade(allocation: FailedAllocation) -> list[Copy]:
     """Take out the copies of an allocation that is over: this thread may never read its inbox again."""
     copies, others = [], []
     while allocation.taken < allocation.sent:
@@ -133,7 +107,7 @@ def take_unmade(allocation: ThreadAllocation) -> list[Copy]:
 def _make(item: tuple[Any, Copy]) -> None:
     executor, copy = item
     if copy.by is not None:
-        copy.by.taken += 1  # type: ignore[union-attr]
+        copy.by.taken += 1
     executor.copy(copy)
 
 

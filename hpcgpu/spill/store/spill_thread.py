@@ -59,11 +59,11 @@ class SpillThread:
     @property
     def idle_bytes(self) -> int:
         """Host memory that is kept for reuse."""
-        return self._executor.disk.idle_bytes + sum(memory.idle_bytes for memory in self._executor.page_locked())
+        return self._executor.disk.slabs.free_bytes + sum(memory.idle_bytes for memory in self._executor.page_locked())
 
     def trim(self) -> int:
         """Give this memory back to the system, which takes a moment; return its bytes."""
-        return self._executor.disk.trim() + sum(memory.trim() for memory in self._executor.page_locked())
+        return self._executor.disk.slabs.trim() + sum(memory.trim() for memory in self._executor.page_locked())
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no move is under way or due; return whether that was in time."""

@@ -14,8 +14,7 @@ import numpy as np
 
 from hpcgpu.spill.devices import Device
 from hpcgpu.spill.state import DISK, HOST
-from hpcgpu.spill.storage.disk import Disk, Stored
-from hpcgpu.spill.values import serialization
+from hpcgpu.spill.storage.disk import Disk, Pickled
 from hpcgpu.spill.values.unit import Content, ObjectContent, SkeletonUnit
 
 # A content of this size is a unit by itself. Smaller arrays in host memory count once for each of their views.
@@ -46,7 +45,6 @@ class Buffer(ObjectContent):
         self.names = (name,)
         # the result of Device.pack: bytes (shape (nbytes,), dtype uint8, contiguous, never written to), and the layout
         self.in_host: tuple[np.ndarray, list[Any]] | None = None
-        self._stored: tuple[Stored, list[Any]] | None = None
 
     @classmethod
     def of_packed(cls, device: Device, top: int, root: np.ndarray, views: Sequence[Any]) -> Buffer:
@@ -63,12 +61,11 @@ class Buffer(ObjectContent):
         return position, is_new
 
     def object_at(self, index: int) -> Any:
-        """Return one of the arrays."""
         return self.arrays[index]
 
     def views(self) -> Sequence[Any]:
         """Return the layout of the arrays in the copy below."""
-        below = self.in_host or self._stored
+        below = self.in_host or self.on_disk
         if below is None and self.bundle is not None:
             return self.bundle.views_of(self)
         return below[1] if below else ()
@@ -77,34 +74,27 @@ class Buffer(ObjectContent):
         """Return its bytes in host memory, and the layout of the arrays; it does not move, and is not on disk."""
         return self.in_host or self.device.pack(tuple(self.arrays), disk.empty)
 
-    def take(self, tier: int) -> Any:
-        """Give up the arrays, the bytes in host memory, or the copy on disk."""
+    def take_up(self, tier: int) -> Any:
         data: Any
-        if tier == DISK:
-            data, self._stored = self._stored, None
-        elif tier == HOST:
+        if tier == HOST:
             data, self.in_host = self.in_host, None
         else:
             data = self.arrays, self._positions
             self.arrays, self._positions = [], {}
         return data
 
-    def put(self, tier: int, data: Any) -> None:
-        """Hold a copy."""
-        if tier == DISK:
-            self._stored = data
-        elif tier == HOST:
+    def put_up(self, tier: int, data: Any) -> None:
+        if tier == HOST:
             self.in_host = data
         else:
             self.arrays, self._positions, self.names = data
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        """Copy between the device, host memory and disk."""
         if to == DISK and self.in_host is not None:
             root, views = self.in_host
             return disk.write([root.data]), views
-        if source == DISK and self._stored is not None:
-            stored, views = self._stored
+        if source == DISK and self.on_disk is not None:
+            stored, views = self.on_disk
             return disk.read(stored)[0], views
         if to == HOST:
             return self.device.pack(tuple(self.arrays), disk.empty)
@@ -137,7 +127,6 @@ class Bundle(Content):
         super().__init__(0, top, at)
         self.members: dict[Any, None] = {}
         self.entries = {}
-        self._stored: Any = None
 
     @property
     def is_open(self) -> bool:
@@ -146,21 +135,12 @@ class Bundle(Content):
 
     @property
     def contents(self) -> tuple[Any, ...]:
-        """The members."""
         return tuple(self.members)
 
-    def take(self, tier: int) -> Any:
-        """Give up the copy on disk, or the data of the members."""
-        if tier == DISK:
-            data, self._stored = self._stored, None
-            return data
+    def take_up(self, tier: int) -> Any:
         return [member.take(tier) for member in self.contents]
 
-    def put(self, tier: int, data: Any) -> None:
-        """Hold a copy on disk, or let the members hold theirs."""
-        if tier == DISK:
-            self._stored = data
-            return
+    def put_up(self, tier: int, data: Any) -> None:
         for member, piece in data:
             if member in self.members:
                 member.put(tier, piece)
@@ -173,13 +153,12 @@ class Buffers(Bundle):
 
     def views_of(self, member: Buffer) -> Sequence[Any]:
         """Return the layout of a member's arrays in the copy on disk."""
-        stored = self._stored
+        stored = self.on_disk
         return next((views for each, views in stored[1] if each is member), ()) if stored else ()
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        """Copy all members between the device, host memory and disk."""
         if source == DISK:
-            stored, members = self._stored
+            stored, members = self.on_disk
             roots = disk.read(stored)
             return [(member, (root, views)) for root, (member, views) in zip(roots, members, strict=True)]
         if to == HOST:
@@ -196,14 +175,13 @@ class Values(Bundle):
     """Small values (SkeletonUnits) in host memory; on disk one pickle."""
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        """Pickle all members to disk, or unpickle."""
         del source
         if to == DISK:
             members = self.contents
-            written = serialization.write(disk, [member.value for member in members])
+            written = Pickled.write(disk, [member.value for member in members])
             return written.stored, written, members
-        _, written, members = self._stored
-        return list(zip(members, serialization.read(disk, written), strict=True))
+        _, written, members = self.on_disk
+        return list(zip(members, written.read(disk), strict=True))
 
 
 _Content = TypeVar("_Content", Buffer, SkeletonUnit)

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.spill.devices import ImmovableError
 from hpcgpu.spill.state import DISK, HOST
-from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.values import serialization
+from hpcgpu.spill.storage.disk import Disk, ImmovableError, Pickled
 from hpcgpu.spill.values.unit import ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -141,7 +139,6 @@ class HostObjects(ObjectContent):
     # made for the second object, or for the second allocation: most units have one
     _positions: dict[int, int] | None = None
     _held: Held | None = None
-    _pickled: serialization.Pickled | None = None
     _shapes: Sequence[_Shape] = ()
 
     def __init__(self, x: Any, name: Name, nbytes: int) -> None:
@@ -167,33 +164,25 @@ class HostObjects(ObjectContent):
         return (self._append(x, held), True) if position is None else (position, False)
 
     def object_at(self, index: int) -> Any:
-        """Return one of the objects."""
         return self.objects[index]
 
     def views(self) -> Sequence[Any]:
         """Return the shapes of the objects on disk."""
-        return self._shapes if self._pickled is not None else ()
+        return self._shapes if self.on_disk is not None else ()
 
     def measured(self) -> int:
         """Return the bytes of the allocations."""
         return self.nbytes if self._held is None else sum(self._held.values())
 
-    def take(self, tier: int) -> Any:
-        """Give up the objects, or the copy on disk."""
-        data: Any
-        if tier == DISK:
-            data, self._pickled = self._pickled, None
-        else:
-            data, self.objects = self.objects, []
-            if self._positions or self._held:  # most objects have neither, and these would be their first
-                self._positions = self._held = None
-        return data
+    def take_up(self, tier: int) -> Any:
+        del tier
+        objects, self.objects = self.objects, []
+        if self._positions or self._held:  # most objects have neither, and these would be their first
+            self._positions = self._held = None
+        return objects
 
-    def put(self, tier: int, data: Any) -> None:
-        """Hold a copy."""
-        if tier == DISK:
-            self._pickled = data
-            return
+    def put_up(self, tier: int, data: Any) -> None:
+        del tier
         self.names = ()
         for x, held in zip(*data, strict=True):
             if x is None:
@@ -202,18 +191,16 @@ class HostObjects(ObjectContent):
                 self._append(x, held)
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        """Pickle to disk, or unpickle."""
         del source
         if to != DISK:
-            assert self._pickled is not None
-            objects = serialization.read(disk, self._pickled)
+            objects = self.on_disk.read(disk)
             return _Objects(objects, [{} if x is None else held_by(x) for x in objects])
         named = {i for entry in tuple(self.entries) for unit, i in entry.locations if unit is self}
         named |= {part.index for part in self.living_objects()}
         kept = [x if i in named else None for i, x in enumerate(tuple(self.objects))]
         self._shapes = [_Shape(getattr(x, "shape", ())) for x in kept]
         try:
-            return serialization.write(disk, kept)
+            return Pickled.write(disk, kept)
         except ImmovableError as e:
             raise ImmovableError(next(x for x in kept if x is not None), e) from e.__cause__
 

@@ -14,8 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 from hpcgpu.spill.state import DISK, HOST, Unit
-from hpcgpu.spill.storage.disk import Disk, Stored
-from hpcgpu.spill.values import serialization
+from hpcgpu.spill.storage.disk import Disk, Pickled, Stored
 from hpcgpu.spill.values.traverse import Slot
 
 ABSENT = object()
@@ -40,6 +39,7 @@ class Content(Unit, ABC):
     # The values with names that it is a part of. Containers are set only when they change: every value has a unit, and
     # with their containers a million of them would cost the garbage collector seconds.
     entries: tuple[Entry, ...] | dict[Entry, None] = ()
+    on_disk: Any = None  # the stored buffers first, then what reading needs
 
     def __init__(self, nbytes: int, top: int, at: int) -> None:
         # not by Unit.__init__, for speed
@@ -70,13 +70,27 @@ class Content(Unit, ABC):
         else:
             self.entries = tuple(e for e in self.entries if e is not entry)
 
-    @abstractmethod
     def take(self, tier: int) -> Any:
         """Give up the data in a tier, and return it: the memory is free when the last reference goes."""
+        if tier != DISK:
+            return self.take_up(tier)
+        data, self.on_disk = self.on_disk, None
+        return data
 
-    @abstractmethod
     def put(self, tier: int, data: Any) -> None:
         """Let a tier hold the result of :meth:`copied`."""
+        if tier == DISK:
+            self.on_disk = data
+        else:
+            self.put_up(tier, data)
+
+    @abstractmethod
+    def take_up(self, tier: int) -> Any:
+        """Give up the data in a tier above the disk, and return it."""
+
+    @abstractmethod
+    def put_up(self, tier: int, data: Any) -> None:
+        """Let a tier above the disk hold its data."""
 
     @abstractmethod
     def copied(self, source: int, to: int, disk: Disk) -> Any:
@@ -114,7 +128,6 @@ class ObjectContent(Content):
 
     @property
     def contents(self) -> tuple[ObjectContent, ...]:
-        """Itself."""
         return (self,)
 
     def kind_of(self, index: int) -> type:
@@ -150,40 +163,26 @@ class ObjectContent(Content):
 class SkeletonUnit(ObjectContent):
     """A value without its parts, in memory or pickled on disk; ``nbytes`` is an array's own, else dask's."""
 
-    _pickled: serialization.Pickled | None = None
-
     def __init__(self, value: Any, nbytes: int) -> None:
         super().__init__(nbytes, HOST, HOST)
         self.value = value
 
     def object_at(self, index: int) -> Any:
-        """Return the value."""
         del index
         return self.value
 
-    def take(self, tier: int) -> Any:
-        """Give up the value, or the copy on disk."""
-        data: Any
-        if tier == DISK:
-            data, self._pickled = self._pickled, None
-        else:
-            data, self.value = self.value, None
-        return data
+    def take_up(self, tier: int) -> Any:
+        del tier
+        value, self.value = self.value, None
+        return value
 
-    def put(self, tier: int, data: Any) -> None:
-        """Hold a copy."""
-        if tier == DISK:
-            self._pickled = data
-        else:
-            self.value = data
+    def put_up(self, tier: int, data: Any) -> None:
+        del tier
+        self.value = data
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        """Pickle to disk, or unpickle."""
         del source
-        if to == DISK:
-            return serialization.write(disk, self.value)
-        assert self._pickled is not None
-        return serialization.read(disk, self._pickled)
+        return Pickled.write(disk, self.value) if to == DISK else self.on_disk.read(disk)
 
 
 def each_once(locations: Iterable[tuple[ObjectContent, int]]) -> tuple[ObjectContent, ...]:

@@ -13,7 +13,7 @@ from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.model.topology import Rapids
 from hpcgpu.plan.binding.memory import plan_rapids
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.rapids import CudfObjects, is_cudf
+from hpcgpu.spill.devices.libraries import CudfObjects, is_cudf
 
 GIB = 1 << 30
 GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)

@@ -19,10 +19,10 @@ from spill_stores import NewStore
 from waiting import scaled, until
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import NoCopies, cuda
+from hpcgpu.spill.devices import cuda
 from hpcgpu.spill.devices.copies import PINNED_BYTES, DriverCopies
-from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.lookup import device_of
+from hpcgpu.spill.devices.cuda import CudaDevice, device_of
+from hpcgpu.spill.devices.pools import NoCopies
 
 MIB = 1 << 20
 HELD = ("events", "streams", "pushed", "device")

@@ -13,7 +13,7 @@ from spill_stores import NewStore
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.lookup import device_of, is_device_array
+from hpcgpu.spill.devices.cuda import device_of, is_device_array
 
 MIB = 1 << 20
 

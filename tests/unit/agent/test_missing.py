@@ -50,7 +50,7 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
         "n1": [process(0, missing.TITLE), process(0, "hpcgpu-fork"), process(3, missing.TITLE, "another@1")],
         "n2": [process(1, missing.TITLE), process(2, "python3")],
     }
-    monkeypatch.setattr(process_of_host, "retitle", lambda _: None)
+    monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
     monkeypatch.setattr(pids, "user_processes", lambda: nodes[threading.current_thread().name])
     ends = [
         threading.Thread(
@@ -78,7 +78,7 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
 ) -> None:
     me = pids.start_time(os.getpid())
     assert me
-    monkeypatch.setattr(process_of_host, "retitle", lambda _: None)
+    monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
     monkeypatch.setattr(pids, "user_processes", lambda: [pids.Process(1 << 30, 1, me, "S", missing.TITLE, _rank(1))])
     folder, together_s = tmp_path / "rendezvous", 0.25
     absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)

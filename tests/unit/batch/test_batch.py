@@ -191,9 +191,6 @@ def test_array_has_elements_up_to_the_sites_limit() -> None:
     assert Slurm().split(1000) == (1000,)
     assert Slurm().split(2500) == (1001, 1001, 498)
     assert Pbs(array_limit=4).split(9) == (4, 4, 1)
-    for system in (Slurm, Pbs):
-        with pytest.raises(ConfigError, match="array_limit=0"):
-            system(array_limit=0)
 
 
 def recorded(name: str, path: str, words: str, nth: int = 0) -> Result:
@@ -455,8 +452,6 @@ def test_totals_are_asked_for_where_there_is_no_select() -> None:
     assert "-l select=2:ncpus=48:mpiprocs=1:ngpus=4:mem=204800mb" in whole
     own = options(gadi.script(replace(SPEC, extra_directives=("-l ncpus=7,jobfs=1GB",))))
     assert [o for o in own if "ncpus" in o] == ["-l ncpus=7"]
-    with pytest.raises(ConfigError, match="cpus_multiple_of=0 of PBS; allowed: 1 or more"):
-        Pbs(cpus_multiple_of=0)
 
 
 def test_what_is_asked_for_sparely_is_said() -> None:
@@ -540,12 +535,6 @@ def test_systems_by_name() -> None:
     assert batch.get("slurm", gpus="none") == Slurm(gpus="none")
     with pytest.raises(ConfigError, match="'slrum'; allowed: slurm, pbs"):
         batch.get("slrum")
-    with pytest.raises(ConfigError, match=r"'gpu' .* slurm; allowed: gpus, gpu_type, memory, cpus, queue, array_limit"):
-        batch.get("slurm", gpu="x")
-    for name in ("slurm", "pbs"):
-        for field in ("gpus", "memory"):
-            with pytest.raises(ConfigError, match=f"{field}='many' of .*; allowed: "):
-                batch.get(name, **{field: "many"})
 
 
 @pytest.mark.parametrize(

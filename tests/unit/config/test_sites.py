@@ -440,6 +440,7 @@ ADDED = (
         "line 4: dialect.memory: true (so YAML reads yes and on, too) is given; allowed: mem,",
     ),
     ("dialect: {mpiprocs: true}", "line 4: dialect.mpiprocs: no such key; allowed: "),
+    ("dialect: {array_limit: 0}", "line 4: dialect: array_limit: 0 is no count; allowed: 1 or more"),
     ("launcher: {command: mpiexec}", "line 4: launcher.command: 'mpiexec' is given; expected `array`, got `str`"),
     ("queues:\n- name: a\n- {name: b, wall: 3h}", "line 6: queues[1].wall: no such key; did you mean 'walltime'?"),
     ("queues:\n- name: a\n  walltime: soon", "line 5: queues[0]: walltime: 'soon' is no time"),

@@ -23,8 +23,8 @@ from hpcgpu.plan.binding.memory import plan_rapids
 from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices import allocation_failure
-from hpcgpu.spill.devices.rapids import CudfObjects, is_cudf, spills_itself
+from hpcgpu.spill.devices import evict
+from hpcgpu.spill.devices.libraries import CudfObjects, is_cudf, spills_itself
 
 GIB = 1 << 30
 GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)
@@ -301,16 +301,16 @@ def test_failing_rmm_without_an_option_stops_no_worker(tmp_path: Path) -> None:
 def test_what_makes_room_for_rmm_says_whether_anything_moved(tmp_path: Path) -> None:
     """RMM asks as long as the answer is yes."""
     gpu = SimGpu(100_000)
-    assert not allocation_failure.evict(0, 1)
+    assert not evict(0, 1)
     store = GpuSpillBuffer(1.0, None, str(tmp_path))
     try:
         for i in range(4):
             store[i] = gpu.asarray(np.full(9_000, i, "u1"))
         answers = []
-        while allocation_failure.evict(0, 10_000):
+        while evict(0, 10_000):
             answers.append(store.tiers["device"])
         assert answers == [18_000, 0]
         assert store.rescues == 2
     finally:
         store.close()
-    assert not allocation_failure.evict(0, 1)
+    assert not evict(0, 1)

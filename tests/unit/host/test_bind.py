@@ -14,7 +14,7 @@ from waiting import scaled
 CODE = """
 import json, os, sys, threading
 from hpcgpu.errors import BindingError
-from hpcgpu.host.bind import bind, read_binding
+from hpcgpu.host.process import bind, read_binding
 from hpcgpu.model import Binding, CpuSet, Gpu
 
 policy, nodes, cpus = sys.argv[1], CpuSet.parse(sys.argv[2]), CpuSet.parse(sys.argv[3])
@@ -25,18 +25,19 @@ except BindingError as e:
     sys.exit()
 end = threading.Event()
 threading.Thread(target=end.wait).start()  # made after binding
-child = os.fork()
-if child == 0:
-    end.wait()
+reader, writer = os.pipe()
+if os.fork() == 0:
+    its = read_binding()
+    its = [its.memory_policy, str(its.memory_nodes)], [str(m) for _, m in its.threads]
+    os.write(writer, json.dumps(its).encode())
     os._exit(0)
-mine, other = read_binding(), read_binding(child)
-os.kill(child, 9)
-os.waitpid(child, 0)
+mine, other = read_binding(), json.loads(os.read(reader, 4096))
+os.wait()
 end.set()
 print(json.dumps({
     "masks": sorted({str(m) for _, m in mine.threads}), "threads": len(mine.threads),
-    "own": [mine.memory_policy, str(mine.memory_nodes)], "child": [other.memory_policy, str(other.memory_nodes)],
-    "child_masks": sorted({str(m) for _, m in other.threads}),
+    "own": [mine.memory_policy, str(mine.memory_nodes)], "child": other[0],
+    "child_masks": other[1],
 }))
 """
 FIRST = min(os.sched_getaffinity(0))

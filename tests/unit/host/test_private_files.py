@@ -13,7 +13,7 @@ import pytest
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, HpcGpuError, TrustError
 from hpcgpu.host import private
-from hpcgpu.spill.storage.scratch import Scratch, expanded, sweep
+from hpcgpu.spill.storage import Scratch, expanded, sweep
 
 
 def mode(path: Path) -> int:

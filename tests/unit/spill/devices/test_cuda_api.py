@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices.cuda import CoreBuffers
-from hpcgpu.spill.devices.lookup import device_of, is_device_array
+from hpcgpu.spill.devices.cuda import CoreBuffers, device_of, is_device_array
 from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
-from hpcgpu.spill.store.dask import register_cupy
+from hpcgpu.spill.store import register_cupy
 
 MIB = 1 << 20
 
@@ -112,6 +111,7 @@ def test_a_host_array_is_on_no_device() -> None:
 def test_buffers_without_the_driver_say_what_to_install() -> None:
     class Other:
         memory_bytes = 0
+        copies = None
 
     with pytest.raises(SpillError, match="cuda-core"):
         CoreBuffers(Other())  # type: ignore[arg-type]

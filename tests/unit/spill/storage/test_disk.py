@@ -22,10 +22,9 @@ from waiting import aside, scaled
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.storage import segments
+from hpcgpu.spill.storage import Mount, mount_of, notes, segments
 from hpcgpu.spill.storage.buffer_pool import SMALLEST_BYTES, Slabs, round_up
 from hpcgpu.spill.storage.disk import Disk, Stored
-from hpcgpu.spill.storage.scratch import Mount, mount_of, notes
 from hpcgpu.spill.store import spill_thread
 
 KIB, MIB = 2**10, 2**20
@@ -387,11 +386,11 @@ def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(tmp_path: Path, monk
     store = GpuSpillBuffer(0, 100 * MIB, str(tmp_path))
     lent = [store.disk.empty(MIB) for _ in range(50)]
     assert store.settle(scaled(10))
-    assert store.disk._slabs.held_bytes == 50 * MIB
+    assert store.disk.slabs.held_bytes == 50 * MIB
     del lent[2:]
     assert store.settle(scaled(10))
     assert store.idle_bytes <= store.host_limit_bytes / 8
-    assert store.disk._slabs.held_bytes >= 2 * MIB + store.host_limit_bytes // 8 - MIB
+    assert store.disk.slabs.held_bytes >= 2 * MIB + store.host_limit_bytes // 8 - MIB
     store.close()
 
 
@@ -430,7 +429,7 @@ def test_moves_to_disk_under_pressure_leave_no_buffers(idle_store: GpuSpillBuffe
     while store.tiers["host"]:
         store.evict()
         assert store.settle(scaled(10))
-    assert (store.idle_bytes, store.disk._slabs.held_bytes) == (0, 0)
+    assert (store.idle_bytes, store.disk.slabs.held_bytes) == (0, 0)
     assert resident_bytes() - before < 10 * MIB
     assert [int(store[i][-1]) for i in range(5)] == list(range(5))
 

@@ -11,8 +11,8 @@ import pytest
 from shared_host import NEIGHBOUR, by_root
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.spill.storage import parents
-from hpcgpu.spill.storage.scratch import Scratch, home_of, trust_note
+from hpcgpu.spill import storage
+from hpcgpu.spill.storage import Scratch, home_of, trust_note
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
 
 
@@ -29,21 +29,21 @@ def folder(above: Path, mode: int, *, owner: int = -1, group: int = -1) -> Path:
 
 @pytest.mark.parametrize("mode", [0o755, 0o700, 0o1777, 0o1770, 0o2750])
 def test_changed_by_with_a_closed_folder_is_empty(tmp_path: Path, mode: int) -> None:
-    assert parents.changed_by(folder(tmp_path, mode)) == ""
-    assert parents.changed_by(tmp_path / "not" / "there" / "yet") == ""
+    assert storage.changed_by(folder(tmp_path, mode)) == ""
+    assert storage.changed_by(tmp_path / "not" / "there" / "yet") == ""
 
 
 def test_changed_by_with_an_open_folder_names_it(tmp_path: Path) -> None:
     below = folder(tmp_path, 0o777)
     (tmp_path / "link").symlink_to(below)
     who = f"every user of this node can replace files in {below.parent} (mode 0777)"
-    assert parents.changed_by(below) == parents.changed_by(tmp_path / "link" / "x") == who
+    assert storage.changed_by(below) == storage.changed_by(tmp_path / "link" / "x") == who
 
 
 @by_root
 def test_a_group_can(tmp_path: Path) -> None:
     below = folder(tmp_path, 0o2770, group=NEIGHBOUR)
-    assert parents.changed_by(below).startswith(f"every member of group {NEIGHBOUR} ")
+    assert storage.changed_by(below).startswith(f"every member of group {NEIGHBOUR} ")
 
 
 def test_a_group_of_this_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,21 +51,21 @@ def test_a_group_of_this_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: 
     me = pwd.getpwuid(os.getuid())
 
     def group(name: str, *members: str) -> Callable[[int], object]:
-        return lambda gid: parents.grp.struct_group((name, "x", me.pw_gid, list(members)))
+        return lambda gid: storage.grp.struct_group((name, "x", me.pw_gid, list(members)))
 
-    monkeypatch.setattr(parents.grp, "getgrgid", group(me.pw_name, me.pw_name))
-    assert parents.changed_by(below) == ""
-    monkeypatch.setattr(parents.grp, "getgrgid", group(me.pw_name, me.pw_name, "eve"))
-    assert "every member of group" in parents.changed_by(below)
-    monkeypatch.setattr(parents.grp, "getgrgid", group("users"))
-    assert "every member of group users" in parents.changed_by(below)
+    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name, me.pw_name))
+    assert storage.changed_by(below) == ""
+    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name, me.pw_name, "eve"))
+    assert "every member of group" in storage.changed_by(below)
+    monkeypatch.setattr(storage.grp, "getgrgid", group("users"))
+    assert "every member of group users" in storage.changed_by(below)
 
 
 @by_root
 @pytest.mark.parametrize("mode", [0o700, 0o1777])
 def test_changed_by_with_a_foreign_owner_names_it(tmp_path: Path, mode: int) -> None:
     below = folder(tmp_path, mode, owner=NEIGHBOUR)
-    assert parents.changed_by(below) == f"{below.parent} belongs to user {NEIGHBOUR}, who can replace files in it"
+    assert storage.changed_by(below) == f"{below.parent} belongs to user {NEIGHBOUR}, who can replace files in it"
 
 
 @by_root
@@ -76,21 +76,21 @@ def test_changed_by_with_a_foreign_link_names_its_owner(tmp_path: Path) -> None:
     mine.mkdir(mode=0o700)
     link = shared / "link"
     link.symlink_to("../mine")
-    assert parents.changed_by(link / "x") == ""
+    assert storage.changed_by(link / "x") == ""
     os.lchown(link, NEIGHBOUR, NEIGHBOUR)
-    assert parents.changed_by(link / "x") == f"{link} belongs to user {NEIGHBOUR}, who can replace files in it"
+    assert storage.changed_by(link / "x") == f"{link} belongs to user {NEIGHBOUR}, who can replace files in it"
     shared.chmod(0o755)
-    assert parents.changed_by(link / "x") == ""  # made by root, or with root's permission
+    assert storage.changed_by(link / "x") == ""  # made by root, or with root's permission
 
 
 @by_root
 def test_an_unknown_owner_is_root_only_where_root_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
     below = folder(tmp_path, 0o755, owner=unknown)
-    monkeypatch.setattr(parents, "_is_in_namespace", lambda: True)
-    assert parents.changed_by(below) == ""
-    monkeypatch.setattr(parents, "_is_in_namespace", lambda: False)
-    assert f"{below.parent} belongs to user" in parents.changed_by(below)
+    monkeypatch.setattr(storage, "_is_in_namespace", lambda: True)
+    assert storage.changed_by(below) == ""
+    monkeypatch.setattr(storage, "_is_in_namespace", lambda: False)
+    assert f"{below.parent} belongs to user" in storage.changed_by(below)
 
 
 def test_such_a_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:

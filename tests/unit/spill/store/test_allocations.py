@@ -14,7 +14,7 @@ from waiting import aside, scaled, until
 
 from hpcgpu.sim import OutOfMemoryError
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
+from hpcgpu.spill.devices import AllocationFailureHook
 from hpcgpu.spill.state import DEVICE, HOST, Copy
 from hpcgpu.spill.store.inbox import this_thread
 

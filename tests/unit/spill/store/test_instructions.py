@@ -13,7 +13,7 @@ from waiting import aside, scaled, until
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
+from hpcgpu.spill.devices import AllocationFailureHook
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.values.bundle import Buffer

@@ -182,7 +182,7 @@ def test_what_a_generator_uses_is_given_back_later(stores: Any, gpu: SimGpu) -> 
     assert unit.pins == 0
 
 
-@pytest.mark.parametrize("lock", [lambda store: store.disk._slabs._lock, lambda store: store.disk._segments._lock])
+@pytest.mark.parametrize("lock", [lambda store: store.disk.slabs._lock, lambda store: store.disk.segments._lock])
 def test_value_that_a_del_reads_under_the_disks_lock_is_kept(
     stored: NewStore, lock: Callable[[GpuSpillBuffer], Any]
 ) -> None:

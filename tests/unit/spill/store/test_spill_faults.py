@@ -20,8 +20,7 @@ from spill_stores import KIB, FaultyGpu, fill, filled
 from waiting import aside, scaled, until
 
 from hpcgpu.sim import SimGpu
-from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices import allocation_failure
+from hpcgpu.spill import GpuSpillBuffer, devices
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store import Handle
 
@@ -68,11 +67,11 @@ def test_an_allocation_waits_for_what_another_thread_moves(store: GpuSpillBuffer
     gpu.waits = True
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
     assert gpu.under_way.wait(scaled(20))
-    answer = aside(lambda: allocation_failure.evict(0, 8 * KIB))
+    answer = aside(lambda: devices.evict(0, 8 * KIB))
     until(lambda: store._executor.state.allocations.waiting, "the allocation waits", answer)
     gpu.go_on.set()
     assert answer.result(scaled(20))
-    assert not allocation_failure.evict(0, 8 * KIB)
+    assert not devices.evict(0, 8 * KIB)
     assert gpu.used_bytes == 0
 
 
@@ -113,16 +112,16 @@ def test_room_is_made_until_it_is_enough(tmp_path: Path) -> None:
 
     try:
         fill(store, gpu, 10)
-        assert allocation_failure.with_room(gpu, 8 * KIB, lambda: allocate(40 * KIB), collect) == 40 * KIB
+        assert devices.with_room(gpu, 8 * KIB, lambda: allocate(40 * KIB), collect) == 40 * KIB
         assert collected == [n * 8 * KIB for n in (9, 8, 7, 6, 5)]
         with pytest.raises(MemoryError):
-            allocation_failure.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
+            devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
         assert gpu.used_bytes == 0
         assert [store[i].get()[0] for i in range(10)] == list(range(10))
     finally:
         store.close()
     with pytest.raises(MemoryError):
-        allocation_failure.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
+        devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
 
 
 def test_set_and_delete_while_a_value_moves(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:

@@ -18,9 +18,8 @@ from spill_stores import KIB, NewStore, argument, to_disk
 
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
-from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.disk import Disk, Pickled
 from hpcgpu.spill.storage.segments import room_for
-from hpcgpu.spill.values import serialization
 from hpcgpu.spill.values.host_objects import held_by
 
 WHOLE = 800 * KIB
@@ -305,11 +304,11 @@ def test_any_overlapping_views_come_back_from_disk(spans: list[tuple[int, int]])
     views = [base[min(a, b) : max(a, b)] for a, b in spans]
     disk = Disk(None)
     try:
-        stored = serialization.write(disk, views)
+        stored = Pickled.write(disk, views)
         apart = sum(len(v) for v in views)
         assert sum(stored.stored.sizes[1:]) <= apart
         assert stored.stored.sizes[0] == len(pickle.dumps(views, protocol=5, buffer_callback=lambda _: None))
-        for found, view in zip(serialization.read(disk, stored), views, strict=True):
+        for found, view in zip(stored.read(disk), views, strict=True):
             np.testing.assert_array_equal(found, view)
     finally:
         del stored
@@ -320,9 +319,9 @@ def test_what_lies_inside_another_is_written_once() -> None:
     base = np.arange(1000, dtype="u1")
     disk = Disk(None)
     try:
-        stored = serialization.write(disk, [base[10:20], base, {"x": base[500:]}, base[:500]])
+        stored = Pickled.write(disk, [base[10:20], base, {"x": base[500:]}, base[:500]])
         assert sum(stored.stored.sizes[1:]) == 1000
-        found = serialization.read(disk, stored)
+        found = stored.read(disk)
         assert (found[0][0], found[2]["x"][0], found[3][-1]) == (10, 500 % 256, 499 % 256)
         del stored, found
     finally:

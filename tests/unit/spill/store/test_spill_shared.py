@@ -16,7 +16,7 @@ from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.proxy import unproxy
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store.reader import Reader
+from hpcgpu.spill.store.identity_map import Reader
 
 
 @contextmanager

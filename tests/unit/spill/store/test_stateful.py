@@ -21,7 +21,7 @@ from waiting import scaled
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimArray
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
+from hpcgpu.spill.devices import AllocationFailureHook
 from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
 
 STORES = st.integers(0, 1)
