@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -211,5 +210,5 @@ class Submitter:
             raise
 
     def _job(self, job_id: str, spec: JobSpec, exit_file: str) -> Job:
-        log = os.path.join(os.getcwd(), self._system.log(spec, job_id))  # a Path takes 6 µs more: 1,000 jobs at once
+        log = str(Path(self._system.log(spec, job_id)).absolute())
         return Job(id=job_id, role=self._role, log=log, exit_file=exit_file, nodes=spec.nodes)

@@ -484,6 +484,7 @@ ADDED = (
             "line 4: dialect.place: 1 is given; expected `str | null`, got `int`",
         ),
         (LEAST.replace("slurm", "pbs") + 'dialect: {resources: "a\\x01b"}', "line 4: dialect.resources: "),
+        (LEAST.replace("slurm", "pbs") + "dialect: {cpus_multiple_of: 0}", "cpus_multiple_of: 0 is no count"),
         *((LEAST + text, said) for text, said in ADDED),
     ],
 )
