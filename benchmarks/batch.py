@@ -66,7 +66,7 @@ REPLACED = """
 with SLURMGPUCluster(**given) as cluster:
     cluster.scale(jobs=1)
     cluster.wait_for_workers(4)
-    os.system(f"scancel {cluster.jobs.rows[-1].view.id}")
+    os.system(f"scancel {cluster.jobs.rows[-1].id}")
     while len(calls("sbatch")) < 2:
         time.sleep(0.01)
     again = calls("sbatch")[1][0]
