@@ -145,14 +145,14 @@ class Fleet:
         stay; a ``transient`` refusal is tried again.
         """
         await supervise.to_thread(functools.partial(self.run.must_own, "scale"))
-        self._adapting, changed = adapting, self.run.target != jobs
-        self.run.target = jobs
-        if not adapting:
-            self.error, self._failures, self._held_back_until_s = None, Failures(), NEVER_S
         try:
-            if changed:
-                await self.write()  # another object that takes the run over goes on from here
-            await self._act()
+            async with self._acting:  # the loop must not submit meanwhile: its refusal would not reach this caller
+                self._adapting, self.run.target, changed = adapting, jobs, self.run.target != jobs
+                if not adapting:
+                    self.error, self._failures, self._held_back_until_s = None, Failures(), NEVER_S
+                if changed:
+                    await self.write()  # another object that takes the run over goes on from here
+                await self._act()
         except SubmitError as e:
             self._pause()
             self._refused(e, say=adapting)
@@ -221,7 +221,8 @@ class Fleet:
             if self._hurried or self.alarm.is_time_to_ask:
                 self._hurried = False
                 await self._ask()
-            await self._act()
+            async with self._acting:
+                await self._act()
         except SubmitError as e:
             self._pause()
             if self._submitter:
@@ -286,17 +287,16 @@ class Fleet:
     # --- the actions
 
     async def _act(self) -> None:
-        """Decide on the present facts, and carry out the actions if this object owns the run."""
-        async with self._acting:
-            present, now_s, submitter = self.present(), self.alarm.now_s(), self._submitter
-            if submitter:
-                await self._look_at_owner()
-                if self.run.is_mine:
-                    await self._add([submitter.lost_job(job_id) for job_id in self.run.unknown(present)])
-            actions = self._decide(present, now_s)
-            if submitter and self.run.is_mine:
-                await self._carry_out(actions, present, submitter)
-            self.view.changed()
+        """Decide on the present facts, and carry out the actions if this object owns the run. Hold the lock."""
+        present, now_s, submitter = self.present(), self.alarm.now_s(), self._submitter
+        if submitter:
+            await self._look_at_owner()
+            if self.run.is_mine:
+                await self._add([submitter.lost_job(job_id) for job_id in self.run.unknown(present)])
+        actions = self._decide(present, now_s)
+        if submitter and self.run.is_mine:
+            await self._carry_out(actions, present, submitter)
+        self.view.changed()
 
     async def _look_at_owner(self) -> None:
         with contextlib.suppress(OSError):  # a file server that is away; nothing is submitted then

@@ -19,7 +19,7 @@ from hpcgpu.batch import Slurm
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.runs import Jobs
-from hpcgpu.errors import JobError
+from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, Patience
 from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.phase import describe
@@ -114,6 +114,32 @@ def test_job_with_an_exit_code_is_polled(questions: Callable[[], list[str]], tmp
         await jobs.check()
         await when(lambda: len(questions()) > asked)
         jobs.stop()
+
+    asyncio.run(body())
+
+
+def test_a_refusal_reaches_the_caller_of_scale(
+    questions: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the loop acts while scale() writes the new number of jobs."""
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho sbatch: error: QOSMaxSubmitJobPerUserLimit >&2; exit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+
+    async def body() -> None:
+        fleet = make_fleet(make_run(tmp_path / "run", Slurm()), QUIET, JobSpec(name="x", argv=("true",)))
+        fleet.add_head(recorded(HEAD, tmp_path))
+        fleet.start()
+        write = fleet.write
+
+        async def slow_write() -> None:
+            fleet.alarm.ring()
+            await asyncio.sleep(0.2)
+            await write()
+
+        monkeypatch.setattr(fleet, "write", slow_write)
+        with pytest.raises(SubmitError, match="QOSMaxSubmitJobPerUserLimit"):
+            await fleet.scale(8)
+        fleet.stop()
 
     asyncio.run(body())
 
