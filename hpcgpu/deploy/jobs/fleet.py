@@ -287,7 +287,7 @@ class Fleet:
     # --- the actions
 
     async def _act(self) -> None:
-        """Decide on the present facts, and carry out the actions if this object owns the run. Hold the lock."""
+        """Decide on the present facts, and carry out the actions if this object owns the run; callers hold the lock."""
         present, now_s, submitter = self.present(), self.alarm.now_s(), self._submitter
         if submitter:
             await self._look_at_owner()

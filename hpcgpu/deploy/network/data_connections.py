@@ -42,7 +42,7 @@ class _Channel:
         self.jobs: dict[int, deque[tuple[memoryview, Done]]] = {EVENT_READ: deque(), EVENT_WRITE: deque()}
         self.events = 0  # for which the thread waits
         self.error: BaseException | None = None
-        self.lock = threading.Lock()  # of one use of the socket; none comes after an error
+        self.lock = threading.RLock()  # of a use of the socket; the garbage collector may close it inside
 
     def move(self, direction: int) -> None:
         """Do all jobs of a direction; raise if the socket is not ready for more, or broken."""
@@ -108,7 +108,8 @@ class _Mover:
                 events |= direction
             except Exception as e:  # the other channels go on
                 channel.error = e
-        self._wait_for(channel, 0 if channel.error else events)
+        with channel.lock:  # it may have been closed since
+            self._wait_for(channel, 0 if channel.error else events)
         for jobs in channel.jobs.values() if channel.error else ():
             while jobs:
                 jobs.popleft()[1](channel.error)

@@ -275,17 +275,17 @@ class NodeTCP(tcp.TCP):
         else:
             self._use(stream, made)
 
-    async def _serve(self, terms: Mapping[str, Any]) -> None:
-        """Be a data connection of the connection with the token of ``terms``, until that ends."""
+    def _join(self, terms: Mapping[str, Any]) -> asyncio.Event:
+        """Be a data connection of the connection with the token of ``terms``; return the event of its end."""
         number, count, owner = terms.get("number"), terms.get("count"), _by_token.get(str(terms.get("of")))
-        if owner is None or (stream := owner.stream) is None or owner._lender.data:
-            raise CommClosedError("a data connection of no connection")
-        if not (type(number) is type(count) is int and 0 <= number < count <= thread_count()):
-            raise CommClosedError(f"data connection {number} of {count}")
+        if not (type(number) is type(count) is int and 0 <= number < count <= thread_count()) or (
+            owner is None or (stream := owner.stream) is None or owner._lender.data
+        ):
+            raise CommClosedError(f"data connection {number} of {count} belongs to no connection")
         owner._joined[number] = self
-        if len(owner._joined) == count:
+        if all(i in owner._joined for i in range(count)):
             owner._use(stream, [owner._joined.pop(i) for i in range(count)])
-        await owner._lender.ended.wait()
+        return owner._lender.ended
 
     def _use(self, stream: IOStream, comms: list[NodeTCP]) -> None:
         """Receive large frames by data connections from now on, and tell the peer."""
@@ -295,19 +295,16 @@ class NodeTCP(tcp.TCP):
         for comm, its in zip(comms, streams, strict=True):
             comm._owner = weakref.ref(self)
             its.io_loop.remove_handler(its.fileno())  # tornado does not touch it again before it is closed
-
-        def close() -> None:
-            for comm in comms:
-                tcp.TCP.abort(comm)
-
-        self._lender.data = DataConnections([its.socket for its in streams], close)
+        self._lender.data = DataConnections(
+            [its.socket for its in streams], lambda: [tcp.TCP.abort(comm) for comm in comms]
+        )
         stream.write(_word(_HAVE_DATA))
 
     async def read(self, deserializers: Any = None) -> Any:
         """Read a message, and copy what the peer lends."""
         frames, terms = None, self.remote_info.get(DATA_KEY)
         if not self._dials and isinstance(terms, Mapping) and "of" in terms:
-            await self._serve(terms)
+            await self._join(terms).wait()
             raise CommClosedError("a data connection has ended")
         while frames is None:
             frames = await self._next()

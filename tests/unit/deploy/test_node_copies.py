@@ -20,11 +20,12 @@ import pytest
 from distributed.comm import tcp
 from distributed.comm.core import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from waiting import scaled, until
 
 from hpcgpu.deploy.network import node_copies, tls
+from hpcgpu.deploy.network.data_connections import DataConnections
 from hpcgpu.deploy.network.node_copies import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES
 from hpcgpu.host import peer_memory
 from hpcgpu.host.peer_memory import Identity
@@ -46,12 +47,12 @@ def adopted(monkeypatch: pytest.MonkeyPatch) -> None:
 async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
     """Connect two ends, both of which have said a word: from now on each may lend."""
     accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    over: asyncio.Event = asyncio.Event()
+    over, ends = asyncio.Event(), list[Any]()
 
     async def handle(comm: Any) -> None:
         if accepted.done():  # a data connection
-            with contextlib.suppress(CommClosedError):
-                await comm.read()
+            ends.append(await asyncio.gather(comm.read(), return_exceptions=True))
+            comm.abort()
             return
         accepted.set_result(comm)
         await over.wait()
@@ -69,6 +70,7 @@ async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
             a.abort()
             b.abort()
             over.set()
+    assert all(isinstance(end, CommClosedError) for (end,) in ends)
 
 
 @contextlib.asynccontextmanager
@@ -233,6 +235,35 @@ def test_a_cancelled_read_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> No
     run(test)
 
 
+def test_connections_that_end_while_they_are_used_stop_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    """The garbage collector ends connections in any thread, also in one that uses their sockets."""
+
+    class Ending(socket.socket):
+        def recv_into(self, *_: Any) -> int:
+            data.close()
+            raise BlockingIOError
+
+    async def test() -> None:
+        nonlocal data
+        pairs = [socket.socketpair() for _ in range(4)]
+        for end in (end for pair in pairs for end in pair):
+            end.setblocking(False)
+        ending = [Ending(fileno=pair[0].detach()) for pair in pairs[:2]]  # more than one for each thread
+        data = DataConnections(ending, lambda: [end.close() for end in ending])
+        with pytest.raises(ConnectionAbortedError):
+            await data.receive([memoryview(bytearray(BIG))])
+        here, there = (DataConnections([pair[i] for pair in pairs[2:]], lambda: None) for i in (0, 1))
+        out = bytearray(BIG)
+        await asyncio.gather(here.send([memoryview(b"x" * BIG)]), there.receive([memoryview(out)]))
+        assert out == b"x" * BIG
+        for end in (end for pair in pairs for end in pair):
+            end.close()
+
+    data: Any = None
+    run(test)
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
 def test_large_frames_to_another_node_go_by_data_connections(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     monkeypatch.setattr(node_copies, "thread_count", lambda: 3)
@@ -276,12 +307,12 @@ def test_a_broken_data_connection_ends_both_sides() -> None:
 def test_a_cancelled_read_of_data_connections_ends_both_sides() -> None:
     async def test() -> None:
         async with far_pair() as (a, b):
-            a._lender.data.send = lambda _: asyncio.get_running_loop().create_future()  # it stands still
+            loop, waits, receive = asyncio.get_running_loop(), asyncio.Event(), b._lender.data.receive
+            a._lender.data.send = lambda _: loop.create_future()  # it stands still
+            b._lender.data.receive = lambda frames: (waits.set(), receive(frames))[1]
             await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
             reading = asyncio.ensure_future(b.read())
-            while not a._lender.frames or b._is_reading is False:
-                await asyncio.sleep(0)
-            await asyncio.sleep(0.05)  # either side of the head
+            await waits.wait()
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
@@ -298,20 +329,25 @@ TERMS = st.fixed_dictionaries(
 )
 
 
-@given(TERMS)
+@given(st.lists(TERMS, min_size=1, max_size=3))
+@example([{"of": "token", "number": 2, "count": 3}, {"of": "token", "number": 1, "count": 2}])
 @settings(max_examples=30)
-def test_data_connections_of_nothing_are_closed(terms: dict[str, Any]) -> None:
+def test_data_connections_that_fit_nothing_are_closed(terms: list[dict[str, Any]]) -> None:
     async def test() -> None:
         async with pair("tcp") as (a, b):
             node_copies._by_token["token"] = b
-            over = {node_copies.DATA_KEY: terms}
-            comm = await connect(a.peer_address, handshake_overrides=over)
-            if b._joined or b._lender.data:
-                b.abort()
-            with pytest.raises(CommClosedError):
-                await comm.read()
+            over = ({node_copies.DATA_KEY: each} for each in terms)
+            comms = [await connect(a.peer_address, handshake_overrides=each) for each in over]
+            reading = [asyncio.ensure_future(comm.read()) for comm in comms]
+            while not all(each.done() for each in reading):
+                await asyncio.sleep(0.002)
+                if b._joined or b._lender.data:  # these wait for others, or for its end
+                    b.abort()
+            assert all(isinstance(each.exception(), CommClosedError) for each in reading)
 
-    run(test)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(node_copies, "thread_count", lambda: 3)
+        run(test)
 
 
 def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
