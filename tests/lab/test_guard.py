@@ -8,8 +8,7 @@ import pytest
 from lab import Lab
 from waiting import scaled, until
 
-BEGIN = "import os, sys, time\nfrom hpcgpu import SLURMGPUCluster\nsys.stderr = sys.stdout\nprint('PID', os.getpid())\n"
-RUNNING = 'SLURMGPUCluster(nodes=2, gpus="sim:1", client_grace=5); print("READY", flush=True); time.sleep(600)'
+RUNNING = 'SLURMGPUCluster(nodes=2, gpus="sim:1", client_grace=5)'
 PENDING = 'SLURMGPUCluster(gpus="sim:2", client_grace=5, job_extra_directives=["--begin=now+1hour"])'
 
 
@@ -17,13 +16,11 @@ PENDING = 'SLURMGPUCluster(gpus="sim:2", client_grace=5, job_extra_directives=["
 @pytest.mark.parametrize(("code", "state"), [(RUNNING, "READY"), (PENDING, "PENDING")], ids=["running", "pending"])
 def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, state: str, sig: str) -> None:
     slurm_lab.forget_runs()
-    slurm_lab.write("client.py", BEGIN + code)
-    client = slurm_lab.start(slurm_lab.login, ["python", "-u", "client.py"])
+    slurm_lab.write("client.py", f"import time\nfrom hpcgpu import SLURMGPUCluster\n{code}\ntime.sleep(600)\n")
+    client = slurm_lab.start(slurm_lab.login, ["sh", "-c", "echo PID $$; exec python -u client.py 2>&1"])
     text = ""
-    for line in client.stdout:
-        text += line
-        if state in line:
-            break
+    while state not in text:
+        text += client.stdout.readline() or pytest.fail(f"no {state!r} in {text}")
     ids = re.search(r"PID (\d+)\n(?:.|\n)*job (\d+):", text)
     assert ids, text
     slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", ids[1]], check=True)

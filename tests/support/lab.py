@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from clients import LOOP, Client
 from errands import Errands
 from paths import ROOT
 from waiting import STEADY, scaled
@@ -157,17 +158,31 @@ class Lab:
         while self._errands:
             self._errands.popitem()[1].close()
 
-    def start(
+    def argv(
         self, container: str, argv: Sequence[str], timeout: float = PATIENCE_S, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
-        """Start a command of the user in a container and hand its process out, to talk to or to wait for."""
-        pipe = subprocess.PIPE
+    ) -> list[str]:
+        """Return the command line by which a command of the user's runs in a container."""
         # Ending `docker exec` leaves its command running in the container: the limit must be in there.
         limit = ["timeout", "-k", "5", str(timeout)]
         variables = [f"--env={name}={value}" for name, value in {**STEADY, **(env or {})}.items()]
         place = ["-u", "hpc", "-w", "/home/hpc", *variables, f"hpcgpu{self.number}-{container}"]
-        argv = ["docker", "exec", "-i", *place, *limit, *argv]
-        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        return ["docker", "exec", "-i", *place, *limit, *argv]
+
+    def start(self, container: str, argv: Sequence[str], timeout: float = PATIENCE_S) -> subprocess.Popen[str]:
+        """Start a command of the user in a container and hand its process out, to talk to or to wait for."""
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(self.argv(container, argv, timeout), **pipes, text=True)
+
+    @contextmanager
+    def client(self, container: str = login, timeout: float = 2 * PATIENCE_S, **env: str) -> Iterator[Client]:
+        """A Python of the user's that runs what it is sent, and has imported what a client needs."""
+        client = Client(self.argv(container, ["python", "-c", LOOP], timeout, env))
+        try:
+            client("import os; from distributed import Client; from hpcgpu import SLURMGPUCluster")
+            yield client
+        finally:
+            print(client.said)  # shown if the test fails
+            client.end()
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the user in the shared home."""

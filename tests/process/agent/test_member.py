@@ -58,12 +58,8 @@ class Ranks:
     def member(self, job_id: str = "7", **settings: Any) -> subprocess.Popen[str]:
         return self.start("member", env={"HPCGPU_JOB_ID": job_id}, **settings)
 
-    def published(self, after: int = -1) -> SchedulerFile:
-        def read() -> SchedulerFile | None:
-            file = scheduler_file.read(self.folder)
-            return file if file and file.restart_count > after else None
-
-        return until(read, "the scheduler file", limit_s=DEADLINE_S)
+    def published(self) -> SchedulerFile:
+        return until(lambda: scheduler_file.read(self.folder), "the scheduler file", limit_s=DEADLINE_S)
 
     def client(self) -> Client:
         file = self.published()
@@ -315,14 +311,3 @@ def test_the_lease_is_held_by_touching_it(tmp_path: Path) -> None:
     assert lease.is_held(tmp_path, 5)
     assert not lease.is_held(tmp_path / "gone", 5)
     assert {p.name for p in tmp_path.iterdir()} == {"lease", "detached"}
-
-
-def test_a_job_that_is_requeued_publishes_again(cluster: Ranks) -> None:
-    job = {"PBS_JOBID": "7.server"}  # no variable of PBS says that it is another life
-    first = cluster.start("head", env=job)
-    assert cluster.published().restart_count == 0
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(DEADLINE_S) == 128 + signal.SIGTERM
-    assert scheduler_file.read(cluster.folder) is None
-    cluster.start("head", env=job)
-    assert cluster.published(after=0).restart_count == 1

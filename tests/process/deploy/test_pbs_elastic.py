@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 from distributed import Client
@@ -153,23 +152,3 @@ def test_a_job_is_followed_by_another_before_its_time_is_over(pbs: Pbs) -> None:
         assert client.gather(kept) == list(range(4))
         assert pbs.get("1021.login01", "exit") == "0"
         assert "1022.login01" in pbs.ids()
-
-
-def test_a_job_knows_by_itself_when_its_time_is_over(pbs: Pbs) -> None:
-    """PBS warns nobody before the walltime, and here there is no server either, so no successor."""
-    first, second = "1021[0].login01", "1021[1].login01"
-    pbs.auto(False)
-    with PBSGPUCluster(**OPTIONS, walltime="00:00:24") as cluster, Client(cluster) as client:
-        cluster.scale(jobs=2)
-        pbs.trouble("down")
-        for count, job_id in ((2, first), (4, second)):
-            pbs.start(job_id)
-            client.wait_for_workers(count)
-        kept = client.scatter(list(range(8)), broadcast=False)
-        until(lambda: pbs.over(first), "the first job is over")
-        assert client.gather(kept) == list(range(8))
-        assert pbs.get(first, "exit") == "0"
-        pbs.trouble("")
-        log = next(Path(row.log) for row in cluster.jobs.rows if row.id == first)
-    said = log.read_text()
-    assert "the workers of this job hand over their data and leave: its time ends in" in said
