@@ -186,7 +186,7 @@ def test_all_paths_by_ucx_give_user_code_values(tmp_path: Path, mode: str) -> No
         import json
         from pathlib import Path
         from hpcgpu import sim
-        from hpcgpu.sim.dask import register
+        from hpcgpu.sim import register
         from store_clusters import cluster
         from value_paths import by_all_paths, strange
 

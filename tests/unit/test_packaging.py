@@ -27,7 +27,7 @@ from readme_renderer import markdown
 from waiting import scaled
 
 import hpcgpu
-from hpcgpu.deploy import sites
+from hpcgpu.deploy import settings
 
 TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, WHEEL = TOML["project"], TOML["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -54,15 +54,15 @@ def test_type_checkers_see_what_users_import() -> None:
 
 @pytest.mark.parametrize("name", INCLUDED)
 def test_data_files_are_found_in_a_checkout_and_in_a_wheel(name: str, tmp_path: Path) -> None:
-    assert sites.package_folder(name) == ROOT / name
-    module = tmp_path / "hpcgpu" / "deploy" / "sites.py"
+    assert settings.package_folder(name) == ROOT / name
+    module = tmp_path / "hpcgpu" / "deploy" / "settings.py"
     module.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "hpcgpu" / "deploy" / "sites.py", module)
+    shutil.copy(ROOT / "hpcgpu" / "deploy" / "settings.py", module)
     installed = tmp_path / INCLUDED[name]
     installed.mkdir(parents=True)
     assert runpy.run_path(str(module))["package_folder"](name) == installed
     assert {"site_configs", "jobscripts"} <= INCLUDED.keys()
-    assert sites.folders()[1:] == (ROOT / "site_configs",)
+    assert settings.folders()[1:] == (ROOT / "site_configs",)
 
 
 def build(kind: str, source: Path, into: Path, **env: str) -> Path:
@@ -169,7 +169,7 @@ def test_the_counters_of_a_simulated_gpu_are_documented() -> None:
     counters = {name for name in vars(sim.SimGpu(1 << 20)) if not name.startswith("_")}
     assert {"peak_bytes", "h2d_copies", "d2h_bytes"} <= counters
     assert counters <= set(re.findall(r"\w+", inspect.getdoc(sim.SimGpu) or ""))
-    assert ".. autofunction:: hpcgpu.sim.dask.register\n" in (ROOT / "docs/reference/api.md").read_text()
+    assert ".. autofunction:: hpcgpu.sim.register\n" in (ROOT / "docs/reference/api.md").read_text()
 
 
 def test_nothing_is_cited_that_is_not_in_the_repository() -> None:

@@ -5,7 +5,7 @@ import threading
 import pytest
 from waiting import logged, scaled
 
-from hpcgpu.model.command import Backoff
+from hpcgpu.model.job import Backoff
 from hpcgpu.supervise import ThreadLoop
 
 SOON = Backoff(first_s=0.001, longest_s=0.01)

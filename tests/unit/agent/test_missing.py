@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.agent import missing
-from hpcgpu.agent.missing import MissingRanks, NodeRanks, describe
-from hpcgpu.host import pids
+from hpcgpu.agent import rendezvous
+from hpcgpu.agent.rendezvous import MissingRanks, NodeRanks, describe
+from hpcgpu.host import process
 from hpcgpu.host import process as process_of_host
 from hpcgpu.launch import read_rank
 
@@ -40,18 +40,18 @@ def _rank(rank: int, launch: str = "a@1") -> dict[str, str]:
 def test_nodes_that_share_a_folder_are_said_once_and_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    me = pids.start_time(os.getpid())
+    me = process.start_time(os.getpid())
     assert me
 
-    def process(rank: int, title: str, launch: str = "a@1") -> pids.Process:
-        return pids.Process(1 << 30 | rank, 1, me, "S", title, _rank(rank, launch))
+    def in_rank(rank: int, title: str, launch: str = "a@1") -> process.Process:
+        return process.Process(1 << 30 | rank, 1, me, "S", title, _rank(rank, launch))
 
     nodes = {
-        "n1": [process(0, missing.TITLE), process(0, "hpcgpu-fork"), process(3, missing.TITLE, "another@1")],
-        "n2": [process(1, missing.TITLE), process(2, "python3")],
+        "n1": [in_rank(0, rendezvous.TITLE), in_rank(0, "hpcgpu-fork"), in_rank(3, rendezvous.TITLE, "another@1")],
+        "n2": [in_rank(1, rendezvous.TITLE), in_rank(2, "python3")],
     }
     monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
-    monkeypatch.setattr(pids, "user_processes", lambda: nodes[threading.current_thread().name])
+    monkeypatch.setattr(process, "user_processes", lambda: nodes[threading.current_thread().name])
     ends = [
         threading.Thread(
             target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "rendezvous", 60, 0.5).report,
@@ -76,10 +76,12 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
 def test_a_node_that_looks_while_another_clears_up_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made_anew: bool
 ) -> None:
-    me = pids.start_time(os.getpid())
+    me = process.start_time(os.getpid())
     assert me
     monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
-    monkeypatch.setattr(pids, "user_processes", lambda: [pids.Process(1 << 30, 1, me, "S", missing.TITLE, _rank(1))])
+    monkeypatch.setattr(
+        process, "user_processes", lambda: [process.Process(1 << 30, 1, me, "S", rendezvous.TITLE, _rank(1))]
+    )
     folder, together_s = tmp_path / "rendezvous", 0.25
     absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)
     absence.note()
@@ -91,6 +93,6 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
                 folder.mkdir()
                 (folder / "late-n2").touch()
 
-    monkeypatch.setattr(missing.time, "sleep", clear_up)
+    monkeypatch.setattr(rendezvous.time, "sleep", clear_up)
     absence.report()
     assert capsys.readouterr().err == ""

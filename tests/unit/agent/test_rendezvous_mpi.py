@@ -13,15 +13,15 @@ from shared_host import NEIGHBOUR, by_root
 from waiting import aside, scaled
 
 from hpcgpu.agent.rendezvous import wait_for_leader
-from hpcgpu.host import pids
+from hpcgpu.host import process
 
 LEAD = """
 import os, sys
-from hpcgpu.agent import missing
+from hpcgpu.agent import rendezvous
 from hpcgpu.host import process
 print("up", flush=True)
 sys.stdin.readline()
-with process.titled(missing.TITLE):
+with process.titled(rendezvous.TITLE):
     print("at the rendezvous", flush=True)
     sys.stdin.readline()
 """
@@ -74,7 +74,7 @@ def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> Non
     argv = ["sh", "-c", "echo up; read -r rest"]
     with subprocess.Popen(argv, env=leads(launch), stdin=pipe, stdout=pipe, text=True, **user) as neighbour:
         assert neighbour.stdout.readline() == "up\n"
-        assert neighbour.pid not in {process.pid for process in pids.user_processes()}
+        assert neighbour.pid not in {process.pid for process in process.user_processes()}
         aside(lambda: wait_for_leader(launch)).result(8)  # 10 s is for a leader that is there
         assert neighbour.poll() is None
         neighbour.kill()
@@ -82,7 +82,7 @@ def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> Non
 
 def test_siblings_are_the_other_children_of_the_parent() -> None:
     """A rank and its leader, as their launcher starts them: nobody else's environment is read."""
-    code = "import os; from hpcgpu.host import pids; print(os.getpid(), *[p.pid for p in pids.siblings()])"
+    code = "import os; from hpcgpu.host import process; print(os.getpid(), *[p.pid for p in process.siblings()])"
     script = f'sleep 60 & first=$!; {sys.executable} -c "{code}"; echo $first; kill $first'
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=scaled(60), check=True)
     (own, *siblings), (first,) = (line.split() for line in done.stdout.splitlines())

@@ -14,8 +14,7 @@ import pytest
 from waiting import failures, run
 
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
-from hpcgpu.agent.leader import Leader, LeaderContext
-from hpcgpu.agent.member import Member
+from hpcgpu.agent.leader import Leader, LeaderContext, Member
 from hpcgpu.model import RunDocument, Settings
 
 

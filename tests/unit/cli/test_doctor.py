@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.errors import ConfigError
-from hpcgpu.plan.doctor.login import LOGIN_CHECKS
+from hpcgpu.plan.doctor import LOGIN_CHECKS
 
 # What sbatch --test-only says of Slurm 22.05.8, on standard error, and Slurm's words for a wrong account.
 TAKEN = "sbatch: Job 42 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main"

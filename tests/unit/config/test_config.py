@@ -20,8 +20,7 @@ from hpcgpu.config.sites import check_submission
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated
-from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
-from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.settings import DEVICE, NO_LIMIT, SHARE, Limit, options, user_name
 from hpcgpu.model.site import Account, NodeType, Rule
 
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})

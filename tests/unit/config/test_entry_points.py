@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hpcgpu.cli import commands
-from hpcgpu.cli.worker import worker as worker_command
-from hpcgpu.config.entry_points import (
+from hpcgpu.cli.commands import worker as worker_command
+from hpcgpu.config.layers import (
     CLIENT,
     ENTRY_POINTS,
     JOBSCRIPT,
@@ -21,9 +21,9 @@ from hpcgpu.config.entry_points import (
     START,
     TIME,
     check_entry_point,
+    read_settings,
     unused,
 )
-from hpcgpu.config.layers import read_settings
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name

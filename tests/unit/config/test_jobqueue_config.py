@@ -138,7 +138,7 @@ def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
 def test_submission_reads_its_section_and_logs_ignored_keys_once(home: Path, first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
-    code = first + "from hpcgpu.deploy.jobs.submitter import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
+    code = first + "from hpcgpu.deploy.jobs.batch_client import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
     done = python(
         home,
         code + "    _, s, system = read_job({'gpus_per_node': 4}, 'keyword {name}', (), b); print(system.script(s))",

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.batch import inventory
+from hpcgpu import batch
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites import check_submission
-from hpcgpu.config.sites.machine import apply_live_facts, is_here
+from hpcgpu.config.sites import apply_live_facts, check_submission, is_here
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, Settings, Site
@@ -30,7 +29,7 @@ AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
 
 
 def live(sinfo: str, file: str = FILE) -> Site:
-    found = inventory.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
+    found = batch.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
     return apply_live_facts(read_site(file, "m.yaml"), found)
 
 
@@ -99,7 +98,7 @@ def test_pbs_values_replace_those_of_its_queues_and_nodes() -> None:
     site = read_site(FILE.replace("slurm", "pbs"), "m.yaml")
     nodes = '{"nodes": {"n1": {"resources_available": {"ncpus": 48, "ngpus": 4, "mem": "800gb"}}}}'
     queues = '{"Queue": {"gpu": {"enabled": "True", "resources_max": {"walltime": "12:00:00"}}}}'
-    found = inventory.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
+    found = batch.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
     now = apply_live_facts(site, found)
     assert changed(now) == {"walltime": "12:00:00", "cpus": 48}
     assert now.at("queues", 0, "walltime") == "qstat -Q, not m.yaml:6"

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import hpcgpu
-from hpcgpu.config.entry_points import ENTRY_POINTS, TYPES, documented, parameters, unused
+from hpcgpu.config.layers import ENTRY_POINTS, TYPES, documented, parameters, unused
 from hpcgpu.model.settings import options, user_name
 
 

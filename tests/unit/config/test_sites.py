@@ -19,11 +19,10 @@ from paths import DATA, ROOT
 
 from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites import check_submission, forbidden, notes
-from hpcgpu.config.sites.machine import looks_like, topology_of
+from hpcgpu.config.sites import check_submission, forbidden, looks_like, notes, topology_of
 from hpcgpu.config.sites.read import contradictions, read_site
-from hpcgpu.deploy import sites
-from hpcgpu.deploy.jobs.submitter import read_job
+from hpcgpu.deploy import settings
+from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.site import NodeType
@@ -40,7 +39,7 @@ def no_files_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def load(name: str) -> Site:
-    return read_site(*sites.find_site(name))
+    return read_site(*settings.find_site(name))
 
 
 @cache
@@ -380,7 +379,7 @@ def test_the_users_own_folder_comes_first(tmp_path: Path) -> None:
     assert load("lab").name == "lab"
     assert len(OURS) >= 20
     with pytest.raises(ConfigError, match=f"no site 'vist'; there are: {', '.join(sorted([*OURS, 'lab']))}"):
-        sites.find_site("vist")
+        settings.find_site("vist")
 
 
 def test_a_path(tmp_path: Path) -> None:
@@ -388,10 +387,10 @@ def test_a_path(tmp_path: Path) -> None:
     path.write_text(LEAST)
     assert load(str(path)) == Site(name="x", batch="slurm")
     with pytest.raises(ConfigError, match="cannot be read"):
-        sites.find_site(str(tmp_path / "none.yaml"))
+        settings.find_site(str(tmp_path / "none.yaml"))
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
-        sites.find_site(str(path))
+        settings.find_site(str(path))
 
 
 # --- what it looks like
@@ -408,7 +407,7 @@ def test_a_path(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_machine_looks_like(environ: dict[str, str], host: str, found: tuple[str, str] | None) -> None:
-    texts = {name: path.read_text() for name, path in sites.site_files().items()}
+    texts = {name: path.read_text() for name, path in settings.site_files().items()}
     assert looks_like(texts, environ, host) == found
     for wrong in ("", "match: [", "match: 3", "match: {host: '['}", "match: {env: 3}\n"):
         assert looks_like({"x": wrong}, {"A": "b"}, "host") is None

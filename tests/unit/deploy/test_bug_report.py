@@ -15,13 +15,13 @@ import pytest
 from paths import BATCH, DATA, TOPOLOGIES
 from recordings import records
 
+from hpcgpu import config
 from hpcgpu.batch import get
-from hpcgpu.config import document
 from hpcgpu.deploy import bug_report
-from hpcgpu.deploy.jobs.run import Run
-from hpcgpu.deploy.jobs.run import home as home_of_runs
+from hpcgpu.deploy.jobs import Run
+from hpcgpu.deploy.jobs import home as home_of_runs
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.deploy.topo import Selection, plan
+from hpcgpu.deploy.preview import Selection, plan_machine
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, RunDocument, Settings
 from hpcgpu.plan.jobs import Job
@@ -92,10 +92,10 @@ def check_whole(folder: Path) -> None:
     if "topology.xml" in texts:
         said = json.loads(texts["plan.json"])
         selection = Selection(file=str(folder / "topology.xml"), cpuset=said["allowed_cpuset"])
-        assert of_machine(plan(selection, {}, "here").described()) == of_machine(said)
+        assert of_machine(plan_machine(selection, {}, "here").described()) == of_machine(said)
     if "record.json" in texts:
         run = json.loads(texts["record.json"])
-        document.read(json.dumps(run["document"]))
+        config.read(json.dumps(run["document"]))
         answers = [
             Result(tuple(shlex.split(r.command)), r.returncode, r.stdout, r.stderr)
             for r in records(folder / "batch.txt")
@@ -134,7 +134,7 @@ def test_report_has_the_batch_systems_answers_about_jobs(whole: Path) -> None:
 
 
 def test_its_topology_is_read_by_topo(tmp_path: Path) -> None:
-    from hpcgpu.deploy.topo import read_machine
+    from hpcgpu.deploy.preview import read_machine
 
     folder = bug_report.write(None, str(tmp_path / "report"))
     if (folder / "topology.xml").exists():

@@ -12,8 +12,7 @@ from comms import knock
 from distributed import Client
 from distributed.comm.core import FatalCommClosedError
 
-from hpcgpu.deploy.network.connect_first import connect_first
-from hpcgpu.deploy.network.tls import Certificate, security
+from hpcgpu.deploy.network.scheduler_file import Certificate, connect_first, security
 from hpcgpu.errors import TrustError
 
 DAY = datetime.timedelta(days=1)

@@ -9,7 +9,7 @@ import pytest
 from waiting import scaled, until
 
 from hpcgpu.batch import Slurm
-from hpcgpu.deploy.jobs import ending
+from hpcgpu.deploy.jobs import runs
 from hpcgpu.errors import SubmitError
 from hpcgpu.plan.jobs import Job
 
@@ -23,7 +23,7 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel:
 
 
 def close(job: Job, said: list[str], grace_s: float, limit_s: float = 60.0) -> None:
-    asyncio.run(ending.close(Slurm(), [job], limit_s, said.append, grace_s=grace_s))
+    asyncio.run(runs.close(Slurm(), [job], limit_s, said.append, grace_s=grace_s))
 
 
 def test_close_refused_cancel_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkeypatch:
     programs(tmp_path, monkeypatch, "RUNNING", f"touch {tmp_path}/cancelled")
 
     async def use() -> None:
-        closing = asyncio.create_task(ending.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
+        closing = asyncio.create_task(runs.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
         await asyncio.sleep(0.2)
         (tmp_path / "over").touch()
         await closing
@@ -78,7 +78,7 @@ def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path, tmp_
     job = Job(id="7", exit_file=str(exit_file))
 
     async def close() -> None:
-        closing = asyncio.create_task(ending.close_head(Slurm(), job, said.append))
+        closing = asyncio.create_task(runs.close_head(Slurm(), job, said.append))
         await asyncio.to_thread(until, asked.exists, "squeue is asked")
         exit_file.write_text("0\n")  # from here on the file is the only sign of the end
         await asyncio.wait_for(closing, scaled(30))  # squeue alone is waited for for a minute

@@ -9,7 +9,7 @@ import pytest
 from paths import BATCH
 from recordings import records
 
-from hpcgpu.deploy import start, topo
+from hpcgpu.deploy import preview, start
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import host_memory, run
 from hpcgpu.model import Allocation, Command, HostMemory, Result, Settings
@@ -55,12 +55,12 @@ def test_unanswered_memory_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_topo_plans_with_it_and_asks_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     record = next(records(BATCH / "pbs/head/38-memory-granted.txt"))
     asked = answer(monkeypatch, Result((), 0, record.stdout))
-    monkeypatch.setattr(topo.socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(preview.socket, "gethostname", lambda: "node1")
     monkeypatch.setenv("PBS_JOBID", "0.login01")
-    said = topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test").table.to_text()
+    said = preview.plan_machine(preview.Selection(gpus="sim:2x64MiB"), {}, "test").table.to_text()
     assert said.count("its share of 2.0 GiB, mem= of PBS job 0.login01") == 1  # of both workers
     monkeypatch.setenv("HPCGPU_JOB_NODES", "2")
-    topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test")
+    preview.plan_machine(preview.Selection(gpus="sim:2x64MiB"), {}, "test")
     assert len(asked) == 1
 
 

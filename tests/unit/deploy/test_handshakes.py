@@ -17,7 +17,7 @@ from distributed.comm import connect, listen, registry
 from waiting import logged, run, scaled, when
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.network.tls import Certificate, security
+from hpcgpu.deploy.network.scheduler_file import Certificate, security
 from hpcgpu.deploy.processes.stalls import HandshakeDeadline
 
 SECURE = security(Certificate.make())

@@ -16,14 +16,13 @@ from recordings import records
 from waiting import when
 
 from hpcgpu.batch import Slurm
+from hpcgpu.deploy.jobs import Run
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, Patience
-from hpcgpu.plan.jobs import Job
-from hpcgpu.plan.jobs.phase import describe
-from hpcgpu.plan.jobs.reconcile import Policy
+from hpcgpu.plan.jobs import Job, describe
+from hpcgpu.plan.jobs.request import Policy
 
 HEAD, MEMBER = "41", "42"
 QUIET = Policy(patience=Patience(ask_s=3600, news_s=3600))  # asks when it is told to

@@ -18,9 +18,8 @@ from hpcgpu.deploy.jobs.batch_client import on_lost_nodes
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience
-from hpcgpu.plan.jobs import HEAD, Job
-from hpcgpu.plan.jobs.phase import describe
-from hpcgpu.plan.jobs.reconcile import Policy
+from hpcgpu.plan.jobs import HEAD, Job, describe
+from hpcgpu.plan.jobs.request import Policy
 
 RECORDED = list(records(BATCH / "slurm" / "22.05.8" / "17-node-died.txt"))
 # Nothing is noticed yet; node4 does not answer; it has been given up.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
-from hpcgpu.plan.jobs.phase import READY, Phase
+from hpcgpu.plan.jobs import READY, Phase
 
 COLOURS = {"UP": "32", "GONE": "31", "UNKNOWN": "31", "WILL NOT START": "31", READY: "32"}
 

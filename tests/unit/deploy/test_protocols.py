@@ -10,8 +10,7 @@ import pytest
 
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
 from hpcgpu.cli.commands import hpcgpu
-from hpcgpu.deploy import settings
-from hpcgpu.deploy.network import protocols
+from hpcgpu.deploy import network, settings
 from hpcgpu.errors import ConfigError, LaunchError
 
 UCX = {"protocol": "ucx"}
@@ -26,7 +25,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocols, "is_ucx_installed", lambda: True)
+    monkeypatch.setattr(network, "is_ucx_installed", lambda: True)
 
 
 def device(root: Path, interface: str, vendor: str, number: str) -> None:
@@ -54,9 +53,9 @@ def test_ucx_that_is_not_installed_is_said_by_the_commands(command: list[str]) -
 
 @pytest.mark.usefixtures("without")
 def test_missing_ucx_is_an_error_at_a_cluster_with_ucx() -> None:
-    protocols.prepare("tls://10.0.0.1:1")
+    network.prepare("tls://10.0.0.1:1")
     with pytest.raises(LaunchError, match=r"ucx://10.0.0.1:1 needs distributed-ucxx"):
-        protocols.prepare("ucx://10.0.0.1:1")
+        network.prepare("ucx://10.0.0.1:1")
 
 
 @pytest.mark.usefixtures("installed")

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgpu.config import document
-from hpcgpu.deploy.jobs import run as run_files
-from hpcgpu.deploy.jobs import runs
-from hpcgpu.deploy.jobs.run import Owner, Record, Run
+from hpcgpu import config
+from hpcgpu.deploy import jobs as run_files
+from hpcgpu.deploy.jobs import Owner, Record, Run, runs
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, JobError, ParseError
 from hpcgpu.host import private
@@ -29,7 +28,7 @@ SETTINGS = Settings(nodes=2, gpus="sim:4", job_name="mine")
 FACTS = Record(
     batch="slurm",
     dialect={"gpus": "gres"},
-    document=document.render(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
+    document=config.render(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
     created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     jobs=(Job(id="12", log="/home/me/slurm-12.out"),),
 )
@@ -182,8 +181,8 @@ def test_a_run_of_another_version_is_said_and_skipped(tmp_path: Path) -> None:
 def test_the_document_of_a_run_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(tmp_path, replace(FACTS, jobs=()))
     parsed: list[str] = []
-    read = document.read
-    monkeypatch.setattr(document, "read", lambda text: parsed.append(text) or read(text))
+    read = config.read
+    monkeypatch.setattr(config, "read", lambda text: parsed.append(text) or read(text))
     (seen,) = Run.all(tmp_path, pytest.fail)
     asyncio.run(runs.refresh([seen]))
     assert runs.jobs_of(seen) == ()

@@ -12,7 +12,7 @@ import pytest
 from hpcgpu.deploy.cluster.classes import bounds, check_scale, workers_with
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings
-from hpcgpu.model.limit import Limit
+from hpcgpu.model.settings import Limit
 
 GIB = 2**30
 # eight cores and 16 GiB for each of four GPUs

@@ -15,7 +15,7 @@ from waiting import scaled
 
 from hpcgpu import batch
 from hpcgpu.cli.commands import hpcgpu
-from hpcgpu.deploy.sites import purpose_and_usage, template_names, template_text
+from hpcgpu.deploy.settings import purpose_and_usage, template_names, template_text
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec
 

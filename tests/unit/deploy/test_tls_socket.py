@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.deploy.network import tls
-from hpcgpu.deploy.network.tls import Certificate, security
+from hpcgpu.deploy.network import scheduler_file
+from hpcgpu.deploy.network.scheduler_file import Certificate, security
 
 _ERR_LIB_SYS = 2  # openssl/err.h
 
@@ -56,8 +56,8 @@ def pair() -> Iterator[tuple[ssl.SSLSocket, ssl.SSLSocket]]:
 
 def test_a_peer_that_goes_leaves_nothing(crypto: ctypes.CDLL, pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
     server, client = pair
-    assert isinstance(server, tls.TlsSocket)
-    assert isinstance(client, tls.TlsSocket)
+    assert isinstance(server, scheduler_file.TlsSocket)
+    assert isinstance(client, scheduler_file.TlsSocket)
     client.send(b"last words")
     assert server.recv(100) == b"last words"
     with pytest.raises(ssl.SSLWantReadError):

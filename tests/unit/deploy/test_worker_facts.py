@@ -12,7 +12,7 @@ from hpcgpu.deploy.dashboard.page import SHARE, History, Sample
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.report.summary import render
 from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
-from hpcgpu.spill.store.inbox import Count
+from hpcgpu.spill.store import Count
 
 GPU = Gpu("ffff:00:00.0", "GPU-SIM-n-0", "simulated", memory_bytes=100)
 SPEC = WorkerSpec(

@@ -10,7 +10,7 @@ import pytest
 from paths import DATA
 
 from hpcgpu.config.layers import read_settings
-from hpcgpu.host.pids import LAUNCHER
+from hpcgpu.host.process import LAUNCHER
 from hpcgpu.launch import (
     brought,
     inherited_variables,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgpu.model.command import Backoff
+from hpcgpu.model.job import Backoff
 
 
 def test_waits_double_up_to_the_longest() -> None:

@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 from waiting import scaled, until
 
 from hpcgpu import sim
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import register
 
 MIB = 1 << 20
 X = np.random.default_rng(0).random((4000, 8))

@@ -131,11 +131,11 @@ def test_a_cut_file_says_so_and_is_not_written_to(disk: Disk) -> None:
 LIMITED = """
 import ctypes, errno, resource, signal, sys
 import numpy as np
-from hpcgpu.spill.storage import segment
+from hpcgpu.spill.storage import segments
 from hpcgpu.spill.storage.disk import Disk
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 if sys.argv[2] == "no fallocate":
-    segment._fallocate = lambda *args: ctypes.set_errno(errno.EOPNOTSUPP) or -1
+    segments._fallocate = lambda *args: ctypes.set_errno(errno.EOPNOTSUPP) or -1
 disk = Disk(sys.argv[1])
 kept = [disk.write([np.zeros(11_000, "u1").data])]
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, -1))

@@ -16,7 +16,7 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import AllocationFailureHook
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.values.bundle import Buffer
+from hpcgpu.spill.values.unit import Buffer
 
 LIMIT = 64 * KIB
 
