@@ -259,9 +259,9 @@ class Run:
         self.start_guard()
 
     def start_guard(self) -> None:
-        """Start the process that ends the run's jobs when the owner's process has died (:mod:`.guard`)."""
+        """Start the process that ends the run's jobs when the owner's process has died (:mod:`hpcgpu.deploy.guard`)."""
         owner = self.owner
-        argv = ("hpcgpu.deploy.jobs.guard", str(self.folder), str(owner.pid), str(owner.start_time), owner.token)
+        argv = ("hpcgpu.deploy.guard", str(self.folder), str(owner.pid), str(owner.start_time), owner.token)
         self._guard = programs.start(Command(process.python_argv(*argv)), log=str(self.folder / "guard.log"))
 
     def end_guard(self) -> None:

@@ -19,9 +19,9 @@ from comms import Comm
 from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import make_fleet, make_run, make_view
-from local_system import Local
 from waiting import LIMIT_S, aside, failures, run, until, when
 
+from hpcgpu.batch import Pbs
 from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import Run, runs
@@ -57,6 +57,7 @@ class Flaky:
 # --- the jobs of an elastic cluster
 
 
+@pytest.mark.usefixtures("pbs")
 @pytest.mark.parametrize("part", ["save", "workers"])
 def test_job_loop_goes_on_after_an_error(
     part: str, log: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,8 +67,8 @@ def test_job_loop_goes_on_after_an_error(
     troubles: list[str] = []
 
     async def body() -> None:
-        owned = make_run(tmp_path / "run", Local())
-        owned.add([Job(id="99999999.1")], 0.0)  # no process has this pid
+        owned = make_run(tmp_path / "run", Pbs())
+        owned.add([Job(id="1.login01")], 0.0)  # which the server does not know
         if part == "save":
             monkeypatch.setattr(owned, "save", flaky)
         calls = {"workers": flaky} if part == "workers" else {}
@@ -87,10 +88,11 @@ def test_job_loop_goes_on_after_an_error(
     assert "the loop that looks after this cluster's jobs works again" in log.text
 
 
+@pytest.mark.usefixtures("pbs")
 def test_a_submission_that_cannot_be_written_down_is_none() -> None:
     async def body() -> None:
         full = Flaky(OSError(errno.ENOSPC, "full"), times=1)
-        submissions = Submitter(Local(), JobSpec(name="x", argv=("true",)), print, Patience(), write=full.later)
+        submissions = Submitter(Pbs(), JobSpec(name="x", argv=("true",)), print, Patience(), write=full.later)
         with pytest.raises(OSError, match="full"):
             async for _ in submissions.submit(1, ()):
                 pass
@@ -106,7 +108,7 @@ def test_an_errand_that_fails_is_said(
     said: list[str] = []
 
     async def body() -> None:
-        fleet = make_fleet(make_run(tmp_path / "run", Local()), Policy(), say=said.append)
+        fleet = make_fleet(make_run(tmp_path / "run", Pbs()), Policy(), say=said.append)
         fleet._send(Flaky(error).later, ["tls://10.0.0.1:1"])
         await when(lambda: said)
 
