@@ -74,7 +74,7 @@ def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> Non
     argv = ["sh", "-c", "echo up; read -r rest"]
     with subprocess.Popen(argv, env=leads(launch), stdin=pipe, stdout=pipe, text=True, **user) as neighbour:
         assert neighbour.stdout.readline() == "up\n"
-        assert neighbour.pid not in {process.pid for process in process.user_processes()}
+        assert neighbour.pid not in {p.pid for p in process.user_processes()}
         aside(lambda: wait_for_leader(launch)).result(8)  # 10 s is for a leader that is there
         assert neighbour.poll() is None
         neighbour.kill()
