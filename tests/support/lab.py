@@ -55,7 +55,6 @@ class Lab:
 
     login = "slurmctld"
     nodes = ("node1", "node2", "node3", "node4")
-    gpus_per_node = 4
 
     def __init__(self, number: str = NUMBER, accounting: bool = False) -> None:
         """Take the lab of that number, with slurmdbd or without."""
