@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import tempfile
 import textwrap
@@ -49,13 +50,17 @@ class Client:
 
     def send(self, code: str) -> None:
         """Have code run there, and do not wait."""
-        self._process.stdin.write(json.dumps(textwrap.dedent(code)) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # answer() tells why
+            self._process.stdin.write(json.dumps(textwrap.dedent(code)) + "\n")
+            self._process.stdin.flush()
 
-    def answer(self) -> Any:
-        """Return the value of what was sent; fail if that raised an error."""
+    def answer(self, limit_s: float | None = None) -> Any:
+        """Return the value of what was sent; fail if that raised an error. EOFError: it has ended."""
+        if not select.select([self._process.stdout], [], [], limit_s)[0]:
+            raise TimeoutError(f"no answer within {limit_s} s: {self.said}")
         line = self._process.stdout.readline()
-        assert line, f"the client has ended: {self.said}"
+        if not line:
+            raise EOFError(f"the client has ended: {self.said}")
         answer = json.loads(line)
         assert "error" not in answer, f"{answer['error']}\n{self.said}"
         return answer["value"]
@@ -67,12 +72,13 @@ class Client:
 
     def end(self) -> None:
         """Have it end; its standard input is closed."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
         try:
-            self._process.wait(timeout=90)
+            self._process.communicate(timeout=90)
         finally:
-            self._process.kill()
-            self._process.wait()
-            self._process.stdout.close()
-            self._log.close()
+            self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
