@@ -17,7 +17,6 @@ import doc_blocks
 import pytest
 import ranks
 from doc_blocks import Block
-from docstrings import example
 from nbclient import NotebookClient
 from pages import line
 from paths import ROOT
@@ -67,7 +66,7 @@ def test_the_docstring_of_the_local_cluster_runs() -> None:
 
 
 def test_the_docstring_of_the_runner_runs(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(example("GPURunner"))
+    (tmp_path / "script.py").write_text(doctest.script_from_examples(hpcgpu.GPURunner.__doc__))
     done = ranks.run_command([sys.executable, str(tmp_path / "script.py")])
     assert done.stdout == "3\n", done.stderr
 

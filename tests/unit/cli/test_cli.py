@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import ranks
-import streams
 from ranks import in_process
 from waiting import scaled
 
@@ -161,7 +160,7 @@ def test_plan_script_prints_what_would_be_submitted(script: str) -> None:
 )
 def test_the_exit_code_does_not_depend_on_who_reads(script: str, words: list[str], output: str, code: int) -> None:
     argv = [HPCGPU, *(script if word == "SCRIPT" else word for word in words)]
-    assert streams.run(argv, output, ranks.environment()) == code
+    assert ranks.run_unheard(argv, output, ranks.environment()) == code
 
 
 def test_output_that_cannot_be_written_is_said() -> None:
