@@ -199,7 +199,7 @@ def test_slingshot_is_seen_by_its_interface() -> None:
     hsn0 = Nic("hsn0", "0000:c1:00.0", 1, "slingshot", "active", 200.0, 0, "hsn0")
     assert sysfs.read(files).nics == (hsn0,)
     down = sysfs.refine_nics((replace(hsn0, rate_gbps=0.0),), files | {"class/net/hsn0/operstate": "down\n"})
-    assert down == (replace(hsn0, state="down"),)
+    assert down == ((replace(hsn0, state="down"),), ())
     xml = """<topology version="2.0"><object type="Machine" cpuset="0x1" nodeset="0x1">
       <object type="NUMANode" os_index="0" cpuset="0x1" nodeset="0x1"/><object type="Core" cpuset="0x1"/>
       <object type="PCIDev" pci_busid="0000:c1:00.0" pci_type="0200 [17db:0501] [17db:0001] 02">
@@ -219,7 +219,7 @@ def test_the_kernel_corrects_what_hwloc_guesses() -> None:
         "class/infiniband/mlx5_an0/ports/1/state": "4: ACTIVE\n",
         "class/infiniband/mlx5_an0/ports/1/link_layer": "InfiniBand\n",
     }
-    nics = {n.name: n for n in sysfs.refine_nics(recorded, files)}
+    nics = {n.name: n for n in sysfs.refine_nics(recorded, files)[0]}
     assert (nics["mlx5_ib0"].active, nics["mlx5_ib0"].rate_gbps, nics["mlx5_ib0"].numa_node) == (False, 200.0, 0)
     assert nics["mlx5_an0"].kind == "infiniband"
 
@@ -230,5 +230,9 @@ def test_sysfs_without_cpus_is_an_error() -> None:
     with pytest.raises(ParseError, match="mounted"):
         sysfs.read({})
     package = "devices/system/cpu/cpu0/topology/physical_package_id"
-    with pytest.raises(ParseError, match=f"/sys/{package} is 'zero'; expected a whole number"):
-        sysfs.read({package: "zero\n"})
+    topology = sysfs.read({package: "zero\n"})
+    assert (topology.cores, topology.numa_nodes[0].package) == ((CpuSet([0]),), 0)
+    assert f"/sys/{package} is 'zero'; expected a whole number" in topology.warnings
+    siblings = package.replace("physical_package_id", "core_cpus_list")
+    with pytest.raises(ParseError, match=f"/sys/{siblings} is '0-x'; expected a list such as 0-7,16"):
+        sysfs.read({package: "0\n", siblings: "0-x\n"})
