@@ -52,7 +52,7 @@ class Export(NamedTuple):
         """Parse the XML; raise ParseError without one."""
         if self.problem:
             raise ParseError(self.problem)
-        return hwloc_xml.read(self.text)
+        return hwloc_xml.read_file(self.text)
 
 
 def exports() -> Iterator[Export]:
@@ -225,7 +225,7 @@ def _sources() -> Iterator[tuple[str, Callable[[], Topology]]]:
     for export in exports():
         yield export.source, export.read
     if program := shutil.which("lstopo-no-graphics") or shutil.which("lstopo"):
-        yield "lstopo", lambda: hwloc_xml.read(_run_lstopo(program))
+        yield "lstopo", lambda: hwloc_xml.read_file(_run_lstopo(program))
     yield "sysfs", lambda: sysfs.read(machine_files())
 
 

@@ -87,14 +87,12 @@ def test_versions_1_and_2_of_one_machine_agree() -> None:
 
 
 def test_what_is_not_hwloc_is_refused_with_its_name() -> None:
-    with pytest.raises(ParseError, match="<system>"):
-        hwloc_xml.read((TOPOLOGIES / "aws-p4de-24xl-topo.xml").read_text())
     with pytest.raises(ParseError, match="entities"):
-        hwloc_xml.read('<!DOCTYPE topology [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><topology>&b;</topology>')
+        hwloc_xml.read_file('<!DOCTYPE topology [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><topology>&b;</topology>')
     with pytest.raises(ParseError, match="line 1: <object Machine> has cpuset='0xzz'; expected a mask such as 0x"):
-        hwloc_xml.read('<topology><object type="Machine" cpuset="0xzz"/></topology>')
+        hwloc_xml.read_file('<topology><object type="Machine" cpuset="0xzz"/></topology>')
     with pytest.raises(ParseError, match="no core"):
-        hwloc_xml.read('<topology version="2.0"/>')
+        hwloc_xml.read_file('<topology version="2.0"/>')
 
 
 def test_other_memory_is_no_node_and_no_node_is_one_node() -> None:
@@ -103,9 +101,9 @@ def test_other_memory_is_no_node_and_no_node_is_one_node() -> None:
       <object type="NUMANode" os_index="1" cpuset="0x0" nodeset="0x2" subtype="GPUMemory" local_memory="96"/>
       <object type="NUMANode" os_index="2" cpuset="0x3" nodeset="0x4" subtype="HBM" local_memory="16"/>
       <object type="Core" cpuset="0x1"/><object type="Core" cpuset="0x2"/></object></topology>"""
-    assert [n.os_index for n in hwloc_xml.read(text).numa_nodes] == [0]
+    assert [n.os_index for n in hwloc_xml.read_file(text).numa_nodes] == [0]
     version_1 = '<topology><object type="Machine" cpuset="0x3" local_memory="64"><object type="Core" cpuset="0x3"/>'
-    topology = hwloc_xml.read(f"{version_1}</object></topology>")
+    topology = hwloc_xml.read_file(f"{version_1}</object></topology>")
     assert [(n.os_index, str(n.cpuset), n.memory_bytes) for n in topology.numa_nodes] == [(0, "0-1", 64)]
     assert "no PCI device" in topology.warnings[0]
 
@@ -114,11 +112,11 @@ def test_file_without_cores_uses_the_pus_of_its_numa_nodes() -> None:
     text = """<topology version="2.0"><object type="Machine" cpuset="0xf" nodeset="0x3">
       <object type="NUMANode" os_index="0" cpuset="0x3" nodeset="0x1" local_memory="64"/>
       <object type="NUMANode" os_index="1" cpuset="0xc" nodeset="0x2" local_memory="64"/></object></topology>"""
-    topology = hwloc_xml.read(text)
+    topology = hwloc_xml.read_file(text)
     assert [str(c) for c in topology.cores] == ["0", "1", "2", "3"]
     assert "describe which PUs share a core (each counts as a core)" in topology.warnings[0]
     with pytest.raises(ParseError, match="describes no node"):
-        hwloc_xml.read(text.replace('cpuset="0xf"', "").replace('cpuset="0x3"', "").replace('cpuset="0xc"', ""))
+        hwloc_xml.read_file(text.replace('cpuset="0xf"', "").replace('cpuset="0x3"', "").replace('cpuset="0xc"', ""))
 
 
 def test_devices_of_omitted_numa_nodes_have_no_node() -> None:
@@ -130,7 +128,7 @@ def test_devices_of_omitted_numa_nodes_have_no_node() -> None:
         <object type="NUMANode" os_index="0" cpuset="0x1" nodeset="0x1" local_memory="64"/>{gpu.format(1)}
         <object type="Core" cpuset="0x1"/></object>{gpu.format(2)}
       <object type="Core" cpuset="0x2"/></object></topology>"""
-    topology = hwloc_xml.read(text)
+    topology = hwloc_xml.read_file(text)
     assert [g.numa_node for g in topology.gpus] == [0, None]
     assert "lacks NUMA nodes 1," in topology.warnings[0]
     assert "lstopo --disallowed" in topology.warnings[0]
@@ -141,7 +139,7 @@ def test_names_are_one_line_without_control_characters() -> None:
     text = text.replace('value="NVIDIA H200"', 'value="NVIDIA&#10; H200&#9;"').replace(
         "ThinkSystem SD", "Think\x7fSystem SD"
     )
-    topology = hwloc_xml.read(text)
+    topology = hwloc_xml.read_file(text)
     assert {g.model for g in topology.gpus} == {"NVIDIA H200"}
     assert topology.name == "Think System SD665-N V3"
 
@@ -161,7 +159,7 @@ def test_the_nearest_of_two_memories_is_the_one_that_is_dram() -> None:
           <object type="NUMANode" os_index="0" gp_index="5" cpuset="0x3" nodeset="0x1" local_memory="120"/>
           <object type="NUMANode" os_index="1" gp_index="6" cpuset="0x3" nodeset="0x2" local_memory="144"/>
           <object type="Core" cpuset="0x1"/><object type="Core" cpuset="0x2"/></object>{latencies}</topology>"""
-        topology = hwloc_xml.read(text)
+        topology = hwloc_xml.read_file(text)
         return [n.os_index for n in topology.numa_nodes], [(n.os_index, n.kind) for n in topology.other_memory]
 
     def told(name: str, first: int, second: int) -> str:
@@ -204,7 +202,7 @@ def test_slingshot_is_seen_by_its_interface() -> None:
       <object type="NUMANode" os_index="0" cpuset="0x1" nodeset="0x1"/><object type="Core" cpuset="0x1"/>
       <object type="PCIDev" pci_busid="0000:c1:00.0" pci_type="0200 [17db:0501] [17db:0001] 02">
       <object type="OSDev" name="hsn0" osdev_type="2"/></object></object></topology>"""
-    assert hwloc_xml.read(xml).nics == (replace(hsn0, state="unknown", rate_gbps=0.0),)
+    assert hwloc_xml.read_file(xml).nics == (replace(hsn0, state="unknown", rate_gbps=0.0),)
 
 
 def test_the_kernel_corrects_what_hwloc_guesses() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from xml.sax.saxutils import quoteattr
 
 import pytest
@@ -15,7 +15,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode, Topology
-from hpcgpu.topology import hwloc_xml, nccl_xml, pci
+from hpcgpu.topology import nccl_xml, pci
 from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
 NCCL = ["aws-p4de-24xl-topo", *sorted(f"nccl/{p.stem}" for p in (TOPOLOGIES / "nccl").glob("*.xml"))]
@@ -51,7 +51,7 @@ def test_nodes_gpus_and_nics_of_nccl_files(
 
 def test_functions_of_one_card_are_devices_with_port_1() -> None:
     """NCCL calls mlx5_1, the card's second function, port 2 of the first; UCX knows it as mlx5_1:1."""
-    topology = nccl_xml.read(text_of("nccl/oci-h100"))
+    topology = read_file(text_of("nccl/oci-h100"))
     first = [(n.name, n.port, n.kind, n.rate_gbps) for n in topology.nics if n.pci == "0000:0c:00.0"]
     assert first == [("mlx5_0", 1, "roce", 180.0), ("mlx5_1", 1, "roce", 180.0)]
     # up from the GPU to the card's upper switch and down again
@@ -59,9 +59,9 @@ def test_functions_of_one_card_are_devices_with_port_1() -> None:
 
 
 def test_nccl_dump_has_sockets_virtual_functions_and_gaps() -> None:
-    warnings = nccl_xml.read(text_of("aws-p4de-24xl-topo")).warnings  # cards without a name
+    warnings = read_file(text_of("aws-p4de-24xl-topo")).warnings  # cards without a name
     assert warnings[1].endswith("0000:10:1b.0, 0000:20:1b.0, 0000:90:1b.0, 0000:a0:1b.0")
-    nics = {n.name: n for n in nccl_xml.read(text_of("nccl/dump")).nics}
+    nics = {n.name: n for n in read_file(text_of("nccl/dump")).nics}
     assert nics["mlx5_0"] == Nic("mlx5_0", "0000:04:00.0", 1, "infiniband", "unknown", 200.0, 0, None)
     assert nics["ens2"] == Nic("ens2", "0000:c2:00.0", 1, "ethernet", "unknown", 25.0, 1, "ens2")
     assert nics["mlx5_2"] == Nic("mlx5_2", "0000:e1:00.0", 1, "infiniband", "unknown", 0.0, None, None, True)
@@ -73,7 +73,7 @@ def test_gpus_of_rccl_and_without_any_class() -> None:
       <pci busid="0000:c2:00.0" class="0x038000"><gpu dev="1" gcn="942"/></pci>
       <pci busid="000f:01:00.0"><gpu dev="2" sm="121"/></pci>
       <pci busid="0000:02:00.0" class="0x030000" vendor="0x1a03"/></cpu></system>"""
-    topology = nccl_xml.read(text)
+    topology = read_file(text)
     assert [f"{g.pci} {g.vendor}" for g in topology.gpus] == [
         *("0000:c1:00.0 amd", "0000:c2:00.0 amd", "000f:01:00.0 nvidia")
     ]
@@ -81,12 +81,12 @@ def test_gpus_of_rccl_and_without_any_class() -> None:
 
 def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
     """All ones for both: a virtual machine of a host whose masks were written as they came."""
-    unnumbered = nccl_xml.read('<system><cpu affinity="f"><pci busid="0:1:0.0" class="0x030200"/></cpu></system>')
+    unnumbered = read_file('<system><cpu affinity="f"><pci busid="0:1:0.0" class="0x030200"/></cpu></system>')
     assert [(n.os_index, str(n.cpuset)) for n in unnumbered.numa_nodes] == [(0, "0-3")]
     assert [g.numa_node for g in unnumbered.gpus] == [0]
     gpus = [f'<pci busid="0000:0{i}:00.0" class="0x030200"/>' for i in (1, 2)]
     cpus = "".join(f'<cpu numaid="{i}" affinity="ffffffff">{g}</cpu>' for i, g in enumerate(gpus))
-    topology = nccl_xml.read(f"<system>{cpus}</system>")
+    topology = read_file(f"<system>{cpus}</system>")
     assert [(n.os_index, str(n.cpuset)) for n in topology.numa_nodes] == [(0, "0-31")]
     assert [g.numa_node for g in topology.gpus] == [0, 0]
     assert "share PUs" in topology.warnings[1]
@@ -105,12 +105,13 @@ def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
             '<system><cpu affinity="1"><pci busid="0:1:0.0"><nic><net name="a" speed="x"/></nic></pci></cpu></system>',
             "x",
         ),
-        ("<topology/>", "begins with <topology>"),
     ],
 )
 def test_what_is_no_node_is_refused_by_the_nccl_reader(text: str, says: str) -> None:
     with pytest.raises(ParseError, match=re.escape(says)):
-        nccl_xml.read(text)
+        read_file(text)
+    with pytest.raises(ParseError, match="begins with <topology>"):
+        nccl_xml.locate(flat([], [], ["0-7"]), "<topology/>")
 
 
 # --- a virtual machine with NCCL_TOPO_FILE -----------------------------------------------------------------------
@@ -232,9 +233,8 @@ LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
 )
 @pytest.mark.parametrize("root", ["topology", "system"])
 def test_a_document_type_with_declarations_is_refused(root: str, doctype: str) -> None:
-    reader = {"topology": hwloc_xml.read, "system": nccl_xml.read}[root]
     text = f"{doctype.format(root)}<{root}>&l9;</{root}>"
-    for read in (read_file, reader):
+    for read in (read_file, partial(nccl_xml.locate, flat([], [], ["0-7"]))):
         with pytest.raises(ParseError, match="declares entities or other markup"):
             read(text)
 
@@ -242,7 +242,7 @@ def test_a_document_type_with_declarations_is_refused(root: str, doctype: str) -
 def test_an_external_document_type_is_accepted_and_not_loaded() -> None:
     body = text_of("opa-hfi").partition("?>")[2].replace('"hwloc2.dtd"', '"file:///nowhere/hwloc2.dtd"')
     for start in ("", "\ufeff", '<?xml version="1.0" encoding="UTF-16"?>'):
-        assert read_file(start + body) == hwloc_xml.read(text_of("opa-hfi"))
+        assert read_file(start + body) == read_file(text_of("opa-hfi"))
     with pytest.raises(ParseError, match="undefined entity"):
         read_file(body.replace("</topology>", "&nowhere;</topology>"))
 
