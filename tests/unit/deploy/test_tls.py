@@ -1,24 +1,196 @@
-"""Listeners whose peers have to show soon who they are, on real ones of distributed."""
+"""Certificates, TLS connections that break, and peers that must show soon who they are."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import datetime
+import errno
 import logging
+import re
 import socket
 import ssl
 import struct
+import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from comms import knock
+from distributed import Client
 from distributed.comm import connect, listen, registry
+from distributed.comm.core import FatalCommClosedError
 from waiting import logged, run, scaled, when
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.network import tls
+from hpcgpu.deploy.network.connect_first import connect_first
 from hpcgpu.deploy.network.tls import Certificate, security
 from hpcgpu.deploy.processes.stalls import HandshakeDeadline
+from hpcgpu.errors import TrustError
+
+DAY = datetime.timedelta(days=1)
+# Nobody waits for it: what is tested is said at once, or the test never ends.
+NEVER_S = 3600
+
+
+def made(ago: datetime.timedelta) -> Certificate:
+    return Certificate.make(datetime.datetime.now(datetime.UTC) - ago)
+
+
+def knock_as_we_do(scheduler: Certificate, comes_with: Certificate) -> Any:
+    return knock(scheduler, lambda address: connect_first([address], security(comes_with), NEVER_S, "client"))
+
+
+@pytest.mark.parametrize("age", [0 * DAY, 3640 * DAY, -DAY / 2], ids=["new", "of ten years ago", "of a clock ahead"])
+def test_it_is_good_for_longer_than_any_cluster_lives(age: datetime.timedelta) -> None:
+    """A job that joins a cluster of weeks has nothing to renew; a clock may be half a day wrong."""
+    certificate = made(age)
+    assert knock_as_we_do(certificate, certificate).own_host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("age", "message"),
+    [
+        (3660 * DAY, "certificate has expired, by this host's clock ({clock}"),
+        (-2 * DAY, "certificate is not yet valid, by this host's clock ({clock}"),
+        (None, "the certificates do not belong together"),
+    ],
+)
+def test_wrong_certificate_is_reported_at_once(age: datetime.timedelta | None, message: str) -> None:
+    """With a wrong date, or that of another cluster."""
+    certificate = made(0 * DAY if age is None else age)
+    clock = datetime.datetime.now().astimezone().strftime("%F %H:")
+    with pytest.raises(TrustError, match=re.escape(message.format(clock=clock))):
+        knock_as_we_do(certificate, Certificate.make() if age is None else certificate)
+
+
+@pytest.mark.parametrize("age", [0 * DAY, 3660 * DAY], ids=["another cluster's", "expired"])
+def test_dasks_own_client_hears_it_at_once(age: datetime.timedelta) -> None:
+    ours = made(age)
+    theirs = ours if age else Certificate.make()
+
+    async def connect(address: str) -> None:
+        async with Client(address, security=security(theirs), asynchronous=True, timeout=NEVER_S):
+            pass
+
+    with pytest.raises(FatalCommClosedError, match="TLS certificate does not match") as caught:
+        knock(ours, connect)
+    assert ("has expired" in str(caught.value.__cause__)) == bool(age)
+
+
+ONE, OTHER = Certificate.make(), Certificate.make()
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    [
+        Certificate(ONE.cert_pem, OTHER.key_pem),
+        Certificate(ONE.cert_pem, ONE.key_pem[:100]),
+        Certificate(ONE.cert_pem[:100] + "\n", ONE.key_pem),
+        Certificate("no certificate", "no key"),
+    ],
+    ids=["the key of another", "half a key", "half a certificate", "neither"],
+)
+def test_one_that_was_damaged_is_an_error_without_the_key(certificate: Certificate) -> None:
+    with pytest.raises(TrustError, match="the certificate of this cluster, or its key, cannot be used: ") as caught:
+        security(certificate).get_connection_args("client")
+    assert not [line for line in certificate.key_pem.splitlines() if line in repr(caught.value)]
+
+
+def test_a_process_makes_its_tls_contexts_once() -> None:
+    """A leader has a nanny for each GPU; a context takes 3 ms."""
+    first, second = security(ONE), security(Certificate(ONE.cert_pem, ONE.key_pem))
+    assert first.get_connection_args("client") == second.get_connection_args("worker")
+    assert first.get_listen_args("scheduler") == second.get_listen_args("worker")
+    assert first.get_listen_args("worker") != security(OTHER).get_listen_args("worker")
+
+
+def test_the_key_lies_in_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed while OpenSSL reads it leaves nothing behind."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    made = security(Certificate.make())
+    assert made.get_listen_args("scheduler")["ssl_context"].cert_store_stats()["x509_ca"] == 1
+    assert made.get_connection_args("client")["ssl_context"].cert_store_stats()["x509_ca"] == 1
+
+
+# --- what one connection leaves in OpenSSL's queue of errors
+
+
+_ERR_LIB_SYS = 2  # openssl/err.h
+
+
+@pytest.fixture
+def crypto() -> ctypes.CDLL:
+    """Return the libcrypto of this Python's ssl."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[5] for line in lines if "/libcrypto" in line}
+    if not paths:
+        pytest.skip("this Python has its OpenSSL inside")
+    return ctypes.CDLL(sorted(paths)[0])
+
+
+def leave_error(crypto: ctypes.CDLL) -> None:
+    """Do what OpenSSL does when an alert cannot be sent."""
+    crypto.ERR_new()
+    crypto.ERR_set_error(_ERR_LIB_SYS, errno.EPIPE, None)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[ssl.SSLSocket, ssl.SSLSocket]]:
+    """Two ends of a connection between members of a cluster, as tornado has them: non-blocking."""
+    trust = security(Certificate.make())
+    ends = socket.socketpair()
+    listen = trust.get_listen_args("scheduler")["ssl_context"]
+    connect = trust.get_connection_args("worker")["ssl_context"]
+    server = listen.wrap_socket(ends[0], server_side=True, do_handshake_on_connect=False)
+    client = connect.wrap_socket(ends[1], do_handshake_on_connect=False)
+    accepting = threading.Thread(target=server.do_handshake)
+    accepting.start()
+    client.do_handshake()
+    accepting.join()
+    for end in (server, client):
+        end.setblocking(False)
+    yield server, client
+    server.close()
+    client.close()
+
+
+def test_a_peer_that_goes_leaves_nothing(crypto: ctypes.CDLL, pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
+    server, client = pair
+    assert isinstance(server, tls.TlsSocket)
+    assert isinstance(client, tls.TlsSocket)
+    client.send(b"last words")
+    assert server.recv(100) == b"last words"
+    with pytest.raises(ssl.SSLWantReadError):
+        server.recv(1)
+    client.close()
+    try:
+        assert server.recv(1) == b""
+    except OSError as e:  # OpenSSL 3.4 and later
+        assert e.errno in (errno.EPIPE, errno.ECONNRESET)
+    assert crypto.ERR_peek_error() == 0
+
+
+def test_what_others_leave_is_not_ours_for_long(crypto: ctypes.CDLL, pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
+    """An error that something else in this thread left fails one call, not all that follow."""
+    server, client = pair
+    leave_error(crypto)
+    with pytest.raises(OSError):  # noqa: PT011 - SSLError or BrokenPipeError, by the version
+        server.recv(1)
+    assert crypto.ERR_peek_error() == 0
+    with pytest.raises(ssl.SSLWantReadError):
+        server.recv(1)
+    client.send(b"x")
+    assert server.recv(1) == b"x"
+
+
+# --- listeners of distributed
+
 
 SECURE = security(Certificate.make())
 BOTH = pytest.mark.parametrize("protocol", ["tcp", "tls"])

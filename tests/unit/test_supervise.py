@@ -1,14 +1,19 @@
+"""Background work that raises: it goes on after a pause, or its owner is told."""
+
 from __future__ import annotations
 
 import asyncio
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from waiting import logged, run, scaled
 
 from hpcgpu import supervise
 from hpcgpu.errors import JobError
 from hpcgpu.model.command import Backoff
+from hpcgpu.supervise import ThreadLoop
 
 SOON = Backoff(first_s=0.001, longest_s=0.01)
 
@@ -231,3 +236,89 @@ def test_to_thread_returns_raises_and_logs_lost_errors(caplog: pytest.LogCapture
     run(body)
     (record,) = logged(caplog)
     assert "OSError: full" in record.getMessage()
+
+
+@pytest.mark.parametrize("error", [OSError("full"), SystemExit(3), MemoryError()], ids=repr)
+def test_thread_loop_that_raises_logs_once_and_goes_on(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    raises, pauses = [error, error, None], list[float]()
+
+    def work() -> bool:
+        if now := raises.pop(0):
+            raise now
+        return True
+
+    loop = ThreadLoop(work, "the mover", pause=pauses.append, backoff=SOON)
+    loop.join(scaled(20))
+    assert not loop.is_alive()
+    assert raises == []
+    assert pauses == [0.001, 0.002]
+    (record,) = logged(caplog)
+    assert record.getMessage().startswith("the mover failed, and goes on in 0.001 s: " + type(error).__name__)
+    assert record.exc_info
+
+
+def test_who_waits_learns_the_reason_until_it_works_again() -> None:
+    raises, troubles = [*[OSError("full")] * 3, None, None], list[str]()
+    may_start = threading.Event()
+
+    def work() -> bool:
+        may_start.wait(scaled(20))
+        troubles.append(loop.trouble)
+        if now := raises.pop(0):
+            raise now
+        return not raises
+
+    loop = ThreadLoop(work, "the mover", pause=lambda _: None, backoff=SOON)
+    may_start.set()
+    loop.join(scaled(20))
+    assert troubles == ["", "", "", "the mover has failed 3 times in a row: OSError: full", ""]
+
+
+def test_joining_it_in_its_own_thread_returns() -> None:
+    joined = threading.Event()
+    ready = threading.Event()
+
+    def work() -> bool:
+        ready.wait(scaled(20))
+        loop.join(scaled(20))
+        joined.set()
+        return True
+
+    loop = ThreadLoop(work, "the mover", pause=lambda _: None)
+    ready.set()
+    assert joined.wait(5)
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    backoff, waits, now_s = Backoff(first_s=1.0, longest_s=10.0), [], 0.0
+    for _ in range(6):
+        backoff = backoff.failed("full", now_s)
+        waits.append(backoff.wait_s)
+        now_s += backoff.wait_s
+    assert waits == [1, 2, 4, 8, 10, 10]
+
+
+def test_each_reason_is_new_once() -> None:
+    backoff, new = Backoff(), []
+    for i, reason in enumerate(["full", "full", "stale", "full", "stale"]):
+        backoff = backoff.failed(reason, float(i))
+        new.append(backoff.is_new)
+    assert new == [True, False, True, False, False]
+
+
+def test_after_a_calm_the_next_failure_is_the_first_one_again() -> None:
+    backoff = Backoff(first_s=1.0, calm_s=60.0).failed("full", 0.0).failed("full", 2.0)
+    assert backoff.failed("full", 60.0).failures == 3
+    again = backoff.failed("full", 2.0 + backoff.wait_s + 60.0)
+    assert (again.failures, again.wait_s, again.is_new) == (1, 1.0, True)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=200))
+def test_wait_after_any_failures_is_within_its_bounds(times: list[float]) -> None:
+    backoff = Backoff(first_s=0.5, longest_s=30.0)
+    for now_s in sorted(times):
+        backoff = backoff.failed("full", now_s)
+        assert 0.5 <= backoff.wait_s <= 30.0
+        assert backoff.failures >= 1
