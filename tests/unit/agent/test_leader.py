@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from waiting import failures, run, scaled
+from waiting import failures, scaled
 
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
 from hpcgpu.agent.leader import Leader, LeaderContext
@@ -181,19 +181,16 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_fork_server_with_unreadable_reports_counts_as_dead(
+async def test_fork_server_with_unreadable_reports_counts_as_dead(
     pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
 ) -> None:
-    async def body() -> None:
-        ours, theirs = pair
-        died = asyncio.Event()
-        spawner = ForkServerSpawner(ForkServer(ours, 0), died.set)
-        child = spawner.adopt(1 << 30, theirs)
-        theirs.send(b"garbage")
-        await died.wait()
-        assert child.exited.result() == -9
-
-    run(body)
+    ours, theirs = pair
+    died = asyncio.Event()
+    spawner = ForkServerSpawner(ForkServer(ours, 0), died.set)
+    child = spawner.adopt(1 << 30, theirs)
+    theirs.send(b"garbage")
+    await died.wait()
+    assert child.exited.result() == -9
     (said,) = failures(log)
     assert said.startswith("reading the fork server's reports failed: UnpicklingError")
 
@@ -211,20 +208,17 @@ def test_a_signal_ends_the_run_also_where_its_answer_raises(log: pytest.LogCaptu
     assert failures(log) == ["the answer to SIGTERM failed: RuntimeError: no"]
 
 
-def test_a_member_that_cannot_hand_over_ends_with_the_reason(log: pytest.LogCaptureFixture) -> None:
+async def test_a_member_that_cannot_hand_over_ends_with_the_reason(log: pytest.LogCaptureFixture) -> None:
     def close_gracefully(reason: str) -> None:
         raise RuntimeError("no")
 
-    async def body() -> None:
-        member = Member(context())
-        member.watch = SimpleNamespace(peer_address="tls://x")
-        member.nannies = [SimpleNamespace(close_gracefully=close_gracefully)]
-        member.drain(None)
-        await member.ended.wait()
-        assert (member.exit_code, member.why) == (
-            os.EX_SOFTWARE,
-            "its workers could not be retired: RuntimeError: no",
-        )
-
-    run(body)
+    member = Member(context())
+    member.watch = SimpleNamespace(peer_address="tls://x")
+    member.nannies = [SimpleNamespace(close_gracefully=close_gracefully)]
+    member.drain(None)
+    await member.ended.wait()
+    assert (member.exit_code, member.why) == (
+        os.EX_SOFTWARE,
+        "its workers could not be retired: RuntimeError: no",
+    )
     assert failures(log) == ["handing over the workers' data failed: RuntimeError: no"]

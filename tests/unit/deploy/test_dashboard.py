@@ -60,46 +60,36 @@ def test_only_who_came_by_ssh_is_told_of_ssh() -> None:
     assert far_hint(4000, {"SSH_CONNECTION": "1 2 3 4", "JPY_PARENT_PID": "7"}, "login2") == ""
 
 
-def test_no_way_to_the_scheduler_is_said_in_the_browser() -> None:
-    async def use() -> bytes:
-        async def connect() -> object:
-            raise OSError("gone")
-
-        forwarder = await Forwarder.open(connect, lambda: "SECRET")
-        reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
-        writer.write(b"GET /SECRET/status HTTP/1.1\r\n\r\n")
-        said = await reader.read()
-        writer.close()
-        forwarder.close()
-        return said
-
-    said = asyncio.run(use())
-    assert said.startswith(b"HTTP/1.1 502")
-    assert b"The scheduler does not answer: gone" in said
+async def no_scheduler() -> object:
+    raise OSError("gone")
 
 
-def test_neighbours_who_only_connect_are_limited() -> None:
+async def test_no_way_to_the_scheduler_is_said_in_the_browser() -> None:
+    forwarder = await Forwarder.open(no_scheduler, lambda: "SECRET")
+    reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+    writer.write(b"GET /SECRET/status HTTP/1.1\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    forwarder.close()
+    assert answer.startswith(b"HTTP/1.1 502")
+    assert b"The scheduler does not answer: gone" in answer
+
+
+async def test_neighbours_who_only_connect_are_limited() -> None:
     """One more than may wait is turned away at once; who goes makes room."""
-
-    async def use() -> bytes:
-        async def connect() -> object:
-            raise OSError("gone")
-
-        forwarder = await Forwarder.open(connect, lambda: "SECRET")
-        silent = [await asyncio.open_connection("127.0.0.1", forwarder.port) for _ in range(64)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
-        said = await reader.read()
-        for _, other in (*silent, (reader, writer)):
-            other.close()
-        await asyncio.gather(*(r.read() for r, _ in silent))
-        reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        forwarder.close()
-        return said + answer
-
-    assert asyncio.run(use()).startswith(b"HTTP/1.1 404")
+    forwarder = await Forwarder.open(no_scheduler, lambda: "SECRET")
+    silent = [await asyncio.open_connection("127.0.0.1", forwarder.port) for _ in range(64)]
+    reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+    assert await reader.read() == b""
+    for _, other in (*silent, (reader, writer)):
+        other.close()
+    await asyncio.gather(*(r.read() for r, _ in silent))
+    reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    forwarder.close()
+    assert answer.startswith(b"HTTP/1.1 404")
 
 
 # --- what a worker reports of itself, and what becomes of it
@@ -309,34 +299,26 @@ def on(screen: Screen, monkeypatch: pytest.MonkeyPatch, **options: float) -> Pro
     return Progress([], **options)
 
 
-def test_the_time_that_passes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use() -> list[str]:
-        screen = Screen()
-        progress = on(screen, monkeypatch)
-        monkeypatch.setattr("hpcgpu.deploy.progress.SHORT_S", 0.0)
-        progress.show("PENDING")
-        screen.news.clear()
-        await screen.news.wait()  # nothing has changed but the time
-        progress.end()
-        return screen.shown
-
-    first, *more, last, end = asyncio.run(use())
+async def test_the_time_that_passes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = on(screen := Screen(), monkeypatch)
+    monkeypatch.setattr("hpcgpu.deploy.progress.SHORT_S", 0.0)
+    progress.show("PENDING")
+    screen.news.clear()
+    await screen.news.wait()  # nothing has changed but the time
+    progress.end()
+    first, *more, last, end = screen.shown
     assert (first, last, end) == ("PENDING [0 s]", "PENDING", "end")
     assert re.fullmatch(r"PENDING \[\d+ s\]", more[0])
 
 
-def test_progress_shows_only_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(limit_s: float) -> list[str]:
-        screen = Screen()
-        progress = on(screen, monkeypatch)
+async def test_progress_shows_only_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit_s, first in ((60.0, "end"), (0.0, "closing [0 s]")):
+        progress = on(screen := Screen(), monkeypatch)
         monkeypatch.setattr("hpcgpu.deploy.progress.SHORT_S", limit_s)
         with progress.waiting("closing"):
             if not limit_s:
                 await screen.news.wait()
-        return screen.shown
-
-    assert asyncio.run(use(60.0)) == ["end"]
-    assert asyncio.run(use(0.0))[0] == "closing [0 s]"
+        assert screen.shown[0] == first
     late = on(screen := Screen(), monkeypatch, after_s=60.0)
     late.show("STARTING 0/1")
     late.end()

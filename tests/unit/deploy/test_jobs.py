@@ -107,9 +107,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return Slurm()
 
 
-def test_a_job_that_can_never_run_is_stuck_with_what_to_change(slurm: Slurm, tmp_path: Path) -> None:
+async def test_a_job_that_can_never_run_is_stuck_with_what_to_change(slurm: Slurm, tmp_path: Path) -> None:
     others = {"2": replace(WAITS, state=JobState.RUNNING), "3": JobStatus(JobState.PENDING, "PENDING", "Priority")}
-    found = asyncio.run(proven(slurm, LOW, {"1": WAITS, **others}))
+    found = await proven(slurm, LOW, {"1": WAITS, **others})
     assert {job_id: found[job_id] for job_id in others} == others
     assert found["1"].state is JobState.STUCK
     assert found["1"].reason == (
@@ -119,23 +119,23 @@ def test_a_job_that_can_never_run_is_stuck_with_what_to_change(slurm: Slurm, tmp
     assert (tmp_path / "asked").read_text().count("\n") == 1  # however many jobs
 
 
-def test_without_proof_it_waits_on(slurm: Slurm, tmp_path: Path) -> None:
+async def test_without_proof_it_waits_on(slurm: Slurm, tmp_path: Path) -> None:
     could = replace(LOW, nodes=2, walltime_s=60)  # a limit of another kind, such as a QOS's
-    assert asyncio.run(proven(slurm, could, {"1": WAITS})) == {"1": WAITS}
+    assert await proven(slurm, could, {"1": WAITS}) == {"1": WAITS}
     priority = {"1": JobStatus(JobState.PENDING, "PENDING", "Priority")}
     (tmp_path / "asked").unlink()
-    assert asyncio.run(proven(slurm, LOW, priority)) == priority
+    assert await proven(slurm, LOW, priority) == priority
     for own in ("--nodes=2", "-p other", "--qos=big", "--gpus-per-task=1"):  # nobody knows what is asked for
-        assert asyncio.run(proven(slurm, replace(LOW, extra_directives=(own,)), {"1": WAITS})) == {"1": WAITS}
+        assert await proven(slurm, replace(LOW, extra_directives=(own,)), {"1": WAITS}) == {"1": WAITS}
     assert not (tmp_path / "asked").exists()
     (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 1\n")
-    assert asyncio.run(proven(slurm, LOW, {"1": WAITS})) == {"1": WAITS}
+    assert await proven(slurm, LOW, {"1": WAITS}) == {"1": WAITS}
 
 
-def test_a_refusal_says_what_there_is_not(slurm: Slurm) -> None:
+async def test_a_refusal_says_what_there_is_not(slurm: Slurm) -> None:
     asked = replace(LOW, nodes=1, walltime_s=60, gpus_per_node=5)
     with pytest.raises(SubmitError, match="not available") as caught:
-        asyncio.run(submit(slurm, asked, slurm.script(asked), print, Patience()))
+        await submit(slurm, asked, slurm.script(asked), print, Patience())
     assert str(caught.value).splitlines()[-1] == "gpus_per_node=5, but the nodes of queue low have 4 at most"
 
 
@@ -194,85 +194,71 @@ def looked_after(tmp_path: Path, policy: Policy = QUIET, **calls: Any) -> Fleet:
     return fleet
 
 
-def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path: Path) -> None:
-    async def body() -> None:
-        jobs = make_run(tmp_path / "run", Slurm())
-        jobs.add([recorded(HEAD_ID, tmp_path), replace(recorded(MEMBER, tmp_path), role="member")], 0.0)
-        jobs.save()
-        read = Run.open(jobs.folder)
-        read.system = Slurm()
-        fleet = make_fleet(read, QUIET, JobSpec(name="x", argv=("true",)))
-        known = await fleet.news()
-        assert known.state is JobState.RUNNING
-        assert [job.state for job in read.members] == [JobState.RUNNING]
-        fleet.stop()
-        with pytest.raises(JobError, match="has closed"):
-            await fleet.news()
-
-    asyncio.run(body())
+async def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path: Path) -> None:
+    jobs = make_run(tmp_path / "run", Slurm())
+    jobs.add([recorded(HEAD_ID, tmp_path), replace(recorded(MEMBER, tmp_path), role="member")], 0.0)
+    jobs.save()
+    read = Run.open(jobs.folder)
+    read.system = Slurm()
+    fleet = make_fleet(read, QUIET, JobSpec(name="x", argv=("true",)))
+    known = await fleet.news()
+    assert known.state is JobState.RUNNING
+    assert [job.state for job in read.members] == [JobState.RUNNING]
+    fleet.stop()
+    with pytest.raises(JobError, match="has closed"):
+        await fleet.news()
     (question,) = questions()
     assert HEAD_ID in question
     assert MEMBER in question
 
 
-def test_job_is_unknown_without_an_answer(questions: Callable[[], list[str]], tmp_path: Path) -> None:
+async def test_job_is_unknown_without_an_answer(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "down").touch()
-
-    async def body() -> None:
-        jobs = looked_after(tmp_path, say=said.append)
-        for _ in range(2):
-            text = describe(await jobs.news(), date(2026, 11, 23)).text
-            assert text == "UNKNOWN (the batch system does not answer)"
-        (tmp_path / "down").unlink()
-        assert describe(await jobs.news(), date(2026, 11, 23)).text == "STARTING 0/1"
-        jobs.stop()
-
-    asyncio.run(body())
+    jobs = looked_after(tmp_path, say=said.append)
+    for _ in range(2):
+        text = describe(await jobs.news(), date(2026, 11, 23)).text
+        assert text == "UNKNOWN (the batch system does not answer)"
+    (tmp_path / "down").unlink()
+    assert describe(await jobs.news(), date(2026, 11, 23)).text == "STARTING 0/1"
+    jobs.stop()
     assert len(said) == 1
     assert "Unable to contact slurm controller" in said[0]
 
 
-def test_job_with_an_exit_code_is_polled(questions: Callable[[], list[str]], tmp_path: Path) -> None:
-    async def body() -> None:
-        policy = Policy(patience=Patience(ask_s=3600, news_s=0.05))
-        jobs = looked_after(tmp_path, policy)
-        head = recorded(HEAD_ID, tmp_path)
-        await when(lambda: len(questions()) == 2)  # a moment after its submission, and once more since it runs
-        await jobs.news()
-        asked = len(questions())  # from here on once an hour
-        Path(head.exit_file).write_text("0\n")
-        await jobs.check()
-        await when(lambda: len(questions()) > asked)
-        jobs.stop()
-
-    asyncio.run(body())
+async def test_job_with_an_exit_code_is_polled(questions: Callable[[], list[str]], tmp_path: Path) -> None:
+    policy = Policy(patience=Patience(ask_s=3600, news_s=0.05))
+    jobs = looked_after(tmp_path, policy)
+    head = recorded(HEAD_ID, tmp_path)
+    await when(lambda: len(questions()) == 2)  # a moment after its submission, and once more since it runs
+    await jobs.news()
+    asked = len(questions())  # from here on once an hour
+    Path(head.exit_file).write_text("0\n")
+    await jobs.check()
+    await when(lambda: len(questions()) > asked)
+    jobs.stop()
 
 
-def test_a_refusal_reaches_the_caller_of_scale(
+async def test_a_refusal_reaches_the_caller_of_scale(
     questions: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the loop acts while scale() writes the new number of jobs."""
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho sbatch: error: QOSMaxSubmitJobPerUserLimit >&2; exit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
+    fleet = make_fleet(make_run(tmp_path / "run", Slurm()), QUIET, JobSpec(name="x", argv=("true",)))
+    fleet.add_head(recorded(HEAD_ID, tmp_path))
+    fleet.start()
+    write = fleet.write
 
-    async def body() -> None:
-        fleet = make_fleet(make_run(tmp_path / "run", Slurm()), QUIET, JobSpec(name="x", argv=("true",)))
-        fleet.add_head(recorded(HEAD_ID, tmp_path))
-        fleet.start()
-        write = fleet.write
+    async def slow_write() -> None:
+        fleet.alarm.ring()
+        await asyncio.sleep(0.2)
+        await write()
 
-        async def slow_write() -> None:
-            fleet.alarm.ring()
-            await asyncio.sleep(0.2)
-            await write()
-
-        monkeypatch.setattr(fleet, "write", slow_write)
-        with pytest.raises(SubmitError, match="QOSMaxSubmitJobPerUserLimit"):
-            await fleet.scale(8)
-        fleet.stop()
-
-    asyncio.run(body())
+    monkeypatch.setattr(fleet, "write", slow_write)
+    with pytest.raises(SubmitError, match="QOSMaxSubmitJobPerUserLimit"):
+        await fleet.scale(8)
+    fleet.stop()
 
 
 def test_run_keeps_the_last_five_jobs_that_ended_unasked(tmp_path: Path) -> None:
@@ -342,61 +328,49 @@ def led_by(job_id: str, folder: Path) -> Fleet:
     return fleet
 
 
-def test_head_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> None:
-    async def look() -> None:
-        jobs = led_by(AGAIN, tmp_path)
-        for moment, text in SHOWN.items():
-            turn(moment)
-            assert describe(await jobs.news(), date(2026, 11, 23)).text == text
-        jobs.stop()
-
-    asyncio.run(look())
+async def test_head_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> None:
+    jobs = led_by(AGAIN, tmp_path)
+    for moment, text in SHOWN.items():
+        turn(moment)
+        assert describe(await jobs.news(), date(2026, 11, 23)).text == text
+    jobs.stop()
 
 
-def test_lost_node_of_a_job_that_keeps_the_others_is_named(turn: Turn) -> None:
+async def test_lost_node_of_a_job_that_keeps_the_others_is_named(turn: Turn) -> None:
     turn(DOWN)
     listed = {"1": JobStatus(JobState.RUNNING, "COMPLETING", trouble="in state COMPLETING")}
     before = {"1": ("node3", "node4")}
-    assert asyncio.run(on_lost_nodes(Slurm(), listed, ran_on=before))["1"].trouble == "node4 is down: Not responding"
-    assert asyncio.run(on_lost_nodes(Slurm(), listed)) == listed
+    assert (await on_lost_nodes(Slurm(), listed, ran_on=before))["1"].trouble == "node4 is down: Not responding"
+    assert await on_lost_nodes(Slurm(), listed) == listed
 
 
 @pytest.mark.parametrize(("job_id", "code"), [(ONE, ""), (TWO, ", exit code 143")])
-def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: str, tmp_path: Path) -> None:
+async def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: str, tmp_path: Path) -> None:
     """Of two nodes, too, of which squeue does not say which one was lost."""
     turn(DOWN)
-
-    async def look() -> None:
-        jobs = led_by(job_id, tmp_path)
-        try:
-            await jobs.news()
-        finally:
-            jobs.stop()
-
+    jobs = led_by(job_id, tmp_path)
     with pytest.raises(JobError) as caught:
-        asyncio.run(look())
+        await jobs.news()
+    jobs.stop()
     ended = f"job {job_id} has ended: NODE_FAIL (NodeDown, node4 is down: Not responding){code}; "
     assert str(caught.value).startswith(ended)
 
 
-def test_member_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> None:
+async def test_member_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> None:
     seen: list[str] = []
 
-    async def run() -> None:
-        def look() -> None:
-            seen.extend(describe(member, date(2026, 11, 23)).text for member in owned.members)
+    def look() -> None:
+        seen.extend(describe(member, date(2026, 11, 23)).text for member in owned.members)
 
-        owned = make_run(tmp_path / "run", Slurm())
-        owned.add([Job(id=AGAIN)], 0.0)
-        owned.target = 1
-        policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
-        fleet = make_fleet(owned, policy, JobSpec(name="x", argv=("true",)), changed=look)
-        for moment, text in SHOWN.items():
-            turn(moment)
-            await asyncio.to_thread(until, lambda text=text: text in seen, text)
-        fleet.stop()
-
-    asyncio.run(run())
+    owned = make_run(tmp_path / "run", Slurm())
+    owned.add([Job(id=AGAIN)], 0.0)
+    owned.target = 1
+    policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
+    fleet = make_fleet(owned, policy, JobSpec(name="x", argv=("true",)), changed=look)
+    for moment, text in SHOWN.items():
+        turn(moment)
+        await asyncio.to_thread(until, lambda text=text: text in seen, text)
+    fleet.stop()
 
 
 # --- scale and adapt in the words of Dask's and dask-jobqueue's users
@@ -521,16 +495,12 @@ def test_close_cancels_a_job_after_its_grace(
     assert said == []
 
 
-def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, "RUNNING", f"touch {tmp_path}/cancelled")
-
-    async def use() -> None:
-        closing = asyncio.create_task(ending.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
-        await asyncio.sleep(0.2)
-        (tmp_path / "over").touch()
-        await closing
-
-    asyncio.run(use())
+    closing = asyncio.create_task(ending.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
+    await asyncio.sleep(0.2)
+    (tmp_path / "over").touch()
+    await closing
     assert not (tmp_path / "cancelled").exists()
 
 
@@ -543,18 +513,14 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "asked"
 
 
-def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path, tmp_path: Path) -> None:
+async def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path, tmp_path: Path) -> None:
     said: list[str] = []
     exit_file = tmp_path / "exit"
     job = Job(id="7", exit_file=str(exit_file))
-
-    async def close() -> None:
-        closing = asyncio.create_task(ending.close_head(Slurm(), job, said.append))
-        await asyncio.to_thread(until, asked.exists, "squeue is asked")
-        exit_file.write_text("0\n")  # from here on the file is the only sign of the end
-        await asyncio.wait_for(closing, scaled(30))  # squeue alone is waited for for a minute
-
-    asyncio.run(close())
+    closing = asyncio.create_task(ending.close_head(Slurm(), job, said.append))
+    await asyncio.to_thread(until, asked.exists, "squeue is asked")
+    exit_file.write_text("0\n")  # from here on the file is the only sign of the end
+    await asyncio.wait_for(closing, scaled(30))  # squeue alone is waited for for a minute
     assert said == ["job 7: its script has ended with exit code 0; the batch system does not answer"]
     (pid,) = asked.read_text().split()
-    until(lambda: not Path(f"/proc/{pid}").exists(), "squeue has been ended")
+    await when(lambda: not Path(f"/proc/{pid}").exists())  # squeue has been ended

@@ -246,69 +246,59 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @BOTH
-def test_silent_peers_go_at_the_deadline(
+async def test_silent_peers_go_at_the_deadline(
     limit: Callable[[float], None], caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
-    async def main() -> None:
-        limit(1.0)
-        async with listening(protocol) as (listener, host, port):
-            silent = [await asyncio.open_connection(host, port) for _ in range(20)]
-            comm = await connect(listener.contact_address, timeout=scaled(20), **arguments(protocol, "connection"))
-            ends = await asyncio.gather(*(end_of(reader) for reader, _ in silent))
-            assert set(ends) == {"closed"}
-            await comm.write("still here")
-            assert await comm.read() == "still here"
-            await comm.write("end")
-            await comm.close()
-            for _, writer in silent:
-                writer.close()
-
-    asyncio.run(main())
+    limit(1.0)
+    async with listening(protocol) as (listener, host, port):
+        silent = [await asyncio.open_connection(host, port) for _ in range(20)]
+        comm = await connect(listener.contact_address, timeout=scaled(20), **arguments(protocol, "connection"))
+        ends = await asyncio.gather(*(end_of(reader) for reader, _ in silent))
+        assert set(ends) == {"closed"}
+        await comm.write("still here")
+        assert await comm.read() == "still here"
+        await comm.write("end")
+        await comm.close()
+        for _, writer in silent:
+            writer.close()
     (line,) = warnings(caplog)
     assert line == (
         f"connections without a handshake: the last one from {protocol}://127.0.0.1: no handshake within 1 s"
     )
 
 
-def test_handshake_deadline_without_the_time_of_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshake_deadline_without_the_time_of_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop with much to do turns slowly, though none of its timers is late for long."""
     limiter = HandshakeDeadline(1.0)
     monkeypatch.setitem(registry.backends, "tcp", registry.backends["tcp"])
     monkeypatch.setitem(registry.backends, "tls", registry.backends["tls"])
-
-    async def main() -> None:
-        accepted = asyncio.Event()
-        begin = limiter.begin
-        monkeypatch.setattr(limiter, "begin", lambda *given: (begin(*given), accepted.set()))
-        compat.limit_handshakes(limiter)
-        async with listening("tcp") as (_, host, port):
-            reader, writer = await asyncio.open_connection(host, port)
-            end = asyncio.create_task(end_of(reader))
-            await accepted.wait()
-            for _ in range(6):  # it turns six times in more than twice the deadline
-                time.sleep(0.4)  # noqa: ASYNC251
-                await asyncio.sleep(0)
-            assert not end.done()
-            assert await end == "closed"
-            writer.close()
-
-    asyncio.run(main())
+    accepted = asyncio.Event()
+    begin = limiter.begin
+    monkeypatch.setattr(limiter, "begin", lambda *given: (begin(*given), accepted.set()))
+    compat.limit_handshakes(limiter)
+    async with listening("tcp") as (_, host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        end = asyncio.create_task(end_of(reader))
+        await accepted.wait()
+        for _ in range(6):  # it turns six times in more than twice the deadline
+            time.sleep(0.4)  # noqa: ASYNC251
+            await asyncio.sleep(0)
+        assert not end.done()
+        assert await end == "closed"
+        writer.close()
 
 
 @BOTH
-def test_garbage_is_counted_and_closed(
+async def test_garbage_is_counted_and_closed(
     limit: Callable[[float], None], caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
-    async def main() -> None:
-        limit(20.0)
-        async with listening(protocol) as (_, host, port):
-            for _ in range(3):
-                reader, writer = await asyncio.open_connection(host, port)
-                writer.write(b"GET / HTTP/1.0\r\n\r\n" * 9)
-                await end_of(reader)
-                writer.close()
-
-    asyncio.run(main())
+    limit(20.0)
+    async with listening(protocol) as (_, host, port):
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET / HTTP/1.0\r\n\r\n" * 9)
+            await end_of(reader)
+            writer.close()
     (line,) = warnings(caplog)
     assert line.startswith(f"connections without a handshake: the last one from {protocol}://127.0.0.1: ")
 
@@ -363,13 +353,10 @@ def test_handshakes_at_the_end_are_not_logged(
     assert warnings(caplog) == []
 
 
-def test_stranger_with_own_certificate_gets_the_tls_reason(limit: Callable[[float], None]) -> None:
-    async def main() -> None:
-        limit(20.0)
-        async with listen("tls://127.0.0.1", echo, **arguments("tls", "listen")) as listener:
-            stranger = security(Certificate.make()).get_connection_args("worker")
-            with pytest.raises(OSError) as told:
-                await connect(listener.contact_address, timeout=5, **stranger)
-            assert isinstance(told.value.__cause__, ssl.SSLCertVerificationError)
-
-    asyncio.run(main())
+async def test_stranger_with_own_certificate_gets_the_tls_reason(limit: Callable[[float], None]) -> None:
+    limit(20.0)
+    async with listen("tls://127.0.0.1", echo, **arguments("tls", "listen")) as listener:
+        stranger = security(Certificate.make()).get_connection_args("worker")
+        with pytest.raises(OSError) as told:
+            await connect(listener.contact_address, timeout=5, **stranger)
+        assert isinstance(told.value.__cause__, ssl.SSLCertVerificationError)

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from distributed import Scheduler, Worker
 from distributed.comm.addressing import get_address_host
-from waiting import run
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.connect_first import connect_first
@@ -71,39 +70,32 @@ async def asked(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], d
     return await reader.readexactly(len(data))
 
 
-def test_a_connection_that_is_reset_leaves_the_others_alone() -> None:
-    async def body() -> None:
-        async with tunnel() as through:
-            first, second = await through.connect(), await through.connect()
-            assert await asked(first, b"one") == b"one"
-            assert await asked(second, b"two") == b"two"
-            first[1].write(bytes(8 << 20))  # more than fits into the buffers, and nobody reads what comes back
-            await asyncio.sleep(0.1)
-            first[1].transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            first[1].transport.abort()
-            for _ in range(20):
-                assert await asked(second, b"three") == b"three"
-            assert not any(task.done() for task in through.running)
-
-    run(body)
+async def test_a_connection_that_is_reset_leaves_the_others_alone() -> None:
+    async with tunnel() as through:
+        first, second = await through.connect(), await through.connect()
+        assert await asked(first, b"one") == b"one"
+        assert await asked(second, b"two") == b"two"
+        first[1].write(bytes(8 << 20))  # more than fits into the buffers, and nobody reads what comes back
+        await asyncio.sleep(0.1)
+        first[1].transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        first[1].transport.abort()
+        for _ in range(20):
+            assert await asked(second, b"three") == b"three"
+        assert not any(task.done() for task in through.running)
 
 
 @pytest.mark.parametrize("end", ["closed", "cancelled"])
-def test_when_the_tunnel_ends_all_its_connections_have_ended(end: str) -> None:
+async def test_when_the_tunnel_ends_all_its_connections_have_ended(end: str) -> None:
     """Their users would wait for an answer for ever."""
-
-    async def body() -> None:
-        async with tunnel() as through:
-            connections = [await through.connect() for _ in range(3)]
-            for connection in connections:
-                assert await asked(connection, b"one") == b"one"
-            if end == "closed":
-                through.far.close()
-            else:
-                through.running[0].cancel()
-            assert [await reader.read() for reader, _ in connections] == [b"", b"", b""]
-
-    run(body)
+    async with tunnel() as through:
+        connections = [await through.connect() for _ in range(3)]
+        for connection in connections:
+            assert await asked(connection, b"one") == b"one"
+        if end == "closed":
+            through.far.close()
+        else:
+            through.running[0].cancel()
+        assert [await reader.read() for reader, _ in connections] == [b"", b"", b""]
 
 
 ALL = ("0.0.0.0", "::")
@@ -153,16 +145,11 @@ def test_missing_interface_or_address_is_an_error() -> None:
         local_address("hsn0")
 
 
-def test_workers_reach_a_scheduler_by_each_of_its_addresses() -> None:
-    async def join() -> dict[str, str]:
-        async with Scheduler(host="", port=0, protocol="tcp", dashboard_address="127.0.0.1:0") as scheduler:
-            loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-            joined = {}
-            for bound in compat.bound_hosts(scheduler):
-                reached = await connect_first([f"tcp://{loopback[bound]}:{scheduler.port}"], security(None), 10.0)
-                async with Worker(reached.address, host=reached.own_host, dashboard_address="127.0.0.1:0") as worker:
-                    joined[bound] = get_address_host(worker.address)
-            return joined
-
-    own = {"0.0.0.0": "127.0.0.1"} | ({"::": "::1"} if socket.has_dualstack_ipv6() else {})
-    assert asyncio.run(join()) == own
+async def test_workers_reach_a_scheduler_by_each_of_its_addresses() -> None:
+    loopback, joined = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}, {}
+    async with Scheduler(host="", port=0, protocol="tcp", dashboard_address="127.0.0.1:0") as scheduler:
+        for bound in compat.bound_hosts(scheduler):
+            reached = await connect_first([f"tcp://{loopback[bound]}:{scheduler.port}"], security(None), 10.0)
+            async with Worker(reached.address, host=reached.own_host, dashboard_address="127.0.0.1:0") as worker:
+                joined[bound] = get_address_host(worker.address)
+    assert joined == {"0.0.0.0": "127.0.0.1"} | ({"::": "::1"} if socket.has_dualstack_ipv6() else {})

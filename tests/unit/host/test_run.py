@@ -70,19 +70,15 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), "all are gone", limit_s=20)
 
 
-def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
+async def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-
-    async def main() -> int:
-        task = asyncio.create_task(host.run(bash('echo $$ > "$1"; sleep 60', str(fifo))))
-        pid = int(await asyncio.to_thread(fifo.read_text))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return pid
-
-    assert not alive(asyncio.run(main()))
+    task = asyncio.create_task(host.run(bash('echo $$ > "$1"; sleep 60', str(fifo))))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not alive(pid)
 
 
 def test_program_with_a_child_on_its_output_does_not_block() -> None:
@@ -93,15 +89,10 @@ def test_program_with_a_child_on_its_output_does_not_block() -> None:
     os.kill(int(result.stdout), 9)
 
 
-def test_no_more_copies_at_once_than_allowed(tmp_path: Path) -> None:
-    script = 'mkdir "$1/$$"; ls "$1" | wc -l; sleep 0.05; rmdir "$1/$$"'
-
-    async def main() -> list[int]:
-        command = bash(script, str(tmp_path))
-        results = await asyncio.gather(*(host.run(command) for _ in range(3 * host.COPIES)))
-        return [int(result.stdout) for result in results]
-
-    assert 1 < max(asyncio.run(main())) <= host.COPIES
+async def test_no_more_copies_at_once_than_allowed(tmp_path: Path) -> None:
+    command = bash('mkdir "$1/$$"; ls "$1" | wc -l; sleep 0.05; rmdir "$1/$$"', str(tmp_path))
+    results = await asyncio.gather(*(host.run(command) for _ in range(3 * host.COPIES)))
+    assert 1 < max(int(result.stdout) for result in results) <= host.COPIES
 
 
 def test_a_started_process_lives_on_and_is_ended(tmp_path: Path) -> None:
