@@ -158,9 +158,7 @@ def test_what_a_sites_jobs_do_not_ask_for_is_not_compared(dialect: Slurm) -> Non
 
 HEAD_ID, MEMBER = "41", "42"
 QUIET = Policy(patience=Patience(ask_s=3600, news_s=3600))  # asks when it is told to
-LISTED = next(
-    r.stdout for r in records(BATCH / "slurm" / "22.05.8" / "17-node-died.txt") if r.command.startswith("squeue ")
-)
+LISTED = next(r.stdout for r in records(BATCH / "slurm/22.05.8/17-node-died.txt") if r.command.startswith("squeue "))
 
 
 @pytest.fixture
@@ -423,18 +421,7 @@ def test_check_scale_takes_exactly_one_size() -> None:
         check_scale(n, jobs, cores, memory)
     check_scale(None, None, None, "1GB")
     check_scale(None, None, 8, "1GB")
-    for wrong in (
-        (),
-        (2, 1),
-        (2, None, 8, "1GB"),
-        (2, None, 8),
-        (-1,),
-        (2.5,),
-        ("2",),
-        (True,),
-        (None, -1),
-        (None, 1.5),
-    ):
+    for wrong in ((), (2, 1), (2, None, 8, "1"), (2, None, 8), (-1,), (2.5,), ("2",), (True,), (None, -1), (None, 1.5)):
         with pytest.raises(ConfigError, match=r"^scale\(.*\); give one of them, 0 or more: n workers, jobs, or cores"):
             check_scale(*(*wrong, None, None, None, None)[:4])
 

@@ -76,10 +76,7 @@ def test_nothing_of_the_words_remains(words: dict[str, list[str]], data: st.Data
         ("127.0.0.1 0.0.0.0 hwloc 2.9.0", "127.0.0.1 0.0.0.0 hwloc 2.9.0"),
         ("[fe80::1:2]:80 at 10:20:30", "[ip1]:80 at 10:20:30"),
         ("3c:ec:ef:12:34:56", "mac1"),
-        (
-            "0000:41:00.0 GPU-3b2f9a10-1111-2222-3333-444455556666",
-            "0000:41:00.0 GPU-uuid1",
-        ),
+        ("0000:41:00.0 GPU-3b2f9a10-1111-2222-3333-444455556666", "0000:41:00.0 GPU-uuid1"),
         ("/u/ada/x of ada@site.edu on n12.site.edu", "path1/x of mail1 on host1"),
         ("job of ada on n12, ada's", "job of user1 on host2, user1's"),
         ("API_TOKEN=abc HF_TOKEN: 'x'", "API_TOKEN=(secret) HF_TOKEN: '(secret)'"),
