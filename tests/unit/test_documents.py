@@ -64,26 +64,12 @@ def test_readme_is_short_and_its_lines_are_tried() -> None:
     for text in LINES:
         if text.startswith("hpcgpu"):
             doc_blocks.check_mention(text)
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 110
-    first = "\n".join(text.splitlines()[:65])
-    assert all(word in first for word in ("hpcgpu site list", 'site="delta", gpus=8', "hpcgpu plan", "hpcgpu doctor"))
-    typed = ("git clone", "pip install", "hpcgpu demo", "hpcgpu run --gpus sim:4x16MiB", "Cluster(nodes=2")
-    assert re.search(".*".join(map(re.escape, typed)), text, re.DOTALL)
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 
 
-# What a newcomer looks for, and the page that has it.
-ANSWERS = {
-    "a known site": "how-to/sites.md",
-    "an unknown site": "tutorial/real-site.md",
-    "a notebook": "how-to/notebook.md",
-    "dask-cuda": "coming-from/dask-cuda.md",
-    "a full GPU": "explanation/memory.md",
-    "workers that do not connect": "explanation/doctor.md",
-    "speed": "benchmarks.md",
-    "all ways to start": "how-to/start.md",
-    "an installation for all": "how-to/operators.md",
-}
+# What a newcomer looks for: sites, notebooks, a full GPU, workers that do not connect, speed, and so on.
+ANSWERS = {"how-to/sites", "how-to/notebook", "how-to/start", "how-to/operators", "tutorial/real-site", "benchmarks"}
+ANSWERS |= {"coming-from/dask-cuda", "explanation/memory", "explanation/doctor"}
 
 
 def links(page: Path) -> set[Path]:
@@ -92,11 +78,10 @@ def links(page: Path) -> set[Path]:
     return {(page.parent / target).resolve() for target in targets}
 
 
-@pytest.mark.parametrize("question", ANSWERS)
-def test_answer_is_two_links_from_the_readme(question: str) -> None:
+def test_answers_are_two_links_from_the_readme() -> None:
     first = links(ROOT / "README.md")
     second = {target for page in first if page.suffix == ".md" for target in links(page)}
-    assert ROOT / "docs" / ANSWERS[question] in first | second
+    assert {ROOT / "docs" / f"{answer}.md" for answer in ANSWERS} <= first | second
 
 
 def test_index_has_the_headings_and_commands_of_the_help() -> None:
@@ -118,13 +103,9 @@ def test_readme_plans_known_machines_as_shown() -> None:
     plan = run(*line("hpcgpu plan ")[1:])
     assert "  9 ranks and 8 workers; rank 0 has the scheduler" in plan.splitlines()
     assert re.search(r"^  worker-3 .* NUMA 0, ", plan, re.M), "the page says that this site's nodes are documented"
-    assert "(Vista does)" in (ROOT / "docs/how-to/sites.md").read_text()
-    cost = run("plan", "--site", "vista", "--gpus", "8", "--account", "m0000", "--walltime", "01:00:00", "--no-ask")
-    assert re.search(r"^  cost: about 8 SU ", cost, re.M)
 
 
 # --- the pages for users of other tools, and the table of memory options
-
 
 OURS = {user_name(f) for f in options()} | set(hpcgpu.__all__)
 ALIASES = {alias for f in options() for alias in f.metadata["aliases"]}
@@ -194,7 +175,6 @@ def test_memory_row_with_an_error_is_an_error(row: list[str]) -> None:
 
 # --- each row of a table of faults names its test
 
-
 NAMING = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md")), *sorted((ROOT / "tests").rglob("*.md"))]
 # Pages with tables of faults, and where these begin.
 FAULTS = {
@@ -234,11 +214,7 @@ def test_tests_that_are_named_exist() -> None:
 @pytest.mark.parametrize("page", FAULTS)
 def test_every_row_names_a_test(page: str) -> None:
     text = (ROOT / page).read_text().partition(FAULTS[page])[2]
-    rows = [
-        line
-        for line in text.splitlines()
-        if line.startswith("| ") and not line.startswith(("| fault |", "| fault in |", "| seen |"))
-    ]
+    rows = [line for line in text.splitlines() if re.match(r"\| (?!fault \||fault in \||seen \|)", line)]
     assert [row for row in rows if not re.search(r"`tests/[\w/]+\.py::\w+`[^|]*\|$", row)] == []
     assert len(rows) >= 10
 

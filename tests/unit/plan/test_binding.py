@@ -35,12 +35,6 @@ def test_expected_plan(name: str) -> None:
     check_golden(TOPOLOGIES / "golden" / f"{name}.txt", text)
 
 
-@pytest.mark.parametrize("name", ["polaris-a100", "delta-a100x4", "frontier", "lumi-g", "daint-gh200"])
-def test_where_each_node_has_as_many_gpus_no_core_is_remote(name: str) -> None:
-    nodes = {n.os_index: n.cpuset for n in DOCUMENTED[name].numa_nodes}
-    assert all(b.cpuset <= nodes[b.gpus[0].numa_node or 0] for b in documented(name))
-
-
 def test_polaris_daint_and_lumi_are_planned_as_documented() -> None:
     ports = [b.nics[0].name for b in documented("polaris-a100")]
     assert (ports[3], ports[1]) == ("mlx5_0", "mlx5_1")

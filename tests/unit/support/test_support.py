@@ -10,8 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import bench
-import bench_page
 import leaks
 import pytest
 from paths import PACKAGE, ROOT, SUPPORT, TESTS
@@ -86,28 +84,13 @@ def test_decide_fails_for_skips_and_failures_that_come_again(tmp_path: Path, mon
     assert "fault: it: required tests were skipped" in done.stdout
 
 
-sys.path.append(str(ROOT / "scripts"))
-
-
 def test_page_and_charts_show_the_figures_of_the_csv_files() -> None:
+    import bench_page
+
     assert bench_page.differences() == []
 
 
-def test_a_benchmark_with_options_replaces_only_its_figures(tmp_path: Path) -> None:
-    def values() -> list[tuple[str, str, str]]:
-        return [(row["case"], row["value"], row["most"]) for row in bench.read(tmp_path / "load.csv")]
-
-    figure = {"bench": "load", "case": "a", "measure": "ms", "who": "hpcgpu", "value": 2, "unit": "ms", "runs": 3}
-    bench.record("load", [figure, {**figure, "case": "b"}], [], tmp_path)
-    bench.record("load", [{**figure, "value": 5, "spread": [4, 7]}], ["--only", "a"], tmp_path)
-    assert values() == [("a", "5", "7"), ("b", "2", "")]
-    bench.record("load", [{**figure, "value": None, "why": "no GPU"}], [], tmp_path)
-    assert values() == [("a", "", "")]
-    assert [run["options"] for run in bench.read(tmp_path / "runs.csv")] == [""]
-
-
 def test_run_reports_parts_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
     import gpu
 
     monkeypatch.setattr(gpu, "ASK", {"cupy": "import no_such_library"})

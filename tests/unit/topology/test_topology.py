@@ -19,31 +19,6 @@ from hpcgpu.topology import hwloc_xml, nccl_xml, pci, safe_xml, sysfs
 from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
 
-@pytest.mark.parametrize(
-    ("name", "numa", "cores", "vendor", "homes"),
-    [
-        ("coral-lassen", [0, 8], 40, "nvidia", [0, 0, 8, 8]),
-        ("coral-ea-hwloc1", [0, 1], 20, "nvidia", [0, 0, 1, 1]),  # its BMC is a VGA device too
-        ("epyc-corona", list(range(8)), 48, "amd", [1, 2, 5, 7]),
-        ("epyc-corona-hwloc1", list(range(8)), 48, "amd", [1, 2, 5, 7]),
-        ("turin-4gpu-nvml", list(range(8)), 128, "nvidia", [1, 2, 6, 7]),
-        ("nvidiaDGX2", [0, 1], 4, "nvidia", [0] * 8 + [1] * 8),
-        ("power8gpudistances", [0, 1], 8, "nvidia", [0, 0, 1, 1]),
-        ("intel-4gpu", [0, 1], 8, "intel", [0, 0, 1, 1]),
-        ("opa-hfi", [0], 4, "", []),
-        ("test-topo", [0, 1, 2, 3], 176, "", []),
-        ("16intel64-manyVFs", [0, 1], 16, "", []),
-    ],
-)
-def test_nodes_cores_and_gpus(name: str, numa: list[int], cores: int, vendor: str, homes: list[int]) -> None:
-    topology = machine(name)
-    assert [n.os_index for n in topology.numa_nodes] == numa
-    assert len(topology.cores) == cores
-    assert [g.numa_node for g in topology.gpus] == homes
-    assert {g.vendor for g in topology.gpus} == ({vendor} if vendor else set())
-    assert all(n.memory_bytes > 2**30 and n.cpuset for n in topology.numa_nodes)
-
-
 def test_gpu_facts_come_from_nvml_and_cuda_devices() -> None:
     gpu = machine("turin-4gpu-nvml").gpus[0]
     assert gpu.pci == "0000:06:00.0"
