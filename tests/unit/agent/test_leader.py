@@ -8,14 +8,13 @@ import operator
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from waiting import failures, scaled
+from programs import python
+from waiting import failures
 
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
 from hpcgpu.agent.leader import Leader, LeaderContext
@@ -50,8 +49,7 @@ with ForcedEnd(fork_server, 0.5) as forced:
 
 
 def test_an_end_that_does_not_come_is_forced_and_said() -> None:
-    argv = [sys.executable, "-c", CODE]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
+    done = python(CODE)
     assert done.returncode == os.EX_SOFTWARE, done.stderr
     assert "has not ended within 0.5 s; it is killed, and its workers" in done.stderr
 
@@ -122,9 +120,7 @@ print(json.dumps({
 
 def test_a_fork_finds_what_it_needs_at_its_start() -> None:
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as ranks have it
-    argv = [sys.executable, "-c", PRELOAD]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=scaled(60), check=True)
-    facts = json.loads(done.stdout)
+    facts = json.loads(python(PRELOAD, env=env, check=True).stdout)
     assert facts.pop("distributed")
     assert facts == {"new": [], "arrays": False, "threads": 1, "size": 1000}
 

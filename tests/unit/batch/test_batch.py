@@ -19,6 +19,7 @@ from golden import check_golden
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paths import BATCH
+from programs import program
 from recordings import Record, records
 from waiting import scaled
 
@@ -805,12 +806,11 @@ def test_a_refusal_reaches_the_caller(
     system = batch.get(name)
     spec = JobSpec(name="x", argv=("true",))
     command = system.submit(system.script(spec), spec)
-    program = tmp_path / command.argv[0]
     (tmp_path / "said").write_text(record.stderr)
-    program.write_text(f'#!/bin/sh\ncat > "$0.script"\ncat "${{0%/*}}/said" >&2\nexit {record.returncode}\n')
-    program.chmod(0o755)
+    path = tmp_path / command.argv[0]
+    program(path, f'cat > "$0.script"\ncat "${{0%/*}}/said" >&2\nexit {record.returncode}')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(SubmitError, match=said) as caught:
         system.read_submit(run_sync(command))
     assert record.stderr.partition("\nusage:")[0].strip() in str(caught.value)
-    assert (tmp_path / f"{program.name}.script").read_text() == command.stdin
+    assert path.with_suffix(".script").read_text() == command.stdin

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from paths import ROOT, TOPOLOGIES
+from programs import program
 
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.errors import ConfigError, HpcGpuError
@@ -213,11 +214,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer(folder: Path, words: str, code: int = 0) -> None:
-    program = folder / "sbatch"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" > {folder}/asked; cat >> {folder}/asked\necho "{words}" >&2\nexit {code}\n'
-    )
-    program.chmod(0o755)
+    asked = f'echo "$@" > {folder}/asked; cat >> {folder}/asked'
+    program(folder / "sbatch", f'{asked}\necho "{words}" >&2\nexit {code}')
 
 
 def examine(*words: str) -> Result:
@@ -266,11 +264,9 @@ def test_a_wrong_account_is_a_failure_and_no_answer_is_none(slurm: Path) -> None
     ],
 )
 def test_pbs_is_asked_about_the_queue(slurm: Path, queue: str, verdict: str, words: str) -> None:
-    program = slurm / "qstat"
     queues = {name: {"enabled": "True", "started": "True"} for name in ("workq", "debug")}
     answer_ = json.dumps({"Queue": {**queues, "closed": {"enabled": "False"}}})
-    program.write_text(f"#!/bin/sh\n[ $1 = -Q ] || exit 1\necho '{answer_}'\n")
-    program.chmod(0o755)
+    program(slurm / "qstat", f"[ $1 = -Q ] || exit 1\necho '{answer_}'")
     more = ("--queue", queue) if queue else ()
     request = findings("--batch", "pbs", "--gpus-per-node", "4", *more)["job request"]
     assert request["verdict"] == verdict
@@ -301,9 +297,7 @@ def test_what_is_typed_wrong_is_an_error_of_usage(slurm: Path, monkeypatch: pyte
 
 def test_what_qsub_refuses_is_a_line_too(slurm: Path) -> None:
     """The words are those of tests/data/batch/pbs/head/02-qsub-bad-queue.txt."""
-    program = slurm / "qsub"
-    program.write_text("#!/bin/sh\necho 'qsub: Unknown queue' >&2\nexit 170\n")
-    program.chmod(0o755)
+    program(slurm / "qsub", "echo 'qsub: Unknown queue' >&2\nexit 170")
     done = examine("--submit", "--batch", "pbs", "--gpus-per-node", "4", "--queue", "none")
     assert done.return_value == 1
     assert "qsub: Unknown queue" in done.stdout

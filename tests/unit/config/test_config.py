@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +16,7 @@ from distributed import LocalCluster
 from distributed.security import Security
 from hypothesis import given as draw
 from hypothesis import strategies as st
-from waiting import scaled
+from programs import python
 
 from hpcgpu.config import READERS, migration, read_value
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
@@ -548,31 +546,25 @@ def test_no_key_is_lost(system: str, data: st.DataObject) -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user who has configured dask-jobqueue."""
     (tmp_path / ".config" / "dask").mkdir(parents=True)
     text = "jobqueue: {slurm: {queue: theirs, processes: 4, walltime: '01:00:00'}, pbs: {queue: other}}"
     (tmp_path / ".config" / "dask" / "jobqueue.yaml").write_text(text)
-    return tmp_path
+    return ranks.environment(HOME=str(tmp_path))
 
 
-def python(home: Path, code: str) -> subprocess.CompletedProcess[str]:
-    argv, env = [sys.executable, "-c", code], ranks.environment(HOME=str(home))
-    return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
-
-
-def test_ranks_do_not_read_it_nor_import_dask_for_it(home: Path) -> None:
+def test_ranks_do_not_read_it_nor_import_dask_for_it(home: dict[str, str]) -> None:
     code = "import sys; from hpcgpu.deploy.settings import read; print(read({}, '').settings.queue, "
-    assert python(home, code + "'dask' in sys.modules)").stdout == "None False\n"
+    assert python(code + "'dask' in sys.modules)", env=home).stdout == "None False\n"
 
 
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
-def test_submission_reads_its_section_and_logs_ignored_keys_once(home: Path, first: str) -> None:
+def test_submission_reads_its_section_and_logs_ignored_keys_once(home: dict[str, str], first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
     code = first + "from hpcgpu.deploy.jobs.submitter import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
-    done = python(
-        home,
-        code + "    _, s, system = read_job({'gpus_per_node': 4}, 'keyword {name}', (), b); print(system.script(s))",
-    )
+    code += "    _, s, system = read_job({'gpus_per_node': 4}, 'keyword {name}', (), b); print(system.script(s))"
+    done = python(code, env=home)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("--partition=theirs") == 2
     assert done.stdout.count("--time=01:00:00") == 2
@@ -580,4 +572,4 @@ def test_submission_reads_its_section_and_logs_ignored_keys_once(home: Path, fir
     assert "00:30:00" not in done.stdout
     assert done.stderr.count("hpcgpu: dask config jobqueue.slurm: ignored are processes") == 1
     code = "from hpcgpu import SLURMGPUCluster\nSLURMGPUCluster(nodes=0)"
-    assert "jobqueue.slurm: ignored are processes" in python(home, code).stderr
+    assert "jobqueue.slurm: ignored are processes" in python(code, env=home).stderr

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from fleets import make_fleet, make_run
 from paths import BATCH
+from programs import program
 from recordings import records
 from waiting import scaled, until, when
 
@@ -97,12 +98,8 @@ WAITS = JobStatus(JobState.PENDING, "PENDING", "PartitionNodeLimit", advice="few
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     """A Slurm whose sinfo answers as it was recorded, and whose sbatch refuses."""
-    for name, text in {
-        "sinfo": f'echo "$@" >> {tmp_path}/asked\ncat << END\n{SINFO}END\n',
-        "sbatch": "echo 'Requested node configuration is not available' >&2; exit 1\n",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
-        (tmp_path / name).chmod(0o755)
+    program(tmp_path / "sinfo", f'echo "$@" >> {tmp_path}/asked\ncat << END\n{SINFO}END')
+    program(tmp_path / "sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return Slurm()
 
@@ -167,11 +164,8 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
     (tmp_path / "listed").write_text(LISTED)
     down = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     for name, answer in (("squeue", f"cat {tmp_path}/listed"), ("sinfo", "true")):
-        (tmp_path / name).write_text(
-            f'#!/bin/sh\necho "$0 $@" >> {tmp_path}/asked\n'
-            f'[ ! -e {tmp_path}/down ] || {{ echo "{down}" >&2; exit 1; }}\n{answer}\n'
-        )
-        (tmp_path / name).chmod(0o755)
+        fails = f'[ ! -e {tmp_path}/down ] || {{ echo "{down}" >&2; exit 1; }}'
+        program(tmp_path / name, f'echo "$0 $@" >> {tmp_path}/asked\n{fails}\n{answer}')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def asked() -> list[str]:
@@ -241,8 +235,7 @@ async def test_a_refusal_reaches_the_caller_of_scale(
     questions: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the loop acts while scale() writes the new number of jobs."""
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho sbatch: error: QOSMaxSubmitJobPerUserLimit >&2; exit 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    program(tmp_path / "sbatch", "echo sbatch: error: QOSMaxSubmitJobPerUserLimit >&2; exit 1")
     fleet = make_fleet(make_run(tmp_path / "run", Slurm()), QUIET, JobSpec(name="x", argv=("true",)))
     fleet.add_head(recorded(HEAD_ID, tmp_path))
     fleet.start()
@@ -307,8 +300,7 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
         assert len(answers) == 3
         for moment, answer in enumerate(answers):
             (tmp_path / f"{name}.{moment}").write_text(answer)
-        (tmp_path / name).write_text(f'#!/bin/sh\nread -r moment < {tmp_path}/moment; cat "$0.$moment"\n')
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name, f'read -r moment < {tmp_path}/moment; cat "$0.$moment"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def to(moment: int) -> None:
@@ -448,9 +440,8 @@ def test_bounds_of_adapt() -> None:
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel: str) -> None:
     """Put a squeue that knows job 7 in this state, and a scancel."""
-    for name, body in (("squeue", f"[ -e {folder}/over ] || echo '7|{state}|0|N/A||None|'"), ("scancel", scancel)):
-        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-        (folder / name).chmod(0o755)
+    program(folder / "squeue", f"[ -e {folder}/over ] || echo '7|{state}|0|N/A||None|'")
+    program(folder / "scancel", scancel)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
@@ -494,8 +485,7 @@ async def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkey
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A squeue that never answers, and the file with its processes' ids."""
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/asked\nexec sleep 600\n")
-    (tmp_path / "squeue").chmod(0o755)
+    program(tmp_path / "squeue", f"echo $$ >> {tmp_path}/asked\nexec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path / "asked"
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ import pytest
 from distributed import Client, Scheduler, Worker
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import python
 
 import hpcgpu
 from hpcgpu import sim
@@ -208,7 +208,7 @@ print(is_mapped())
 
 
 def test_glibc_variable_is_applied_if_changed_and_a_number() -> None:
-    done = subprocess.run([sys.executable, "-c", MALLOPT], capture_output=True, text=True, check=True)
+    done = python(MALLOPT, check=True)
     assert done.stdout.split() == ["True", "True", "False"]
 
 
@@ -270,7 +270,7 @@ def test_jemalloc_is_in_force_and_is_purged() -> None:
     if not library:
         pytest.skip("no libjemalloc.so.2 here")
     env = {**os.environ, "LD_PRELOAD": library, "MALLOC_CONF": "dirty_decay_ms:-1"}
-    done = subprocess.run([sys.executable, "-c", ALLOCATOR], env=env, capture_output=True, text=True, check=True)
+    done = python(ALLOCATOR, env=env, check=True)
     assert done.stdout.startswith("jemalloc 5.")
     assert done.stdout.endswith(" True\n")
     assert host_memory.in_force() == "system"

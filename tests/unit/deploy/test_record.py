@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import BATCH, DATA, TOPOLOGIES
+from programs import program
 from recordings import records
 
 from hpcgpu.batch import get
@@ -329,8 +330,7 @@ def whole(run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     for answer in ANSWERS:
         name = answer.command.split()[0]
         (programs / f"{name}.txt").write_text(answer.stdout)
-        (programs / name).write_text(f"#!/bin/sh\ncat {programs / name}.txt\n")
-        (programs / name).chmod(0o755)
+        program(programs / name, f"cat {programs / name}.txt")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setenv("HWLOC_XMLFILE", str(TOPOLOGIES / "drm-4gpu.xml"))
     return bug_report.write("mine", str(tmp_path / "report"))

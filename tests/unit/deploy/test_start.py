@@ -9,6 +9,7 @@ from pathlib import Path
 import fakesys
 import pytest
 from paths import BATCH
+from programs import program
 from recordings import records
 
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
@@ -151,9 +152,8 @@ def test_topo_plans_with_it_and_asks_once_for_all_nodes(monkeypatch: pytest.Monk
 
 def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Mpirun, which answers, does not replace it: on a slow login node every job would get another launcher."""
-    for program, line in {"srun": "exec sleep 60", "mpirun": "echo 'mpirun (Open MPI) 5.0.11'"}.items():
-        (tmp_path / program).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / program).chmod(0o755)
+    program(tmp_path / "srun", "exec sleep 60")
+    program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setattr(start, "_QUERY_S", 1.0)

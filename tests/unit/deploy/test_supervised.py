@@ -7,8 +7,6 @@ import errno
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import make_fleet, make_run, make_view
 from local_system import Local
+from programs import python
 from waiting import LIMIT_S, aside, failures, until, when
 
 from hpcgpu.deploy.cluster.classes import JobAdaptive
@@ -270,7 +269,7 @@ async def main():
 
 asyncio.run(main())
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ended = python(code)
     assert ended.returncode == 1
     assert "the end of the worker failed: TypeError" in ended.stderr
 

@@ -9,13 +9,12 @@ import mmap
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import scaled
+from programs import python
 
 from hpcgpu.host import peer_memory
 from hpcgpu.host.host_memory import memory_left, memory_limit
@@ -193,10 +192,7 @@ FIRST = min(os.sched_getaffinity(0))
 
 
 def bound(policy: str, nodes: str, cpus: str = str(FIRST)) -> dict[str, object]:
-    argv = [sys.executable, "-c", textwrap.dedent(CODE), policy, nodes, cpus]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, object] = json.loads(python(CODE, policy, nodes, cpus, check=True).stdout)
     return found
 
 

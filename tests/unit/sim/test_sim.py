@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from distributed import Client, LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from programs import python
 from waiting import aside, scaled, until
 
 from hpcgpu import sim
@@ -264,13 +263,8 @@ def test_use_is_published_to_other_processes(tmp_path: Path) -> None:
     device = sim.SimGpu(MIB, usage_file=path)
     held = device.empty(1000, "u1")
     assert sim.read_usage_bytes(path) == 1000
-    other = subprocess.run(
-        [sys.executable, "-c", "import sys; from hpcgpu.sim import read_usage_bytes as r; print(r(sys.argv[1]))", path],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(other.stdout) == 1000
+    code = "import sys; from hpcgpu.sim import read_usage_bytes as r; print(r(sys.argv[1]))"
+    assert python(code, path).stdout == "1000\n"
     del held
     assert sim.read_usage_bytes(path) == device.used_bytes == 0
     assert sim.read_usage_bytes(tmp_path / "none") == 0

@@ -9,8 +9,6 @@ import itertools
 import os
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from programs import python
 from spill_stores import NewStore
 from waiting import aside, scaled
 
@@ -165,8 +164,7 @@ disk.close()
 @pytest.mark.parametrize("kind", ["fallocate", "no fallocate"])
 def test_short_writes_and_refused_ones_lose_nothing(tmp_path: Path, kind: str) -> None:
     """A limit of the kernel on files that are longer already: the fifth object is written in part, then refused."""
-    argv = [sys.executable, "-c", LIMITED, str(tmp_path), kind]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
+    done = python(LIMITED, tmp_path, kind)
     assert done.stdout == "File too large 4\nFile too large\nTrue\n", done.stderr
 
 
