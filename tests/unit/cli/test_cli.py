@@ -50,10 +50,6 @@ def script(tmp_path: Path) -> str:
     [
         (["--gpu", "sim:1"], "Did you mean"),
         (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
-        (["--device-memory-limit", "-1"], "allowed: a fraction of the memory"),
-        (["--device-memory-limit", "5 Gigs"], "'5GB'"),
-        (["--walltime", "2h30"], "'HH:MM:SS'"),
-        (["--nodes", "0"], "a whole number from 1"),
         (["--gpus", "sim:2", "--gpus-per-node", "4"], "leave gpus_per_node out"),
         (["--site", "nowhere"], "no site 'nowhere'; there are: "),
         (["--launcher", "ssh"], "allowed: srun, mpirun, fork"),
