@@ -44,7 +44,7 @@ def prepare(name: str, place: str) -> None:
         import distributed.shuffle  # noqa: F401
 
     if place == "sim":
-        from hpcgpu.sim.dask import register
+        from hpcgpu.sim import register
 
         register()
     if place == "gpu":

@@ -22,7 +22,7 @@ import psutil
 from distributed import Client, LocalCluster, Security, wait
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.deploy.network.protocols import is_ucx_installed
+from hpcgpu.deploy.network import is_ucx_installed
 
 MIB = 1 << 20
 SIZES = {16 << 10: 1000, 64 << 10: 1000, 1 * MIB: 128, 64 * MIB: 8}  # of an array, and how many of them

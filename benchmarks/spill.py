@@ -42,7 +42,7 @@ from distributed import Client, LocalCluster, Worker, wait
 import hpcgpu
 from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import register
 from hpcgpu.spill import GpuSpillBuffer
 
 MIB = 2**20

@@ -25,8 +25,7 @@ from distributed import Client, Scheduler, Worker, wait
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
-from hpcgpu.sim import asarray
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import asarray, register
 
 MIB = 2**20
 COLUMNS = ("process", "managed", "unmanaged", "recent", "spilled", "device", "host", "disk")

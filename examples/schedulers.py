@@ -20,8 +20,7 @@ import dask.array as da
 from distributed import Client, LocalCluster
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.sim import asarray
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import asarray, register
 
 
 def main() -> int:

@@ -15,8 +15,7 @@ import numpy as np
 from distributed import Client
 
 import hpcgpu
-from hpcgpu.sim import asarray
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import asarray, register
 
 
 def main() -> int:

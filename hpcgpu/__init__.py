@@ -12,12 +12,12 @@ _ERRORS = (
 )
 _HOMES = {
     **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
-    "GPURunner": "hpcgpu.deploy.runner",
-    "GPUWorker": "hpcgpu.deploy.processes.gpu_worker",
+    "GPURunner": "hpcgpu.deploy.start",
+    "GPUWorker": "hpcgpu.deploy.processes.worker",
     "LocalGPUCluster": "hpcgpu.deploy.cluster.classes",
     "PBSGPUCluster": "hpcgpu.deploy.cluster.classes",
     "SLURMGPUCluster": "hpcgpu.deploy.cluster.classes",
-    "asproxy": "hpcgpu.spill.proxies.dask",
+    "asproxy": "hpcgpu.spill.proxies.proxy",
     "bindings": "hpcgpu.deploy.workers",
     "memory": "hpcgpu.deploy.workers",
     "trim_memory": "hpcgpu.deploy.workers",

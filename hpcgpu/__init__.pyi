@@ -2,8 +2,8 @@
 from hpcgpu.deploy.cluster.classes import LocalGPUCluster as LocalGPUCluster
 from hpcgpu.deploy.cluster.classes import PBSGPUCluster as PBSGPUCluster
 from hpcgpu.deploy.cluster.classes import SLURMGPUCluster as SLURMGPUCluster
-from hpcgpu.deploy.processes.gpu_worker import GPUWorker as GPUWorker
-from hpcgpu.deploy.runner import GPURunner as GPURunner
+from hpcgpu.deploy.processes.worker import GPUWorker as GPUWorker
+from hpcgpu.deploy.start import GPURunner as GPURunner
 from hpcgpu.deploy.workers import bindings as bindings
 from hpcgpu.deploy.workers import memory as memory
 from hpcgpu.deploy.workers import trim_memory as trim_memory
@@ -16,7 +16,7 @@ from hpcgpu.errors import ParseError as ParseError
 from hpcgpu.errors import SpillError as SpillError
 from hpcgpu.errors import SubmitError as SubmitError
 from hpcgpu.errors import TrustError as TrustError
-from hpcgpu.spill.proxies.dask import asproxy as asproxy
+from hpcgpu.spill.proxies.proxy import asproxy as asproxy
 from hpcgpu.spill.proxies.proxy import unproxy as unproxy
 
 __version__: str

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from hpcgpu.errors import HpcGpuError, message_of
-from hpcgpu.model.command import Backoff
+from hpcgpu.model.job import Backoff
 
 logger = logging.getLogger("distributed.hpcgpu")
 # Waiting callers get an error only after three failures in a row.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcgpu.model import CpuSet
-from hpcgpu.pictures.svg import render_svg
+from hpcgpu.pictures import render_svg
 from hpcgpu.plan.binding import plan_bindings
 from hpcgpu.topology import hwloc_xml
 

@@ -19,8 +19,7 @@ from lab import NUMBER, Lab
 from paths import BATCH
 from waiting import scaled, until
 
-from hpcgpu.batch import Slurm
-from hpcgpu.batch.inventory import questions
+from hpcgpu.batch import Slurm, questions
 from hpcgpu.batch.slurm import ask_offers
 from hpcgpu.model import Command, JobSpec
 

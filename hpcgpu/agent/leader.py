@@ -1,4 +1,4 @@
-"""Lead a node: start its workers, watch them, and end them."""
+"""Lead a node, or a job that joins a running cluster: start its workers, watch them, and end them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
 from hpcgpu.errors import LaunchError, cause_of
-from hpcgpu.host import log
+from hpcgpu.host import log, process
 from hpcgpu.model import RunDocument, WorkerSpec
+from hpcgpu.supervise import reason_of
 
 if TYPE_CHECKING:
     from distributed import Nanny
     from distributed.security import Security
+
+    from hpcgpu.deploy.network.scheduler_file import SchedulerFile
+
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -132,7 +137,7 @@ class Leader:
         """
         from distributed.comm import connect
 
-        from hpcgpu.deploy.network.connect_first import connect_first
+        from hpcgpu.deploy.network.scheduler_file import connect_first
         from hpcgpu.deploy.processes.nanny import make_nanny
 
         deadline_s = min(self.context.run.settings.death_timeout_s, reach_s)
@@ -226,7 +231,7 @@ class ForcedEnd:
 
 def security_of(scheduler: Mapping[str, Any]) -> Security:
     """Return the Security for connections to the scheduler in a rank's record."""
-    from hpcgpu.deploy.network.tls import Certificate, security
+    from hpcgpu.deploy.network.scheduler_file import Certificate, security
 
     return security(Certificate(scheduler["cert"], scheduler["key"]) if scheduler.get("cert") else None)
 
@@ -235,9 +240,140 @@ async def report_failure(scheduler: Mapping[str, Any], text: str) -> None:
     """Report to rank 0 why this node has no workers: it would wait for them."""
     from distributed.core import rpc
 
-    from hpcgpu.deploy.network.connect_first import connect_first
+    from hpcgpu.deploy.network.scheduler_file import connect_first
 
     trust = security_of(scheduler)
     reached = await connect_first(scheduler["addresses"], trust, _REPORT_S)
     async with rpc(reached.address, connection_args=trust.get_connection_args("worker")) as to:
         await to.hpcgpu_failed(text=text)
+
+
+_POLL_S = 0.5  # many jobs may read one folder
+# The scheduler listens before its file is written.
+_REACH_S = 10.0
+# KillWait of Slurm is 30 s, and as little as 5 at some sites; PBS gives 10.
+_CANCELLED_S = 4.0
+# If no worker can take the data, a later one may.
+_AGAIN_S = 5.0
+# A scheduler that says goodbye closes the workers' connections, too.
+_GOODBYE_S = 2.0
+_GONE = "its launcher is gone"
+_BROKEN = "worker-handle-scheduler-connection-broken"  # Worker.handle_scheduler of distributed 2026.8.0
+
+
+class Member(Leader):
+    """The workers of one node, in a cluster whose scheduler is in another job."""
+
+    def __init__(self, context: LeaderContext) -> None:
+        super().__init__(context)
+        self._retiring: asyncio.Task[None] | None = None
+        self._cancelled = ""
+
+    async def serve(self) -> int:
+        """Join, then stay until the scheduler ends the run or all workers have left; return the exit code."""
+        file = await self._find_scheduler()
+        self.context.scheduler = {"addresses": file.addresses, "cert": file.cert, "key": file.key}
+        self.security = security_of(self.context.scheduler)
+        await self.start_workers(_REACH_S)
+        with self._launcher_watched():
+            return await self._stay()
+
+    async def _stay(self) -> int:
+        goodbye = asyncio.ensure_future(self.hear_goodbye())
+        left = asyncio.ensure_future(self.workers_ended())
+        try:
+            await asyncio.wait((goodbye, left), return_when=asyncio.FIRST_COMPLETED)
+            if not goodbye.done() and all(n.farewell and n.farewell != _BROKEN for n in self.nannies):
+                return 0
+            await asyncio.wait((goodbye,), timeout=_GOODBYE_S)
+            if goodbye.done() and goodbye.result():
+                return 0
+        finally:
+            goodbye.cancel()
+            left.cancel()
+        reason = "the scheduler is gone" if goodbye.done() else "its workers have lost the scheduler"
+        self.end(os.EX_UNAVAILABLE, f"{reason}: no goodbye from {self.watch.peer_address}")
+        return self.exit_code
+
+    @contextlib.contextmanager
+    def _launcher_watched(self) -> Iterator[None]:
+        """Leave when srun is gone: Slurm has given the job up, and kills its processes without a warning."""
+        # This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
+        # SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            launcher = process.find(self.context.environ.get(process.LAUNCHER, ""))
+            pidfd = stack.enter_context(process.watched(*launcher)) if launcher else None
+            if pidfd is not None:
+
+                def leave() -> None:
+                    loop.remove_reader(pidfd)
+                    self._leave(_GONE)
+
+                name = "leaving without a launcher"
+                orphaned = supervise.log_errors(leave, name, lambda _: self.end(os.EX_SOFTWARE, _GONE))
+                loop.add_reader(pidfd, orphaned)
+                stack.callback(loop.remove_reader, pidfd)
+            yield
+
+    async def _find_scheduler(self) -> SchedulerFile:
+        """Wait for the cluster's scheduler file."""
+        from hpcgpu.deploy.network import scheduler_file
+
+        folder, deadline_s = Path(self.context.run.folder), self.context.run.settings.death_timeout_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await supervise.until(functools.partial(asyncio.to_thread, scheduler_file.read, folder), _POLL_S)
+        except TimeoutError:
+            raise LaunchError(
+                f"{folder} has no scheduler file after {deadline_s:g} s (death_timeout). Has the job of this cluster's "
+                "scheduler started, and is this folder on a file system that all nodes share?"
+            ) from None
+        except OSError as e:
+            raise LaunchError(f"the cluster of this job has ended: its folder is gone: {e}") from e
+
+    def stop(self, sig: signal.Signals, why: str) -> None:
+        """Leave because of a signal. At SIGTERM the workers move as much data as they can in a few seconds."""
+        if sig != signal.SIGTERM or not self.nannies:
+            super().stop(sig, why)
+            return
+        self._cancelled = why
+        self._leave(why)
+        reason = f"{why}, and its data could not be moved within {_CANCELLED_S:g} s"
+        asyncio.get_running_loop().call_later(_CANCELLED_S, self.end, 128 + sig, reason)
+
+    def drain(self, left_s: float | None) -> None:
+        """Leave before the job's time limit."""
+        self._leave("its time ends soon" if left_s is None else f"its time ends in {left_s:.0f} s")
+
+    def _leave(self, why: str) -> None:
+        log.say(f"the workers of this job hand over their data and leave: {why}")
+        if self.watch is None:
+            self.end(os.EX_UNAVAILABLE, f"{why}, and it has not found its cluster yet")
+        elif self._retiring is None:
+            self._retiring = supervise.start(
+                self._hand_over,
+                "handing over the workers' data",
+                lambda e: self.end(os.EX_SOFTWARE, f"its workers could not be retired: {reason_of(e)}"),
+            )
+
+    async def _hand_over(self) -> None:
+        from hpcgpu.deploy.processes.nanny import hand_over
+
+        for nanny in self.nannies:
+            nanny.close_gracefully(reason="hpcgpu-drain")  # a worker that dies meanwhile is not replaced
+        with contextlib.suppress(OSError):  # then the scheduler is gone, which serve() sees
+            while True:
+                left, count = await hand_over(self.nannies, self.watch.peer_address, self.security)
+                if left == count:
+                    break
+                if self._cancelled:
+                    self.end(128 + signal.SIGTERM, f"{self._cancelled}, and no worker could take its data")
+                await asyncio.sleep(_AGAIN_S)
+            self.end(0)
+
+    async def close(self) -> None:
+        """End the workers that are left."""
+        if self._retiring:
+            self._retiring.cancel()
+        await super().close()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.agent.leader import LeaderContext
-    from hpcgpu.agent.missing import MissingRanks
     from hpcgpu.agent.rank0 import SchedulerProcess
+    from hpcgpu.agent.rendezvous import MissingRanks
     from hpcgpu.model import Layout, RunDocument
 
 Records = list[dict[str, Any]]
@@ -40,9 +40,9 @@ def read_bootstrap_settings(text: str) -> BootstrapSettings:
         fields = {name: raw[name] for name in OWN}
         return BootstrapSettings(**fields, **settings)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        from hpcgpu.config import document
+        from hpcgpu import config
 
-        document.read(text)  # raises with the exact fault
+        config.read(text)  # raises with the exact fault
         raise ConfigError(f"not a run document of this hpcgpu ({error}): {text[:80]!r}") from error
 
 
@@ -69,9 +69,9 @@ class Rank:
 
     @functools.cached_property
     def _run(self) -> RunDocument:
-        from hpcgpu.config import document
+        from hpcgpu import config
 
-        return document.read(self._document)
+        return config.read(self._document)
 
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
@@ -163,7 +163,7 @@ class Rank:
 
     @functools.cached_property
     def _missing_ranks(self) -> MissingRanks:
-        from hpcgpu.agent.missing import MissingRanks
+        from hpcgpu.agent.rendezvous import MissingRanks
 
         folder = None
         with contextlib.suppress(LaunchError):
@@ -239,8 +239,7 @@ class Rank:
         """Lead: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
-        from hpcgpu.agent.leader import ForcedEnd, Leader
-        from hpcgpu.agent.member import Member
+        from hpcgpu.agent.leader import ForcedEnd, Leader, Member
         from hpcgpu.agent.rank0 import Rank0Leader
 
         def make() -> Leader:

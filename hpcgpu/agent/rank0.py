@@ -52,8 +52,8 @@ class SchedulerProcess:
     """
 
     def __init__(self, run: RunDocument, resources: LeaderResources, allocation: Allocation, *, local: bool) -> None:
-        from hpcgpu.deploy.network.protocols import exposed, is_ucx_installed, ucx_missing
-        from hpcgpu.deploy.network.tls import Certificate, secret
+        from hpcgpu.deploy.network import exposed, is_ucx_installed, ucx_missing
+        from hpcgpu.deploy.network.scheduler_file import Certificate, secret
         from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 
         settings = run.settings

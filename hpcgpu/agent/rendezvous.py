@@ -17,23 +17,214 @@ import ctypes
 import faulthandler
 import json
 import os
+import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcgpu.agent import missing
-from hpcgpu.errors import LaunchError, WorldError
-from hpcgpu.host import pids, process
+from hpcgpu.errors import HpcGpuError, LaunchError, WorldError
+from hpcgpu.host import log, process
 from hpcgpu.launch import read_launch, read_rank
-from hpcgpu.model import CpuSet
+from hpcgpu.model import CpuSet, RankFacts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpcgpu.model import RankFacts
     from hpcgpu.model.allocation import BootstrapSettings
+
+
+# A rank's title while it waits for the others; 15 characters are kept.
+TITLE = "hpcgpu-rdzv"
+_LATE = "hpcgpu-late"
+_SETTLE_S = 0.2
+# A rank waits this many times as long for the rank that acts for it as nodes wait for each other.
+_WAIT_FACTOR = 4
+_DOES = {"T": "is stopped", "t": "is held by a debugger", "D": "waits for a disk or a file system"}
+
+
+class NodeRanks(NamedTuple):
+    """The ranks of a launch on one node, as its processes show them."""
+
+    host: str
+    present: tuple[int, ...]  # ranks at the rendezvous
+    absent: dict[int, str]  # the state of each other rank's process
+
+
+class MissingRanks:
+    """The end of a rendezvous that a rank has missed.
+
+    ``environ`` identifies this launch's ranks. ``folder`` belongs to this launch alone, and nodes may share it. The
+    ranks of a launch start, and are late, within ``together_s`` of each other; they were waited for ``deadline_s``.
+    """
+
+    def __init__(
+        self,
+        facts: RankFacts,
+        environ: Mapping[str, str],
+        host: str,
+        folder: Path | None,
+        deadline_s: float,
+        together_s: float = 5.0,
+    ) -> None:
+        self._facts, self._environ, self._host = facts, environ, host
+        self._folder, self._deadline_s, self._together_s = folder, deadline_s, together_s
+        self._shown: Path | None = None
+        self._in = 0  # the inode of the folder
+
+    def note(self) -> None:
+        """Show the other nodes the ranks that are here so far: their deadline may be earlier than this node's."""
+        present, absent = self._look()
+        if min(present) == self._facts.rank:
+            with contextlib.suppress(OSError, HpcGpuError):
+                self._show(self._node(present, absent))
+
+    def withdraw(self) -> None:
+        """Remove this node's file from the folder: all ranks have come."""
+        if self._shown:
+            with contextlib.suppress(OSError):  # another node's file is in the folder, or the folder is gone
+                self._shown.unlink()
+                self._shown.parent.rmdir()
+
+    def report(self) -> None:
+        """Report the missing ranks, once for all nodes that see each other, and kill those of this node."""
+        # The first rank of a node whose deadline passes does it; the others wait for its end.
+        present, absent = self._look()
+        if acting := self._acting(present):
+            process.wait_for_end(acting.pid, acting.started, _WAIT_FACTOR * self._together_s)
+            return
+        nodes = self._share(self._node(present, absent))
+        if not self._is_reported() and self._is_first():
+            where = os.fspath(self._folder) if self._folder else ""
+            log.say(describe(self._facts.size, nodes, self._deadline_s, where, self._environ))
+        if len(nodes) > 1:
+            time.sleep(self._together_s)  # other nodes may be that much later, and read the files
+        if self._folder:
+            import shutil
+
+            shutil.rmtree(self._folder, ignore_errors=True)
+        for proc in (p for ranks in absent.values() for p in ranks):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(proc.pid, signal.SIGKILL)
+
+    def _is_reported(self) -> bool:
+        """Return True if another node has reported, and removed this node's file."""
+        if self._shown is None:
+            return False
+        try:
+            return not self._shown.exists() or self._shown.parent.stat().st_ino != self._in
+        except OSError:
+            return True
+
+    def _acting(self, present: Mapping[int, process.Process]) -> process.Process | None:
+        """Return the process of the rank that acts for this node; None: this one does."""
+        rank_here = self._facts.rank  # of this process
+        if first := [p for rank, p in present.items() if p.title == _LATE and rank != rank_here]:
+            return first[0]
+        process.set_title(_LATE)
+        time.sleep(_SETTLE_S)  # ranks that are late at the same time see each other then
+        late = {rank: p for rank, p in self._look()[0].items() if p.title == _LATE and rank < rank_here}
+        return late[min(late)] if late else None
+
+    def _node(self, present: Mapping[int, process.Process], absent: Mapping[int, list[process.Process]]) -> NodeRanks:
+        does = {r: f"process {p.pid} {_DOES.get(p.state, 'has not come so far')}" for r, (p, *_) in absent.items()}
+        return NodeRanks(self._host, tuple(sorted(present)), does)
+
+    def _look(self) -> tuple[dict[int, process.Process], dict[int, list[process.Process]]]:
+        """Return this node's processes of the ranks at the rendezvous, and of the other ranks."""
+        ranks: dict[int, list[process.Process]] = {}
+        for proc in process.user_processes():
+            if (rank := self._rank_of(proc)) is not None:
+                ranks.setdefault(rank, []).append(proc)
+        present = {r: p for r, processes in ranks.items() for p in processes if p.title in (TITLE, _LATE)}
+        present.setdefault(self._facts.rank, process.Process(os.getpid(), 0, 0, "", TITLE, {}))
+        return present, {r: processes for r, processes in ranks.items() if r not in present}
+
+    def _rank_of(self, proc: process.Process) -> int | None:
+        try:
+            facts = read_rank(proc.environ)
+        except ValueError:
+            return None
+        if (facts.launcher, facts.size) != (self._facts.launcher, self._facts.size):
+            return None
+        launch = read_launch(self._environ)
+        alike = read_launch(proc.environ) == launch if launch else proc.parent == os.getppid()
+        return facts.rank if alike else None
+
+    def _share(self, node: NodeRanks) -> list[NodeRanks]:
+        """Return the ranks of all nodes that share the folder."""
+        try:
+            if self._is_reported() or (path := self._show(node)) is None:
+                return [node]
+            from hpcgpu.host import private
+
+            time.sleep(self._together_s)
+            others = [_read(private.read(other)) for other in path.parent.glob("late-*") if other != path]
+        except (OSError, HpcGpuError):
+            return [node]  # each node sees only itself
+        return sorted([node, *others], key=lambda n: n.present)
+
+    def _show(self, node: NodeRanks) -> Path | None:
+        """Write this node's ranks for the other nodes; return the path, or None without other nodes or a folder."""
+        if self._folder is None or self._facts.local_size == self._facts.size:
+            return None
+        from hpcgpu.host import private  # brings pathlib, 5 CPU ms
+
+        private.make_folder(self._folder)
+        path = self._folder / f"late-{self._host}"
+        private.write(path, json.dumps(node))
+        self._in = self._in or self._folder.stat().st_ino
+        self._shown = path
+        return path
+
+    def _is_first(self) -> bool:
+        """Return True if this node is the first to report."""
+        try:
+            if self._folder:
+                os.close(os.open(self._folder / "said", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:
+            return True  # there is no folder
+        return True
+
+
+def _read(text: str) -> NodeRanks:
+    host, present, absent = json.loads(text)
+    return NodeRanks(host, tuple(present), {int(rank): does for rank, does in absent.items()})
+
+
+def describe(
+    size: int, nodes: Sequence[NodeRanks], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
+) -> str:
+    """Describe the ranks that are missing and those that came, of ``size`` promised ones, after ``deadline_s``.
+
+    ``folder`` is where nodes show each other their ranks ("": nowhere); ``environ`` is a rank's, which may name all
+    nodes.
+    """
+    present = {rank for node in nodes for rank in node.present}
+    absent = [f"rank {r} on {node.host} ({node.absent[r]})" for node in nodes for r in sorted(node.absent)]
+    unseen = set(range(size)) - present - {rank for node in nodes for rank in node.absent}
+    began = f"not all {size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout)"
+    here = ", ".join(f"{_ranks(node.present)} on {node.host}" for node in nodes)
+    if not absent and not unseen:
+        return (
+            f"all {size} ranks came to the rendezvous, but MPI did not connect them within {deadline_s:g} s "
+            f"(--death-timeout): {here}. Let them meet by file: --rendezvous file"
+        )
+    if not unseen:
+        return f"{began}. Missing: {', '.join(absent)}. There: {here}"
+    missing = ", ".join([*absent, f"{_ranks(unseen)} (no process is seen)"])
+    nodelist = (environ or {}).get("SLURM_STEP_NODELIST") or (environ or {}).get("SLURM_JOB_NODELIST")
+    listed = f" of {nodelist}" if nodelist else ""
+    seen = f"Seen are the nodes{listed} that share {folder}" if folder else "Only this rank's node is seen"
+    return f"{began}. Missing: {missing}. There: {here}. {seen}"
+
+
+def _ranks(ranks: Sequence[int] | set[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {CpuSet(ranks)}"
+
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
 _RECORD_BYTES = 8192
@@ -84,7 +275,7 @@ def meet_by_mpi(
     """
     with _limited(limit), _quick_settings():
         mpi = _load_mpi()  # before a rank waits for its leader
-        with process.titled(missing.TITLE):
+        with process.titled(TITLE):
             if launch and facts.local_rank:
                 wait_for_leader(launch)
             # MPI waits in C for all ranks without end; mpi4py's own call keeps the GIL (4.1.2)
@@ -123,18 +314,18 @@ def wait_for_leader(launch: str) -> None:
     # leader, in another PID namespace, goes on after 1 s.
     end = time.monotonic() + _LEADER_S
     # The launcher has started it, as this rank, a moment earlier or later: so its list of children begins with it.
-    first = next((p.pid for p in pids.siblings() if _leads(p, launch)), None)
+    first = next((p.pid for p in process.siblings() if _leads(p, launch)), None)
     leaders = [first] if first else []
     unseen_s, look_s = time.monotonic() + _UNSEEN_S, time.monotonic() + (_SIBLING_S if first else 0.0)
     while (now := time.monotonic()) < end and (leaders or now < unseen_s):
         if now >= look_s:  # a shell may stand before it, so it may be another process by now
-            look_s, leaders = now + _LOOK_S, [p.pid for p in pids.user_processes() if _leads(p, launch)]
-        if any(pids.title(pid) == missing.TITLE for pid in leaders):
+            look_s, leaders = now + _LOOK_S, [p.pid for p in process.user_processes() if _leads(p, launch)]
+        if any(process.title(pid) == TITLE for pid in leaders):
             return
         time.sleep(_LEADER_POLL_S)
 
 
-def _leads(process: pids.Process, launch: str) -> bool:
+def _leads(process: process.Process, launch: str) -> bool:
     environ = process.environ
     try:
         return read_launch(environ) == launch and read_rank(environ).local_rank == 0

@@ -1,19 +1,29 @@
-"""Batch systems: one module per system, each a pure value: floor 2. Commands go out, results come in.
+"""Batch systems: one module per system, each a pure value. Commands go out, results come in.
 
 To add one: a frozen class, derived from :class:`BatchSystem`, in its own module, and recordings of its programs'
-output under ``tests/data/batch``.
+output under ``tests/data/batch``. Here queues and nodes are parsed for the draft of a site file: Slurm 22.05.8, OpenPBS
+23.06.06.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from hpcgpu.batch.common import BatchSystem as BatchSystem
 from hpcgpu.batch.pbs import Pbs as Pbs
+from hpcgpu.batch.pbs import size_bytes
+from hpcgpu.batch.slurm import GPUS, ask_offers, limit_s
 from hpcgpu.batch.slurm import Slurm as Slurm
 from hpcgpu.errors import ConfigError
+from hpcgpu.model import Command, Result
+from hpcgpu.model.site import Inventory, NodeType, Queue
+from hpcgpu.units import format_duration
 
 SYSTEMS: Mapping[str, type[Slurm] | type[Pbs]] = MappingProxyType({"slurm": Slurm, "pbs": Pbs})
 
@@ -23,3 +33,199 @@ def get(name: str, **dialect: Any) -> BatchSystem:  # fields of the system's own
     if name not in SYSTEMS:
         raise ConfigError(f"there is no batch system {name!r}; allowed: {', '.join(SYSTEMS)}")
     return SYSTEMS[name](**dialect)
+
+
+_WORD = re.compile(r"(\w+)=(\S*)")
+_ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Nodes of one kind in a queue."""
+
+    queue: str
+    nodes: int
+    gpus: int
+    gpu: str = ""
+    cpus: int | None = None
+    memory_mib: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its type in a site file: ``a100x4``."""
+        return f"{re.sub(r'[^a-z0-9-]', '-', self.gpu.lower()) or 'gpu'}x{self.gpus}"
+
+
+def questions(batch: str) -> tuple[Command, ...]:
+    """Return the commands that ask for queues, their limits and their nodes, in the order of :func:`read`'s results."""
+    if batch == "slurm":
+        return (
+            ask_offers(None),
+            Command(("scontrol", "show", "partition", "--oneliner")),
+            Command(("scontrol", "show", "config")),
+        )
+    return (
+        Command(("pbsnodes", "-av", "-F", "json")),
+        Command(("qstat", "-Q", "-f", "-F", "json")),
+        Command(("qstat", "-B", "-f", "-F", "json")),
+    )
+
+
+def read(batch: str, results: Sequence[Result]) -> Inventory:
+    """Parse the answers; ``silent`` names the programs that failed."""
+    silent = tuple(
+        f"{result.argv[0]}: {' '.join(result.stderr.split()) or f'exit code {result.returncode}'}"
+        for result in results
+        if result.returncode != 0
+    )
+    first, second, third = ("" if result.returncode != 0 else result.stdout for result in results)
+    return (_slurm if batch == "slurm" else _pbs)(first, second, third, silent)
+
+
+def _limits(fewest: int, most: int) -> tuple[int, int] | None:
+    """Return the limits if a job can keep to them; None if they close the queue, or if no field names one."""
+    return (max(fewest, 1), most) if max(fewest, 1) <= most else None
+
+
+def _types(kinds: Sequence[Kind]) -> dict[str, NodeType]:
+    """Return the types of nodes with GPUs, each with the least of its nodes' resources."""
+    out: dict[str, NodeType] = {}
+    for name in dict.fromkeys(kind.name for kind in kinds if kind.gpus):
+        same = [kind for kind in kinds if kind.name == name]
+        cpus = [kind.cpus for kind in same if kind.cpus]
+        memory = [kind.memory_mib for kind in same if kind.memory_mib]
+        out[name] = NodeType(
+            gpus=same[0].gpus,
+            gpu=same[0].gpu,
+            cpus=min(cpus, default=None),
+            job_memory=f"{min(memory)} MiB" if memory else None,
+        )
+    return out
+
+
+def _main_type(kinds: Sequence[Kind], queue: str) -> str:
+    """Return the type of most nodes of a queue; "" without GPUs."""
+    counts = Counter[str]()
+    for kind in kinds:
+        if kind.queue == queue and kind.gpus:
+            counts[kind.name] += kind.nodes
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+# --- Slurm
+
+
+def _slurm(sinfo: str, partitions: str, config: str, silent: tuple[str, ...]) -> Inventory:
+    rows = [line.strip().split("|", 7) for line in sinfo.splitlines()]
+    rows = [row for row in rows if len(row) == 8 and row[2].isdecimal()]
+    kinds = [_kind(row) for row in rows]
+    lines = [dict(_WORD.findall(line)) for line in partitions.splitlines()]
+    partitions_by_name = {fields.get("PartitionName", ""): fields for fields in lines}
+    names = dict.fromkeys(row[0] for row in rows)
+    queues = tuple(
+        _partition(name, rows, kinds, partitions_by_name.get(name, {})) for name in names if _main_type(kinds, name)
+    )
+    gpus = {kind.gpu for kind in kinds if kind.gpus}
+    limit = _ARRAY.search(config)
+    return Inventory(
+        batch="slurm",
+        queues=queues,
+        nodes=_types(kinds),
+        default=next((row[0] for row in rows if row[1].endswith("*")), ""),
+        gpu_type=gpus.pop() if len(gpus) == 1 else "",
+        array_limit=int(limit[1]) if limit else None,
+        silent=silent,
+    )
+
+
+def _kind(row: Sequence[str]) -> Kind:
+    gpus = GPUS.findall(row[7])
+    names = {name for name, _ in gpus}
+    return Kind(
+        queue=row[0],
+        nodes=int(row[2]),
+        gpus=sum(int(count) for _, count in gpus),
+        gpu=names.pop() if len(names) == 1 else "",
+        cpus=int(row[5]) if row[5].isdecimal() else None,
+        memory_mib=int(row[6]) if row[6].isdecimal() else None,
+    )
+
+
+def _partition(name: str, rows: Sequence[Sequence[str]], kinds: Sequence[Kind], fields: Mapping[str, str]) -> Queue:
+    first = [row for row in rows if row[0] == name]
+    fewest, _, most = first[0][4].partition("-")
+    longest = limit_s(first[0][3])
+    shared = {"EXCLUSIVE": False, "": None}.get(fields.get("OverSubscribe", ""), True)
+    limits = _limits(int(fewest), int(most)) if fewest.isdecimal() and most.isdecimal() else None
+    return Queue(
+        name=name,
+        nodes=limits,
+        walltime=format_duration(longest) if longest else None,
+        shared=shared,
+        node=_main_type(kinds, name),
+    )
+
+
+# --- PBS
+
+
+def _pbs(nodes: str, queues: str, server: str, silent: tuple[str, ...]) -> Inventory:
+    kinds = list(_vnodes(nodes))
+    facts = next(iter(_part(server, "Server").values()), {})
+    limit = facts.get("max_array_size")
+    return Inventory(
+        batch="pbs",
+        queues=tuple(_queues(_part(queues, "Queue"), kinds)),
+        nodes=_types(kinds),
+        default=str(facts.get("default_queue", "")),
+        array_limit=limit if isinstance(limit, int) else None,
+        silent=silent,
+    )
+
+
+def _part(text: str, name: str) -> dict[str, dict[str, Any]]:
+    try:
+        part = json.loads(text)[name]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {k: v for k, v in part.items() if isinstance(v, dict)} if isinstance(part, dict) else {}
+
+
+def _vnodes(text: str) -> Iterator[Kind]:
+    """Yield each host, its vnodes added up."""
+    hosts: dict[str, list[dict[str, Any]]] = {}
+    for name, vnode in _part(text, "nodes").items():
+        has = vnode.get("resources_available")
+        if isinstance(has, dict):
+            hosts.setdefault(str(has.get("host", name)), []).append(has)
+    for parts in hosts.values():
+        yield Kind(
+            queue="",
+            nodes=1,
+            gpus=sum(_count(part.get("ngpus")) for part in parts),
+            gpu=str(next((part["gpu_type"] for part in parts if part.get("gpu_type")), "")),
+            cpus=sum(_count(part.get("ncpus")) for part in parts) or None,
+            memory_mib=sum(size_bytes(str(part.get("mem", ""))) >> 20 for part in parts) or None,
+        )
+
+
+def _count(value: object) -> int:
+    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else 0
+
+
+def _queues(queues: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> Iterator[Queue]:
+    """Yield the open queues; PBS does not show here which nodes are theirs."""
+    types = _types(kinds)
+    for name, queue in queues.items():
+        if queue.get("enabled") != "True":
+            continue
+        most = queue.get("resources_max", {}) if isinstance(queue.get("resources_max"), dict) else {}
+        least = queue.get("resources_min", {}) if isinstance(queue.get("resources_min"), dict) else {}
+        gpus, nodes = _count(most.get("ngpus")), _count(most.get("nodect"))
+        yield Queue(
+            name=name,
+            nodes=_limits(_count(least.get("nodect")), nodes),
+            gpus=_limits(_count(least.get("ngpus")), gpus),
+            walltime=format_duration(seconds) if (seconds := limit_s(str(most.get("walltime", "")))) else None,
+            node=next(iter(types)) if len(types) == 1 else "",
+        )

@@ -21,7 +21,7 @@ from hpcgpu.batch.common import (
 )
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
-from hpcgpu.model.command import TIMED_OUT
+from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.units import format_duration, parse_duration_s
 
 # AssocMaxSubmitJobLimit is not here: sites use it also for users without an account (CSC Roihu).

@@ -32,7 +32,7 @@ def main() -> None:
 
 def join(name: str = "python -m hpcgpu.worker", argv: Sequence[str] | None = None) -> None:
     """Run ``hpcgpu worker`` or ``dask gpu config`` by name, with this program's arguments if ``argv`` is None."""
-    from hpcgpu.cli.worker import config, worker
+    from hpcgpu.cli.commands import config, worker
 
     _run(config if name.endswith("config") else worker, name, argv)
 

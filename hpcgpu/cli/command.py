@@ -15,8 +15,7 @@ from typing import Any
 
 import click
 
-from hpcgpu.config.entry_points import default_of, unused
-from hpcgpu.config.layers import BY_NAME
+from hpcgpu.config.layers import BY_NAME, default_of, unused
 from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.report import Table
 
@@ -143,7 +142,7 @@ def completion(words: Callable[[], Iterable[str]]) -> Callable[[click.Context, c
 
 
 def _sites() -> list[str]:
-    from hpcgpu.deploy.sites import site_files
+    from hpcgpu.deploy.settings import site_files
 
     return sorted(site_files())
 
@@ -188,7 +187,7 @@ def json_option(facts: str) -> Callable[[Function], Function]:
     return click.option("--json", "as_json", is_flag=True, help=f"Print {facts} as JSON.")
 
 
-def show(text: Table | str, facts: Any = None) -> None:
+def show_text(text: Table | str, facts: Any = None) -> None:
     """Print facts as JSON if there are any, else a text or a table: in a pipe each row is one line."""
     if isinstance(text, Table):
         colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,7 +1,11 @@
-"""The commands: they read options, call the floors below, and print."""
+"""The command line: plan, launch, run, template, and ``dask worker`` for this node's GPUs (``hpcgpu worker``).
+
+dask-jobqueue runs the latter as ``python -m hpcgpu.worker``.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,17 +14,133 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgpu import __version__
-from hpcgpu.cli import runs, sites
-from hpcgpu.cli.command import FILE, FROM, Group, completion, json_option, setting_options, show, typed_settings
+from hpcgpu.cli import facts
+from hpcgpu.cli.command import (
+    FILE,
+    FROM,
+    Command,
+    Group,
+    command,
+    completion,
+    json_option,
+    setting_options,
+    show_text,
+    typed_settings,
+)
 from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
-from hpcgpu.cli.worker import worker
-from hpcgpu.config import entry_points
+from hpcgpu.config import layers
+from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
+from hpcgpu.model import settings
 from hpcgpu.report import Column, Table
 
 if TYPE_CHECKING:
     from hpcgpu.report.job import Preview
+
+
+_PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
+_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+
+
+class _LikeDasks(Command):
+    """A command that names the replacement of each option of ``dask worker`` that it lacks."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; called by click."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.removeprefix("--").removeprefix("no-").replace("-", "_")
+            name = f"enable_{name.removeprefix('disable_')}" if name.startswith("disable_") else name
+            if option := DASK_WORKER.get(name) or DASK_CUDA.get(name):
+                raise ConfigError(f"{error.option_name}: {option.instead}") from error
+            raise
+
+
+@click.command(
+    cls=_LikeDasks,
+    short_help="Join a Dask scheduler with this node's GPUs.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    examples={
+        "hpcgpu worker tls://10.0.0.1:8786 --device-memory-limit 0.8": "all GPUs of this node's job",
+        "hpcgpu worker tls://10.0.0.1:8786 --gpus sim:2": "simulated ones",
+    },
+)
+@click.argument("scheduler", required=False)
+@click.option("--scheduler-file", type=_FILE, help="File in which the scheduler has written its address.")
+@click.option("--tls-ca-file", type=_FILE, help="Certificates that are trusted.")
+@click.option("--tls-cert", "tls_worker_cert", type=_FILE, help="The certificate of this end.")
+@click.option("--tls-key", "tls_worker_key", type=_FILE, help="Its key.")
+@click.option("--name", default="", help="Name of the worker; of several NAME-0, NAME-1 ...")
+@click.option("--nworkers", type=click.IntRange(min=1), help="Number of workers; one for each GPU if not given.")
+@click.option("--nanny/--no-nanny", default=True, help="Workers are always watched.")
+@click.option("--host", help="Address at which the workers listen.")
+@click.option("--lifetime", help="How long the workers live, such as '55m'.")
+@click.option("--lifetime-stagger", help="Random part of the lifetime.")
+@click.option(
+    "--lifetime-restart/--no-lifetime-restart", default=None, help="Restart the workers after their lifetime."
+)
+@click.option("--preload", multiple=True, help="Module that each worker loads.")
+@click.option("--preload-nanny", multiple=True, help="Module that each nanny loads.")
+@click.option("--dashboard/--no-dashboard", default=None, help="Without effect: workers have no web server.")
+@setting_options("", *settings.DASK_WORKER, *settings.WORKER, "allocator")
+def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) -> int:
+    """Join the Dask scheduler SCHEDULER with one bound, spilling worker for each GPU of this node's job.
+
+    Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask
+    gpu worker', 'dask gpu-worker' and 'python -m hpcgpu.worker' are the same command.
+    """
+    from hpcgpu.agent.fork_server import StandaloneOptions, run
+
+    if not options.pop("nanny"):
+        raise ConfigError(f"--no-nanny: {DASK_WORKER['nanny'].instead}")
+    options.pop("dashboard")
+    if options["protocol"]:
+        options["protocol"] = options["protocol"].removesuffix("://")  # dask-jobqueue 0.9 says --protocol tls://
+    tls = {n: options.pop(n) for n in ("tls_ca_file", "tls_worker_cert", "tls_worker_key")}
+    nanny = {n: options.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
+    nanny |= {n: list(options.pop(n)) or None for n in ("preload", "preload_nanny")}
+    standalone = StandaloneOptions(
+        scheduler=_address(scheduler, scheduler_file),
+        name=options.pop("name"),
+        workers=options.pop("nworkers"),
+        tls={n: path for n, path in tls.items() if path},
+        options={n: value for n, value in nanny.items() if value is not None},
+    )
+    return run(typed_settings(options), FROM, standalone)
+
+
+@command(short_help="Show bindings.", examples={"dask gpu config tls://HOST:8786": ""}, params=worker.params[:5])
+@json_option("the bindings")
+def config(scheduler: str | None, scheduler_file: str | None, as_json: bool, **tls: str | None) -> None:
+    """Show how the workers of hpcgpu at SCHEDULER are bound, read back from the kernel: GPU, cores, memory, ports."""
+    from hpcgpu.deploy.workers import bindings_at
+
+    files = {name.replace("worker", "client"): file for name, file in tls.items() if file}
+    table = bindings_at(_address(scheduler, scheduler_file), files).table
+    show_text(table, table.to_json() if as_json else None)
+
+
+def _address(address: str | None, file: str | None) -> str:
+    if address and file:
+        raise ConfigError(f"{address} and --scheduler-file {file}: give one of them")
+    if file:
+        try:
+            address = str(json.loads(Path(file).read_text())["address"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            why = f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e})"
+            give = "give the file that 'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
+            raise ConfigError(f"{why}; {give}") from e
+    from hpcgpu.deploy.settings import scheduler_address
+
+    if not (address := address or scheduler_address()):
+        raise ConfigError("the scheduler is missing: hpcgpu worker tls://10.0.0.1:8786, or --scheduler-file FILE")
+    protocol, separator, _ = address.partition("://")
+    if separator and protocol not in _PROTOCOLS:
+        raise ConfigError(f"{address!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
+    return address
+
 
 # Words after the script are the script's.
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": FILE, "metavar": "SCRIPT [ARGUMENTS]..."}
@@ -63,12 +183,12 @@ def hpcgpu(context: click.Context) -> None:
         click.echo(next_steps())
 
 
-for _command in (runs.ps, runs.logs, runs.stop, sites.site, doctor, report, topo, version, worker):
+for _command in (facts.ps, facts.logs, facts.stop, facts.site, doctor, report, topo, version, worker):
     hpcgpu.add_command(_command)
 
 
 def _templates() -> list[str]:
-    from hpcgpu.deploy.sites import template_names
+    from hpcgpu.deploy.settings import template_names
 
     return template_names()
 
@@ -95,13 +215,13 @@ def demo(memory_limit: str) -> None:
 )
 @_DRY
 @_DRY_JSON
-@setting_options(entry_points.RUN)
+@setting_options(layers.RUN)
 @click.argument("script", **_SCRIPT)
 def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
     from hpcgpu.deploy import start
 
-    options, script = typed_settings(arguments), _checked(script, entry_points.RUN)
+    options, script = typed_settings(arguments), _checked(script, layers.RUN)
     if _is_plan(dry_run, as_json, "hpcgpu run --dry-run"):
         from hpcgpu.deploy import preview
 
@@ -122,7 +242,7 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
 @_DRY
 @_DRY_JSON
 @click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
-@setting_options(entry_points.LAUNCH)
+@setting_options(layers.LAUNCH)
 @click.argument("script", **_SCRIPT)
 def launch(
     script: tuple[str, ...], only_print: bool, dry_run: bool, as_json: bool, document: str | None, **arguments: object
@@ -135,7 +255,7 @@ def launch(
         if options or script or only_print or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_document(document)
-    script = _checked(script, entry_points.LAUNCH)
+    script = _checked(script, layers.LAUNCH)
     if only_print or _is_plan(dry_run, as_json, "hpcgpu launch --dry-run"):
         from hpcgpu.deploy import preview
 
@@ -160,7 +280,7 @@ def launch(
 @click.argument("script", **_NO_SCRIPT)
 def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
     """Do as hpcgpu plan --script: the same under an older name."""
-    from hpcgpu.deploy.jobs.submitter import read_job
+    from hpcgpu.deploy.jobs.batch_client import read_job
 
     _say_alias("hpcgpu jobscript", "hpcgpu plan --script")
     _, spec, system = read_job(typed_settings(arguments), FROM, _checked(script, "hpcgpu plan"), batch)
@@ -206,7 +326,7 @@ def plan(  # each is an option
     With --diff the exit code is diff's: 0 for plans that are alike, 1 for differences, 2 for trouble.
     """
     from hpcgpu.deploy import preview
-    from hpcgpu.deploy.topo import named, read_machine
+    from hpcgpu.deploy.preview import named, read_machine
 
     script = _checked(script, "hpcgpu plan")
     machine = None if file is None else (read_machine(file), named(file))
@@ -231,14 +351,14 @@ def plan(  # each is an option
 @click.argument("name", required=False, shell_complete=completion(_templates))
 def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
-    from hpcgpu.deploy.sites import purpose_and_usage, template_folder, template_names, template_text
+    from hpcgpu.deploy.settings import purpose_and_usage, template_folder, template_names, template_text
 
     about = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in template_names()}
     columns = (Column("template", kind="name"), Column("about"))
     text: Table | str = Table(columns, [(each, row["about"]) for each, row in about.items()])
     if only_folder or name:
         text = template_text(name) if name and not only_folder else f"{template_folder()}\n"
-    show(text, about if as_json else None)
+    show_text(text, about if as_json else None)
 
 
 def _is_plan(dry_run: bool, as_json: bool, command: str) -> bool:
@@ -257,7 +377,7 @@ def _say_alias(name: str, better: str) -> None:
 def _show(plan: Preview, as_json: bool) -> None:
     from hpcgpu.report.job import described, render
 
-    show(render(plan, shutil.get_terminal_size((0, 0)).columns), described(plan) if as_json else None)
+    show_text(render(plan, shutil.get_terminal_size((0, 0)).columns), described(plan) if as_json else None)
 
 
 def _checked(script: tuple[str, ...], command: str) -> tuple[str, ...]:

@@ -1,23 +1,146 @@
-"""The commands for facts: ``hpcgpu topo``, ``report``, ``version`` and ``doctor``; ``hpcgpu`` alone."""
+"""The commands for facts, runs and site files: topo, report, version, doctor; ps, logs, stop; site."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcgpu import __version__
-from hpcgpu.cli.command import FILE, FROM, command, example_lines, json_option, setting_options, show, typed_settings
-from hpcgpu.cli.runs import RUN
+from hpcgpu.cli.command import (
+    FILE,
+    FROM,
+    SITE,
+    Group,
+    command,
+    completion,
+    example_lines,
+    json_option,
+    setting_options,
+    show_text,
+    typed_settings,
+)
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.report import Column, Table
-from hpcgpu.units import counted
+from hpcgpu.units import counted, format_duration
+
+if TYPE_CHECKING:
+    from hpcgpu.deploy.jobs import Run
+
+
+_RUN_COLUMNS = (
+    *(Column("name", kind="name"), Column("shape", kind="name"), Column("jobs"), Column("state", kind="prose")),
+    *(Column("workers", kind="name"), Column("owner", kind="name"), Column("age", kind="name")),
+)
+
+
+def _names() -> list[str]:
+    from hpcgpu.deploy.jobs import Run, home
+
+    return [name for run in Run.all(home()) for name in (run.name, *run.jobs)]
+
+
+RUN = completion(_names)
+
+
+@command(
+    short_help="List your clusters on batch systems.",
+    examples={"hpcgpu ps": "", "hpcgpu ps --json | jq '.[].name'": "for a script"},
+)
+@json_option("clusters")
+def ps(as_json: bool) -> None:
+    """List your clusters on batch systems, also of other processes and nodes; remove the files of ended clusters."""
+    import asyncio
+
+    from hpcgpu.deploy.jobs import Run, home, runs, sweep
+    from hpcgpu.spill import storage
+
+    sweep(home())  # the leftovers of dead processes: runs without a record, and folders of this node
+    storage.sweep(storage.home_of(None))
+    clusters = Run.all(home())
+    asyncio.run(runs.refresh(clusters))
+    clusters = runs.clean_up(clusters)
+    text = Table(_RUN_COLUMNS, [_row(cluster) for cluster in clusters]) if clusters else "no clusters\n"
+    show_text(text, [_described(cluster) for cluster in clusters] if as_json else None)
+
+
+@command(
+    short_help="Print the end of a cluster's log.",
+    examples={"hpcgpu logs hpcgpu -f": "by name, as it grows", "hpcgpu logs 4711": "by a job's id"},
+)
+@click.argument("name", shell_complete=RUN)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=30, show_default=True, help="How many.")
+def logs(name: str, follow: bool, lines: int) -> None:
+    """Print the end of the log of cluster NAME: its name, its job's id, or the id of one of its jobs."""
+    import asyncio
+
+    from hpcgpu.deploy.jobs import Run, home, runs
+
+    run = Run.find(home(), name)
+    log = runs.log_of(run, name)
+    text, end = runs.last_lines(log, lines)
+    click.echo(text, nl=False)
+    if follow:
+        asyncio.run(runs.follow_log(run, log, end, lambda part: click.echo(part, nl=False)))
+    elif not end:
+        asyncio.run(runs.refresh([run]))
+        jobs = "; ".join(f"job {job.id}: {job.text}" for job in runs.jobs_of(run))
+        click.echo(f"{log} is empty so far; {jobs}", err=True)
+
+
+@command(short_help="End a cluster, whoever holds it.", examples={"hpcgpu stop 4711": ""})
+@click.argument("name", shell_complete=RUN)
+def stop(name: str) -> None:
+    """End cluster NAME, whoever holds it: its name or its job's id. Returns when the batch system says it is gone."""
+    import asyncio
+
+    from hpcgpu.deploy.jobs import Run, home, runs
+
+    run = Run.find(home(), name)
+    asyncio.run(runs.stop(run))
+    jobs = ", ".join(run.jobs)
+    click.echo(f"{run.name} has ended (jobs {jobs})" if jobs else f"{run.name} had no job; removed")
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    from hpcgpu.deploy.jobs import now
+    from hpcgpu.deploy.jobs.runs import jobs_of
+    from hpcgpu.plan.jobs import phases_line
+
+    state = run.owner_state
+    return (
+        run.name,
+        run.document.settings.shape,
+        " ".join(run.jobs) or "-",
+        phases_line(jobs_of(run)),
+        "-" if run.workers is None else str(len(run.workers)),
+        f"{run.owner.pid}@{run.owner.host}" if state == "alive" else state,
+        format_duration(int((now() - run.record.created) / timedelta(seconds=1))),
+    )
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
+    from hpcgpu.deploy.jobs.runs import jobs_of
+
+    owner = run.owner
+    return {
+        "name": run.name,
+        "shape": run.document.settings.shape,
+        "created": run.record.created.isoformat(),
+        "owner": {"state": run.owner_state, "user": owner.user, "host": owner.host, "pid": owner.pid},
+        "jobs": [{"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(run)],
+        "workers": None if run.workers is None else list(run.workers),
+    }
+
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not looked at": "cyan"}
-_COLUMNS = (
+_CHECK_COLUMNS = (
     *(Column("name", kind="name"), Column("verdict", kind="name", styles=_COLOURS), Column("seen", kind="prose")),
     Column("advice", kind="note", mark="-> "),
 )
@@ -25,10 +148,10 @@ _COLUMNS = (
 
 def next_steps() -> str:
     """Return facts of this machine, and what to type next on it."""
-    from hpcgpu.deploy import preview, sites
+    from hpcgpu.deploy import preview, settings
     from hpcgpu.host import discover
 
-    site, batch, job, gpus = sites.recognize(os.environ), sites.batch_here(), preview.granted(), 0
+    site, batch, job, gpus = settings.recognize(os.environ), settings.batch_here(), preview.granted(), 0
     with contextlib.suppress(HpcGpuError):
         gpus = len(discover.topology().gpus)
     lines = {"hpcgpu demo": "two SVDs on simulated GPUs"}
@@ -72,14 +195,14 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
 
     With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.topo import Selection, compare, plan, svg
+    from hpcgpu.deploy.preview import Selection, compare_files, plan_machine, svg
 
     if diff:
         unused = {"--json": as_json, "--svg": picture, **{f"--{n.replace('_', '-')}": v for n, v in options.items()}}
         if flag := next((flag for flag, value in unused.items() if value not in (None, False, ())), ""):
             raise ConfigError(f"{flag} with --diff, which compares machines and plans nothing: leave one out")
         try:
-            differing = compare(files)
+            differing = compare_files(files)
         except HpcGpuError as e:
             raise ConfigError(str(e), evidence=e.evidence) from e  # exit code 2, as diff(1) has it for trouble
         click.echo("".join(f"{line}\n" for line in differing), nl=False)
@@ -91,7 +214,7 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
             raise ConfigError(f"--gpus {options['gpus']} with --simulate {simulate}: give one of the two")
         options["gpus"] = f"sim:{simulate}"
     part = Selection(**{name: options.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
-    planned = plan(part, typed_settings(options), FROM)
+    planned = plan_machine(part, typed_settings(options), FROM)
     if picture is not None:
         try:
             Path(picture).write_text(svg(planned))
@@ -99,7 +222,7 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
             raise ConfigError(
                 f"--svg {picture} cannot be written: {e.strerror}; give a file in a folder that is yours"
             ) from e
-    show(planned.table, planned.described() if as_json else None)
+    show_text(planned.table, planned.described() if as_json else None)
     return 0
 
 
@@ -123,7 +246,7 @@ def report(run: str | None, output: str | None, as_json: bool) -> None:
 
     folder = bug_report.write(run, output)
     facts = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
-    show(f"{folder}: look through it before you hand it on\n", facts if as_json else None)
+    show_text(f"{folder}: look through it before you hand it on\n", facts if as_json else None)
 
 
 @command(
@@ -133,13 +256,13 @@ def report(run: str | None, output: str | None, as_json: bool) -> None:
 @json_option("the versions")
 def version(as_json: bool) -> None:
     """Show the versions of hpcgpu, of Python, and of the packages that the workers of a cluster must share."""
-    from hpcgpu.deploy.doctor import probes
+    from hpcgpu.deploy.doctor import node
 
-    python = probes.python()
+    python = node.python()
     here = {"path": python.path, "version": python.version, "machine": python.machine, "packages": python.packages}
     lines = [f"hpcgpu {__version__}, Python {python.version} ({python.machine}) in {python.path}"]
     lines += [f"  {name} {number}" for name, number in python.packages.items() if name != "hpcgpu"]
-    show("".join(f"{line}\n" for line in lines), {"hpcgpu": __version__, "python": here} if as_json else None)
+    show_text("".join(f"{line}\n" for line in lines), {"hpcgpu": __version__, "python": here} if as_json else None)
 
 
 @command(
@@ -168,19 +291,116 @@ def doctor(
         from hpcgpu.deploy.doctor import node
 
         return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node or ""))
-    from hpcgpu.deploy.doctor import job as doctor_job
-    from hpcgpu.deploy.doctor import login
+    from hpcgpu.deploy import doctor as doctor_job
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor import CheckResult, examine, exit_code
-    from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
+    from hpcgpu.plan.doctor import LOGIN_CHECKS, CheckResult, confirmed, examine, exit_code
 
-    job, no_job = login.read(typed_settings(arguments), FROM, batch, must=submit)
+    job, no_job = doctor_job.read(typed_settings(arguments), FROM, batch, must=submit)
     doctor_job.clean_up(log.say)
-    facts, job_findings = login.facts(job, no_job), tuple[CheckResult, ...]()
+    facts, job_findings = doctor_job.facts(job, no_job), tuple[CheckResult, ...]()
     if submit and job:
         job_findings, job_facts = doctor_job.run(job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts
     findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
-    table = Table(_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])
-    show(table, {"exit_code": exit_code(findings), "findings": table.to_json()} if as_json else None)
+    table = Table(_CHECK_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])
+    show_text(table, {"exit_code": exit_code(findings), "findings": table.to_json()} if as_json else None)
     return exit_code(findings)
+
+
+_SITES = (
+    Column("site", kind="name"),
+    Column("batch"),
+    Column("machine", kind="prose"),
+    Column("GPUs of a node"),
+)
+
+
+@click.group(
+    short_help="Show, check and draft what is known of machines.",
+    cls=Group,
+    name="site",
+    examples={
+        "hpcgpu site list": "",
+        "hpcgpu site show perlmutter": "",
+        "hpcgpu site new > mine.yaml": "on a login node of another machine",
+        "hpcgpu plan --site ./mine.yaml --gpus 8": "its use",
+    },
+)
+def site() -> None:
+    """Show, check and draft what is known of machines: batch system, queues with limits, nodes, network."""
+
+
+@site.command(
+    short_help="List the machines that are known.",
+    name="list",
+    examples={"hpcgpu site list": "", "hpcgpu site list --json | jq keys": "for a script"},
+)
+@json_option("the machines")
+def list_(as_json: bool) -> None:
+    """List the machines that are known."""
+    from hpcgpu.deploy import settings
+
+    facts: dict[str, dict[str, Any]] = {}
+    rows = []
+    for name in sorted(settings.site_files()):
+        try:
+            machine = settings.load_site(name)
+        except ConfigError as error:
+            facts[name] = {"error": str(error)}
+            rows.append((name, "", f"cannot be read: {error}", ""))
+            continue
+        gpus = dict.fromkeys(f"{node.gpus} {node.gpu}".strip() for node in machine.nodes.values())
+        facts[name] = {"batch": machine.batch, "title": machine.title or machine.name, "gpus_per_node": list(gpus)}
+        rows.append((name, machine.batch, machine.title or machine.name, " or ".join(gpus)))
+    show_text(Table(_SITES, rows), facts if as_json else None)
+
+
+@site.command(
+    short_help="Print what is known of a machine, with sources.",
+    examples={"hpcgpu site show polaris": "", "hpcgpu site show ./mine.yaml --json": "a file of yours"},
+)
+@json_option("the facts")
+@click.argument("name", shell_complete=SITE)
+def show(name: str, as_json: bool) -> None:
+    """Print the file of machine NAME (or a file) with the numbers of its lines, which messages name."""
+    from hpcgpu.deploy import settings
+
+    machine, (text, file) = settings.load_site(name), settings.find_site(name)
+    lines = [f"{file}:", *(f"{number:4}  {line}".rstrip() for number, line in enumerate(text.splitlines(), 1))]
+    show_text("".join(f"{line}\n" for line in lines), settings.described(machine) if as_json else None)
+
+
+@site.command(
+    short_help="Say what is wrong with a site file.",
+    examples={"hpcgpu site check mine.yaml": "", "hpcgpu site check mine.yaml --json": "for a script"},
+)
+@json_option("name, batch system and queues of the file")
+@click.argument("file", type=FILE)
+def check(file: str, as_json: bool) -> None:
+    """Check site file FILE: wrong keys, wrong values and rules that contradict each other, each with its line."""
+    from hpcgpu.config.sites.read import contradictions
+    from hpcgpu.deploy import settings
+
+    machine = settings.load_site(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
+    if wrong := tuple(contradictions(machine)):
+        raise ConfigError("\n".join(wrong))
+    without = [where for where, tags in machine.blocks() if not tags]
+    queues = [queue.name for queue in machine.queues]
+    facts = {"name": machine.name, "batch": machine.batch, "queues": queues, "without_source": without}
+    text = f"{file} is a site file: {machine.name}, {machine.batch}, {len(queues)} queues\n"
+    if without:
+        text += f"without a source, so that no error can name one: {', '.join(without)}\n"
+    show_text(text, facts if as_json else None)
+
+
+@site.command(
+    short_help="Print a draft for this machine.",
+    examples={"hpcgpu site new > mine.yaml": "", "hpcgpu site new --name mine --batch slurm > mine.yaml": ""},
+)
+@click.option("--name", default="", help="Name of the site; by default from the environment or the host.")
+@click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; this machine's by default.")
+def new(name: str, batch: str | None) -> None:
+    """Print a site file for this machine, with the facts that it reports, and '# unknown:' for others."""
+    from hpcgpu.deploy import settings
+
+    click.echo(settings.draft(name, batch, os.environ), nl=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.limit import plain_number
+from hpcgpu.model.settings import plain_number
 
 ANYTHING = ("*",)
 LOOPBACK = ("127.0.0.1", "localhost", "tcp://127.0.0.1", "tls://127.0.0.1")

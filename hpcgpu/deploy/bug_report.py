@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu import __version__
-from hpcgpu.deploy import topo
-from hpcgpu.deploy.doctor import probes
-from hpcgpu.deploy.jobs.run import Run, home
+from hpcgpu.deploy import preview
+from hpcgpu.deploy.doctor import node
+from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import last_lines
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import discover, nvml, private
@@ -179,7 +179,7 @@ def _of_machine() -> dict[str, str]:
     else:
         out["topology.txt"] = "no libhwloc 2 or later is on this machine: HPCGPU_LIBHWLOC=/path/to/libhwloc.so.15\n"
     try:
-        planned = topo.plan(topo.Selection(), {}, "option --{flag}")
+        planned = preview.plan_machine(preview.Selection(), {}, "option --{flag}")
         out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table.to_text()}
     except HpcGpuError as e:
         out["plan.txt"] = f"{e}\n"
@@ -187,7 +187,7 @@ def _of_machine() -> dict[str, str]:
 
 
 def _versions(hwloc: str) -> dict[str, Any]:
-    here = probes.python()
+    here = node.python()
     python = {"version": here.version, "machine": here.machine, "packages": here.packages}
     kernel = f"{platform.system()} {platform.release()}"
     libc = " ".join(platform.libc_ver())

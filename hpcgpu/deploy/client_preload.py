@@ -2,8 +2,8 @@
 
 import os
 
-from hpcgpu.deploy.network import protocols
-from hpcgpu.host import peer_memory
+from hpcgpu.deploy import network
+from hpcgpu.host import host_memory
 
-peer_memory.allow(os.getppid())  # of the script: the leader, from which the workers of its node descend
-protocols.prepare(os.environ["DASK_SCHEDULER_ADDRESS"])
+host_memory.allow(os.getppid())  # of the script: the leader, from which the workers of its node descend
+network.prepare(os.environ["DASK_SCHEDULER_ADDRESS"])

@@ -25,7 +25,7 @@ from tornado.iostream import SSLIOStream, StreamClosedError
 from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.host import nvml
-from hpcgpu.model.command import Backoff
+from hpcgpu.model.job import Backoff
 from hpcgpu.supervise import FailureLog
 
 _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default

@@ -16,7 +16,7 @@ from distributed import Client, futures_of, wait
 
 import hpcgpu
 from hpcgpu import sim
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import register
 from hpcgpu.units import format_bytes
 
 _KNOWN = (100.0, 80.0, 60.0, 40.0, 20.0)

@@ -18,8 +18,7 @@ from typing import Any
 
 from hpcgpu import supervise
 from hpcgpu.host import log
-from hpcgpu.plan.jobs import Phase
-from hpcgpu.plan.jobs.phase import READY, note_lines
+from hpcgpu.plan.jobs import READY, Phase, note_lines
 
 # A shorter wait gets no line.
 SHORT_S = 2.0

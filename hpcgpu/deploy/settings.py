@@ -1,31 +1,225 @@
-"""The user's settings, from all places on this machine."""
+"""The user's settings from all places on this machine, and its site files and job templates."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shlex
+import shutil
 import site as python_site
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.config.entry_points import check_entry_point
-from hpcgpu.config.layers import chosen_site, read_settings
-from hpcgpu.deploy import sites
-from hpcgpu.errors import ConfigError
-from hpcgpu.host.private import expanded
+from hpcgpu.config.layers import check_entry_point, chosen_site, read_settings
+from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.host import log, private
+from hpcgpu.host.private import expanded, user_folder
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import Settings
-from hpcgpu.model.limit import read_disk_limit, read_option, read_part
-from hpcgpu.model.settings import CUDF, RMM
+from hpcgpu.model.settings import CUDF, RMM, read_disk_limit, read_option, read_part
 
 if TYPE_CHECKING:
     from hpcgpu.model import Site
+
+
+_PACKAGE = Path(__file__).parent.parent
+NONE = "none"  # site="none": no site, and no hint of one
+_NAMED_BY = ("NERSC_HOST", "SYSTEMNAME", "LMOD_SYSTEM_NAME")  # variables that name the machine at several centres
+_PROGRAMS = {"slurm": "sinfo", "pbs": "pbsnodes"}
+_OF_QUEUES_AND_NODES = 2  # of inventory.questions(): those before the one about the whole batch system
+_PATIENCE_S = 10.0  # then the file counts, and the batch system itself refuses wrong requests
+_logged: set[str] = set()  # messages of this process
+
+
+def package_folder(name: str) -> Path:
+    """Return the folder ``NAME`` of an installed wheel, or of this checkout."""
+    installed = _PACKAGE / "data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def folders() -> tuple[Path, Path]:
+    """Return the folders of site files, the user's first."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111 - without a home, too
+    return (config / "hpcgpu" / "sites", package_folder("site_configs"))
+
+
+def site_files() -> dict[str, Path]:
+    """Return the site files by name."""
+    paths: dict[str, Path] = {}
+    for folder in folders():
+        for path in sorted(folder.glob("*.yaml")):
+            paths.setdefault(path.stem, path)
+    return paths
+
+
+def find_site(name: str) -> tuple[str, str]:
+    """Return the text and the shown name of the file of a known site, or at a path (with ``/``, or ``.yaml``)."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path, shown = expanded(name, f"site={name!r}"), name
+    else:
+        sites = site_files()
+        if name not in sites:
+            raise ConfigError(
+                f"no site {name!r}; there are: {', '.join(sorted(sites)) or 'none'}. Give one of them, or the path "
+                f"of a site file; your own can stand in {folders()[0]}"
+            )
+        path = sites[name]
+        home = Path(os.path.expanduser("~"))  # noqa: PTH111 - without a home, too
+        shown = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+        if path.parent in folders()[1:]:
+            shown = f"site_configs/{path.name}"
+    try:
+        return path.read_text(encoding="utf-8"), shown
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"site file {name} cannot be read: {error}") from error
+
+
+def load_site(name: str) -> Site:
+    """Return a site by its name, or by the path of its file; raise ConfigError if it is unknown or wrong."""
+    from hpcgpu.config.sites.read import read_site  # YAML and its checker: 25 ms
+
+    return read_site(*find_site(name))
+
+
+def say_once(text: str) -> None:
+    """Log a text, once in this process."""
+    if text not in _logged:
+        _logged.add(text)
+        log.say(text)
+
+
+def described(site: Site) -> dict[str, Any]:
+    """Return all keys of a site file as plain data, missing ones with their defaults."""
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(replace(site, origins={}), enc_hook=dict)  # of read-only mappings
+    return {name: value for name, value in plain.items() if name != "origins"}
+
+
+def recognize(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the name of the known machine that this looks like, and the reason."""
+    from hpcgpu.config.sites import looks_like
+
+    texts = {}
+    for name, path in site_files().items():
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # reported when the file is requested
+            texts[name] = path.read_text(encoding="utf-8")
+    return looks_like(texts, environ, socket.gethostname())
+
+
+def say_hint(environ: Mapping[str, str]) -> None:
+    """Log which known machine this looks like, once for each machine and user; it changes no setting."""
+    from hpcgpu.config.sites import hint
+
+    if (match := recognize(environ)) and _is_first(match[0]):
+        log.say(hint(*match))
+
+
+def batch_here() -> str:
+    """Return the batch system whose programs are on this machine; "" without one."""
+    return next((system for system, program in _PROGRAMS.items() if shutil.which(program)), "")
+
+
+def _is_first(name: str) -> bool:
+    """Return True if a machine is named for the first time, and remember it."""
+    if name in _logged:
+        return False
+    _logged.add(name)
+    try:
+        mark = private.make_folder(user_folder("hints")) / name
+        if mark.exists():
+            return False
+        private.write(mark, "")
+    except (OSError, HpcGpuError):  # a home that is not writable: the next process repeats the hint
+        pass
+    return True
+
+
+def as_it_is(site: Site, environ: Mapping[str, str]) -> Site:
+    """Return a site with its batch system's present queues and nodes."""
+    # The batch system is not asked if this is another machine than the file's, or has no such batch system.
+    from concurrent.futures import ThreadPoolExecutor  # all are imported here: each rank of a run imports this module
+
+    from hpcgpu import batch
+    from hpcgpu.config.sites import apply_live_facts, is_here
+    from hpcgpu.host.run import run_sync
+    from hpcgpu.model import Result
+
+    if not shutil.which(_PROGRAMS[site.batch]) or not is_here(site.match, environ, socket.gethostname()):
+        return site
+    commands = [replace(command, timeout_s=_PATIENCE_S) for command in batch.questions(site.batch)]
+    with ThreadPoolExecutor() as threads:  # the caller may be in an event loop, as every cell of a notebook is
+        results = list(threads.map(run_sync, commands[:_OF_QUEUES_AND_NODES]))
+    results += [Result(command.argv, 0, "", "") for command in commands[_OF_QUEUES_AND_NODES:]]
+    return apply_live_facts(site, batch.read(site.batch, results))
+
+
+def draft(name: str, system: str | None, environ: Mapping[str, str]) -> str:
+    """Return a site file for this machine, with marks for unknown facts; raise ConfigError without Slurm or PBS.
+
+    ``name=""`` is the environment's name for the machine, or the host's; ``system=None`` is the one whose programs are
+    here.
+    """
+    from hpcgpu import batch
+    from hpcgpu.config.sites import render_draft
+    from hpcgpu.config.sites.read import read_site
+    from hpcgpu.host import discover
+    from hpcgpu.host.run import run_sync
+
+    if not (system := system or batch_here()):
+        raise ConfigError(
+            f"neither {' nor '.join(_PROGRAMS.values())} is on this machine: run it on a login node, or give --batch"
+        )
+    facts = batch.read(system, [run_sync(command) for command in batch.questions(system)])
+    match = {variable: environ[variable] for variable in _NAMED_BY if environ.get(variable)}
+    plain = re.sub(r"[^a-z0-9._-]", "-", (name or next(iter(match.values()), "") or _host()).lower()).lstrip("._-")
+    try:
+        topology = discover.topology()
+    except HpcGpuError as error:
+        facts, topology = replace(facts, silent=(*facts.silent, f"this node: {error}")), None
+    text = render_draft(facts, plain or "mine", datetime.now(UTC).date().isoformat(), topology, match)
+    read_site(text, "the draft")
+    return text
+
+
+def _host() -> str:
+    """Return the host's name without domain and number: ``login3.example.org`` is ``login``."""
+    return socket.gethostname().partition(".")[0].rstrip("0123456789-")
+
+
+def template_folder() -> Path:
+    """Return the folder of the templates and of the programs that they start."""
+    return package_folder("jobscripts")
+
+
+def template_names() -> list[str]:
+    """Return the names of all templates: Slurm, PBS, none; the shortest template of each first."""
+    systems = ("slurm", "pbs", "mpirun")
+    files = [p.name for p in template_folder().iterdir() if p.suffix in (".sbatch", ".sh")]
+    return sorted(files, key=lambda name: (systems.index(name.partition(".")[0].partition("-")[0]), "-" in name, name))
+
+
+def template_text(name: str) -> str:
+    """Return the text of a template; raise ConfigError for another name."""
+    if name not in template_names():
+        raise ConfigError(f"there is no template {name!r}; there are: {', '.join(template_names())}")
+    return (template_folder() / name).read_text()
+
+
+def purpose_and_usage(name: str) -> tuple[str, str]:
+    """Return what a template is for, and how it is submitted."""
+    purpose, usage = [line[2:] for line in template_text(name).splitlines() if line.startswith("# ")][:2]
+    return purpose, usage.removeprefix("usage: ")
+
 
 _MEMORY_SECTION = "distributed.worker.memory"
 _MEMORY_OPTIONS: Mapping[str, Callable[[object], float]] = {
@@ -59,11 +253,11 @@ def read(
     """
     section = dask_section()
     name = chosen_site(options, dask_config=section, environ=os.environ)
-    site = sites.read(name) if name not in (None, sites.NONE) else None
+    site = load_site(name) if name not in (None, NONE) else None
     if site and live:
-        site = sites.as_it_is(site, os.environ)
+        site = as_it_is(site, os.environ)
     if name is None and batch is not None:
-        sites.say_hint(os.environ)
+        say_hint(os.environ)
     system = batch or (site.batch if site and batch is not None else "")
     settings = read_settings(
         options,
@@ -79,7 +273,7 @@ def read(
     _check_ucx(settings)
     # a script for GPUs runs on simulated ones unchanged
     if settings.gpus and (unused := [name for name in (*RMM, *CUDF) if getattr(settings, name)]):
-        sites.say_once(
+        say_once(
             f"{settings.cite('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(unused)}"
         )
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
@@ -103,11 +297,11 @@ def _check_ucx(settings: Settings) -> None:
     """Raise ConfigError if UCX cannot be used; nothing has been submitted yet."""
     if settings.protocol != "ucx":
         return
-    from hpcgpu.deploy.network import protocols
+    from hpcgpu.deploy import network
     from hpcgpu.host.discover import slingshot_interfaces
 
-    if not protocols.is_ucx_installed():
-        raise ConfigError(f"{settings.cite('protocol')} {protocols.ucx_missing()}")
+    if not network.is_ucx_installed():
+        raise ConfigError(f"{settings.cite('protocol')} {network.ucx_missing()}")
     if interfaces := slingshot_interfaces():
         raise ConfigError(
             f"{settings.cite('protocol')}, but this machine's network is Slingshot ({', '.join(interfaces)}), for "
@@ -140,7 +334,7 @@ def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
         section = migration.without(section, dask.config.get(path, {}, config=defaults) or {})
     ignored = "; ".join(migration.ignored(section))
     if ignored:
-        sites.say_once(f"dask config {path}: ignored are {ignored}")
+        say_once(f"dask config {path}: ignored are {ignored}")
     return path, section
 
 

@@ -1,7 +1,11 @@
-"""Start ranks from options: the part that commands, cluster classes and job templates share."""
+"""Start ranks from options, for commands, cluster classes and job templates; and a cluster inside a script of ranks.
+
+Each rank of ``srun -n 9 python script.py`` imports this, so nothing here imports distributed.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
 import shlex
@@ -10,29 +14,40 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from hpcgpu.config import document, entry_points
+from hpcgpu import config
+from hpcgpu.config import layers
 from hpcgpu.deploy import settings as all_settings
-from hpcgpu.deploy.settings import Wanted
+from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import LaunchError, SubmitError
-from hpcgpu.host import launcher_parent, log, pids, private, process
-from hpcgpu.launch import brought, read_allocation, render_memory
-from hpcgpu.launch.launcher import (
+from hpcgpu.host import launcher_parent, log, private, process
+from hpcgpu.launch import (
     LIST_MPI_TYPES,
     REMOTE_SHELL,
     LauncherFacts,
     RankCommand,
+    brought,
     check_allocation,
     is_mpirun,
     is_pals,
     plan_launch,
+    read_allocation,
     read_mpi_types,
+    render_memory,
     split_command,
 )
 from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
-from hpcgpu.model.allocation import ALL_OF_THE_NODE, JOB_MEMORY, JOB_NODES, World, parse_simulated
-from hpcgpu.model.command import TIMED_OUT
+from hpcgpu.model.allocation import (
+    ALL_OF_THE_NODE,
+    JOB_MEMORY,
+    JOB_NODES,
+    SCRIPT_ADDRESS,
+    SCRIPT_DASHBOARD,
+    World,
+    parse_simulated,
+)
+from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.plan.binding.memory import asks_granted_memory
 
 _QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute
@@ -41,7 +56,7 @@ _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;
 
 def agent_argv(run: RunDocument) -> tuple[str, ...]:
     """Return the command of one rank."""
-    return process.python_argv("hpcgpu.agent", document.render(run), python=run.settings.python or "", users=True)
+    return process.python_argv("hpcgpu.agent", config.render(run), python=run.settings.python or "", users=True)
 
 
 def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
@@ -55,7 +70,7 @@ def read_rank(options: Mapping[str, object], options_from: str) -> Wanted:
     """Read the settings of one rank; a number of ``gpus`` is its node's."""
     if str(options.get("gpus", "")).isdecimal():
         options = {"gpus_per_node": options["gpus"], **{name: v for name, v in options.items() if name != "gpus"}}
-    return all_settings.read(options, options_from, entry_point=entry_points.RUN)
+    return all_settings.read(options, options_from, entry_point=layers.RUN)
 
 
 def launch(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
@@ -80,7 +95,7 @@ def ld_preload(settings: Settings) -> str:
 
 def launch_document(text: str) -> None:
     """Start the ranks of a cluster object's job; does not return."""
-    _execute(document.read(text))
+    _execute(config.read(text))
 
 
 def launch_line(options: Mapping[str, Any], options_from: str, script: tuple[str, ...]) -> tuple[Wanted, str]:
@@ -96,7 +111,7 @@ def _typed(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield options as they are typed, without those that have no effect in a rank."""
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
-        if name in entry_points.unused(entry_points.RUN):
+        if name in layers.unused(layers.RUN):
             continue
         if isinstance(value, bool):
             yield flag if value else flag.replace("--", "--no-", 1)
@@ -114,7 +129,7 @@ def nodes_and_gpus(settings: Settings) -> tuple[int, int]:
 
 def _read(options: Mapping[str, object], options_from: str) -> Wanted:
     """Read the settings of a run in this allocation."""
-    read = all_settings.read(options, options_from, entry_point=entry_points.LAUNCH)
+    read = all_settings.read(options, options_from, entry_point=layers.LAUNCH)
     allocation = read_allocation(os.environ)
     check_allocation(allocation, chosen="launcher" in options)
     return replace(read, settings=all_settings.in_job(read.settings, read.site, allocation.batch))
@@ -146,12 +161,12 @@ def _execute(run: RunDocument) -> None:
     # a scheduler alone is one process, which needs no launcher
     launcher = RankCommand(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
-    parent = {pids.LAUNCHER: pids.mark(os.getpid())}  # the launcher's parent, which ends when it does
+    parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
     env = {**os.environ, **parent, **added, **dict(launcher.env)}
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(private.make_exit_file())
-    document_ = document.render(replace(run, exit_file=path))  # the last argument of a rank's command
+    document_ = config.render(replace(run, exit_file=path))  # the last argument of a rank's command
     if launcher.session:
         env |= launcher.within(_session_folder(run.settings, Path(path).parent), env)
     launcher_parent.launch((program, *launcher.argv[1:-1], document_), env, path)
@@ -257,12 +272,12 @@ def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
     facts = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
     if allocation.batch == "slurm":
         listed = query(*LIST_MPI_TYPES)
-        return replace(facts, mpi_types=read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
+        return facts._replace(mpi_types=read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
     if allocation.batch == "pbs":
         pals = shutil.which("mpiexec") or ""
         if command or not pals or not is_pals(says(pals, "--version")):
-            return replace(facts, remote_shell=_remote_shell())
-        return replace(facts, pals=pals, library=_library(says), remote_shell=_remote_shell())
+            return facts._replace(remote_shell=_remote_shell())
+        return facts._replace(pals=pals, library=_library(says), remote_shell=_remote_shell())
     return facts
 
 
@@ -275,3 +290,87 @@ def _remote_shell() -> str:
     if any(name in os.environ for name in REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
         return ""
     return str(Path(process.__file__).with_name("pbs_ssh.sh"))
+
+
+class GPURunner:
+    """The cluster of the ranks that run this script: rank 0 has the scheduler, the others the workers.
+
+    Every rank runs the script down to here, and here becomes the rank program; rank 0 then starts the same script
+    once more, as its child, in which this object is the way to the cluster. So what stands above runs once in each
+    rank and once in the script, what stands below once. The cluster ends with the script. Without a launcher it is
+    one on this machine.
+
+    Parameters
+    ----------
+    **keywords
+        The options.
+
+    Raises
+    ------
+    ConfigError
+        An option is wrong.
+    LaunchError
+        This is no script that could be started once more, or MPI has been started in it.
+
+    Examples
+    --------
+    In script.py, for ``srun -n 9 --overcommit python script.py`` or ``python script.py``:
+
+    >>> from distributed import Client
+    >>> from hpcgpu import GPURunner
+    >>> with GPURunner(gpus="sim:2") as runner, Client(runner) as client:  # doctest: +SKIP
+    ...     print(client.submit(sum, [1, 2]).result())
+
+    """
+
+    __doc__ = layers.documented(__doc__ or "", without=layers.unused(layers.RUNNER))
+    __signature__ = inspect.Signature(layers.parameters(layers.unused(layers.RUNNER)))
+
+    def __init__(self, **keywords: Any) -> None:
+        if SCRIPT_ADDRESS not in os.environ:
+            _become_rank(keywords)
+        from distributed.core import Status  # 0.4 CPU s, which ranks do without
+        from distributed.security import Security
+
+        self.scheduler_address = os.environ[SCRIPT_ADDRESS]
+        self.security = Security()  # from the variables that the rank has set for its script
+        self.status = Status.running
+
+    @property
+    def dashboard_link(self) -> str:
+        """The dashboard's address on this node's loopback; it holds a secret. Empty where there is no dashboard."""
+        path = os.environ.get(SCRIPT_DASHBOARD)
+        return private.read(Path(path)).strip() if path and self.status.name == "running" else ""
+
+    def close(self) -> None:
+        """Let no more clients connect; the cluster ends with the script."""
+        from distributed.core import Status
+
+        self.status = Status.closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"GPURunner({self.scheduler_address if self.status.name == 'running' else 'closed'})"
+
+
+def _become_rank(keywords: dict[str, Any]) -> None:
+    settings = read(keywords, "keyword {name} of GPURunner", entry_point=layers.RUNNER).settings
+    script = tuple(sys.orig_argv[1:])
+    if sys.argv[0] in ("", "-") or "ipykernel" in sys.modules:
+        raise LaunchError(
+            "GPURunner starts its script once more, but this is no script (a notebook, a prompt, standard input): "
+            "use LocalGPUCluster, SLURMGPUCluster or PBSGPUCluster"
+        )
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        raise LaunchError(
+            "MPI has been started in this process (by 'from mpi4py import MPI' above GPURunner), and cannot be started "
+            "twice: import it below GPURunner, or start the script by 'hpcgpu run'"
+        )
+    run = RunDocument(settings=settings, script=script)
+    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})

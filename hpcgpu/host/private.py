@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
-from hpcgpu.host import log, pids
+from hpcgpu.host import log, process
 
 # On a shared file system, another node's file may appear later than the end of that node's process.
 _SEEN_S = 3.0
@@ -112,9 +112,9 @@ def make_exit_file() -> Path:
     try:
         base = make_folder(user_folder("launches"))
         for old in base.iterdir():
-            if pids.is_over(old.name):  # of a killed launch of this host
+            if process.is_over(old.name):  # of a killed launch of this host
                 shutil.rmtree(old, ignore_errors=True)
-        folder = make_folder(base / pids.mark(os.getpid()))
+        folder = make_folder(base / process.mark(os.getpid()))
     except (OSError, HpcGpuError):
         folder = Path(tempfile.mkdtemp(prefix="hpcgpu-end-"))
     return folder / "exit"

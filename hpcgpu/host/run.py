@@ -10,9 +10,9 @@ import signal
 from weakref import WeakKeyDictionary
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import pids
+from hpcgpu.host import process
 from hpcgpu.model import Command, Result, Started
-from hpcgpu.model.command import TIMED_OUT
+from hpcgpu.model.job import TIMED_OUT
 
 COPIES = 8
 # How long other processes may keep a program's output open after its end: qsub leaves a background process for later
@@ -57,20 +57,20 @@ def start(command: Command, log: str = os.devnull) -> Started:
         pid = os.posix_spawnp(command.argv[0], command.argv, env, file_actions=files, setsid=True)
     except OSError as error:
         raise LaunchError(f"{command.argv[0]} could not be started: {error}; its log was to be {log}") from error
-    return Started(pid, pids.start_time(pid) or 0)
+    return Started(pid, process.start_time(pid) or 0)
 
 
 def is_running(started: Started) -> bool:
     """Return whether the started process lives; a zombie, or a later process with its pid, does not count."""
     with contextlib.suppress(ChildProcessError):  # started by another process
         os.waitpid(started.pid, os.WNOHANG)
-    return pids.start_time(started.pid) == started.start_time
+    return process.start_time(started.pid) == started.start_time
 
 
 def end(started: Started, grace_s: float = 10.0) -> None:
     """End the process and its session's group: SIGTERM, then SIGKILL after ``grace_s``."""
     for sig in (signal.SIGTERM, signal.SIGKILL):
-        with pids.watched(started.pid, started.start_time) as pidfd:
+        with process.watched(started.pid, started.start_time) as pidfd:
             if pidfd is None:
                 break
             with contextlib.suppress(ProcessLookupError):

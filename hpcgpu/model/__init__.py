@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcgpu.model.allocation import Allocation, CpuSet, HostMemory, Layout, NodeLayout, RankFacts
-    from hpcgpu.model.command import Command, Patience, Result, Started
-    from hpcgpu.model.job import JobSpec, JobState, JobStatus, Offer, RunDocument
+    from hpcgpu.model.job import Command, JobSpec, JobState, JobStatus, Offer, Patience, Result, RunDocument, Started
     from hpcgpu.model.settings import Settings
     from hpcgpu.model.site import Site
     from hpcgpu.model.topology import ActualBinding, Binding, Gpu, Hop, Nic, NumaNode, Topology, WorkerSpec
 
 _NAMES = {
     "allocation": ("Allocation", "CpuSet", "HostMemory", "Layout", "NodeLayout", "RankFacts"),
-    "command": ("Command", "Patience", "Result", "Started"),
-    "job": ("JobSpec", "JobState", "JobStatus", "Offer", "RunDocument"),
+    "job": (*("Command", "Patience", "Result", "Started"), "JobSpec", "JobState", "JobStatus", "Offer", "RunDocument"),
     "settings": ("Settings",),
     "site": ("Site",),
     "topology": (*("ActualBinding", "Binding", "Gpu", "Hop", "Nic", "NumaNode", "Topology", "WorkerSpec"),),

@@ -1,1 +1,403 @@
-"""Pictures of a node and its bindings, as SVG. Pure."""
+"""Draw the picture of a node as SVG: packages, NUMA nodes, cores, GPUs and ports, coloured by worker; and a legend."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from xml.sax.saxutils import escape, quoteattr
+
+from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
+from hpcgpu.pictures.shapes import (
+    BOLD,
+    GAP,
+    TAG,
+    Box,
+    Node,
+    NumaContents,
+    Text,
+    Tile,
+    bottom,
+    columns_for,
+    fit,
+    gib,
+    gpu_name,
+    in_rows,
+    node_of,
+    tags,
+    worker_cells,
+    wrap,
+)
+from hpcgpu.plan.binding.network import DISTANCE_WORDS
+from hpcgpu.report.machine import port_name
+from hpcgpu.units import counted
+
+WIDTH = 1000
+MARGIN = 24
+_PAD = 10
+_CORE_WIDTH, _CORE_WIDEST, _CORE_HEIGHT, _CORE_GAP = 26, 50, 23, 3
+_GPU_WIDTH, _PORT_WIDTH, _MEMORY_WIDTH = 260, 190, 180  # at least
+_WAY = 24  # length of the line that shows a port's distance
+# Sizes of text. It is read in pages whose column is narrower than the picture.
+_SMALL, _PLAIN, _LARGE, _TITLE = 12, 13, 14, 22
+_LINE_PX = 16  # from one line of plain text to the next
+_TAGS_ACROSS = 8  # in a core that workers share
+_KINDS = {"infiniband": "InfiniBand", "roce": "RoCE", "slingshot": "Slingshot", "opa": "Omni-Path", "efa": "EFA"}
+_KINDS |= {"usnic": "usNIC", "ethernet": "Ethernet"}
+_MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "memory without cores"}
+
+
+def machine(node: Node, y: float) -> tuple[Tile, ...]:
+    """Lay out the packages in one column, or in two if each has one NUMA node; then the parts of unknown locality."""
+    packages: dict[int, list[NumaNode]] = {}
+    for n in sorted(node.topology.numa_nodes, key=lambda n: (n.package, n.os_index)):
+        packages.setdefault(n.package, []).append(n)
+    most = max((len(nodes) for nodes in packages.values()), default=1)
+    beside = 2 if most == 1 and len(packages) > 1 else 1
+    makers = [partial(_package, node, number, nodes, min(most, 4)) for number, nodes in packages.items()]
+    out = in_rows(makers, MARGIN, y, WIDTH - 2 * MARGIN, beside)
+    header, below = ("locality unknown", "", "the NUMA node of these is not known"), bottom(out, y - GAP) + GAP
+    lost = _parts(node, "unknown", header, node.contents_of(None), MARGIN, below, WIDTH - 2 * MARGIN)
+    return (*out, lost) if lost.inside else out
+
+
+def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x: float, y: float, width: float) -> Tile:
+    inner = width - 2 * _PAD
+    makers = [partial(_numa_node, node, n) for n in numa]
+    inside = in_rows(makers, x + _PAD, y + 30, inner, columns)
+    memories = (m for m in node.topology.other_memory if m.package == number)
+    others = [partial(_memory, m) for m in memories if node.home(m.cpuset) is None]
+    below = in_rows(others, x + _PAD, bottom(inside, y) + GAP, inner, columns_for(inner, _MEMORY_WIDTH))
+    inside = (*inside, *below)
+    texts = (Text(x + _PAD, y + 21, f"package {number}", _LARGE, bold=True),)
+    return Tile("package", Box(x, y, width, bottom(inside, y + 30) + _PAD - y), texts, inside)
+
+
+def _numa_node(node: Node, numa: NumaNode, x: float, y: float, width: float) -> Tile:
+    contents = node.contents_of(numa.os_index)
+    subtitle = f"{counted(len(contents.cores), 'core')}, PUs {numa.cpuset}"
+    return _parts(node, "node", (f"NUMA node {numa.os_index}", gib(numa.memory_bytes), subtitle), contents, x, y, width)
+
+
+def _parts(
+    node: Node, kind: str, header: tuple[str, str, str], contents: NumaContents, x: float, y: float, width: float
+) -> Tile:
+    """Lay out a box with a header, and cores, GPUs, ports and other memory below each other."""
+    title, right, subtitle = header
+    left, inner = x + _PAD, width - 2 * _PAD
+    texts = [Text(left, y + 20, title, _LARGE, bold=True), Text(left, y + 37, fit(subtitle, inner, _SMALL), _SMALL)]
+    if right:
+        texts.append(Text(left + inner, y + 20, right, _PLAIN, anchor="end"))
+    inside = list(_cores(node, contents.cores, left, y + 46, inner))
+    groups: list[tuple[Sequence[Callable[[float, float, float], Tile]], float]] = [
+        ([partial(_gpu, node, g) for g in contents.gpus], _GPU_WIDTH),
+        ([partial(_port, node, n) for n in contents.nics], _PORT_WIDTH),
+        ([partial(_memory, m) for m in contents.memories], _MEMORY_WIDTH),
+    ]
+    for makers, smallest in groups:
+        top = bottom(inside, y + 46 - GAP) + GAP
+        inside += in_rows(makers, left, top, inner, columns_for(inner, smallest))
+    return Tile(kind, Box(x, y, width, bottom(inside, y + 38) + _PAD - y), tuple(texts), tuple(inside))
+
+
+def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float) -> list[Tile]:
+    """Lay out a box for each core, in rows of about equal length; wider if workers share it, for their tags."""
+    owners = [tuple(i for i, b in enumerate(node.bindings) if b.cpuset & core) for core in cores]
+    most = max((len(o) for o in owners), default=0)
+    high = math.ceil(most / _TAGS_ACROSS) * TAG + 3 if most > 1 else _CORE_HEIGHT
+    fitting = int((width + _CORE_GAP) // (_CORE_WIDTH + _CORE_GAP))
+    columns = math.ceil(len(cores) / math.ceil(len(cores) / fitting)) if cores else 1
+    wide = min(_CORE_WIDEST, (width + _CORE_GAP) / columns - _CORE_GAP)
+    out: list[Tile] = []
+    left, top = x, y
+    for core, workers in zip(cores, owners, strict=True):
+        core_width = wide if len(workers) < 2 else min(len(workers), _TAGS_ACROSS) * TAG + 3
+        if left + core_width > x + width + 0.01:  # widths are fractions
+            left, top = x, top + high + _CORE_GAP
+        box = Box(left, top, core_width, high)
+        left = box.right + _CORE_GAP
+        label = str(workers[0]) if len(workers) == 1 else ""
+        texts = (Text(box.x + core_width / 2, box.y + high / 2 + 4, label, _SMALL, anchor="middle"),) if label else ()
+        inside = tags(workers, box.x + 2.5, box.y + 2.5, core_width - 3) if len(workers) > 1 else ()
+        tooltip = f"PU{'s' if len(core) > 1 else ''} {core}: {node.format_workers(workers)}"
+        out.append(Tile("core", box, texts, inside, workers, tooltip))
+    return out
+
+
+def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
+    workers = node.of_gpu(gpu)
+    number, model = f"GPU {node.gpus.index(gpu)}", gpu_name(gpu)
+    name = f"{number} · {model}"
+    room = width - 3 * 8 - min(len(workers), 2) * TAG
+    fits = fit(name, room, _PLAIN, bold=True) == name
+    lines = [name] if fits else [number, *wrap(model, room / BOLD, _PLAIN)]
+    texts = [Text(x + 8, y + 18 + _LINE_PX * i, line, _PLAIN, bold=True) for i, line in enumerate(lines)]
+    size = gib(gpu.memory_bytes) if gpu.memory_bytes else ""
+    place = fit(" · ".join(filter(None, (gpu.pci, size))), room, _SMALL)
+    texts.append(Text(x + 8, texts[-1].y + 17, place, _SMALL))
+    marks = tags(workers, x + width - 8 - min(len(workers), 2) * TAG + 2, y + 5, 2 * TAG)
+    height = max(texts[-1].y + 8, bottom(marks, y) + 5) - y
+    tooltip = ", ".join(filter(None, (name, gpu.pci, gpu.uuid, size, node.format_workers(workers))))
+    return Tile("gpu", Box(x, y, width, height), tuple(texts), marks, workers, tooltip)
+
+
+def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
+    workers = node.of_port(nic)
+    rate = f"{nic.rate_gbps:g} Gb/s" if nic.rate_gbps else ""
+    beside = nic.interface if nic.interface and nic.interface != nic.name else ""
+    has_state = nic.state != "unknown"
+    fabric = _KINDS.get(nic.kind, nic.kind) + (f", {nic.state}" if has_state else "")
+    rest = (beside, rate, "VF" if nic.virtual else "", "" if has_state else "state unknown")
+    lines = [fabric, ", ".join(filter(None, rest))]
+    room = width - 14
+    texts = [Text(x + 7, y + 17, fit(port_name(nic), room, _PLAIN, bold=True), _PLAIN, bold=True)]
+    texts += [
+        Text(x + 7, y + 33 + 15 * i, fit(line, room, _SMALL), _SMALL) for i, line in enumerate(filter(None, lines))
+    ]
+    end = texts[-1].y + 7
+    inside: list[Tile] = []
+    for distance, users in node.by_distance(nic).items():
+        inside.append(Tile(f"distance {distance}", Box(x + 7, end + 2, _WAY, 12)))
+        text = fit(DISTANCE_WORDS[distance], room - _WAY - 6, _SMALL)
+        texts.append(Text(x + 7 + _WAY + 6, end + 12, text, _SMALL))
+        inside += tags(users, x + 7, end + 17, room)
+        end = inside[-1].box.bottom + 4
+    tooltip = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.format_workers(workers))))
+    kind, box = "port" if workers or not node.bindings else "port idle", Box(x, y, width, end + bool(inside) - y)
+    return Tile(kind, box, tuple(texts), tuple(inside), tooltip=tooltip, crossed=not nic.active)
+
+
+def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
+    lines = (f"NUMA node {memory.os_index} · {gib(memory.memory_bytes)}", _MEMORIES.get(memory.kind, memory.kind))
+    texts = tuple(Text(x + 7, y + 17 + 16 * i, fit(line, width - 14, _SMALL), _SMALL) for i, line in enumerate(lines))
+    return Tile("memory", Box(x, y, width, 41), texts, tooltip=", ".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A laid-out picture, ``WIDTH`` wide."""
+
+    height: float
+    texts: tuple[Text, ...]
+    tiles: tuple[Tile, ...]
+
+
+def lay_out(node: Node) -> Picture:
+    """Lay out the picture of the node: title, machine, legend, notes."""
+    topology = node.topology
+    inner = WIDTH - 2 * MARGIN
+    parts: list[Collection[object]] = [{n.package for n in topology.numa_nodes}, topology.numa_nodes, node.cores]
+    parts += [{pu for c in node.cores for pu in c}, node.gpus, topology.nics]
+    nouns = ("package", "NUMA node", "core", "PU", "GPU", "network port")
+    summary = ", ".join(counted(len(part), noun) for part, noun in zip(parts, nouns, strict=True) if part)
+    source = f"; source: {topology.source}" if topology.source else ""
+    texts = (
+        Text(MARGIN, 40, fit(node.title, inner, _TITLE, bold=True), _TITLE, bold=True),
+        Text(MARGIN, 63, fit(summary + source, inner, _PLAIN), _PLAIN),
+    )
+    tiles = [*machine(node, 78)]
+    tiles += _samples(tiles, bottom(tiles, 78) + 12)
+    tiles += _legend(node, bottom(tiles, 78) + 12)
+    tiles += _notes(node, bottom(tiles, 78) + 10)
+    return Picture(bottom(tiles, 78) + MARGIN, texts, tuple(tiles))
+
+
+def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
+    """Explain grey, stripes and crosses, if the picture has them."""
+    everything = list(walk(tiles))
+    cores, idle = ([t for t in everything if t.kind == kind] for kind in ("core", "port idle"))
+    shown = (
+        (any(not t.workers for t in cores), "core", _CORE_WIDTH, (), False, "core of no worker"),
+        (any(len(t.workers) > 1 for t in cores), "core", 2 * TAG + 3, (0, 1), False, "core that several workers share"),
+        (any(not t.crossed for t in idle), "port idle", 36, (), False, "port of no worker"),
+        (any(t.crossed for t in everything), "port idle", 36, (), True, "port that is not active"),
+    )
+    out: list[Tile] = []
+    x = float(MARGIN)
+    for is_shown, kind, width, workers, crossed, meaning in shown:
+        if is_shown:
+            box = Box(x, y, width, _CORE_HEIGHT)
+            marks = tags(workers, x + 2.5, y + 2.5, width)
+            out.append(Tile(f"sample {kind}", box, inside=marks, workers=workers, crossed=crossed))
+            text = Text(box.right + 8, y + 16, meaning, _PLAIN)
+            out.append(Tile("words", Box(text.x, y, text.box.width, _CORE_HEIGHT), (text,)))
+            x = text.box.right + 28
+    return out
+
+
+def _legend(node: Node, y: float) -> list[Tile]:
+    """Return a row for each worker."""
+    columns = (("worker", 120.0), ("GPU", 196.0), ("cores", 264.0), ("memory", 204.0), ("network port", 168.0))
+    rows = [([name for name, _ in columns], -1)] if node.bindings else []
+    rows += [(list(worker_cells(node, i)), i) for i in range(len(node.bindings))]
+    out: list[Tile] = []
+    for cells, worker in rows:
+        x, texts = float(MARGIN), []
+        for (_, width), cell in zip(columns, cells, strict=False):
+            left = x + (TAG + 6 if x == MARGIN else 0)
+            lines = wrap(cell, x + width - 12 - left, _PLAIN)
+            texts += [Text(left, y + 16 + _LINE_PX * i, line, _PLAIN, bold=worker < 0) for i, line in enumerate(lines)]
+            x += width
+        marks = tags((worker,), MARGIN, y + 2, TAG) if worker >= 0 else ()
+        height = max(t.y for t in texts) + 7 - y
+        out.append(Tile("row", Box(MARGIN, y, WIDTH - 2 * MARGIN, height), tuple(texts), marks))
+        y += height
+    return out
+
+
+def _notes(node: Node, y: float) -> list[Tile]:
+    """Return the reasons, each with all of its workers, and the topology's warnings."""
+    sentences = [] if node.bindings else ["no worker is planned"]
+    sentences += _reasons(node)
+    sentences += [f"note: {warning}" for warning in node.topology.warnings]
+    out: list[Tile] = []
+    for sentence in sentences:
+        lines = wrap(sentence, WIDTH - 2 * MARGIN, _PLAIN)
+        texts = tuple(Text(MARGIN, y + 14 + _LINE_PX * i, line, _PLAIN) for i, line in enumerate(lines))
+        out.append(Tile("words", Box(MARGIN, y, WIDTH - 2 * MARGIN, _LINE_PX * len(lines) + 4), texts))
+        y = out[-1].box.bottom
+    return out
+
+
+def _reasons(node: Node) -> list[str]:
+    """Return the reasons of the workers' bindings; reasons that differ in numbers only are merged."""
+    alike: dict[str, dict[str, list[int]]] = {}
+    for i, binding in enumerate(node.bindings):
+        for reason in binding.reasons:
+            pattern = re.sub(r"[\w,-]*\d[\w,-]*|\s", "", reason)
+            alike.setdefault(pattern, {}).setdefault(reason, []).append(i)
+    out = []
+    for variants in alike.values():
+        (first, who), *others = variants.items()
+        rest = sorted({i for more in [w for _, w in others] for i in more} - set(who))
+        out.append(f"{_workers(who)}: {first}" + (f"; likewise {_workers(rest)}" if rest else ""))
+    return out
+
+
+def _workers(numbers: Sequence[int]) -> str:
+    return f"worker{'s' if len(numbers) > 1 else ''} {CpuSet(numbers)}"
+
+
+def walk(tiles: Sequence[Tile]) -> Iterator[Tile]:
+    """Yield the tiles and all tiles inside them."""
+    for tile in tiles:
+        yield tile
+        yield from walk(tile.inside)
+
+
+# Paul Tol's "light" scheme (SRON technical note 3.2), made to be told apart by colour-blind readers under dark text;
+# then eight with the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic and
+# tritanopic eyes see them (model of Machado et al., 2009). The number in each box has the same meaning without colour.
+COLOURS = (
+    *("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00"),
+    *("#8888EE", "#BBFFBB", "#AA88AA", "#EE6677", "#BB8833", "#AACC99", "#DDFFDD", "#779977"),
+)
+INK = "#1A1A1A"
+FADED = "#5F5F5F"
+_LINE, _PALE = "#8A8A8A", "#F1F1F1"
+# fill, outline, its width, radius of the corners
+_STYLES = {
+    "package": ("#FAFAFA", "#444444", 1.5, 8),
+    "node": ("#FFFFFF", _LINE, 1, 6),
+    "unknown": ("#FFFFFF", _LINE, 1, 6),
+    "core": ("#FFFFFF", _LINE, 1, 2),
+    "gpu": ("#FFFFFF", "#333333", 1.2, 4),
+    "port": ("#FFFFFF", INK, 2, 4),
+    "port idle": (_PALE, "#777777", 1, 4),
+    "memory": ("#FFFFFF", _LINE, 1, 4),
+    "tag": ("#FFFFFF", "#333333", 0.8, 2),
+}
+# From a port to a GPU, by the kind of distance: width and dashes of a line.
+_DISTANCES = ((4, "none"), (1.5, "none"), (2, "8 3"), (2, "6 3 2 3"), (2, "2 3"), (0, "none"))
+
+
+def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> str:
+    """Render a node and its workers (``names``, or their numbers) as a self-contained SVG 1.1; or ValueError."""
+    node = node_of(topology, bindings, names)
+    picture = lay_out(node)
+    size = f'width="{WIDTH}" height="{_n(picture.height)}" viewBox="0 0 {WIDTH} {_n(picture.height)}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" version="1.1" {size}',
+        "  font-family=\"Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif\">",
+        f"<title>{_escape(node.title)}</title>",
+        f'<rect width="{WIDTH}" height="{_n(picture.height)}" fill="#FFFFFF"/>',
+        *(_text(t) for t in picture.texts),
+        *(line for tile in picture.tiles for line in _tile(tile)),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def colour(worker: int) -> str:
+    """Return the worker's fill; sixteen colours repeat."""
+    return COLOURS[worker % len(COLOURS)]
+
+
+def _tile(tile: Tile) -> Iterator[str]:
+    workers = f' data-workers="{" ".join(map(str, tile.workers))}"' if tile.workers else ""
+    yield f"<g class={quoteattr(tile.kind + ' crossed' * tile.crossed)}{workers}>"
+    if tile.tooltip:
+        yield f"<title>{_escape(tile.tooltip)}</title>"
+    yield from _shape(tile)
+    for text in tile.texts:
+        yield _text(text, FADED if tile.kind == "port idle" else INK)
+    for inside in tile.inside:
+        yield from _tile(inside)
+    yield "</g>"
+
+
+def _shape(tile: Tile) -> Iterator[str]:
+    kind = tile.kind.removeprefix("sample ")
+    box = tile.box
+    if kind == "row":
+        yield f'<path d="M{_n(box.x)} {_n(box.bottom)}h{_n(box.width)}" stroke="#CCCCCC"/>'
+    if kind.startswith("distance "):
+        width, dashes = _DISTANCES[int(kind.split()[1])]
+        line = f'stroke="{INK}" stroke-width="{width}" stroke-dasharray="{dashes}"'
+        yield f'<path d="M{_n(box.x)} {_n(box.y + box.height / 2)}h{_n(box.width)}" {line}/>'
+    if kind not in _STYLES:
+        return
+    fill, line, width, radius = _STYLES[kind]
+    if len(tile.workers) == 1:
+        fill = colour(tile.workers[0])
+    elif tile.crossed:
+        fill = _PALE
+    if kind == "core":
+        line = INK if tile.workers else "#AAAAAA"
+    outline = f'rx="{radius}" stroke="{line}" stroke-width="{width}"'
+    if kind == "port idle":
+        outline += ' stroke-dasharray="4 3"'
+    yield f'<rect {_box(box)} {outline} fill="{fill}"/>'
+    if kind == "gpu" and len(tile.workers) > 1:
+        each = box.width / len(tile.workers)
+        for i, worker in enumerate(tile.workers):
+            strip = Box(box.x + i * each, box.y, each, box.height)
+            yield f'<rect class="strip" {_box(strip)} fill="{colour(worker)}"/>'
+        yield f'<rect {_box(box)} {outline} fill="none"/>'
+    if tile.crossed:
+        across = f"M{_n(box.x)} {_n(box.y)}L{_n(box.right)} {_n(box.bottom)}"
+        back = f"M{_n(box.right)} {_n(box.y)}L{_n(box.x)} {_n(box.bottom)}"
+        yield f'<path class="cross" d="{across}{back}" stroke="#BDBDBD" stroke-width="1.5"/>'
+
+
+def _text(text: Text, fill: str = INK) -> str:
+    anchor = f' text-anchor="{text.anchor}"' if text.anchor != "start" else ""
+    weight = ' font-weight="bold"' if text.bold else ""
+    attributes = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{_n(text.size)}"'
+    return f'<text {attributes} fill="{fill}"{anchor}{weight}>{_escape(text.text)}</text>'
+
+
+def _box(box: Box) -> str:
+    return f'x="{_n(box.x)}" y="{_n(box.y)}" width="{_n(box.width)}" height="{_n(box.height)}"'
+
+
+def _n(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _escape(text: str) -> str:
+    """Escape text for XML; characters that XML 1.0 forbids, or that change the direction, become U+FFFD."""
+    return escape("".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" else c for c in text))

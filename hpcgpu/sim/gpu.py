@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hpcgpu.model.allocation import DEFAULT_BYTES
-from hpcgpu.sim.array import SimArray, buffer_of, host_of
-from hpcgpu.sim.memory import NUMBERS, Blocks, Usage, bytes_of, root_of
+from hpcgpu.sim.array import NUMBERS, Blocks, SimArray, Usage, buffer_of, bytes_of, host_of, root_of
 
 # Freed memory up to this fraction (1/4) is kept for reuse.
 _KEPT = 4

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.topology import nccl_xml, pci, safe_xml
+from hpcgpu.topology import nccl_xml, pci
 from hpcgpu.topology.nccl_xml import cores_of_masks
 
 # OS devices: version 1 and 2 number the kinds, version 3 has a bit for each, and OpenFabrics is also a network.
@@ -36,7 +36,7 @@ _SCRUBBED = "several GPUs have the UUID {}: it is ignored"
 
 def read(text: str) -> Topology:
     """Parse hwloc's XML into a topology; raise ParseError for other text, a text cut off, and an unreadable number."""
-    with safe_xml.reading(text, "hwloc XML") as root:
+    with pci.reading(text, "hwloc XML") as root:
         return topology_of(root, text)
 
 
@@ -63,7 +63,7 @@ def _topology(root: ET.Element) -> Topology:
     # Some people scrub the UUIDs of their files.
     equal = [uuid for uuid, count in Counter(g.uuid for g in gpus if g.uuid).items() if count > 1]
     gpus = [replace(g, uuid="") if g.uuid in equal else g for g in gpus]
-    nodes = CpuSet().union(*(safe_xml.cpuset(m, "complete_nodeset") for m in machines))
+    nodes = CpuSet().union(*(pci.cpuset(m, "complete_nodeset") for m in machines))
     left_out = [_LEFT_OUT.format(CpuSet(missing))] if (missing := nodes - _described(objects)) else []
     warnings = (*warnings, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
     # "Cache" with a depth until hwloc 1.11.
@@ -76,7 +76,7 @@ def _topology(root: ET.Element) -> Topology:
         tuple(gpus),
         tuple(nics),
         pci.hops(chains, gpus, nics),
-        source=f"hwloc XML v{safe_xml.word(root, 'version') or '1.0'}",
+        source=f"hwloc XML v{pci.word(root, 'version') or '1.0'}",
         warnings=(*warnings, *(() if chains else (pci.NO_PCI,))),
         other_memory=tuple(other),
         name=pci.product_name(*(f.get(key, "") for f in facts for key in ("DMIProductName", "PlatformModel"))),
@@ -90,7 +90,7 @@ def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tup
     core_of: dict[int, CpuSet] = {}
     for o, cpus in ((o, _cpus(o)) for o in objects if o.get("type") == "Core"):
         if not core_of.keys().isdisjoint(cpus):
-            raise safe_xml.Misread(o, "cpuset", "PUs that no other core has")
+            raise pci.Misread(o, "cpuset", "PUs that no other core has")
         core_of |= dict.fromkeys(cpus, cpus)
     if core_of:
         return tuple(sorted({*core_of.values()}, key=min)), ()
@@ -103,7 +103,7 @@ def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tup
 def _allowed(machines: Sequence[ET.Element], name: str) -> CpuSet | None:
     """Return the PUs or NUMA nodes that were granted to the process that wrote the file; None: unknown."""
     machine = next((m for m in machines if m.get(name)), None)
-    return None if machine is None else safe_xml.cpuset(machine, name)
+    return None if machine is None else pci.cpuset(machine, name)
 
 
 def _devices(
@@ -117,14 +117,14 @@ def _devices(
     for device, parents in objects:
         if device.get("type") != "PCIDev":
             continue
-        address = safe_xml.read(device, "pci_busid", pci.address, "a PCI address such as 0000:06:00.0")
+        address = pci.read(device, "pci_busid", pci.address, "a PCI address such as 0000:06:00.0")
         if address in chains:
-            raise safe_xml.Misread(device, "pci_busid", "a PCI address that no other device has")
+            raise pci.Misread(device, "pci_busid", "a PCI address that no other device has")
         bridges = (p for p in parents if p.get("type") == "Bridge")
         chains[address] = tuple(f"{p.get('pci_busid', 'host')}/{p.get('bridge_pci', '')}" for p in bridges)
         # Devices are below the object that they are local to. complete_nodeset also has nodes that were not granted:
         # if these are missing in the file, devices near them are attached higher up.
-        sets = (safe_xml.cpuset(p, "complete_nodeset") or safe_xml.cpuset(p, "nodeset") for p in reversed(parents))
+        sets = (pci.cpuset(p, "complete_nodeset") or pci.cpuset(p, "nodeset") for p in reversed(parents))
         nodes = next((s for s in sets if s), CpuSet())
         near = pci.home(nodes, numa) if nodes <= described else None
         gpus += _gpu(device, address, near)
@@ -133,7 +133,7 @@ def _devices(
 
 
 def _described(objects: Sequence[Placed]) -> CpuSet:
-    return CpuSet(safe_xml.count(o, "os_index") for o, _ in objects if o.get("type") == "NUMANode") or CpuSet([0])
+    return CpuSet(pci.count(o, "os_index") for o, _ in objects if o.get("type") == "NUMANode") or CpuSet([0])
 
 
 def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]:
@@ -143,26 +143,26 @@ def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]
 
 
 def _cpus(node: ET.Element) -> CpuSet:
-    return safe_xml.cpuset(node, "cpuset")
+    return pci.cpuset(node, "cpuset")
 
 
 def _ids(device: ET.Element) -> tuple[str, str, str]:
     """Return class, vendor and device from ``0302 [10de:2335] [10de:18bf] a1``."""
     match = _PCI_TYPE.fullmatch(device.get("pci_type", "").strip())
     if match is None:
-        raise safe_xml.Misread(device, "pci_type", "class, vendor and device such as 0302 [10de:2335] [10de:18bf] a1")
+        raise pci.Misread(device, "pci_type", "class, vendor and device such as 0302 [10de:2335] [10de:18bf] a1")
     klass, vendor, number = match.groups()
     return klass.lower(), vendor.lower(), number.lower()
 
 
 def _infos(node: ET.Element) -> dict[str, str]:
-    return {i.get("name", ""): safe_xml.word(i, "value") for i in node.findall("info")}
+    return {i.get("name", ""): pci.word(i, "value") for i in node.findall("info")}
 
 
 def _number(node: ET.Element, name: str, convert: Callable[[str], int] = int, absent: str = "0") -> int:
     """Return an info that is a number, or ``absent``."""
     info = next((i for i in node.findall("info") if i.get("name") == name and i.get("value")), None)
-    return convert(absent) if info is None else safe_xml.read(info, "value", convert, "a whole number")
+    return convert(absent) if info is None else pci.read(info, "value", convert, "a whole number")
 
 
 def _decimal(text: str) -> float:
@@ -191,20 +191,20 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
     rdma: list[ET.Element] = []
     nets: list[ET.Element] = []
     for osdev in device.findall("object"):
-        kind = safe_xml.whole(osdev, "osdev_type", "-1") if osdev.get("type") == "OSDev" else -1
+        kind = pci.whole(osdev, "osdev_type", "-1") if osdev.get("type") == "OSDev" else -1
         if kind > 0 and kind & _OPENFABRICS_BIT if version3 else kind == _OPENFABRICS:
             rdma.append(osdev)
         elif kind > 0 and kind & _NET_BIT if version3 else kind == _NET:
             nets.append(osdev)
     virtual = pci.is_virtual(vendor, number)
-    link = safe_xml.read(device, "pci_link_speed", _decimal, "GB/s such as 31.5", "0")
+    link = pci.read(device, "pci_link_speed", _decimal, "GB/s such as 31.5", "0")
     if pci.is_slingshot(vendor, number):
         # hwloc tells no state of an interface; the live machine's is added from /sys (topology.sysfs.refine_nics).
-        name = next((safe_xml.word(o, "name") for o in (*rdma, *nets)), "")
-        interface = next((word for o in nets if not (word := safe_xml.word(o, "name")).startswith("cxi")), "")
+        name = next((pci.word(o, "name") for o in (*rdma, *nets)), "")
+        interface = next((word for o in nets if not (word := pci.word(o, "name")).startswith("cxi")), "")
         return [Nic(name, address, 1, "slingshot", "unknown", 0.0, near, interface, False, link)] if name else []
     if not rdma:
-        names = sorted((_number(o, "Port", absent="1"), safe_xml.word(o, "name")) for o in nets)
+        names = sorted((_number(o, "Port", absent="1"), pci.word(o, "name")) for o in nets)
         return [Nic(name, address, port, "ethernet", "unknown", 0.0, near, name, virtual, link) for port, name in names]
     out = []
     for osdev in rdma:
@@ -214,10 +214,10 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
             lid = _number(osdev, f"Port{port}LID", lambda text: int(text, 16))
             # The IP interface of a port is the one with the same number, or the function's only one.
             same = [n for n in nets if _number(n, "Port", absent="1") == port] or (nets if len(ports) <= 1 else [])
-            interface = safe_xml.word(same[0], "name") if same else ""
+            interface = pci.word(same[0], "name") if same else ""
             kind_name = pci.nic_kind(klass, vendor, number, lid=lid)
             state = pci.port_state(facts.get(f"Port{port}State", ""))
-            name = safe_xml.word(osdev, "name")
+            name = pci.word(osdev, "name")
             out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual, link))
     return out
 
@@ -236,7 +236,7 @@ def read_file(text: str) -> Topology:
     if not text.lstrip("\ufeff \t\r\n").startswith("<"):
         start = f"it begins with {text[:40]!r}" if text.strip() else "empty"
         raise ParseError(f"not a topology file: {start}; allowed: {_ALLOWED}", evidence=text[:400])
-    with safe_xml.reading(text, "a topology file") as root:
+    with pci.reading(text, "a topology file") as root:
         if root.tag == "topology":
             return topology_of(root, text)
         if root.tag == "system":
@@ -268,19 +268,19 @@ def read_numa_nodes(
     """Return the NUMA nodes with DRAM, and those with other memory; raise Misread for an invalid value."""
     # A version 1 file of a machine with a single node may name no node. Where all memory is of the fast kind (Xeon Max
     # without DIMMs), that memory counts as DRAM. A PU is next to one node with DRAM, whatever the file says.
-    packages = [(safe_xml.count(o, "os_index"), _all_cpus(o)) for o, _ in objects if o.get("type") in _PACKAGES]
+    packages = [(pci.count(o, "os_index"), _all_cpus(o)) for o, _ in objects if o.get("type") in _PACKAGES]
     named = [placed for placed in objects if placed[0].get("type") == "NUMANode"]
     latency, bandwidth = _memory_attribute(root, "Latency", min), _memory_attribute(root, "Bandwidth", max)
     memories_by_index: dict[int, _Memory] = {}
     for o, parents in named or [placed for placed in objects if placed[0].get("type") == "Machine"]:
-        index = safe_xml.count(o, "os_index") if named else 0
+        index = pci.count(o, "os_index") if named else 0
         if index in memories_by_index:
-            raise safe_xml.Misread(o, "os_index", "a number that no other NUMA node has")
+            raise pci.Misread(o, "os_index", "a number that no other NUMA node has")
         cpus = _all_cpus(o)
         kind = _kind(o, parents, cpus, is_power)
-        above = [safe_xml.count(p, "os_index") for p in reversed(parents) if p.get("type") in _PACKAGES]
+        above = [pci.count(p, "os_index") for p in reversed(parents) if p.get("type") in _PACKAGES]
         package = next(iter(above), next((i for i, pus in packages if pus & cpus), 0))
-        node = NumaNode(index, cpus, safe_xml.count(o, "local_memory"), package, kind)
+        node = NumaNode(index, cpus, pci.count(o, "local_memory"), package, kind)
         number = o.get("gp_index", "")
         home = parents[-1] if parents and o.find("object") is None else None
         memories_by_index[index] = _Memory(node, home, latency.get(number, 0), bandwidth.get(number, 0))
@@ -318,7 +318,7 @@ def _separate_dram(memories: Sequence[_Memory]) -> tuple[list[NumaNode], list[Nu
 
 def _all_cpus(node: ET.Element) -> CpuSet:
     """Return the PUs; PUs that were not granted are in ``complete_cpuset`` only."""
-    return safe_xml.cpuset(node, "cpuset") or safe_xml.cpuset(node, "complete_cpuset")
+    return pci.cpuset(node, "cpuset") or pci.cpuset(node, "complete_cpuset")
 
 
 def _kind(node: ET.Element, parents: Sequence[ET.Element], cpus: CpuSet, is_power: bool) -> str:
@@ -336,15 +336,13 @@ def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
     # of POWER9's GPUs.
     above = parents[-1] if parents else None
     beside_none = above is not None and above.get("cpuset") is not None and not _all_cpus(above)
-    return beside_none or any(
-        o.get("type") in _LOCAL or safe_xml.cpuset(o, "complete_cpuset") for o in node.iter("object")
-    )
+    return beside_none or any(o.get("type") in _LOCAL or pci.cpuset(o, "complete_cpuset") for o in node.iter("object"))
 
 
 def _memory_attribute(root: ET.Element, name: str, nearest: Callable[[int, int], int]) -> dict[str, int]:
     """Return a memory attribute (since hwloc 2.3) of each NUMA node by its ``gp_index``, from its nearest PUs."""
     out: dict[str, int] = {}
     for value in root.findall(f"memattr[@name='{name}']/memattr_value[@target_obj_type='NUMANode']"):
-        target, number = value.get("target_obj_gp_index", ""), safe_xml.whole(value, "value")
+        target, number = value.get("target_obj_gp_index", ""), pci.whole(value, "value")
         out[target] = nearest(out[target], number) if target in out else number
     return out

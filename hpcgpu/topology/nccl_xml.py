@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.topology import pci, safe_xml
+from hpcgpu.topology import pci
 
 _FORMAT = "NCCL topology XML"
 _COARSE = (
@@ -44,7 +44,7 @@ def read(text: str) -> Topology:
     """Parse NCCL's XML into a topology; raise ParseError for other text, several hosts, or a file without PUs."""
     # Each NUMA node counts as a package, as in NCCL, because the file has none. A network function without a device
     # name is left out, since UCX could not use it, and named in the warnings.
-    with safe_xml.reading(text, _FORMAT) as root:
+    with pci.reading(text, _FORMAT) as root:
         return topology_of(root, text)
 
 
@@ -89,7 +89,7 @@ def locate(topology: Topology, text: str) -> Topology:
     else the one numbered ``numaid``. A flat /sys shows all devices next to each other, so bridges between two devices
     come from the file if one of them had no node. Raises ParseError as :func:`read`, but the file needs no PUs.
     """
-    with safe_xml.reading(text, _FORMAT) as root:
+    with pci.reading(text, _FORMAT) as root:
         functions, claims, _ = _described(root, text)
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     lost = {d.pci for d in devices if d.numa_node is None and (isinstance(d, Nic) or d.can_run)}
@@ -146,8 +146,8 @@ def _described(root: ET.Element, text: str) -> tuple[list[_Function], dict[int, 
     claims: dict[int, CpuSet] = {}
     functions: list[_Function] = []
     for cpu in root.findall("cpu"):
-        numaid = max(safe_xml.whole(cpu, "numaid", "-1"), -1)
-        claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | safe_xml.cpuset(cpu, "affinity"))
+        numaid = max(pci.whole(cpu, "numaid", "-1"), -1)
+        claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | pci.cpuset(cpu, "affinity"))
         functions += _below(cpu, (), numaid)
     first: dict[str, _Function] = {}
     for function in functions:
@@ -177,7 +177,7 @@ def cores_of_masks(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], str]:
 
 def _below(node: ET.Element, switches: tuple[str, ...], numaid: int) -> Iterator[_Function]:
     for child in node.findall("pci"):
-        address = safe_xml.read(child, "busid", pci.address, "a PCI address such as 0000:06:00.0")
+        address = pci.read(child, "busid", pci.address, "a PCI address such as 0000:06:00.0")
         yield _Function(child, address, switches, numaid)
         yield from _below(child, (*switches, address), numaid)
 
@@ -206,8 +206,8 @@ def _nics(function: _Function, near: int | None) -> list[Nic]:
     link = pci.link_gbytes_s(*(function.element.get(name, "") for name in ("link_speed", "link_width")))
     out = []
     for i, net in enumerate(n for n in function.element.findall("nic/net") if n.get("name")):
-        name, rate = safe_xml.word(net, "name"), max(safe_xml.whole(net, "speed"), 0) / 1000
-        number_of_port = safe_xml.whole(net, "port", "1")
+        name, rate = pci.word(net, "name"), max(pci.whole(net, "speed"), 0) / 1000
+        number_of_port = pci.whole(net, "port", "1")
         if number_of_port < 1:  # NCCL's socket transport: an interface, and its ports count from 0
             out.append(Nic(name, function.address, 1, "ethernet", "unknown", rate, near, name, virtual, link))
             continue

@@ -171,7 +171,7 @@ def test_attach_to_an_ended_or_foreign_run_is_an_error(slurm_lab: Lab, detached:
 
 TAMPER = """
     import json, pathlib
-    from hpcgpu.deploy.network.tls import Certificate
+    from hpcgpu.deploy.network.scheduler_file import Certificate
     from hpcgpu.errors import TrustError
     path, = pathlib.Path(".hpcgpu/runs").glob("*/scheduler")
     right = json.loads(path.read_text())

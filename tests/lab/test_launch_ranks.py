@@ -10,7 +10,7 @@ from lab import CHECKOUT, Lab
 from launch_probe import ME, PROBE, check, others
 from leaders import BEGIN
 
-from hpcgpu.launch.launcher import mpirun_command, srun_command
+from hpcgpu.launch import mpirun_command, srun_command
 from hpcgpu.model.allocation import World
 
 SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=1, extra=False)]

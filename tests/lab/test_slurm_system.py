@@ -33,7 +33,7 @@ def client(lab: Lab, code: str) -> str:
 SVD = """
     import dask.array as da, numpy as np
     from hpcgpu import sim
-    from hpcgpu.sim.dask import register
+    from hpcgpu.sim import register
     register()
     def cut_bytes():
         from hpcgpu.deploy.network.node_copies import this_process

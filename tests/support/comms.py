@@ -9,7 +9,7 @@ from typing import Any
 from distributed import Scheduler
 from distributed.comm import CommClosedError
 
-from hpcgpu.deploy.network.tls import Certificate, security
+from hpcgpu.deploy.network.scheduler_file import Certificate, security
 
 
 class Comm:

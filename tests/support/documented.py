@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from paths import ROOT
 
-from hpcgpu.config.sites.machine import topology_of
+from hpcgpu.config.sites import topology_of
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch import BatchSystem
+from hpcgpu.deploy.jobs import Run
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.workers import SchedulerView
 from hpcgpu.model import JobSpec, RunDocument, Settings
-from hpcgpu.plan.jobs.reconcile import Policy
+from hpcgpu.plan.jobs.request import Policy
 
 
 def make_run(folder: Path, system: BatchSystem, *, save: bool = True) -> Run:

@@ -14,7 +14,7 @@ import pytest
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill.proxies import State, proxy
-from hpcgpu.spill.proxies import dask as proxies_dask
+from hpcgpu.spill.proxies import proxy as proxies_dask
 from hpcgpu.spill.storage import disk
 from hpcgpu.spill.storage.buffer_pool import LeafLock, Pool
 from hpcgpu.spill.storage.disk import Disk

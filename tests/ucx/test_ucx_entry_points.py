@@ -19,8 +19,8 @@ from paths import TOPOLOGIES
 from waiting import scaled, until
 
 import hpcgpu
-from hpcgpu.deploy.doctor import probes
-from hpcgpu.deploy.network import protocols
+from hpcgpu.deploy import network
+from hpcgpu.deploy.doctor import node
 
 UCX = ("--gpus", "sim:2", "--protocol", "ucx")
 SCRIPT = """
@@ -119,7 +119,7 @@ def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.M
         until(lambda: file.exists() and file.read_text().endswith("}"), "the scheduler")
         address = json.loads(file.read_text())["address"]
         ranked = [sys.executable, str(ranks.script(tmp_path, WORKER)), address]
-        protocols.prepare(address)
+        network.prepare(address)
         with (
             started([*joined, *named], tmp_path / "joined.log") as process,
             started(ranked, tmp_path / "ranked.log"),
@@ -141,7 +141,7 @@ def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_ucx_of_the_wheel_tells_its_transports() -> None:
-    ucx = probes.ucx()
+    ucx = node.ucx()
     assert ucx.version
     assert "tcp" in ucx.transports
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from hpcgpu.deploy.network import protocols
 protocols.prepare("ucx:")
 from hpcgpu import sim
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import register
 from store_clusters import cluster
 from value_paths import by_all_paths, strange
 

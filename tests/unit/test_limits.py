@@ -20,7 +20,7 @@ from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import HostMemory, Settings
 from hpcgpu.model.allocation import NOT_TOLD
-from hpcgpu.model.limit import SHARE, Limit, read_device_limit
+from hpcgpu.model.settings import SHARE, Limit, read_device_limit
 from hpcgpu.plan.binding.memory import plan_memory_limit_bytes
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.store.buffer import read_limits

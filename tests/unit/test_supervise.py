@@ -12,7 +12,7 @@ from waiting import logged, scaled
 
 from hpcgpu import supervise
 from hpcgpu.errors import JobError
-from hpcgpu.model.command import Backoff
+from hpcgpu.model.job import Backoff
 from hpcgpu.supervise import ThreadLoop
 
 SOON = Backoff(first_s=0.001, longest_s=0.01)

@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu import supervise
+from hpcgpu.deploy import jobs as runs
 from hpcgpu.deploy import settings as user_settings
-from hpcgpu.deploy.jobs import run as runs
-from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.local import LocalRanks
+from hpcgpu.deploy.jobs.batch_client import plan_job, submit_guarded
+from hpcgpu.deploy.jobs.fleet import Fleet, LocalRanks
 from hpcgpu.deploy.jobs.runs import Jobs, today
-from hpcgpu.deploy.jobs.submitter import plan_job, submit_guarded
 from hpcgpu.deploy.jobs.workers import NO_WORKERS, SchedulerView
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
@@ -27,10 +26,8 @@ from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.host import remover
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument
-from hpcgpu.plan.jobs import Job, Phase
-from hpcgpu.plan.jobs.phase import describe
-from hpcgpu.plan.jobs.reconcile import Policy
-from hpcgpu.plan.jobs.request import first_workers, workers_per_node
+from hpcgpu.plan.jobs import Job, Phase, describe
+from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
 from hpcgpu.spill.storage import Scratch
 
 

@@ -8,16 +8,16 @@ from typing import Any, ClassVar, Self
 
 from distributed.deploy.adaptive import Adaptive
 
-from hpcgpu.config import entry_points
+from hpcgpu.config import layers
 from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster, object_of
-from hpcgpu.deploy.jobs.run import Run, home
+from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Settings
-from hpcgpu.model.command import Backoff
+from hpcgpu.model.job import Backoff
 from hpcgpu.plan.jobs.request import workers_for
 from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
@@ -275,7 +275,7 @@ class LocalGPUCluster(GPUCluster):
 
     """
 
-    entry_point = entry_points.LOCAL
+    entry_point = layers.LOCAL
     waits_in_queue = False
 
     def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:

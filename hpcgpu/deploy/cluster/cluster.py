@@ -15,18 +15,16 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu.config import entry_points
-from hpcgpu.config.entry_points import documented, parameters
+from hpcgpu.config import layers
+from hpcgpu.config.layers import documented, parameters
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.parts import Answers, Parts, check_loop, first_line, without_workers
-from hpcgpu.deploy.cluster.reported import ReportedCluster
+from hpcgpu.deploy.cluster.reported import Answers, Parts, ReportedCluster, check_loop, first_line, without_workers
 from hpcgpu.deploy.jobs.workers import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience
-from hpcgpu.plan.jobs import by_number
-from hpcgpu.plan.jobs.phase import End, summary_line
+from hpcgpu.plan.jobs import End, by_number, summary_line
 from hpcgpu.report import Explanation
 from hpcgpu.spill.store import register
 from hpcgpu.supervise import reason_of
@@ -76,7 +74,7 @@ class GPUCluster(ReportedCluster):
         """Give the class a signature and a docstring with all of its options, for help() and completion."""
         super().__init_subclass__(**kwargs)
         arguments = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        refused = entry_points.unused(cls.entry_point)
+        refused = layers.unused(cls.entry_point)
         cls.__signature__ = inspect.Signature([*parameters(refused), *arguments])
         cls.__doc__ = documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 

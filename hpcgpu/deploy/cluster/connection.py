@@ -17,18 +17,14 @@ from hpcgpu import supervise
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.jobs.runs import today
 from hpcgpu.deploy.network import lease, scheduler_file
-from hpcgpu.deploy.network.connect_first import connect_first
-from hpcgpu.deploy.network.dashboard import BrowserLink
+from hpcgpu.deploy.network.dashboard import BrowserLink, Tunnel
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched
-from hpcgpu.deploy.network.scheduler_file import SchedulerFile
-from hpcgpu.deploy.network.tls import security
-from hpcgpu.deploy.network.tunnel import Tunnel
+from hpcgpu.deploy.network.scheduler_file import SchedulerFile, connect_first, security
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import HpcGpuError, JobError, LaunchError, TrustError
 from hpcgpu.host import process
 from hpcgpu.model import Patience
-from hpcgpu.plan.jobs import Job
-from hpcgpu.plan.jobs.phase import describe, may_answer, why_missing
+from hpcgpu.plan.jobs import Job, describe, may_answer, why_missing
 
 # The batch system is polled seldom (fleet), the files of the job often.
 _POLL_S = 0.1

@@ -7,34 +7,196 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import importlib.util
 import os
+import platform
 import re
+import resource
 import shlex
+import shutil
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import psutil
 
-from hpcgpu.config import document
+from hpcgpu import __version__, config
 from hpcgpu.deploy import start
-from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.network import lease
-from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import discover, host_memory, nvml, peer_memory, private, process
+from hpcgpu.errors import HpcGpuError, LaunchError
+from hpcgpu.host import addresses, discover, host_memory, nvml, private, process
 from hpcgpu.host import run as programs
-from hpcgpu.launch.launcher import RankCommand
+from hpcgpu.launch import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
-from hpcgpu.plan.doctor import Launcher, Link, NodeFacts
+from hpcgpu.plan.doctor import Folder, Launcher, Limits, Link, Names, NodeFacts, Python, Ucx
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
-from hpcgpu.spill.storage import home_of
+from hpcgpu.spill.storage import home_of, mount_of
+
+_UNENDING = resource.RLIM_INFINITY
+_PACKAGES = (
+    *("dask", "distributed", "numpy", "msgspec", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cudf", "rmm"),
+    *("torch", "numba", "ucxx", "ucxx-cu12", "ucxx-cu13", "distributed-ucxx", "mpi4py"),
+)
+_SMALL_FILES = 8
+# Importing these shows whether the packages' machine code runs on this CPU.
+_IMPORTS = "import numpy, msgspec, psutil, distributed"
+_TOO_LATE = 124
+
+
+def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """Run probes at once, ``limit_s`` seconds together; return their results, and the errors of the others."""
+    # A late probe goes on in a daemon thread: calls on a hung file system cannot be cancelled.
+    seen: dict[str, Any] = {}
+    why: dict[str, str] = {}
+
+    def look(name: str, function: Callable[[], Any]) -> None:
+        try:
+            seen[name] = function()
+        except Exception as error:  # any error is reported, and the other probes go on
+            why[name] = str(error) or type(error).__name__
+
+    threads = [threading.Thread(target=look, args=item, daemon=True) for item in looks.items()]
+    for thread in threads:
+        thread.start()
+    end_s = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, end_s - time.monotonic()))
+    late = {name: f"no answer in {limit_s:g} s" for name in looks if name not in seen and name not in why}
+    return dict(seen), {**why, **late}
+
+
+def limits() -> Limits:
+    """Return this process's soft limits."""
+
+    def soft(kind: int) -> int:
+        value = resource.getrlimit(kind)[0]
+        return -1 if value == _UNENDING else value
+
+    return Limits(
+        files=soft(resource.RLIMIT_NOFILE),
+        processes=soft(resource.RLIMIT_NPROC),
+        locked_bytes=soft(resource.RLIMIT_MEMLOCK),
+    )
+
+
+def names() -> Names:
+    """Return this machine's name, the addresses it resolves to, and its interfaces' addresses."""
+    host = socket.gethostname()
+    resolved: tuple[str, ...] = ()
+    with contextlib.suppress(OSError):
+        resolved = tuple(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
+    return Names(host=host, resolved=resolved, interfaces=interfaces())
+
+
+def interfaces() -> tuple[tuple[str, str], ...]:
+    """Return (interface, address) of all addresses that other nodes can reach, by interface."""
+    return tuple((name, address) for name in sorted(addresses.usable_interfaces()) for address in _addresses(name))
+
+
+def _addresses(interface: str) -> tuple[str, ...]:
+    with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
+        return addresses.reachable_addresses(("0.0.0.0", "::"), interface)  # nothing listens
+    return ()
+
+
+def python() -> Python:
+    """Return this Python, and the versions of packages that a cluster's workers must share."""
+    packages = {"hpcgpu": __version__}  # of what runs: a checkout in PYTHONPATH has no metadata
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
+    version, machine = platform.python_version(), platform.machine()
+    return Python(path=sys.executable, version=version, machine=machine, packages=packages)
+
+
+def imports() -> tuple[str, float]:
+    """Import the packages in a process (20 s at most); return the error, "" if none, and the seconds it took."""
+    began_s = time.perf_counter()
+    done = programs.run_sync(Command((sys.executable, "-c", _IMPORTS), timeout_s=20.0))
+    took_s, why = time.perf_counter() - began_s, ""
+    if done.returncode < 0:
+        why = f"an import ended with signal {-done.returncode}: packages are built for another CPU"
+    elif done.returncode not in (0, _TOO_LATE):
+        why = (done.stderr.strip().splitlines() or [f"an import ended with {done.returncode}"])[-1]
+    return why, took_s
+
+
+def mounted(path: Path) -> Folder:
+    """Return a folder and the kind of its file system."""
+    text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    mount = mount_of(os.fspath(path.resolve()), text)
+    if mount is None:
+        return Folder(path=str(path))
+    return Folder(path=str(path), kind=mount.kind, network=mount.is_network, memory=mount.is_memory)
+
+
+def folder(path: Path, write_bytes: int) -> Folder:
+    """Measure a folder's free space and speed by small files and a synced one of ``write_bytes``; remove them."""
+    about = os.statvfs(path)
+    free_bytes, free_files = about.f_bavail * about.f_frsize, about.f_favail if about.f_files else -1
+    folder = replace(mounted(path), free_bytes=free_bytes, free_files=free_files)
+    if free_bytes < 2 * write_bytes:
+        return folder
+    try:
+        with tempfile.TemporaryDirectory(prefix=".hpcgpu-doctor-", dir=path) as scratch:
+            return _measured(folder, Path(scratch), write_bytes)
+    except OSError as error:
+        return replace(folder, error=error.strerror or str(error))
+
+
+def _measured(about: Folder, folder: Path, write_bytes: int) -> Folder:
+    before_s, began_s = time.time(), time.perf_counter()
+    for number in range(_SMALL_FILES):
+        (folder / str(number)).write_bytes(b"")
+    server_s, after_s = (folder / "0").stat().st_mtime, time.time()
+    for number in range(_SMALL_FILES):
+        (folder / str(number)).unlink()
+    create_s = (time.perf_counter() - began_s) / _SMALL_FILES
+    began_s = time.perf_counter()
+    with (folder / "large").open("wb", buffering=0) as file:
+        file.write(os.urandom(write_bytes))
+        os.fsync(file.fileno())
+    speed = write_bytes / (time.perf_counter() - began_s)
+    # file systems round times down, some to seconds; between the two moments nothing is wrong
+    skew = server_s - before_s if server_s < before_s - 1 else max(0.0, server_s - after_s)
+    return replace(about, create_s=create_s, bytes_per_s=speed, clock_s=skew)
+
+
+def count_cpus() -> tuple[int, int]:
+    """Return the number of PUs that this process may use, and of those of the machine."""
+    return len(os.sched_getaffinity(0)), psutil.cpu_count() or 0
+
+
+def ucx() -> Ucx:
+    """Return UCX's version and transports by ucx_info of PATH or UCX's wheel; raise RuntimeError if it fails."""
+    program, env = shutil.which("ucx_info") or "", {}
+    wheel = importlib.util.find_spec("libucx")
+    for folder in (wheel and wheel.submodule_search_locations) or ():
+        if not program and (Path(folder) / "bin" / "ucx_info").exists():
+            program, env = f"{folder}/bin/ucx_info", {"LD_LIBRARY_PATH": f"{folder}/lib"}
+    if not program:
+        raise RuntimeError("there is no ucx_info here")
+    done = programs.run_sync(Command((program, "-v", "-d"), env=env, timeout_s=15.0))
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"ucx_info ended with {done.returncode}"])[-1])
+    return read_ucx_info(done.stdout)
+
+
+def read_ucx_info(text: str) -> Ucx:
+    """Parse the output of ``ucx_info -v -d`` into version and transports."""
+    version = re.search(r"Library version: *(\S+)", text)
+    found = (line.partition("Transport:")[2].strip() for line in text.splitlines() if "Transport:" in line)
+    return Ucx(version=version[1] if version else "", transports=tuple(sorted(set(found))))
+
 
 # Files in the folder of the job.
 ORDER, LAUNCHER, CONNECTED = "order", "launcher", "connected"
@@ -58,7 +220,7 @@ class Listener:
     def __init__(self, token: str) -> None:
         self._token = token.encode()
         self._sockets: list[socket.socket] = []
-        self.endpoints = tuple(endpoint for place in probes.interfaces() for endpoint in self._listen(*place))
+        self.endpoints = tuple(endpoint for place in interfaces() for endpoint in self._listen(*place))
 
     def _listen(self, interface: str, address: str) -> tuple[Endpoint, ...]:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -92,7 +254,7 @@ class Listener:
 def connect_all(host: str, endpoints: tuple[Endpoint, ...], token: str) -> tuple[Link, ...]:
     """Connect to a machine at each of its addresses, at once."""
     looks = {place.address: partial(connect, host, place, token) for place in endpoints}
-    links, errors = probes.gather(looks, _ALL_S)
+    links, errors = gather(looks, _ALL_S)
     return tuple(links.get(p.address) or _link(host, p, error=errors[p.address]) for p in endpoints)
 
 
@@ -183,7 +345,7 @@ _OUTPUT_LINES = 4
 
 def on_nodes(folder: Path) -> int:
     """Have each node of this job gather its facts; return the launcher's exit code, or raise HpcGpuError."""
-    settings = document.read(read_order(folder).run).settings
+    settings = config.read(read_order(folder).run).settings
     silent_s = settings.client_grace_s
     if not lease.is_held(folder, silent_s):
         raise HpcGpuError(f"the doctor that submitted this job has given no sign of life for {silent_s:g} s")
@@ -203,7 +365,7 @@ def _start_ranks(settings: Settings) -> Launcher:
     argv = command.argv[:-1]  # without the rank's own command
     if not argv or settings.rendezvous == "file":
         return Launcher(command=shlex.join(argv))
-    done = _run(replace(command, argv=(*argv, sys.executable, "-c", _RANK)), _RANKS_S)
+    done = _run(command._replace(argv=(*argv, sys.executable, "-c", _RANK)), _RANKS_S)
     ranks = _RANK_LINE.findall(done.stdout)
     lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if re.search(r"\w", line)]
     return Launcher(
@@ -227,7 +389,7 @@ def on_node(folder: Path) -> int:
     order, host = read_order(folder), os.uname().nodename
     with contextlib.closing(Listener(order.token)) as listener:
         write_value(folder, f"{LISTENS}{host}", listener.endpoints)
-        facts = gather_facts(document.read(order.run).settings)
+        facts = gather_facts(config.read(order.run).settings)
         met = _until(lambda: len(read_listening(folder)) >= order.nodes)
         others = [place for place in read_listening(folder).items() if place[0] != host]
         links = [link for other, endpoints in others for link in connect_all(other, endpoints, order.token)]
@@ -241,20 +403,20 @@ def on_node(folder: Path) -> int:
 def gather_facts(settings: Settings) -> NodeFacts:
     """Gather this node's facts."""
     checks: dict[str, Callable[[], Any]] = {
-        "scratch": lambda: probes.folder(home_of(settings.local_directory), _WRITE_BYTES),
-        "ucx": probes.ucx,
+        "scratch": lambda: folder(home_of(settings.local_directory), _WRITE_BYTES),
+        "ucx": ucx,
         "topology": discover.topology,
-        "imports": probes.imports,
+        "imports": imports,
     }
-    results, unknown = probes.gather(checks, _PROBES_S)
+    results, unknown = gather(checks, _PROBES_S)
     topology: Topology | None = results.get("topology")
     broken, import_s = results.get("imports", ("", 0.0))
-    cpus, cores = probes.cpus()
+    cpus, cores = count_cpus()
     gpus = nvml.read()
     return NodeFacts(
         host=os.uname().nodename,
-        python=replace(probes.python(), broken=broken, import_s=import_s),
-        limits=probes.limits(),
+        python=replace(python(), broken=broken, import_s=import_s),
+        limits=limits(),
         cpus=cpus,
         cores=cores,
         memory_bytes=host_memory.memory_limit().nbytes,
@@ -269,7 +431,7 @@ def gather_facts(settings: Settings) -> NodeFacts:
         hops=topology.hops if topology else (),
         scratch=results.get("scratch"),
         ucx=results.get("ucx"),
-        copy_obstacle=peer_memory.obstacle(),
+        copy_obstacle=host_memory.obstacle(),
         unknown={**unknown, "nics": unknown.get("topology", "")},
     )
 

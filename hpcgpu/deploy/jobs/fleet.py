@@ -1,28 +1,32 @@
-"""The jobs of a run, looked after for one cluster object: one poll for all of them, one decision, and its actions."""
+"""The jobs of a run, or its processes on this machine, looked after for one cluster object."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import os
+import shlex
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs import ending
-from hpcgpu.deploy.jobs.batch_client import ask, cancel, on_lost_nodes, proven
-from hpcgpu.deploy.jobs.run import Run, script_end, with_exit_code
+from hpcgpu.deploy.jobs import Run, runs, script_end, with_exit_code
+from hpcgpu.deploy.jobs.batch_client import Submitter, ask, cancel, on_lost_nodes, proven
 from hpcgpu.deploy.jobs.runs import log_tail
-from hpcgpu.deploy.jobs.submitter import Submitter
 from hpcgpu.deploy.jobs.workers import JobWorkers, SchedulerView
-from hpcgpu.errors import HpcGpuError, JobError, SubmitError
+from hpcgpu.errors import HpcGpuError, JobError, LaunchError, SubmitError
+from hpcgpu.host import private, process
+from hpcgpu.launch import SEEN_OF_A_JOB, RankCommand
 from hpcgpu.model import JobSpec, JobState, JobStatus
-from hpcgpu.plan.jobs import HEAD, Job
-from hpcgpu.plan.jobs.phase import Failures, why_over
-from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
+from hpcgpu.plan.jobs import HEAD, Failures, Job, why_over
+from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
+from hpcgpu.spill import storage
 
 # A cancelled job is gone within the batch system's KillWait.
 _END_S = 40.0
@@ -172,11 +176,11 @@ class Fleet:
                 if self._submitter:
                     await self._add(await self._submitter.lost(self.run.past_ids))
             finally:
-                await ending.close(self.run.system, self.run.members, _END_S, self.view.say)
+                await runs.close(self.run.system, self.run.members, _END_S, self.view.say)
 
     async def close_head(self) -> None:
         """End the job with the scheduler; raise SubmitError as :func:`ending.close_head`."""
-        await ending.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
+        await runs.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
 
     async def write(self) -> None:
         """Write the record, one write after the other, each with the facts of its time."""
@@ -375,3 +379,89 @@ class Fleet:
 
         # the scheduler's errors arrive unchanged
         self._requests.start(run, f"the request to the scheduler about {workers}", lambda e: say(f"{workers}: {e!r}"))
+
+
+# A job whose lease has ended is gone within 5 s.
+_LOCAL_END_S = 10.0
+
+
+class LocalRanks:
+    """The ranks as processes of this machine, which die with this process.
+
+    ``environ`` is added for the ranks, ``preload`` is a library that they preload. ``log_directory`` keeps the log;
+    otherwise it lies in ``folder``, the run's, and goes with it.
+    """
+
+    def __init__(
+        self,
+        launch: RankCommand,
+        environ: Mapping[str, str],
+        folder: Path,
+        log_directory: str | None = None,
+        preload: str = "",
+    ) -> None:
+        self.id = ""
+        self.script = f"{shlex.join(launch.argv)}\n"
+        self._preload = preload
+        self._launch, self._environ, self._keeps = launch, environ, log_directory is not None
+        self._folder, self._log = folder, Path(log_directory or folder) / "hpcgpu.log"
+        self.log = str(self._log)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def job(self) -> Job:
+        """The ranks as a job; their number of workers is unknown."""
+        status = JobStatus(JobState.RUNNING, "running")
+        if self._process and self._process.returncode is not None:
+            status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
+        return Job(id=self.id, role=HEAD, log=self.log, nodes=0, status=status)
+
+    async def start(self) -> None:
+        """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
+        environ, parent = self._env(), os.getpid()
+        try:
+            with await supervise.to_thread(self._open_log) as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._launch.argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environ,
+                    # Out of the process group of a notebook's kernel: an interrupted cell leaves the cluster.
+                    start_new_session=True,
+                    preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
+                )
+        except OSError as e:
+            raise LaunchError(
+                f"the ranks could not be started ({e}): check python= and launcher=, which start them, and "
+                "log_directory=, which has their log"
+            ) from e
+        self.id = str(self._process.pid)
+
+    def _open_log(self) -> BinaryIO:
+        storage.make_private(self._log.parent)
+        return private.open_new(self._log)
+
+    def _env(self) -> dict[str, str]:
+        """Return the ranks' environment, without the batch job that this process may be in."""
+        outside = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
+        environ = {**outside, **process.rank_env(outside, self._preload), **self._environ}
+        return {**environ, **self._launch.within(str(self._folder), environ)}
+
+    async def check(self) -> Job:
+        """Return the ranks as a job; raise JobError when they have ended."""
+        if self._process and self._process.returncode is not None:
+            end = await asyncio.to_thread(log_tail, self._log, kept=self._keeps)
+            raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{end}")
+        return self.job
+
+    async def end(self) -> None:
+        """End the ranks: they see that the client is gone, and get a SIGTERM if they take long, then a SIGKILL."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        for force in (self._process.terminate, self._process.kill):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _LOCAL_END_S)
+                return
+            force()
+        await self._process.wait()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcgpu.host import pids
+from hpcgpu.host import process
 
 
 def main(folder: str, pid: str, start_time: str, token: str) -> None:
     """Wait for the owner's end, then end its jobs, unless it has closed or detached its cluster."""
-    pids.wait_for_end(int(pid), int(start_time))
+    process.wait_for_end(int(pid), int(start_time))
     if os.path.isdir(folder) and "detached" not in os.listdir(folder):
         import asyncio
         from pathlib import Path

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcgpu import supervise
-from hpcgpu.plan.jobs import read_member_name
-from hpcgpu.plan.jobs.phase import End
+from hpcgpu.plan.jobs import End, read_member_name
 
 _LOOK_S = 5.0
 

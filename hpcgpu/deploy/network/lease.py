@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu import supervise
-from hpcgpu.model.command import Backoff
+from hpcgpu.model.job import Backoff
 from hpcgpu.supervise import reason_of
 
 _LEASE = "lease"

@@ -36,8 +36,8 @@ from tornado.iostream import IOStream, StreamClosedError
 
 from hpcgpu import supervise
 from hpcgpu.deploy.network.data_connections import DataConnections, thread_count
-from hpcgpu.host import peer_memory
-from hpcgpu.host.peer_memory import Identity
+from hpcgpu.host import host_memory
+from hpcgpu.host.host_memory import Identity
 
 KEY, DATA_KEY = "hpcgpu-memory", "hpcgpu-data"  # in the handshake
 THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
@@ -51,7 +51,7 @@ _CUT = 1  # in place of the address of a frame that comes by data connections
 _WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct("=QQ")
 _VALUE = (1 << 56) - 1
 
-_proofs = peer_memory.Proofs()
+_proofs = host_memory.Proofs()
 _SECRET, _numbers = secrets.token_hex(16), itertools.count()
 _by_token: weakref.WeakValueDictionary[str, NodeTCP] = weakref.WeakValueDictionary()  # as it stands in handshakes
 
@@ -72,7 +72,7 @@ class ThisProcess:
         """Return why large values come by the connection; "" if they are copied."""
         if not (self.adopted and self.allowed):
             return "node_copies=False" if self.adopted else "the protocol is neither tls nor tcp"
-        return "" if self.copied_bytes else ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
+        return "" if self.copied_bytes else ", ".join(sorted(self.refusals)) or host_memory.obstacle()
 
 
 this_process = ThisProcess()
@@ -81,9 +81,9 @@ this_process = ThisProcess()
 def _spans(frames: list[memoryview]) -> list[tuple[int, int]]:
     """Return address and size of each frame; the address is 0 if it is small, or other processes cannot read it."""
     spans = [(np.frombuffer(f, np.uint8).ctypes.data if f.nbytes >= SMALL_BYTES else 0, f.nbytes) for f in frames]
-    if peer_memory.are_readable([span for span in spans if span[0]]):  # in few calls
+    if host_memory.are_readable([span for span in spans if span[0]]):  # in few calls
         return spans
-    return [span if span[0] and peer_memory.are_readable([span]) else (0, span[1]) for span in spans]
+    return [span if span[0] and host_memory.are_readable([span]) else (0, span[1]) for span in spans]
 
 
 def _word(kind: int, value: int = 0) -> bytes:
@@ -215,7 +215,7 @@ class NodeTCP(tcp.TCP):
         if peer is None or KEY not in self.local_info:
             return
         if refusal := peer.refusal():
-            this_process.refusals |= {refusal} - {peer_memory.ELSEWHERE, peer_memory.ENDED}
+            this_process.refusals |= {refusal} - {host_memory.ELSEWHERE, host_memory.ENDED}
         else:
             lender.peer = peer.pid
             with self._ending_by_errors():
@@ -373,9 +373,9 @@ class NodeTCP(tcp.TCP):
             raise OSError("lent frames of a peer whose memory cannot be read")
         else:
             if nbytes <= LOOP_BYTES:
-                peer_memory.copy(peer, lent, proof)
+                host_memory.copy(peer, lent, proof)
             else:
-                await asyncio.to_thread(peer_memory.copy, peer, lent, proof)
+                await asyncio.to_thread(host_memory.copy, peer, lent, proof)
             this_process.copied_bytes += nbytes
         stream.write(_word(_RETURN))
         return frames

@@ -54,7 +54,7 @@ def open_device(spec: WorkerSpec) -> None:
             _evict_once_imported()
         return
     from hpcgpu import sim
-    from hpcgpu.sim.dask import register_sizes, register_with_arrays
+    from hpcgpu.sim import register_sizes, register_with_arrays
 
     register_sizes()
     wrapt.register_post_import_hook(lambda _: register_with_arrays(), "dask.array")

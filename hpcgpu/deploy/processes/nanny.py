@@ -24,7 +24,7 @@ from distributed.security import Security
 
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.network.connect_first import Route
+from hpcgpu.deploy.network.scheduler_file import Route
 from hpcgpu.deploy.processes import Child, Control, Spawner, devices
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError

@@ -24,7 +24,7 @@ from hpcgpu.model import (
     WorkerSpec,
 )
 from hpcgpu.model.allocation import SIMULATE, parse_simulated
-from hpcgpu.model.limit import SHARE, read_disk_limit
+from hpcgpu.model.settings import SHARE, read_disk_limit
 from hpcgpu.plan.binding import simulated_gpus
 from hpcgpu.plan.binding.memory import plan_host_memory, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers

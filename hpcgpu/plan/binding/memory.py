@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Allocation, CpuSet, HostMemory, NumaNode, RunDocument, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
-from hpcgpu.model.limit import GPU_MEMORY, NODE_MEMORY, Limit
-from hpcgpu.model.settings import RMM
+from hpcgpu.model.settings import GPU_MEMORY, NODE_MEMORY, RMM, Limit
 from hpcgpu.model.topology import Rapids
 from hpcgpu.units import format_bytes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
-from hpcgpu.model.limit import NO_LIMIT
+from hpcgpu.model.settings import NO_LIMIT
 from hpcgpu.plan.binding import plan_bindings
 from hpcgpu.plan.binding.memory import cudf_env, memory_reason, plan_memory_limit_bytes, plan_rapids, strict_room_bytes
 from hpcgpu.plan.binding.network import nccl_env, ucx_env

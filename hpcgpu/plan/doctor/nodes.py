@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hpcgpu.model import Hop, Nic
 from hpcgpu.plan.doctor import (
+    IMPORTANT,
     Check,
     CheckResult,
     Folder,
@@ -16,6 +17,8 @@ from hpcgpu.plan.doctor import (
     Python,
     TrialFacts,
     Ucx,
+    check_limits,
+    check_locked_memory,
     each,
     failed,
     not_looked_at,
@@ -24,7 +27,6 @@ from hpcgpu.plan.doctor import (
     warning,
     worst,
 )
-from hpcgpu.plan.doctor.login import IMPORTANT, check_limits, check_locked_memory
 from hpcgpu.units import format_bytes
 
 RDMA = ("infiniband", "roce", "opa", "slingshot", "efa")

@@ -39,8 +39,7 @@ from hpcgpu.spill.state import (
     Unit,
     victims,
 )
-from hpcgpu.spill.state.accounting import Accounting, Choice
-from hpcgpu.spill.state.waits import FailedAllocations, Prefetch, Unspills
+from hpcgpu.spill.state.accounting import Accounting, Choice, FailedAllocations, Prefetch, Unspills
 
 Instructions = tuple[Instruction, ...]
 

@@ -23,8 +23,7 @@ import numpy as np
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.storage import Scratch
 from hpcgpu.spill.storage.buffer_pool import Slabs
-from hpcgpu.spill.storage.segment import Room, transfer
-from hpcgpu.spill.storage.segments import Segments
+from hpcgpu.spill.storage.segments import Room, Segments, transfer
 
 # distributed logs a value that cannot be pickled with its whole text, which may be as long as the memory is full
 # (pickle.py, 2026.8.0). In the thread that pickles for the store this is left out: the store names the type, once.

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
-from hpcgpu.model.limit import (
+from hpcgpu.model.settings import (
     NODE_MEMORY,
     Limit,
     read_device_limit,
@@ -33,10 +33,9 @@ from hpcgpu.spill.state import DEVICE, HOST
 from hpcgpu.spill.storage import notes
 from hpcgpu.spill.storage.buffer_pool import Slabs
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store import Handle, ReadMode, read_mode, reading
+from hpcgpu.spill.store import Count, Handle, ReadMode, Todo, read_mode, reading
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import Reader, Traversed
-from hpcgpu.spill.store.inbox import Count, Todo
 from hpcgpu.spill.store.spill_thread import SpillThread
 from hpcgpu.spill.values.host_objects import is_owner
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry

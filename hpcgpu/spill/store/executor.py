@@ -22,15 +22,15 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
-from hpcgpu.model.limit import Limit
+from hpcgpu.model.settings import Limit
+from hpcgpu.spill import store
 from hpcgpu.spill.devices import Device, attach, detach
 from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
 from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Leave, Resume, Say, Ticket, Trim
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.storage.buffer_pool import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.storage.disk import Disk, ImmovableError
-from hpcgpu.spill.store import inbox
-from hpcgpu.spill.store.inbox import (
+from hpcgpu.spill.store import (
     Count,
     Inbox,
     Reports,
@@ -229,7 +229,7 @@ class Executor:
             self.carry_out(todo)
             if not ticket.answered and is_inside():
                 raise ReenteredError
-            inbox.wait_for(ticket)
+            store.wait_for(ticket)
             if ticket.error is not None:
                 raise copy_error(ticket.error)
             yield
@@ -241,7 +241,7 @@ class Executor:
                 else:
                     self.report(self.state.release, ticket)
             finally:
-                inbox.make_sent(ticket)
+                store.make_sent(ticket)
 
     @staticmethod
     def may_evict() -> bool:
@@ -269,11 +269,11 @@ class Executor:
         allocation = FailedAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         try:
             self.report(self.state.alloc_failed, allocation)
-            inbox.wait_for(allocation)
+            store.wait_for(allocation)
         finally:
             if not allocation.answered:
                 self.report(self.state.alloc_given_up, allocation)
-            for copy in inbox.take_unmade(allocation):  # another thread has freed enough, or Ctrl-C
+            for copy in store.take_unmade(allocation):  # another thread has freed enough, or Ctrl-C
                 self._send_to_spill_thread(copy)
         return self.free_unread() or allocation.has_room
 
@@ -434,7 +434,7 @@ class Executor:
     def _send_to_spill_thread(self, copy: Copy) -> None:
         self.inbox.put((self, copy))
         if self.closed:  # the spill thread may have read its inbox for the last time
-            self.give_up(*inbox.drain(self.inbox))
+            self.give_up(*store.drain(self.inbox))
             self.inbox.put(None)  # if it has not, it reads the inbox once more
 
 

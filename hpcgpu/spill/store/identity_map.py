@@ -25,16 +25,25 @@ from hpcgpu.spill.devices.cuda import (
     is_left_to_cudf,
     is_unproxied,
 )
-from hpcgpu.spill.proxies import dask as proxy_dask
-from hpcgpu.spill.proxies.dask import StoredObject
-from hpcgpu.spill.proxies.proxy import is_proxy, source_of, unproxy
-from hpcgpu.spill.store import Handle, Packed
+from hpcgpu.spill.proxies import proxy as proxy_dask
+from hpcgpu.spill.proxies.proxy import StoredObject, is_proxy, source_of, unproxy
+from hpcgpu.spill.store import Handle, Packed, Todo
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.store.inbox import Todo
-from hpcgpu.spill.values.bundle import SMALL_BYTES, Buffer, Bundles, is_plain
+from hpcgpu.spill.values import Slot, is_data, put_together, take_apart
 from hpcgpu.spill.values.host_objects import Held, HostObjects, held_by, name_of, size_of
-from hpcgpu.spill.values.traverse import Slot, is_data, put_together, take_apart
-from hpcgpu.spill.values.unit import ABSENT, NO_SKELETON, Content, Entry, ObjectContent, SkeletonUnit, each_once
+from hpcgpu.spill.values.unit import (
+    ABSENT,
+    NO_SKELETON,
+    SMALL_BYTES,
+    Buffer,
+    Bundles,
+    Content,
+    Entry,
+    ObjectContent,
+    SkeletonUnit,
+    each_once,
+    is_plain,
+)
 
 logger = logging.getLogger("distributed.worker.memory")
 # An array or a table in host memory inside another value is a unit of its own from this size on.

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from queue import Empty
 
-from hpcgpu.model.command import Backoff
+from hpcgpu.model.job import Backoff
 from hpcgpu.spill.state import HOST
 from hpcgpu.spill.storage.buffer_pool import LeafLock
+from hpcgpu.spill.store import SpillLog, drain, this_thread
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.store.inbox import SpillLog, drain, this_thread
 from hpcgpu.supervise import ThreadLoop
 
 logger = logging.getLogger("distributed.worker.memory")

@@ -24,13 +24,11 @@ from distributed.security import Security
 from leaks import signal_all
 from waiting import scaled, until
 
-from hpcgpu.config import document
+from hpcgpu import config
 from hpcgpu.deploy.network import lease, scheduler_file
-from hpcgpu.deploy.network.connect_first import connect_first
-from hpcgpu.deploy.network.scheduler_file import SchedulerFile
-from hpcgpu.deploy.network.tls import Certificate, security
+from hpcgpu.deploy.network.scheduler_file import Certificate, SchedulerFile, connect_first, security
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import pids
+from hpcgpu.host import process
 from hpcgpu.model import RunDocument, Settings
 
 DEADLINE_S = 60
@@ -48,7 +46,7 @@ class Ranks:
     ) -> subprocess.Popen[str]:
         given = Settings(**{"gpus": "sim:2", "dashboard": False, "client_grace_s": 3600.0, **settings})
         run = RunDocument(settings=given, shape=shape, folder=str(self.folder))
-        argv = [*launcher, sys.executable, "-m", "hpcgpu.agent", document.render(run)]
+        argv = [*launcher, sys.executable, "-m", "hpcgpu.agent", config.render(run)]
         process = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ranks.environment(**(env or {}))
         )
@@ -70,9 +68,9 @@ class Ranks:
         return Client(file.addresses[0], security=security(file.certificate))
 
     def end(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.communicate()
+        for started in self._started:
+            started.kill()
+            started.communicate()
 
 
 def workers(client: Client) -> list[str]:
@@ -139,8 +137,8 @@ def test_a_member_that_must_go_hands_its_data_over(cluster: Ranks, head: subproc
         stack.callback(launcher.kill)
         for way in ("SIGUSR1", "SIGTERM", "launcher-gone-and-log-closed"):
             os.mkfifo(free := tmp_path / way)
-            mark = pids.mark(launcher.pid) if way.startswith("launcher") else ""
-            leaving = cluster.start("member", env={"HPCGPU_JOB_ID": way, **({pids.LAUNCHER: mark} if mark else {})})
+            mark = process.mark(launcher.pid) if way.startswith("launcher") else ""
+            leaving = cluster.start("member", env={"HPCGPU_JOB_ID": way, **({process.LAUNCHER: mark} if mark else {})})
             wait_workers(client, f"{way}-0", f"{way}-1", "2-0", "2-1")
             by_name = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
             data = [client.scatter({i: str(i) * 1000}, workers=[by_name[f"{way}-{i}"]])[i] for i in range(2)]
@@ -172,15 +170,15 @@ def test_a_member_that_must_go_hands_its_data_over(cluster: Ranks, head: subproc
 
 
 def test_processes_are_found_by_pid_host_and_start() -> None:
-    with subprocess.Popen(["sleep", "600"]) as process:
-        named = pids.mark(process.pid)
+    with subprocess.Popen(["sleep", "600"]) as sleeping:
+        named = process.mark(sleeping.pid)
         host, pid, started = named.split()
-        assert pids.find(named) == (process.pid, int(started))
-        assert pids.find(f"another-{named}") is None
-        assert pids.find(f"{host} {pid} {int(started) - 1}") is None  # the pid was another process's
-        process.kill()
-    assert pids.find(named) is None
-    assert pids.find("") is None
+        assert process.find(named) == (sleeping.pid, int(started))
+        assert process.find(f"another-{named}") is None
+        assert process.find(f"{host} {pid} {int(started) - 1}") is None  # the pid was another process's
+        sleeping.kill()
+    assert process.find(named) is None
+    assert process.find("") is None
 
 
 def test_the_scheduler_of_a_job_says_that_its_time_ends(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster
 from waiting import scaled, until
 
 import hpcgpu
-from hpcgpu.deploy.network.tls import Certificate
+from hpcgpu.deploy.network.scheduler_file import Certificate
 from hpcgpu.host import host_memory
 
 WORKER = (sys.executable, "-m", "hpcgpu.worker")

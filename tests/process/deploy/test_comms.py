@@ -18,8 +18,7 @@ from value_paths import by_all_paths, look, make, strange
 from waiting import scaled
 
 from hpcgpu import sim
-from hpcgpu.sim import SimArray
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import SimArray, register
 
 # distributed's, but UCX's, which tests/ucx has
 COMMS = sorted(set(backends) - {"ucx", "ucxx"})

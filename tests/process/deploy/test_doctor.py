@@ -17,11 +17,10 @@ import pytest
 import ranks
 from waiting import scaled, until
 
-from hpcgpu.config import document
-from hpcgpu.deploy.doctor import job as doctor_job
-from hpcgpu.deploy.doctor import login
+from hpcgpu import config
+from hpcgpu.deploy import doctor as doctor_job
 from hpcgpu.deploy.doctor.node import CONNECTED, NODE, ORDER, Order, connect_all, read_all, read_listening, write_value
-from hpcgpu.host import pids, private
+from hpcgpu.host import private, process
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.plan.doctor import NodeFacts, Verdict
 
@@ -47,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
-    order = Order(token=secrets.token_hex(16), nodes=2, run=document.render(RunDocument(settings=Settings())))
+    order = Order(token=secrets.token_hex(16), nodes=2, run=config.render(RunDocument(settings=Settings())))
     write_value(folder, ORDER, order)
     there = [on_node(name, folder) for name in ("n1", "n2")]
     try:
@@ -73,7 +72,7 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
 def test_a_whole_job(tmp_path: Path) -> None:
     """On this machine, which is its own batch system: the way from the submission to the findings."""
     said: list[str] = []
-    job, _ = login.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "local", must=True)
+    job, _ = doctor_job.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "local", must=True)
     findings = {finding.name: finding for finding in doctor_job.run(job, said.append)[0]}
     host = os.uname().nodename
     assert findings["job"].verdict is Verdict.OK
@@ -89,9 +88,8 @@ def test_a_whole_job(tmp_path: Path) -> None:
 
 WAITING = """
 from hpcgpu.deploy.doctor import job as doctor_job
-from hpcgpu.deploy.doctor import login
 given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
-doctor_job.run(login.read(given, "keyword {name}", "local", must=True)[0], lambda text: print(text, flush=True))
+doctor_job.run(doctor_job.read(given, "keyword {name}", "local", must=True)[0], lambda text: print(text, flush=True))
 """
 
 
@@ -117,7 +115,7 @@ def test_a_doctor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         client.communicate(timeout=scaled(60))
         assert client.returncode != 0
         until(lambda sig=sig: not trials(tmp_path / sig.name), f"what {sig.name} left is removed", limit_s=90)
-        assert pids.start_time(job) is None
+        assert process.start_time(job) is None
 
 
 def test_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -> None:
@@ -133,13 +131,13 @@ def test_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -
     os.utime(left / "lease", (0, 0))
     doctor_job.clean_up(said.append)
     assert trials(tmp_path) == []
-    assert pids.start_time(job) is None
+    assert process.start_time(job) is None
     assert said[-1].startswith(f"a doctor that was killed has left {left}: removed")
 
 
 def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None:
     """Killed with its guard, while the job was pending."""
-    order = Order(token="x", nodes=2, run=document.render(RunDocument(settings=Settings())))
+    order = Order(token="x", nodes=2, run=config.render(RunDocument(settings=Settings())))
     write_value(folder, ORDER, order)
     (folder / "lease").touch()
     os.utime(folder / "lease", (0, 0))

@@ -21,7 +21,7 @@ PRELOAD = ("--preload", "hpcgpu.deploy.dask_preload")
 # What a user writes for 'dask worker'.
 MODULE = """
     from distributed import Worker
-    from hpcgpu.sim.dask import register
+    from hpcgpu.sim import register
     from hpcgpu.spill import GpuSpillBuffer
 
     register()

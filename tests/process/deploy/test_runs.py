@@ -23,12 +23,11 @@ from paths import BATCH
 from recordings import records
 from waiting import scaled, until
 
-from hpcgpu.deploy.jobs import batch_client, runs
-from hpcgpu.deploy.jobs.run import Run
+from hpcgpu.deploy.jobs import Run, batch_client, runs
 from hpcgpu.deploy.jobs.runs import last_lines
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import pids
+from hpcgpu.host import process
 from hpcgpu.host import run as processes
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
 from hpcgpu.plan.jobs import Job
@@ -135,7 +134,7 @@ def test_a_guard_of_a_folder_that_is_removed_ends(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as client:
         argv = [sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid)]
         waiting = subprocess.Popen(
-            [*argv, str(pids.start_time(client.pid)), "token"], stderr=subprocess.PIPE, text=True
+            [*argv, str(process.start_time(client.pid)), "token"], stderr=subprocess.PIPE, text=True
         )
         client.send_signal(signal.SIGKILL)
     assert waiting.communicate(timeout=scaled(60)) == (None, "")

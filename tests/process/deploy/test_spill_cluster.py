@@ -83,7 +83,7 @@ HEAD = """
     import dask, dask.array as da, numpy as np
     import hpcgpu
     from hpcgpu import sim
-    from hpcgpu.sim.dask import register
+    from hpcgpu.sim import register
     from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
     register()
     def settle(client):

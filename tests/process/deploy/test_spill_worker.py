@@ -24,8 +24,7 @@ from store_clusters import KIB, cluster, kinds, make
 from waiting import scaled
 
 from hpcgpu import sim
-from hpcgpu.sim import SimArray, SimGpu
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import SimArray, SimGpu, register
 from hpcgpu.spill import GpuSpillBuffer
 
 

@@ -18,9 +18,9 @@ import sockets
 from sockets import Listening
 from waiting import scaled, until
 
-from hpcgpu.agent import missing
-from hpcgpu.deploy.network.tunnel import Tunnel
-from hpcgpu.host import pids
+from hpcgpu.agent import rendezvous
+from hpcgpu.deploy.network.dashboard import Tunnel
+from hpcgpu.host import process
 
 # run as the cluster's script: what a neighbour on the node can see and do, and what is secret
 LOOK = """
@@ -111,7 +111,7 @@ def test_ranks_that_meet_listen_as_documented(tmp_path: Path) -> None:
         family = psutil.Process(mpirun.pid)
 
         def waiting() -> list[int]:
-            return [p.pid for p in family.children() if pids.title(p.pid) == missing.TITLE]
+            return [p.pid for p in family.children() if process.title(p.pid) == rendezvous.TITLE]
 
         try:
             until(lambda: len(waiting()) == 2, "both ranks are at the rendezvous")

@@ -18,8 +18,8 @@ from paths import ROOT
 from ranks import BIN, environment
 from waiting import scaled
 
-from hpcgpu.config import document
-from hpcgpu.launch.launcher import mpirun_command, read_flavour
+from hpcgpu import config
+from hpcgpu.launch import mpirun_command, read_flavour
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import World
 
@@ -82,7 +82,7 @@ def test_by_mpichs_own_mpiexec_ranks_cannot_meet_by_files(mpich: str, tmp_path: 
 def test_a_job_whose_chunks_are_on_one_node_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nodefile").write_text("node0001\nnode0001\n")
     run = RunDocument(settings=Settings(nodes=2, gpus="sim:2"), shape="gang", folder=str(tmp_path))
-    argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", document.render(run)]
+    argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", config.render(run)]
     done = ranks.run_command(argv, {"PBS_JOBID": "7.login01", "PBS_NODEFILE": str(tmp_path / "nodefile")})
     assert done.returncode != 0
     assert "the request was for 2 nodes (default), but PBS has put this job on 1 (node0001)" in done.stderr

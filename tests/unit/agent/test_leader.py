@@ -17,8 +17,7 @@ from programs import python
 from waiting import failures
 
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
-from hpcgpu.agent.leader import Leader, LeaderContext
-from hpcgpu.agent.member import Member
+from hpcgpu.agent.leader import Leader, LeaderContext, Member
 from hpcgpu.agent.rank0 import wait_started
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
@@ -102,7 +101,7 @@ from distributed.versions import get_versions
 versions = get_versions()
 import distributed.http.worker
 from hpcgpu.sim import SimGpu
-from hpcgpu.sim.dask import register_sizes
+from hpcgpu.sim import register_sizes
 from dask.sizeof import sizeof
 import numpy
 

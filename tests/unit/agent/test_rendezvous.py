@@ -16,11 +16,10 @@ import pytest
 from shared_host import NEIGHBOUR, by_root
 from waiting import aside, scaled, until
 
-from hpcgpu.agent import missing
-from hpcgpu.agent.missing import MissingRanks, NodeRanks, describe
-from hpcgpu.agent.rendezvous import clear_old, meet_by_files, wait_for_leader
+from hpcgpu.agent import rendezvous
+from hpcgpu.agent.rendezvous import MissingRanks, NodeRanks, clear_old, describe, meet_by_files, wait_for_leader
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import pids
+from hpcgpu.host import process
 from hpcgpu.host import process as process_of_host
 from hpcgpu.launch import read_rank
 from hpcgpu.model import RankFacts
@@ -76,11 +75,11 @@ def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:
 
 LEAD = """
 import os, sys
-from hpcgpu.agent import missing
+from hpcgpu.agent import rendezvous
 from hpcgpu.host import process
 print("up", flush=True)
 sys.stdin.readline()
-with process.titled(missing.TITLE):
+with process.titled(rendezvous.TITLE):
     print("at the rendezvous", flush=True)
     sys.stdin.readline()
 """
@@ -133,7 +132,7 @@ def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> Non
     argv = ["sh", "-c", "echo up; read -r rest"]
     with subprocess.Popen(argv, env=leads(launch), stdin=pipe, stdout=pipe, text=True, **user) as neighbour:
         assert neighbour.stdout.readline() == "up\n"
-        assert neighbour.pid not in {process.pid for process in pids.user_processes()}
+        assert neighbour.pid not in {p.pid for p in process.user_processes()}
         aside(lambda: wait_for_leader(launch)).result(8)  # 10 s is for a leader that is there
         assert neighbour.poll() is None
         neighbour.kill()
@@ -141,7 +140,7 @@ def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> Non
 
 def test_siblings_are_the_other_children_of_the_parent() -> None:
     """A rank and its leader, as their launcher starts them: nobody else's environment is read."""
-    code = "import os; from hpcgpu.host import pids; print(os.getpid(), *[p.pid for p in pids.siblings()])"
+    code = "import os; from hpcgpu.host import process; print(os.getpid(), *[p.pid for p in process.siblings()])"
     script = f'sleep 60 & first=$!; {sys.executable} -c "{code}"; echo $first; kill $first'
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=scaled(60), check=True)
     (own, *siblings), (first,) = (line.split() for line in done.stdout.splitlines())
@@ -176,18 +175,18 @@ def _rank(rank: int, launch: str = "a@1") -> dict[str, str]:
 def test_nodes_that_share_a_folder_are_said_once_and_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    me = pids.start_time(os.getpid())
+    me = process.start_time(os.getpid())
     assert me
 
-    def process(rank: int, title: str, launch: str = "a@1") -> pids.Process:
-        return pids.Process(1 << 30 | rank, 1, me, "S", title, _rank(rank, launch))
+    def in_rank(rank: int, title: str, launch: str = "a@1") -> process.Process:
+        return process.Process(1 << 30 | rank, 1, me, "S", title, _rank(rank, launch))
 
     nodes = {
-        "n1": [process(0, missing.TITLE), process(0, "hpcgpu-fork"), process(3, missing.TITLE, "another@1")],
-        "n2": [process(1, missing.TITLE), process(2, "python3")],
+        "n1": [in_rank(0, rendezvous.TITLE), in_rank(0, "hpcgpu-fork"), in_rank(3, rendezvous.TITLE, "another@1")],
+        "n2": [in_rank(1, rendezvous.TITLE), in_rank(2, "python3")],
     }
     monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
-    monkeypatch.setattr(pids, "user_processes", lambda: nodes[threading.current_thread().name])
+    monkeypatch.setattr(process, "user_processes", lambda: nodes[threading.current_thread().name])
     ends = [
         threading.Thread(
             target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "rendezvous", 60, 0.5).report,
@@ -212,10 +211,11 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
 def test_a_node_that_looks_while_another_clears_up_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made_anew: bool
 ) -> None:
-    me = pids.start_time(os.getpid())
+    me = process.start_time(os.getpid())
     assert me
     monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
-    monkeypatch.setattr(pids, "user_processes", lambda: [pids.Process(1 << 30, 1, me, "S", missing.TITLE, _rank(1))])
+    one = process.Process(1 << 30, 1, me, "S", rendezvous.TITLE, _rank(1))
+    monkeypatch.setattr(process, "user_processes", lambda: [one])
     folder, together_s = tmp_path / "rendezvous", 0.25
     absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)
     absence.note()
@@ -227,6 +227,6 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
                 folder.mkdir()
                 (folder / "late-n2").touch()
 
-    monkeypatch.setattr(missing.time, "sleep", clear_up)
+    monkeypatch.setattr(rendezvous.time, "sleep", clear_up)
     absence.report()
     assert capsys.readouterr().err == ""

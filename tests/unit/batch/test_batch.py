@@ -28,11 +28,11 @@ from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm
 from hpcgpu.cli.commands import plan
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy.cluster import classes as clusters
-from hpcgpu.deploy.sites import template_names
+from hpcgpu.deploy.settings import template_names
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host.run import run_sync
 from hpcgpu.model import JobSpec, JobState, Result, site
-from hpcgpu.plan.jobs.phase import format_status
+from hpcgpu.plan.jobs import format_status
 
 SYSTEMS = sorted(batch.SYSTEMS)
 FILES = [(name, path) for name in SYSTEMS for path in sorted((BATCH / name).glob("*/*.txt"))]

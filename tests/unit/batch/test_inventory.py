@@ -6,8 +6,9 @@ import pytest
 from paths import BATCH
 from recordings import Record, block, listing, recorded, records
 
-from hpcgpu.batch import inventory, pbs
-from hpcgpu.config.sites.machine import UNKNOWN, render_draft
+from hpcgpu import batch
+from hpcgpu.batch import pbs
+from hpcgpu.config.sites import UNKNOWN, render_draft
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import SubmitError
 from hpcgpu.launch import read_allocation, render_memory
@@ -19,15 +20,15 @@ PBS = {record.command: record for record in records(BATCH / "pbs" / "release" / 
 REFUSED = Result(("scontrol",), 1, "", "slurm_load_partitions: Unable to contact slurm controller\n")
 
 
-def inventory_of(batch: str) -> Inventory:
-    commands = inventory.questions(batch)
-    if batch == "slurm":
+def inventory_of(system: str) -> Inventory:
+    commands = batch.questions(system)
+    if system == "slurm":
         assert [command.argv[0] for command in commands] == [r.command.split()[0] for r in SLURM[:3]]
         answers = SLURM[:3]
     else:
         answers = [PBS["pbsnodes -av -F json"], PBS["qstat -Q -f -F json small"], PBS["qstat -B -f -F json"]]
     results = [Result(c.argv, 0, a.stdout, a.stderr) for c, a in zip(commands, answers, strict=True)]
-    return inventory.read(batch, results)
+    return batch.read(system, results)
 
 
 def draft(found: Inventory, topology: Topology | None = None) -> str:
@@ -59,7 +60,7 @@ def test_slurms_limits_and_types() -> None:
     ]
     partitions = "PartitionName=gpu OverSubscribe=EXCLUSIVE\nPartitionName=low OverSubscribe=NO\n"
     answers = [Result(("sinfo",), 0, "\n".join(lines), ""), Result(("scontrol",), 0, partitions, ""), REFUSED]
-    found = inventory.read("slurm", answers)
+    found = batch.read("slurm", answers)
     low, gpu = found.queues
     assert (low.nodes, low.walltime, low.shared) == ((1, 2), "01:30:00", True)
     assert (gpu.nodes, gpu.walltime, gpu.shared, gpu.node) == (None, "48:00:00", False, "a100x4")
@@ -71,18 +72,18 @@ def test_slurms_limits_and_types() -> None:
 def test_a_queue_that_takes_no_job_has_no_limits() -> None:
     for size, time in (("0-5", "0:00"), ("1-0", "0:00"), ("3-2", "n/a")):
         sinfo = Result(("sinfo",), 0, f"gpu|gpu*|3|{time}|{size}|64|515000|gpu:4", "")
-        [queue] = inventory.read("slurm", [sinfo, REFUSED, REFUSED]).queues
+        [queue] = batch.read("slurm", [sinfo, REFUSED, REFUSED]).queues
         assert (queue.nodes, queue.walltime) == ((1, 5) if size == "0-5" else None, None)
     limits = '{"walltime": "00:00:00", "nodect": 2}, "resources_min": {"nodect": 3}'
     text = '{"Queue": {"gpu": {"enabled": "True", "resources_max": LIMITS}}}'.replace("LIMITS", limits)
-    [queue] = inventory.read("pbs", [REFUSED, Result(("qstat",), 0, text, ""), REFUSED]).queues
+    [queue] = batch.read("pbs", [REFUSED, Result(("qstat",), 0, text, ""), REFUSED]).queues
     assert (queue.nodes, queue.walltime) == (None, None)
 
 
 def test_nothing_that_is_understood() -> None:
-    for batch in ("slurm", "pbs"):
+    for system in ("slurm", "pbs"):
         for text in ("", "garbage", "{", '{"nodes": 3}', "|||||||", "a|b|c|d|e|f|g|h"):
-            found = inventory.read(batch, [Result(("x",), 0, text, "")] * 3)
+            found = batch.read(system, [Result(("x",), 0, text, "")] * 3)
             assert (found.queues, found.nodes) == ((), {})
             assert f"{UNKNOWN} queues: none with GPUs was seen" in draft(found)
 

@@ -24,9 +24,8 @@ from waiting import scaled
 
 from hpcgpu import __version__
 from hpcgpu.cli.command import Command, Group, example_lines
-from hpcgpu.cli.commands import hpcgpu
-from hpcgpu.cli.worker import worker
-from hpcgpu.config.entry_points import ENTRY_POINTS, default_of, unused
+from hpcgpu.cli.commands import hpcgpu, worker
+from hpcgpu.config.layers import ENTRY_POINTS, default_of, unused
 from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.worker import gpu
 
@@ -317,7 +316,7 @@ def test_commands_with_json_print_facts() -> None:
     ],
 )
 def test_the_shell_completes(typed: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.deploy.jobs.run.Run.all", lambda _: [SimpleNamespace(name="my-run", jobs=["4711"])])
+    monkeypatch.setattr("hpcgpu.deploy.jobs.Run.all", lambda _: [SimpleNamespace(name="my-run", jobs=["4711"])])
     *words, incomplete = typed.split()[1:]
     completions = BashComplete(hpcgpu, {}, "hpcgpu", "_HPCGPU_COMPLETE").get_completions(words, incomplete)
     assert [f"{c.type}:{c.value}".removeprefix("plain:") for c in completions] == offered

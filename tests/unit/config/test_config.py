@@ -25,8 +25,7 @@ from hpcgpu.config.sites import check_submission
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated
-from hpcgpu.model.limit import DEVICE, NO_LIMIT, SHARE, Limit
-from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.settings import DEVICE, NO_LIMIT, SHARE, Limit, options, user_name
 from hpcgpu.model.site import Account, NodeType, Rule
 
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})
@@ -562,7 +561,7 @@ def test_ranks_do_not_read_it_nor_import_dask_for_it(home: dict[str, str]) -> No
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
 def test_submission_reads_its_section_and_logs_ignored_keys_once(home: dict[str, str], first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
-    code = first + "from hpcgpu.deploy.jobs.submitter import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
+    code = first + "from hpcgpu.deploy.jobs.batch_client import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
     code += "    _, s, system = read_job({'gpus_per_node': 4}, 'keyword {name}', (), b); print(system.script(s))"
     done = python(code, env=home)
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from programs import python
 from waiting import scaled
 
+from hpcgpu import config
 from hpcgpu.agent.rank import read_bootstrap_settings
-from hpcgpu.config import document
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
@@ -74,12 +74,12 @@ def _any_of(one: dict[str, st.SearchStrategy[object]], *but: str) -> st.SearchSt
 
 
 @example({}, "gang", ["\x7f\n\x1b\udc80"], "\x7f")
-@given(values(), st.sampled_from(document.SHAPES), st.lists(WORD, max_size=3), WORD)
+@given(values(), st.sampled_from(config.SHAPES), st.lists(WORD, max_size=3), WORD)
 def test_read_render_is_the_same(given: dict[str, object], shape: str, script: list[str], folder: str) -> None:
     whole = RunDocument(read_settings(given), shape, tuple(script), folder)
-    text = document.render(whole)
-    assert document.read(text) == whole
-    assert document.render(document.read(text)) == text
+    text = config.render(whole)
+    assert config.read(text) == whole
+    assert config.render(config.read(text)) == text
     assert text.isascii()
     assert text.isprintable()
     assert shlex.split(shlex.quote(text)) == [text]
@@ -91,23 +91,23 @@ TERMS = {"workers_per_gpu": 1, "cpu_workers": 0, "rendezvous": "mpi", "death_tim
 def test_document_has_changed_and_bootstrap_settings_only() -> None:
     a = RunDocument(read_settings({"nodes": 2, "queue": "q", "env": {"A": "1", "B": "2"}}))
     b = RunDocument(read_settings({"env": {"B": "2", "A": "1"}, "queue": "q", "nodes": 2}))
-    assert document.render(a) == document.render(b)
-    raw = json.loads(document.render(RunDocument(read_settings({"nodes": 2, "nthreads": 1}))))
+    assert config.render(a) == config.render(b)
+    raw = json.loads(config.render(RunDocument(read_settings({"nodes": 2, "nthreads": 1}))))
     assert raw["settings"] == {"nodes": 2, **TERMS}
     assert raw["sources"] == {"nodes": "keyword nodes", "nthreads": "keyword nthreads"}
 
 
 def test_through_a_shell_and_an_argv() -> None:
     whole = RunDocument(read_settings({"env": {"A": 'it\'s "$HOME" `x` \\ \u00e9 %s'}}), script=("a b.py", "", "'"))
-    line = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1])' {shlex.quote(document.render(whole))}"
+    line = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1])' {shlex.quote(config.render(whole))}"
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=scaled(60), check=True)
-    assert document.read(done.stdout.rstrip("\n")) == whole
+    assert config.read(done.stdout.rstrip("\n")) == whole
     with pytest.raises(ConfigError, match="at most 131071"):
-        document.render(replace(RunDocument(), script=("x" * 140_000,)))
+        config.render(replace(RunDocument(), script=("x" * 140_000,)))
 
 
 def changed(**changes: object) -> str:
-    return json.dumps(json.loads(document.render(RunDocument(Settings(nodes=2)))) | changes)
+    return json.dumps(json.loads(config.render(RunDocument(Settings(nodes=2)))) | changes)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def changed(**changes: object) -> str:
 )
 def test_nothing_else_is_read(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        document.read(text)
+        config.read(text)
     assert said in str(caught.value)
 
 
@@ -143,7 +143,7 @@ def test_nothing_else_is_read(text: str, said: str) -> None:
 def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, object]) -> None:
     settings = read_settings(given)
     whole = RunDocument(settings, "gang", folder="/a/b", launch="1f", exit_file="/a/exit")
-    terms = read_bootstrap_settings(document.render(whole))
+    terms = read_bootstrap_settings(config.render(whole))
     expected = {"shape": "gang", "folder": "/a/b", "launch": "1f", "exit_file": "/a/exit"}
     assert terms._asdict() == {**expected, **{name: getattr(settings, name) for name in WRITTEN}}
 
@@ -167,11 +167,11 @@ print(*sys.modules)
 
 
 def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
-    done = python(FOLLOWER, document.render(RunDocument(read_settings({"gpus": "sim:2"}))), check=True)
+    done = python(FOLLOWER, config.render(RunDocument(read_settings({"gpus": "sim:2"}))), check=True)
     assert not {"dataclasses", "inspect", "pathlib", "shutil", "asyncio", "psutil"} & set(done.stdout.split())
 
 
-@pytest.mark.parametrize("line", ["import hpcgpu.config.document", "from hpcgpu import GPURunner"])
+@pytest.mark.parametrize("line", ["import hpcgpu.config", "from hpcgpu import GPURunner"])
 def test_reading_is_light(line: str) -> None:
     """Every leader reads a document, and every rank of a script makes a runner."""
     code = f"import sys; {line}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"

@@ -15,8 +15,8 @@ from paths import ROOT
 import hpcgpu
 from hpcgpu.cli import commands
 from hpcgpu.cli.commands import plan, run
-from hpcgpu.cli.worker import worker as worker_command
-from hpcgpu.config.entry_points import (
+from hpcgpu.cli.commands import worker as worker_command
+from hpcgpu.config.layers import (
     CLIENT,
     ENTRY_POINTS,
     JOBSCRIPT,
@@ -31,9 +31,9 @@ from hpcgpu.config.entry_points import (
     check_entry_point,
     documented,
     parameters,
+    read_settings,
     unused,
 )
-from hpcgpu.config.layers import read_settings
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name

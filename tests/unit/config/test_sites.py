@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from paths import DATA, ROOT
 
-from hpcgpu.batch import get, inventory
+from hpcgpu import batch
+from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites import check_submission, forbidden, notes
-from hpcgpu.config.sites.machine import apply_live_facts, is_here, looks_like, topology_of
+from hpcgpu.config.sites import apply_live_facts, check_submission, forbidden, is_here, looks_like, notes, topology_of
 from hpcgpu.config.sites.read import contradictions, read_site
-from hpcgpu.deploy import sites
-from hpcgpu.deploy.jobs.submitter import read_job
+from hpcgpu.deploy import settings
+from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, Settings, Site
 from hpcgpu.model.site import Inventory, Match, NodeType
@@ -41,7 +41,7 @@ def no_files_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def load(name: str) -> Site:
-    return read_site(*sites.find_site(name))
+    return read_site(*settings.find_site(name))
 
 
 @cache
@@ -377,7 +377,7 @@ def test_the_users_own_folder_comes_first(tmp_path: Path) -> None:
     assert load("lab").name == "lab"
     assert len(OURS) >= 20
     with pytest.raises(ConfigError, match=f"no site 'vist'; there are: {', '.join(sorted([*OURS, 'lab']))}"):
-        sites.find_site("vist")
+        settings.find_site("vist")
 
 
 def test_a_path(tmp_path: Path) -> None:
@@ -385,10 +385,10 @@ def test_a_path(tmp_path: Path) -> None:
     path.write_text(LEAST)
     assert load(str(path)) == Site(name="x", batch="slurm")
     with pytest.raises(ConfigError, match="cannot be read"):
-        sites.find_site(str(tmp_path / "none.yaml"))
+        settings.find_site(str(tmp_path / "none.yaml"))
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
-        sites.find_site(str(path))
+        settings.find_site(str(path))
 
 
 # --- what it looks like
@@ -405,7 +405,7 @@ def test_a_path(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_machine_looks_like(environ: dict[str, str], host: str, found: tuple[str, str] | None) -> None:
-    texts = {name: path.read_text() for name, path in sites.site_files().items()}
+    texts = {name: path.read_text() for name, path in settings.site_files().items()}
     assert looks_like(texts, environ, host) == found
     for wrong in ("", "match: [", "match: 3", "match: {host: '['}", "match: {env: 3}\n"):
         assert looks_like({"x": wrong}, {"A": "b"}, "host") is None
@@ -560,7 +560,7 @@ AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
 
 
 def live(sinfo: str, file: str = LIVE) -> Site:
-    found = inventory.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
+    found = batch.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
     return apply_live_facts(read_site(file, "m.yaml"), found)
 
 
@@ -629,7 +629,7 @@ def test_pbs_values_replace_those_of_its_queues_and_nodes() -> None:
     site = read_site(LIVE.replace("slurm", "pbs"), "m.yaml")
     nodes = '{"nodes": {"n1": {"resources_available": {"ncpus": 48, "ngpus": 4, "mem": "800gb"}}}}'
     queues = '{"Queue": {"gpu": {"enabled": "True", "resources_max": {"walltime": "12:00:00"}}}}'
-    found = inventory.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
+    found = batch.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
     now = apply_live_facts(site, found)
     assert changed(now) == {"walltime": "12:00:00", "cpus": 48}
     assert now.at("queues", 0, "walltime") == "qstat -Q, not m.yaml:6"

@@ -18,10 +18,10 @@ from hpcgpu.deploy.dashboard.page import SHARE, History, Sample
 from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
 from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.plan.jobs.phase import READY, Phase
+from hpcgpu.plan.jobs import READY, Phase
 from hpcgpu.report.summary import render
 from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
-from hpcgpu.spill.store.inbox import Count
+from hpcgpu.spill.store import Count
 
 HERE, SECRET = "http://127.0.0.1:4000/SECRET/status", "proxy/4000/SECRET/status"
 

@@ -21,17 +21,15 @@ from waiting import scaled, until, when
 
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy.cluster.classes import bounds, check_scale, workers_with
-from hpcgpu.deploy.jobs import batch_client, ending
+from hpcgpu.deploy.jobs import Run, batch_client, runs
 from hpcgpu.deploy.jobs.batch_client import on_lost_nodes, proven, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, Settings
-from hpcgpu.model.limit import Limit
-from hpcgpu.plan.jobs import HEAD, Job
-from hpcgpu.plan.jobs.phase import describe
-from hpcgpu.plan.jobs.reconcile import Policy
+from hpcgpu.model.settings import Limit
+from hpcgpu.plan.jobs import HEAD, Job, describe
+from hpcgpu.plan.jobs.request import Policy
 
 FOR_NOW, LOST = {"transient": True}, {"transient": True, "unsure": True}
 REFUSALS: dict[str, tuple[Any, int, list[Any], str, int]] = {
@@ -446,7 +444,7 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel:
 
 
 def close(job: Job, said: list[str], grace_s: float, limit_s: float = 60.0) -> None:
-    asyncio.run(ending.close(Slurm(), [job], limit_s, said.append, grace_s=grace_s))
+    asyncio.run(runs.close(Slurm(), [job], limit_s, said.append, grace_s=grace_s))
 
 
 def test_close_refused_cancel_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +473,7 @@ def test_close_cancels_a_job_after_its_grace(
 
 async def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, "RUNNING", f"touch {tmp_path}/cancelled")
-    closing = asyncio.create_task(ending.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
+    closing = asyncio.create_task(runs.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
     await asyncio.sleep(0.2)
     (tmp_path / "over").touch()
     await closing
@@ -494,7 +492,7 @@ async def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path
     said: list[str] = []
     exit_file = tmp_path / "exit"
     job = Job(id="7", exit_file=str(exit_file))
-    closing = asyncio.create_task(ending.close_head(Slurm(), job, said.append))
+    closing = asyncio.create_task(runs.close_head(Slurm(), job, said.append))
     await asyncio.to_thread(until, asked.exists, "squeue is asked")
     exit_file.write_text("0\n")  # from here on the file is the only sign of the end
     await asyncio.wait_for(closing, scaled(30))  # squeue alone is waited for for a minute

@@ -28,10 +28,9 @@ from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import host_memory, process
 from hpcgpu.report.workers import Memory, Moved, WorkerFacts, total
-from hpcgpu.sim import SimArray, SimGpu
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import SimArray, SimGpu, register
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store.inbox import Count, SpillLog
+from hpcgpu.spill.store import Count, SpillLog
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 WAYS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")

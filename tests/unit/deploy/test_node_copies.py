@@ -24,13 +24,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from waiting import run, until
 
-from hpcgpu.deploy.network import node_copies, tls
+from hpcgpu.deploy.network import node_copies, scheduler_file
 from hpcgpu.deploy.network.data_connections import DataConnections
 from hpcgpu.deploy.network.node_copies import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES
-from hpcgpu.host import peer_memory
-from hpcgpu.host.peer_memory import Identity
+from hpcgpu.host import host_memory
+from hpcgpu.host.host_memory import Identity
 
-SECURITY = tls.security(tls.Certificate.make())
+SECURITY = scheduler_file.security(scheduler_file.Certificate.make())
 BIG = 2 * CUT_BYTES + 1
 SIZES = st.sampled_from([0, 1, 100, SMALL_BYTES - 1, SMALL_BYTES, 30_000, THRESHOLD_BYTES, 100_000, 700_000, BIG])
 MESSAGES = st.lists(st.lists(st.tuples(st.sampled_from(["array", "bytes"]), SIZES), max_size=4), min_size=1, max_size=4)
@@ -57,7 +57,7 @@ async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
         accepted.set_result(comm)
         await over.wait()
 
-    security = SECURITY if scheme == "tls" else tls.security(None)
+    security = SECURITY if scheme == "tls" else scheduler_file.security(None)
     async with listen(f"{scheme}://127.0.0.1", handle, **security.get_listen_args("worker")) as listener:
         a = await connect(listener.contact_address, **security.get_connection_args("worker"))
         b = await accepted
@@ -77,7 +77,7 @@ async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
 async def far_pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
     """Connect two ends as if they were on two nodes, with data connections."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Identity, "refusal", lambda _: peer_memory.ELSEWHERE)
+        patched.setattr(Identity, "refusal", lambda _: host_memory.ELSEWHERE)
         async with pair(scheme) as (a, b):
             while not all(comm._lender.peer_has_data and comm._lender.data for comm in (a, b)):
                 for one, other in ((a, b), (b, a)):
@@ -100,13 +100,13 @@ def lent(comm: Any) -> int:
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of what is copied between the ends."""
     sizes: list[int] = []
-    copy = peer_memory.copy
+    copy = host_memory.copy
 
     def count(pid: int, pairs: list[tuple[int, memoryview]], proof: tuple[int, int]) -> None:
         copy(pid, pairs, proof)
         sizes.extend(out.nbytes for _, out in pairs)
 
-    monkeypatch.setattr(peer_memory, "copy", count)
+    monkeypatch.setattr(host_memory, "copy", count)
     return sizes
 
 
@@ -173,7 +173,7 @@ async def test_a_message_written_before_close_arrives() -> None:
 @contextlib.contextmanager
 def at_copy(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> Iterator[None]:
     """Do something between the copy of the frames and the check of the proof."""
-    read, acted = peer_memory.read, []
+    read, acted = host_memory.read, []
 
     def read_and_act(pid: int, address: int, out: memoryview) -> None:
         read(pid, address, out)
@@ -182,7 +182,7 @@ def at_copy(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> Iterato
             act()
 
     with monkeypatch.context() as patched:
-        patched.setattr(peer_memory, "read", read_and_act)
+        patched.setattr(host_memory, "read", read_and_act)
         yield
 
 
@@ -326,7 +326,7 @@ async def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.Mo
     async def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("no port")
 
-    monkeypatch.setattr(Identity, "refusal", lambda _: peer_memory.ELSEWHERE)
+    monkeypatch.setattr(Identity, "refusal", lambda _: host_memory.ELSEWHERE)
     monkeypatch.setattr(node_copies, "connect", refuse)
     async with pair() as (a, b):
         for one, other in ((a, b), (b, a)) * 2:

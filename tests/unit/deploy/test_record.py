@@ -22,15 +22,14 @@ from paths import BATCH, DATA, TOPOLOGIES
 from programs import program
 from recordings import records
 
+from hpcgpu import config
 from hpcgpu.batch import get
-from hpcgpu.config import document
 from hpcgpu.deploy import bug_report
-from hpcgpu.deploy.jobs import run as run_files
-from hpcgpu.deploy.jobs import runs
-from hpcgpu.deploy.jobs.run import Owner, Record, Run
-from hpcgpu.deploy.jobs.run import home as home_of_runs
+from hpcgpu.deploy import jobs as run_files
+from hpcgpu.deploy.jobs import Owner, Record, Run, runs
+from hpcgpu.deploy.jobs import home as home_of_runs
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.deploy.topo import Selection, plan
+from hpcgpu.deploy.preview import Selection, plan_machine
 from hpcgpu.errors import ConfigError, JobError, ParseError
 from hpcgpu.host import private
 from hpcgpu.model import Result, RunDocument, Settings
@@ -40,7 +39,7 @@ SETTINGS = Settings(nodes=2, gpus="sim:4", job_name="mine")
 FACTS = Record(
     batch="slurm",
     dialect={"gpus": "gres"},
-    document=document.render(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
+    document=config.render(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
     created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     jobs=(Job(id="12", log="/home/me/slurm-12.out"),),
 )
@@ -193,8 +192,8 @@ def test_a_run_of_another_version_is_said_and_skipped(tmp_path: Path) -> None:
 def test_the_document_of_a_run_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(tmp_path, replace(FACTS, jobs=()))
     parsed: list[str] = []
-    read = document.read
-    monkeypatch.setattr(document, "read", lambda text: parsed.append(text) or read(text))
+    read = config.read
+    monkeypatch.setattr(config, "read", lambda text: parsed.append(text) or read(text))
     (seen,) = Run.all(tmp_path, pytest.fail)
     asyncio.run(runs.refresh([seen]))
     assert runs.jobs_of(seen) == ()
@@ -308,10 +307,10 @@ def check_whole(folder: Path) -> None:
     if "topology.xml" in texts:
         said = json.loads(texts["plan.json"])
         selection = Selection(file=str(folder / "topology.xml"), cpuset=said["allowed_cpuset"])
-        assert of_machine(plan(selection, {}, "here").described()) == of_machine(said)
+        assert of_machine(plan_machine(selection, {}, "here").described()) == of_machine(said)
     if "record.json" in texts:
         run = json.loads(texts["record.json"])
-        document.read(json.dumps(run["document"]))
+        config.read(json.dumps(run["document"]))
         answers = [
             Result(tuple(shlex.split(r.command)), r.returncode, r.stdout, r.stderr)
             for r in records(folder / "batch.txt")
@@ -349,7 +348,7 @@ def test_report_has_the_batch_systems_answers_about_jobs(whole: Path) -> None:
 
 
 def test_its_topology_is_read_by_topo(tmp_path: Path) -> None:
-    from hpcgpu.deploy.topo import read_machine
+    from hpcgpu.deploy.preview import read_machine
 
     folder = bug_report.write(None, str(tmp_path / "report"))
     if (folder / "topology.xml").exists():

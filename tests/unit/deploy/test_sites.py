@@ -17,8 +17,8 @@ from waiting import scaled
 from hpcgpu import batch
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.config.sites.read import read_site
-from hpcgpu.deploy import settings, sites
-from hpcgpu.deploy.sites import purpose_and_usage, template_names, template_text
+from hpcgpu.deploy import settings
+from hpcgpu.deploy.settings import purpose_and_usage, template_names, template_text
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec
 
@@ -28,9 +28,9 @@ def _a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("HPCGPU_SITE", raising=False)
-    sites._logged.clear()
+    settings._logged.clear()
     yield
-    sites._logged.clear()
+    settings._logged.clear()
 
 
 def submit() -> str | None:
@@ -46,7 +46,7 @@ def test_known_machine_is_hinted_once(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert said.count("\n") == 1
     assert "looks like perlmutter (NERSC_HOST=perlmutter): site='perlmutter' (or HPCGPU_SITE=perlmutter)" in said
     assert "HPCGPU_SITE=none" in said
-    sites._logged.clear()  # as in a later process of this user
+    settings._logged.clear()  # as in a later process of this user
     assert submit() is None
     assert capfd.readouterr().err == ""
 

@@ -14,8 +14,7 @@ from recordings import records
 
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
 from hpcgpu.cli.commands import hpcgpu
-from hpcgpu.deploy import settings, start, topo
-from hpcgpu.deploy.network import protocols
+from hpcgpu.deploy import network, preview, settings, start
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import host_memory, run
 from hpcgpu.model import Allocation, Command, HostMemory, Result, Settings
@@ -33,7 +32,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocols, "is_ucx_installed", lambda: True)
+    monkeypatch.setattr(network, "is_ucx_installed", lambda: True)
 
 
 def device(root: Path, interface: str, vendor: str, number: str) -> None:
@@ -61,9 +60,9 @@ def test_ucx_that_is_not_installed_is_said_by_the_commands(command: list[str]) -
 
 @pytest.mark.usefixtures("without")
 def test_missing_ucx_is_an_error_at_a_cluster_with_ucx() -> None:
-    protocols.prepare("tls://10.0.0.1:1")
+    network.prepare("tls://10.0.0.1:1")
     with pytest.raises(LaunchError, match=r"ucx://10.0.0.1:1 needs distributed-ucxx"):
-        protocols.prepare("ucx://10.0.0.1:1")
+        network.prepare("ucx://10.0.0.1:1")
 
 
 @pytest.mark.usefixtures("installed")
@@ -141,12 +140,12 @@ def test_unanswered_memory_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_topo_plans_with_it_and_asks_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     record = next(records(BATCH / "pbs/head/38-memory-granted.txt"))
     asked = answer(monkeypatch, Result((), 0, record.stdout))
-    monkeypatch.setattr(topo.socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(preview.socket, "gethostname", lambda: "node1")
     monkeypatch.setenv("PBS_JOBID", "0.login01")
-    said = topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test").table.to_text()
+    said = preview.plan_machine(preview.Selection(gpus="sim:2x64MiB"), {}, "test").table.to_text()
     assert said.count("its share of 2.0 GiB, mem= of PBS job 0.login01") == 1  # of both workers
     monkeypatch.setenv("HPCGPU_JOB_NODES", "2")
-    topo.plan(topo.Selection(gpus="sim:2x64MiB"), {}, "test")
+    preview.plan_machine(preview.Selection(gpus="sim:2x64MiB"), {}, "test")
     assert len(asked) == 1
 
 

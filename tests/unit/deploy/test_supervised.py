@@ -23,19 +23,17 @@ from waiting import LIMIT_S, aside, failures, until, when
 
 from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
-from hpcgpu.deploy.jobs import runs
-from hpcgpu.deploy.jobs.run import Run
-from hpcgpu.deploy.jobs.submitter import Submitter
+from hpcgpu.deploy.jobs import Run, runs
+from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
 from hpcgpu.deploy.processes import Child
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
-from hpcgpu.deploy.processes.scheduler import LeaderConnections
-from hpcgpu.deploy.processes.services import LeaseServer
+from hpcgpu.deploy.processes.scheduler import LeaderConnections, LeaseServer
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
 from hpcgpu.plan.jobs import Job
-from hpcgpu.plan.jobs.reconcile import Policy
+from hpcgpu.plan.jobs.request import Policy
 
 
 class Flaky:

@@ -27,9 +27,8 @@ from distributed.comm.core import FatalCommClosedError
 from waiting import logged, run, scaled, when
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.network import tls
-from hpcgpu.deploy.network.connect_first import connect_first
-from hpcgpu.deploy.network.tls import Certificate, security
+from hpcgpu.deploy.network import scheduler_file
+from hpcgpu.deploy.network.scheduler_file import Certificate, connect_first, security
 from hpcgpu.deploy.processes.stalls import HandshakeDeadline
 from hpcgpu.errors import TrustError
 
@@ -162,8 +161,8 @@ def pair() -> Iterator[tuple[ssl.SSLSocket, ssl.SSLSocket]]:
 
 def test_a_peer_that_goes_leaves_nothing(crypto: ctypes.CDLL, pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
     server, client = pair
-    assert isinstance(server, tls.TlsSocket)
-    assert isinstance(client, tls.TlsSocket)
+    assert isinstance(server, scheduler_file.TlsSocket)
+    assert isinstance(client, scheduler_file.TlsSocket)
     client.send(b"last words")
     assert server.recv(100) == b"last words"
     with pytest.raises(ssl.SSLWantReadError):

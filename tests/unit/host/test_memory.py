@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import python
 
-from hpcgpu.host import peer_memory
-from hpcgpu.host.host_memory import memory_left, memory_limit
-from hpcgpu.host.peer_memory import Identity, Proofs
+from hpcgpu.host import host_memory
+from hpcgpu.host.host_memory import Identity, Proofs, memory_left, memory_limit
 
 GIB = 1 << 30
 
@@ -83,7 +82,7 @@ def test_without_limits_it_is_the_nodes_memory(tmp_path: Path, version: int) -> 
 
 CHILD = """
 import sys
-from hpcgpu.host.peer_memory import Identity
+from hpcgpu.host.host_memory import Identity
 print(dict(Identity.of_this_process()._asdict()), flush=True)
 sys.stdin.read()
 """
@@ -94,11 +93,11 @@ def test_identity_of_a_child_is_proved_and_of_a_dead_one_not() -> None:
         peer = Identity.parse(eval(child.stdout.readline()))
         assert peer
         assert peer.refusal() == ""
-        assert peer._replace(nonce=bytes(32)).refusal() == peer_memory.ENDED  # another process has its pid
+        assert peer._replace(nonce=bytes(32)).refusal() == host_memory.ENDED  # another process has its pid
         assert peer._replace(host="elsewhere").refusal() == "another host, or another pid namespace"
         assert peer._replace(address=4096).refusal() == "process_vm_readv: Bad address"
         child.communicate("")
-    assert peer.refusal() == peer_memory.ENDED
+    assert peer.refusal() == host_memory.ENDED
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -133,11 +132,11 @@ def test_copy_fails_for_bytes_that_were_given_up() -> None:
     assert first
     assert second
     assert proofs.begin() is None
-    peer_memory.copy(os.getpid(), pairs, first)
+    host_memory.copy(os.getpid(), pairs, first)
     assert out == b"bytes"
     proofs.end(first[0])
     with pytest.raises(OSError, match="given up") as caught:
-        peer_memory.copy(os.getpid(), pairs, first)
+        host_memory.copy(os.getpid(), pairs, first)
     assert caught.value.errno == errno.ESTALE
     assert proofs.begin() not in (None, first)
 
@@ -149,10 +148,10 @@ def test_pages_that_the_kernel_does_not_copy_are_known(tmp_path: Path) -> None:
         pages = ctypes.c_char.from_buffer(memory)
         address = ctypes.addressof(pages)
         whole, first = (address, len(memory)), (address, mmap.PAGESIZE)
-        assert peer_memory.are_readable([first, whole] * 700)
+        assert host_memory.are_readable([first, whole] * 700)
         f.truncate(mmap.PAGESIZE)
-        assert not peer_memory.are_readable([*[first] * 700, whole])
-        assert peer_memory.are_readable([first])
+        assert not host_memory.are_readable([*[first] * 700, whole])
+        assert host_memory.are_readable([first])
         del pages
 
 

@@ -15,8 +15,7 @@ from distributed import Scheduler, Worker
 from distributed.comm.addressing import get_address_host
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.network.connect_first import connect_first
-from hpcgpu.deploy.network.tls import security
+from hpcgpu.deploy.network.scheduler_file import connect_first, security
 from hpcgpu.errors import LaunchError
 from hpcgpu.host.addresses import local_address, reachable_addresses
 from hpcgpu.host.relay import Mux

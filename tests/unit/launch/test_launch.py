@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,22 +11,20 @@ from paths import DATA
 from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.settings import in_job
 from hpcgpu.errors import LaunchError
-from hpcgpu.host.pids import LAUNCHER
+from hpcgpu.host.process import LAUNCHER
 from hpcgpu.launch import (
+    LauncherFacts,
+    RankCommand,
     brought,
     inherited_variables,
     is_isolated,
-    read_allocation,
-    read_launch,
-    read_rank,
-)
-from hpcgpu.launch.launcher import (
-    LauncherFacts,
-    RankCommand,
     mpirun_command,
     plan_launch,
+    read_allocation,
     read_flavour,
+    read_launch,
     read_mpi_types,
+    read_rank,
     srun_command,
 )
 from hpcgpu.model import Allocation, RankFacts, Settings
@@ -134,7 +131,7 @@ def test_in_a_slurm_job_srun_speaks_what_the_library_speaks(
 
 
 def test_mpirun_starts_ranks_without_srun() -> None:
-    found = replace(WHEEL, mpi_types=("none", "pmi2"), library=OPENMPI_4)  # not the library's type
+    found = WHEEL._replace(mpi_types=("none", "pmi2"), library=OPENMPI_4)  # not the library's type
     assert plan(SLURM, found).argv[0] == "/opt/mpirun"
     assert "--mpi=none" in plan(SLURM, LauncherFacts(), rendezvous="file").argv
     assert plan(PBS, WHEEL).argv[0] == "/opt/mpirun"
@@ -162,7 +159,7 @@ def test_mpirun_starts_ranks_without_srun() -> None:
         (SLURM, LauncherFacts(), {"launcher": "fork"}, "one process on this node, but the job has 2"),
         (SLURM, LauncherFacts(), {"launcher": "aprun"}, "launcher='aprun'.* allowed: srun, mpirun, fork"),
         (PBS, WHEEL, {"launcher": "ssh"}, "launcher='ssh' .* allowed: srun, mpirun, fork, or a command"),
-        (PBS, replace(WHEEL, pals="/opt/pals"), {"launcher": "pals"}, "launcher='pals' .* allowed: srun"),
+        (PBS, WHEEL._replace(pals="/opt/pals"), {"launcher": "pals"}, "launcher='pals' .* allowed: srun"),
         (PBS, LauncherFacts(), {"launcher": "/opt/none -x"}, "there is no program /opt/none on this node"),
         (PBS, WHEEL, {"launcher": "mpirun 'x"}, "No closing quotation"),
     ],
@@ -173,8 +170,8 @@ def test_no_launcher_fits(allocation: Allocation, found: LauncherFacts, chosen: 
 
 
 HOSTS = World(nodes=2, per_node=4, hosts=("node0001", "node0002"), variables=("FOO", "PATH"))
-OPENMPI = replace(WHEEL, remote_shell="/x/ssh")
-PALS = replace(OPENMPI, pals="/opt/cray/pals/mpiexec")
+OPENMPI = WHEEL._replace(remote_shell="/x/ssh")
+PALS = OPENMPI._replace(pals="/opt/cray/pals/mpiexec")
 
 
 def test_the_order_is_the_sites_own_then_pals_then_mpirun() -> None:
@@ -185,12 +182,12 @@ def test_the_order_is_the_sites_own_then_pals_then_mpirun() -> None:
     assert argv == ("/opt/cray/pals/mpiexec", *flags, *RANK)
     own = in_job(Settings(), site, "pbs")
     assert own.where("launcher") == "site here"
-    start = replace(PALS, mpirun="/opt/start", mpirun_version="")
+    start = PALS._replace(mpirun="/opt/start", mpirun_version="")
     assert plan_launch(RANK, own, PBS, start, HOSTS).argv == ("/opt/start", "--all", *RANK)
     assert in_job(Settings(launcher="mpirun"), site, "pbs").launcher == "mpirun"
     assert in_job(Settings(), site, "local").launcher is None
     # PALS starts no ranks that do not understand it
-    found = replace(PALS, library="Open MPI v5.0.11, package: Open MPI")
+    found = PALS._replace(library="Open MPI v5.0.11, package: Open MPI")
     assert plan_launch(RANK, Settings(), PBS, found, HOSTS).argv[0] == "/opt/mpirun"
     assert plan_launch(RANK, Settings(rendezvous="file"), PBS, found, HOSTS).argv[0] == PALS.pals
 
@@ -200,7 +197,7 @@ def test_pbs_reaches_other_nodes_with_the_scripts_variables() -> None:
     assert " --bind-to none --host node0001:4,node0002:4 -x FOO -x PATH -n 9 " in " ".join(launch.argv)
     assert dict(launch.env)["PRTE_MCA_plm_ssh_agent"] == "/x/ssh"
     assert plan_launch(RANK, Settings(), PBS, OPENMPI, World(hosts=("node0001",))).env == ()
-    hydra = replace(OPENMPI, mpirun_version=recorded("mpiexec-mpich-5.0.2"))
+    hydra = OPENMPI._replace(mpirun_version=recorded("mpiexec-mpich-5.0.2"))
     launch = plan_launch(RANK, Settings(), PBS, hydra, HOSTS)
     assert " -bind-to none -hosts node0001,node0002 -genvlist FOO,PATH -n 9 " in " ".join(launch.argv)
     assert dict(launch.env)["HYDRA_LAUNCHER_EXEC"] == "/x/ssh"

@@ -16,10 +16,8 @@ from machines import GIB, MACHINES, gpus_of, machine
 from paths import ROOT
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.pictures.layout import WIDTH, Picture, lay_out, walk
-from hpcgpu.pictures.numa_contents import node_of
-from hpcgpu.pictures.shapes import Box, Tile, text_width, wrap
-from hpcgpu.pictures.svg import COLOURS, FADED, INK, render_svg
+from hpcgpu.pictures import COLOURS, FADED, INK, WIDTH, Picture, lay_out, render_svg, walk
+from hpcgpu.pictures.shapes import Box, Tile, node_of, text_width, wrap
 from hpcgpu.plan.binding import plan_bindings
 
 SVG = "{http://www.w3.org/2000/svg}"

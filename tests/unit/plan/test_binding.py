@@ -14,7 +14,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NumaNode, Settings, Topology, WorkerSpec
-from hpcgpu.model.limit import SHARE, Limit
+from hpcgpu.model.settings import SHARE, Limit
 from hpcgpu.plan.binding import network, plan_bindings, simulated_gpus
 from hpcgpu.plan.binding.memory import plan_memory_limit_bytes, plan_memory_nodes
 from hpcgpu.plan.binding.network import Ports

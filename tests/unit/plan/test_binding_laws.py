@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology
-from hpcgpu.model.limit import SHARE, Limit
+from hpcgpu.model.settings import SHARE, Limit
 from hpcgpu.plan.binding import plan_bindings, simulated_gpus, split_cores, usable_cores
 from hpcgpu.plan.binding.network import NODE, Ports, plan_nics
 from hpcgpu.plan.binding.workers import NodeFacts, plan_workers

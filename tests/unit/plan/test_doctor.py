@@ -15,9 +15,9 @@ import pytest
 from paths import ROOT, TOPOLOGIES
 
 from hpcgpu.model import Hop, Nic
+from hpcgpu.plan import doctor
 from hpcgpu.plan import doctor as f
-from hpcgpu.plan.doctor import CheckResult, Verdict, examine, exit_code, login, nodes
-from hpcgpu.plan.doctor.login import LOGIN_CHECKS
+from hpcgpu.plan.doctor import LOGIN_CHECKS, CheckResult, Verdict, examine, exit_code, nodes
 from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
 from hpcgpu.topology import hwloc_xml
 
@@ -233,8 +233,8 @@ def test_what_the_job_has_shown_is_no_question_any_more() -> None:
     )
     doubtful = [x.name for x in every(local) if x.verdict is not Verdict.OK]
     assert doubtful == ["job request", "Python's folder", "home"]
-    assert {x.verdict for x in every(login.confirmed(local, TRIAL))} == {Verdict.OK}
-    one_came = login.confirmed(local, replace(TRIAL, nodes=TRIAL.nodes[:1]))
+    assert {x.verdict for x in every(doctor.confirmed(local, TRIAL))} == {Verdict.OK}
+    one_came = doctor.confirmed(local, replace(TRIAL, nodes=TRIAL.nodes[:1]))
     assert found(one_came, "home").verdict is Verdict.WARNING
 
 
@@ -278,7 +278,7 @@ def test_the_longest_tmpdir_is_that_of_multiprocessing() -> None:
                 multiprocessing.connection.Listener(address, "AF_UNIX").close()
 
 
-@pytest.mark.parametrize(("modules", "table"), [((login,), LOGIN_CHECKS), ((nodes,), JOB_CHECKS)])
+@pytest.mark.parametrize(("modules", "table"), [((doctor,), LOGIN_CHECKS), ((nodes,), JOB_CHECKS)])
 def test_every_check_is_in_a_table(modules: tuple[ModuleType, ...], table: tuple[Any, ...]) -> None:
     functions = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     own = {f for name, f in functions if name.startswith("check_") and f.__module__ in {m.__name__ for m in modules}}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.errors import ConfigError, LaunchError, WorldError
 from hpcgpu.model import CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology
-from hpcgpu.model.limit import Limit
+from hpcgpu.model.settings import Limit
 from hpcgpu.plan import RankRecord, plan_layout
 from hpcgpu.plan.binding.workers import NodeFacts, node_warnings, plan_workers
 from hpcgpu.report.machine import workers_table

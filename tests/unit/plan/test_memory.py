@@ -10,7 +10,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, RunDocument, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
-from hpcgpu.model.limit import SHARE, Limit
+from hpcgpu.model.settings import SHARE, Limit
 from hpcgpu.plan.binding.memory import asks_granted_memory, plan_host_memory, plan_memory_limit_bytes, share_of
 from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 from hpcgpu.report.machine import workers_table

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs import Job
-from hpcgpu.plan.jobs.phase import Failures, may_answer, why_missing, why_over
-from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
+from hpcgpu.plan.jobs import Failures, Job, may_answer, why_missing, why_over
+from hpcgpu.plan.jobs.request import Actions, Facts, Policy, reconcile
 
 PENDING = JobStatus(JobState.PENDING, "PENDING", "Priority")
 HELD = JobStatus(JobState.HELD, "PENDING", "JobHeldUser")

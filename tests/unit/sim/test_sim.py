@@ -21,7 +21,7 @@ from programs import python
 from waiting import aside, scaled, until
 
 from hpcgpu import sim
-from hpcgpu.sim.dask import register
+from hpcgpu.sim import register
 
 MIB = 1 << 20
 law = settings(deadline=None)  # the machine that tests may be busy

@@ -16,7 +16,7 @@ from paths import PACKAGE, ROOT, SUPPORT, TESTS
 from waiting import scaled
 
 KINDS = {"unit", "process", "lab", "pbs", "gpu", "ucx", "cupy"}
-ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir()} | {"support"}
+ROOMS = {path.stem for path in PACKAGE.iterdir()} | {"support"}
 
 
 def test_folders_mirror_the_package_and_give_the_markers() -> None:

@@ -15,7 +15,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode, Topology
-from hpcgpu.topology import hwloc_xml, nccl_xml, pci, safe_xml, sysfs
+from hpcgpu.topology import hwloc_xml, nccl_xml, pci, sysfs
 from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
 
@@ -493,7 +493,7 @@ def test_version_2_rewritten_as_version_1_is_the_same_node(name: str) -> None:
 
 
 def test_masks_are_parsed_a_few_times_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed, mask = [], safe_xml.mask
-    monkeypatch.setattr(safe_xml, "mask", lambda text: parsed.append(text) or mask(text))
+    parsed, mask = [], pci.mask
+    monkeypatch.setattr(pci, "mask", lambda text: parsed.append(text) or mask(text))
     assert len(read_file(text_of("turin-4gpu-nvml")).cores) == 128
     assert len(parsed) < 8 * 128

@@ -22,8 +22,7 @@ from waiting import scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimGpu
-from hpcgpu.spill.proxies.dask import asproxy, register
-from hpcgpu.spill.proxies.proxy import is_proxy, make_proxy, release, replaced, source_of, unproxy
+from hpcgpu.spill.proxies.proxy import asproxy, is_proxy, make_proxy, register, release, replaced, source_of, unproxy
 
 register()
 
@@ -509,7 +508,7 @@ def test_dask_array_takes_it_for_an_array(kind: str) -> None:
     from dask.array.utils import meta_from_array
     from dask.utils import is_arraylike
 
-    from hpcgpu.sim import dask as sim_dask
+    from hpcgpu import sim as sim_dask
 
     sim_dask.register()
     a = array(kind)

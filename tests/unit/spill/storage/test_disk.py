@@ -26,11 +26,10 @@ from waiting import aside, scaled
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.storage import Mount, mount_of, notes, segment, segments
+from hpcgpu.spill.storage import Mount, mount_of, notes, segments
 from hpcgpu.spill.storage.buffer_pool import SMALLEST_BYTES, Slabs, round_up
 from hpcgpu.spill.storage.disk import Disk, Stored
-from hpcgpu.spill.storage.segment import PAGE_BYTES, Extent, Extents, Room, divide
-from hpcgpu.spill.storage.segments import Segments, room_for
+from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Segments, divide, room_for
 from hpcgpu.spill.store import spill_thread
 
 KIB, MIB = 2**10, 2**20
@@ -137,11 +136,11 @@ def test_a_cut_file_says_so_and_is_not_written_to(disk: Disk) -> None:
 LIMITED = """
 import ctypes, errno, resource, signal, sys
 import numpy as np
-from hpcgpu.spill.storage import segment
+from hpcgpu.spill.storage import segments
 from hpcgpu.spill.storage.disk import Disk
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 if sys.argv[2] == "no fallocate":
-    segment._fallocate = lambda *args: ctypes.set_errno(errno.EOPNOTSUPP) or -1
+    segments._fallocate = lambda *args: ctypes.set_errno(errno.EOPNOTSUPP) or -1
 disk = Disk(sys.argv[1])
 kept = [disk.write([np.zeros(11_000, "u1").data])]
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, -1))
@@ -477,14 +476,14 @@ def shrink(disk: Disk) -> None:
 class FileSystem:
     """What fallocate is where the file system knows no holes, or nothing of it at all."""
 
-    real = segment._fallocate
+    real = segments._fallocate
 
     def __init__(self, *, reserves: bool = False, makes_holes: bool = False, error: int = errno.EOPNOTSUPP) -> None:
-        self.knows = {0: reserves, segment._HOLE: makes_holes}
+        self.knows = {0: reserves, segments._HOLE: makes_holes}
         self.error, self.holes = error, 0
 
     def __call__(self, fd: int, mode: int, start: int, nbytes: int) -> int:
-        self.holes += mode == segment._HOLE
+        self.holes += mode == segments._HOLE
         if self.knows[mode]:
             return int(self.real(fd, mode, start, nbytes))
         ctypes.set_errno(self.error)
@@ -500,7 +499,7 @@ FILE_SYSTEMS = {
 
 @pytest.fixture(params=FILE_SYSTEMS)
 def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(segment, "_fallocate", FILE_SYSTEMS[request.param])
+    monkeypatch.setattr(segments, "_fallocate", FILE_SYSTEMS[request.param])
     return str(request.param)
 
 
@@ -621,7 +620,7 @@ def assert_they_agree(store: GpuSpillBuffer) -> None:
 
 def test_room_that_is_used_again_soon_is_not_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = FileSystem(reserves=True, makes_holes=True)
-    monkeypatch.setattr(segment, "_fallocate", counting)
+    monkeypatch.setattr(segments, "_fallocate", counting)
     monkeypatch.setattr(spill_thread, "_FREE_S", 3600.0)
     store = GpuSpillBuffer(0, "1MB", str(tmp_path), quiet=True)
     for i in range(20):
@@ -642,7 +641,7 @@ def test_room_that_is_used_again_soon_is_not_given_back(tmp_path: Path, monkeypa
 
 
 def test_without_holes_files_get_shorter_from_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "_fallocate", FileSystem())
+    monkeypatch.setattr(segments, "_fallocate", FileSystem())
     disk = Disk(str(tmp_path))
     there = [disk.write([memoryview(noise(MIB, i))]) for i in range(10)]
     del there[8]
@@ -657,7 +656,7 @@ def test_without_holes_files_get_shorter_from_their_ends(tmp_path: Path, monkeyp
 
 def test_not_each_object_that_goes_makes_a_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = FileSystem(reserves=True, makes_holes=True)
-    monkeypatch.setattr(segment, "_fallocate", counting)
+    monkeypatch.setattr(segments, "_fallocate", counting)
     disk = Disk(str(tmp_path))
     there = [disk.write([memoryview(bytes(10 * KIB))]) for _ in range(1000)]
     for _ in range(500):
@@ -670,7 +669,7 @@ def test_not_each_object_that_goes_makes_a_hole(tmp_path: Path, monkeypatch: pyt
 def test_a_file_that_refuses_a_hole_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(segment, "_fallocate", FileSystem(reserves=True, error=errno.EIO))
+    monkeypatch.setattr(segments, "_fallocate", FileSystem(reserves=True, error=errno.EIO))
     disk = Disk(str(tmp_path))
     there = [disk.write([memoryview(noise(MIB, i))]) for i in range(10)]
     del there[5:]
@@ -733,7 +732,7 @@ class RoomInAnyOrder(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(sorted(FILE_SYSTEMS)), limit=st.sampled_from([0, 3 * MIB]))
     def start(self, kind: str, limit: int) -> None:
         self.patches = [mock.patch.multiple(segments, **SMALL)]
-        self.patches.append(mock.patch.object(segment, "_fallocate", FILE_SYSTEMS[kind]))
+        self.patches.append(mock.patch.object(segments, "_fallocate", FILE_SYSTEMS[kind]))
         for patch in self.patches:
             patch.start()
         self.home = tempfile.TemporaryDirectory()

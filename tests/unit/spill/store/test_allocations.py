@@ -16,7 +16,7 @@ from hpcgpu.sim import OutOfMemoryError
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import AllocationFailureHook
 from hpcgpu.spill.state import DEVICE, HOST, Copy
-from hpcgpu.spill.store.inbox import this_thread
+from hpcgpu.spill.store import this_thread
 
 
 class HeldGpu(SlowGpu):

@@ -22,7 +22,7 @@ from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies.proxy import is_proxy
 from hpcgpu.spill.store import Handle
-from hpcgpu.spill.values.traverse import Slot
+from hpcgpu.spill.values import Slot
 
 
 def test_every_tier_is_used_and_none_is_above_its_limit(store: GpuSpillBuffer, gpu: SimGpu) -> None:

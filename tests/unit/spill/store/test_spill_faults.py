@@ -29,7 +29,7 @@ from hpcgpu.spill.devices import AllocationFailureHook
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store import Handle
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.values.bundle import Buffer
+from hpcgpu.spill.values.unit import Buffer
 
 
 @pytest.fixture

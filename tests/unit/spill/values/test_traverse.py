@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.values import contents
-from hpcgpu.spill.values.traverse import is_data, put_together, take_apart
+from hpcgpu.spill.values import contents, is_data, put_together, take_apart
 
 
 class Array:

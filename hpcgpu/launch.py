@@ -1,7 +1,7 @@
-"""Choose the launcher of the ranks, one that fits both the job and the MPI library, and make its command line.
+"""Launchers: a rank's facts from their variables, the choice of one that fits job and MPI library, and its argv.
 
-Tested: srun of Slurm 22.05.8; mpirun and mpiexec of Open MPI 5.0.11 and 4.1.4, MPICH 5.0.2. PALS as documented in
-mpiexec(1).
+Pure. Recorded from srun of Slurm 22.05.8, mpirun and mpiexec of Open MPI 4.1.4 and 5.0.11, and MPICH 5.0.2; PALS as
+documented in mpiexec(1).
 """
 
 from __future__ import annotations
@@ -9,11 +9,173 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.model import Allocation, Settings
-from hpcgpu.model.allocation import World
+from hpcgpu.model import Allocation, HostMemory, RankFacts
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, World
+
+if TYPE_CHECKING:
+    from hpcgpu.model import Settings
+
+# (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the SLURM_*
+# variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
+_LAUNCHERS = (
+    ("Open MPI mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("PALS mpiexec", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+    ("MPICH mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+# Variables that identify a launch. PALS: as in Slurm's cray_shasta plugin, which replaces it.
+_LAUNCHES = {
+    "Open MPI mpirun": ("PMIX_NAMESPACE",),
+    "PALS mpiexec": ("PALS_APID",),
+    "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+}
+# A variable, the option that sets it, and the variable with the count that it is multiplied by.
+_SLURM_MEMORY = (
+    ("SLURM_MEM_PER_NODE", "--mem", ""),
+    ("SLURM_MEM_PER_CPU", "--mem-per-cpu", "SLURM_CPUS_ON_NODE"),
+    ("SLURM_MEM_PER_GPU", "--mem-per-gpu", "SLURM_GPUS_ON_NODE"),
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
+# A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
+# must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
+SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
+# Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
+_INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
+_OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
+
+
+def read_rank(environ: Mapping[str, str]) -> RankFacts:
+    """Return rank and size of the process with this environment; rank 0 of 1 if no launcher started it."""
+    for launcher, rank, size, local_rank, local_size in _LAUNCHERS:
+        if rank not in environ or size not in environ:
+            continue
+        if launcher == "srun" and "SLURM_STEP_ID" not in environ:
+            continue  # the batch script itself: SLURM_PROCID is 0 there, outside of any step
+        return RankFacts(
+            rank=int(environ[rank]),
+            size=int(environ[size]),
+            local_rank=_int(environ, local_rank),
+            local_size=_int(environ, local_size),
+            launcher=launcher,
+            mpi_type=environ.get("SLURM_MPI_TYPE", "") if launcher == "srun" else "",
+        )
+    return RankFacts()
+
+
+def read_launch(environ: Mapping[str, str]) -> str:
+    """Return an identifier of this launch, the same for all of its ranks; "" if the launcher has none."""
+    # A job's id does not identify it, because a job may start ranks twice. MPICH's mpiexec has no identifier.
+    names = _LAUNCHES.get(read_rank(environ).launcher, ())
+    return ".".join(environ[name] for name in names if name in environ).replace("/", "_")
+
+
+def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation:
+    """Return the job around the process with this environment; ``host`` selects this node's memory (PBS)."""
+    rank = read_rank(environ)
+    array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    if "SLURM_JOB_ID" in environ:
+        return Allocation(
+            batch="slurm",
+            # Slurm's commands do not list the raw ids of an array's elements.
+            job_id=f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"],
+            restart_count=_int(environ, "SLURM_RESTART_COUNT") or 0,
+            node_count=_int(environ, "SLURM_JOB_NUM_NODES") or 1,
+            node_name=environ.get("SLURMD_NODENAME", ""),
+            gpus_per_node=_int(environ, "SLURM_GPUS_PER_NODE"),
+            memory=_slurm_memory(environ),
+            rank=rank,
+        )
+    if "PBS_JOBID" in environ:
+        return Allocation(
+            batch="pbs",
+            job_id=environ["PBS_JOBID"],
+            # PBS has no variables for these: the job's script counts restarts, hpcgpu launch counts nodes and asks for
+            # memory.
+            restart_count=_int(environ, JOB_RESTARTS) or 0,
+            node_count=_int(environ, JOB_NODES) or 1,
+            memory=_pbs_memory(environ, host),
+            rank=rank,
+        )
+    return Allocation(job_id=environ.get("HPCGPU_JOB_ID", ""), rank=rank)
+
+
+def _slurm_memory(environ: Mapping[str, str]) -> HostMemory | None:
+    """Return the node's memory that this step, or this job, may use, whether or not a cgroup enforces it."""
+    # At most one of the three variables is set ("mutually exclusive", srun(1)), in MiB. --mem=0, all of the node,
+    # sets none. A step's own option has precedence (22.05.8).
+    for name, option, counted in _SLURM_MEMORY:
+        each, count = _int(environ, name), _int(environ, counted) if counted else 1
+        if each and count:
+            times = f" with {counted}={count}" if counted else ""
+            return HostMemory(each * count << 20, f"{option} of the job: {name}={each}{times}")
+    return None
+
+
+def render_memory(granted: Mapping[str, int]) -> str:
+    """Return the memory that PBS granted on each host as the text of ``JOB_MEMORY``; "" for none."""
+    if len(set(granted.values())) < 2:
+        return "".join(map(str, set(granted.values())))
+    return ",".join(f"{host}={nbytes}" for host, nbytes in granted.items())
+
+
+def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
+    """Return the granted memory of this host."""
+    # PBS may use another name for a host. If the host is not listed, the least of all values counts.
+    entries = [word.rpartition("=") for word in environ.get(JOB_MEMORY, "").split(",")]
+    granted = {name.partition(".")[0]: int(nbytes) for name, _, nbytes in entries if nbytes.isdigit()}
+    nbytes = granted.get(host.partition(".")[0], min(filter(None, granted.values()), default=0))
+    return HostMemory(nbytes, f"mem= of PBS job {environ['PBS_JOBID']}") if nbytes else None
+
+
+def is_isolated(environ: Mapping[str, str]) -> bool:
+    """Return whether each rank has its own devices: then no rank can start workers for another."""
+    # --gpus-per-task and --gpu-bind give every task its own device cgroup (Slurm 22.05: each step numbers its
+    # GPUs from 0, CUDA_VISIBLE_DEVICES=0 in every rank, on different devices).
+    # slurmd sets this also if the option was srun's only; then there is no SLURM_GPUS_PER_TASK (22.05.8).
+    bound = environ.get("SLURMD_TRES_BIND", "").partition("gpu:")[2] or environ.get("SLURM_GPU_BIND", "")
+    if bound:
+        return not bound.removeprefix("verbose,").startswith("none")
+    return bool(environ.get("SLURM_GPUS_PER_TASK"))
+
+
+def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of variables that ranks on other nodes need and that no launcher forwards."""
+    # A task of PBS starts with PATH=/bin:/usr/bin and little else (OpenPBS 23.06.06). Variables of one node are not
+    # forwarded: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), the job's folder.
+    job = environ.get("PBS_JOBID") or None
+
+    def is_common(name: str, value: str) -> bool:
+        if not _NAME.fullmatch(name) or name in _OF_A_PROCESS or name.startswith(_OF_A_LAUNCHER):
+            return False
+        if name == "CUDA_VISIBLE_DEVICES":
+            return "-" not in value
+        return not (name == "TMPDIR" and job and job in value)
+
+    return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
+
+
+def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of variables that a job submitted from this one must not inherit."""
+    # sbatch hands on all variables, and srun takes some as its options: where the first job has one GPU and the second
+    # none, "Step requested GRES but job doesn't have GRES" (Slurm 22.05.8). Users' variables for srun cannot be told
+    # from Slurm's. In a script of a run, the variables of that run's scheduler stay here, too.
+    if "SLURM_JOB_ID" not in environ and SCRIPT_ADDRESS not in environ:
+        return frozenset()
+    launched = {name for name in environ if name.startswith(_INHERITED) and "_MCA_" not in name}
+    ours = {SCRIPT_ENV, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, *environ.get(SCRIPT_ENV, "").split(",")}
+    return frozenset((launched | ours) & environ.keys() - {"SLURM_CONF"})
+
+
+def _int(environ: Mapping[str, str], name: str) -> int | None:
+    """Parse a number, also Slurm's ``gpu:4`` and ``4(x2)``."""
+    digits = environ.get(name, "").split(":")[-1].split("(")[0]
+    return int(digits) if digits.isdigit() else None
+
 
 LIST_MPI_TYPES = ("srun", "--mpi=list")
 
@@ -126,8 +288,7 @@ _HOW = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherFacts:
+class LauncherFacts(NamedTuple):
     """The launchers and the MPI library of this machine; "": none."""
 
     mpirun: str = ""  # path of mpirun or mpiexec
@@ -138,8 +299,7 @@ class LauncherFacts:
     remote_shell: str = ""  # for mpirun in place of ssh to the job's other nodes; empty: its default
 
 
-@dataclass(frozen=True, slots=True)
-class RankCommand:
+class RankCommand(NamedTuple):
     """The command that starts the ranks."""
 
     argv: tuple[str, ...]
