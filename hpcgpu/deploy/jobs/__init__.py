@@ -27,14 +27,13 @@ import msgspec
 
 from hpcgpu import config
 from hpcgpu.batch import BatchSystem, get
-from hpcgpu.deploy.jobs.workers import NO_WORKERS, JobWorkers
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, ParseError
 from hpcgpu.host import log, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import Command, JobState, JobStatus, RunDocument, Site, Started
-from hpcgpu.plan.jobs import HEAD, MEMBER, SILENT, Job
+from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, SILENT, Job, JobWorkers
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 
 _RECORD, _OWNER = "record", "owner"
