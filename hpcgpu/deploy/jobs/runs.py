@@ -70,7 +70,7 @@ async def close(
     if grace_s and await _end_by_themselves(system, jobs, grace_s, tell):
         return
     left, why = await end(system, [job.id for job in jobs], limit_s, tell)
-    if why and grace_s and await _have_left_their_codes(jobs):
+    if why and grace_s and await _left_codes(jobs):
         return
     names = f"{'job' if len(left) == 1 else 'jobs'} {', '.join(left)}"
     if why:
@@ -129,12 +129,15 @@ async def _end_by_themselves(
         """Return False if a job waits, so will not end by itself; None if they may end soon."""
         nonlocal last
         try:
-            listed = await _answer(system, jobs)
-        except SubmitError as e:
-            if str(e) != last:
-                tell(str(e))
-            last = str(e)
-            return True if await _have_left_their_codes(jobs) else None
+            async with asyncio.timeout(_SILENCE_S):
+                listed = await ask(system, [job.id for job in jobs])
+        except (SubmitError, TimeoutError) as e:
+            codes = await _left_codes(jobs)
+            text = str(e) or "; ".join([*map(format_script_end, codes), SILENT] if codes else [])
+            if text and text != last:
+                tell(text)
+            last = text or last
+            return True if codes else None
         states = {status.state for job in jobs if (status := listed.get(job.id))} - {JobState.ENDED}
         if states.intersection(WAITING):
             return False
@@ -146,25 +149,10 @@ async def _end_by_themselves(
         return False
 
 
-async def _answer(system: BatchSystem, jobs: Sequence[Job]) -> dict[str, JobStatus]:
-    """Return the jobs' statuses; raise SubmitError if the batch system is silent once their scripts have ended."""
-    loop = asyncio.get_running_loop()
-    asking, end_s = asyncio.create_task(ask(system, [job.id for job in jobs])), loop.time() + _SILENCE_S
-    try:
-        while not asking.done():
-            await asyncio.wait([asking], timeout=_BY_ITSELF_POLL_S)
-            if loop.time() >= end_s:
-                ends = await asyncio.to_thread(lambda: [script_end(job) for job in jobs])
-                if all(over for over, _ in ends) and not asking.done():
-                    raise SubmitError(f"{'; '.join(format_script_end(code) for _, code in ends)}; {SILENT}")
-        return asking.result()
-    finally:
-        if asking.cancel():
-            await asyncio.wait([asking])
-
-
-async def _have_left_their_codes(jobs: Sequence[Job]) -> bool:
-    return await asyncio.to_thread(lambda: all(script_end(job)[0] for job in jobs))
+async def _left_codes(jobs: Sequence[Job]) -> list[int | None]:
+    """Return the exit codes that the jobs' scripts have left; [] unless each of them has ended."""
+    ends = await asyncio.to_thread(lambda: [script_end(job) for job in jobs])
+    return [code for _, code in ends] if all(has_left for has_left, _ in ends) else []
 
 
 # A job whose lease has ended is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
