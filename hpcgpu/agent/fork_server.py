@@ -244,10 +244,7 @@ def _fork_child(fds: list[int], inherited: tuple[int, ...]) -> int:
 
 
 class ForkServerSpawner:
-    """Implements ``deploy.processes.control.Spawner``.
-
-    ``on_death`` is called when the fork server, and with it every process that it forked, is gone.
-    """
+    """Implements ``deploy.processes.Spawner``; ``on_death`` is called when the fork server and its forks are gone."""
 
     def __init__(self, fork_server: ForkServer, on_death: Callable[[], None]) -> None:
         self.fork_server, self._on_death = fork_server, on_death
@@ -304,11 +301,9 @@ class LeaderResources:
 
     @classmethod
     def make(cls, settings: Settings, *, after_mpi: bool = False) -> Self:
-        """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already.
-
-        Raises ConfigError if the folder cannot be used, which is checked before the imports (1 s), or if Dask's
-        configuration has an invalid memory limit.
-        """
+        """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already."""
+        # ConfigError if the folder cannot be used, checked before the imports (1 s), or for an invalid memory limit of
+        # Dask's.
         from hpcgpu.spill.storage import Scratch
 
         if not os.environ.get("HPCGPU_DEBUG"):

@@ -131,10 +131,7 @@ class Leader:
         return 0
 
     async def start_workers(self, reach_s: float = math.inf) -> None:
-        """Start this node's workers, and hold a connection to the scheduler that ends when it ends.
-
-        Its addresses are tried for ``reach_s`` seconds, at most ``death_timeout``.
-        """
+        """Start this node's workers; hold a connection to the scheduler (tried for ``reach_s``) that ends with it."""
         from distributed.comm import connect
 
         from hpcgpu.deploy.network.scheduler_file import connect_first
@@ -196,10 +193,9 @@ class Leader:
 
 
 class ForcedEnd:
-    """Ends a leader by force if its event loop does not end; a context manager around the loop.
+    """Ends a leader by force ``limit_s`` after :meth:`begin`; a context manager around its event loop."""
 
-    Kills the fork server with all its children, and then this process, ``limit_s`` seconds after :meth:`begin`.
-    """
+    # It kills the fork server, with all its children, and then this process.
 
     def __init__(self, fork_server: ForkServer, limit_s: float = LIMIT_S) -> None:
         self._fork_server, self._limit_s = fork_server, limit_s

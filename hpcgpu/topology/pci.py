@@ -149,10 +149,7 @@ class Misread(ValueError):
 
 @contextlib.contextmanager
 def reading(text: str, format_: str) -> Iterator[ET.Element]:
-    """Parse XML, called ``format_`` in errors, into its root; a :class:`Misread` in the block gets its line.
-
-    ParseError if the XML is malformed, nested too deeply, or unsafe, and for a Misread.
-    """
+    """Parse XML, called ``format_`` in errors; ParseError for bad or unsafe XML, and, with its line, for a Misread."""
     root, lines = _tree(text, format_)
     try:
         yield root

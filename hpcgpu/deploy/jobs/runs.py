@@ -39,10 +39,7 @@ _SILENCE_S = 3.0
 async def close_head(
     system: BatchSystem, job: Job | None, say: Callable[[str], None], submitter: Submitter | None = None
 ) -> None:
-    """Wait for the job with the scheduler to end by itself, then cancel it; ``submitter`` finds it if its id was lost.
-
-    Raises SubmitError if it could not be cancelled, or if the batch system does not say whether it exists.
-    """
+    """Wait for the head's end, then cancel it; ``submitter`` finds a lost one. SubmitError if it may still exist."""
     if submitter and (unsure := submitter.unsure):
         try:
             job = next(iter(await submitter.lost(())), job)
@@ -87,11 +84,8 @@ async def close(
 async def end(
     system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None]
 ) -> tuple[list[str], SubmitError | None]:
-    """Cancel jobs, again if need be, until all have ended; return those left after ``limit_s``, and why.
-
-    Ended jobs are not cancelled. Without a refusal (None) the batch system may just be slow. ``tell`` takes its
-    refusals.
-    """
+    """Cancel jobs that have not ended, again if need be; return those left after ``limit_s``, and the last refusal."""
+    # Without a refusal (None) the batch system may just be slow. tell takes its refusals.
     left, refused, last = list(ids), None, ""
     again_s = float("-inf")
     now_s = asyncio.get_running_loop().time
@@ -261,10 +255,7 @@ async def _cancel_pending(run: Run, token: str) -> bool:
 
 
 async def stop(run: Run) -> None:
-    """End a run, even another client's: by a goodbye to its scheduler if reachable, else by the batch system.
-
-    Raises JobError if its jobs still exist after a minute.
-    """
+    """End a run, even another client's, by a goodbye to its scheduler or the batch system; JobError after a minute."""
     # it imports distributed: 0.3 s, which no guard should pay
     from hpcgpu.deploy.network.scheduler_file import say_goodbye
 
@@ -279,10 +270,7 @@ async def stop(run: Run) -> None:
 
 
 async def finish(run: Run) -> None:
-    """Cancel the jobs that have not ended, wait until the batch system says that they have, and remove the folder.
-
-    Raises JobError if they still exist after a minute.
-    """
+    """Cancel the jobs, wait for their end, and remove the folder; JobError if they still exist after a minute."""
     left, why = await end(run.system, list(run.jobs), _ENDING_S, log.say)
     while why and why.transient:  # wait for a batch system that is away; each round has its time limit
         left, why = await end(run.system, left, _ENDING_S, log.say)
