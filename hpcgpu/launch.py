@@ -386,7 +386,7 @@ def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, wo
 
 
 def split_command(settings: Settings) -> tuple[str, ...]:
-    """Split a launcher that is a command into words, () if it is none; LaunchError for a quote that is not closed."""
+    """Split a launcher that is a command into words, () for another; LaunchError for a quote that is not closed."""
     if settings.launcher in (None, *LAUNCHERS):
         return ()
     try:
