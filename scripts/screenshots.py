@@ -23,6 +23,7 @@ PICTURES = ROOT / "docs" / "pictures"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SHOWN = {
     "cluster-light": browser.CLUSTER,
+    "cluster-dark": browser.CLUSTER,
     "bindings-light": browser.BINDINGS,
     "refusal-light": browser.REFUSED,
     "memory-dark": browser.MEMORY,
