@@ -92,9 +92,8 @@ def test_index_has_the_headings_and_commands_of_the_help() -> None:
 def test_readme_plans_known_machines_as_shown() -> None:
     def run(*argv: str) -> str:
         # no site is taken for this machine's, and tables are not folded
-        done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(
-            commands.hpcgpu, argv, catch_exceptions=False
-        )
+        plain = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"})
+        done = plain.invoke(commands.hpcgpu, argv, catch_exceptions=False)
         assert done.exit_code == 0
         return str(done.output)
 

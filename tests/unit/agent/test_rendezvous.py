@@ -98,10 +98,8 @@ def leads(launch: str) -> dict[str, str]:
 
 @pytest.fixture
 def leader(launch: str) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", LEAD], env=leads(launch), stdin=pipe, stdout=pipe, text=True
-    ) as process:
+    argv = [sys.executable, "-c", LEAD]
+    with subprocess.Popen(argv, env=leads(launch), stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout.readline() == "up\n"
         yield process
         process.kill()
@@ -187,13 +185,10 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
     }
     monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
     monkeypatch.setattr(process, "user_processes", lambda: nodes[threading.current_thread().name])
-    ends = [
-        threading.Thread(
-            target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "rendezvous", 60, 0.5).report,
-            name=host,
-        )
-        for rank, host in ((0, "n1"), (1, "n2"))
-    ]
+    folder, ends = tmp_path / "rendezvous", list[threading.Thread]()
+    for rank, host in ((0, "n1"), (1, "n2")):
+        looks = MissingRanks(read_rank(_rank(rank)), _rank(rank), host, folder, 60, 0.5)
+        ends.append(threading.Thread(target=looks.report, name=host))
     for thread in ends:
         thread.start()
     for thread in ends:

@@ -195,6 +195,4 @@ def test_an_export_of_this_machine_is_planned_as_it_is_here(tmp_path: Path) -> N
 
 def test_a_comparison_needs_two(tmp_path: Path) -> None:
     (wrong := tmp_path / "wrong.json").write_text("{}")
-    assert f"{wrong} lacks the key 'machine'; expected the output of hpcgpu topo" in refused(
-        "--diff", TURIN, str(wrong)
-    )
+    assert f"{wrong} lacks the key 'machine'; expected" in refused("--diff", TURIN, str(wrong))

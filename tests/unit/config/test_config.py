@@ -398,11 +398,7 @@ def test_which_site() -> None:
         ({"simulate": "4", "gpus": "sim:3"}, 0, r"gpus='sim:3' \(.*\) contradicts simulate='4' \(set by keyword sim"),
         ({"simulate": "4", "gpus": 6}, 0, "allowed: gpus= as the total, 4 times the number of nodes"),
         ({"simulate": "4", "gpus": 8, "nodes": 3}, 0, "gpus='8' .* on nodes=3 contradicts"),
-        (
-            {"simulate": "4", "gpus_per_node": 2},
-            0,
-            r"gpus='sim:4' \(set by keyword simulate\) simulates 4 on each node",
-        ),
+        ({"simulate": "4", "gpus_per_node": 2}, 0, r"gpus='sim:4' \(set by keyword simulate\) simulates 4 on each"),
         ({"simulate": "sim:4"}, 0, "'sim:4' does not describe simulated GPUs; allowed: '4', or '4x256MiB'"),
     ],
 )

@@ -214,9 +214,8 @@ def test_prometheus() -> None:
 
 def test_history_of_workers_that_come_and_go() -> None:
     def gpu(name: str, moved: int) -> WorkerFacts:
-        return WorkerFacts(
-            name=name, tiers={"device": 10}, device_limit_bytes=20, moved={"device_to_host": Moved(moved)}
-        )
+        ways = {"device_to_host": Moved(moved)}
+        return WorkerFacts(name=name, tiers={"device": 10}, device_limit_bytes=20, moved=ways)
 
     history = History(3)
     assert not history.add(Sample.of(1.0, [gpu("a", 0)]))

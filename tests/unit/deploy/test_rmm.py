@@ -59,13 +59,9 @@ def test_each_plan() -> None:
         ("LimitingResourceAdaptor", {"allocation_limit": 40 * GIB}),
     ]
     log = ("LoggingResourceAdaptor", {"log_file_name": "/logs/rmm_log_n1-0.txt"})
-    assert resources(rmm_log_directory="/logs/", rmm_track_allocations=True, rmm_pool_size=0.5) == [
-        cuda,
-        pool,
-        log,
-        ("TrackingResourceAdaptor", {}),
-    ]
-    assert resources(rmm_track_allocations=True) == [cuda, ("TrackingResourceAdaptor", {})]
+    tracks, logged = ("TrackingResourceAdaptor", {}), {"rmm_log_directory": "/logs/", "rmm_track_allocations": True}
+    assert resources(**logged, rmm_pool_size=0.5) == [cuda, pool, log, tracks]
+    assert resources(rmm_track_allocations=True) == [cuda, tracks]
     assert resources(rmm_allocator_external_lib_list="cupy") == []  # RMM's own choice
 
 

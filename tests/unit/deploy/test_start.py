@@ -80,9 +80,7 @@ def test_ucx_is_refused_on_slingshot(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("installed")
 def test_ucx_is_refused_on_a_site_whose_network_it_does_not_know() -> None:
-    with pytest.raises(
-        ConfigError, match=r"on perlmutter: UCX has no transport for this site's network \(NERSC docs, Dask, .*; leave"
-    ):
+    with pytest.raises(ConfigError, match=r"on perlmutter: UCX has no transport .*\(NERSC docs, Dask, .*; leave"):
         settings.read({**UCX, "site": "perlmutter"}, WHERE)
     assert settings.read({**UCX, "site": "vista"}, WHERE).settings.protocol == "ucx"
 

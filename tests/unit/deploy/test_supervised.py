@@ -291,9 +291,8 @@ async def test_worker_that_lost_data_closes_if_hand_over_fails(log: pytest.LogCa
 
 def test_memory_check_goes_on_and_logs_its_failure_once(log: pytest.LogCaptureFixture) -> None:
     simulated = Flaky(ValueError("no number"), times=3, answer=0)
-    nanny = SimpleNamespace(
-        nthreads=1, periodic_callbacks={}, process=SimpleNamespace(process=ProcessHandle(os.getpid()))
-    )
+    process = SimpleNamespace(process=ProcessHandle(os.getpid()))
+    nanny = SimpleNamespace(nthreads=1, periodic_callbacks={}, process=process)
     manager = MemoryManager(nanny, memory_limit=1 << 60, simulated_bytes=simulated)
     for _ in range(4):  # tornado's timer
         manager.memory_monitor(nanny)

@@ -50,10 +50,7 @@ def test_nothing_of_a_long_input_or_output_is_lost() -> None:
 
 def test_a_program_that_is_absent_or_no_program_has_a_code(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
-    for name, code, text in (
-        ("no-such-sbatch", 127, "there is no such program"),
-        (str(tmp_path / "x"), 126, "executed"),
-    ):
+    for name, code, text in (("no-such-sbatch", 127, "no such program"), (str(tmp_path / "x"), 126, "executed")):
         result = host.run_sync(Command((name,)))
         assert (result.returncode, text in result.stderr) == (code, True)
 

@@ -16,9 +16,8 @@ from hpcgpu.plan import RankRecord, plan_layout
 from hpcgpu.plan.binding.workers import NodeFacts, node_warnings, plan_workers
 from hpcgpu.report.machine import workers_table
 
-WORLDS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5).filter(
-    lambda nodes: any(gpus for _, gpus in nodes)
-)
+HOSTS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5)
+WORLDS = HOSTS.filter(lambda nodes: any(gpus for _, gpus in nodes))
 
 
 def records(world: list[tuple[int, int]], order: list[int] | None = None) -> list[RankRecord]:

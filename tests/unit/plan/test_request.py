@@ -125,11 +125,8 @@ def test_shortfalls_name_the_keyword(offers: tuple[Offer, ...], asked: dict[str,
 
 
 SOME = st.none() | st.integers(1, 8)
-OFFERS = st.lists(
-    st.builds(Offer, queue=st.sampled_from("ab"), nodes=st.integers(1, 4), gpus=SOME, cpus=SOME, most_nodes=st.just(3)),
-    min_size=1,
-    max_size=4,
-)
+SIZES = {"nodes": st.integers(1, 4), "gpus": SOME, "cpus": SOME, "most_nodes": st.just(3)}
+OFFERS = st.lists(st.builds(Offer, queue=st.sampled_from("ab"), **SIZES), min_size=1, max_size=4)
 
 
 @given(OFFERS, st.integers(1, 4), st.integers(0, 8), st.integers(1, 8))

@@ -100,7 +100,7 @@ def test_write_through_one_name_shows_in_others_after_a_move(gpu: sim.SimGpu) ->
 
 BINARY = st.sampled_from([np.add, np.multiply, np.subtract, np.maximum, np.hypot, np.less, np.logaddexp])
 UNARY = st.sampled_from([np.sin, np.exp, np.negative, np.isnan, np.sign, np.modf])
-FLOATS = st.floats(-9, 9)
+FLOATS, FLOATS_32 = st.floats(-9, 9), st.floats(-9, 9, width=32)
 
 
 def same(found: object, expected: object) -> None:
@@ -115,12 +115,7 @@ def same(found: object, expected: object) -> None:
 
 
 @law
-@given(
-    BINARY,
-    UNARY,
-    hnp.arrays("f8", (3, 4), elements=FLOATS),
-    hnp.arrays("f4", (4,), elements=st.floats(-9, 9, width=32)),
-)
+@given(BINARY, UNARY, hnp.arrays("f8", (3, 4), elements=FLOATS), hnp.arrays("f4", 4, elements=FLOATS_32))
 def test_ufuncs_are_numpys(binary: np.ufunc, unary: np.ufunc, a: np.ndarray, b: np.ndarray) -> None:
     device = sim.SimGpu(MIB)
     da, db = device.asarray(a), device.asarray(b)
@@ -385,13 +380,9 @@ def dask_gpu() -> Iterator[sim.SimGpu]:
 def client() -> Iterator[Client]:
     """Two workers that exchange bytes: over inproc:// an array would go to the other as it is."""
     register()
-    with (
-        dask.config.set({"distributed.worker.memory.spill": False}),
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    in_memory = dask.config.set({"distributed.worker.memory.spill": False})
+    with in_memory, LocalCluster(**options, protocol="tcp://") as cluster, Client(cluster) as client:
         yield client
 
 
@@ -424,9 +415,8 @@ def test_svd_compressed_with_random_numbers_of_the_device(dask_gpu: sim.SimGpu, 
     found = compressed(on_device()).compute(scheduler="sync")
     assert dask_gpu.d2h_copies == copies
     np.testing.assert_allclose(found.get(), right, rtol=1e-8)
-    np.testing.assert_allclose(
-        client.compute(compressed(on_device())).result(timeout=scaled(60)).get(), right, rtol=1e-8
-    )
+    on_cluster = client.compute(compressed(on_device())).result(timeout=scaled(60))
+    np.testing.assert_allclose(on_cluster.get(), right, rtol=1e-8)
 
 
 def test_random_blocks_are_made_on_the_device(dask_gpu: sim.SimGpu) -> None:

@@ -119,14 +119,7 @@ def test_write_to_one_view_shows_in_others_after_the_disk(store: GpuSpillBuffer)
     assert (argument(store, "part") == 7).all()
 
 
-ORDERS: dict[str, tuple[int, ...]] = {
-    "the owner first": (0, 1, 2, 0),
-    "its views first": (1, 2, 0, 0),
-    "twice each": (0, 0, 1, 1, 0),
-}
-
-
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("order", [(0, 1, 2, 0), (1, 2, 0, 0), (0, 0, 1, 1, 0)])  # 0: the owner; its views
 def test_in_whatever_order_an_array_and_its_views_come(store: GpuSpillBuffer, order: tuple[int, ...]) -> None:
     x = np.arange(512.0)  # 4 KiB, its own memory
     names = (x, x[100:200], x[::-1])
@@ -261,9 +254,8 @@ def test_frames_come_back_as_they_were(stored: NewStore, shape: str, jit: bool) 
     store = stored(0, None, jit_unspill=jit)
     store["whole"], store["list"] = frame.copy(deep=False), [frame.copy(), frame[:10]]
     to_disk(store)
-    for found, real in zip(
-        (argument(store, "whole"), *map(unproxy, argument(store, "list"))), (frame, frame, frame[:10]), strict=True
-    ):
+    found_again = (argument(store, "whole"), *map(unproxy, argument(store, "list")))
+    for found, real in zip(found_again, (frame, frame, frame[:10]), strict=True):
         same(found, real, check_exact=True, check_flags=True, check_index_type=True)
         assert found.attrs == frame.attrs
 
