@@ -55,19 +55,9 @@ def test_settings_are_printed_as_people_write_them() -> None:
     sizes = ("--memory", "64GiB", "--walltime", "90m", "--drain", "30", "--device-memory-limit", "0.5")
     words = (*several, *directives, *sizes, "--jit-unspill", "--cores", "2", "--cores-per-gpu", "2")
     lines = [" = ".join(re.split("   *", line.strip())[:2]) for line in invoke(*FORGE, *words).output.splitlines()]
-    for line in (
-        "env = UCX_TLS=rc,cuda A=1",
-        "resources = GPU=1",
-        "nics = mlx5_0 mlx5_1",
-        "job_extra_directives = --constraint=gpu '-C x'",
-        "memory = 64.0 GiB",
-        "walltime = 01:30:00",
-        "drain = 30 s",
-        "device_memory_limit = 0.5",
-        "jit_unspill = true",
-        "cores = 2",
-    ):
-        assert line in lines
+    expected = {"env = UCX_TLS=rc,cuda A=1", "resources = GPU=1", "nics = mlx5_0 mlx5_1", "memory = 64.0 GiB"}
+    expected |= {"job_extra_directives = --constraint=gpu '-C x'", "walltime = 01:30:00", "drain = 30 s"}
+    assert expected | {"device_memory_limit = 0.5", "jit_unspill = true", "cores = 2"} <= {*lines}
     settings = lines[lines.index("settings:") : lines.index("request:")]
     assert not [line for line in settings if any(word in line for word in ("mappingproxy", "{", "True", "('"))]
 

@@ -13,7 +13,6 @@ from golden import check_golden
 from paths import ROOT
 
 import hpcgpu
-from hpcgpu.cli import commands
 from hpcgpu.cli.commands import plan, run
 from hpcgpu.cli.commands import worker as worker_command
 from hpcgpu.config.layers import (
@@ -107,15 +106,6 @@ def test_option_without_effect_from_elsewhere_is_no_error() -> None:
     with pytest.raises(ConfigError, match=r"^queue='gpu' \(set by keyword partition\): it is asked of a batch"):
         check_entry_point(RUNNER, read_settings(aliased), aliased, in_job=True)
     check_entry_point(LOCAL, read_settings({"name": "mine"}), {"name": "mine"}, in_job=False)
-
-
-@pytest.mark.parametrize("name", ["run", "launch", "plan"])
-def test_a_commands_help_shows_what_it_takes(name: str) -> None:
-    command = commands.hpcgpu.commands[name]
-    ours = {p.name: p for p in command.params if p.name in NAMES}
-    assert ours.keys() == NAMES  # also those that are refused: with what takes them, not "no such option"
-    shown = {n for n, p in ours.items() if not getattr(p, "hidden", False)}
-    assert shown == NAMES - set(unused(f"hpcgpu {name}"))
 
 
 def test_every_option_of_dask_worker_is_taken_or_answered() -> None:

@@ -122,16 +122,9 @@ def test_libraries_as_dask_cuda_takes_them() -> None:
 
 def specs_of(**given: object) -> list[WorkerSpec]:
     everything = CpuSet(range(4))
-    node = NodeFacts(
-        name="n1",
-        topology=Topology((NumaNode(0, everything, 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), (GPU,)),
-        gpus=(GPU,),
-        allowed=everything,
-        allowed_nodes=CpuSet([0]),
-        memory=HostMemory(64 * GIB, ""),
-        environ={},
-        scratch="/scratch",
-    )
+    topology = Topology((NumaNode(0, everything, 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), (GPU,))
+    facts = {"topology": topology, "gpus": (GPU,), "allowed": everything, "allowed_nodes": CpuSet([0])}
+    node = NodeFacts(name="n1", memory=HostMemory(64 * GIB, ""), environ={}, scratch="/scratch", **facts)
     return [spec for _, spec in plan_workers(read_settings(given), node, NodeLayout(0, (0,), ((0, 1),)))]
 
 
