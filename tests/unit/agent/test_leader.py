@@ -53,9 +53,6 @@ def test_an_end_that_does_not_come_is_forced_and_said() -> None:
     assert "has not ended within 0.5 s; it is killed, and its workers" in done.stderr
 
 
-# --- the process that forks for its rank
-
-
 def test_one_that_does_not_answer_is_killed_and_said() -> None:
     forked = ForkServer.fork()
     fork_server = ForkServer(forked.sock, forked.pid, answer_s=0.2)
@@ -124,9 +121,6 @@ def test_a_fork_finds_what_it_needs_at_its_start() -> None:
     assert facts == {"new": [], "arrays": False, "threads": 1, "size": 1000}
 
 
-# --- the scheduler process does not start
-
-
 def waited(code: int | None, *sent: dict[str, Any], ended: bool = True) -> dict[str, Any]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -156,9 +150,6 @@ def test_its_error_is_said_with_its_traceback(capsys: pytest.CaptureFixture[str]
 def test_silence_is_said() -> None:
     with pytest.raises(LaunchError, match=r"does not listen after 0.01 s; the traceback above"):
         waited(None, ended=False)
-
-
-# --- background work meets what nobody expected
 
 
 def context() -> Any:

@@ -70,9 +70,6 @@ def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["young"]
 
 
-# --- ranks of a node go into MPI together with their leader, which comes last
-
-
 LEAD = """
 import os, sys
 from hpcgpu.agent import rendezvous
@@ -143,9 +140,6 @@ def test_siblings_are_the_other_children_of_the_parent() -> None:
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=scaled(60), check=True)
     (own, *siblings), (first,) = (line.split() for line in done.stdout.splitlines())
     assert siblings == [first, own]
-
-
-# --- who has not come
 
 
 def test_what_is_seen_and_what_is_not_is_told_apart() -> None:

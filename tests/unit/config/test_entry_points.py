@@ -119,9 +119,6 @@ def test_every_option_of_dask_worker_is_taken_or_answered() -> None:
         assert name in theirs
 
 
-# --- the page of all options
-
-
 PAGE = ROOT / "docs/reference/options.md"
 
 
@@ -154,9 +151,6 @@ def test_flags_and_variables_are_as_the_page_says() -> None:
 
 def row(name: str) -> str:
     return next(line for line in PAGE.read_text().splitlines() if line.startswith(f"- **`{name}`**"))
-
-
-# --- what help() and a notebook's ? show of the classes
 
 
 @pytest.mark.parametrize("name", ["SLURMGPUCluster", "PBSGPUCluster", "LocalGPUCluster", "GPURunner"])

@@ -128,9 +128,6 @@ def test_new_without_a_batch_system(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert read_site(text, "draft").name == "my-lab"
 
 
-# --- plain files, with the request that the batch writers would write
-
-
 FOLDER = ROOT / "jobscripts"
 TEMPLATES = template_names()
 PROGRAMS = {"notebook_server.py"}

@@ -95,9 +95,6 @@ def test_ranks_that_speak_ucx_meet_by_files() -> None:
     assert settings.read({}, WHERE).settings.rendezvous == "mpi"
 
 
-# --- hpcgpu launch in a job
-
-
 JOB = Allocation(batch="pbs", job_id="0.login01")
 ALL = HostMemory(64 << 30, ALL_OF_THE_NODE)
 

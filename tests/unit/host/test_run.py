@@ -139,9 +139,6 @@ def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
         host.start(Command(("true",)), str(tmp_path / "missing" / "log"))
 
 
-# --- it does not wait for a launcher that stays when the run has ended
-
-
 # In a process of its own, as it is: with one thread, and a timer that is no test's.
 WAITS = """
 import signal, subprocess, sys
@@ -185,9 +182,6 @@ def test_a_job_that_was_suspended_for_long_goes_on(tmp_path: Path) -> None:
         process.resume()
         waiting.send_signal(signal.SIGUSR1)
         assert waiting.wait(scaled(30)) == 5
-
-
-# --- what is said to nobody stops nothing
 
 
 class Full(io.StringIO):

@@ -213,6 +213,15 @@ ASKING: dict[str, tuple[Facts, float | None]] = {
     "a little later, when many lose theirs": (facts(1, up("1").registered(0, NOW_S), asked_s=-0.25), 0.75),
     "then soon, even if it did not answer": (facts(1, up("1").registered(0, -1), answered_s=-99), 5.0),
     "then soon": (facts(1, up("1").registered(0, -1), asked_s=NOW_S), 5.0),
+    "of a head: a moment after its submission": (facts(0, job("7", None, 0, role="head"), asked_s=None), 1.0),
+    "of a head: never, when it is up": (facts(0, up("7", role="head")), None),
+    "of a head: once more, if workers came first": (facts(0, job("7", role="head", age_s=1).registered(4, NOW_S)), 5.0),
+    "of a head: soon, at its script's end": (
+        facts(0, up("7", role="head").registered(0, -100).left(True, 0, NOW_S), asked_s=-0.5),
+        0.5,
+    ),
+    "of a head: never again, when it is over": (facts(0, job("7", FAILED, role="head")), None),
+    "of a head: with all others": (facts(1, up("7", role="head"), job("8")), 60.0),
 }
 
 
@@ -289,21 +298,3 @@ def test_why_missing_after_a_long_silence(known: Job, since_s: float, why: str) 
 def test_head_job_is_never_replaced(head: Job) -> None:
     for situation, (known, _) in SITUATIONS.items():
         assert done(replace(known, jobs=(head, *known.jobs)), HOUR) == done(known, HOUR), situation
-
-
-HEAD_ASKING: dict[str, tuple[Facts, float | None]] = {
-    "a moment after its submission": (facts(0, job("7", None, 0, role="head"), asked_s=None), 1.0),
-    "never, when it is up": (facts(0, up("7", role="head")), None),
-    "once more, if workers came first": (facts(0, job("7", role="head", age_s=1).registered(4, NOW_S)), 5.0),
-    "soon, at its script's end": (
-        facts(0, up("7", role="head").registered(0, -100).left(True, 0, NOW_S), asked_s=-0.5),
-        0.5,
-    ),
-    "never again, when it is over": (facts(0, job("7", FAILED, role="head")), None),
-    "with all others": (facts(1, up("7", role="head"), job("8")), 60.0),
-}
-
-
-@pytest.mark.parametrize(("known", "next_s"), HEAD_ASKING.values(), ids=HEAD_ASKING)
-def test_the_job_with_the_scheduler_is_asked_for(known: Facts, next_s: float | None) -> None:
-    assert reconcile(known, Policy()).next_s == next_s

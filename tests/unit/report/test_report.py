@@ -171,9 +171,6 @@ def test_lines_and_json() -> None:
     assert Summary(**asdict(summary)) == summary
 
 
-# --- a job before it is submitted
-
-
 SITE = Site(
     name="here",
     batch="slurm",

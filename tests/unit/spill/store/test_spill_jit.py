@@ -31,6 +31,17 @@ class Pair:
     right: Any
 
 
+class Model:
+    """As CuPy's sparse matrices: arrays in attributes, methods that hand them to compiled code."""
+
+    def __init__(self, weights: Any) -> None:
+        self.name, self.weights = "model", weights
+
+    def total(self) -> float:
+        assert type(self.weights) is SimArray
+        return float(self.weights.sum().get())
+
+
 @pytest.fixture
 def store(stored: NewStore) -> GpuSpillBuffer:
     return stored(64 * KIB, 0, jit_unspill=True)  # room for three
@@ -280,3 +291,15 @@ def test_what_is_used_again_and_again_stays_up(stored: NewStore, gpu: SimGpu, ji
         del value
         assert store.settle()
     assert store.counters["host_to_device"].number == before + 1
+
+
+@pytest.mark.parametrize("jit_unspill", [True, False])
+def test_methods_of_an_object_have_real_arrays(stored: NewStore, gpu: SimGpu, jit_unspill: bool) -> None:
+    """Only what is in containers and records comes up one by one with jit_unspill, as proxies."""
+    store = stored(64 * KIB, 4 * KIB, jit_unspill=jit_unspill)  # to disk, too
+    for n in range(8):
+        store[n], store["list", n] = [Model(array(gpu, n))], [array(gpu, n)]
+        assert store.settle()
+        assert gpu.used_bytes == store.tiers["device"] <= 64 * KIB
+    assert [store[n][0].total() for n in range(8)] == [n * EACH / 8 for n in range(8)]
+    assert all(is_proxy(store["list", n][0]) == jit_unspill for n in range(8))
