@@ -88,6 +88,8 @@ def test_pack_and_unpack_keep_values_and_sharing(x: np.ndarray, part: slice, ord
     assert [(a.dtype, a.shape, a.strides) for a in back] == facts
     for a, b in zip(back, expected, strict=True):
         np.testing.assert_array_equal(a.get(), b)
+    back[0][...] = 0  # all others show its memory
+    assert not any(a.get().any() for a in back)
 
 
 BINARY = st.sampled_from([np.add, np.multiply, np.subtract, np.maximum, np.hypot, np.less, np.logaddexp])
