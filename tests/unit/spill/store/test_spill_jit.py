@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import pickle
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,11 +161,9 @@ def test_writing_to_a_part_is_kept(store: GpuSpillBuffer, gpu: SimGpu) -> None:
 
 
 @pytest.fixture
-def frames(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
+def frames(stored: NewStore) -> GpuSpillBuffer:
     """A store of host memory that is never full: only ``evict`` sends something to disk."""
-    made = GpuSpillBuffer(0, None, str(tmp_path), jit_unspill=True)
-    yield made
-    made.close()
+    return stored(0, None, jit_unspill=True)
 
 
 def numbers() -> pd.DataFrame:
@@ -252,7 +249,7 @@ def test_what_is_deleted_is_gone_at_once(store: GpuSpillBuffer, gpu: SimGpu) -> 
         gc.enable()
 
 
-def test_a_peer_gets_the_bytes_and_nothing_comes_up(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+def test_a_peer_gets_the_bytes_and_nothing_comes_up(store: GpuSpillBuffer, stored: NewStore, gpu: SimGpu) -> None:
     host = np.arange(100 * KIB)
     store["list"] = [*(array(gpu, i) for i in range(10)), host]
     assert store.settle()
@@ -263,17 +260,14 @@ def test_a_peer_gets_the_bytes_and_nothing_comes_up(store: GpuSpillBuffer, gpu: 
     received = pickle.loads(sent)  # a client: it has no store
     assert [x.get()[0] for x in received[:10]] == list(range(10))
     assert (received[10] == host).all()
-    other = GpuSpillBuffer(64 * KIB, 0, jit_unspill=True)
-    try:
-        with store.handing_out_handles():
-            other["list"] = store["list"].packed()
-        copies = gpu.h2d_copies
-        value = argument(other, "list")
-        assert isinstance(value[5], SimArray)
-        assert gpu.h2d_copies == copies
-        assert float(value[5].sum().get()) == 5 * EACH / 8
-    finally:
-        other.close()
+    other = stored(64 * KIB, 0, jit_unspill=True)
+    with store.handing_out_handles():
+        other["list"] = store["list"].packed()
+    copies = gpu.h2d_copies
+    value = argument(other, "list")
+    assert isinstance(value[5], SimArray)
+    assert gpu.h2d_copies == copies
+    assert float(value[5].sum().get()) == 5 * EACH / 8
 
 
 @pytest.mark.parametrize("jit_unspill", [True, False])
