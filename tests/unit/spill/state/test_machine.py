@@ -155,14 +155,6 @@ def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
     assert state.moved(second) == (Drop(second.unit, DEVICE), Resume(room))
 
 
-def test_an_allocation_fails_when_nothing_can_go() -> None:
-    state, (a,) = SpillState({}), units(6)
-    state.set("a", (a,))
-    state.need(Ticket((a,)))
-    room = FailedAllocation(DEVICE, 1)
-    assert state.alloc_failed(room) == (Fail(room, None),)
-
-
 def test_shrinking_frees_idle_memory_then_moves_data() -> None:
     state, (a, b) = SpillState({HOST: 100}), units(6, 6, top=HOST)
     state.set("a", (a,))
