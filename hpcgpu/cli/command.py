@@ -75,26 +75,15 @@ class Group(_WithExamples, click.Group):
         super().__init__(*args, **kwargs)
         self.headings = headings or {}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names below headings first; called by click."""
-        first = [name for names in self.headings.values() for name in names if name in self.commands]
-        return [*first, *(name for name in super().list_commands(ctx) if name not in first)]
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands; called by click."""
-        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
-        below = {name: heading for heading, group in self.headings.items() for name in group}
-        width = max(map(len, names), default=0)
-        help_width = formatter.width - width - 6
-        for heading in (*self.headings, "Commands"):
-            rows = [
-                (f"{n:{width}}", self.commands[n].get_short_help_str(help_width))
-                for n in names
-                if below.get(n, "Commands") == heading
-            ]
-            if rows:
+        others = set(self.commands).difference(*self.headings.values())
+        width = max(map(len, self.commands))
+        for heading, names in {**self.headings, "Commands": sorted(others)}.items():
+            if names:
+                helps = (self.commands[name].get_short_help_str(formatter.width - width - 6) for name in names)
                 with formatter.section(heading):
-                    formatter.write_dl(rows)
+                    formatter.write_dl([(f"{name:{width}}", text) for name, text in zip(names, helps, strict=True)])
 
 
 def example_lines(examples: Mapping[str, str]) -> Iterator[str]:
@@ -112,8 +101,7 @@ def setting_options(entry_point: str = "", *names: str) -> Callable[[Function], 
 
     def add(function: Function) -> Function:
         for field in reversed([f for f in options() if not names or user_name(f) in names]):
-            hidden = bool(entry_point) and user_name(field) in unused(entry_point)
-            function = _option(field, hidden=hidden)(function)
+            function = _option(field, hidden=user_name(field) in unused(entry_point))(function)
         return function
 
     return add

@@ -380,11 +380,12 @@ def check(file: str, as_json: bool) -> None:
     """Check site file FILE: wrong keys, wrong values and rules that contradict each other, each with its line."""
     from hpcgpu.config.sites.read import contradictions
     from hpcgpu.deploy import settings
+    from hpcgpu.model.site import dotted
 
     machine = settings.load_site(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
     if wrong := tuple(contradictions(machine)):
         raise ConfigError("\n".join(wrong))
-    without = [where for where, tags in machine.blocks() if not tags]
+    without = [dotted(path) for path, _, tags in machine.blocks() if not tags]
     queues = [queue.name for queue in machine.queues]
     facts = {"name": machine.name, "batch": machine.batch, "queues": queues, "without_source": without}
     text = f"{file} is a site file: {machine.name}, {machine.batch}, {len(queues)} queues\n"

@@ -19,13 +19,12 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.config import layers
 from hpcgpu.config.sites import topology_of
 from hpcgpu.deploy import settings as all_settings
-from hpcgpu.deploy import settings as read_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.jobs.batch_client import read_job
-from hpcgpu.deploy.processes.node import Machine, facts_of
+from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, ParseError, SubmitError
-from hpcgpu.host import discover, host_memory
+from hpcgpu.host import discover
 from hpcgpu.host import run as programs
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import Command, CpuSet, Gpu, HostMemory, JobSpec, Layout, Settings, Site, Topology
@@ -34,7 +33,6 @@ from hpcgpu.model.settings import Limit, user_name
 from hpcgpu.model.settings import options as all_options
 from hpcgpu.pictures import render_svg
 from hpcgpu.plan.binding import simulated_gpus
-from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of
@@ -64,7 +62,7 @@ def svg(plan: MachinePlan) -> str:
 
 def plan_machine(selection: Selection, options: Mapping[str, object], options_from: str) -> MachinePlan:
     """Plan the workers of a machine; raise ConfigError or ParseError for a wrong PU, GPU, port or file."""
-    settings = read_settings.read(options, options_from).settings
+    settings = all_settings.read(options, options_from).settings
     if selection.file is None:
         facts, file = this_machine(settings), ""
     else:
@@ -86,8 +84,7 @@ def this_machine(settings: Settings) -> NodeFacts:
     # on one of several nodes the process that starts this one tells it: the batch system is asked once for all
     more = () if {JOB_MEMORY, JOB_NODES} & os.environ.keys() else start.memory_env(settings, allocation)
     allocation = read_allocation({**os.environ, **dict(more)}, host)
-    memory = plan_host_memory(host_memory.memory_limit(), allocation)
-    return facts_of(host, discover.topology(), memory, os.environ, in_job=allocation.batch != "local")
+    return Machine(host, discover.topology(), ()).facts(os.environ, allocation)
 
 
 def _cpuset(text: str, facts: NodeFacts) -> CpuSet:
@@ -95,10 +92,10 @@ def _cpuset(text: str, facts: NodeFacts) -> CpuSet:
         cpuset = CpuSet.parse(text)
     except ValueError as e:
         raise ConfigError(f"--cpuset {text!r} is not a list of PUs; allowed: such as 0-7,16") from e
-    if not cpuset or (outside := CpuSet(cpuset - facts.allowed)):
-        missing = f"PUs {outside}" if cpuset else "nothing"
-        raise ConfigError(f"--cpuset {text!r} names {missing}; there are PUs {facts.allowed} to plan with")
-    return cpuset
+    if cpuset and cpuset <= facts.allowed:
+        return cpuset
+    missing = f"PUs {CpuSet(cpuset - facts.allowed)}" if cpuset else "nothing"
+    raise ConfigError(f"--cpuset {text!r} names {missing}; there are PUs {facts.allowed} to plan with")
 
 
 def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
@@ -164,9 +161,8 @@ def read_text(name: str) -> str:
             os.set_blocking(file.fileno(), True)
             return file.read(MAX_BYTES + 1).decode("utf-8", "replace")
     except OSError as e:
-        raise ConfigError(
-            f"{name} cannot be read: {e.strerror}; give an XML file (lstopo --disallowed --of xml machine.xml)"
-        ) from e
+        give = "give an XML file (lstopo --disallowed --of xml machine.xml)"
+        raise ConfigError(f"{name} cannot be read: {e.strerror}; {give}") from e
 
 
 def compare_files(files: Sequence[str]) -> tuple[str, ...]:
@@ -180,14 +176,10 @@ def compare_files(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_described(name: str) -> dict[str, Any]:
-    text = read_text(name)
-    if text.lstrip().startswith("{"):
-        return _parse_described(text, named(name))
-    return describe(_parse_topology(text, name), ())
-
-
-def _parse_described(text: str, where: str) -> dict[str, Any]:
-    """Parse the output of ``hpcgpu topo --json``; raise ConfigError for another text."""
+    """Describe the machine of an XML file, or of the output of ``hpcgpu topo --json``."""
+    text, where = read_text(name), named(name)
+    if not text.lstrip().startswith("{"):
+        return describe(_parse_topology(text, where), ())
     try:
         node = json.loads(text)
         node_differences(node, node)
@@ -201,8 +193,6 @@ def _parse_described(text: str, where: str) -> dict[str, Any]:
 
 
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
-
-
 Described = tuple[Topology, str]  # a node, and the file that describes it
 
 
@@ -298,7 +288,7 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
     if not site or not node:
         return None, _UNKNOWN
     try:
-        source = site.cited(node.source, *site.path_of(node))
+        source = site.cited(node)
         return topology_of(node), f"as documents describe it ({source}); live nodes are planned anew"
     except ConfigError as error:
         return None, f"{site.name}: {error}; give --from FILE (from lstopo --of xml on one of the nodes)"

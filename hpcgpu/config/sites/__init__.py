@@ -152,7 +152,7 @@ def notes(settings: Settings, site: Site | None) -> tuple[str, ...]:
     """Return messages for users of a site on a job that it accepts."""
     if site is None or settings.scheduler != "here" or not site.login.policy:
         return ()
-    cited = site.cited(site.login.source, "login", "policy")
+    cited = site.cited(site.login, "policy")
     return (
         f"{settings.cite('scheduler')}: on a login node of {site.name}, {site.login.policy} ({cited}); leave scheduler "
         "out, and it is in the job",
@@ -165,7 +165,7 @@ def forbidden(settings: Settings, site: Site) -> Mapping[str, str]:
         return {}
     return {
         rule.forbid: f"site {site.name} refuses {rule.forbid}{f' ({rule.why})' if rule.why else ''}: "
-        f"{site.cited(rule.source, *site.path_of(rule))}. Leave it out; {NEVERTHELESS}"
+        f"{site.cited(rule)}. Leave it out; {NEVERTHELESS}"
         for rule in site.rules
         if rule.forbid
     }
@@ -177,9 +177,9 @@ def _check_required(settings: Settings, site: Site) -> None:
     if missing:
         rules = [rule for rule in site.rules if rule.require in missing]
         texts = filter(None, (site.account.text if "account" in missing else "", *(rule.why for rule in rules)))
-        cited = [site.cited(rule.source, *site.path_of(rule)) for rule in rules]
+        cited = [site.cited(rule) for rule in rules]
         if "account" in missing and site.account.needed:
-            cited.insert(0, site.cited(site.account.source, "account", "needed"))
+            cited.insert(0, site.cited(site.account, "needed"))
         raise ConfigError(
             f"site {site.name} refuses a job without {' and '.join(missing)}: give "
             f"{', '.join(f'{name}=...' for name in missing)} (or HPCGPU_{missing[0].upper()} in the environment)"
@@ -190,7 +190,7 @@ def _check_required(settings: Settings, site: Site) -> None:
         if settings.site_limits and rule.require.startswith("-") and option_of(rule.require) not in options_given:
             raise ConfigError(
                 f"site {site.name} refuses a job without {rule.require}{f' ({rule.why})' if rule.why else ''}: give "
-                f"it in job_extra_directives ({site.cited(rule.source, *site.path_of(rule))}); {NEVERTHELESS}"
+                f"it in job_extra_directives ({site.cited(rule)}); {NEVERTHELESS}"
             )
 
 
@@ -204,7 +204,7 @@ def beyond(settings: Settings, site: Site) -> Iterator[str]:
     others = f" ({', '.join(names)})" if names else ""
 
     def change(key: str, options: str) -> str:
-        return f" ({site.cited(queue.source, *site.path_of(queue), key)}); change {options} or queue={others}"
+        return f" ({site.cited(queue, key)}); change {options} or queue={others}"
 
     nodes, takes = settings.nodes, f"queue {queue.name} takes"
     if queue.nodes and not queue.nodes[0] <= nodes <= queue.nodes[1]:

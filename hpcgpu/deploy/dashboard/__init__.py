@@ -1,11 +1,7 @@
-"""The view of a run's GPUs: the workers' reports, the summary at the end, the page, and metrics.
+"""The facts of workers: collected for heartbeats and where people ask, and recorded for the summary, page and metrics.
 
-Here the facts of a worker are collected, for its heartbeats and where people ask, and the lives of all workers
-recorded.
-
-distributed sends heartbeats (``Worker.metrics``, ``Worker.startup_information``): hpcgpu sends no messages for them.
-Nothing is done at a heartbeat or for a task: the numbers are sums that the workers keep. The scheduler reads them when
-a worker leaves, and on request.
+They go with distributed's heartbeats (``Worker.metrics``, ``Worker.startup_information``) as sums that the workers
+keep; the scheduler reads them when a worker leaves, and on request.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import secrets
 import shutil
@@ -84,8 +83,8 @@ def clean_up(say: Callable[[str], None]) -> None:
 def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult, ...], TrialFacts | None]:
     """Submit a job of two nodes like ``job`` but shorter, wait for it; return its findings, and its facts if it ran.
 
-    ``say`` prints progress. Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if
-    the batch system does not answer or the job could not be cancelled, HpcGpuError if the home is not writable.
+    Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if the batch system does not
+    answer or the job could not be cancelled, HpcGpuError if the home is not writable.
     """
     folder = private.make_folder(user_folder("doctor") / secrets.token_hex(8))
     try:
@@ -124,7 +123,7 @@ class _DoctorJob:
 
     async def facts(self) -> TrialFacts:
         """Submit the job, wait until it ends or all nodes have answered, and return the facts."""
-        await supervise.to_thread(functools.partial(lease.touch, self._folder))
+        await supervise.to_thread(partial(lease.touch, self._folder))
         alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
         try:
             return await self._facts()
@@ -211,17 +210,13 @@ class _DoctorJob:
             write_value(self._folder, CONNECTED, True)
         return self._links is not None and len(read_all(self._folder, NODE, NodeFacts)) >= self._spec.nodes
 
-    def _ended(self, job_id: str) -> str:
-        if self._status is None:
-            return format_missing(job=f"job {job_id}")
-        if self._ending_s is not None:
-            return f"job {job_id} is ending ({self._status.trouble})"
-        return format_end(job_id, self._status)
-
     def _gather(self) -> TrialFacts:
-        job = self._job
+        job, status = self._job, self._status
         assert job
         nodes = read_all(self._folder, NODE, NodeFacts)
+        ended = format_end(job.id, status) if status else format_missing(job=f"job {job.id}")
+        if status and self._ending_s is not None:
+            ended = f"job {job.id} is ending ({status.trouble})"
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
@@ -230,7 +225,7 @@ class _DoctorJob:
             protocol=self._settings.protocol or "",
             python=node.python(),
             nodes=nodes,
-            ended=self._ended(job.id),
+            ended=ended,
             output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
             launcher=next(iter(read_all(self._folder, LAUNCHER, Launcher)), None),
             links=self._links,
@@ -271,8 +266,7 @@ def read(
 ) -> tuple[PlannedJob | None, str]:
     """Read the job of these options, or the reason against one, for a batch system that is named, the site's or here.
 
-    With ``must`` the job will be submitted, and ConfigError is raised for too few options, too; else only for wrong
-    values. ``options_from`` names the place of an option in messages.
+    Raises ConfigError for wrong values, and if the job ``must`` be submitted also for too few.
     """
     here = batch or next((name for name, program in _SYSTEMS if shutil.which(program)), "")
     try:

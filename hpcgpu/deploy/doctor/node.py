@@ -218,24 +218,17 @@ class Listener:
     """Listens on all addresses of this machine until :meth:`close`, and sends its time to peers that know the token."""
 
     def __init__(self, token: str) -> None:
-        self._token = token.encode()
-        self._sockets: list[socket.socket] = []
-        self.endpoints = tuple(endpoint for place in interfaces() for endpoint in self._listen(*place))
+        self._token, both = token.encode(), socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._socket = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
+        port = int(self._socket.getsockname()[1])
+        self.endpoints = tuple(Endpoint(*place, port) for place in interfaces() if both or ":" not in place[1])
+        threading.Thread(target=self._serve, daemon=True).start()
 
-    def _listen(self, interface: str, address: str) -> tuple[Endpoint, ...]:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            sock = socket.create_server((address, 0), family=family)
-        except OSError:  # an address that is not valid yet, or no longer (IPv6: tentative)
-            return ()
-        self._sockets.append(sock)
-        threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-        return (Endpoint(interface, address, int(sock.getsockname()[1])),)
-
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self) -> None:
         while True:
             try:
-                connection, _ = sock.accept()
+                connection, _ = self._socket.accept()
             except OSError:  # closed
                 return
             with connection, contextlib.suppress(OSError):
@@ -245,10 +238,9 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening."""
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes accept
-            sock.close()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._socket.close()
 
 
 def connect_all(host: str, endpoints: tuple[Endpoint, ...], token: str) -> tuple[Link, ...]:

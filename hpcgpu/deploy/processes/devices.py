@@ -1,7 +1,4 @@
-"""The GPU of one worker, simulated or real: opened in the worker's process, with RMM if it is wanted.
-
-RMM and its users are set up after binding and before user code.
-"""
+"""The GPU of one worker, simulated or real, and RMM with its users: opened after binding and before user code."""
 
 from __future__ import annotations
 
@@ -65,13 +62,17 @@ def open_device(spec: WorkerSpec) -> None:
 
 
 def set_up_rmm(rapids: Rapids) -> None:
-    """Set up RMM and its users on the current CUDA device as the worker was planned.
+    """Set up RMM and its users on the current CUDA device; cuDF reads its part from the environment.
 
-    cuDF reads its part from the environment when user code imports it. ConfigError: a library is not installed.
-    LaunchError: the GPU has too little memory left, or the driver lacks a feature.
+    ConfigError: a library is not installed. LaunchError: too little memory is left, or the driver lacks a feature.
     """
     for module, option in rapids.needs:
-        _check_installed(module, option)
+        if importlib.util.find_spec(module) is None:
+            how = {"torch": "pip install torch", "cupy": "pip install 'hpcgpu[cupy]'"}.get(module, _EXTRA)
+            raise ConfigError(
+                f"{option} needs {module}, which is not installed for the workers' Python: {how}, or leave the option "
+                "out"
+            )
     option = next((option for module, option in rapids.needs if module == "rmm"), "")
     try:
         if option:
@@ -86,28 +87,17 @@ def set_up_rmm(rapids: Rapids) -> None:
 
 
 def _evict_once_imported() -> None:
-    """Let failing allocations of RMM make the store evict, from RMM's import on, though no option asks for RMM.
+    """Let failing allocations of RMM make the store evict, from RMM's import on, though no option asks for RMM."""
+    # distributed imports RMM if it is installed (2026.8.0: worker.py); else cuDF or user code does. A resource that
+    # user code sets later evicts nothing.
 
-    distributed imports RMM if it is installed (2026.8.0: ``worker.py``); else cuDF or user code does. Before that
-    import nothing of RMM's can be in the store. A resource that user code sets later evicts nothing.
-    """
-    wrapt.register_post_import_hook(_evict_by, "rmm")
+    def evict_by(rmm: Any) -> None:
+        try:
+            rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
+        except RuntimeError as e:  # a worker that does not use it works without
+            logger.warning("RMM is installed but fails on this GPU, and evicts nothing for its allocations: %s", e)
 
-
-def _evict_by(rmm: Any) -> None:
-    try:
-        rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
-    except RuntimeError as e:  # no option asks for it: a worker that does not use it works without
-        logger.warning("RMM is installed but fails on this GPU, and evicts nothing for what is allocated by it: %s", e)
-
-
-def _check_installed(module: str, option: str) -> None:
-    if importlib.util.find_spec(module) is not None:
-        return
-    how = {"torch": "pip install torch", "cupy": "pip install 'hpcgpu[cupy]'"}.get(module, _EXTRA)
-    raise ConfigError(
-        f"{option} needs {module}, which is not installed for the workers' Python: {how}, or leave the option out"
-    )
+    wrapt.register_post_import_hook(evict_by, "rmm")
 
 
 def _allocate_by(rapids: Rapids) -> None:
@@ -131,20 +121,15 @@ def _allocate_by(rapids: Rapids) -> None:
 
 
 def evicting(resource: Any) -> Any:
-    """Return a resource of RMM over another one. Its failing allocations make the store evict, and are retried.
-
-    It serves all that allocate by RMM: cuDF, and CuPy and PyTorch if so planned. RMM calls the callback again after
-    each try that fails. cuDF refuses to put its own beside it (spill_manager.py, 26.10), so ours calls cuDF's.
-    """
+    """Return a resource of RMM over another one. Its failing allocations make the store evict, and are retried."""
     import rmm
 
+    def make_room(nbytes: int) -> bool:  # called again after each try that fails; this device is the first it sees
+        return devices.evict(0, nbytes) or spill_itself(nbytes)
+
+    # cuDF refuses to put its own callback beside ours (spill_manager.py, 26.10), which calls cuDF's
     wrapt.register_post_import_hook(lambda module: module.set_option("spill_on_demand", False), "cudf")
-    return rmm.mr.FailureCallbackResourceAdaptor(resource, _make_room)
-
-
-def _make_room(nbytes: int) -> bool:
-    """Return whether an allocation of RMM can be tried again; the worker's own device is the first that it sees."""
-    return devices.evict(0, nbytes) or spill_itself(nbytes)
+    return rmm.mr.FailureCallbackResourceAdaptor(resource, make_room)
 
 
 def _set_cupy() -> None:

@@ -35,10 +35,7 @@ logger = logging.getLogger("distributed.nanny")
 
 
 class ForkNanny(Nanny):
-    """A Nanny whose worker is forked by a fork server.
-
-    ``kwargs`` are distributed's; name, threads, memory limit, resources and folder are the spec's if not given.
-    """
+    """A Nanny whose worker is forked by a fork server; what ``kwargs``, distributed's, do not give is the spec's."""
 
     def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, **kwargs: Any) -> None:
         self.spawner, self.spec = spawner, spec
@@ -83,10 +80,7 @@ def make_nanny(
     security: Security,
     **options: Any,
 ) -> ForkNanny:
-    """Make the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
-
-    ``options`` are distributed's Nanny's, and win over the settings.
-    """
+    """Make the nanny of a worker; ``options`` are distributed's Nanny's, and win over the settings."""
     compat.spare_nvml()
     common = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
     # A worker listens on its interface, else at this host's address on the way to the scheduler. A planned interface is
@@ -101,9 +95,9 @@ def make_nanny(
 async def hand_over(
     nannies: Sequence[ForkNanny], scheduler: str, security: Security, retire: str = "hpcgpu_retire", **options: bool
 ) -> tuple[int, int]:
-    """Have the scheduler at an address move the data that only these workers have; return for how many of how many.
+    """Have a scheduler's handler move the data that only these workers have; return for how many of how many.
 
-    ``retire`` and its ``options``: the scheduler's handler. OSError: the scheduler is gone.
+    Raises OSError if the scheduler is gone.
     """
     here = [nanny.worker_address for nanny in nannies if nanny.worker_address]
     if not here:
@@ -111,6 +105,13 @@ async def hand_over(
     async with rpc(scheduler, connection_args=security.get_connection_args("worker")) as to:
         left = await getattr(to, retire)(workers=here, **options)
     return len(set(here) & set(left)), len(here)
+
+
+# Attributes of a Nanny that its worker is started with.
+_HANDED_ON = (
+    *("nthreads", "services", "name", "resources", "validate", "silence_logs", "death_timeout"),
+    *("preload", "preload_argv", "security", "contact_address"),
+)
 
 
 class ForkedWorker:
@@ -202,11 +203,8 @@ class ForkedWorker:
         await stopped.wait()
 
     async def _reaped(self, pid: int, stopped: asyncio.Event, look_s: float) -> None:
-        """Wait until the fork server has reported a worker's end; kill a fork server that does not: it was stopped.
-
-        The worker must be seen dead twice: when a whole job was stopped, the fork server goes on a moment later.
-        """
-        dead = 0
+        """Wait until the fork server has reported a worker's end; kill a fork server that does not: it was stopped."""
+        dead = 0  # seen twice: when a whole job was stopped, the fork server goes on a moment later
         while dead < 2:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), look_s)
@@ -228,20 +226,10 @@ class ForkedWorker:
         nanny = self.nanny
         kwargs = {
             "scheduler_ip": nanny.scheduler_addr,
-            "nthreads": nanny.nthreads,
             "local_directory": compat.original_local_directory(nanny),
-            "services": nanny.services,
             "nanny": nanny.address,
-            "name": nanny.name,
             "memory_limit": nanny.memory_manager.memory_limit,
-            "resources": nanny.resources,
-            "validate": nanny.validate,
-            "silence_logs": nanny.silence_logs,
-            "death_timeout": nanny.death_timeout,
-            "preload": nanny.preload,
-            "preload_argv": nanny.preload_argv,
-            "security": nanny.security,
-            "contact_address": nanny.contact_address,
+            **{name: getattr(nanny, name) for name in _HANDED_ON},
             **nanny.worker_kwargs,
         }
         # sys.path travels: UploadDirectory(update_path=True) changes it in the nanny's process

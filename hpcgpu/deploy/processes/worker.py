@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -50,18 +51,16 @@ _OUTLAST_S = 10
 
 
 class SilentWorker(Worker):
-    """A Worker that opens no socket for HTTP, and that closes without interrupting a heartbeat.
+    """A Worker that opens no socket for HTTP, and that closes without interrupting a heartbeat."""
 
-    distributed (2026.8.0, ``Worker.close``) closes its connections while a heartbeat waits for the scheduler's answer,
-    and logs a traceback for it, "Failed to communicate with scheduler during heartbeat".
-    """
-
+    # distributed (2026.8.0, Worker.close) closes its connections while a heartbeat waits for an answer, and logs a
+    # traceback for it, "Failed to communicate with scheduler during heartbeat".
     _beat: asyncio.Task[Any] | None = None
 
     def start_http_server(self, routes: list[Any], dashboard_address: object, *_: object, **__: object) -> None:
         """Make the application (Worker.start_unsafe needs one), but open no socket."""
         self.http_application = RoutingApplication(routes)
-        self.http_server = _NoServer()
+        self.http_server = SimpleNamespace(port=0, address="", stop=lambda: None)
 
     async def heartbeat(self) -> None:
         """Send a heartbeat; it ends without a log line when the worker closes."""
@@ -80,16 +79,6 @@ class SilentWorker(Worker):
             beat.cancel()
             await asyncio.wait([beat])
         return await super().close(*args, **kwargs)
-
-
-class _NoServer:
-    """The members of an HTTP server that Worker uses."""
-
-    port = 0
-    address = ""
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +109,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     network.prepare(start.kwargs["scheduler_ip"])
     this_process.allowed = start.spec.node_copies
     if fork_server := psutil.Process().parent():
-        host_memory.allow(
-            fork_server.ppid()
-        )  # the leader: the node's workers, and the script of rank 0, descend from it
+        host_memory.allow(fork_server.ppid())  # the leader, from which the workers and the script descend
     try:
         devices.open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
     except Exception as e:
@@ -179,10 +166,7 @@ async def make_worker(start: WorkerStart) -> Worker:
 
 
 def check_room(spec: WorkerSpec) -> None:
-    """Raise ConfigError if this process exceeds a memory limit before it has data: Dask would pause or end it forever.
-
-    Dask's fractions ``pause`` and ``terminate`` of the limit decide.
-    """
+    """Raise ConfigError if this process exceeds a memory limit before it has data: Dask would pause or end it."""
     memory = dask.config.get("distributed.worker.memory")
     limit, parts = spec.memory_limit_bytes, [part for part in (memory["pause"], memory["terminate"]) if part]
     taken = psutil.Process().memory_info().rss
@@ -326,10 +310,8 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
 
 
 def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> int:
-    """Return the number of the first share of a GPU that no other process of this launch on this node has taken.
-
-    The mark is an abstract socket: the kernel gives its name to one process only, until that process ends.
-    """
+    """Return the number of the first share of a GPU that no other process of this launch on this node has taken."""
+    # The mark is an abstract socket: the kernel gives its name to one process only, until that process ends.
     # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(shares):
@@ -357,10 +339,8 @@ def _ranks_here(rank: RankFacts, environ: Mapping[str, str]) -> int | None:
 
 
 def _widen(rank: RankFacts, host: str) -> None:
-    """Undo mpirun's binding of each rank to a core: the job's cores are those that its daemon, our parent, may use.
-
-    srun's binding stays: its daemon is root's, and may use the whole node.
-    """
+    """Undo mpirun's binding of each rank to a core: the job's cores are those that its daemon, our parent, may use."""
+    # srun's binding stays: its daemon is root's, and may use the whole node
     mask, parent = CpuSet(os.sched_getaffinity(0)), os.getppid()
     if rank.launcher in ("none", "srun") or Path(f"/proc/{parent}").stat().st_uid != os.getuid():
         return

@@ -7,6 +7,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from hpcgpu.model import Hop, Nic
@@ -177,6 +178,12 @@ class CheckResult(NamedTuple):
     name: str = ""  # of the check; :func:`examine` adds it
 
 
+ok = partial(CheckResult, Verdict.OK)
+warning = partial(CheckResult, Verdict.WARNING)  # with it a cluster may be slow, or fail later
+failed = partial(CheckResult, Verdict.FAILED)  # with it a cluster cannot work
+not_looked_at = partial(CheckResult, Verdict.NOT_LOOKED_AT)  # with the reason
+
+
 class Check(NamedTuple):
     """A check: a fact, and the function that judges it."""
 
@@ -193,26 +200,6 @@ def examine(checks: Iterable[Check], facts: Any) -> tuple[CheckResult, ...]:
         missing = not_looked_at(facts.unknown.get(fact, "it is not known here"))
         out.append((missing if value is None else look(value))._replace(name=name))
     return tuple(out)
-
-
-def ok(seen: str) -> CheckResult:
-    """Return an OK result."""
-    return CheckResult(Verdict.OK, seen)
-
-
-def warning(seen: str, advice: str) -> CheckResult:
-    """Return a result with which a cluster may be slow, or fail later."""
-    return CheckResult(Verdict.WARNING, seen, advice)
-
-
-def failed(seen: str, advice: str) -> CheckResult:
-    """Return a result with which a cluster cannot work."""
-    return CheckResult(Verdict.FAILED, seen, advice)
-
-
-def not_looked_at(why: str) -> CheckResult:
-    """Return a result without an observation, and the reason."""
-    return CheckResult(Verdict.NOT_LOOKED_AT, why)
 
 
 def worst(results: Iterable[CheckResult]) -> CheckResult:

@@ -142,18 +142,18 @@ def _nearest(node: NodeFacts) -> list[Hop]:
 
 def check_ucx(facts: TrialFacts) -> CheckResult:
     """Check that UCX has a transport for the network."""
-    return each(facts, "ucx", lambda node, ucx: _ucx_of(node, ucx, facts.protocol))
 
-
-def _ucx_of(node: NodeFacts, ucx: Ucx, protocol: str) -> CheckResult:
-    summary = f"UCX {ucx.version}: {', '.join(ucx.transports)}"
-    fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx.transports)
-    if any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()) and not fast:
+    def judge(node: NodeFacts, ucx: Ucx) -> CheckResult:
+        summary = f"UCX {ucx.version}: {', '.join(ucx.transports)}"
+        fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx.transports)
+        if fast or not any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()):
+            return ok(summary)
         advice = "UCX sees no InfiniBand: install rdma-core on the nodes, or a UCX that was built with it"
-        return (
-            failed(summary, f"{advice}; --protocol tls does without") if protocol == "ucx" else warning(summary, advice)
-        )
-    return ok(summary)
+        if facts.protocol == "ucx":
+            return failed(summary, f"{advice}; --protocol tls does without")
+        return warning(summary, advice)
+
+    return each(facts, "ucx", judge)
 
 
 # Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
@@ -168,20 +168,18 @@ def check_job(facts: TrialFacts) -> CheckResult:
     """Check that the job ran on all of its nodes."""
     if len(facts.nodes) >= facts.wanted_nodes:
         return ok(f"job {facts.job_id} ran on {', '.join(node.host for node in facts.nodes)}")
-    summary = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}; {facts.ended}"
-    if facts.output and NOT_SHARED not in facts.output:
-        return failed(
-            f"{summary}. Its output ends with: {facts.output}",
-            "its output says why; where it names no such program or module, the nodes lack the Python of this "
-            "machine: install it in a shared folder, or give --python",
-        )
-    return failed(
-        f"{summary}. Its output ends with: {facts.output}"
-        if facts.output
-        else f"{summary}; its output is not here either",
+    output = f". Its output ends with: {facts.output}" if facts.output else "; its output is not here either"
+    advice = (
         "the home is not shared with the nodes: start from a folder that all nodes have, with HOME in it, or ask the "
-        "administrators why the nodes do not mount it",
+        "administrators why the nodes do not mount it"
     )
+    if facts.output and NOT_SHARED not in facts.output:
+        advice = (
+            "its output says why; where it names no such program or module, the nodes lack the Python of this "
+            "machine: install it in a shared folder, or give --python"
+        )
+    written = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}"
+    return failed(f"{written}; {facts.ended}{output}", advice)
 
 
 def check_versions(facts: TrialFacts) -> CheckResult:
@@ -371,7 +369,8 @@ def _scratch_of(folder: Folder) -> CheckResult:
     return ok(summary)
 
 
-_ANSWERED: tuple[Check, ...] = (
+JOB_CHECKS: tuple[Check, ...] = (
+    Check("job", "", check_job),
     Check("versions", "", check_versions),
     Check("node to node", "", check_links),
     Check("here to nodes", "links", check_login_links),
@@ -388,7 +387,6 @@ _ANSWERED: tuple[Check, ...] = (
     Check("socket paths", "", check_temporary),
     Check("scratch of the nodes", "", check_node_scratch),
 )
-JOB_CHECKS: tuple[Check, ...] = (Check("job", "", check_job), *_ANSWERED)
 
 
 def checks_for(facts: TrialFacts) -> tuple[Check, ...]:

@@ -144,5 +144,5 @@ def test_its_topology_is_read_by_topo(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be made: File exists; give a folder that is not there yet"):
+    with pytest.raises(ConfigError, match="cannot be made: File exists; give one that is not there yet"):
         bug_report.write(None, str(tmp_path))
