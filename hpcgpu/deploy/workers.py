@@ -136,14 +136,13 @@ async def _ask_all(scheduler: Any, function: Callable[[Worker], Any]) -> list[An
 async def ask(scheduler: Any, function: Callable[[Worker], Any] = collect) -> dict[str, Any]:
     """Call a function in all workers of a scheduler; return results, or exceptions, by address."""
     message = {"op": "run", "function": dumps(function), "args": dumps(()), "kwargs": dumps({}), "wait": True}
-    answers = await scheduler.broadcast(msg=message, on_error="return_pickle")
-    return {address: _result(answer) for address, answer in answers.items()}
-
-
-def _result(answer: Any) -> Any:
-    if isinstance(answer, bytes):
-        return loads(answer)  # an error of the connection
-    return answer["result"] if answer["status"] == "OK" else clean_exception(**answer)[1]
+    answers: dict[str, Any] = {}
+    for address, answer in (await scheduler.broadcast(msg=message, on_error="return_pickle")).items():
+        if isinstance(answer, bytes):
+            answers[address] = loads(answer)  # an error of the connection
+        else:
+            answers[address] = answer["result"] if answer["status"] == "OK" else clean_exception(**answer)[1]
+    return answers
 
 
 async def _trim(dask_worker: Worker) -> tuple[str, int]:

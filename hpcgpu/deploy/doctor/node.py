@@ -41,7 +41,6 @@ from hpcgpu.plan.doctor import Folder, Launcher, Limits, Link, Names, NodeFacts,
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
 from hpcgpu.spill.storage import home_of, mount_of
 
-_UNENDING = resource.RLIM_INFINITY
 _PACKAGES = (
     *("dask", "distributed", "numpy", "msgspec", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cudf", "rmm"),
     *("torch", "numba", "ucxx", "ucxx-cu12", "ucxx-cu13", "distributed-ucxx", "mpi4py"),
@@ -76,16 +75,9 @@ def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict
 
 def limits() -> Limits:
     """Return this process's soft limits."""
-
-    def soft(kind: int) -> int:
-        value = resource.getrlimit(kind)[0]
-        return -1 if value == _UNENDING else value
-
-    return Limits(
-        files=soft(resource.RLIMIT_NOFILE),
-        processes=soft(resource.RLIMIT_NPROC),
-        locked_bytes=soft(resource.RLIMIT_MEMLOCK),
-    )
+    kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_MEMLOCK)
+    files, processes, locked_bytes = (resource.getrlimit(kind)[0] for kind in kinds)  # Linux's RLIM_INFINITY is -1
+    return Limits(files=files, processes=processes, locked_bytes=locked_bytes)
 
 
 def names() -> Names:
@@ -99,13 +91,11 @@ def names() -> Names:
 
 def interfaces() -> tuple[tuple[str, str], ...]:
     """Return (interface, address) of all addresses that other nodes can reach, by interface."""
-    return tuple((name, address) for name in sorted(addresses.usable_interfaces()) for address in _addresses(name))
-
-
-def _addresses(interface: str) -> tuple[str, ...]:
-    with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
-        return addresses.reachable_addresses(("0.0.0.0", "::"), interface)  # nothing listens
-    return ()
+    pairs: list[tuple[str, str]] = []
+    for name in sorted(addresses.usable_interfaces()):
+        with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
+            pairs += ((name, each) for each in addresses.reachable_addresses(("0.0.0.0", "::"), name))
+    return tuple(pairs)
 
 
 def python() -> Python:
@@ -169,11 +159,6 @@ def _measured(about: Folder, folder: Path, write_bytes: int) -> Folder:
     # file systems round times down, some to seconds; between the two moments nothing is wrong
     skew = server_s - before_s if server_s < before_s - 1 else max(0.0, server_s - after_s)
     return replace(about, create_s=create_s, bytes_per_s=speed, clock_s=skew)
-
-
-def count_cpus() -> tuple[int, int]:
-    """Return the number of PUs that this process may use, and of those of the machine."""
-    return len(os.sched_getaffinity(0)), psutil.cpu_count() or 0
 
 
 def ucx() -> Ucx:
@@ -403,14 +388,13 @@ def gather_facts(settings: Settings) -> NodeFacts:
     results, unknown = gather(checks, _PROBES_S)
     topology: Topology | None = results.get("topology")
     broken, import_s = results.get("imports", ("", 0.0))
-    cpus, cores = count_cpus()
     gpus = nvml.read()
     return NodeFacts(
         host=os.uname().nodename,
         python=replace(python(), broken=broken, import_s=import_s),
         limits=limits(),
-        cpus=cpus,
-        cores=cores,
+        cpus=len(os.sched_getaffinity(0)),
+        cores=psutil.cpu_count() or 0,
         memory_bytes=host_memory.memory_limit().nbytes,
         temporary=tempfile.gettempdir(),
         gpus=tuple(gpu.model for gpu in gpus.gpus),

@@ -215,10 +215,9 @@ def on(node: NodeFacts, seen: CheckResult) -> CheckResult:
 
 def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckResult]) -> CheckResult:
     """Return the worst result of the nodes, each judged by this fact of it."""
-    values = [(node, getattr(node, fact)) for node in facts.nodes]
     return worst(
         on(node, not_looked_at(node.unknown.get(fact, "it is not known")) if value is None else look(node, value))
-        for node, value in values
+        for node, value in ((node, getattr(node, fact)) for node in facts.nodes)
     )
 
 
@@ -340,7 +339,8 @@ def _describe(folder: Folder) -> str:
 
 def check_limits(limits: Limits) -> CheckResult:
     """Check a process's limits on files and processes: batch systems pass some of them on to jobs."""
-    summary = f"{_number(limits.files)} open files, {_number(limits.processes)} processes"
+    files, processes = ("any number of" if value < 0 else value for value in (limits.files, limits.processes))
+    summary = f"{files} open files, {processes} processes"
     for name, value, least, option in (
         ("open files", limits.files, _FILES, "n"),
         ("processes", limits.processes, _PROCESSES, "u"),
@@ -382,10 +382,8 @@ def check_names(names: Names) -> CheckResult:
     """Check that the machine's name resolves to an address that other machines can reach."""
     addresses = ", ".join(f"{address} ({interface})" for interface, address in names.interfaces)
     if not names.interfaces:
-        return failed(
-            f"no interface of {names.host} has an address that other machines can reach",
-            "ask the administrators: this machine has no connection to others",
-        )
+        seen = f"no interface of {names.host} has an address that other machines can reach"
+        return failed(seen, "ask the administrators: this machine has no connection to others")
     if not names.resolved:
         return warning(
             f"{names.host} has {addresses}, but its name resolves to no address",
@@ -398,10 +396,6 @@ def check_names(names: Names) -> CheckResult:
             "an interface by --interface",
         )
     return ok(f"{names.host}: {addresses}")
-
-
-def _number(value: int) -> str:
-    return "any number of" if value < 0 else str(value)
 
 
 LOGIN_CHECKS: tuple[Check, ...] = (
