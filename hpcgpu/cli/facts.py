@@ -157,10 +157,7 @@ def next_steps() -> str:
     lines = {"hpcgpu demo": "two SVDs on simulated GPUs"}
     lines[f"hpcgpu run {'' if gpus else '--gpus sim:4 '}my_script.py"] = "on this machine"
     if not job.startswith("no job"):
-        lines = {
-            "hpcgpu launch my_script.py": "on all nodes of this job",
-            "hpcgpu topo": "its GPUs and workers",
-        }
+        lines = {"hpcgpu launch my_script.py": "on all nodes of this job", "hpcgpu topo": "its GPUs and workers"}
     elif batch or site:
         size = f"--site {site[0]} --gpus 8" if site else f"--batch {batch} --nodes 2 --gpus-per-node 4"
         lines = {f"hpcgpu plan {size}": "look before you submit", "hpcgpu doctor": "can workers connect?"}
@@ -307,12 +304,7 @@ def doctor(
     return exit_code(findings)
 
 
-_SITES = (
-    Column("site", kind="name"),
-    Column("batch"),
-    Column("machine", kind="prose"),
-    Column("GPUs of a node"),
-)
+_SITES = (Column("site", kind="name"), Column("batch"), Column("machine", kind="prose"), Column("GPUs of a node"))
 
 
 @click.group(

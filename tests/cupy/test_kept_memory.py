@@ -13,7 +13,7 @@ import pytest
 from cupy_arrays import filled, on_host
 from spill_stores import NewStore
 
-from hpcgpu.deploy.processes.devices import evicting
+from hpcgpu.deploy.processes.worker import evicting
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.pools import evict_on_failure

@@ -25,7 +25,7 @@ from distributed.security import Security
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.scheduler_file import Route
-from hpcgpu.deploy.processes import Child, Control, Spawner, devices
+from hpcgpu.deploy.processes import Child, Control, Spawner, worker
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
@@ -51,7 +51,7 @@ class ForkNanny(Nanny):
         super().__init__(*args, **{**planned, **kwargs})
         self.periodic_callbacks.pop("memory_monitor", None)
         self.memory_manager = compat.MemoryManager(
-            self, memory_limit=spec.memory_limit_bytes or 0, simulated_bytes=devices.usage_reader(spec)
+            self, memory_limit=spec.memory_limit_bytes or 0, simulated_bytes=worker.usage_reader(spec)
         )
 
     async def instantiate(self) -> Status:
@@ -72,13 +72,7 @@ class ForkNanny(Nanny):
 
 
 def make_nanny(
-    route: Route,
-    settings: Settings,
-    spec: WorkerSpec,
-    *,
-    spawner: Spawner,
-    security: Security,
-    **options: Any,
+    route: Route, settings: Settings, spec: WorkerSpec, *, spawner: Spawner, security: Security, **options: Any
 ) -> ForkNanny:
     """Make the nanny of a worker; ``options`` are distributed's Nanny's, and win over the settings."""
     compat.spare_nvml()

@@ -12,17 +12,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses, discover, host_memory, log, nvml
 from hpcgpu.host.nvml import openable
 from hpcgpu.launch import read_allocation
-from hpcgpu.model import (
-    Allocation,
-    CpuSet,
-    Gpu,
-    HostMemory,
-    NodeLayout,
-    RunDocument,
-    Settings,
-    Topology,
-    WorkerSpec,
-)
+from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import SIMULATE, parse_simulated
 from hpcgpu.model.settings import SHARE, read_disk_limit
 from hpcgpu.plan.binding import simulated_gpus
