@@ -19,6 +19,7 @@ from hpcgpu.cli.command import (
     command,
     completion,
     example_lines,
+    flag,
     json_option,
     setting_options,
     show_text,
@@ -192,12 +193,12 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
 
     With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.preview import Selection, compare_files, plan_machine, svg
+    from hpcgpu.deploy.preview import compare_files, plan_machine, svg
 
     if diff:
-        unused = {"--json": as_json, "--svg": picture, **{f"--{n.replace('_', '-')}": v for n, v in options.items()}}
-        if flag := next((flag for flag, value in unused.items() if value not in (None, False, ())), ""):
-            raise ConfigError(f"{flag} with --diff, which compares machines and plans nothing: leave one out")
+        unused = {"json": as_json, "svg": picture, **options}
+        if name := next((name for name, value in unused.items() if value not in (None, False, ())), ""):
+            raise ConfigError(f"{flag(name)} with --diff, which compares machines and plans nothing: leave one out")
         try:
             differing = compare_files(files)
         except HpcGpuError as e:
@@ -210,8 +211,8 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
         if options["gpus"]:
             raise ConfigError(f"--gpus {options['gpus']} with --simulate {simulate}: give one of the two")
         options["gpus"] = f"sim:{simulate}"
-    part = Selection(**{name: options.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
-    planned = plan_machine(part, typed_settings(options), FROM)
+    part = {name: options.pop(name) for name in ("file", "cpuset", "gpus", "workers")}
+    planned = plan_machine(typed_settings(options), FROM, **part)
     if picture is not None:
         try:
             Path(picture).write_text(svg(planned))

@@ -67,16 +67,12 @@ def option_of(directive: str) -> str:
     return " ".join(words[: 2 if words[:1] == ["-l"] else 1])
 
 
-def _whole(value: object, noun: str, least: int) -> int:
+def _whole(value: object, noun: str, least: int, allowed: str = "") -> int:
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{value!r} is not a {noun}; allowed: a whole number from {least}")
+        raise ConfigError(f"{value!r} is not a {noun}; allowed: {allowed}a whole number from {least}")
     return value
-
-
-def _count(_: Field[Any], value: object) -> int:
-    return _whole(value, "count", 1)
 
 
 def _port(option: Field[Any], value: object) -> int:
@@ -94,16 +90,9 @@ def _port(option: Field[Any], value: object) -> int:
     return int(number)
 
 
-def _cores(option: Field[Any], value: object) -> str | int:
-    if value in CORES:
-        return str(value)
-    try:
-        return _count(option, value)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{value!r} is not a number of cores; allowed: 'all' (equal shares), 'local' (the cores on the GPU's NUMA "
-            "node), or a whole number from 1 for each worker"
-        ) from error
+def _cores(_: Field[Any], value: object) -> str | int:
+    words = "'all' (equal shares), 'local' (the cores on the GPU's NUMA node), or for each worker "
+    return str(value) if value in CORES else _whole(value, "number of cores", 1, words)
 
 
 def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
@@ -175,23 +164,17 @@ def _choice(option: Field[Any], value: object) -> str:
     raise ConfigError(f"{value!r} is not a choice; allowed: {', '.join(choices)}")
 
 
-def _texts(_: Field[Any], value: object) -> tuple[str, ...]:
+def _texts(option: Field[Any], value: object) -> tuple[str, ...]:
+    """Read texts; of shell lines a text of several lines is several, and empty lines go."""
     entries = _parts(value)
     if not isinstance(entries, Iterable) or isinstance(entries, (str, Mapping, bytes)):
         raise ConfigError(f"{value!r} is not a list; allowed: a list of texts, or one text")
     texts = tuple(entries)
     if wrong := [e for e in texts if not isinstance(e, str)]:
         raise ConfigError(f"{wrong[0]!r} is not text; allowed: a list of texts of one line each")
-    return tuple(one_line(e) for e in texts)
-
-
-def _lines(option: Field[Any], value: object) -> tuple[str, ...]:
-    """Read shell lines; a text of several lines is several, and empty lines go."""
-    entries = _parts(value)
-    if isinstance(entries, Iterable) and not isinstance(entries, (str, Mapping, bytes)):
-        split = [e.replace("\r\n", "\n").split("\n") if isinstance(e, str) else [e] for e in entries]
-        entries = [line for lines in split for line in lines if not isinstance(line, str) or line.strip()]
-    return _texts(option, entries)
+    if option.metadata["kind"] == "lines":
+        texts = tuple(line for e in texts for line in e.replace("\r\n", "\n").split("\n") if line.strip())
+    return tuple(map(one_line, texts))
 
 
 def _parts(value: object) -> object:
@@ -274,7 +257,7 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
 
 READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
     {
-        "count": _count,
+        "count": lambda _, value: _whole(value, "count", 1),
         "port": _port,
         "number": lambda _, value: _whole(value, "number", 0),
         "cores": _cores,
@@ -289,8 +272,7 @@ READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
         "simulate": _simulate,
         "choice": _choice,
         "text": lambda _, value: read_text(value),
-        "texts": _texts,
-        "lines": _lines,
+        **dict.fromkeys(("texts", "lines"), _texts),
         "flag": _flag,
         "numbers": _numbers,
         "environment": _environment,

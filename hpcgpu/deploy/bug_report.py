@@ -179,7 +179,7 @@ def _of_machine() -> dict[str, str]:
     else:
         out["topology.txt"] = "no libhwloc 2 or later is on this machine: HPCGPU_LIBHWLOC=/path/to/libhwloc.so.15\n"
     try:
-        planned = preview.plan_machine(preview.Selection(), {}, "option --{flag}")
+        planned = preview.plan_machine({}, "option --{flag}")
         out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table.to_text()}
     except HpcGpuError as e:
         out["plan.txt"] = f"{e}\n"

@@ -11,7 +11,7 @@ import socket
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,37 +45,31 @@ _WRITER_S = 10.0
 _EXPECTED = "expected the output of hpcgpu topo --json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The part of a machine that is planned for."""
-
-    file: str | None = None  # hwloc's or NCCL's XML of another machine, - for stdin; None: this machine
-    cpuset: str | None = None  # PUs as a list, 0-7,16; None: all that this process may use
-    gpus: str | None = None  # sim:4, or positions, PCI addresses or UUIDs with commas between; None: all of NVIDIA
-    workers: int | None = None  # the first so many GPUs, or a multiple of all; None: one for each GPU
-
-
 def svg(plan: MachinePlan) -> str:
     """Return a plan as SVG."""
     return render_svg(plan.facts.topology, [s.binding for s in plan.specs], [s.name for s in plan.specs])
 
 
-def plan_machine(selection: Selection, options: Mapping[str, object], options_from: str) -> MachinePlan:
+def plan_machine(
+    options: Mapping[str, object],
+    options_from: str,
+    *,
+    file: str | None = None,  # hwloc's or NCCL's XML of another machine, - for stdin; None: this machine
+    cpuset: str | None = None,  # PUs as a list, 0-7,16; None: all that this process may use
+    gpus: str | None = None,  # sim:4, or positions, PCI addresses or UUIDs with commas between; None: all of NVIDIA
+    workers: int | None = None,  # the first so many GPUs, or a multiple of all; None: one for each GPU
+) -> MachinePlan:
     """Plan the workers of a machine; raise ConfigError or ParseError for a wrong PU, GPU, port or file."""
     settings = all_settings.read(options, options_from).settings
-    if selection.file is None:
-        facts, file = this_machine(settings), ""
-    else:
-        file = named(selection.file)
-        facts = facts_from(read_machine(selection.file), file)
-    if selection.cpuset is not None:
-        facts = replace(facts, allowed=_cpuset(selection.cpuset, facts))
-    gpus = _gpus(selection.gpus or (settings.gpus if selection.file is None else None), facts.topology)
-    if not gpus:
-        return MachinePlan(facts, (), settings, file)
-    gpus, each = _for_workers(selection.workers, gpus, settings)
-    settings = replace(settings, workers_per_gpu=each)
-    return MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings, file)
+    facts = this_machine(settings) if file is None else facts_from(read_machine(file), named(file))
+    if cpuset is not None:
+        facts = replace(facts, allowed=_cpuset(cpuset, facts))
+    chosen = _gpus(gpus or (settings.gpus if file is None else None), facts.topology)
+    if chosen:
+        chosen, each = _for_workers(workers, chosen, settings)
+        settings = replace(settings, workers_per_gpu=each)
+    specs = plan_whole_node(settings, facts, chosen) if chosen else ()
+    return MachinePlan(facts, specs, settings, named(file or ""))
 
 
 def this_machine(settings: Settings) -> NodeFacts:
@@ -201,17 +195,15 @@ def plan(
     options_from: str,
     script: tuple[str, ...] = (),
     batch: str | None = None,
-    machine: Described | None = None,
+    machine: Described | None = None,  # in place of the site's node
     *,
-    ask: bool = True,
+    ask: bool = True,  # the batch system, for its queues, nodes and the expected start
 ) -> Preview:
     """Plan for a script and its arguments, or for a cluster object; raise ConfigError for wrong settings.
 
     In a job, or with a launcher: what ``hpcgpu launch`` would start. Elsewhere, with a batch system: the job that would
     be submitted; without one: what ``hpcgpu run`` would start. ``batch``, ``machine`` and options of a request plan a
     submission anywhere.
-    ``machine`` describes a node in place of the site's. ``ask`` queries the batch system for its queues, nodes and the
-    expected start, where that needs no submission.
     """
     submits = batch or machine or options.keys() & layers.unused(layers.LAUNCH).keys()
     if not submits and (read_allocation(os.environ).batch != "local" or "launcher" in options):

@@ -211,19 +211,14 @@ class Wanted:
 
 
 def read(
-    options: Mapping[str, object],
-    options_from: str,
-    batch: str | None = None,
+    options: Mapping[str, object],  # by the users' names
+    options_from: str,  # their place in messages: "option --{flag}"
+    batch: str | None = None,  # the system to which a job is submitted, "" for the site's
     entry_point: str = "",
     *,
-    live: bool = False,
+    live: bool = False,  # the batch system's present queues and nodes count in place of the site file's
 ) -> Wanted:
-    """Read settings and site from keywords or flags, environment, dask configuration and site file; or ConfigError.
-
-    ``options`` are by the users' names; ``options_from`` names their place in messages: ``"option --{flag}"``.
-    ``batch`` is the system to which a job is submitted, "" for the site's, with dask-jobqueue's section for it.
-    ``live``: the batch system's present queues and nodes count in place of the site file's.
-    """
+    """Read settings and site from keywords or flags, environment, dask configuration and site file; or ConfigError."""
     section = dask_section()
     name = chosen_site(options, dask_config=section, environ=os.environ)
     site = load_site(name) if name not in (None, NONE) else None

@@ -11,7 +11,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -61,7 +61,10 @@ def agent_argv(run: RunDocument) -> tuple[str, ...]:
 
 def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
     """Become one rank of a run; does not return. Raises ConfigError for a wrong setting."""
-    settings = read_rank(options, options_from).settings
+    _become_rank(read_rank(options, options_from).settings, script)
+
+
+def _become_rank(settings: Settings, script: tuple[str, ...]) -> None:
     argv = agent_argv(RunDocument(settings=settings, script=script))
     process.execute(argv, {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})
 
@@ -272,24 +275,17 @@ def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
     facts = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
     if allocation.batch == "slurm":
         listed = query(*LIST_MPI_TYPES)
-        return facts._replace(mpi_types=read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
-    if allocation.batch == "pbs":
+        facts = facts._replace(mpi_types=read_mpi_types(listed.stdout + listed.stderr))
+    elif allocation.batch == "pbs":
+        if shutil.which("pbs_tmrsh") and not any(name in os.environ for name in REMOTE_SHELL):  # no ssh is needed then
+            facts = facts._replace(remote_shell=str(Path(process.__file__).with_name("pbs_ssh.sh")))
         pals = shutil.which("mpiexec") or ""
         if command or not pals or not is_pals(says(pals, "--version")):
-            return facts._replace(remote_shell=_remote_shell())
-        return facts._replace(pals=pals, library=_library(says), remote_shell=_remote_shell())
-    return facts
-
-
-def _library(says: Callable[..., str]) -> str:
-    return next(iter(says(sys.executable, "-c", _LIBRARY).splitlines()), "")
-
-
-def _remote_shell() -> str:
-    """Return a program that reaches a PBS job's other nodes without ssh; "" if the user has named one."""
-    if any(name in os.environ for name in REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
-        return ""
-    return str(Path(process.__file__).with_name("pbs_ssh.sh"))
+            return facts
+        facts = facts._replace(pals=pals)
+    else:
+        return facts
+    return facts._replace(library=next(iter(says(sys.executable, "-c", _LIBRARY).splitlines()), ""))
 
 
 class GPURunner:
@@ -328,7 +324,9 @@ class GPURunner:
 
     def __init__(self, **keywords: Any) -> None:
         if SCRIPT_ADDRESS not in os.environ:
-            _become_rank(keywords)
+            settings = read(keywords, "keyword {name} of GPURunner", entry_point=layers.RUNNER).settings
+            _check_script()
+            _become_rank(settings, tuple(sys.orig_argv[1:]))
         from distributed.core import Status  # 0.4 CPU s, which ranks do without
         from distributed.security import Security
 
@@ -358,9 +356,8 @@ class GPURunner:
         return f"GPURunner({self.scheduler_address if self.status.name == 'running' else 'closed'})"
 
 
-def _become_rank(keywords: dict[str, Any]) -> None:
-    settings = read(keywords, "keyword {name} of GPURunner", entry_point=layers.RUNNER).settings
-    script = tuple(sys.orig_argv[1:])
+def _check_script() -> None:
+    """Raise LaunchError if this program cannot be started once more, as rank 0's script."""
     if sys.argv[0] in ("", "-") or "ipykernel" in sys.modules:
         raise LaunchError(
             "GPURunner starts its script once more, but this is no script (a notebook, a prompt, standard input): "
@@ -372,5 +369,3 @@ def _become_rank(keywords: dict[str, Any]) -> None:
             "MPI has been started in this process (by 'from mpi4py import MPI' above GPURunner), and cannot be started "
             "twice: import it below GPURunner, or start the script by 'hpcgpu run'"
         )
-    run = RunDocument(settings=settings, script=script)
-    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})
