@@ -213,25 +213,9 @@ def _checked(value: object, allowed: str) -> int:
     return size
 
 
-def option(
-    default: Any,  # the field's own annotation says the type
-    kind: str,
-    text: str,
-    *,
-    user_name: str = "",
-    choices: tuple[str, ...] = (),
-    aliases: tuple[str, ...] = (),
-    example: str = "",
-) -> Any:
-    """Return a dataclass field; ``aliases`` are the same option's names in dask-jobqueue and dask-cuda."""
-    metadata = {
-        "kind": kind,
-        "text": text,
-        "user_name": user_name,
-        "choices": choices,
-        "aliases": aliases,
-        "example": example,
-    }
+def option(default: Any, kind: str, text: str, **more: Any) -> Any:  # the field's own annotation says the type
+    """Return a dataclass field; ``more``: user_name, choices, example, or aliases in dask-jobqueue and dask-cuda."""
+    metadata = {"kind": kind, "text": text, "user_name": "", "choices": (), "aliases": (), "example": "", **more}
     if isinstance(default, Mapping):  # read-only, but Python 3.11 takes every unhashable default for a mutable one
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)

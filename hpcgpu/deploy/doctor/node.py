@@ -236,9 +236,9 @@ def connect_all(host: str, endpoints: tuple[Endpoint, ...], token: str) -> tuple
 
 
 def connect(host: str, endpoint: Endpoint, token: str) -> Link:
-    """Connect up to TRIES times to a machine's Listener; return the failed attempt, or else the fastest."""
-    links: list[Link] = []
-    while len(links) < TRIES and not (links and links[-1].error):
+    """Connect TRIES times to a machine's Listener; return a failed attempt at once, or else the fastest."""
+    links = [_connect(host, endpoint, token)]
+    while len(links) < TRIES and not links[-1].error:
         links.append(_connect(host, endpoint, token))
     return links[-1] if links[-1].error else min(links, key=lambda link: link.took_s)
 

@@ -25,7 +25,7 @@ from distributed.security import Security
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.scheduler_file import Route
-from hpcgpu.deploy.processes import Child, Control, Spawner, worker
+from hpcgpu.deploy.processes import Child, Control, worker
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
@@ -35,9 +35,9 @@ logger = logging.getLogger("distributed.nanny")
 
 
 class ForkNanny(Nanny):
-    """A Nanny whose worker is forked by a fork server; what ``kwargs``, distributed's, do not give is the spec's."""
+    """A Nanny whose worker is forked by agent's ``ForkServerSpawner``; the spec has what ``kwargs`` do not give."""
 
-    def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, **kwargs: Any) -> None:
+    def __init__(self, *args: object, spawner: Any, spec: WorkerSpec, **kwargs: Any) -> None:
         self.spawner, self.spec = spawner, spec
         # Why the worker leaves for good, and why the nanny ended without that; empty: neither happened.
         self.farewell = self.ended = ""
@@ -72,7 +72,7 @@ class ForkNanny(Nanny):
 
 
 def make_nanny(
-    route: Route, settings: Settings, spec: WorkerSpec, *, spawner: Spawner, security: Security, **options: Any
+    route: Route, settings: Settings, spec: WorkerSpec, *, spawner: Any, security: Security, **options: Any
 ) -> ForkNanny:
     """Make the nanny of a worker; ``options`` are distributed's Nanny's, and win over the settings."""
     compat.spare_nvml()

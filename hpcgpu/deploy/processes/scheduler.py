@@ -211,7 +211,7 @@ class _PlainText(RequestHandler):
 _EVERY_S = 1.0
 # A log gets a line for each tenth of the work, and one a minute.
 _PARTS, _SELDOM_S = 10, 60.0
-_LEFT = ("waiting", "queued", "no-worker", "processing")
+_LEFT = ("processing", "waiting", "queued", "no-worker")
 
 
 class TaskProgress(SchedulerPlugin):
@@ -244,15 +244,14 @@ class TaskProgress(SchedulerPlugin):
 def _count(scheduler: Scheduler) -> tuple[str, int, int]:
     """Return the line, and how many tasks are done and left; a task that is computed again counts again."""
     prefixes = scheduler.task_prefixes.values()
-    done = sum(prefix.state_counts["memory"] for prefix in prefixes)
-    failed = sum(prefix.state_counts["erred"] for prefix in prefixes)
-    now = {state: sum(prefix.states[state] for prefix in prefixes) for state in _LEFT}
-    left = sum(now.values())
+    done, failed = (sum(prefix.state_counts[state] for prefix in prefixes) for state in ("memory", "erred"))
+    running, *others = (sum(prefix.states[state] for prefix in prefixes) for state in _LEFT)
+    left = running + sum(others)
     if not done + left + failed:
         return "", 0, 0
-    more = [f"{now['processing']} with workers"] if now["processing"] else []
-    more += [f"{failed} failed"] if failed else []
-    return ", ".join([f"tasks: {done} of {done + left + failed} done", *more]), done, left
+    line = f"tasks: {done} of {done + left + failed} done"
+    line += f", {running} with workers" if running else ""
+    return line + (f", {failed} failed" if failed else ""), done, left
 
 
 # Shorter than rank 0 waits: the log shows where the process hangs.
