@@ -251,11 +251,11 @@ class mr:
 
 OPEN = """
 import sys
-sys.path.insert(0, sys.argv[1])
-from hpcgpu.deploy.processes import devices
+from hpcgpu.deploy.processes import worker
+sys.path.insert(0, sys.argv[1])  # distributed imports RMM where it finds it; here user code does
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 gpu = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=1 << 30, numa_node=0)
-devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
+worker.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
 print("rmm" in sys.modules)
 import rmm
 print(rmm.mr.current)
