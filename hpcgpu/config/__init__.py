@@ -255,29 +255,27 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
     return MappingProxyType(variables)
 
 
-READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
-    {
-        "count": lambda _, value: _whole(value, "count", 1),
-        "port": _port,
-        "number": lambda _, value: _whole(value, "number", 0),
-        "cores": _cores,
-        "nics": _nics,
-        "bytes": _node_bytes,
-        "duration": _duration,
-        "seconds": _seconds,
-        "limit": lambda _, value: settings.read_limit(value),
-        "device-limit": lambda _, value: settings.read_device_limit(value),
-        "host-limit": lambda _, value: settings.read_host_limit(value),
-        "gpus": _gpus,
-        "simulate": _simulate,
-        "choice": _choice,
-        "text": lambda _, value: read_text(value),
-        **dict.fromkeys(("texts", "lines"), _texts),
-        "flag": _flag,
-        "numbers": _numbers,
-        "environment": _environment,
-    }
-)
+READERS: Mapping[str, Callable[[Field[Any], object], Any]] = {
+    "count": lambda _, value: _whole(value, "count", 1),
+    "port": _port,
+    "number": lambda _, value: _whole(value, "number", 0),
+    "cores": _cores,
+    "nics": _nics,
+    "bytes": _node_bytes,
+    "duration": _duration,
+    "seconds": _seconds,
+    "limit": lambda _, value: settings.read_limit(value),
+    "device-limit": lambda _, value: settings.read_device_limit(value),
+    "host-limit": lambda _, value: settings.read_host_limit(value),
+    "gpus": _gpus,
+    "simulate": _simulate,
+    "choice": _choice,
+    "text": lambda _, value: read_text(value),
+    **dict.fromkeys(("texts", "lines"), _texts),
+    "flag": _flag,
+    "numbers": _numbers,
+    "environment": _environment,
+}
 
 
 LIBRARIES = ("cupy", "torch")  # RMM has an allocator for these and for numba (rmm.allocators, 26.10)

@@ -248,19 +248,17 @@ RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = ENTRY_POINTS = (
     *("hpcgpu run", "hpcgpu launch", "hpcgpu plan with a script"),
     *("GPURunner", "LocalGPUCluster"),
 )
-_UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        RUN: {**_REQUEST, **_CLIENT, **_START},
-        LAUNCH: {**_REQUEST, **_CLIENT},
-        JOBSCRIPT: _CLIENT,
-        RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
-        LOCAL: {
-            **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
-            "progress": "it is for scripts of 'hpcgpu run' and 'hpcgpu launch'; distributed.progress(futures) is for "
-            "the futures of a client",
-        },
-    }
-)
+_UNUSED: Mapping[str, Mapping[str, str]] = {
+    RUN: {**_REQUEST, **_CLIENT, **_START},
+    LAUNCH: {**_REQUEST, **_CLIENT},
+    JOBSCRIPT: _CLIENT,
+    RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
+    LOCAL: {
+        **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
+        "progress": "it is for scripts of 'hpcgpu run' and 'hpcgpu launch'; distributed.progress(futures) is for "
+        "the futures of a client",
+    },
+}
 
 
 def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
@@ -283,22 +281,20 @@ def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str]
 
 
 # The types of each kind of option; a choice has its values instead.
-TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("count", "number"), "int"),
-        **dict.fromkeys(("bytes", "duration"), "int or str"),
-        **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
-        **dict.fromkeys(("text",), "str"),
-        **dict.fromkeys(("gpus", "simulate", "port"), "int or str"),
-        **dict.fromkeys(("texts", "lines"), "list of str"),
-        "cores": "str or int",
-        "nics": "str or list of str",
-        "seconds": "float or str",
-        "flag": "bool",
-        "numbers": "dict of str to float",
-        "environment": "dict of str to str",
-    }
-)
+TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("count", "number"), "int"),
+    **dict.fromkeys(("bytes", "duration"), "int or str"),
+    **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
+    **dict.fromkeys(("text",), "str"),
+    **dict.fromkeys(("gpus", "simulate", "port"), "int or str"),
+    **dict.fromkeys(("texts", "lines"), "list of str"),
+    "cores": "str or int",
+    "nics": "str or list of str",
+    "seconds": "float or str",
+    "flag": "bool",
+    "numbers": "dict of str to float",
+    "environment": "dict of str to str",
+}
 _KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
 _SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 

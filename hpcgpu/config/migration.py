@@ -172,30 +172,28 @@ def _devices(visible: object) -> list[str]:
 
 _SAME = ("queue", "walltime", "memory", "interface", "python", "log_directory", "local_directory", "death_timeout")
 # Our options and dask-jobqueue's keys, the newer key before the older ones that it replaces.
-_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **{name: (name.replace("_", "-"),) for name in _SAME},
-        "job_name": ("name",),
-        "account": ("account", "project"),
-        "job_extra_directives": ("job-extra-directives", "job-extra"),
-        "job_directives_skip": ("job-directives-skip", "header-skip"),
-        "job_script_prologue": ("job-script-prologue", "env-extra"),
-    }
-)
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name.replace("_", "-"),) for name in _SAME},
+    "job_name": ("name",),
+    "account": ("account", "project"),
+    "job_extra_directives": ("job-extra-directives", "job-extra"),
+    "job_directives_skip": ("job-directives-skip", "header-skip"),
+    "job_script_prologue": ("job-script-prologue", "env-extra"),
+}
 _CORES = ("job-cpu", "cores")
 # Values that need no warning: they ask for the default behaviour, or have no effect.
-_HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
-    {
-        "worker-command": ("distributed.cli.dask_worker", "hpcgpu.worker"),
-        "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
-    }
-)
+_HARMLESS: Mapping[str, tuple[object, ...]] = {
+    "worker-command": ("distributed.cli.dask_worker", "hpcgpu.worker"),
+    "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
+}
 # Workers have their folders there even if it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
-_WHY: Mapping[str, str] = MappingProxyType(
-    {"python": "here it is one program", "job-directives-skip": _ONLY_OPTIONS, "header-skip": _ONLY_OPTIONS}
-)
+_WHY: Mapping[str, str] = {
+    "python": "here it is one program",
+    "job-directives-skip": _ONLY_OPTIONS,
+    "header-skip": _ONLY_OPTIONS,
+}
 _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 

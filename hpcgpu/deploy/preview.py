@@ -207,9 +207,12 @@ def plan(
     """
     submits = batch or machine or options.keys() & layers.unused(layers.LAUNCH).keys()
     if not submits and (read_allocation(os.environ).batch != "local" or "launcher" in options):
-        return of_launch(options, options_from, script)
+        read, line = start.launch_line(options, options_from, script)
+        return _of_node(read, line, layout_of(read.settings, *start.nodes_and_gpus(read.settings)))
     if not submits and not all_settings.read(options, options_from, "").batch:
-        return of_run(options, options_from, script)
+        read = start.read_rank(options, options_from)
+        alone = layout_of(replace(read.settings, ranks="node"), 1, start.nodes_and_gpus(read.settings)[1])
+        return _of_node(read, shlex.join(script), alone)
     user, spec, system = read_job(options, options_from, script, batch, live=ask)
     text = system.script(spec)
     return of_job(user, spec, text, machine, _starts(system, text) if ask else "")
@@ -308,20 +311,6 @@ def _starts(system: BatchSystem, script: str) -> str:
         return f"about {system.read_test(programs.run_sync(command))}, as {command.argv[0]} expects now"
     except SubmitError as error:
         return str(error)
-
-
-def of_launch(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
-    """Plan the ranks of ``hpcgpu launch`` in this allocation; raises as the launch does."""
-    read, line = start.launch_line(options, options_from, script)
-    nodes, gpus = start.nodes_and_gpus(read.settings)
-    return _of_node(read, line, layout_of(read.settings, nodes, gpus))
-
-
-def of_run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
-    """Plan ``hpcgpu run`` as one process; raises as the run does."""
-    read = start.read_rank(options, options_from)
-    alone = replace(read.settings, ranks="node")
-    return _of_node(read, shlex.join(script), layout_of(alone, 1, start.nodes_and_gpus(read.settings)[1]))
 
 
 def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:

@@ -52,12 +52,8 @@ def folders() -> tuple[Path, Path]:
 
 
 def site_files() -> dict[str, Path]:
-    """Return the site files by name."""
-    paths: dict[str, Path] = {}
-    for folder in folders():
-        for path in sorted(folder.glob("*.yaml")):
-            paths.setdefault(path.stem, path)
-    return paths
+    """Return the site files by name; the user's before the package's."""
+    return {path.stem: path for folder in reversed(folders()) for path in folder.glob("*.yaml")}
 
 
 def find_site(name: str) -> tuple[str, str]:

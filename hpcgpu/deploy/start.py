@@ -106,7 +106,7 @@ def launch_line(options: Mapping[str, Any], options_from: str, script: tuple[str
     read = _read(options, options_from)
     program = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
     argv = (str(program), "run", *_typed(options), *(script or ("SCRIPT",)))
-    planned = _plan(argv, read.settings)
+    planned = plan_ranks(argv, read.settings)
     return read, shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
 
 
@@ -143,17 +143,7 @@ def local_launch(run: RunDocument) -> RankCommand:
     if run.shape == "head":  # a scheduler alone
         return RankCommand(agent_argv(run))
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
-    return _plan(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
-
-
-def node_launch(argv: tuple[str, ...]) -> RankCommand:
-    """Return the command that runs ``argv`` once on each node of this job; it needs no MPI."""
-    return _plan(argv, Settings(ranks="node", rendezvous="file"))
-
-
-def ranks_launch(settings: Settings) -> RankCommand:
-    """Return the launcher's command for ranks that run ``true``; raise LaunchError if no launcher fits MPI."""
-    return _plan(("true",), settings)
+    return plan_ranks(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
 
 
 def _execute(run: RunDocument) -> None:
@@ -162,7 +152,7 @@ def _execute(run: RunDocument) -> None:
     added = process.rank_env(os.environ, ld_preload(run.settings))
     argv, variables = agent_argv(run), tuple(f"{k}={v}" for k, v in added.items())
     # a scheduler alone is one process, which needs no launcher
-    launcher = RankCommand(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
+    launcher = RankCommand(argv) if run.shape == "head" else plan_ranks(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
     env = {**os.environ, **parent, **added, **dict(launcher.env)}
@@ -171,29 +161,28 @@ def _execute(run: RunDocument) -> None:
     path = str(private.make_exit_file())
     document_ = config.render(replace(run, exit_file=path))  # the last argument of a rank's command
     if launcher.session:
-        env |= launcher.within(_session_folder(run.settings, Path(path).parent), env)
+        from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
+        from hpcgpu.spill.storage import Scratch
+
+        # for the launcher's files; this folder and the exit file's are removed when both processes have ended
+        scratch = Scratch.make(run.settings.local_directory, "launch", trusted=run.settings.trust_local_directory)
+        os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has it, too
+        remover.start(str(scratch.lock_path), str(Path(path).parent))
+        env |= launcher.within(str(scratch.path), env)
     launcher_parent.launch((program, *launcher.argv[1:-1], document_), env, path)
 
 
-def _session_folder(settings: Settings, beside: Path) -> str:
-    """Make a private folder for a launcher's files; it and ``beside`` are removed when both processes have ended."""
-    from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
-    from hpcgpu.spill.storage import Scratch
-
-    scratch = Scratch.make(settings.local_directory, "launch", trusted=settings.trust_local_directory)
-    os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has the lock, too
-    remover.start(str(scratch.lock_path), str(beside))
-    return str(scratch.path)
-
-
-def _plan(
+def plan_ranks(
     argv: tuple[str, ...],
     settings: Settings,
     variables: tuple[str, ...] = (),
     allocation: Allocation | None = None,
     shape: str = "",
 ) -> RankCommand:
-    """Return the launcher's command; ``env`` sets each rank's variables, as mpirun forwards none to other nodes."""
+    """Return the launcher's command for ranks; raise LaunchError if none fits MPI.
+
+    ``env`` sets each rank's variables, as mpirun forwards none to other nodes.
+    """
     allocation = allocation or read_allocation(os.environ)
     hosts = _pbs_hosts(settings, shape) if allocation.batch == "pbs" else ()
     if len(hosts) > 1:

@@ -432,22 +432,20 @@ WORKER = (
 DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
 
 # Headings of help and reference, and the options below each, by the names users type.
-GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "Size": ("site", "nodes", "gpus_per_node", "gpus", "simulate", "workers_per_gpu", "cpu_workers", "nthreads"),
-        "Batch job": (
-            *("queue", "account", "walltime", "cores_per_gpu", "memory", "job_name", "log_directory", "site_limits"),
-            *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
-        ),
-        "Life": ("shape", "scheduler", "drain", "client_grace", "death_timeout"),
-        "Memory": ("device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "trust_local_directory"),
-        "Binding": ("cores", "reserved_cores", "memory_policy", "nics", "respect_launcher"),
-        "Network": (
-            *("protocol", "security", "node_copies", "interface"),
-            *("scheduler_port", "dashboard", "dashboard_port"),
-        ),
-        "Start": ("ranks", "launcher", "rendezvous", "python", "progress"),
-        "Workers": ("resources", "env", "allocator"),
-        "RMM and cuDF": (*RMM, *CUDF),
-    }
-)
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Size": ("site", "nodes", "gpus_per_node", "gpus", "simulate", "workers_per_gpu", "cpu_workers", "nthreads"),
+    "Batch job": (
+        *("queue", "account", "walltime", "cores_per_gpu", "memory", "job_name", "log_directory", "site_limits"),
+        *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
+    ),
+    "Life": ("shape", "scheduler", "drain", "client_grace", "death_timeout"),
+    "Memory": ("device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "trust_local_directory"),
+    "Binding": ("cores", "reserved_cores", "memory_policy", "nics", "respect_launcher"),
+    "Network": (
+        *("protocol", "security", "node_copies", "interface"),
+        *("scheduler_port", "dashboard", "dashboard_port"),
+    ),
+    "Start": ("ranks", "launcher", "rendezvous", "python", "progress"),
+    "Workers": ("resources", "env", "allocator"),
+    "RMM and cuDF": (*RMM, *CUDF),
+}

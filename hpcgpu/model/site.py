@@ -359,9 +359,7 @@ class PbsDialect:
         _check_count("cpus_multiple_of", self.cpus_multiple_of)
 
 
-DIALECTS: Mapping[str, type[SlurmDialect] | type[PbsDialect]] = MappingProxyType(
-    {"slurm": SlurmDialect, "pbs": PbsDialect}
-)
+DIALECTS: Mapping[str, type[SlurmDialect] | type[PbsDialect]] = {"slurm": SlurmDialect, "pbs": PbsDialect}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,7 +327,8 @@ def on_nodes(folder: Path) -> int:
     if not lease.is_held(folder, silent_s):
         raise HpcGpuError(f"the doctor that submitted this job has given no sign of life for {silent_s:g} s")
     write_value(folder, LAUNCHER, _start_ranks(settings))
-    done = _run(start.node_launch(process.python_argv("hpcgpu", "doctor", "--on-node", str(folder))), _NODES_S)
+    argv = process.python_argv("hpcgpu", "doctor", "--on-node", str(folder))
+    done = _run(start.plan_ranks(argv, Settings(ranks="node", rendezvous="file")), _NODES_S)
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
     return done.returncode
@@ -336,7 +337,7 @@ def on_nodes(folder: Path) -> int:
 def _start_ranks(settings: Settings) -> Launcher:
     """Start ranks in this job, which must meet in one MPI world; return the command and its result."""
     try:
-        command = start.ranks_launch(settings)
+        command = start.plan_ranks(("true",), settings)
     except HpcGpuError as error:
         return Launcher(error=str(error))
     argv = command.argv[:-1]  # without the rank's own command

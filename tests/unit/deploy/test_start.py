@@ -157,4 +157,4 @@ def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setattr(start, "_QUERY_S", 1.0)
     with pytest.raises(LaunchError, match=r"srun --mpi=list has not answered in 1 s\..* try again"):
-        start.ranks_launch(Settings())
+        start.plan_ranks(("true",), Settings())
