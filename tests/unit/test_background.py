@@ -42,7 +42,7 @@ EXCEPTIONS = {
     ("deploy/processes/scheduler.py", "retire", "create_task"): "awaited in the same function",
     ("deploy/settings.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for answers, and gets what it raises",
     ("deploy/doctor/node.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
-    ("deploy/doctor/node.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
+    ("deploy/doctor/node.py", "Listener.__init__", "Thread"): "who connects gets no answer, and says so",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 

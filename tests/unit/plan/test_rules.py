@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
 
 import pytest
-from documented import DOCUMENTED
-from paths import ROOT, TOPOLOGIES
+from machines import DOCUMENTED, machine
+from paths import ROOT
 
 from hpcgpu.model import Topology
-from hpcgpu.topology import hwloc_xml
 
 sys.path.append(str(ROOT / "benchmarks"))
 
 import _rules as rules
-
-
-@cache
-def machine(name: str) -> Topology:
-    return hwloc_xml.read_file((TOPOLOGIES / f"{name}.xml").read_text())
-
 
 SD665, CORONA, LASSEN = machine("turin-4gpu-nvml"), machine("epyc-corona"), machine("coral-lassen")
 JUWELS = DOCUMENTED["juwels-booster-a100"]  # as JURECA-DC, MeluXina and XE8640 H100
