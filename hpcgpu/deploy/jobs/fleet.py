@@ -305,11 +305,9 @@ class Fleet:
                 listed |= await proven(system, spec, {i: s for i, s in listed.items() if (i in heads) is is_head})
         heard = [job.id for job in jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(system, listed, heard, {job.id: job.hosts for job in jobs})
-
-        def with_exit_codes() -> dict[str, JobStatus]:  # it reads files
-            return {i: with_exit_code(by_id[i], s) if i in by_id else s for i, s in listed.items()}
-
-        return await asyncio.to_thread(with_exit_codes)
+        return await asyncio.to_thread(  # it reads files
+            lambda: {i: with_exit_code(by_id[i], s) if i in by_id else s for i, s in listed.items()}
+        )
 
     # --- the actions
 
