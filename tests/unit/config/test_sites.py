@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, Settings, Site
 from hpcgpu.model.site import Inventory, Match, NodeType
-from hpcgpu.plan.jobs.request import plan_member, plan_request
+from hpcgpu.plan.jobs.request import plan_request
 
 OURS = sorted(path.stem for path in (ROOT / "site_configs").glob("*.yaml"))
 LEAST = "version: 2\nname: x\nbatch: slurm\n"
@@ -65,7 +66,8 @@ def head(text: str) -> str:
 
 def script(site: Site, settings: Settings, *, member: bool = False) -> str:
     check_submission(settings, site, member=member)
-    spec = (plan_member if member else plan_request)(settings, ARGV)
+    spec = plan_request(settings, ARGV)
+    spec = replace(spec, nodes=1) if member else spec
     return get(site.batch, **site.spoken, forbidden=forbidden(settings, site)).script(spec)
 
 

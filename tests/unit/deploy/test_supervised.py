@@ -17,7 +17,7 @@ from comms import Comm
 from distributed import Client, Scheduler, Worker
 from distributed.comm import CommClosedError
 from distributed.core import Status
-from fleets import make_fleet, make_run, make_view
+from fleets import make_fleet, make_run
 from programs import python
 from waiting import LIMIT_S, aside, failures, scaled, until, when
 
@@ -25,6 +25,7 @@ from hpcgpu.batch import Pbs
 from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import Run, runs
+from hpcgpu.deploy.jobs import fleet as fleet_of_jobs
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
 from hpcgpu.deploy.processes import Child
@@ -108,14 +109,17 @@ async def test_an_errand_that_fails_is_said(
     assert len(failures(log)) == tracebacks
 
 
-async def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("pbs")
+async def test_the_look_for_silent_workers_goes_on(
+    log: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_of_jobs, "_LOOK_S", 0.01)
     scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
-    changed = asyncio.Event()
-    view = make_view(scheduler=lambda: scheduler)
-    view.watch_heartbeats(changed.set, every_s=0.01)
-    await changed.wait()
-    assert view.silent == {"a"}
-    view.stop()
+    fleet = make_fleet(
+        make_run(tmp_path / "run", Pbs()), Policy(), JobSpec(name="a", argv=("a",)), scheduler=lambda: scheduler
+    )
+    await when(lambda: fleet.view.silent == {"a"})
+    fleet.stop()
     (said,) = failures(log)
     assert said.startswith("the search for workers that have fallen silent failed, and goes on in")
 
