@@ -29,7 +29,7 @@ from hpcgpu.deploy import jobs as run_files
 from hpcgpu.deploy.jobs import Owner, Record, Run, runs
 from hpcgpu.deploy.jobs import home as home_of_runs
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.deploy.preview import Selection, plan_machine
+from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.errors import ConfigError, JobError, ParseError
 from hpcgpu.host import private
 from hpcgpu.model import Result, RunDocument, Settings
@@ -87,10 +87,8 @@ def test_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
     begun.target, begun.submitting = 3, False
     begun.save()
     read = Run.open(folder)
-    assert [(job.id, job.role, job.log, job.nodes, job.expected) for job in read.jobs.values()] == [
-        ("12", "head", "a", 2, 8),
-        ("13", "member", "b", 1, 4),
-    ]
+    jobs = [(job.id, job.role, job.log, job.nodes, job.expected) for job in read.jobs.values()]
+    assert jobs == [("12", "head", "a", 2, 8), ("13", "member", "b", 1, 4)]
     assert [(job.id, job.why) for job in read.gone] == [("14", "exit code 1")]
     assert (read.target, read.submitting, read.owner, read.is_mine) == (3, False, begun.owner, False)
     assert read.owner.pid == os.getpid()
@@ -225,11 +223,7 @@ def test_ambiguous_or_unknown_run_name_lists_the_runs(tmp_path: Path) -> None:
 
 
 def test_sweep_removes_old_runs_without_a_record(tmp_path: Path) -> None:
-    written, unwritten, young = (
-        folder_of(tmp_path),
-        scheduler_file.make_folder(tmp_path),
-        scheduler_file.make_folder(tmp_path),
-    )
+    written, (unwritten, young) = folder_of(tmp_path), (scheduler_file.make_folder(tmp_path) for _ in range(2))
     for folder in (written, unwritten):
         for path in (*folder.iterdir(), folder):
             os.utime(path, (0, 0))
@@ -306,8 +300,8 @@ def check_whole(folder: Path) -> None:
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     if "topology.xml" in texts:
         said = json.loads(texts["plan.json"])
-        selection = Selection(file=str(folder / "topology.xml"), cpuset=said["allowed_cpuset"])
-        assert of_machine(plan_machine(selection, {}, "here").described()) == of_machine(said)
+        part = {"file": str(folder / "topology.xml"), "cpuset": said["allowed_cpuset"]}
+        assert of_machine(plan_machine({}, "here", **part).described()) == of_machine(said)
     if "record.json" in texts:
         run = json.loads(texts["record.json"])
         config.read(json.dumps(run["document"]))
@@ -358,5 +352,5 @@ def test_its_topology_is_read_by_topo(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be made: File exists; give a folder that is not there yet"):
+    with pytest.raises(ConfigError, match="cannot be made: File exists; give one that is not there yet"):
         bug_report.write(None, str(tmp_path))

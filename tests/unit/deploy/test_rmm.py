@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from programs import python
 
 from hpcgpu.config.layers import read_settings
-from hpcgpu.deploy.processes import devices
+from hpcgpu.deploy.processes import worker
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, Topology, WorkerSpec
 from hpcgpu.model.topology import Rapids
@@ -59,13 +59,9 @@ def test_each_plan() -> None:
         ("LimitingResourceAdaptor", {"allocation_limit": 40 * GIB}),
     ]
     log = ("LoggingResourceAdaptor", {"log_file_name": "/logs/rmm_log_n1-0.txt"})
-    assert resources(rmm_log_directory="/logs/", rmm_track_allocations=True, rmm_pool_size=0.5) == [
-        cuda,
-        pool,
-        log,
-        ("TrackingResourceAdaptor", {}),
-    ]
-    assert resources(rmm_track_allocations=True) == [cuda, ("TrackingResourceAdaptor", {})]
+    tracks, logged = ("TrackingResourceAdaptor", {}), {"rmm_log_directory": "/logs/", "rmm_track_allocations": True}
+    assert resources(**logged, rmm_pool_size=0.5) == [cuda, pool, log, tracks]
+    assert resources(rmm_track_allocations=True) == [cuda, tracks]
     assert resources(rmm_allocator_external_lib_list="cupy") == []  # RMM's own choice
 
 
@@ -126,16 +122,9 @@ def test_libraries_as_dask_cuda_takes_them() -> None:
 
 def specs_of(**given: object) -> list[WorkerSpec]:
     everything = CpuSet(range(4))
-    node = NodeFacts(
-        name="n1",
-        topology=Topology((NumaNode(0, everything, 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), (GPU,)),
-        gpus=(GPU,),
-        allowed=everything,
-        allowed_nodes=CpuSet([0]),
-        memory=HostMemory(64 * GIB, ""),
-        environ={},
-        scratch="/scratch",
-    )
+    topology = Topology((NumaNode(0, everything, 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), (GPU,))
+    facts = {"topology": topology, "gpus": (GPU,), "allowed": everything, "allowed_nodes": CpuSet([0])}
+    node = NodeFacts(name="n1", memory=HostMemory(64 * GIB, ""), environ={}, scratch="/scratch", **facts)
     return [spec for _, spec in plan_workers(read_settings(given), node, NodeLayout(0, (0,), ((0, 1),)))]
 
 
@@ -167,11 +156,11 @@ def test_missing_library_names_the_extra(
     wanted = read_settings(given, given_from="the cluster's keywords")
     spec = WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (GPU,)), rapids=plan_rapids(wanted, "n1-0", 80 * GIB))
     with pytest.raises(ConfigError, match=module) as caught:
-        devices.open_device(spec)
+        worker.open_device(spec)
     (option,) = given
     for part in (option, "the cluster's keywords", "pip install 'hpcgpu[rapids]'"):
         assert part in str(caught.value)
-    devices.open_device(replace(spec, rapids=None))  # who asks for nothing needs nothing
+    worker.open_device(replace(spec, rapids=None))  # who asks for nothing needs nothing
 
 
 class Owner:
@@ -251,11 +240,11 @@ class mr:
 
 OPEN = """
 import sys
-sys.path.insert(0, sys.argv[1])
-from hpcgpu.deploy.processes import devices
+from hpcgpu.deploy.processes import worker
+sys.path.insert(0, sys.argv[1])  # distributed imports RMM where it finds it; here user code does
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 gpu = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=1 << 30, numa_node=0)
-devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
+worker.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
 print("rmm" in sys.modules)
 import rmm
 print(rmm.mr.current)

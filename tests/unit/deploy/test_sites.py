@@ -18,7 +18,7 @@ from hpcgpu import batch
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy import settings
-from hpcgpu.deploy.settings import purpose_and_usage, template_names, template_text
+from hpcgpu.deploy.settings import purpose_and_usage, templates
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec
 
@@ -128,11 +128,8 @@ def test_new_without_a_batch_system(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert read_site(text, "draft").name == "my-lab"
 
 
-# --- plain files, with the request that the batch writers would write
-
-
 FOLDER = ROOT / "jobscripts"
-TEMPLATES = template_names()
+TEMPLATES = templates()
 PROGRAMS = {"notebook_server.py"}
 
 
@@ -150,21 +147,15 @@ def test_template_asks_as_the_batch_writer_asks(name: str) -> None:
     if system == "mpirun":
         return
     one_rank = "apptainer" in name or "pyxis" in name
-    spec = JobSpec(
-        name="hpcgpu",
-        argv=("true",),
-        nodes=1 if "array" in name else 2,
-        tasks_per_node=1 if one_rank else 4,
-        gpus_per_node=4,
-        cpus_per_task=4 if one_rank else None,
-        walltime_s=3600,
-    )
+    size = {"tasks_per_node": 1, "cpus_per_task": 4} if one_rank else {"tasks_per_node": 4}
+    size |= {"nodes": 1 if "array" in name else 2, "gpus_per_node": 4, "walltime_s": 3600}
+    spec = JobSpec(name="hpcgpu", argv=("true",), **size)
     assert directives(path.read_text()) == directives(batch.get(system).script(spec))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_names_its_purpose_and_usage(name: str) -> None:
-    purpose, usage = purpose_and_usage(name)
+    purpose, usage = purpose_and_usage(TEMPLATES[name])
     assert re.fullmatch(r"[A-Z].*\.", purpose)
     assert f"jobscripts/{name}" in usage
     assert f"`{name}`" in (ROOT / "docs" / "how-to" / "start.md").read_text()
@@ -192,4 +183,4 @@ def test_the_command_prints_and_lists_them() -> None:
     assert CliRunner().invoke(hpcgpu, ["template", "pbs-array.sh"]).output == (FOLDER / "pbs-array.sh").read_text()
     assert CliRunner().invoke(hpcgpu, ["template", "--folder"]).output == f"{FOLDER}\n"
     with pytest.raises(ConfigError, match=r"no template 'slurm'; there are: slurm\.sbatch, "):
-        template_text("slurm")
+        CliRunner().invoke(hpcgpu, ["template", "slurm"], standalone_mode=False, catch_exceptions=False)
