@@ -19,7 +19,7 @@ from hpcgpu.spill.storage import disk
 from hpcgpu.spill.storage.buffer_pool import LeafLock, Pool
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store import executor, identity_map
-from hpcgpu.spill.values import host_objects, unit
+from hpcgpu.spill.values import host_objects
 
 # Where what must not happen under the lock is looked up when it does.
 WATCHED: tuple[tuple[Any, str], ...] = (
@@ -38,7 +38,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (proxies_dask, "release"),
     (proxy, "up"),
     (State, "load"),
-    (unit.Content, "stored"),
+    (executor, "_sizes"),
 )
 
 

@@ -16,8 +16,8 @@ import copyreg
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -39,7 +39,6 @@ from hpcgpu.spill.proxies import (
     written_arguments,
 )
 from hpcgpu.spill.values import put_together, take_apart
-from hpcgpu.spill.values.unit import ObjectContent
 
 
 class _Meta(type):
@@ -192,6 +191,7 @@ def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _replaced(x: Any, by: Callable[[Any], Any]) -> Any:
+    """Return a value with the results of ``by`` in place of the proxies that :func:`take_apart` finds."""
     skeleton, proxies = take_apart(x, is_proxy)
     return put_together(skeleton, [by(p) for p in proxies]) if proxies else x
 
@@ -282,79 +282,9 @@ def release(proxy: Any) -> None:
     HELD.__set__(proxy, Placeholder(state))
 
 
-def replaced(x: Any, by: Callable[[Source], Any]) -> Any:
-    """Return a value in which ``by`` gives the replacement, not None, of each proxy, for which it is called once."""
-    # looks into the same objects as take_apart; a value without proxies is returned as it is
-    return _replaced(x, lambda proxy: by(source_of(proxy)))
-
-
 def unproxy(x: Any) -> Any:
     """Return a value with objects in place of all proxies, also inside them; SpillError if one cannot come up."""
-    return replaced(x, lambda source: unproxy(up(source)))
-
-
-class Token:
-    """The name that a stored object gives its content. It outlives the stored object."""
-
-    __slots__ = ("content",)
-
-    def __init__(self, content: ObjectContent) -> None:
-        self.content = content
-
-
-class StoredObject:
-    """A device array, or a big object in host memory, inside a stored value: it lives as long as it has a proxy."""
-
-    # Thread-safe: proxies call it in the threads of tasks, and the store (release) in the thread that moves the object
-    # down.
-
-    __slots__ = ("__weakref__", "_proxy", "index", "kind", "nbytes", "reader", "token", "unit")
-
-    def __init__(self, reader: Any, unit: ObjectContent, index: int) -> None:
-        self.reader, self.unit, self.index = reader, unit, index  # a hpcgpu.spill.store.identity_map.Reader
-        self.kind, self.nbytes = unit.kind_of(index), unit.nbytes
-        self.token = Token(unit)
-        self._proxy: Any = None
-
-    def __del__(self) -> None:
-        # no lock here: the garbage collector may run this in a thread that holds it
-        self.reader.orphans.append(self.token)
-
-    def proxy(self) -> Any:
-        """Return the object's proxy: the existing one, or a new one."""
-        made = None
-        while True:
-            with self.reader.lock:
-                proxy = self._proxy() if self._proxy is not None else None
-                if proxy is None and made is not None:
-                    self._proxy, proxy = weakref.ref(made), made
-            if proxy is not None:
-                return proxy
-            made = make_proxy(self)
-
-    def release(self) -> None:
-        """Take the object from its proxy, if there is one, since the object moves down."""
-        if self._proxy is not None and (proxy := self._proxy()) is not None:
-            release(proxy)
-
-    def length(self) -> int | None:
-        """Return the object's ``len`` from a copy below, without loading; None without such a copy."""
-        return self.unit.length_of(self.index)
-
-    def up(self) -> Any:
-        """Bring the object up, and return it; raises SpillError as the store does."""
-        with self.using() as value:
-            return value
-
-    @contextmanager
-    def using(self) -> Iterator[Any]:
-        """Keep the object up while inside, and return it."""
-        with self.reader.keeping_up(self.unit):
-            yield self.unit.object_at(self.index)
-
-    def dirty(self) -> None:
-        """Record that the object was written to, so that copies of it do not count."""
-        self.reader.written(self.unit)
+    return _replaced(x, lambda proxy: unproxy(up(source_of(proxy))))
 
 
 def asproxy(x: Any) -> Any:
@@ -366,8 +296,7 @@ def asproxy(x: Any) -> Any:
 @functools.cache
 def register() -> None:
     """Register proxies with dask, in this process, when dask is imported; a second call does nothing."""
-    # A message to another process has the object, and needs no registration there. To send other data, such as bytes
-    # that are on the host already, replace the proxies before by hpcgpu.spill.proxies.proxy.replaced.
+    # A message to another process has the object, and needs no registration there.
     wrapt.register_post_import_hook(_register_size, "dask.sizeof")
     wrapt.register_post_import_hook(_register_token, "dask.tokenize")
     wrapt.register_post_import_hook(_register_messages, "distributed.protocol")

@@ -186,7 +186,6 @@ class Candidate(NamedTuple):
     name: int  # the unit's
     age: int  # the time of its last use; smaller is longer ago
     nbytes: int
-    pinned: bool = False  # a running task uses it: to move it would free no memory
     needed: int = 0  # how soon a task needs it: 0 no known task, 1 a ready task, 2 a task that runs or is next
     clean: bool = False  # the tier below has a valid copy: to move it down copies no bytes
     # if ``needed``, the priority of the first such task, as distributed has it (the smaller runs sooner); () for all
@@ -195,7 +194,7 @@ class Candidate(NamedTuple):
 
 
 def victims(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
-    """Yield the candidates to move, in this order, to free ``need_bytes``; all that are not pinned if these have less.
+    """Yield the candidates to move, in this order, to free ``need_bytes``; all of them if these have less.
 
     ``candidates`` come longest untouched first; they are read up to the first one after the window. If clean ones come
     before the others, all of them that no task needs go before any unit that must be copied.
@@ -223,20 +222,18 @@ def headroom(candidates: Iterable[Candidate], most_bytes: int) -> Iterator[Candi
         most_bytes -= candidate.nbytes
         if most_bytes < 0 or candidate.needed:
             return
-        if not candidate.pinned:
-            yield candidate
+        yield candidate
 
 
 def _in_order(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     needed = []
     for candidate in candidates:
         if candidate.needed:
-            needed += [] if candidate.pinned else [candidate]
-        elif not candidate.pinned:
+            needed.append(candidate)
+        else:
             yield candidate
     needed.sort(key=lambda c: c.priority, reverse=True)
-    needed.sort(key=lambda c: c.needed)
-    yield from needed
+    yield from sorted(needed, key=lambda c: c.needed)
 
 
 def _window(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:

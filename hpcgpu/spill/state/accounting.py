@@ -263,7 +263,7 @@ class Accounting:
             if self.may_go(unit):
                 needed = 2 if unit.running else 1 if unit.waiting else 0
                 soonest = min(unit.waiting.values()) if unit.waiting else ()
-                yield Candidate(unit.name, unit.age, unit.nbytes, False, needed, unit.is_clean, soonest)
+                yield Candidate(unit.name, unit.age, unit.nbytes, needed, unit.is_clean, soonest)
 
     def may_go(self, unit: Unit) -> bool:
         """Tell whether a unit may go down from its tier."""

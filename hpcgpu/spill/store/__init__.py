@@ -40,7 +40,7 @@ from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.libraries import ArrayView
 from hpcgpu.spill.state import DISK, HOST, Copy, FailedAllocation, Say, Ticket, Waiter
 from hpcgpu.spill.values import put_together
-from hpcgpu.spill.values.unit import ABSENT, Content, Entry, ProxiedObject
+from hpcgpu.spill.values.unit import ABSENT, Content, Entry
 from hpcgpu.units import format_bytes
 
 # Takes pairs of executor and copy; None wakes the thread. Several stores use a thread's inbox.
@@ -83,7 +83,7 @@ class Todo:
 
     def __init__(self) -> None:
         self.garbage: list[Any] = []
-        self.released: list[ProxiedObject] | tuple[()] = ()
+        self.released: list[Any] | tuple[()] = ()  # StoredObjects
         self.instructions: deque[Any] | tuple[()] = ()
 
 

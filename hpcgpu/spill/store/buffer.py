@@ -283,16 +283,16 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
                 raise
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        identity_map, executor = self._reader.identity_map, self._executor
-        ours = isinstance(value, Handle) and value.reader is self._reader
+        reader, executor = self._reader, self._executor
+        ours = isinstance(value, Handle) and value.reader is reader
         if isinstance(value, Handle) and not ours:  # a handle is never kept as a value
             value = unproxy(value.resolve())
-        traversed = None if ours or is_owner(value) else identity_map.traverse(value)
+        traversed = None if ours or is_owner(value) else reader.traverse(value)
         todo = None
         with executor.lock:
             old = self._entries.get(key)  # first: it fails if the key cannot be hashed or compared
             if traversed is None:
-                entry = value.entry if ours else identity_map.entry_of_owner(value)
+                entry = value.entry if ours else reader.entry_of_owner(value)
             else:
                 entry = self._entry_of(traversed, todo := Todo())
             entry.key = key
@@ -357,7 +357,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def _entry_of(self, traversed: Traversed, todo: Todo) -> Entry:
         """Return the entry of a value; under the lock."""
         sizes: list[tuple[Content, int]] = []
-        entry = self._reader.identity_map.entry_of(traversed, sizes)
+        entry = self._reader.entry_of(traversed, sizes)
         for unit, nbytes in sizes:
             if unit.valid:
                 self._executor.record(self._executor.state.grow(unit, nbytes), todo)

@@ -29,7 +29,7 @@ from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
 from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Leave, Resume, Say, Ticket, Trim
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.storage.buffer_pool import LeafLock, ReenteredError, is_inside
-from hpcgpu.spill.storage.disk import Disk, ImmovableError
+from hpcgpu.spill.storage.disk import Disk, ImmovableError, Stored
 from hpcgpu.spill.store import (
     Count,
     Inbox,
@@ -65,8 +65,8 @@ class Executor:
         self._reports = Reports(self.state.stays)
         self.trouble = self._reports.trouble  # by tier, why it stays above its limit
         self.immovable: dict[int, int] = {}  # bytes of units that cannot be pickled, by their names
-        # Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone: the garbage
-        # collector may add to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
+        # Entries whose handle or proxy is gone, and tickets of generators that are gone: the garbage collector may add
+        # to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
         self.orphans, self.inbox, self.bins = deque[Any](), Inbox(), list[Any]([disk])
         self.under_way = self.rescues = 0
         self._coming: dict[int, int] = {}
@@ -155,17 +155,16 @@ class Executor:
                 self.record(out, todo)
 
     def _release_member(self, content: ObjectContent, todo: Todo) -> None:
-        """Take one name from a part; with its last name it leaves its bundle, if it is in one; under the lock."""
-        if (bundle := content.bundle) is not None:
-            if out := self.state.leave(bundle, content):
-                self.record(out, todo)
-            if not content.keys:
-                del bundle.members[content]
-                if content.names:
-                    self._forget_names(content)
-                todo.garbage.append(content.take(HOST))
-                if content.top != HOST:
-                    todo.garbage.append(content.take(content.top))
+        """Take one name from a member of a bundle, which it leaves with its last name; under the lock."""
+        if out := self.state.leave(content.bundle, content):
+            self.record(out, todo)
+        if not content.keys:
+            del content.bundle.members[content]
+            if content.names:
+                self._forget_names(content)
+            todo.garbage.append(content.take(HOST))
+            if content.top != HOST:
+                todo.garbage.append(content.take(content.top))
 
     def record(self, instructions: Instructions, todo: Todo) -> None:
         """Put instructions into a Todo; take the references of drops at once; under the lock."""
@@ -394,11 +393,8 @@ class Executor:
             orphan = self.orphans.popleft()
             if isinstance(orphan, Entry):
                 self.unname(orphan, todo)
-            elif type(orphan) is Ticket:
+            else:
                 self.record(self.state.release(orphan), todo)
-            elif orphan in self.state.keys:  # else it never got a name
-                self._release_member(orphan.content, todo)
-                self.record(self.state.delete(orphan), todo)
 
     # --- instructions -------------------------------------------------------------------------------------------------
     def _perform(self, instruction: Any) -> None:
@@ -442,7 +438,7 @@ def _sizes(copy: Copy, data: Any) -> tuple[int, int]:
     """Return the bytes that a copy's result takes in its tier, and the bytes moved; 0: the unit's size."""
     unit: Content = copy.unit  # type: ignore[assignment]
     if copy.to == DISK:
-        stored = unit.stored(data)
+        stored: Stored = data[0]
         return stored.room_bytes, stored.nbytes
     up_bytes = unit.bytes_up(data) if copy.source == DISK else 0
     return up_bytes, up_bytes

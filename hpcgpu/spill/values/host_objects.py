@@ -196,7 +196,6 @@ class HostObjects(ObjectContent):
             objects = self.on_disk.read(disk)
             return _Objects(objects, [{} if x is None else held_by(x) for x in objects])
         named = {i for entry in tuple(self.entries) for unit, i in entry.locations if unit is self}
-        named |= {part.index for part in self.living_objects()}
         kept = [x if i in named else None for i, x in enumerate(tuple(self.objects))]
         self._shapes = [_Shape(getattr(x, "shape", ())) for x in kept]
         try:

@@ -11,27 +11,18 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from hpcgpu.spill.devices import Device
 from hpcgpu.spill.state import DISK, HOST, Unit
-from hpcgpu.spill.storage.disk import Disk, Pickled, Stored
+from hpcgpu.spill.storage.disk import Disk, Pickled
 from hpcgpu.spill.values import Slot
 
 ABSENT = object()
 _NUMBERS = itertools.count()
 _FEW = 8
-
-
-class ProxiedObject(Protocol):
-    """An object of a unit, with its proxy: a :class:`hpcgpu.spill.proxies.proxy.StoredObject`."""
-
-    index: int
-
-    def release(self) -> None:
-        """Take the object from its proxy, without the store's lock, in the thread that carries out the drop."""
 
 
 class Content(Unit, ABC):
@@ -100,12 +91,6 @@ class Content(Unit, ABC):
         """Return a copy for another tier; the source keeps its data. Raises the errors of disk, device and pickle."""
 
     @staticmethod
-    def stored(data: Any) -> Stored:
-        """Return the stored buffers of a copy on disk."""
-        stored: Stored = data[0]
-        return stored
-
-    @staticmethod
     def bytes_up(data: Any) -> int:
         """Return the size in host memory of a copy from disk, if it may differ from before; else 0."""
         del data
@@ -115,14 +100,14 @@ class Content(Unit, ABC):
 class ObjectContent(Content):
     """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit."""
 
-    # a member's state is its bundle's, but for nbytes, top and keys, the number of values and proxies that it is part
-    # of
+    # a member's state is its bundle's, but for nbytes, top and keys, the number of its entries
 
     usual_kind: type = object
     bundle: Any = None
     names: tuple[Hashable, ...] = ()  # of its allocations in the tier of its use, while it is there
     kinds: dict[int, type] | None = None  # the types of its objects that are not of the usual type
-    stored_objects: dict[int, weakref.ref[ProxiedObject]] | None = None  # those with proxies (jit_unspill)
+    # those with proxies (jit_unspill), each a hpcgpu.spill.store.identity_map.StoredObject
+    stored_objects: dict[int, weakref.ref[Any]] | None = None
 
     @property
     def unit(self) -> Content:
@@ -143,7 +128,7 @@ class ObjectContent(Content):
             self.kinds = self.kinds or {}
             self.kinds[index] = kind
 
-    def living_objects(self) -> list[ProxiedObject]:
+    def living_objects(self) -> list[Any]:
         """Return the objects that may have proxies."""
         refs = tuple((self.stored_objects or {}).values())  # in one step: another thread may add one
         return [living for ref in refs if (living := ref()) is not None]
@@ -188,7 +173,11 @@ class SkeletonUnit(ObjectContent):
         return Pickled.write(disk, self.value) if to == DISK else self.on_disk.read(disk)
 
 
-def each_once(locations: Iterable[tuple[ObjectContent, int]]) -> tuple[ObjectContent, ...]:
+# The unit and the position of an object.
+Location = tuple[ObjectContent, int]
+
+
+def each_once(locations: Iterable[Location]) -> tuple[ObjectContent, ...]:
     """Return the units of locations, each once."""
     return tuple(dict.fromkeys(unit for unit, _ in locations))
 
@@ -204,9 +193,7 @@ class Entry:
 
     __slots__ = ("key", "lazy", "locations", "names", "skeleton", "small", "units", "used_units", "value")
 
-    def __init__(
-        self, value: Any, skeleton: SkeletonUnit, locations: Sequence[tuple[ObjectContent, int]], lazy: bool = False
-    ) -> None:
+    def __init__(self, value: Any, skeleton: SkeletonUnit, locations: Sequence[Location], lazy: bool = False) -> None:
         self.value = value  # the value itself, if it was stored or read and its used units are still up; else ABSENT
         self.skeleton, self.locations = skeleton, locations  # without its parts; the unit and position of each part
         self.lazy = lazy  # parts come up one by one, at first use (jit_unspill): readers get proxies for them
@@ -406,7 +393,7 @@ _Content = TypeVar("_Content", Buffer, SkeletonUnit)
 
 
 class Bundles:
-    """The bundles that take new contents. IdentityMap makes it, and calls it under the store's lock."""
+    """The bundles that take new contents. Reader makes it, and calls it under the store's lock."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], Bundle] = {}  # by the tier of use and the tier of the data

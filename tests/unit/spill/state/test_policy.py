@@ -16,8 +16,8 @@ from hpcgpu.spill.state.accounting import Choice
 RUNS, READY = 2, 1
 
 
-def unit(age: int, nbytes: int, needed: int = 0, *, pinned: bool = False, clean: bool = False) -> Candidate:
-    return Candidate(age, age, nbytes, pinned, needed, clean)
+def unit(age: int, nbytes: int, needed: int = 0, *, clean: bool = False) -> Candidate:
+    return Candidate(age, age, nbytes, needed, clean)
 
 
 def twins(*sizes: int) -> list[Candidate]:
@@ -30,7 +30,6 @@ EXAMPLES: dict[str, tuple[list[Candidate], int, list[int]]] = {
     "nothing there": ([], 10, []),
     "the oldest": ([unit(1, 10), unit(2, 10), unit(3, 10)], 15, [1, 2]),
     "all, where that is not enough": ([unit(1, 10), unit(2, 10)], 99, [1, 2]),
-    "never what is pinned": ([unit(1, 10, pinned=True), unit(2, 10)], 99, [2]),
     "what no task needs": ([unit(1, 10, READY), unit(2, 10, RUNS), unit(3, 10)], 10, [3]),
     "what is ready before what runs": ([unit(1, 10, RUNS), unit(2, 10, READY), unit(3, 10)], 20, [3, 2]),
     "what runs where all is needed": ([unit(1, 10, RUNS), unit(2, 10, READY), unit(3, 10)], 30, [3, 2, 1]),
@@ -55,12 +54,10 @@ def test_chosen(candidates: list[Candidate], need: int, names: list[int]) -> Non
 def streams(draw: st.DrawFn) -> list[Candidate]:
     """Draw candidates, longest untouched first; those that are ready have a priority."""
     small = st.integers(0, 3)
-    facts = draw(
-        st.lists(st.tuples(small, st.integers(1, 20), st.booleans(), small, st.booleans(), small), max_size=15)
-    )
+    facts = draw(st.lists(st.tuples(small, st.integers(1, 20), small, st.booleans(), small), max_size=15))
     return [
-        Candidate(i, age, nbytes, pinned, min(needed, 2), clean, (turn,) if needed == READY else ())
-        for i, (age, nbytes, pinned, needed, clean, turn) in enumerate(sorted(facts, key=lambda f: f[0]))
+        Candidate(i, age, nbytes, min(needed, 2), clean, (turn,) if needed == READY else ())
+        for i, (age, nbytes, needed, clean, turn) in enumerate(sorted(facts, key=lambda f: f[0]))
     ]
 
 
@@ -71,10 +68,6 @@ def nbytes(candidates: list[Candidate]) -> int:
     return sum(c.nbytes for c in candidates)
 
 
-def movable(candidates: list[Candidate]) -> list[Candidate]:
-    return [c for c in candidates if not c.pinned]
-
-
 def rank(c: Candidate) -> tuple[float, ...]:
     """Return when its turn to go comes."""
     return (c.needed, *(-p for p in c.priority), c.age)
@@ -83,16 +76,16 @@ def rank(c: Candidate) -> tuple[float, ...]:
 @given(streams(), NEEDS)
 def test_the_need_is_covered_by_what_goes_first(candidates: list[Candidate], need: int) -> None:
     """Nothing younger goes than plain LRU would take; what is needed sooner goes later; of two alike the older goes."""
-    chosen, free = list(victims(candidates, need)), movable(candidates)
+    chosen = list(victims(candidates, need))
     assert len({c.name for c in chosen}) == len(chosen)
-    assert set(chosen) <= set(free)
-    assert nbytes(chosen) >= min(need, nbytes(free))
+    assert set(chosen) <= set(candidates)
+    assert nbytes(chosen) >= min(need, nbytes(candidates))
     assert [c.needed for c in chosen] == sorted(c.needed for c in chosen)
     for c in chosen:
-        assert nbytes([b for b in free if rank(b) < rank(c)]) < need
-    for stays, goes in ((a, b) for a in free if a not in chosen for b in chosen):
+        assert nbytes([b for b in candidates if rank(b) < rank(c)]) < need
+    for stays, goes in ((a, b) for a in candidates if a not in chosen for b in chosen):
         is_older = stays.name < goes.name and stays._replace(name=goes.name, age=goes.age) == goes
-        is_clean = stays.clean and not goes.clean and stays.nbytes == goes.nbytes and stays[4::2] == goes[4::2]
+        is_clean = stays.clean and not goes.clean and stays.nbytes == goes.nbytes and stays[3::2] == goes[3::2]
         assert not is_older
         assert not is_clean or rank(stays) > rank(goes)
 
@@ -108,7 +101,7 @@ def test_a_clean_group_goes_before_anything_is_copied(candidates: list[Candidate
     clean = [c for c in candidates if c.clean]
     chosen = list(victims(sorted(candidates, key=lambda c: not c.clean), need))
     if any(not c.clean for c in chosen):
-        assert nbytes([c for c in movable(clean) if not c.needed]) < need
+        assert nbytes([c for c in clean if not c.needed]) < need
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(1, 200))
@@ -120,20 +113,20 @@ def test_of_one_age_one_is_taken_where_one_is_enough(sizes: list[int], need: int
 
 @given(st.integers(1, 500))
 def test_no_more_is_looked_at_than_what_covers_the_need(need: int) -> None:
-    """Of each three, one is pinned and one needed."""
+    """Of each two, one is needed."""
     seen = 0
 
     def endless() -> Iterator[Candidate]:
         nonlocal seen
         for seen in count(1):  # noqa: B007 (the test reads it)
-            yield unit(seen, 10, READY if seen % 3 == 1 else 0, pinned=seen % 3 == 2)
+            yield unit(seen, 10, READY if seen % 2 else 0)
 
     assert nbytes(list(victims(endless(), need))) - need < 10
-    assert seen <= 3 * (-(-need // 10) + 1)
+    assert seen <= 2 * (-(-need // 10) + 1)
 
 
 def test_headroom_ends_at_what_is_too_big_or_needed() -> None:
-    assert [c.name for c in headroom([unit(1, 3), unit(2, 3, pinned=True), unit(3, 3), unit(4, 9)], 10)] == [1, 3]
+    assert [c.name for c in headroom([unit(1, 3), unit(3, 3), unit(4, 9)], 10)] == [1, 3]
     assert [c.name for c in headroom([unit(1, 3), unit(2, 3, READY), unit(3, 3)], 10)] == [1]
 
 
