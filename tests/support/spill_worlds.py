@@ -364,6 +364,8 @@ def _bytes(state: SpillState, units: Collection[Unit], under_way: Collection[Cop
         copies = sum(u.size(tier) for u in units if u.valid >> tier & 1 and u.tier > tier)
         if state.accounting.bytes.get(tier, 0) != valid + coming:
             yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {valid + coming} are valid"
+        if state.accounting.coming.get(tier, 0) != coming:
+            yield f"{state.accounting.coming.get(tier, 0)} bytes are said to come to tier {tier}, {coming} do"
         if state.accounting.leaving.get(tier, 0) != leaving:
             yield f"{state.accounting.leaving.get(tier, 0)} bytes are said to leave tier {tier}, {leaving} do"
         if state.accounting.copy_bytes.get(tier, copies) != copies:

@@ -45,6 +45,7 @@ class Accounting:
         self.limits, self.low, self._choose = dict(limits), low, choose
         # by tier
         self.bytes: dict[int, int] = {}  # valid there, or under way to it
+        self.coming: dict[int, int] = {}  # bytes under way to it
         self.leaving: dict[int, int] = {}  # bytes on their way down that still lie there
         self.freed: dict[int, int] = {}  # bytes given up there so far
         self.blocked: dict[int, int] = {}  # the size from which copies down from it fail, until something changes
@@ -56,6 +57,7 @@ class Accounting:
         self.copy_bytes = {HOST: 0, DISK: 0}
         self.lower = self.lower_bytes = 0  # units below the tier in which they are used, and their bytes there
         self.refused = False  # a unit that should go to disk stays in host memory, since the disk's limit is reached
+        self.moves = 0  # the number of copies under way
         self._clock = self._chances = 0
 
     def touch(self, units: Iterable[Unit]) -> None:
@@ -152,7 +154,9 @@ class Accounting:
         """Begin a copy of a unit."""
         copy = Copy(unit, unit.tier, to, by, unit.size(to), unit.age)
         unit.move = to
+        self.moves += 1
         self.bytes[to] = self.bytes.get(to, 0) + copy.nbytes
+        self.coming[to] = self.coming.get(to, 0) + copy.nbytes
         if to < unit.tier:
             self.leaving[unit.tier] = self.leaving.get(unit.tier, 0) + unit.nbytes
             del self.orders[unit.tier][unit.name]
@@ -162,7 +166,9 @@ class Accounting:
         """End a copy; its result is not counted yet."""
         unit = copy.unit
         unit.move = None
+        self.moves -= 1
         self.bytes[copy.to] -= copy.nbytes
+        self.coming[copy.to] -= copy.nbytes
         if copy.to < copy.source:
             self.leaving[copy.source] -= unit.nbytes
             self.orders[copy.source][unit.name] = unit

@@ -68,8 +68,7 @@ class Executor:
         # Entries whose handle or proxy is gone, and tickets of generators that are gone: the garbage collector may add
         # to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
         self.orphans, self.inbox, self.bins = deque[Any](), Inbox(), list[Any]([disk])
-        self.under_way = self.rescues = 0
-        self._coming: dict[int, int] = {}
+        self.rescues = 0
         self.closed = self.is_watched = self.wants_trim = self._has_lost_gpu = False
         # device memory given up without a copy, by tier: kernels of finished tasks may still read it
         self._unread: list[tuple[int, list[Any]]] = []
@@ -113,13 +112,12 @@ class Executor:
     # --- facts --------------------------------------------------------------------------------------------------------
     def tiers(self) -> dict[str, int]:
         """Return the bytes in each tier: each unit counts in its highest tier; copies under way are not counted."""
-        todo = Todo()
+        todo, accounting = Todo(), self.state.accounting
         with self.lock:
             self._bury(todo)  # there may be no other event for long, or ever, once the store is closed
             sizes = {"device": 0, "host": 0, "disk": 0}
-            for tier, nbytes in self.state.accounting.bytes.items():
-                copies = self.state.accounting.copy_bytes.get(tier, 0) + self._coming.get(tier, 0)
-                sizes[tier_name(tier)] += nbytes - copies
+            for tier, nbytes in accounting.bytes.items():
+                sizes[tier_name(tier)] += nbytes - accounting.copy_bytes.get(tier, 0) - accounting.coming.get(tier, 0)
         self.carry_out(todo)
         return sizes
 
@@ -177,11 +175,8 @@ class Executor:
                 if each.may_be_read:
                     self._unread.append((each.tier, garbage))
             else:
-                if kind is Copy:
-                    self.under_way += 1
-                    self._coming[each.to] = self._coming.get(each.to, 0) + each.nbytes
-                    if each.by is not None:
-                        each.by.sent += 1
+                if kind is Copy and each.by is not None:
+                    each.by.sent += 1
                 todo.instructions = todo.instructions or deque()
                 todo.instructions.append(each)
 
@@ -302,7 +297,6 @@ class Executor:
                 if copy.to == unit.top:
                     self.contents |= {name: content for content in unit.contents for name in content.names}
                 is_reported = True
-                self._end(copy)
                 self.record(self.state.moved(copy, takes_bytes), todo)
             del data
         except BaseException as e:
@@ -332,7 +326,6 @@ class Executor:
             error = SpillError(f"a copy was interrupted: {type(error).__name__}")
         todo = Todo()
         with self.lock:
-            self._end(copy)
             if for_good and is_down and unit.keys:
                 self.immovable[unit.name] = unit.nbytes
             self.record(self.state.failed(copy, error, for_good), todo)
@@ -351,13 +344,9 @@ class Executor:
         for copy in copies:
             self._failed(copy, RuntimeError("the store is closed"))
 
-    def _end(self, copy: Copy) -> None:
-        self.under_way -= 1
-        self._coming[copy.to] -= copy.nbytes
-
     def _ended(self, todo: Todo) -> None:
         self.carry_out(todo)
-        if self.state.is_stuck or (self.is_watched and not self.under_way):
+        if self.state.is_stuck or (self.is_watched and not self.state.accounting.moves):
             self._wake()
 
     def _detach(self, unit: Content, tier: int, todo: Todo, garbage: list[Any]) -> None:

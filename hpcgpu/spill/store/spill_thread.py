@@ -105,7 +105,7 @@ class SpillThread:
         self._tidy_up()
         self._note()
         with self._due:
-            self._idle = self._inbox.empty() and not self._executor.under_way
+            self._idle = self._inbox.empty() and not self._executor.state.accounting.moves
             self._due.notify_all()
         return False
 

@@ -120,7 +120,7 @@ def test_a_copy_whose_result_cannot_be_kept_fails(
     with monkeypatch.context() as patch:
         patch.setattr(Buffer, function, broken)
         assert isinstance(aside(lambda: store[key]).exception(20), KeyError)
-    assert store._executor.under_way == 0
+    assert store._executor.state.accounting.moves == 0
     assert_moves(store)
 
 
@@ -133,7 +133,7 @@ def test_interrupted_reader_does_not_block_other_readers(stored: NewStore, gpu: 
     gpu.up = KeyboardInterrupt()
     assert isinstance(aside(lambda: store["a"]).exception(20), KeyboardInterrupt)
     gpu.up = None
-    assert store._executor.under_way == 0
+    assert store._executor.state.accounting.moves == 0
     assert aside(lambda: [int(x.get()[0]) for x in store["a"]]).result(scaled(20)) == [0, 1, 2, 3]
     assert store.settle(scaled(20))
 

@@ -325,5 +325,5 @@ def test_copy_at_the_spill_threads_end_is_given_up(store: GpuSpillBuffer, gpu: F
     executor, thread = store._executor, store._spill_thread
     inbox, executor.inbox = executor.inbox, Late()
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
-    assert executor.under_way == 0
+    assert executor.state.accounting.moves == 0
     assert set(store["a"].get()) == {1}

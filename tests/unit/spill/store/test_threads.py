@@ -133,7 +133,7 @@ def test_no_thread_keeps_another_waiting(stored: NewStore, monkeypatch: pytest.M
         with executor.lock:
             units = {unit for entry in executor.state.keys for unit in executor.state.keys[entry]}
             assert list(broken(executor.state, units, [], [])) == []
-            assert executor.under_way == 0
+            assert executor.state.accounting.moves == 0
         for key in list(store):
             aside(lambda key=key: threads.check(key, store[key])).result(scaled(30))
     finally:
