@@ -12,7 +12,7 @@ from hpcgpu.model.settings import GROUPS, options, user_name
 
 HEAD = """# Options
 
-Made by `pytest tests/unit/config/test_options_page.py --update-golden`.
+Made by `pytest tests/unit/config/test_entry_points.py --update-golden`.
 
 The first of these that has a value wins, and errors name it: a keyword of the classes (`gpus_per_node=4`) or a flag of
 the commands (`--gpus-per-node 4`; on and off: `--jit-unspill`, `--no-jit-unspill`), a variable

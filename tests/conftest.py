@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import contextlib
 import gc
+import inspect
 import logging
 import os
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 import ranks
 from paths import PACKAGE, SUPPORT, TESTS
 from pbs_replay import Pbs
-from waiting import SLOWNESS, STEADY, Said, scaled
+from waiting import SLOWNESS, STEADY, Said, run, scaled
 
 from hpcgpu.deploy.network.data_connections import movers
 from hpcgpu.model import Patience
@@ -81,6 +82,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test by its folder alone."""
     if marker := MARKERS.get(item.path.relative_to(TESTS).parts[0]):
         item.add_marker(marker)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an ``async def`` test on an event loop of its own, within a limit."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run(lambda: pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from hpcgpu.sim import SimGpu
-from hpcgpu.spill.proxies import State, proxy
-from hpcgpu.spill.proxies import proxy as proxies_dask
+from hpcgpu.spill import proxies
+from hpcgpu.spill import proxies as proxies_dask
+from hpcgpu.spill.proxies import State
 from hpcgpu.spill.storage import disk
 from hpcgpu.spill.storage.buffer_pool import LeafLock, Pool
 from hpcgpu.spill.storage.disk import Disk
@@ -36,7 +37,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (identity_map, "put_together"),
     (proxies_dask, "make_proxy"),
     (proxies_dask, "release"),
-    (proxy, "up"),
+    (proxies, "up"),
     (State, "load"),
     (executor, "_sizes"),
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from programs import python
 
 from hpcgpu.config.layers import read_settings
 from hpcgpu.config.migration import read_local_cuda
@@ -165,8 +164,7 @@ except ConfigError as e:
 
 def test_leader_checks_its_folder_before_it_imports_distributed() -> None:
     """That import takes 1 CPU s and more on a node that is busy."""
-    done = subprocess.run([sys.executable, "-c", _MAKE, "/proc/x"], capture_output=True, text=True, check=True)
-    said, imported = done.stdout.splitlines()
+    said, imported = python(_MAKE, "/proc/x", check=True).stdout.splitlines()
     assert "local_directory='/proc/x' cannot hold the files of a run" in said
     assert imported == "False"
 

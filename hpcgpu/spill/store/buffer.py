@@ -28,7 +28,7 @@ from hpcgpu.model.settings import (
     read_text,
 )
 from hpcgpu.spill.devices import on_event_loop
-from hpcgpu.spill.proxies.proxy import unproxy
+from hpcgpu.spill.proxies import unproxy
 from hpcgpu.spill.state import DEVICE, HOST
 from hpcgpu.spill.storage import notes
 from hpcgpu.spill.storage.buffer_pool import Slabs

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcgpu.spill import proxies as proxies
 from hpcgpu.spill.devices import Device
 from hpcgpu.spill.devices.cuda import (
     always_moves,
@@ -21,8 +22,7 @@ from hpcgpu.spill.devices.cuda import (
     is_left_to_cudf,
     is_unproxied,
 )
-from hpcgpu.spill.proxies import proxy as proxies
-from hpcgpu.spill.proxies.proxy import is_proxy, make_proxy, source_of, unproxy
+from hpcgpu.spill.proxies import is_proxy, make_proxy, source_of, unproxy
 from hpcgpu.spill.store import Handle, Packed, Todo
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.values import Slot, is_data, put_together, take_apart
@@ -93,11 +93,6 @@ class StoredObject(Handle):
     def length(self) -> int | None:
         """Return the object's ``len`` from a copy below, without loading; None without such a copy."""
         return self.unit.length_of(self.index)
-
-    def up(self) -> Any:
-        """Bring the object up, and return it; raises SpillError as the store does."""
-        with self.using() as value:
-            return value
 
     @contextmanager
     def using(self) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """What the store asks of the driver, on one that is as late as it may be (``support/fake_cuda.c``).
 
 A real driver mostly comes in time, and shows no copy that is not waited for: these tests are of the stand-in alone.
-``tests/unit/spill/devices/test_cuda_driver.py`` runs them, and those of a real GPU which need no kernel.
+``tests/unit/spill/devices/test_cuda_api.py`` runs them, and those of a real GPU which need no kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def driver() -> Standin:
     try:
         made = Standin()
     except (OSError, AttributeError):
-        pytest.skip("of the stand-in for a driver alone (tests/unit/spill/devices/test_cuda_driver.py runs them)")
+        pytest.skip("of the stand-in for a driver alone (tests/unit/spill/devices/test_cuda_api.py runs them)")
     from cuda import core
 
     core.Device(0).set_current()

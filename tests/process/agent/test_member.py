@@ -170,13 +170,13 @@ def test_a_member_that_must_go_hands_its_data_over(cluster: Ranks, head: subproc
 
 
 def test_processes_are_found_by_pid_host_and_start() -> None:
-    with subprocess.Popen(["sleep", "600"]) as process:
-        named = process.mark(process.pid)
+    with subprocess.Popen(["sleep", "600"]) as sleeping:
+        named = process.mark(sleeping.pid)
         host, pid, started = named.split()
-        assert process.find(named) == (process.pid, int(started))
+        assert process.find(named) == (sleeping.pid, int(started))
         assert process.find(f"another-{named}") is None
         assert process.find(f"{host} {pid} {int(started) - 1}") is None  # the pid was another process's
-        process.kill()
+        sleeping.kill()
     assert process.find(named) is None
     assert process.find("") is None
 

@@ -84,7 +84,7 @@ HEAD = """
     import hpcgpu
     from hpcgpu import sim
     from hpcgpu.sim import register
-    from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
+    from hpcgpu.spill.proxies import is_proxy, unproxy
     register()
     def settle(client):
         if not all(client.run(lambda dask_worker: dask_worker.data.settle(60)).values()):

@@ -1,12 +1,27 @@
-"""A leader whose end does not come is ended, with all that it has started."""
+"""A leader, its fork server and rank 0's scheduler process: ends that do not come, and unexpected errors."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import operator
 import os
-import subprocess
-import sys
+import signal
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
-from waiting import scaled
+import pytest
+from programs import python
+from waiting import failures
+
+from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
+from hpcgpu.agent.leader import Leader, LeaderContext, Member
+from hpcgpu.agent.rank0 import wait_started
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import process
+from hpcgpu.model import RunDocument, Settings
 
 CODE = """
 import asyncio
@@ -33,7 +48,172 @@ with ForcedEnd(fork_server, 0.5) as forced:
 
 
 def test_an_end_that_does_not_come_is_forced_and_said() -> None:
-    argv = [sys.executable, "-c", CODE]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
+    done = python(CODE)
     assert done.returncode == os.EX_SOFTWARE, done.stderr
     assert "has not ended within 0.5 s; it is killed, and its workers" in done.stderr
+
+
+# --- the process that forks for its rank
+
+
+def test_one_that_does_not_answer_is_killed_and_said() -> None:
+    forked = ForkServer.fork()
+    fork_server = ForkServer(forked.sock, forked.pid, answer_s=0.2)
+    os.kill(fork_server.pid, signal.SIGSTOP)
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        theirs,
+        pytest.raises(LaunchError, match=f"the fork server, process {fork_server.pid}, did not answer within 0.2"),
+    ):
+        fork_server.spawn("builtins:print", None, (theirs.fileno(), 1, 2))
+    assert os.waitstatus_to_exitcode(os.waitpid(fork_server.pid, 0)[1]) == -signal.SIGKILL
+    fork_server.close()
+
+
+def test_at_its_end_what_it_forked_is_gone() -> None:
+    fork_server = ForkServer.fork()
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            pid = fork_server.spawn(
+                "operator:call", operator.methodcaller("recv", 1), (theirs.fileno(), 1, 2)
+            )  # it waits
+        fork_server.close()
+        assert not process.alive(pid)
+    assert os.waitpid(fork_server.pid, 0)[1] == 0
+
+
+PRELOAD = """
+import json, os, sys
+from hpcgpu.deploy.processes import scheduler
+
+scheduler.prepare_forks(simulated=True)
+before = set(sys.modules)
+
+def refuse(*_):
+    raise AssertionError("a worker starts a program, or reads the versions of packages")
+
+import importlib.metadata, subprocess
+subprocess.Popen = importlib.metadata.version = importlib.metadata.distribution = refuse
+from distributed.versions import get_versions
+
+versions = get_versions()
+import distributed.http.worker
+from hpcgpu.sim import SimGpu
+from hpcgpu.sim import register_sizes
+from dask.sizeof import sizeof
+import numpy
+
+register_sizes()
+size = sizeof(SimGpu(1 << 20).asarray(numpy.zeros(1000, "u1")))
+print(json.dumps({
+    "new": sorted(set(sys.modules) - before),
+    "arrays": "dask.array" in sys.modules,
+    "threads": len(os.listdir("/proc/self/task")),
+    "distributed": versions["packages"]["distributed"],
+    "size": size,
+}))
+"""
+
+
+def test_a_fork_finds_what_it_needs_at_its_start() -> None:
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as ranks have it
+    facts = json.loads(python(PRELOAD, env=env, check=True).stdout)
+    assert facts.pop("distributed")
+    assert facts == {"new": [], "arrays": False, "threads": 1, "size": 1000}
+
+
+# --- the scheduler process does not start
+
+
+def waited(code: int | None, *sent: dict[str, Any], ended: bool = True) -> dict[str, Any]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in sent))
+        if ended:
+            theirs.close()
+        return wait_started(ours, lambda: code, 60.0 if ended else 0.01)
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [(-9, "was killed by signal 9"), (3, "exited with status 3"), (None, "closed its connection")],
+)
+def test_wait_started_reports_the_schedulers_end(code: int | None, end: str) -> None:
+    assert waited(None, {"op": "started", "port": 1}) == {"op": "started", "port": 1}
+    with pytest.raises(LaunchError, match=f"the scheduler process {end} before it listened"):
+        waited(code)
+
+
+def test_its_error_is_said_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "Traceback of 5,000 characters".ljust(5000, ".") + "\n"
+    with pytest.raises(LaunchError, match="the scheduler could not be started: OSError: no room"):
+        waited(1, {"op": "error", "text": text, "reason": "OSError: no room"})
+    assert capsys.readouterr().err == text
+
+
+def test_silence_is_said() -> None:
+    with pytest.raises(LaunchError, match=r"does not listen after 0.01 s; the traceback above"):
+        waited(None, ended=False)
+
+
+# --- background work meets what nobody expected
+
+
+def context() -> Any:
+    settings = Settings()
+    return LeaderContext(
+        run=RunDocument(settings=settings, shape="gang", folder=""),
+        **{"environ": {}, "fork_server": None, "scheduler": {}, "workers": ()},
+    )
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def test_fork_server_with_unreadable_reports_counts_as_dead(
+    pair: tuple[socket.socket, socket.socket], log: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = pair
+    died = asyncio.Event()
+    spawner = ForkServerSpawner(ForkServer(ours, 0), died.set)
+    child = spawner.adopt(1 << 30, theirs)
+    theirs.send(b"garbage")
+    await died.wait()
+    assert child.exited.result() == -9
+    (said,) = failures(log)
+    assert said.startswith("reading the fork server's reports failed: UnpicklingError")
+
+
+class Stubborn(Leader):
+    def stop(self, sig: signal.Signals, why: str) -> None:
+        raise RuntimeError("no")
+
+
+def test_a_signal_ends_the_run_also_where_its_answer_raises(log: pytest.LogCaptureFixture) -> None:
+    leader = Stubborn(context())
+    leader._answer(signal.SIGTERM)()
+    assert leader.exit_code == 128 + signal.SIGTERM
+    assert leader.why.startswith("it got SIGTERM")
+    assert failures(log) == ["the answer to SIGTERM failed: RuntimeError: no"]
+
+
+async def test_a_member_that_cannot_hand_over_ends_with_the_reason(log: pytest.LogCaptureFixture) -> None:
+    def close_gracefully(reason: str) -> None:
+        raise RuntimeError("no")
+
+    member = Member(context())
+    member.watch = SimpleNamespace(peer_address="tls://x")
+    member.nannies = [SimpleNamespace(close_gracefully=close_gracefully)]
+    member.drain(None)
+    await member.ended.wait()
+    assert (member.exit_code, member.why) == (
+        os.EX_SOFTWARE,
+        "its workers could not be retired: RuntimeError: no",
+    )
+    assert failures(log) == ["handing over the workers' data failed: RuntimeError: no"]

@@ -1,22 +1,38 @@
-"""The command line as people type it: one clear message, an exit code, no traceback unless asked."""
+"""The command line as people type it, and what it says of itself: help, completion, facts as JSON."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click
+import commands
 import pytest
 import ranks
 import streams
+from click.shell_completion import BashComplete
+from click.testing import CliRunner
+from paths import ROOT
 from ranks import in_process
 from waiting import scaled
+
+from hpcgpu import __version__
+from hpcgpu.cli.command import Command, Group, example_lines
+from hpcgpu.cli.commands import hpcgpu, worker
+from hpcgpu.config.layers import ENTRY_POINTS, default_of, unused
+from hpcgpu.model.settings import GROUPS, options, user_name
+from hpcgpu.worker import gpu
 
 HPCGPU = str(ranks.BIN / "hpcgpu")
 
 
-def hpcgpu(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def child(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run it in a child, for what starts another program."""
     return subprocess.run(
         [HPCGPU, *words], capture_output=True, text=True, timeout=scaled(60), env=ranks.environment(**env)
@@ -33,10 +49,6 @@ def script(tmp_path: Path) -> str:
     [
         (["--gpu", "sim:1"], "Did you mean"),
         (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
-        (["--device-memory-limit", "-1"], "allowed: a fraction of the memory"),
-        (["--device-memory-limit", "5 Gigs"], "'5GB'"),
-        (["--walltime", "2h30"], "'HH:MM:SS'"),
-        (["--nodes", "0"], "a whole number from 1"),
         (["--gpus", "sim:2", "--gpus-per-node", "4"], "leave gpus_per_node out"),
         (["--site", "nowhere"], "no site 'nowhere'; there are: "),
         (["--launcher", "ssh"], "allowed: srun, mpirun, fork"),
@@ -57,7 +69,7 @@ def test_bad_options(script: str, words: list[str], said: str) -> None:
     [("plan --batch slurm --log-directory", 2), ("run --site", 2), ("run --gpus sim:1 --local-directory", 1)],
 )
 def test_a_home_that_nobody_has(words: str, code: int, script: str) -> None:
-    done = (hpcgpu if code == 1 else in_process)(*words.split(), "~hpcgpu-nobody/x", script)
+    done = (child if code == 1 else in_process)(*words.split(), "~hpcgpu-nobody/x", script)
     assert "Traceback" not in done.stderr
     assert "~hpcgpu-nobody" in done.stderr
     assert "give the folder" in done.stderr
@@ -102,7 +114,7 @@ def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None
     assert "set by HPCGPU_NODES" in wrong
     assert "Traceback" in in_process("run", "--debug", "--nodes", "0", script).stderr
     assert "Traceback" in in_process("--debug", "run", "--nodes", "0", script).stderr
-    done = hpcgpu("run", "--python", "/none/python", script, HPCGPU_QUEUE="gpu", HPCGPU_NODES="3")
+    done = child("run", "--python", "/none/python", script, HPCGPU_QUEUE="gpu", HPCGPU_NODES="3")
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
 
 
@@ -169,3 +181,162 @@ def test_output_that_cannot_be_written_is_said() -> None:
         done = subprocess.run([HPCGPU, "topo"], stdout=full, stderr=subprocess.PIPE, text=True, env=ranks.environment())
     assert done.returncode == 1
     assert done.stderr == "hpcgpu: the output could not be written: [Errno 28] No space left on device\n"
+
+
+# --- what it says of itself
+
+
+ALL = commands.commands()
+
+
+def shown_by(*words: str) -> str:
+    done = CliRunner(env={"HPCGPU_SITE": ""}).invoke(hpcgpu, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return str(done.output)
+
+
+def test_every_option_is_below_one_heading() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(user_name(f) for f in options())
+
+
+@pytest.mark.parametrize("entry_point", ["run", "launch"])
+def test_help_has_what_means_something_with_its_default(entry_point: str) -> None:
+    text = " ".join(shown_by(entry_point, "--help").split())
+    (known,) = [name for name in ENTRY_POINTS if name == f"hpcgpu {entry_point}"]
+    for f in options():
+        flag = f"--{user_name(f).replace('_', '-')}"
+        assert (f"{flag} " in text or f"{flag}, " in text) == (user_name(f) not in unused(known)), flag
+    assert "pool of the RAPIDS Memory Manager: bytes, or a fraction of the GPU's memory; 0 = none [default: 0]" in text
+    assert "[default: 0.8]" in text
+    assert "--security / --no-security encrypt every connection (TLS)" in text
+    assert not re.search(r"\b(True|False|None|\w+='|[a-z]+_[a-z_]+)\b", text.partition("Examples:")[0]), (
+        "Python in help"
+    )
+    for several in ("--env NAME=VALUE ", "--resources NAME=NUMBER ", "--nics NAME "):
+        assert re.search(rf"{several}.{{,200}}; may be repeated", text), several
+    limit = next(f for f in options() if f.name == "memory_limit")
+    assert f"[default: {default_of(limit)}]" in text
+
+
+GROUPED = {"hpcgpu": hpcgpu, "hpcgpu site": hpcgpu.commands["site"]}
+
+
+@pytest.mark.parametrize("typed", GROUPED)
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_a_list_of_commands_fits_a_terminal_and_cuts_no_summary(
+    typed: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = shown_by(*typed.split()[1:], "--help")
+    assert "..." not in text.partition("\n\n")[2]  # after the usage line
+    group = GROUPED[typed]
+    assert isinstance(group, click.Group)
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        summary = command.short_help or ""
+        assert 0 < len(summary) <= 55, name
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE), name
+
+
+def test_help_shows_headings_completion_and_optional_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = shown_by("--help")
+    assert '\n  eval "$(_HPCGPU_COMPLETE=bash_source hpcgpu)"\n' in text
+    headings = ["Try it without a GPU:", "On a cluster:", "In a job, or on one machine:", "Running clusters:", "Facts:"]
+    assert sorted(headings, key=text.index) == headings
+    assert "\nCommands:" not in text, "a command is below no heading"
+    script = "SCRIPT [ARGUMENTS]..."
+    for command, usage in {"run": script, "launch": script, "plan": f"[{script}]"}.items():
+        assert f"Usage: hpcgpu {command} [OPTIONS] {usage}\n" in shown_by(command, "--help")
+    text = str(CliRunner().invoke(worker, ["--help"], catch_exceptions=False).output)
+    assert [text.index(f"\n{heading}:\n") for heading in ("Options", "Size", "Memory", "Binding", "Examples")]
+    assert [line for line in worker.examples if line not in text] == []
+    assert gpu.commands.keys() == {"config", "worker"}  # of dask gpu
+
+
+@pytest.mark.parametrize("typed", [*GROUPED, *ALL])
+def test_every_command_has_examples_that_may_be_typed(typed: str) -> None:
+    command = {**GROUPED, **ALL}[typed]
+    assert isinstance(command, (Command, Group))
+    assert command.examples
+    shown = shown_by(*typed.split()[1:], "--help")
+    for line, printed in zip(command.examples, example_lines(command.examples), strict=True):
+        commands.check(line)
+        assert f"  {printed}\n" in shown
+
+
+FACTS = {
+    "hpcgpu version": dict,
+    "hpcgpu template": dict,
+    "hpcgpu topo --gpus sim:2": dict,
+    "hpcgpu plan --batch slurm --gpus sim:2 --no-ask": dict,
+    "hpcgpu ps": list,
+    "hpcgpu site list": dict,
+    "hpcgpu site show polaris": dict,
+    "hpcgpu site check site_configs/polaris.yaml": dict,
+    "hpcgpu plan --gpus sim:2 examples/svd.py": dict,
+    "hpcgpu plan --launcher mpirun --gpus sim:2 examples/svd.py": dict,
+    "hpcgpu report --output REPORT": dict,
+}
+
+
+@pytest.mark.parametrize("typed", FACTS)
+def test_facts_are_json(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    entry_point, *words = typed.replace("REPORT", str(tmp_path / "report")).split()[1:]
+    script = words.pop() if words[-1:] == ["examples/svd.py"] else None
+    typed_words = [entry_point, *words, "--json", *filter(None, [script])]  # what comes after a script is the script's
+    assert isinstance(json.loads(shown_by(*typed_words)), FACTS[typed])
+
+
+def test_commands_with_json_print_facts() -> None:
+    """Texts to be changed and submitted, a log, what a script prints, and what was done."""
+    without = {name for name, command in ALL.items() if not any(p.name == "as_json" for p in command.params)}
+    texts = {"hpcgpu jobscript", "hpcgpu site new", "hpcgpu logs"}
+    assert without == {*texts, "hpcgpu demo", "hpcgpu stop", "hpcgpu worker"}
+    facts = json.loads(shown_by("version", "--json"))
+    assert facts["hpcgpu"] == __version__
+    assert {"dask", "distributed", "numpy", "msgspec"} <= facts["python"]["packages"].keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("hpcgpu pl", ["plan"]),
+        ("hpcgpu plan --memory-pol", ["--memory-policy"]),
+        ("hpcgpu run --memory-policy pref", ["preferred-many"]),
+        ("hpcgpu plan --site perl", ["perlmutter"]),
+        ("hpcgpu template slurm-a", ["slurm-apptainer.sbatch", "slurm-array.sbatch"]),
+        ("hpcgpu site show perl", ["perlmutter"]),
+        ("hpcgpu site check site_c", ["file:site_c"]),
+        ("hpcgpu launch --gpus 4 my_s", ["file:my_s"]),
+        ("hpcgpu logs my", ["my-run"]),
+    ],
+)
+def test_the_shell_completes(typed: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcgpu.deploy.jobs.Run.all", lambda _: [SimpleNamespace(name="my-run", jobs=["4711"])])
+    *words, incomplete = typed.split()[1:]
+    completions = BashComplete(hpcgpu, {}, "hpcgpu", "_HPCGPU_COMPLETE").get_completions(words, incomplete)
+    assert [f"{c.type}:{c.value}".removeprefix("plain:") for c in completions] == offered
+
+
+TO_TYPE = (
+    ({}, "", "hpcgpu run --gpus sim:4 my_script.py # on this machine"),
+    ({"NERSC_HOST": "perlmutter"}, "sinfo", "hpcgpu plan --site perlmutter --gpus 8 # look before you submit"),
+    ({}, "pbsnodes", "hpcgpu plan --batch pbs --nodes 2 --gpus-per-node 4 # look before you submit"),
+    ({"SLURM_JOB_ID": "7"}, "sinfo", "hpcgpu launch my_script.py # on all nodes of this job"),
+)
+
+
+@pytest.mark.parametrize("case", TO_TYPE)
+def test_hpcgpu_alone_on_a_terminal_shows_what_to_type(case: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    environ, program, line = case
+    (tmp_path / (program or "none")).touch(mode=0o755)
+    monkeypatch.setattr("hpcgpu.cli.commands.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
+    done = CliRunner(env={"PATH": str(tmp_path), **environ}).invoke(hpcgpu, catch_exceptions=False)
+    lines = [" ".join(shown.split()) for shown in done.output.splitlines()]
+    assert line in lines
+    for shown in lines[2:-2]:
+        commands.check(shown)

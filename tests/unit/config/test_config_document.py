@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from programs import python
 from waiting import scaled
 
 from hpcgpu import config
@@ -166,8 +167,7 @@ print(*sys.modules)
 
 
 def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
-    argv = [sys.executable, "-c", FOLLOWER, config.render(RunDocument(read_settings({"gpus": "sim:2"})))]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
+    done = python(FOLLOWER, config.render(RunDocument(read_settings({"gpus": "sim:2"}))), check=True)
     assert not {"dataclasses", "inspect", "pathlib", "shutil", "asyncio", "psutil"} & set(done.stdout.split())
 
 
@@ -175,5 +175,5 @@ def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
 def test_reading_is_light(line: str) -> None:
     """Every leader reads a document, and every rank of a script makes a runner."""
     code = f"import sys; {line}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60), check=True)
-    assert not {"msgspec", "yaml", "difflib", "distributed", "numpy", "mpi4py"} & set(done.stdout.split())
+    imported = set(python(code, check=True).stdout.split())
+    assert not {"msgspec", "yaml", "difflib", "distributed", "numpy", "mpi4py"} & imported

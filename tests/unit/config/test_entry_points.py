@@ -1,13 +1,20 @@
-"""No option is taken and forgotten: each way to a cluster uses what is typed there, or says what takes it."""
+"""No option is taken and forgotten, and each is on the page of options and in help()."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import re
 from typing import Any
 
+import options_page
 import pytest
+from golden import check_golden
+from paths import ROOT
 
+import hpcgpu
 from hpcgpu.cli import commands
+from hpcgpu.cli.commands import plan, run
 from hpcgpu.cli.commands import worker as worker_command
 from hpcgpu.config.layers import (
     CLIENT,
@@ -20,7 +27,10 @@ from hpcgpu.config.layers import (
     RUNNER,
     START,
     TIME,
+    TYPES,
     check_entry_point,
+    documented,
+    parameters,
     read_settings,
     unused,
 )
@@ -117,3 +127,86 @@ def test_every_option_of_dask_worker_is_taken_or_answered() -> None:
     assert missing == ["version"]
     for name in DASK_WORKER:
         assert name in theirs
+
+
+# --- the page of all options
+
+
+PAGE = ROOT / "docs/reference/options.md"
+
+
+def test_the_page_is_current() -> None:
+    check_golden(PAGE, options_page.render())
+
+
+def test_every_option_is_there_with_all_its_names() -> None:
+    text = PAGE.read_text()
+    for f in options():
+        name = user_name(f)
+        assert text.count(f"\n- **`{name}`**") == 1
+        assert all(f"`{alias}`" in row(name).split(": ")[0] for alias in f.metadata["aliases"])
+        assert len(row(name).partition(": ")[2]) > 15
+    assert re.search(
+        r"^\| hpcgpu run, hpcgpu launch, GPURunner, LocalGPUCluster \| `nodes`, `queue`, ", text, re.MULTILINE
+    )
+    assert not re.search(r"[.:] (Tls|CuDF|Mpi|Rmm)\b", text)
+
+
+def test_flags_and_variables_are_as_the_page_says() -> None:
+    """The rule for names, in place of a list: hyphens, capitals, and ``--no-`` for what is on or off."""
+    flags = {flag for command in (plan, run) for p in command.params for flag in (*p.opts, *p.secondary_opts)}
+    for f in options():
+        name = user_name(f)
+        flag = name.replace("_", "-")
+        assert {f"--{flag}", *([f"--no-{flag}"] if f.metadata["kind"] == "flag" else [])} <= flags
+        value = {"flag": "true", "port": "1"}.get(f.metadata["kind"], "nonsense of a test")
+        with contextlib.suppress(ConfigError):
+            assert read_settings({}, environ={f"HPCGPU_{name.upper()}": value}).where(name) == f"HPCGPU_{name.upper()}"
+
+
+def row(name: str) -> str:
+    return next(line for line in PAGE.read_text().splitlines() if line.startswith(f"- **`{name}`**"))
+
+
+# --- what help() and a notebook's ? show of the classes
+
+
+@pytest.mark.parametrize("name", ["SLURMGPUCluster", "PBSGPUCluster", "LocalGPUCluster", "GPURunner"])
+def test_signature_shows_every_option_with_its_default(name: str) -> None:
+    cls = getattr(hpcgpu, name)
+    refused = unused(name)
+    taken = [f for f in options() if user_name(f) not in refused]
+    shown, doc = inspect.signature(cls).parameters, inspect.getdoc(cls)
+    assert [n for n in shown if n in map(user_name, options())] == [user_name(f) for f in taken]
+    assert (shown["device_memory_limit"].default, shown["env"].default) == (0.8, {})
+    assert ("nodes" in refused) == (name in ENTRY_POINTS)
+    for f in taken:
+        assert f"\n{user_name(f)} : " in doc
+        assert f.metadata["text"] in " ".join(doc.split())
+    assert [n for n in refused if f"\n{n} : " in doc] == []
+    assert "\nprotocol : {" in doc
+    assert "given" not in doc.partition("Raises")[0].partition("Parameters")[2].split()
+    sections = ["Parameters\n---", "Raises\n---", "Examples\n---"]
+    places = [doc.find(section) for section in sections if section in doc]
+    assert len(places) >= 2
+    assert places == sorted(places)
+
+
+def test_the_sections_of_the_base_stand_before_ones_own() -> None:
+    base = "Base.\n\nParameters\n----------\n**keywords\n    The options.\nloop : IOLoop\n    Of Dask.\n"
+    own = "Mine.\n\nMore.\n\nExamples\n--------\n>>> 1\n1\n"
+    doc = documented(own, base)
+    assert doc.startswith("Mine.\n\nMore.\n\nParameters\n----------\nnodes : int, default 1\n")
+    assert doc.endswith("\nloop : IOLoop\n    Of Dask.\n\nExamples\n--------\n>>> 1\n1\n")
+    assert documented("") == "\n"  # python -OO
+    doc = inspect.getdoc(hpcgpu.SLURMGPUCluster)
+    assert "\nranks : {'gpu', 'node'}, default 'gpu'\n    one MPI rank per GPU, or one per node\n" in doc
+    assert "\nqueue : str, optional\n    queue or partition; also partition\n" in doc
+
+
+def test_each_option_has_a_type_and_each_error_its_name() -> None:
+    assert {f.metadata["kind"] for f in options()} == {*TYPES, "choice"}
+    assert len(parameters()) == len(options())
+    for name in ("HpcGpuError", "ConfigError", "SubmitError", "JobError", "LaunchError", "SpillError"):
+        assert issubclass(getattr(hpcgpu, name), hpcgpu.HpcGpuError)
+        assert name in dir(hpcgpu)

@@ -1,4 +1,4 @@
-"""Site files: the machines that travel with the package, and what is said about a wrong file."""
+"""Site files: the machines that travel with the package, wrong files, and what a live machine says beside one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ import yaml
 from golden import check_golden
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from paths import DATA, ROOT
 
+from hpcgpu import batch
 from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites import check_submission, forbidden, looks_like, notes, topology_of
+from hpcgpu.config.sites import apply_live_facts, check_submission, forbidden, is_here, looks_like, notes, topology_of
 from hpcgpu.config.sites.read import contradictions, read_site
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import Settings, Site
-from hpcgpu.model.site import NodeType
+from hpcgpu.model import Result, Settings, Site
+from hpcgpu.model.site import Inventory, Match, NodeType
 from hpcgpu.plan.jobs.request import plan_member, plan_request
 
 OURS = sorted(path.stem for path in (ROOT / "site_configs").glob("*.yaml"))
@@ -317,11 +319,7 @@ def test_a_refusal_says_the_line_of_its_rule(given: dict[str, Any], cited: str) 
         ("polaris", {"queue": "prod", "nodes": 9}, "queue prod takes 10 to 496 nodes"),
         ("polaris", {"queue": "prod", "nodes": 10, "shape": "elastic"}, "have one node, but queue prod takes 10"),
         ("polaris", {"queue": "debug-scaling", "shape": "elastic"}, "one job of each user at a time"),
-        (
-            "roihu",
-            {"gpus": 1, "queue": "gpularge"},
-            r"1 GPUs, but queue gpularge takes 4 to 40.*\(gpumedium, gputest\)",
-        ),
+        ("roihu", {"gpus": 1, "queue": "gpularge"}, r"1 GPUs, but .* gpularge takes 4 to 40.*\(gpumedium, gputest\)"),
         ("roihu", {"gpus": 44}, r"nodes=11, but queue gpumedium takes 1 to 4 nodes"),
         ("vista", {"walltime": "50h"}, r"walltime=50:00:00, but jobs in queue gh have 48:00:00 at most \(TACC docs"),
         ("sophia", {"queue": "by-gpu", "nodes": 2}, "queue by-gpu takes 1 nodes"),
@@ -434,10 +432,7 @@ ADDED = (
     ("default: {}", "line 4: default: no such key; did you mean 'defaults'?"),
     ("dialect: {gpu: none}", "line 4: dialect.gpu: no such key; did you mean 'gpus'?"),
     ("dialect:\n  gpus: gre", "line 5: dialect.gpus: 'gre' is given; did you mean 'gres'?"),
-    (
-        "dialect: {memory: true}",
-        "line 4: dialect.memory: true (so YAML reads yes and on, too) is given; allowed: mem,",
-    ),
+    ("dialect: {memory: true}", "line 4: dialect.memory: true (so YAML reads yes and on, too) is given; allowed: "),
     ("dialect: {mpiprocs: true}", "line 4: dialect.mpiprocs: no such key; allowed: "),
     ("dialect: {array_limit: 0}", "line 4: dialect: array_limit: 0 is no count; allowed: 1 or more"),
     ("launcher: {command: mpiexec}", "line 4: launcher.command: 'mpiexec' is given; expected `array`, got `str`"),
@@ -454,9 +449,6 @@ ADDED = (
     ("sources: {A: {title: a, date: today}}", "'today' is no date"),
     ("rules: [{why: x}]", "a rule has either require or forbid"),
     ("match: {host: '['}", "no regular expression"),
-    ("notes: text", "line 4: notes: 'text' is given; expected `array`, got `str`"),
-    ("queues:\n  gpu: {}", "line 4: queues: {'gpu': {}} is given; expected `array`, got `object`"),
-    ("nodes:\n- {gpus: 4}", "line 4: nodes: [{'gpus': 4}] is given; expected `object`, got `array`"),
     ("nodes:\n  b: {gpus: 1}\n  a: 4", "line 6: nodes.a: 4 is given; expected `object`, got `int`"),
     ("queues:", "line 4: queues: None is given; expected `array`, got `null`"),
     ("queues:\n- name: a\n  walltime: 24", "walltime: 24 is 24 seconds; with a unit: '24m', '24h', '24d'"),
@@ -478,10 +470,7 @@ ADDED = (
         ("version: 2\nname: x\n", "line 1: batch is missing, which must be given"),
         (LEAST.replace("slurm", "lsf"), "line 3: batch: 'lsf' is given; allowed: pbs, slurm"),
         (LEAST.replace(": x", ": A B"), "line 2: name: 'A B' is no name"),
-        (
-            LEAST.replace("slurm", "pbs") + "dialect: {place: 1}",
-            "line 4: dialect.place: 1 is given; expected `str | null`, got `int`",
-        ),
+        (LEAST.replace("slurm", "pbs") + "dialect: {place: 1}", "line 4: dialect.place: 1 is given; expected `str"),
         (LEAST.replace("slurm", "pbs") + 'dialect: {resources: "a\\x01b"}', "line 4: dialect.resources: "),
         (LEAST.replace("slurm", "pbs") + "dialect: {cpus_multiple_of: 0}", "cpus_multiple_of: 0 is no count"),
         *((LEAST + text, said) for text, said in ADDED),
@@ -504,10 +493,7 @@ def test_wrong_site_file_is_named_with_line_and_path_of_value(text: str, said: s
         ("defaults: {site: other}", "'site' is no setting that a site can have"),
         ("rules: [{forbid: --qos}, {require: --qos}]", "rules[1].require: --qos is required here and forbidden by rul"),
         ("rules: [{forbid: --mem}]", "rules[0].forbid: --mem is forbidden, but dialect.memory writes it: write dialec"),
-        (
-            "dialect: {gpus: gres}\nrules: [{forbid: --gres}]",
-            "x.yaml:4: dialect.gpus: --gres is forbidden, but dialect.",
-        ),
+        ("dialect: {gpus: gres}\nrules: [{forbid: --gres}]", "x.yaml:4: dialect.gpus: --gres is forbidden, but "),
         ("defaults: {job_extra_directives: [--qos=a]}\nrules: [{forbid: --qos}]", "defaults.job_extra_directives: '--"),
         ("notes: [{text: a, source: B}]\nsources: {A: {title: a, date: 2026-01}}", "'B' is not among the sources; all"),
         ("dialect: {source: A}", "dialect.source: 'A' is not among the sources"),
@@ -515,14 +501,8 @@ def test_wrong_site_file_is_named_with_line_and_path_of_value(text: str, said: s
         ("queues: [{name: a, node: b}]\nnodes: {c: {gpus: 1}}", "queues[0].node: 'b' is no type of nodes; allowed: c"),
         ("queues: [{name: gpu}]\ndefaults: {queue: gpus}", "defaults.queue: 'gpus' is not among the queues; did you m"),
         ("queues: [{name: a, walltime: 1h}]\ndefaults: {queue: a, walltime: 2h}", "defaults.walltime: 2h, but queue a"),
-        (
-            "queues: [{name: a, nodes: [1, 2]}]\ndefaults: {queue: a, nodes: 3}",
-            "x.yaml:5: defaults.nodes: 3, but queue ",
-        ),
-        (
-            "nodes: {a: {gpus: 4}}\ndefaults: {gpus_per_node: 8}",
-            "x.yaml:5: defaults.gpus_per_node: 8, but the nodes of ",
-        ),
+        ("queues: [{name: a, nodes: [1, 2]}]\ndefaults: {queue: a, nodes: 3}", "x.yaml:5: defaults.nodes: 3, but "),
+        ("nodes: {a: {gpus: 4}}\ndefaults: {gpus_per_node: 8}", "x.yaml:5: defaults.gpus_per_node: 8, but the nod"),
         ("queues: [{name: a}]\nnodes: {b: {gpus: 1}, c: {gpus: 2}}", "queues[0]: there are 2 types of nodes: say node"),
         ("queues: [{name: a, node: b, nodes: [1, 2], gpus: [9, 9]}]\nnodes: {b: {gpus: 4}}", "queues[0].gpus: 2 nodes"),
     ],
@@ -541,30 +521,6 @@ def test_the_schema_and_the_page_of_keys_are_those_of_the_code() -> None:
     check_golden(ROOT / "docs" / "reference" / "site-files.md", schema.reference())
 
 
-def fits(value: Any, shape: dict[str, Any], whole: dict[str, Any]) -> bool:  # JSON
-    """Check a value by those words of JSON Schema that the schema uses."""
-    if "$ref" in shape:
-        return fits(value, whole["$defs"][shape["$ref"].rpartition("/")[2]], whole)
-    if "anyOf" in shape:
-        return any(fits(value, part, whole) for part in shape["anyOf"])
-    if "enum" in shape or "const" in shape:
-        return value in shape.get("enum", [shape.get("const")])
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "null": type(None)}
-    if "type" in shape and (not isinstance(value, {**kinds, "boolean": bool}[shape["type"]])):
-        return False
-    if isinstance(value, list):
-        return all(fits(v, shape["items"] if shape.get("items") else {}, whole) for v in value)
-    if isinstance(value, dict):
-        known, other = shape.get("properties", {}), shape.get("additionalProperties", True)
-        if not set(shape.get("required", ())) <= set(value):
-            return False
-        return all(
-            fits(v, known[k], whole) if k in known else other is True or (bool(other) and fits(v, other, whole))
-            for k, v in value.items()
-        )
-    return True
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_each_file_fits_the_schema_for_editors(name: str) -> None:
     whole = json.loads(schema.json_schema())
@@ -572,10 +528,11 @@ def test_each_file_fits_the_schema_for_editors(name: str) -> None:
     text = yaml.safe_load((ROOT / "site_configs" / f"{name}.yaml").read_text())
     for source, said in raw["sources"].items():  # plain YAML makes dates of them
         text["sources"][source]["date"] = said["date"]
-    assert fits(text, whole, whole)
-    assert fits(text["dialect"], whole["$defs"][f"{text['batch'].capitalize()}Dialect"], whole)
-    assert not fits({**text, "queus": []}, whole, whole)
-    assert not fits({**text, "notes": "x"}, whole, whole)
+    assert Draft202012Validator(whole).is_valid(text)
+    of_batch = {"$defs": whole["$defs"], "$ref": f"#/$defs/{text['batch'].capitalize()}Dialect"}
+    assert Draft202012Validator(of_batch).is_valid(text["dialect"])
+    for wrong in ({"queus": []}, {"notes": "x"}):
+        assert not Draft202012Validator(whole).is_valid({**text, **wrong})
 
 
 def test_the_readme_names_every_block_and_shows_a_site() -> None:
@@ -583,3 +540,106 @@ def test_the_readme_names_every_block_and_shows_a_site() -> None:
     assert not [key for key in json.loads(schema.json_schema())["properties"] if f"`{key}`" not in text]
     example = text.partition("```yaml\n")[2].partition("```")[0]
     assert read_site(example, "README").name == "mymachine"
+
+
+# --- beside what Slurm and PBS say: the machine counts, and is cited
+
+
+LIVE = """version: 2
+name: mine
+batch: slurm
+sources: {A: {title: the guide, date: 2026-08}}
+queues:
+  - {name: gpu, node: a100, nodes: [1, 8], walltime: 24h, source: A}
+  - {name: other, node: a100, walltime: 1h}
+nodes:
+  a100: {gpus: 4, cpus: 64, job_memory: 500 GiB, cores: 64, numa_cores: [32, 32], gpu_numa: [0, 0, 1, 1], source: A}
+defaults: {queue: gpu}
+"""
+AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
+
+
+def live(sinfo: str, file: str = LIVE) -> Site:
+    found = batch.read("slurm", [Result(("sinfo",), 0, sinfo, ""), *[Result(("scontrol",), 0, "", "")] * 2])
+    return apply_live_facts(read_site(file, "m.yaml"), found)
+
+
+def changed(site: Site) -> dict[str, Any]:
+    """Return the values that are the machine's, by their keys."""
+    origins = [path for path, place in site.origins.items() if ", not " in place]
+    return {
+        str(key): getattr(site.queues[which] if block == "queues" else site.nodes[which], key)
+        for block, which, key in origins
+    }
+
+
+def asked_live(site: Site, **given: Any) -> Settings:
+    return read_settings({"walltime": "15m", **given}, site=site, asks=True)
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "values"),
+    [
+        (AS_WRITTEN, {}),
+        ("", {}),
+        (AS_WRITTEN.replace("64", "128").replace("512000", "900000"), {}),  # less than there is may be a rule
+        (AS_WRITTEN.replace("gpu*", "gpu").replace("gpu|", "gpus|"), {}),  # a queue that nobody lists
+        (AS_WRITTEN.replace("1-00", "0-12"), {"walltime": "12:00:00"}),
+        (AS_WRITTEN.replace("1-8", "1-2"), {"nodes": (1, 2)}),
+        (AS_WRITTEN.replace(":4", ":8"), {"gpus": 8}),
+        (AS_WRITTEN.replace("64", "32"), {"cpus": 32}),
+        (AS_WRITTEN.replace("512000", "409600"), {"job_memory": "409600 MiB"}),
+        (AS_WRITTEN.replace("1-00", "2-00").replace("1-8", "1-9"), {"walltime": "48:00:00", "nodes": (1, 9)}),
+    ],
+)
+def test_values_that_differ_are_the_machines(sinfo: str, values: dict[str, Any]) -> None:
+    assert changed(live(sinfo)) == values
+
+
+def test_live_limits_count_above_and_below_those_of_the_file() -> None:
+    now = live(AS_WRITTEN.replace("1-00", "2-00"))
+    check_submission(asked_live(now, walltime="30h"), now)
+    site = read_site(LIVE, "m.yaml")
+    with pytest.raises(ConfigError, match="24:00:00 at most"):
+        check_submission(asked_live(site, walltime="30h"), site)
+    now = live(AS_WRITTEN.replace("1-00", "0-12"))
+    with pytest.raises(ConfigError, match=r"have 12:00:00 at most \(the guide, 2026-08; sinfo, not m.yaml:6\)"):
+        check_submission(asked_live(now, walltime="13h"), now)
+
+
+def test_settings_follow_from_the_nodes_that_exist() -> None:
+    now = live(AS_WRITTEN.replace(":4", ":8").replace("64", "32").replace("512000", "409600"))
+    found = asked_live(now, gpus=16)
+    assert (found.nodes, found.gpus_per_node, found.cores_per_gpu, found.memory_bytes) == (2, 8, 4, 400 << 30)
+    assert found.where("nodes") == "keyword gpus; 8 on a node: site mine, sinfo, not m.yaml:9"
+
+
+def test_limits_by_size_are_cut_at_the_queues_own() -> None:
+    file = LIVE.replace("walltime: 24h", "walltime_by_nodes: {1: 6h, 4: 24h}")
+    now = live(AS_WRITTEN.replace("1-00", "0-12"), file)
+    assert [now.queues[0].walltime_s(nodes) for nodes in (1, 4)] == [6 * 3600, 12 * 3600]
+    assert changed(live(AS_WRITTEN.replace("1-00", "2-00"), file)) == {}
+
+
+def test_a_qos_is_no_queue_of_sinfo() -> None:
+    assert changed(live(AS_WRITTEN.replace("1-00", "0-12"), LIVE + "dialect: {queue: qos}\n")) == {}
+
+
+def test_pbs_values_replace_those_of_its_queues_and_nodes() -> None:
+    site = read_site(LIVE.replace("slurm", "pbs"), "m.yaml")
+    nodes = '{"nodes": {"n1": {"resources_available": {"ncpus": 48, "ngpus": 4, "mem": "800gb"}}}}'
+    queues = '{"Queue": {"gpu": {"enabled": "True", "resources_max": {"walltime": "12:00:00"}}}}'
+    found = batch.read("pbs", [Result(("x",), 0, text, "") for text in (nodes, queues, "")])
+    now = apply_live_facts(site, found)
+    assert changed(now) == {"walltime": "12:00:00", "cpus": 48}
+    assert now.at("queues", 0, "walltime") == "qstat -Q, not m.yaml:6"
+    assert now.at("nodes", "a100", "cpus") == "pbsnodes, not m.yaml:9"
+
+
+def test_without_an_answer_or_elsewhere_nothing_is_compared() -> None:
+    site = read_site(LIVE, "m.yaml")
+    assert apply_live_facts(site, Inventory(batch="slurm")) == site
+    assert is_here(Match(), {}, "any")
+    assert is_here(Match(host="login[0-9]+"), {}, "login3")
+    assert is_here(Match(env={"A": "b"}, host="x"), {"A": "b"}, "other")
+    assert not is_here(Match(env={"A": "b"}, host="login[0-9]+"), {"A": "c"}, "laptop")

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +19,7 @@ import pytest
 from distributed import Client, Scheduler, Worker
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import scaled
+from programs import python
 
 import hpcgpu
 from hpcgpu import sim
@@ -140,52 +139,44 @@ def make(i: int) -> SimArray:
     return sim.asarray(np.full(100 * KIB, i, "u1"))
 
 
-def test_a_worker_tells_what_lies_where(gpu: SimGpu, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with one_worker(tmp_path) as (client, scheduler, worker):
-            futures = client.map(make, range(12))
-            await client.gather(client.map(type, futures))
-            assert await asyncio.to_thread(worker.data.settle, 10)
-            kept = make(99)  # on the device, and not Dask's
-            found = await hpcgpu.memory(client)
-            [w] = found.workers
-            assert w.name == "n-0"
-            assert w.device_source == "simulated"
-            assert w.device_managed_bytes <= w.device_limit_bytes == 400 * KIB
-            assert w.device_used_bytes == w.device_managed_bytes + kept.nbytes == gpu.used_bytes
-            assert w.device_capacity_bytes == 16 * MIB
-            data = 12 * 100 * KIB
-            assert w.device_managed_bytes + w.spilled_to_host_bytes + w.spilled_to_disk_bytes == pytest.approx(
-                data, 0.02
-            )
-            assert w.spilled_to_host_bytes > 0
-            assert w.spilled_to_disk_bytes > 0
-            assert w.host_limit_bytes == 10**9
-            assert w.process_bytes > w.host_managed_bytes >= w.spilled_to_host_bytes
-            down = w.moved["device_to_host"]
-            assert (down.nbytes, down.number) == (gpu.d2h_bytes, gpu.d2h_copies)
-            assert down.seconds > 0
-            assert f"in {down.number} (" in str(found) == repr(found)
-            assert found.total.device_managed_bytes == w.device_managed_bytes
-            assert "<th>worker</th>" in found._repr_html_()
-            # distributed's own words: the spill from the device is in them
-            await worker.heartbeat()
-            seen = scheduler.workers[worker.address].memory
-            assert seen.spilled == w.spilled_to_host_bytes + w.spilled_to_disk_bytes
-            del futures, kept
-
-    asyncio.run(asyncio.wait_for(main(), scaled(60)))
+async def test_a_worker_tells_what_lies_where(gpu: SimGpu, tmp_path: Path) -> None:
+    async with one_worker(tmp_path) as (client, scheduler, worker):
+        futures = client.map(make, range(12))
+        await client.gather(client.map(type, futures))
+        assert await asyncio.to_thread(worker.data.settle, 10)
+        kept = make(99)  # on the device, and not Dask's
+        found = await hpcgpu.memory(client)
+        [w] = found.workers
+        assert w.name == "n-0"
+        assert w.device_source == "simulated"
+        assert w.device_managed_bytes <= w.device_limit_bytes == 400 * KIB
+        assert w.device_used_bytes == w.device_managed_bytes + kept.nbytes == gpu.used_bytes
+        assert w.device_capacity_bytes == 16 * MIB
+        data = 12 * 100 * KIB
+        assert w.device_managed_bytes + w.spilled_to_host_bytes + w.spilled_to_disk_bytes == pytest.approx(data, 0.02)
+        assert w.spilled_to_host_bytes > 0
+        assert w.spilled_to_disk_bytes > 0
+        assert w.host_limit_bytes == 10**9
+        assert w.process_bytes > w.host_managed_bytes >= w.spilled_to_host_bytes
+        down = w.moved["device_to_host"]
+        assert (down.nbytes, down.number) == (gpu.d2h_bytes, gpu.d2h_copies)
+        assert down.seconds > 0
+        assert f"in {down.number} (" in str(found) == repr(found)
+        assert found.total.device_managed_bytes == w.device_managed_bytes
+        assert "<th>worker</th>" in found._repr_html_()
+        # distributed's own words: the spill from the device is in them
+        await worker.heartbeat()
+        seen = scheduler.workers[worker.address].memory
+        assert seen.spilled == w.spilled_to_host_bytes + w.spilled_to_disk_bytes
+        del futures, kept
 
 
-def test_a_worker_without_the_store_says_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with one_worker(tmp_path, store=False) as (client, _, __):
-            with pytest.raises(ConfigError, match=r"worker n-0 has a .* data=\(hpcgpu.spill.GpuSpillBuffer"):
-                await hpcgpu.memory(client)
-            with pytest.raises(ConfigError, match="worker n-0 was not started by hpcgpu"):
-                await hpcgpu.bindings(client)
-
-    asyncio.run(asyncio.wait_for(main(), scaled(60)))
+async def test_a_worker_without_the_store_says_so(tmp_path: Path) -> None:
+    async with one_worker(tmp_path, store=False) as (client, _, __):
+        with pytest.raises(ConfigError, match=r"worker n-0 has a .* data=\(hpcgpu.spill.GpuSpillBuffer"):
+            await hpcgpu.memory(client)
+        with pytest.raises(ConfigError, match="worker n-0 was not started by hpcgpu"):
+            await hpcgpu.bindings(client)
 
 
 # trimming
@@ -216,7 +207,7 @@ print(is_mapped())
 
 
 def test_glibc_variable_is_applied_if_changed_and_a_number() -> None:
-    done = subprocess.run([sys.executable, "-c", MALLOPT], capture_output=True, text=True, check=True)
+    done = python(MALLOPT, check=True)
     assert done.stdout.split() == ["True", "True", "False"]
 
 
@@ -278,7 +269,7 @@ def test_jemalloc_is_in_force_and_is_purged() -> None:
     if not library:
         pytest.skip("no libjemalloc.so.2 here")
     env = {**os.environ, "LD_PRELOAD": library, "MALLOC_CONF": "dirty_decay_ms:-1"}
-    done = subprocess.run([sys.executable, "-c", ALLOCATOR], env=env, capture_output=True, text=True, check=True)
+    done = python(ALLOCATOR, env=env, check=True)
     assert done.stdout.startswith("jemalloc 5.")
     assert done.stdout.endswith(" True\n")
     assert host_memory.in_force() == "system"

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -22,7 +22,7 @@ from distributed.comm.core import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from waiting import scaled, until
+from waiting import run, until
 
 from hpcgpu.deploy.network import node_copies, scheduler_file
 from hpcgpu.deploy.network.data_connections import DataConnections
@@ -87,14 +87,6 @@ async def far_pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
             yield a, b
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(scaled(60)):
-            await test()
-
-    asyncio.run(limited())
-
-
 def value(kind: str, nbytes: int) -> Any:
     array = np.frombuffer(random.Random(nbytes).randbytes(nbytes), np.uint8)
     return array if kind == "array" else array.tobytes()
@@ -148,40 +140,34 @@ def test_messages_to_another_node_arrive_likewise(there: Any, back: Any, scheme:
     exchange(there, back, far_pair(scheme))
 
 
-def test_large_frames_are_copied_and_released(copied: list[int]) -> None:
-    async def test() -> None:
-        async with pair() as (a, b):
-            array = np.ones(1_000_000, np.uint8)
-            gone = weakref.ref(array)
-            await a.write({"x": to_serialize(array)})
-            del array
-            assert lent(a) == 1
-            got = (await b.read())["x"]
-            assert got.sum() == 1_000_000
-            got[:] = 2  # it is the receiver's
-            assert copied == [1_000_000]
-            await b.write("next")
-            assert await a.read() == "next"
-            gc.collect()
-            assert (lent(a), gone()) == (0, None)
-
-    run(test)
+async def test_large_frames_are_copied_and_released(copied: list[int]) -> None:
+    async with pair() as (a, b):
+        array = np.ones(1_000_000, np.uint8)
+        gone = weakref.ref(array)
+        await a.write({"x": to_serialize(array)})
+        del array
+        assert lent(a) == 1
+        got = (await b.read())["x"]
+        assert got.sum() == 1_000_000
+        got[:] = 2  # it is the receiver's
+        assert copied == [1_000_000]
+        await b.write("next")
+        assert await a.read() == "next"
+        gc.collect()
+        assert (lent(a), gone()) == (0, None)
 
 
-def test_a_message_written_before_close_arrives() -> None:
-    async def test() -> None:
-        for connected, is_read in itertools.product((pair, far_pair), (False, True)):
-            async with connected() as (a, b):
-                await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
-                reading = asyncio.ensure_future(a.read()) if is_read else None
-                closing = asyncio.ensure_future(a.close())
-                assert (await b.read())["x"].sum() == BIG
-                await closing
-                if reading:
-                    with pytest.raises(CommClosedError):
-                        await reading
-
-    run(test)
+async def test_a_message_written_before_close_arrives() -> None:
+    for connected, is_read in itertools.product((pair, far_pair), (False, True)):
+        async with connected() as (a, b):
+            await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+            reading = asyncio.ensure_future(a.read()) if is_read else None
+            closing = asyncio.ensure_future(a.close())
+            assert (await b.read())["x"].sum() == BIG
+            await closing
+            if reading:
+                with pytest.raises(CommClosedError):
+                    await reading
 
 
 @contextlib.contextmanager
@@ -201,38 +187,32 @@ def at_copy(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> Iterato
 
 
 @pytest.mark.parametrize("nbytes", [100_000, 1_000_000])
-def test_bytes_given_up_during_a_copy_are_no_message(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    async def test() -> None:
-        async with pair() as (a, b):
-            await a.write({"x": to_serialize(np.ones(nbytes, np.uint8))})
-            with at_copy(monkeypatch, a._lender.end), pytest.raises(CommClosedError, match="given up"):
-                await b.read()
-            assert b.closed()
-
-    run(test)
+async def test_bytes_given_up_during_a_copy_are_no_message(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    async with pair() as (a, b):
+        await a.write({"x": to_serialize(np.ones(nbytes, np.uint8))})
+        with at_copy(monkeypatch, a._lender.end), pytest.raises(CommClosedError, match="given up"):
+            await b.read()
+        assert b.closed()
 
 
-def test_a_cancelled_read_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with pair() as (a, b):
-            await a.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
-            reading = asyncio.ensure_future(b.read())
-            loop = asyncio.get_running_loop()
-            copying = threading.Event()
+async def test_a_cancelled_read_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair() as (a, b):
+        await a.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
+        reading = asyncio.ensure_future(b.read())
+        loop = asyncio.get_running_loop()
+        copying = threading.Event()
 
-            def cancel() -> None:
-                loop.call_soon_threadsafe(reading.cancel)
-                copying.wait()
+        def cancel() -> None:
+            loop.call_soon_threadsafe(reading.cancel)
+            copying.wait()
 
-            with at_copy(monkeypatch, cancel), pytest.raises(asyncio.CancelledError):
-                await reading
-            assert b.closed()
-            with pytest.raises(CommClosedError):
-                await a.read()
-            assert lent(a) == 0
-            copying.set()
-
-    run(test)
+        with at_copy(monkeypatch, cancel), pytest.raises(asyncio.CancelledError):
+            await reading
+        assert b.closed()
+        with pytest.raises(CommClosedError):
+            await a.read()
+        assert lent(a) == 0
+        copying.set()
 
 
 def test_connections_that_end_while_they_are_used_stop_no_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -265,62 +245,54 @@ def test_connections_that_end_while_they_are_used_stop_no_others(caplog: pytest.
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
-def test_large_frames_to_another_node_go_by_data_connections(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+async def test_large_frames_to_another_node_go_by_data_connections(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
     monkeypatch.setattr(node_copies, "thread_count", lambda: 3)
+    async with far_pair(scheme) as (a, b):
+        before = node_copies.this_process.cut_bytes
+        for one, other in ((a, b), (b, a)):
+            array = np.frombuffer(random.Random(1).randbytes(BIG), np.uint8)
+            await one.write({"x": to_serialize(array), "y": to_serialize(array[:1000])})
+            message = await other.read()
+            assert (message["x"] == array).all() and (message["y"] == array[:1000]).all()
+        assert node_copies.this_process.cut_bytes - before == 2 * BIG
+        sockets = [channel.socket for _, channel in a._lender.data._channels]
+        assert len(sockets) == 3
+        assert all((s.cipher() if scheme == "tls" else s.getpeername()) for s in sockets)
+    until(lambda: all(s.fileno() == -1 for s in sockets), "they are closed with it")
 
-    async def test() -> None:
-        async with far_pair(scheme) as (a, b):
-            before = node_copies.this_process.cut_bytes
-            for one, other in ((a, b), (b, a)):
-                array = np.frombuffer(random.Random(1).randbytes(BIG), np.uint8)
-                await one.write({"x": to_serialize(array), "y": to_serialize(array[:1000])})
-                message = await other.read()
-                assert (message["x"] == array).all() and (message["y"] == array[:1000]).all()
-            assert node_copies.this_process.cut_bytes - before == 2 * BIG
+
+async def test_a_broken_data_connection_ends_both_sides() -> None:
+    for acts_first in (True, False):
+        async with far_pair("tcp") as (a, b):
             sockets = [channel.socket for _, channel in a._lender.data._channels]
-            assert len(sockets) == 3
-            assert all((s.cipher() if scheme == "tls" else s.getpeername()) for s in sockets)
-        until(lambda: all(s.fileno() == -1 for s in sockets), "they are closed with it")
-
-    run(test)
-
-
-def test_a_broken_data_connection_ends_both_sides() -> None:
-    async def test() -> None:
-        for acts_first in (True, False):
-            async with far_pair("tcp") as (a, b):
-                sockets = [channel.socket for _, channel in a._lender.data._channels]
-                if acts_first:
-                    sockets[-1].shutdown(socket.SHUT_RDWR)
-                await a.write({"x": to_serialize(np.ones(20 * BIG, np.uint8))})
-                if not acts_first:
-                    sockets[-1].shutdown(socket.SHUT_RDWR)
-                with pytest.raises(CommClosedError):
-                    await b.read()
-                with pytest.raises(CommClosedError):
-                    await a.read()
-                assert (lent(a), a.closed(), b.closed()) == (0, True, True)
-
-    run(test)
-
-
-def test_a_cancelled_read_of_data_connections_ends_both_sides() -> None:
-    async def test() -> None:
-        async with far_pair() as (a, b):
-            loop, waits, receive = asyncio.get_running_loop(), asyncio.Event(), b._lender.data.receive
-            a._lender.data.send = lambda _: loop.create_future()  # it stands still
-            b._lender.data.receive = lambda frames: (waits.set(), receive(frames))[1]
-            await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
-            reading = asyncio.ensure_future(b.read())
-            await waits.wait()
-            reading.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
+            if acts_first:
+                sockets[-1].shutdown(socket.SHUT_RDWR)
+            await a.write({"x": to_serialize(np.ones(20 * BIG, np.uint8))})
+            if not acts_first:
+                sockets[-1].shutdown(socket.SHUT_RDWR)
+            with pytest.raises(CommClosedError):
+                await b.read()
             with pytest.raises(CommClosedError):
                 await a.read()
-            assert (lent(a), b.closed()) == (0, True)
+            assert (lent(a), a.closed(), b.closed()) == (0, True, True)
 
-    run(test)
+
+async def test_a_cancelled_read_of_data_connections_ends_both_sides() -> None:
+    async with far_pair() as (a, b):
+        loop, waits, receive = asyncio.get_running_loop(), asyncio.Event(), b._lender.data.receive
+        a._lender.data.send = lambda _: loop.create_future()  # it stands still
+        b._lender.data.receive = lambda frames: (waits.set(), receive(frames))[1]
+        await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+        reading = asyncio.ensure_future(b.read())
+        await waits.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        with pytest.raises(CommClosedError):
+            await a.read()
+        assert (lent(a), b.closed()) == (0, True)
 
 
 TERMS = st.fixed_dictionaries(
@@ -350,50 +322,38 @@ def test_data_connections_that_fit_nothing_are_closed(terms: list[dict[str, Any]
         run(test)
 
 
-def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("no port")
 
     monkeypatch.setattr(Identity, "refusal", lambda _: host_memory.ELSEWHERE)
     monkeypatch.setattr(node_copies, "connect", refuse)
-
-    async def test() -> None:
-        async with pair() as (a, b):
-            for one, other in ((a, b), (b, a)) * 2:
-                await one.write({"x": to_serialize(np.ones(BIG, np.uint8))})
-                assert (await other.read())["x"].sum() == BIG
-                await asyncio.sleep(0.001)
-            assert a._dialing.done() and not a._lender.data
-
-    run(test)
+    async with pair() as (a, b):
+        for one, other in ((a, b), (b, a)) * 2:
+            await one.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+            assert (await other.read())["x"].sum() == BIG
+            await asyncio.sleep(0.001)
+        assert a._dialing.done() and not a._lender.data
 
 
-def test_a_peer_without_this_module_is_served_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_without_this_module_is_served_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp.TLSConnector, "comm_class", tcp.TLS)
-
-    async def test() -> None:
-        async with pair() as (a, b):
-            assert type(a) is tcp.TLS
-            for one, other in ((a, b), (b, a)):
-                await one.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
-                assert (await other.read())["x"].sum() == 1_000_000
-        assert copied == []
-
-    run(test)
+    async with pair() as (a, b):
+        assert type(a) is tcp.TLS
+        for one, other in ((a, b), (b, a)):
+            await one.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
+            assert (await other.read())["x"].sum() == 1_000_000
+    assert copied == []
 
 
-def test_a_refusal_is_known_and_bytes_go_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_known_and_bytes_go_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Identity, "refusal", lambda _: "a rule of this test")
     monkeypatch.setattr(node_copies, "this_process", node_copies.ThisProcess())
     node_copies.adopt()
-
-    async def test() -> None:
-        async with pair("tcp") as (a, b):
-            await a.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
-            assert (await b.read())["x"].sum() == 1_000_000
-        assert (copied, node_copies.this_process.obstacle()) == ([], "a rule of this test")
-
-    run(test)
+    async with pair("tcp") as (a, b):
+        await a.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
+        assert (await b.read())["x"].sum() == 1_000_000
+    assert (copied, node_copies.this_process.obstacle()) == ([], "a rule of this test")
 
 
 WORDS = st.builds(

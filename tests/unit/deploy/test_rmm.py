@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import scaled
+from programs import python
 
 from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import devices
@@ -275,8 +275,7 @@ def opened(folder: Path, rmm: str) -> subprocess.CompletedProcess[str]:
     """Open a worker's device in a process that finds this RMM."""
     (folder / "rmm.py").write_text(rmm)
     (folder / "cupy.py").write_text(FAKE_CUPY)
-    argv = [sys.executable, "-c", OPEN, str(folder)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
+    return python(OPEN, folder, check=True)
 
 
 def test_rmm_and_cupy_evict_as_soon_as_user_code_imports_them(tmp_path: Path) -> None:

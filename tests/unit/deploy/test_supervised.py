@@ -7,8 +7,6 @@ import errno
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +18,8 @@ from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import make_fleet, make_run, make_view
 from local_system import Local
-from waiting import LIMIT_S, aside, failures, run, until, when
+from programs import python
+from waiting import LIMIT_S, aside, failures, until, when
 
 from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
@@ -58,75 +57,61 @@ class Flaky:
 
 
 @pytest.mark.parametrize("part", ["save", "workers"])
-def test_job_loop_goes_on_after_an_error(
+async def test_job_loop_goes_on_after_an_error(
     part: str, log: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its home is full; or what is known of the workers cannot be read."""
     flaky = Flaky(OSError(errno.ENOSPC, "No space left on device"), answer={})
     troubles: list[str] = []
-
-    async def body() -> None:
-        owned = make_run(tmp_path / "run", Local())
-        owned.add([Job(id="99999999.1")], 0.0)  # no process has this pid
-        if part == "save":
-            monkeypatch.setattr(owned, "save", flaky)
-        calls = {"workers": flaky} if part == "workers" else {}
-        calls["changed"] = lambda: troubles.append(fleet.trouble)
-        fleet = make_fleet(owned, Policy(patience=Patience(ask_s=0.01)), JobSpec(name="x", argv=("true",)), **calls)
-        await when(lambda: troubles and troubles[-1])
-        assert "No space left on device" in fleet.trouble
-        count, flaky.left = flaky.calls, 0
-        fleet.alarm.ring()
-        await when(lambda: not owned.members and not fleet.trouble)
-        assert flaky.calls > count
-        fleet.stop()
-
-    run(body)
+    owned = make_run(tmp_path / "run", Local())
+    owned.add([Job(id="99999999.1")], 0.0)  # no process has this pid
+    if part == "save":
+        monkeypatch.setattr(owned, "save", flaky)
+    calls = {"workers": flaky} if part == "workers" else {}
+    calls["changed"] = lambda: troubles.append(fleet.trouble)
+    fleet = make_fleet(owned, Policy(patience=Patience(ask_s=0.01)), JobSpec(name="x", argv=("true",)), **calls)
+    await when(lambda: troubles and troubles[-1])
+    assert "No space left on device" in fleet.trouble
+    count, flaky.left = flaky.calls, 0
+    fleet.alarm.ring()
+    await when(lambda: not owned.members and not fleet.trouble)
+    assert flaky.calls > count
+    fleet.stop()
     (said,) = failures(log)
     assert said.startswith("the loop that looks after this cluster's jobs failed, and goes on in 0.5 s: OSError")
     assert "the loop that looks after this cluster's jobs works again" in log.text
 
 
-def test_a_submission_that_cannot_be_written_down_is_none() -> None:
-    async def body() -> None:
-        full = Flaky(OSError(errno.ENOSPC, "full"), times=1)
-        submissions = Submitter(Local(), JobSpec(name="x", argv=("true",)), print, Patience(), write=full.later)
-        with pytest.raises(OSError, match="full"):
-            async for _ in submissions.submit(1, ()):
-                pass
-        assert not submissions.unanswered
-
-    run(body)
+async def test_a_submission_that_cannot_be_written_down_is_none() -> None:
+    full = Flaky(OSError(errno.ENOSPC, "full"), times=1)
+    submissions = Submitter(Local(), JobSpec(name="x", argv=("true",)), print, Patience(), write=full.later)
+    with pytest.raises(OSError, match="full"):
+        async for _ in submissions.submit(1, ()):
+            pass
+    assert not submissions.unanswered
 
 
 @pytest.mark.parametrize(("error", "tracebacks"), [(CommClosedError("gone"), 0), (ValueError("no such worker"), 1)])
-def test_an_errand_that_fails_is_said(
+async def test_an_errand_that_fails_is_said(
     error: Exception, tracebacks: int, log: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     said: list[str] = []
-
-    async def body() -> None:
-        fleet = make_fleet(make_run(tmp_path / "run", Local()), Policy(), say=said.append)
-        fleet._send(Flaky(error).later, ["tls://10.0.0.1:1"])
-        await when(lambda: said)
-
-    run(body)
+    fleet = make_fleet(make_run(tmp_path / "run", Local()), Policy(), say=said.append)
+    fleet._send(Flaky(error).later, ["tls://10.0.0.1:1"])
+    await when(lambda: said)
     assert said[0].startswith("workers tls://10.0.0.1:1: ")
     assert str(error) in said[0]
     assert len(failures(log)) == tracebacks
 
 
-def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
-        changed = asyncio.Event()
-        view = make_view(scheduler=lambda: scheduler)
-        view.watch_heartbeats(changed.set, every_s=0.01)
-        await changed.wait()
-        assert view.silent == {"a"}
-        view.stop()
-
-    run(body)
+async def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture) -> None:
+    scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
+    changed = asyncio.Event()
+    view = make_view(scheduler=lambda: scheduler)
+    view.watch_heartbeats(changed.set, every_s=0.01)
+    await changed.wait()
+    assert view.silent == {"a"}
+    view.stop()
     (said,) = failures(log)
     assert said.startswith("the search for workers that have fallen silent failed, and goes on in")
 
@@ -146,16 +131,13 @@ class ClusterOf:
         self.wanted.append(workers)
 
 
-def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        cluster = ClusterOf()
-        adaptive = JobAdaptive(cluster, interval="0.01s")
-        adaptive.safe_target = Flaky(CommClosedError("gone"), times=3, answer=2).later
-        for _ in range(4):  # distributed's timer
-            await adaptive.adapt()
-        assert cluster.wanted == [2]
-
-    run(body)
+async def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFixture) -> None:
+    cluster = ClusterOf()
+    adaptive = JobAdaptive(cluster, interval="0.01s")
+    adaptive.safe_target = Flaky(CommClosedError("gone"), times=3, answer=2).later
+    for _ in range(4):  # distributed's timer
+        await adaptive.adapt()
+    assert cluster.wanted == [2]
     (said,) = failures(log)
     assert said.startswith("the count of workers that have work failed, and goes on in 0.01 s: CommClosed")
 
@@ -163,74 +145,57 @@ def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFix
 # --- the lease
 
 
-def test_signs_of_life_go_on_after_one_that_raised(log: pytest.LogCaptureFixture) -> None:
+async def test_signs_of_life_go_on_after_one_that_raised(log: pytest.LogCaptureFixture) -> None:
     lost: list[str] = []
-
-    async def body() -> None:
-        flaky = Flaky(ValueError("not understood"), times=2)
-        holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 3.0, lost.append, lambda: False)
-        await when(lambda: flaky.calls > 4)
-        holder.stop()
-
-    run(body)
+    flaky = Flaky(ValueError("not understood"), times=2)
+    holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 3.0, lost.append, lambda: False)
+    await when(lambda: flaky.calls > 4)
+    holder.stop()
     assert not lost
     (said,) = failures(log)
     assert said.startswith("the signs of life to the scheduler failed, and goes on")
 
 
-def test_who_cannot_give_signs_of_life_is_told_once_and_why(log: pytest.LogCaptureFixture) -> None:
+async def test_who_cannot_give_signs_of_life_is_told_once_and_why(log: pytest.LogCaptureFixture) -> None:
     lost: list[str] = []
-
-    async def body() -> None:
-        flaky = Flaky(ValueError("not understood"))
-        holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 0.3, lost.append, lambda: False)
-        await when(lambda: lost)
-        calls = flaky.calls
-        await asyncio.sleep(0.2)
-        assert flaky.calls == calls
-        holder.stop()
-
-    run(body)
+    flaky = Flaky(ValueError("not understood"))
+    holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 0.3, lost.append, lambda: False)
+    await when(lambda: lost)
+    calls = flaky.calls
+    await asyncio.sleep(0.2)
+    assert flaky.calls == calls
+    holder.stop()
     assert lost == ["not understood"]
 
 
-def test_lease_before_submission_is_renewed_after_any_error(log: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        loop = keep_touched(Path("/tmp/with\0nul"), 0.1)
-        await when(lambda: failures(log))
-        assert not loop.done()
-        loop.cancel()
-
-    run(body)
+async def test_lease_before_submission_is_renewed_after_any_error(log: pytest.LogCaptureFixture) -> None:
+    loop = keep_touched(Path("/tmp/with\0nul"), 0.1)
+    await when(lambda: failures(log))
+    assert not loop.done()
+    loop.cancel()
     (said,) = failures(log)
     assert "embedded null " in said  # byte; from Python 3.13 on: character
 
 
-def test_lease_before_submission_ends_with_its_folder(tmp_path: Path) -> None:
-    async def body() -> None:
-        touch(tmp_path)
-        loop = keep_touched(tmp_path, 0.1)
-        await asyncio.sleep(0.05)
-        assert not loop.done()
-        (tmp_path / "lease").unlink()
-        await loop.finished()
-
-    run(body)
+async def test_lease_before_submission_ends_with_its_folder(tmp_path: Path) -> None:
+    touch(tmp_path)
+    loop = keep_touched(tmp_path, 0.1)
+    await asyncio.sleep(0.05)
+    assert not loop.done()
+    (tmp_path / "lease").unlink()
+    await loop.finished()
 
 
 @pytest.mark.parametrize("part", ["send", "woken"])
-def test_silent_client_ends_the_job_after_a_failed_check(part: str, log: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        sends = Flaky(RuntimeError("no"), times=part == "send")
-        lease = LeaseServer(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
-        lease.watch(detached=False)
-        if part == "woken":
-            lease._looked -= 100  # as if this process had been stopped
-            await when(lambda: failures(log))
-        lease._heard -= 100
-        await when(lambda: sends.calls == (2 if part == "send" else 1))
-
-    run(body)
+async def test_silent_client_ends_the_job_after_a_failed_check(part: str, log: pytest.LogCaptureFixture) -> None:
+    sends = Flaky(RuntimeError("no"), times=part == "send")
+    lease = LeaseServer(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
+    lease.watch(detached=False)
+    if part == "woken":
+        lease._looked -= 100  # as if this process had been stopped
+        await when(lambda: failures(log))
+    lease._heard -= 100
+    await when(lambda: sends.calls == (2 if part == "send" else 1))
     (said,) = failures(log)
     assert said == "the check for the client's signs of life failed, and goes on in 1 s: RuntimeError: no"
 
@@ -238,33 +203,21 @@ def test_silent_client_ends_the_job_after_a_failed_check(part: str, log: pytest.
 # --- processes
 
 
-def test_a_leader_whose_words_are_not_understood_is_let_go() -> None:
-    async def body() -> None:
-        leaders = LeaderConnections(SimpleNamespace(send=lambda *_, **__: None))
-        with pytest.raises(ValueError, match="garbage"):
-            await leaders.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
-        assert leaders.notes() == []
-        async with asyncio.timeout(1):  # dismiss() alone would wait for 4 s
-            await leaders.dismiss()
-
-    run(body)
+async def test_a_leader_whose_words_are_not_understood_is_let_go() -> None:
+    leaders = LeaderConnections(SimpleNamespace(send=lambda *_, **__: None))
+    with pytest.raises(ValueError, match="garbage"):
+        await leaders.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
+    assert leaders.notes() == []
+    async with asyncio.timeout(1):  # dismiss() alone would wait for 4 s
+        await leaders.dismiss()
 
 
 class NannyOf:
     """What a ForkedWorker asks of its nanny."""
 
     status = Status.running
-
-    name, rank, scheduler_addr, nthreads, _original_local_dir, services, address, resources = (
-        "w",
-        0,
-        "",
-        1,
-        "",
-        {},
-        "",
-        {},
-    )
+    name, rank, nthreads, services, resources = "w", 0, 1, {}, {}
+    scheduler_addr = _original_local_dir = address = ""
     validate, silence_logs, death_timeout, preload, preload_argv = False, None, 1, (), ()
     security, contact_address, worker_kwargs, spec, env = None, None, {}, None, {}
     memory_manager = SimpleNamespace(memory_limit=0)
@@ -278,30 +231,23 @@ class NannyOf:
         self.closed.set_result(reason)
 
 
-def test_a_nanny_that_cannot_fork_ends() -> None:
+async def test_a_nanny_that_cannot_fork_ends() -> None:
     """distributed's would stay, without a worker."""
-
-    async def body() -> str:
-        nanny = NannyOf(Flaky(OSError(errno.EMFILE, "Too many open files")))
-        with pytest.raises(OSError, match="Too many open files"):
-            await ForkedWorker(nanny).start()
-        return await nanny.closed
-
-    assert run(body).startswith("worker w cannot be started again: OSError")
+    nanny = NannyOf(Flaky(OSError(errno.EMFILE, "Too many open files")))
+    with pytest.raises(OSError, match="Too many open files"):
+        await ForkedWorker(nanny).start()
+    assert (await nanny.closed).startswith("worker w cannot be started again: OSError")
 
 
-def test_a_nanny_that_cannot_take_its_workers_end_ends(log: pytest.LogCaptureFixture) -> None:
-    async def body() -> str:
-        ours, theirs = socket.socketpair()
-        child = Child(1 << 30, ours, asyncio.get_running_loop().create_future())
-        nanny = NannyOf(lambda *_: child)
-        with theirs:
-            theirs.send(json.dumps({"op": "started", "address": "tcp://x", "dir": ""}).encode() + b"\n")
-            await ForkedWorker(nanny).start()
-        child.exited.set_result(-9)
-        return await nanny.closed
-
-    assert run(body) == "worker w cannot be started again: RuntimeError('nobody knows')"
+async def test_a_nanny_that_cannot_take_its_workers_end_ends(log: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+    child = Child(1 << 30, ours, asyncio.get_running_loop().create_future())
+    nanny = NannyOf(lambda *_: child)
+    with theirs:
+        theirs.send(json.dumps({"op": "started", "address": "tcp://x", "dir": ""}).encode() + b"\n")
+        await ForkedWorker(nanny).start()
+    child.exited.set_result(-9)
+    assert await nanny.closed == "worker w cannot be started again: RuntimeError('nobody knows')"
     assert "the nanny's look at the end of worker w failed: RuntimeError: nobody knows" in failures(log)
 
 
@@ -321,28 +267,25 @@ async def main():
 
 asyncio.run(main())
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ended = python(code)
     assert ended.returncode == 1
     assert "the end of the worker failed: TypeError" in ended.stderr
 
 
-def test_worker_that_lost_data_closes_if_hand_over_fails(log: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        closed = asyncio.Event()
+async def test_worker_that_lost_data_closes_if_hand_over_fails(log: pytest.LogCaptureFixture) -> None:
+    closed = asyncio.Event()
 
-        async def close_gracefully(**_: object) -> None:
-            raise RuntimeError("cudaErrorIllegalAddress")
+    async def close_gracefully(**_: object) -> None:
+        raise RuntimeError("cudaErrorIllegalAddress")
 
-        async def close(**_: object) -> None:
-            closed.set()
+    async def close(**_: object) -> None:
+        closed.set()
 
-        loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
-        plugin = SpillPlugin(None)  # type: ignore[arg-type]
-        plugin.worker = SimpleNamespace(loop=loop, close_gracefully=close_gracefully, close=close)
-        plugin._on_fault(SpillError("k cannot be read back"))
-        await closed.wait()
-
-    run(body)
+    loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
+    plugin = SpillPlugin(None)  # type: ignore[arg-type]
+    plugin.worker = SimpleNamespace(loop=loop, close_gracefully=close_gracefully, close=close)
+    plugin._on_fault(SpillError("k cannot be read back"))
+    await closed.wait()
     assert "the worker's data could not be handed over" in failures(log)
 
 

@@ -16,6 +16,7 @@ import fakesys
 import pytest
 from fake_nvml import MIB, FakeGpu, FakeNvml, FakeSlice, compiled
 from paths import TOPOLOGIES
+from programs import program
 from waiting import scaled
 
 from hpcgpu.errors import ConfigError, ParseError
@@ -176,11 +177,9 @@ def test_a_library_that_the_user_named_and_that_does_not_load(
 
 
 def test_users_hwloc_setting_stays_and_a_failure_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "lstopo"
-    program.write_text("#!/bin/sh\necho no such luck >&2\nexit 3\n")
-    program.chmod(0o755)
+    lstopo = program(tmp_path / "lstopo", "echo no such luck >&2\nexit 3")
     with pytest.raises(ParseError, match="ended with 3: no such luck"):
-        discover._run_lstopo(str(program))
+        discover._run_lstopo(str(lstopo))
     monkeypatch.setenv("HWLOC_COMPONENTS", "linux,stop")
     words = discover.quiet_components().split(",")
     assert "-cuda" in words

@@ -1,20 +1,25 @@
-"""Programs that answer, hang, print much, are not there, leave others behind; and processes that live on."""
+"""Programs that answer, hang, print much, are not there; the launcher's parent; standard error that is gone."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import select
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import leaks
+import psutil
 import pytest
-from waiting import until
+from waiting import scaled, until
 
 from hpcgpu.errors import LaunchError
+from hpcgpu.host import log
 from hpcgpu.host import run as host
 from hpcgpu.host.process import alive
 from hpcgpu.model import Command
@@ -65,19 +70,15 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), "all are gone", limit_s=20)
 
 
-def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
+async def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-
-    async def main() -> int:
-        task = asyncio.create_task(host.run(bash('echo $$ > "$1"; sleep 60', str(fifo))))
-        pid = int(await asyncio.to_thread(fifo.read_text))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return pid
-
-    assert not alive(asyncio.run(main()))
+    task = asyncio.create_task(host.run(bash('echo $$ > "$1"; sleep 60', str(fifo))))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not alive(pid)
 
 
 def test_program_with_a_child_on_its_output_does_not_block() -> None:
@@ -88,15 +89,10 @@ def test_program_with_a_child_on_its_output_does_not_block() -> None:
     os.kill(int(result.stdout), 9)
 
 
-def test_no_more_copies_at_once_than_allowed(tmp_path: Path) -> None:
-    script = 'mkdir "$1/$$"; ls "$1" | wc -l; sleep 0.05; rmdir "$1/$$"'
-
-    async def main() -> list[int]:
-        command = bash(script, str(tmp_path))
-        results = await asyncio.gather(*(host.run(command) for _ in range(3 * host.COPIES)))
-        return [int(result.stdout) for result in results]
-
-    assert 1 < max(asyncio.run(main())) <= host.COPIES
+async def test_no_more_copies_at_once_than_allowed(tmp_path: Path) -> None:
+    command = bash('mkdir "$1/$$"; ls "$1" | wc -l; sleep 0.05; rmdir "$1/$$"', str(tmp_path))
+    results = await asyncio.gather(*(host.run(command) for _ in range(3 * host.COPIES)))
+    assert 1 < max(int(result.stdout) for result in results) <= host.COPIES
 
 
 def test_a_started_process_lives_on_and_is_ended(tmp_path: Path) -> None:
@@ -144,3 +140,96 @@ def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
         host.start(Command(("no-such-program",)))
     with pytest.raises(LaunchError, match="missing/log"):
         host.start(Command(("true",)), str(tmp_path / "missing" / "log"))
+
+
+# --- it does not wait for a launcher that stays when the run has ended
+
+
+# In a process of its own, as it is: with one thread, and a timer that is no test's.
+WAITS = """
+import signal, subprocess, sys
+from hpcgpu.host import launcher_parent
+path, patience_s, *argv = sys.argv[1:]
+waited = {signal.SIGCHLD, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+first = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
+launcher = subprocess.Popen(argv, start_new_session=True, preexec_fn=first)
+sys.exit(launcher_parent.wait(launcher.pid, path, patience_s=float(patience_s)))
+"""
+
+
+def waits(path: Path, patience_s: float, *launcher: str) -> list[str]:
+    return [sys.executable, "-c", WAITS, str(path), str(patience_s), *launcher]
+
+
+@pytest.mark.parametrize("does", ["exec sleep 600", "trap '' TERM; echo; while :; do sleep 600; done"])
+def test_a_launcher_that_stays_is_ended(tmp_path: Path, does: str) -> None:
+    ended = tmp_path / "exit"
+    ended.write_text("0\n")
+    assert subprocess.run(waits(ended, 0.2, "bash", "-c", does), timeout=scaled(60), check=False).returncode == 0
+
+
+def test_as_long_as_the_run_has_not_ended_it_stays(tmp_path: Path) -> None:
+    does = waits(tmp_path / "exit", 0.1, "bash", "-c", "sleep 1; exit 7")
+    assert subprocess.run(does, timeout=scaled(60), check=False).returncode == 7
+
+
+def test_a_job_that_was_suspended_for_long_goes_on(tmp_path: Path) -> None:
+    launcher = "trap 'exit 5' USR1; echo; while :; do sleep 0.05; done"
+    argv = waits(tmp_path / "exit", 0.1, "bash", "-c", launcher)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiting:
+        assert waiting.stdout
+        waiting.stdout.readline()
+        process = psutil.Process(waiting.pid)
+        until(lambda: process.status() == psutil.STATUS_SLEEPING, "it waits")
+        process.suspend()
+        until(lambda: process.status() == psutil.STATUS_STOPPED, "it is stopped")
+        time.sleep(0.3)  # longer than its patience, which is what this is about
+        process.resume()
+        waiting.send_signal(signal.SIGUSR1)
+        assert waiting.wait(scaled(30)) == 5
+
+
+# --- what is said to nobody stops nothing
+
+
+class Full(io.StringIO):
+    def write(self, _: str, /) -> int:
+        raise OSError(28, "No space left on device")
+
+    def isatty(self) -> bool:
+        return True
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, Full(), closed()], ids=["not-there", "full", "closed"])
+def test_a_script_whose_standard_error_is_gone_goes_on(
+    stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    log.say("something")
+    log.flush()
+    assert log.is_terminal() is isinstance(stream, Full)
+
+
+OPENS = """
+import os, sys
+from hpcgpu.host import log
+log.open_missing()
+files = [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)]
+child = os.popen("readlink /proc/self/fd/2").read().strip()
+open(sys.argv[1], "w").write(repr((files, child)))
+print("to nobody", file=sys.stdout)
+print("to nobody", file=sys.stderr)
+"""
+
+
+def test_what_was_closed_at_the_start_is_open_for_children_too(tmp_path: Path) -> None:
+    line = f'exec "$0" -c "$1" {tmp_path}/found <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", line, sys.executable, OPENS], timeout=scaled(60)).returncode == 0
+    assert (tmp_path / "found").read_text() == repr((["/dev/null"] * 3, "/dev/null"))

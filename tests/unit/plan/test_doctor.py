@@ -89,71 +89,60 @@ LOST = replace(TRIAL, nodes=(), ended="job 7 has ended: FAILED, exit code 1")
 WARNED, FAILED = Verdict.WARNING, Verdict.FAILED
 (LINK,) = TRIAL.nodes[1].links
 SKEWED = replace(PYTHON, packages={**PACKAGES, "distributed": "2025.9"})
-# Facts, the check that names the fault, and what it says.
-FAULTS: dict[str, tuple[f.LoginFacts | f.TrialFacts, str, Verdict, tuple[str, ...]]] = {
+FULL, LOCKED, LATE = replace(DISK, free_bytes=4096), replace(FREE, locked_bytes=65536), replace(LINK, clock_s=-90.0)
+# Facts, the check that names the fault, its verdict, and what it says.
+FAULTS: dict[str, tuple[f.LoginFacts | f.TrialFacts, str, Verdict, str]] = {
     "wrong account": (
         *(replace(LOGIN, request=f.Request(batch="slurm", refused=REFUSED)), "job request", FAILED),
-        ("Invalid account", "--account NAME", "sacctmgr show associations"),
+        "Invalid account.*--account NAME.*sacctmgr show associations",
     ),
     "closed port": (
-        *(second(links=(cut(LINK),)), "node to node", FAILED),
-        ("node2 to node1 at 10.0.0.1 (ib0): timed out", "firewall", "--interface"),
+        second(links=(cut(LINK),)),
+        "node to node",
+        FAILED,
+        "at 10.0.0.1 .ib0.: timed out.*firewall.*--interf",
     ),
     "version skew": (
-        *(second(python=SKEWED), "versions", FAILED),
-        ("distributed is 2026.1 here and 2025.9 on node2", "--python"),
+        second(python=SKEWED),
+        "versions",
+        FAILED,
+        "distributed is 2026.1 here and 2025.9 on node2.*--python",
     ),
-    "home not shared": (LOST, "job", FAILED, ("0 of 2 nodes", "exit code 1", "home is not shared")),
+    "home not shared": (LOST, "job", FAILED, "0 of 2 nodes.*exit code 1.*home is not shared"),
     "MPI that does not fit": (
         *(replace(TRIAL, launcher=f.Launcher(error="Open MPI 5 needs pmix")), "launcher and MPI", FAILED),
-        ("needs pmix", "--rendezvous file", "module load"),
+        "needs pmix.*module load.*--rendezvous file",
     ),
     "scratch full": (
-        *(second(scratch=replace(DISK, free_bytes=4096)), "scratch of the nodes", FAILED),
-        ("node2: /local (xfs)", "full", "--local-directory"),
+        second(scratch=FULL),
+        "scratch of the nodes",
+        FAILED,
+        "node2: /local .xfs.*full.*--local-directory",
     ),
     "memlock": (
-        replace(second(limits=replace(FREE, locked_bytes=65536)), protocol="ucx"),
-        *("locked memory in the job", FAILED),
-        ("node2: 64.0 KiB of memory may be locked", "memlock unlimited", "--protocol"),
+        *(replace(second(limits=LOCKED), protocol="ucx"), "locked memory in the job", FAILED),
+        "node2: 64.0 KiB of memory may be locked.*memlock unlimited.*--protocol",
     ),
-    "no copies": (
-        *(second(copy_obstacle="kernel.yama.ptrace_scope=2"), "values within a node", WARNED),
-        ("node2: kernel.yama.ptrace_scope=2", "process_vm_readv"),
-    ),
-    "dead NIC": (dead_nic(), "network ports", WARNED, ("is down", "nearest to the GPU at", "UCX_NET_DEVICES")),
-    "no GPU granted": (
-        *(second(gpus=(), driver=""), "GPUs", FAILED),
-        ("node2 shows 0 of 4 GPUs", "--queue", "hpcgpu plan"),
-    ),
-    "GPUs for one process": (
-        *(second(compute_modes=("EXCLUSIVE_PROCESS",) * 4), "GPUs", WARNED),
-        ("node2 has GPUs in compute mode EXCLUSIVE_PROCESS", "make arrays in tasks", "MPS"),
-    ),
+    "no copies": (second(copy_obstacle="yama=2"), "values within a node", WARNED, "node2: yama=2.*process_vm_readv"),
+    "dead NIC": (dead_nic(), "network ports", WARNED, "is down.*nearest to the GPU at.*UCX_NET_DEVICES"),
+    "no GPU granted": (second(gpus=(), driver=""), "GPUs", FAILED, "node2 shows 0 of 4 GPUs.*--queue.*hpcgpu plan"),
+    "GPUs for one process": (second(compute_modes=("EXCLUSIVE_PROCESS",) * 4), "GPUs", WARNED, "node2.*EXCLUSIVE.*MPS"),
     "no libnvidia-ml": (
         *(second(gpus=(), driver="", no_driver="NVML: not found (apptainer --nv)"), "GPUs", FAILED),
-        ("node2 shows 0 of 4 GPUs; NVML: not found (apptainer --nv)",),
+        "node2 shows 0 of 4 GPUs; NVML: not found .apptainer --nv.",
     ),
-    "cgroup of one core": (second(cpus=1), "CPUs", WARNED, ("node2: 1 of 64 CPUs", "--cores-per-gpu")),
-    "clock skew": (
-        *(second(links=(replace(LINK, clock_s=-90.0),)), "clocks", WARNED),
-        ("the clock of node1 is 90.0 s behind that of node2", "chronyd"),
-    ),
-    "long TMPDIR": (
-        *(second(temporary="/tmp/" + "x" * 90), "socket paths", WARNED),
-        ("node2: TMPDIR has 95 bytes", "export TMPDIR=/tmp"),
-    ),
+    "cgroup of one core": (second(cpus=1), "CPUs", WARNED, "node2: 1 of 64 CPUs.*--cores-per-gpu"),
+    "clock skew": (second(links=(LATE,)), "clocks", WARNED, "clock of node1 is 90.0 s behind that of node2.*chronyd"),
+    "long TMPDIR": (second(temporary="/tmp/" + "x" * 90), "socket paths", WARNED, "TMPDIR has 95 bytes.*TMPDIR=/tmp"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_with_its_advice_and_nothing_else_is(fault: str) -> None:
-    facts, name, verdict, words = FAULTS[fault]
+    facts, name, verdict, pattern = FAULTS[fault]
     finding = found(facts, name)
     assert finding.verdict is verdict
-    text = f"{finding.seen} | {finding.advice}"
-    for word in words:
-        assert word in text
+    assert re.search(pattern, f"{finding.seen} | {finding.advice}", re.DOTALL)
     others = every(facts)
     assert [x.name for x in others if x.verdict not in (Verdict.OK, Verdict.NOT_LOOKED_AT)] == [name]
 

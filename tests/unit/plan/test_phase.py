@@ -61,15 +61,9 @@ JOBS: list[tuple[Job, str]] = [
     (job(JobStatus(JobState.UNKNOWN, "POWERING_DOWN")), "UNKNOWN (POWERING_DOWN)"),
     (job(workers=4, retired_s=1.0), "DRAINING"),
     (job(pending("Priority"), cancelled_s=1.0), "DRAINING (cancelled)"),
-    (
-        job(JobStatus(JobState.ENDED, "NODE_FAIL", "NodeDown", trouble="on node[1-2]")),
-        "GONE (NODE_FAIL, NodeDown, on node[1-2])",
-    ),
+    (job(JobStatus(JobState.ENDED, "NODE_FAIL", "NodeDown", trouble="on n1")), "GONE (NODE_FAIL, NodeDown, on n1)"),
     (job(JobStatus(JobState.ENDED, "TIMEOUT", "", 1)), "GONE (exit code 1, TIMEOUT)"),
-    (
-        job(JobStatus(JobState.ENDED, "FAILED", "NonZeroExitCode", 3), cancelled_s=1.0),
-        "GONE (exit code 3, FAILED, NonZeroExitCode)",
-    ),
+    (job(JobStatus(JobState.ENDED, "FAILED", "Why", 3), cancelled_s=1.0), "GONE (exit code 3, FAILED, Why)"),
     (job(JobStatus(JobState.ENDED, "")), "GONE"),
 ]
 
@@ -153,11 +147,7 @@ LINES: list[tuple[list[Job], tuple[int, ...], str]] = [
     (jobs("UP"), (8, 8), "READY 8 workers"),
     ([], (0, 0), "READY 0 workers"),
     (jobs("UP", "PENDING"), (4, 4, 1), "READY 4 workers on 1 node"),
-    (
-        jobs("PENDING Priority", "UP", "UP", "PENDING Resources", "UP"),
-        (12, 20),
-        "2 PENDING (Priority, Resources), 3 UP; 12 of 20 workers",
-    ),
+    (jobs("PENDING A", "UP", "UP", "PENDING B", "UP"), (12, 20), "2 PENDING (A, B), 3 UP; 12 of 20 workers"),
     (  # the soonest start
         jobs("PENDING Priority 2026-11-22", "PENDING Priority 14:05", "PENDING Priority 09:10", "STARTING"),
         (0, 16),
@@ -182,11 +172,7 @@ def test_phases_line() -> None:
 
 
 def test_describe_without_the_scheduler_has_no_count() -> None:
-    for status, text in (
-        (RUNNING, "RUNNING"),
-        (replace(RUNNING, trouble="node2 is down"), "RUNNING (node2 is down)"),
-        (pending("Priority"), "PENDING (Priority)"),
-    ):
+    for status, text in ((RUNNING, "RUNNING"), (DOWN, "RUNNING (node2 is down)"), (pending("P"), "PENDING (P)")):
         assert describe(job(status), TODAY, reached=False).text == text
 
 

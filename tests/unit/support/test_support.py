@@ -1,11 +1,13 @@
-"""The folders of tests, leaks of a test, outcomes of a session, and ``scripts/run_tests.py``."""
+"""The folders of tests, leaks, outcomes of a session, and maintainers' scripts."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import leaks
@@ -80,3 +82,58 @@ def test_decide_fails_for_skips_and_failures_that_come_again(tmp_path: Path, mon
     lines = {"flaky: tests/test_it.py::test_flaky", "failed: tests/test_it.py::test_bad"}
     assert lines <= set(done.stdout.splitlines())
     assert "fault: it: required tests were skipped" in done.stdout
+
+
+def test_page_and_charts_show_the_figures_of_the_csv_files() -> None:
+    import bench_page
+
+    assert bench_page.differences() == []
+
+
+def test_run_reports_parts_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu
+
+    monkeypatch.setattr(gpu, "ASK", {"cupy": "import no_such_library"})
+    parts = [
+        gpu.Part("wrong", ("-c", "import sys; sys.exit('it went wrong')"), 20),
+        gpu.Part("without", ("-c", "raise AssertionError"), 20, "cupy"),
+        gpu.Part("right", ("-c", 'print(\'{"bench": "b", "value": 1.5}\')'), 20),
+    ]
+    assert gpu.run(tmp_path, parts, dict(os.environ), time.monotonic()) == 1
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    outcomes = {part["name"]: (part["outcome"], part["exit_code"]) for part in report["parts"]}
+    assert outcomes == {"wrong": ("failed", 1), "without": ("not done", None), "right": ("done", 0)}
+    assert report["parts"][-1]["figures"] == [{"bench": "b", "value": 1.5}]
+    for part in gpu.PARTS:
+        assert [word for word in part.arguments if "/" in word and not (ROOT / word).exists()] == []
+
+
+# In place of the Python that makes the environment, and of the one in it.
+PYTHON = """#!/bin/bash
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; printf '#!/bin/sh\\n' > "$3/bin/hpcgpu"
+               chmod +x "$3/bin/hpcgpu" ;;
+  "-m pip "*)  echo 'Collecting numpy>=1.24 (from hpcgpu)'
+               [ "$PIP_GOES_ON" = on ] || { echo 'ERROR: No matching distribution' >&2; exit 1; }
+               echo 'Collecting dask[array]~=2026.8; python_version > "3"'
+               echo 'Installing collected packages: numpy, dask' ;;
+esac
+"""
+
+
+def test_an_installation_shows_that_it_goes_on_and_how_to_use_it(tmp_path: Path) -> None:
+    python, venv = tmp_path / "python", tmp_path / "venv"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    argv = ["make", "--no-print-directory", "demo", f"VENV={venv}", f"PYTHON={python}"]
+
+    def make(pip: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PIP_GOES_ON": pip, "MAKEFLAGS": ""}
+        return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=env, timeout=scaled(60))
+
+    failed = make("no")
+    assert (failed.returncode, (venv / ".installed").exists()) == (2, False)
+    assert "pip could not install the packages (its words are above)" in failed.stderr
+    done = make("on")
+    assert (done.returncode, " numpy dask\n" in done.stdout) == (0, True)
+    assert done.stdout.endswith(f"On your own: . {venv}/bin/activate; hpcgpu run --gpus sim:4 examples/svd.py\n")

@@ -1,41 +1,22 @@
-"""Every recorded machine is read, in all versions of hwloc's XML; ``host/test_discover.py`` reads it by /sys."""
+"""Every recorded machine is read, in hwloc's formats and NCCL's; ``host/test_discover.py`` reads it by /sys."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import cache
+from xml.sax.saxutils import quoteattr
 
 import pytest
-from machines import machine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import HWLOC, lstopo, machine, text_of
 from paths import TOPOLOGIES
 
 from hpcgpu.errors import ParseError
-from hpcgpu.model import CpuSet, Nic, Topology
-from hpcgpu.topology import hwloc_xml, pci, sysfs
-
-
-@pytest.mark.parametrize(
-    ("name", "numa", "cores", "vendor", "homes"),
-    [
-        ("coral-lassen", [0, 8], 40, "nvidia", [0, 0, 8, 8]),
-        ("coral-ea-hwloc1", [0, 1], 20, "nvidia", [0, 0, 1, 1]),  # its BMC is a VGA device too
-        ("epyc-corona", list(range(8)), 48, "amd", [1, 2, 5, 7]),
-        ("epyc-corona-hwloc1", list(range(8)), 48, "amd", [1, 2, 5, 7]),
-        ("turin-4gpu-nvml", list(range(8)), 128, "nvidia", [1, 2, 6, 7]),
-        ("nvidiaDGX2", [0, 1], 4, "nvidia", [0] * 8 + [1] * 8),
-        ("power8gpudistances", [0, 1], 8, "nvidia", [0, 0, 1, 1]),
-        ("intel-4gpu", [0, 1], 8, "intel", [0, 0, 1, 1]),
-        ("opa-hfi", [0], 4, "", []),
-        ("test-topo", [0, 1, 2, 3], 176, "", []),
-        ("16intel64-manyVFs", [0, 1], 16, "", []),
-    ],
-)
-def test_nodes_cores_and_gpus(name: str, numa: list[int], cores: int, vendor: str, homes: list[int]) -> None:
-    topology = machine(name)
-    assert [n.os_index for n in topology.numa_nodes] == numa
-    assert len(topology.cores) == cores
-    assert [g.numa_node for g in topology.gpus] == homes
-    assert {g.vendor for g in topology.gpus} == ({vendor} if vendor else set())
-    assert all(n.memory_bytes > 2**30 and n.cpuset for n in topology.numa_nodes)
+from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode, Topology
+from hpcgpu.topology import hwloc_xml, nccl_xml, pci, sysfs
+from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
 
 def test_gpu_facts_come_from_nvml_and_cuda_devices() -> None:
@@ -232,3 +213,287 @@ def test_sysfs_without_cpus_is_an_error() -> None:
     package = "devices/system/cpu/cpu0/topology/physical_package_id"
     with pytest.raises(ParseError, match=f"/sys/{package} is 'zero'; expected a whole number"):
         sysfs.read({package: "zero\n"})
+
+
+NCCL = ["aws-p4de-24xl-topo", *sorted(f"nccl/{p.stem}" for p in (TOPOLOGIES / "nccl").glob("*.xml"))]
+
+
+# --- NCCL's format ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "homes", "nics", "pairs"),
+    [
+        ("aws-p4de-24xl-topo", {0: "0-23,48-71", 1: "24-47,72-95"}, [0, 0, 0, 0, 1, 1, 1, 1], 0, 0),
+        ("nccl/azure-ndv4", {0: "0-23", 1: "24-47", 2: "48-71", 3: "72-95"}, [1, 1, 0, 0, 3, 3, 2, 2], 0, 0),
+        ("nccl/azure-ndv5", {0: "48-95", 1: "0-47"}, [0, 0, 0, 0, 1, 1, 1, 1], 0, 0),
+        ("nccl/oci-h100", {0: "0-55,112-167", 1: "56-111,168-223"}, [0, 0, 0, 0, 1, 1, 1, 1], 16, 8),
+        ("nccl/dump", {0: "0-15,64-79", 1: "16-31,80-95"}, [0, 1], 3, 1),
+    ],
+)
+def test_nodes_gpus_and_nics_of_nccl_files(
+    name: str, nodes: dict[int, str], homes: list[int], nics: int, pairs: int
+) -> None:
+    topology = read_file(text_of(name))
+    assert {n.os_index: str(n.cpuset) for n in topology.numa_nodes} == nodes
+    assert [n.package for n in topology.numa_nodes] == list(nodes)  # nobody says which nodes share one
+    assert [g.numa_node for g in topology.gpus] == homes  # by PCI address, which is not the file's order
+    assert {g.vendor for g in topology.gpus} == {"nvidia"}  # Azure's files name no vendor
+    runs = 2 if "," in next(iter(nodes.values())) else 1
+    assert len(topology.cores) * runs == sum(len(n.cpuset) for n in topology.numa_nodes)
+    assert (len(topology.nics), len(topology.hops)) == (nics, pairs)
+    assert "which PUs share a core" in topology.warnings[0]
+    assert topology.source == "NCCL topology XML v1"
+
+
+def test_functions_of_one_card_are_devices_with_port_1() -> None:
+    """NCCL calls mlx5_1, the card's second function, port 2 of the first; UCX knows it as mlx5_1:1."""
+    topology = nccl_xml.read(text_of("nccl/oci-h100"))
+    first = [(n.name, n.port, n.kind, n.rate_gbps) for n in topology.nics if n.pci == "0000:0c:00.0"]
+    assert first == [("mlx5_0", 1, "roce", 180.0), ("mlx5_1", 1, "roce", 180.0)]
+    # up from the GPU to the card's upper switch and down again
+    assert {h for g, _, h, _ in topology.hops if g == "0000:0f:00.0"} == {3}
+
+
+def test_nccl_dump_has_sockets_virtual_functions_and_gaps() -> None:
+    warnings = nccl_xml.read(text_of("aws-p4de-24xl-topo")).warnings  # cards without a name
+    assert warnings[1].endswith("0000:10:1b.0, 0000:20:1b.0, 0000:90:1b.0, 0000:a0:1b.0")
+    nics = {n.name: n for n in nccl_xml.read(text_of("nccl/dump")).nics}
+    assert nics["mlx5_0"] == Nic("mlx5_0", "0000:04:00.0", 1, "infiniband", "unknown", 200.0, 0, None)
+    assert nics["ens2"] == Nic("ens2", "0000:c2:00.0", 1, "ethernet", "unknown", 25.0, 1, "ens2")
+    assert nics["mlx5_2"] == Nic("mlx5_2", "0000:e1:00.0", 1, "infiniband", "unknown", 0.0, None, None, True)
+
+
+def test_gpus_of_rccl_and_without_any_class() -> None:
+    text = """<system version="2"><cpu numaid="0" affinity="3">
+      <pci busid="0000:c1:00.0" class="0x038000" vendor="0x1002"><gpu dev="0" gcn="942"/></pci>
+      <pci busid="0000:c2:00.0" class="0x038000"><gpu dev="1" gcn="942"/></pci>
+      <pci busid="000f:01:00.0"><gpu dev="2" sm="121"/></pci>
+      <pci busid="0000:02:00.0" class="0x030000" vendor="0x1a03"/></cpu></system>"""
+    topology = nccl_xml.read(text)
+    assert [f"{g.pci} {g.vendor}" for g in topology.gpus] == [
+        *("0000:c1:00.0 amd", "0000:c2:00.0 amd", "000f:01:00.0 nvidia")
+    ]
+
+
+def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
+    """All ones for both: a virtual machine of a host whose masks were written as they came."""
+    unnumbered = nccl_xml.read('<system><cpu affinity="f"><pci busid="0:1:0.0" class="0x030200"/></cpu></system>')
+    assert [(n.os_index, str(n.cpuset)) for n in unnumbered.numa_nodes] == [(0, "0-3")]
+    assert [g.numa_node for g in unnumbered.gpus] == [0]
+    gpus = [f'<pci busid="0000:0{i}:00.0" class="0x030200"/>' for i in (1, 2)]
+    cpus = "".join(f'<cpu numaid="{i}" affinity="ffffffff">{g}</cpu>' for i, g in enumerate(gpus))
+    topology = nccl_xml.read(f"<system>{cpus}</system>")
+    assert [(n.os_index, str(n.cpuset)) for n in topology.numa_nodes] == [(0, "0-31")]
+    assert [g.numa_node for g in topology.gpus] == [0, 0]
+    assert "share PUs" in topology.warnings[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('<system><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>', "names no PU"),
+        ('<system><cpu affinity="0-31"/></system>', "line 1: <cpu> has affinity='0-31'; expected a mask"),
+        (f'<system><cpu affinity="{"ffffffff," * 2000}ffffffff"/></system>', "expected a mask"),
+        ('<system><cpu affinity="1" numaid="x"/></system>', "has numaid='x'; expected a whole number"),
+        ('<system><cpu affinity="1"><pci class="0x030200"/></cpu></system>', "<pci> has no busid; expected a PCI addr"),
+        ('<system><cpu affinity="1" host_hash="0x1"/><cpu affinity="2" host_hash="0x2"/></system>', "2 hosts"),
+        (
+            '<system><cpu affinity="1"><pci busid="0:1:0.0"><nic><net name="a" speed="x"/></nic></pci></cpu></system>',
+            "x",
+        ),
+        ("<topology/>", "begins with <topology>"),
+    ],
+)
+def test_what_is_no_node_is_refused_by_the_nccl_reader(text: str, says: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(says)):
+        nccl_xml.read(text)
+
+
+# --- a virtual machine with NCCL_TOPO_FILE -----------------------------------------------------------------------
+
+
+def flat(gpus: list[str], nics: list[str], masks: list[str]) -> Topology:
+    """A machine whose /sys knows no place of any device and shows all of them on one bus."""
+    return Topology(
+        tuple(NumaNode(i, CpuSet.parse(m), 2**38, i) for i, m in enumerate(masks)),
+        tuple(CpuSet([i]) for m in masks for i in CpuSet.parse(m)),
+        tuple(Gpu(a, uuid=f"GPU-{a}") for a in gpus),
+        tuple(Nic(f"mlx5_ib{i}", a) for i, a in enumerate(nics)),
+        tuple(Hop(g, n, 1, 0) for g in gpus for n in nics),
+        source="libhwloc",
+    )
+
+
+def test_places_of_a_flat_machine_come_from_the_file() -> None:
+    gpus = [f"{i}:00:00.0" for i in ("0001", "0002", "0003", "0004", "000b", "000c", "000d", "000e")]
+    nics = [f"{i}:00:00.0" for i in ("0101", "0102", "0103", "0104", "0105", "0106", "0107", "0108")]
+    live = flat(gpus, nics, ["0-23", "24-47", "48-71", "72-95"])
+    topology = nccl_xml.locate(live, text_of("nccl/azure-ndv4"))
+    assert [g.numa_node for g in topology.gpus] == [1, 1, 0, 0, 3, 3, 2, 2]
+    assert [n.numa_node for n in topology.nics] == [1, 1, 0, 0, 3, 3, 2, 2]
+    assert len(topology.hops) == 16  # each GPU with the two cards on its switch, no longer with all eight
+    assert {h.bridges for h in topology.hops} == {1}
+    assert topology.source == "libhwloc + NCCL_TOPO_FILE"
+    assert [g.uuid for g in topology.gpus] == [g.uuid for g in live.gpus]
+    assert (topology.numa_nodes, topology.cores) == (live.numa_nodes, live.cores)
+
+
+def test_what_is_known_stays_and_a_known_pair_keeps_its_bridges() -> None:
+    live = flat(["0000:03:00.0", "0000:c1:00.0"], ["0000:04:00.0"], ["0-15,64-79", "16-31,80-95"])
+    known = replace(
+        live,
+        gpus=(replace(live.gpus[0], numa_node=1), live.gpus[1]),
+        nics=(replace(live.nics[0], numa_node=1),),
+        hops=(Hop("0000:03:00.0", "0000:04:00.0", 5, 0),),
+    )
+    topology = nccl_xml.locate(known, text_of("nccl/dump"))
+    assert [g.numa_node for g in topology.gpus] == [1, 1]  # the file says 0 of the first
+    assert topology.hops == known.hops
+    placed = replace(live, gpus=tuple(replace(g, numa_node=0) for g in live.gpus), nics=())
+    assert nccl_xml.locate(placed, text_of("nccl/dump")) == placed
+
+
+def test_a_node_is_found_by_its_pus_before_its_number() -> None:
+    """Azure's file for ND H100 v5 gives PUs 48-95 to node 0; a file without PUs has numbers, perhaps of no node."""
+    live = flat(["0001:00:00.0", "0009:00:00.0"], [], ["0-47", "48-95"])
+    assert [g.numa_node for g in nccl_xml.locate(live, text_of("nccl/azure-ndv5")).gpus] == [1, 0]
+    live = flat(["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"], [], ["0-7", "8-15"])
+    cpus = [f'<cpu numaid="{n}"><pci busid="0000:0{i}:00.0"/></cpu>' for i, n in ((1, 1), (2, 5), (3, -1))]
+    text = f"<system>{''.join(cpus)}</system>"
+    assert [g.numa_node for g in nccl_xml.locate(live, text).gpus] == [1, None, None]
+    # the second function of a card is where the first is
+    live = flat([], ["0000:c1:00.1", "0000:e1:00.1"], ["0-15,64-79", "16-31,80-95"])
+    assert [n.numa_node for n in nccl_xml.locate(live, text_of("nccl/dump")).nics] == [1, None]
+
+
+def test_a_card_or_machine_that_the_file_does_not_name_stays() -> None:
+    live = flat(["0000:03:00.0"], ["0000:04:00.0", "0000:99:00.0"], ["0-15,64-79", "16-31,80-95"])
+    far = replace(live, hops=tuple(h._replace(bridges=7) for h in live.hops))
+    hops = nccl_xml.locate(far, text_of("nccl/dump")).hops
+    assert [h[1:3] for h in hops] == [("0000:04:00.0", 1), ("0000:99:00.0", 7)]
+    live = flat(["0000:01:00.0"], [], ["0-7", "8-15"])
+    topology = nccl_xml.locate(live, text_of("nccl/azure-ndv4"))
+    assert replace(topology, warnings=()) == live
+    assert "0000:01:00.0" in topology.warnings[0]
+
+
+# --- the entrance ------------------------------------------------------------------------------------------------
+
+
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty; allowed: hwloc's XML"),
+        (" \n", "empty"),
+        (PNG.decode(errors="replace"), "begins with '\ufffdPNG"),
+        (PNG.decode(errors="surrogateescape"), "begins with"),
+        (PNG.decode("latin-1"), "begins with"),
+        ('{"topology": 1}', "begins with '{\"topology\": 1}'"),
+        ("<!DOCTYPE html><html></html>", "begins with <html>"),
+        ('<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0//EN" "xhtml1.dtd"><html/>', "begins with <html>"),
+        ("Machine (7946MB total)\n  Package L#0", "begins with 'Machine"),
+        ("<?xml version='1.0'?><!-- no end", "not a topology file"),
+        ("<topologies/>", "begins with <topologies>"),
+        ("x" * (MAX_BYTES + 1), "more than 8 MiB"),
+        ("é" * (MAX_BYTES // 2 + 1), "more than 8 MiB"),
+        ("<topology>\0</topology>", "not a topology file, or cut off: not well-formed"),
+        ("<topology>\udcff</topology>", "it has characters that are not text"),
+        ("<topology>" * 100_000 + "</topology>" * 100_000, "nested"),
+        ("<system>" + '<pci busid="0:0:0.0">' * 100_000 + "</pci>" * 100_000 + "</system>", "nested"),
+    ],
+    ids=range(17),
+)
+def test_what_is_no_topology_file_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(says)):
+        read_file(text)
+
+
+LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    "doctype",
+    [
+        f'<!DOCTYPE {{0}} [<!ENTITY l0 "ha">{LAUGHS}]>',
+        '<!DOCTYPE {0} [<!ENTITY l9 SYSTEM "file:///etc/hostname">]>',
+        '<!DOCTYPE {0} [<!ENTITY % p SYSTEM "http://localhost/x.dtd"> %p;]>',
+        '<!DOCTYPE {0} SYSTEM "hwloc2.dtd" [<!ENTITY l9 "ha">]>',
+        '<!DOCTYPE {0} [<!ATTLIST {0} version CDATA "3.0">]>',
+        "<!-- > --><?x > ?>\n<!DOCTYPE {0}\n[]>",
+        '<?xml version="1.0" encoding="UTF-16"?><!DOCTYPE {0} [<!ENTITY l9 "ha">]>',
+    ],
+)
+@pytest.mark.parametrize("root", ["topology", "system"])
+def test_a_document_type_with_declarations_is_refused(root: str, doctype: str) -> None:
+    reader = {"topology": hwloc_xml.read, "system": nccl_xml.read}[root]
+    text = f"{doctype.format(root)}<{root}>&l9;</{root}>"
+    for read in (read_file, reader):
+        with pytest.raises(ParseError, match="declares entities or other markup"):
+            read(text)
+
+
+def test_an_external_document_type_is_accepted_and_not_loaded() -> None:
+    body = text_of("opa-hfi").partition("?>")[2].replace('"hwloc2.dtd"', '"file:///nowhere/hwloc2.dtd"')
+    for start in ("", "\ufeff", '<?xml version="1.0" encoding="UTF-16"?>'):
+        assert read_file(start + body) == hwloc_xml.read(text_of("opa-hfi"))
+    with pytest.raises(ParseError, match="undefined entity"):
+        read_file(body.replace("</topology>", "&nowhere;</topology>"))
+
+
+# --- laws --------------------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from([*HWLOC, *NCCL]), st.floats(0, 1, exclude_max=True))
+@settings(deadline=None, max_examples=60)
+def test_a_cut_file_is_an_error_never_half_a_node(name: str, part: float) -> None:
+    text = text_of(name)
+    end = int(part * len(text))
+    if text[end:].strip():
+        with pytest.raises(ParseError):
+            read_file(text[:end])
+    else:
+        assert read_file(text[:end]) == read_file(text)
+
+
+@cache
+def values_of(name: str) -> list[tuple[int, int]]:
+    """Where the attributes' values are, quotes included."""
+    return [m.span(1) for m in re.finditer(r'\s\w+=("[^"]*")', text_of(name))]
+
+
+ODD = [
+    *("", "-1", "0x", "0x-1", "9" * 5000, "0xf...f", "1e9", "NaN", " 1", "1_0", "٣", "0000:zz:00.0", "0x1ffffffff", ",")
+]
+
+
+@given(st.data(), st.sampled_from([*HWLOC, *NCCL]))
+@settings(deadline=None, max_examples=80)
+def test_any_value_gives_a_node_or_a_parse_error(data: st.DataObject, name: str) -> None:
+    text = text_of(name)
+    places = sorted(data.draw(st.lists(st.sampled_from(values_of(name)), min_size=1, max_size=4, unique=True)))
+    anything = st.one_of(st.sampled_from(ODD), st.text(st.characters(codec="utf-8", exclude_categories=["Cc"])))
+    for start, end in reversed(places):
+        text = text[:start] + quoteattr(data.draw(anything)) + text[end:]
+    try:
+        assert isinstance(read_file(text), Topology)
+    except ParseError as e:
+        assert len(str(e)) < 400
+
+
+@pytest.mark.parametrize("name", [n for n in HWLOC if '<topology version="2' in text_of(n)])
+def test_version_2_rewritten_as_version_1_is_the_same_node(name: str) -> None:
+    written = lstopo("--input", str(TOPOLOGIES / f"{name}.xml"), "--of", "xml", "--export-xml-flags", "v1", "-")
+    old, new = read_file(written), read_file(text_of(name))
+    assert old.source == "hwloc XML v1.0"
+    assert replace(old, source=new.source) == new
+
+
+def test_masks_are_parsed_a_few_times_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, mask = [], pci.mask
+    monkeypatch.setattr(pci, "mask", lambda text: parsed.append(text) or mask(text))
+    assert len(read_file(text_of("turin-4gpu-nvml")).cores) == 128
+    assert len(parsed) < 8 * 128

@@ -1,11 +1,13 @@
-"""Copies through page-locked memory: the pool and the order of pieces; on a real GPU, Buffers of cuda.core and CuPy."""
+"""Copies through page-locked memory, and cuda.bindings and cuda.core on a stand-in for NVIDIA's driver."""
 
 from __future__ import annotations
 
 import gc
 import itertools
 import sys
+from pathlib import Path
 
+import fake_cuda
 import numpy as np
 import pytest
 from dask.utils import Dispatch
@@ -123,3 +125,10 @@ def test_registering_imports_no_cupy() -> None:
     register_cupy(one, other)
     assert ("cupy" in one._lazy, "cupy" in other._lazy) == (True, True)
     assert ("cupy" in sys.modules) == before
+
+
+def test_what_the_store_asks_of_driver_and_cuda_core(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core", reason="no cuda.core here: it comes with the extra dev")
+    # one child for all of them: a process has one driver, and most of the time is that of imports
+    files = ["spill/test_cuda_api.py", "spill/test_cuda_standin.py"]
+    assert fake_cuda.not_passed(tmp_path, files, "-n", "0") == []

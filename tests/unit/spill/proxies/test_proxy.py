@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections import namedtuple
@@ -19,11 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from programs import python
 from waiting import scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimGpu
-from hpcgpu.spill.proxies.proxy import asproxy, is_proxy, make_proxy, register, release, source_of, unproxy
+from hpcgpu.spill.proxies import asproxy, is_proxy, make_proxy, register, release, source_of, unproxy
 
 register()
 
@@ -549,7 +548,7 @@ print("known")
 def test_dask_handles_a_proxy_made_before_its_import() -> None:
     """In a client, where no store and no worker has registered anything."""
     pytest.importorskip("pyarrow", reason="dask.dataframe needs it")
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=scaled(120))
+    done = python(ALONE)
     assert (done.returncode, done.stdout) == (0, "known\n"), done.stderr
 
 

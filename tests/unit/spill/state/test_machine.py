@@ -1,14 +1,21 @@
-"""What the spill store's state machine instructs, by examples; its laws are in ``test_explored.py``."""
+"""The spill store's state machine: what it instructs, which units go down, and its laws in every order of events."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Iterator
+from itertools import count
+
 import pytest
-from spill_worlds import Instant
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from spill_worlds import Instant, Story, World, explore
 
 from hpcgpu.spill.state import (
     DEVICE,
     DISK,
     HOST,
+    Candidate,
     Copy,
     Drop,
     Fail,
@@ -20,8 +27,10 @@ from hpcgpu.spill.state import (
     Ticket,
     Trim,
     Unit,
+    headroom,
+    victims,
 )
-from hpcgpu.spill.state.accounting import Accounting
+from hpcgpu.spill.state.accounting import Accounting, Choice
 from hpcgpu.spill.state.machine import SpillState
 
 FULL = OSError("No space left on device")
@@ -213,3 +222,299 @@ def test_unit_without_a_key_is_not_needed_and_copies_end_once() -> None:
         state.moved(copy)
     with pytest.raises(ValueError, match="not up"):
         state.grow(a, 7)
+
+
+# --- which units go down
+
+
+RUNS, READY = 2, 1
+
+
+def unit(age: int, nbytes: int, needed: int = 0, *, clean: bool = False) -> Candidate:
+    return Candidate(age, age, nbytes, needed, clean)
+
+
+def twins(*sizes: int) -> list[Candidate]:
+    """Return candidates touched together."""
+    return [Candidate(i, 1, nbytes) for i, nbytes in enumerate(sizes)]
+
+
+EXAMPLES: dict[str, tuple[list[Candidate], int, list[int]]] = {
+    "nothing to do": ([unit(1, 10)], 0, []),
+    "nothing there": ([], 10, []),
+    "the oldest": ([unit(1, 10), unit(2, 10), unit(3, 10)], 15, [1, 2]),
+    "all, where that is not enough": ([unit(1, 10), unit(2, 10)], 99, [1, 2]),
+    "what no task needs": ([unit(1, 10, READY), unit(2, 10, RUNS), unit(3, 10)], 10, [3]),
+    "what is ready before what runs": ([unit(1, 10, RUNS), unit(2, 10, READY), unit(3, 10)], 20, [3, 2]),
+    "what runs where all is needed": ([unit(1, 10, RUNS), unit(2, 10, READY), unit(3, 10)], 30, [3, 2, 1]),
+    "a clean one as old as the others": ([unit(1, 10), unit(2, 10, clean=True), unit(3, 10)], 20, [2, 1]),
+    "a clean one of the window": ([unit(1, 4), unit(2, 10, clean=True)], 10, [2]),
+    "no clean one that is younger": ([unit(1, 10), unit(2, 10, clean=True)], 10, [1]),
+    "of one age the biggest": (twins(10, 30, 20), 35, [1, 0]),
+    "of one age the smallest that is enough": (twins(100, 5, 20, 30), 15, [2]),
+    "not a small one that a later one makes needless": ([unit(1, 1), unit(2, 100)], 50, [2]),
+    "of two of which one is needless the older": ([unit(1, 10), unit(2, 10), unit(3, 100, READY)], 105, [1, 3]),
+    "an old one, however big": ([unit(1, 100), unit(2, 10)], 5, [1]),
+    "of one size the oldest": ([unit(1, 10), unit(2, 5), unit(3, 10)], 21, [1, 3, 2]),
+}
+
+
+@pytest.mark.parametrize(("candidates", "need", "names"), EXAMPLES.values(), ids=EXAMPLES)
+def test_chosen(candidates: list[Candidate], need: int, names: list[int]) -> None:
+    assert [c.name for c in victims(candidates, need)] == names
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Candidate]:
+    """Draw candidates, longest untouched first; those that are ready have a priority."""
+    small = st.integers(0, 3)
+    facts = draw(st.lists(st.tuples(small, st.integers(1, 20), small, st.booleans(), small), max_size=15))
+    return [
+        Candidate(i, age, nbytes, min(needed, 2), clean, (turn,) if needed == READY else ())
+        for i, (age, nbytes, needed, clean, turn) in enumerate(sorted(facts, key=lambda f: f[0]))
+    ]
+
+
+NEEDS = st.integers(-5, 200)
+
+
+def nbytes(candidates: list[Candidate]) -> int:
+    return sum(c.nbytes for c in candidates)
+
+
+def rank(c: Candidate) -> tuple[float, ...]:
+    """Return when its turn to go comes."""
+    return (c.needed, *(-p for p in c.priority), c.age)
+
+
+@given(streams(), NEEDS)
+def test_the_need_is_covered_by_what_goes_first(candidates: list[Candidate], need: int) -> None:
+    """Nothing younger goes than plain LRU would take; what is needed sooner goes later; of two alike the older goes."""
+    chosen = list(victims(candidates, need))
+    assert len({c.name for c in chosen}) == len(chosen)
+    assert set(chosen) <= set(candidates)
+    assert nbytes(chosen) >= min(need, nbytes(candidates))
+    assert [c.needed for c in chosen] == sorted(c.needed for c in chosen)
+    for c in chosen:
+        assert nbytes([b for b in candidates if rank(b) < rank(c)]) < need
+    for stays, goes in ((a, b) for a in candidates if a not in chosen for b in chosen):
+        is_older = stays.name < goes.name and stays._replace(name=goes.name, age=goes.age) == goes
+        is_clean = stays.clean and not goes.clean and stays.nbytes == goes.nbytes and stays[3::2] == goes[3::2]
+        assert not is_older
+        assert not is_clean or rank(stays) > rank(goes)
+
+
+@given(streams(), streams(), NEEDS)
+def test_nothing_is_needless(clean: list[Candidate], dirty: list[Candidate], need: int) -> None:
+    chosen = list(victims([*clean, *(c._replace(name=c.name + len(clean)) for c in dirty)], need))
+    assert all(nbytes(chosen) - c.nbytes < need for c in chosen)
+
+
+@given(streams(), NEEDS)
+def test_a_clean_group_goes_before_anything_is_copied(candidates: list[Candidate], need: int) -> None:
+    clean = [c for c in candidates if c.clean]
+    chosen = list(victims(sorted(candidates, key=lambda c: not c.clean), need))
+    if any(not c.clean for c in chosen):
+        assert nbytes([c for c in clean if not c.needed]) < need
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(1, 200))
+def test_of_one_age_one_is_taken_where_one_is_enough(sizes: list[int], need: int) -> None:
+    chosen = [c.nbytes for c in victims(twins(*sizes), need)]
+    enough = [n for n in sizes if n >= need]
+    assert chosen == [min(enough)] if enough else chosen[0] == max(sizes)
+
+
+@given(st.integers(1, 500))
+def test_no_more_is_looked_at_than_what_covers_the_need(need: int) -> None:
+    """Of each two, one is needed."""
+    seen = 0
+
+    def endless() -> Iterator[Candidate]:
+        nonlocal seen
+        for seen in count(1):  # noqa: B007 (the test reads it)
+            yield unit(seen, 10, READY if seen % 2 else 0)
+
+    assert nbytes(list(victims(endless(), need))) - need < 10
+    assert seen <= 2 * (-(-need // 10) + 1)
+
+
+def test_headroom_ends_at_what_is_too_big_or_needed() -> None:
+    assert [c.name for c in headroom([unit(1, 3), unit(3, 3), unit(4, 9)], 10)] == [1, 3]
+    assert [c.name for c in headroom([unit(1, 3), unit(2, 3, READY), unit(3, 3)], 10)] == [1]
+
+
+# --- on repeated use, with the state machine and copies that end at once ---
+
+
+def lru(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
+    for candidate in candidates:
+        if need_bytes <= 0:
+            return
+        need_bytes -= candidate.nbytes
+        yield candidate
+
+
+def uploads_of_forty_uses(choose: Choice) -> int:
+    """Use two arrays in turn that have been down once, beside cold ones that leave room for one of the two."""
+    store = Instant({DEVICE: 10_000}, choose)
+    hot, cold = [Unit(0, 1500), Unit(1, 1500)], [Unit(i, 1000) for i in range(2, 10)]
+    store.set(*hot, *cold, Unit(10, 1000), Unit(11, 1000))
+    assert [unit.tier for unit in hot] == [HOST, HOST]
+    for key in (10, 11):
+        store.run(store.state.delete(key))
+    for i in range(40):
+        store.use(hot[i % 2])
+    return store.up // 1500
+
+
+def test_what_is_used_again_and_again_comes_up_once() -> None:
+    assert uploads_of_forty_uses(victims) == uploads_of_forty_uses(lru) == 2
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> tuple[list[Unit], list[Unit], int, bool]:
+    """Draw what is used again and again, what is not, a limit with room for the first, and which was there before."""
+    sizes = st.sampled_from((1, 2, 3, 5, 7, 10, 30))
+    hot, cold = draw(st.lists(sizes, min_size=1, max_size=6)), draw(st.lists(sizes, max_size=8))
+    return (
+        [Unit(i, size) for i, size in enumerate(hot)],
+        [Unit(len(hot) + i, size) for i, size in enumerate(cold)],
+        sum(hot) + draw(st.integers(0, 12)),
+        draw(st.booleans()),
+    )
+
+
+def rounds(case: tuple[list[Unit], list[Unit], int, bool], choose: Choice, low: float) -> list[int]:
+    """Return the bytes that have been moved after each of six rounds."""
+    hot, cold, limit, hot_first = case
+    store = Instant({DEVICE: limit}, choose, low)
+    hot, cold = ([Unit(u.name, u.nbytes) for u in units] for units in (hot, cold))
+    store.set(*(hot + cold if hot_first else cold + hot))
+    moved = []
+    for _ in range(6):
+        for used in hot:
+            store.use(used)
+        moved.append(store.up + store.down)
+    return moved
+
+
+@given(loops())
+def test_no_more_is_moved_than_by_lru_on_repeated_use(case: tuple[list[Unit], list[Unit], int, bool]) -> None:
+    assert rounds(case, victims, 1.0)[-1] <= rounds(case, lru, 1.0)[-1]
+
+
+@given(loops())
+def test_with_headroom_nothing_moves_any_more_soon(case: tuple[list[Unit], list[Unit], int, bool]) -> None:
+    """Headroom costs at most its own bytes, twice, and only at the beginning."""
+    moved = rounds(case, victims, 0.9)
+    assert moved[1] == moved[-1]
+    assert moved[-1] <= rounds(case, lru, 1.0)[-1] + 2 * (case[2] - int(0.9 * case[2]) + 1)
+
+
+# --- the laws of the machine
+
+
+D, H = DEVICE, HOST
+# two units on a device with room for one, and one unit in host memory, which has no room for two
+ABC = ((6, D), (6, D), (6, H))
+STORIES = {
+    "readers": Story(ABC, (("need", 0, 1), ("need", 0), ("need", 2)), failures=1),
+    "copies that fail twice": Story(ABC, (("need", 0, 2), ("need", 1), ("tick",)), failures=2),
+    "writers": Story(ABC, (("write", 0), ("need", 0), ("peer", 0, 1), ("delete", 0)), failures=1),
+    "writers, one after the other": Story(ABC, (("write", 0), ("write", 0, 1), ("need", 2))),
+    "urgent readers": Story(ABC, (("urgent", 0), ("need", 1), ("urgent", 2))),
+    "urgent behind others": Story(((6, D), (6, D), (6, D)), (("need", 0), ("need", 1), ("urgent", 2))),
+    "users at once": Story(ABC, (("use", 0), ("need", 1), ("need", 0)), failures=1),
+    "keys that share units": Story(ABC, (("set", 1, 0), ("delete", 0), ("set", 3, 1), ("write", 1)), failures=1),
+    "lost units": Story(
+        ABC, (("need", 0, 1), ("need", 0), ("peer", 0)), {D: 10, H: 6}, failures=0, losses=1, gives_up=True
+    ),
+    "allocations that fail": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), failures=1),
+    "allocations that are given up": Story(
+        ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), gives_up=True
+    ),
+    "limits that shrink": Story(ABC, (("shrink", H, 6), ("limit", D, 4), ("need", 0)), failures=1),
+    "a full disk": Story(ABC, (("need", 2), ("need", 0), ("delete", 1), ("write", 0)), {D: 10, H: 6, DISK: 8}),
+    "a unit that grows": Story(ABC, (("grow", 0, 8), ("need", 0), ("grow", 2, 7)), failures=1),
+    "units that lose a part": Story(ABC, (("leave", 0, 3), ("need", 0), ("leave", 2, 2), ("alloc", D, 6)), failures=1),
+    "units that get more": Story(
+        ABC, (("join", 3, 0, 3), ("need", 0), ("join", 4, 2, 2), ("delete", 1), ("write", 2)), failures=1
+    ),
+    "expected tasks": Story(
+        ((5, D), (6, D), (6, H)),
+        (("expect", "t", False, 0), ("expect", "s", True, 0), ("need", 2), ("delete", 1), ("task_over", "t")),
+        {D: 10, H: 8},
+        failures=1,
+    ),
+    "readers that give up behind another": Story(
+        ((9, D, H), (9, D, H), (9, D), (9, H)),
+        (("need", 0), ("need", 1), ("need", 1), ("limit", H, 20)),
+        {D: 10, H: 40},
+        gives_up=True,
+    ),
+    "two devices": Story(
+        ((6, D), (6, D + 1), (6, D + 1)),
+        (("need", 0, 1), ("need", 2), ("alloc", D + 1, 6), ("limit", D, 4)),
+        {D: 10, D + 1: 10, H: 10},
+    ),
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_machine_in_every_order_keeps_the_laws(story: Story) -> None:
+    found = explore(story)
+    assert not found.broken, (found.broken, *found.path)
+    assert found.worlds > 500 and found.quiet > 50, found  # else the story shows nothing
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    units = draw(st.lists(st.tuples(st.integers(2, 9), st.sampled_from((D, D, D + 1, H))), min_size=4, max_size=8))
+    one = st.integers(0, len(units) - 1)
+    few = st.lists(one, min_size=1, max_size=3, unique=True)
+    tier, nbytes = st.sampled_from((D, D + 1, H)), st.integers(1, 20)
+    parts = draw(
+        st.lists(
+            st.one_of(
+                st.tuples(st.sampled_from(("need", "need", "write", "peer")), few).map(lambda p: (p[0], *p[1])),
+                st.tuples(st.just("set"), st.integers(0, 9), few).map(lambda p: (*p[:2], *p[2])),
+                st.tuples(st.just("delete"), one),
+                st.tuples(st.just("grow"), one, st.integers(9, 12)),
+                st.tuples(st.just("leave"), one, st.integers(1, 4)),
+                st.tuples(st.just("join"), st.integers(0, 9), one, st.integers(1, 4)),
+                st.tuples(st.just("alloc"), st.sampled_from((D, D + 1)), nbytes),
+                st.tuples(st.sampled_from(("shrink", "limit")), tier, nbytes),
+                st.tuples(st.just("expect"), st.sampled_from("tu"), st.booleans(), one, one),
+                st.tuples(st.just("task_over"), st.sampled_from("tu")),
+                st.just(("tick",)),
+            ),
+            min_size=5,
+            max_size=25,
+        )
+    )
+    limits = draw(st.fixed_dictionaries({D: nbytes, H: nbytes}, optional={D + 1: nbytes, DISK: nbytes}))
+    return Story(
+        tuple(units), tuple(parts), limits, draw(st.integers(0, 3)), draw(st.integers(0, 1)), draw(st.booleans())
+    )
+
+
+def walk(story: Story, choose: random.Random) -> None:
+    """Go one way through a story, then delete all and see that nothing is left."""
+    world, in_turn = World(story), choose.random()
+    world.check()
+    while actions := list(world.actions(story)):
+        world.do(actions[0] if choose.random() < in_turn else choose.choice(actions))
+    for key in list(world.state.keys):
+        world.do(("delete", key))
+    while world.copies:
+        world.do(("moved", 0))
+    assert not any(world.state.accounting.bytes.values())
+    assert not any(world.contents)
+
+
+@settings(max_examples=60, phases=[Phase.generate])  # a story is read sooner than it is made smaller
+@given(stories(), st.integers(0, 1 << 32))
+def test_machine_with_many_units_keeps_the_laws(story: Story, seed: int) -> None:
+    for walks in range(15):
+        walk(story, random.Random(seed + walks))

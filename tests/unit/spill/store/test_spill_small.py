@@ -1,4 +1,4 @@
-"""Small arrays and values move in bundles, so that the limits hold for units of any size."""
+"""What is only read is not copied twice, what tasks need next is up, and small values move in bundles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from waiting import aside, scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimArray, SimGpu
-from hpcgpu.spill.proxies.proxy import is_proxy
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.proxies import is_proxy
 from hpcgpu.spill.storage.disk import Disk
 
 EACH = 800
@@ -245,3 +246,115 @@ def test_unreadable_bundle_is_an_error_for_its_keys(stored: NewStore, monkeypatc
         with pytest.raises(SpillError, match=f"the value of .*\\b{key}\\b.* cannot be read back"):
             aside(lambda key=key: store[key]).result(scaled(20))
     assert len(left) == 1
+
+
+# --- what tasks read, and need next
+
+
+@pytest.fixture
+def no_host(stored: NewStore) -> GpuSpillBuffer:
+    return stored(64 * KIB, 0)
+
+
+def wide(gpu: SimGpu, number: int, kib: int = 20) -> SimArray:
+    return gpu.asarray(np.full(kib * KIB // 8, float(number)))
+
+
+def fill(no_host: GpuSpillBuffer, gpu: SimGpu, keys: str) -> None:
+    for i, key in enumerate(keys):
+        no_host[key] = wide(gpu, i)
+        assert no_host.settle()
+
+
+def run_task(no_host: GpuSpillBuffer, key: str) -> float:
+    return float(argument(no_host, key).sum().get())
+
+
+def test_what_a_task_has_read_goes_down_again_without_a_copy(no_host: GpuSpillBuffer, gpu: SimGpu) -> None:
+    fill(no_host, gpu, "abcdef")  # room for three
+    for _ in range(5):
+        for i, key in enumerate("abcdef"):
+            assert run_task(no_host, key) == i * 20 * KIB / 8
+            assert no_host.settle()
+    each = 20 * KIB
+    assert gpu.d2h_bytes <= 6 * each + 30 * 8  # each at most once, and the sums
+    assert gpu.h2d_bytes >= 6 * each + 12 * each  # though they came up many times
+    assert no_host.tiers["device"] <= 64 * KIB
+
+
+def test_clean_copies_are_the_first_to_go_under_host_pressure(stored: NewStore, gpu: SimGpu) -> None:
+    no_host = stored(64 * KIB, 100 * KIB)  # 60 KiB for the host tier
+    fill(no_host, gpu, "abcde")  # 60 KiB on the device, 40 on the host
+    for key in "ab":  # they come up, and leave copies of 40 KiB; two others go down
+        run_task(no_host, key)
+        assert no_host.settle()
+    assert 40 * KIB <= no_host.tiers["host"] < 42 * KIB  # and what is left of the values
+    assert no_host.copy_bytes <= 20 * KIB  # beside 40 KiB that are nowhere else
+    assert no_host.counters["host_to_disk"].nbytes == 0
+    assert [float(no_host[k].get()[0]) for k in "abcde"] == [0, 1, 2, 3, 4]
+
+
+def test_the_second_time_on_disk_is_not_written(stored: NewStore) -> None:
+    no_host = stored(0, 100 * KIB)
+    for i in range(6):
+        no_host[i] = np.full(20 * KIB, i, np.uint8)
+        assert no_host.settle()
+    written = []
+    for _ in range(3):
+        for i in range(6):
+            assert argument(no_host, i)[0] == i
+            assert no_host.settle()
+        written.append(no_host.counters["host_to_disk"].nbytes)
+    assert written[1] == written[2]
+    assert no_host.counters["disk_to_host"].number > 6
+
+
+def test_what_user_code_holds_may_have_been_written_to(no_host: GpuSpillBuffer, gpu: SimGpu) -> None:
+    fill(no_host, gpu, "abcdef")
+    assert run_task(no_host, "a") == 0  # now with a copy below
+    mine = no_host["a"]  # as get_worker().data["a"]
+    mine[...] = 7.0
+    fill(no_host, gpu, "ghij")
+    assert no_host.tiers["host"] > 0
+    assert set(no_host["a"].get()) == {7.0}
+    for key in "ghij":
+        del no_host[key]
+    assert set(no_host["a"].get()) == {7.0}
+
+
+def test_what_a_task_needs_goes_last(no_host: GpuSpillBuffer, gpu: SimGpu) -> None:
+    fill(no_host, gpu, "abc")
+    no_host.expect("task", ["a"], (0,), running=True)
+    fill(no_host, gpu, "de")
+    assert no_host.tiers["device"] == 60 * KIB
+    before = gpu.h2d_copies
+    assert run_task(no_host, "a") == 0
+    assert gpu.h2d_copies == before  # it was still there, though the oldest
+    no_host.expect_no_more("task")
+    fill(no_host, gpu, "fgh")
+    run_task(no_host, "a")
+    assert gpu.h2d_copies > before
+
+
+def test_inputs_of_the_next_task_come_up_when_there_is_room(no_host: GpuSpillBuffer, gpu: SimGpu) -> None:
+    fill(no_host, gpu, "abcd")
+    no_host.expect("later", ["a"], (5,), running=False)
+    assert no_host.settle()
+    assert no_host.counters["host_to_device"].number == 0  # no room: nothing goes down for it
+    del no_host["b"], no_host["c"]
+    assert no_host.settle()
+    assert no_host.counters["host_to_device"].number == 1
+    copies = gpu.h2d_copies
+    assert run_task(no_host, "a") == 0
+    assert gpu.h2d_copies == copies
+
+
+def test_tasks_that_are_over_or_unknown_keys_need_nothing(no_host: GpuSpillBuffer, gpu: SimGpu) -> None:
+    fill(no_host, gpu, "abcd")
+    no_host.expect("t", ["nobody", "a"], (1,), running=False)
+    no_host.expect("t", ["a"], (1,), running=True)  # the same task, now running
+    no_host.expect_no_more("t")
+    no_host.expect_no_more("t")
+    del no_host["b"], no_host["c"]
+    assert no_host.settle()
+    assert no_host.counters["host_to_device"].number == 0

@@ -22,7 +22,7 @@ from waiting import aside, scaled
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import AllocationFailureHook
-from hpcgpu.spill.proxies.proxy import unproxy
+from hpcgpu.spill.proxies import unproxy
 from hpcgpu.spill.store import Handle
 
 KEYS = 12

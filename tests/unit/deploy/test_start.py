@@ -1,17 +1,24 @@
-"""Where UCX cannot be: said before anything is started or submitted, with what to take in its place."""
+"""Before ranks start: where UCX cannot be, what PBS is asked for, and a srun that does not answer."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import fakesys
 import pytest
+from paths import BATCH
+from programs import program
+from recordings import records
 
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
 from hpcgpu.cli.commands import hpcgpu
-from hpcgpu.deploy import network, settings
+from hpcgpu.deploy import network, preview, settings, start
 from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.host import host_memory, run
+from hpcgpu.model import Allocation, Command, HostMemory, Result, Settings
+from hpcgpu.model.allocation import ALL_OF_THE_NODE
 
 UCX = {"protocol": "ucx"}
 WHERE = "keyword {name}"
@@ -88,3 +95,66 @@ def test_ranks_that_speak_ucx_meet_by_files() -> None:
     with pytest.raises(ConfigError, match=r"rendezvous='mpi' .* with protocol='ucx'.*leave rendezvous out"):
         settings.read({**UCX, "rendezvous": "mpi"}, WHERE)
     assert settings.read({}, WHERE).settings.rendezvous == "mpi"
+
+
+# --- hpcgpu launch in a job
+
+
+JOB = Allocation(batch="pbs", job_id="0.login01")
+ALL = HostMemory(64 << 30, ALL_OF_THE_NODE)
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, result: Result, granted: HostMemory = ALL) -> list[Command]:
+    asked: list[Command] = []
+
+    def run_sync(command: Command) -> Result:
+        asked.append(command)
+        return result
+
+    monkeypatch.setattr(run, "run_sync", run_sync)
+    monkeypatch.setattr(host_memory, "memory_limit", lambda: granted)
+    return asked
+
+
+def test_ranks_are_told_what_pbs_has_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = next(records(BATCH / "pbs/head/38-memory-granted.txt"))
+    asked = answer(monkeypatch, Result((), 0, record.stdout))
+    assert start.memory_env(Settings(), JOB) == (("HPCGPU_GRANTED_MEMORY", f"node1={2 << 30},node2={1 << 30}"),)
+    assert [command.argv for command in asked] == [("qstat", "-f", "-F", "json", "0.login01")]
+    assert start.memory_env(Settings(), Allocation()) == start.memory_env(Settings(), JOB, "member") == ()
+    assert len(asked) == 1
+
+
+def test_unanswered_memory_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    late = Result((), 124, "", "qstat: no answer in 10 s; it was killed\n")
+    answer(monkeypatch, late)
+    assert start.memory_env(Settings(), JOB) == ()
+    words = "the job's memory is unknown, so its workers share all memory of their node: qstat did not answer: "
+    assert capsys.readouterr().err == f"hpcgpu: {words}qstat: no answer in 10 s; it was killed\n"
+    assert start.memory_env(Settings(memory_bytes=1 << 30), JOB) == ()
+    answer(monkeypatch, late, HostMemory(1 << 30, "cgroup /pbs_jobs.service/jobid/0.login01"))
+    assert start.memory_env(Settings(), JOB) == ()
+    assert capsys.readouterr().err == ""
+
+
+def test_topo_plans_with_it_and_asks_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = next(records(BATCH / "pbs/head/38-memory-granted.txt"))
+    asked = answer(monkeypatch, Result((), 0, record.stdout))
+    monkeypatch.setattr(preview.socket, "gethostname", lambda: "node1")
+    monkeypatch.setenv("PBS_JOBID", "0.login01")
+    said = preview.plan_machine(preview.Selection(gpus="sim:2x64MiB"), {}, "test").table.to_text()
+    assert said.count("its share of 2.0 GiB, mem= of PBS job 0.login01") == 1  # of both workers
+    monkeypatch.setenv("HPCGPU_JOB_NODES", "2")
+    preview.plan_machine(preview.Selection(gpus="sim:2x64MiB"), {}, "test")
+    assert len(asked) == 1
+
+
+def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Mpirun, which answers, does not replace it: on a slow login node every job would get another launcher."""
+    program(tmp_path / "srun", "exec sleep 60")
+    program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(start, "_QUERY_S", 1.0)
+    with pytest.raises(LaunchError, match=r"srun --mpi=list has not answered in 1 s\..* try again"):
+        start.ranks_launch(Settings())

@@ -1,0 +1,23 @@
+"""Programs of a test: code in a Python of its own, and shell scripts that answer as a batch system's programs do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from waiting import scaled
+
+
+def python(code: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a new Python, and return what it printed."""
+    argv = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), **options)
+
+
+def program(path: Path, body: str) -> Path:
+    """Write a program for ``sh``."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path

@@ -1,0 +1,232 @@
+"""Ranks that meet by files or by MPI, in any order, and who has not come, in words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from shared_host import NEIGHBOUR, by_root
+from waiting import aside, scaled, until
+
+from hpcgpu.agent import rendezvous
+from hpcgpu.agent.rendezvous import MissingRanks, NodeRanks, clear_old, describe, meet_by_files, wait_for_leader
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import process
+from hpcgpu.host import process as process_of_host
+from hpcgpu.launch import read_rank
+from hpcgpu.model import RankFacts
+
+SIZE = 3
+
+
+def come(folder: Path, rank: int, life: str) -> Future:
+    record = {"rank": rank, "life": life}
+    facts = RankFacts(rank=rank, size=SIZE, launcher="srun")
+    return aside(lambda: meet_by_files(record, facts, folder, 30))
+
+
+def met(comers: list[Future]) -> list[list[str]]:
+    return [[record["life"] for record in future.result(scaled(30))] for future in comers]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_restarted_launch_meets_only_its_own_ranks(tmp_path: Path, order: tuple[int, ...]) -> None:
+    folder = tmp_path / "rendezvous"
+    assert met([come(folder, rank, "first") for rank in range(SIZE)]) == [["first"] * SIZE] * SIZE
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    comers = {}
+    for rank in order:
+        comers[rank] = come(folder, rank, "second")
+        mine = folder / ("call" if rank == 0 else f"rank-{rank}")  # each is at work before the next one comes
+        until(lambda mine=mine: mine.read_text() != before[mine.name], "its next try", while_=comers[rank])
+    assert met(list(comers.values())) == [["second"] * SIZE] * SIZE
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    facts = [RankFacts(rank=rank, size=SIZE, launcher="srun") for rank in range(SIZE)]
+    comers = [aside(lambda f=f: meet_by_files({}, f, tmp_path / "rendezvous", 1)) for f in facts[:2]]
+    for future, why in zip(comers, ("missing: rank 2", "no answer of rank 0"), strict=True):
+        with pytest.raises(LaunchError, match=rf"not all 3 ranks came .* within 1 s \(--death-timeout\); {why}\."):
+            future.result(scaled(30))
+    with pytest.raises(LaunchError, match="missing: rank 0"):
+        meet_by_files({}, facts[2], tmp_path / "another", 0.1)
+
+
+def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:
+    for name, age_s in (("old", 90000), ("young", 60)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "world").write_text("{}")
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    clear_old(tmp_path)
+    clear_old(tmp_path / "none")
+    assert [path.name for path in tmp_path.iterdir()] == ["young"]
+
+
+# --- ranks of a node go into MPI together with their leader, which comes last
+
+
+LEAD = """
+import os, sys
+from hpcgpu.agent import rendezvous
+from hpcgpu.host import process
+print("up", flush=True)
+sys.stdin.readline()
+with process.titled(rendezvous.TITLE):
+    print("at the rendezvous", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def launch() -> str:
+    return uuid.uuid4().hex
+
+
+def leads(launch: str) -> dict[str, str]:
+    """What the leader of a launch has in its environment."""
+    own = {"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    return {**os.environ, **own, "PMIX_NAMESPACE": launch}
+
+
+@pytest.fixture
+def leader(launch: str) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", LEAD], env=leads(launch), stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        assert process.stdout.readline() == "up\n"
+        yield process
+        process.kill()
+
+
+def test_followers_go_when_their_leader_does(launch: str, leader: subprocess.Popen[str]) -> None:
+    follower = aside(lambda: wait_for_leader(launch))
+    with pytest.raises(TimeoutError):
+        follower.result(2)  # longer than for a leader that cannot be seen
+    leader.stdin.write("come\n")
+    leader.stdin.flush()
+    assert leader.stdout.readline() == "at the rendezvous\n"
+    follower.result(5)
+
+
+def test_dead_leader_or_another_launchs_is_not_waited_for(launch: str, leader: subprocess.Popen[str]) -> None:
+    another = aside(lambda: wait_for_leader(uuid.uuid4().hex))
+    another.result(8)  # 10 s is for a leader that is there
+    leader.kill()
+    leader.wait()
+    aside(lambda: wait_for_leader(launch)).result(8)
+
+
+@by_root
+def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> None:
+    """A launch's name can be guessed; root sees, and could be told, what stands in anybody's environment."""
+    pipe, user = subprocess.PIPE, {"user": NEIGHBOUR, "group": NEIGHBOUR, "extra_groups": ()}
+    argv = ["sh", "-c", "echo up; read -r rest"]
+    with subprocess.Popen(argv, env=leads(launch), stdin=pipe, stdout=pipe, text=True, **user) as neighbour:
+        assert neighbour.stdout.readline() == "up\n"
+        assert neighbour.pid not in {p.pid for p in process.user_processes()}
+        aside(lambda: wait_for_leader(launch)).result(8)  # 10 s is for a leader that is there
+        assert neighbour.poll() is None
+        neighbour.kill()
+
+
+def test_siblings_are_the_other_children_of_the_parent() -> None:
+    """A rank and its leader, as their launcher starts them: nobody else's environment is read."""
+    code = "import os; from hpcgpu.host import process; print(os.getpid(), *[p.pid for p in process.siblings()])"
+    script = f'sleep 60 & first=$!; {sys.executable} -c "{code}"; echo $first; kill $first'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=scaled(60), check=True)
+    (own, *siblings), (first,) = (line.split() for line in done.stdout.splitlines())
+    assert siblings == [first, own]
+
+
+# --- who has not come
+
+
+def test_what_is_seen_and_what_is_not_is_told_apart() -> None:
+    one = NodeRanks("n1", (0, 1), {2: "process 7 is stopped"})
+    began = "not all 3 ranks came to the rendezvous within 60 s (--death-timeout)"
+    there = "There: ranks 0-1 on n1"
+    assert describe(3, [one], 60, "") == f"{began}. Missing: rank 2 on n1 (process 7 is stopped). {there}"
+    alone = describe(4, [NodeRanks("n1", (0, 1, 2), {})], 60, "", {})
+    assert "Missing: rank 3 (no process is seen). There: ranks 0-2 on n1. Only this rank's node is seen" in alone
+    slurm = describe(6, [NodeRanks("n1", (0, 1, 2), {})], 60, "/home/a/m", {"SLURM_STEP_NODELIST": "n[1-2]"})
+    assert "ranks 3-5 (no process is seen)" in slurm
+    assert slurm.endswith("Seen are the nodes of n[1-2] that share /home/a/m")
+
+
+def test_ranks_that_are_all_there_are_not_called_missing() -> None:
+    said = describe(2, [NodeRanks("n1", (0,), {}), NodeRanks("n2", (1,), {})], 60, "/home/a/m")
+    assert said.startswith("all 2 ranks came to the rendezvous, but MPI did not connect them within 60 s")
+    assert "--rendezvous file" in said
+
+
+def _rank(rank: int, launch: str = "a@1") -> dict[str, str]:
+    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": launch}
+
+
+def test_nodes_that_share_a_folder_are_said_once_and_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    me = process.start_time(os.getpid())
+    assert me
+
+    def in_rank(rank: int, title: str, launch: str = "a@1") -> process.Process:
+        return process.Process(1 << 30 | rank, 1, me, "S", title, _rank(rank, launch))
+
+    nodes = {
+        "n1": [in_rank(0, rendezvous.TITLE), in_rank(0, "hpcgpu-fork"), in_rank(3, rendezvous.TITLE, "another@1")],
+        "n2": [in_rank(1, rendezvous.TITLE), in_rank(2, "python3")],
+    }
+    monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
+    monkeypatch.setattr(process, "user_processes", lambda: nodes[threading.current_thread().name])
+    ends = [
+        threading.Thread(
+            target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "rendezvous", 60, 0.5).report,
+            name=host,
+        )
+        for rank, host in ((0, "n1"), (1, "n2"))
+    ]
+    for thread in ends:
+        thread.start()
+    for thread in ends:
+        thread.join()
+    pid = 1 << 30 | 2
+    assert capsys.readouterr().err == (
+        "hpcgpu: not all 4 ranks came to the rendezvous within 60 s (--death-timeout). Missing: "
+        f"rank 2 on n2 (process {pid} has not come so far), rank 3 (no process is seen). "
+        f"There: rank 0 on n1, rank 1 on n2. Seen are the nodes that share {tmp_path}/rendezvous\n"
+    )
+    assert not (tmp_path / "rendezvous").exists()
+
+
+@pytest.mark.parametrize("made_anew", [False, True], ids=["gone", "made-anew"])
+def test_a_node_that_looks_while_another_clears_up_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made_anew: bool
+) -> None:
+    me = process.start_time(os.getpid())
+    assert me
+    monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
+    one = process.Process(1 << 30, 1, me, "S", rendezvous.TITLE, _rank(1))
+    monkeypatch.setattr(process, "user_processes", lambda: [one])
+    folder, together_s = tmp_path / "rendezvous", 0.25
+    absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)
+    absence.note()
+
+    def clear_up(seconds: float) -> None:
+        if seconds == together_s and folder.exists():
+            folder.rename(tmp_path / "cleared")
+            if made_anew:
+                folder.mkdir()
+                (folder / "late-n2").touch()
+
+    monkeypatch.setattr(rendezvous.time, "sleep", clear_up)
+    absence.report()
+    assert capsys.readouterr().err == ""

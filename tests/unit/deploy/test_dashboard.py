@@ -1,0 +1,360 @@
+"""What people see of a run: progress, the dashboard's link, what workers report, and Prometheus' text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import dask
+import pytest
+
+from hpcgpu.deploy.dashboard import KEY, UsagePlugin, WorkerMetrics
+from hpcgpu.deploy.dashboard.page import SHARE, History, Sample
+from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
+from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
+from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
+from hpcgpu.plan.jobs import READY, Phase
+from hpcgpu.report.summary import render
+from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
+from hpcgpu.spill.store import Count
+
+HERE, SECRET = "http://127.0.0.1:4000/SECRET/status", "proxy/4000/SECRET/status"
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({}, HERE),
+        ({"JUPYTERHUB_SERVICE_PREFIX": "/user/ada/"}, f"/user/ada/{SECRET}"),
+        ({"JUPYTERHUB_SERVICE_PREFIX": "/hub/user/ada/lab-2/"}, f"/hub/user/ada/lab-2/{SECRET}"),
+    ],
+)
+def test_link_here_and_behind_jupyterhub(environ: dict[str, str], address: str) -> None:
+    assert link(4000, "SECRET", environ) == address
+
+
+@pytest.mark.parametrize("base", ["/node/n7/8888/", "/rnode/n7/8888/", "/"])
+def test_link_behind_open_ondemand(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "jpserver-77.json").write_text(json.dumps({"base_url": base, "pid": 77}))
+    assert link(4000, "SECRET", {"JPY_PARENT_PID": "77"}) == (HERE if base == "/" else f"{base}{SECRET}")
+    assert link(4000, "SECRET", {"JPY_PARENT_PID": "78"}) == HERE
+
+
+def test_dasks_own_template_is_the_users_word() -> None:
+    template = "https://hub.example/user/{ME}/proxy/{port}/status"
+    with dask.config.set({"distributed.dashboard.link": template}), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ME", "ada")
+        found = link(4000, "SECRET", {"JUPYTERHUB_SERVICE_PREFIX": "/user/eve/"})
+    assert found == "https://hub.example/user/ada/proxy/4000/SECRET/status"
+
+
+def test_only_who_came_by_ssh_is_told_of_ssh() -> None:
+    assert "ssh -N -L 4000:127.0.0.1:4000 login2" in far_hint(4000, {"SSH_CONNECTION": "1 2 3 4"}, "login2")
+    assert far_hint(4000, {}, "laptop") == ""
+    assert far_hint(4000, {"SSH_CONNECTION": "1 2 3 4", "JPY_PARENT_PID": "7"}, "login2") == ""
+
+
+async def no_scheduler() -> object:
+    raise OSError("gone")
+
+
+async def test_no_way_to_the_scheduler_is_said_in_the_browser() -> None:
+    forwarder = await Forwarder.open(no_scheduler, lambda: "SECRET")
+    reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+    writer.write(b"GET /SECRET/status HTTP/1.1\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    forwarder.close()
+    assert answer.startswith(b"HTTP/1.1 502")
+    assert b"The scheduler does not answer: gone" in answer
+
+
+async def test_neighbours_who_only_connect_are_limited() -> None:
+    """One more than may wait is turned away at once; who goes makes room."""
+    forwarder = await Forwarder.open(no_scheduler, lambda: "SECRET")
+    silent = [await asyncio.open_connection("127.0.0.1", forwarder.port) for _ in range(64)]
+    reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+    assert await reader.read() == b""
+    for _, other in (*silent, (reader, writer)):
+        other.close()
+    await asyncio.gather(*(r.read() for r, _ in silent))
+    reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    forwarder.close()
+    assert answer.startswith(b"HTTP/1.1 404")
+
+
+# --- what a worker reports of itself, and what becomes of it
+
+
+GPU = Gpu("ffff:00:00.0", "GPU-SIM-n-0", "simulated", memory_bytes=100)
+SPEC = WorkerSpec(
+    name="n-0",
+    binding=Binding(CpuSet(os.sched_getaffinity(0)), (GPU,)),
+    device_memory_limit_bytes=80,
+    device_memory_bytes=100,
+    memory_limit_bytes=500,
+    simulated=True,
+)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def worker() -> SimpleNamespace:
+    store = SimpleNamespace(
+        tiers={"device": 5, "host": 0, "disk": 0},
+        counters={"device_to_host": Count(7, 1, 0.5)},
+        spilled_total=SimpleNamespace(disk=0),
+        copy_bytes=0,
+        device_limit_bytes=80,
+        immovable=(0, 0),
+        rescues=0,
+    )
+    return SimpleNamespace(
+        data=store,
+        memory_manager=SimpleNamespace(memory_limit=500),
+        monitor=SimpleNamespace(get_process_memory=lambda: 40),
+        startup_information={},
+        metrics={},
+        stream_handlers={},
+        handlers={},
+        heartbeat=None,
+    )
+
+
+def test_time_with_a_task_is_counted_once() -> None:
+    clock = Clock()
+    facts, one = WorkerMetrics(SPEC, clock), worker()
+    facts.setup(one)
+    facts.transition("a", "ready", "executing")
+    clock.now = 1
+    facts.transition("b", "ready", "executing")  # another thread
+    clock.now = 3
+    facts.transition("a", "executing", "long-running")
+    facts.transition("a", "long-running", "memory")
+    one.data.tiers = {"device": 2, "host": 3, "disk": 0}
+    clock.now = 4
+    assert one.metrics["gpu_utilization"](one) == 100
+    facts.transition("b", "executing", "error")
+    clock.now = 8
+    now = one.metrics[KEY](one)
+    assert (now["busy_s"], now["moved"]) == (4, {"device_to_host": (7, 1, 0.5)})
+    assert now["peaks"] == {"device": 5, "host": 3, "disk": 0, "process": 40}
+    assert one.metrics["gpu_utilization"](one) == 0
+    assert one.metrics["gpu-memory-total"](one) == 100
+    assert one.startup_information[KEY](one)["gpu"] == "GPU-SIM-n-0"
+    limits = read_facts("n-0", one.startup_information[KEY](one), now).limits
+    assert limits == {"device": 80, "capacity": 100, "process": 500}
+
+
+def test_differences_from_the_plan_are_looked_for_now_and_then() -> None:
+    clock, before = Clock(), os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one core: no other mask")
+    facts, one = WorkerMetrics(SPEC, clock), worker()
+    facts.setup(one)
+    assert one.metrics[KEY](one)["differences"] == []
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert one.metrics[KEY](one)["differences"] == []
+        clock.now = 31
+        (said,) = one.metrics[KEY](one)["differences"]
+    finally:
+        os.sched_setaffinity(0, before)
+    assert f"threads may run on PUs {min(before)}, planned: " in said
+
+
+def state(name: str, busy_s: float) -> SimpleNamespace:
+    fixed = {"node": "n", "gpu": "GPU-0"}
+    now = {"busy_s": busy_s, "tiers": {"device": 20}, "moved": {"device_to_host": [7, 1, 0.5]}, "peaks": {"device": 30}}
+    now["device_limit_bytes"] = 80
+    return SimpleNamespace(name=name, extra={KEY: fixed}, metrics={KEY: now, "gpu_utilization": 50})
+
+
+def test_the_ledger_keeps_those_that_are_gone() -> None:
+    clock = Clock()
+    ledger = UsagePlugin(SimpleNamespace(), clock=clock)
+    for begin_s, end_s in ((0, 10), (12, 20)):
+        clock.now = begin_s
+        ledger.add_worker(SimpleNamespace(workers={"a": state("n-0", 4)}), "a")
+        clock.now = end_s
+        usage = ledger.summary()
+        (now,) = ledger.gpus()
+        ledger.remove_worker(SimpleNamespace(), "a")
+    assert (usage.gpu_s, usage.idle_gpu_s, usage.restarts) == (18, 10, 1)
+    assert usage.moved_bytes["device_to_host"] == 14
+    assert (now.restarts, now.device_share, now.utilisation_percent) == (1, 0.25, 50)
+    assert ledger.gpus() == []
+    assert ledger.summary() == usage
+
+
+def test_prometheus() -> None:
+    gpu = WorkerFacts(name='a"b\\', node="n", gpu="G", tiers={"device": 3}, utilisation_percent=50, differences=["x"])
+    text = render([gpu])
+    labels = r'worker="a\"b\\",node="n",gpu="G"'
+    assert f'hpcgpu_memory_bytes{{{labels},tier="device"}} 3\n' in text
+    assert f"hpcgpu_gpu_utilization_ratio{{{labels}}} 0.5\n" in text
+    assert f"hpcgpu_binding_differences{{{labels}}} 1\n" in text
+    assert "hpcgpu_device_memory_used_bytes{" not in text  # unknown
+    assert text.count("# TYPE ") == text.count("# HELP ") == 7
+
+
+def test_history_of_workers_that_come_and_go() -> None:
+    def gpu(name: str, moved: int) -> WorkerFacts:
+        return WorkerFacts(
+            name=name, tiers={"device": 10}, device_limit_bytes=20, moved={"device_to_host": Moved(moved)}
+        )
+
+    history = History(3)
+    assert not history.add(Sample.of(1.0, [gpu("a", 0)]))
+    assert history.add(Sample.of(2.0, [gpu("a", 100)]))
+    assert not history.add(Sample.of(4.0, [gpu("a", 0), gpu("b", 10)]))
+    assert history.series("a")["device_to_host"] == [0, 100, 0]  # it was started anew
+    assert history.series("")["device"] == [10, 10, 20]
+    older, *_, newest = history.strip(SHARE)
+    assert older.shape == newest.shape == (2, 1)
+    assert newest.tolist() == [[50], [50]]
+    assert older[1] == 50  # the first worker is on top
+    assert older[0] != older[0]  # the other one was not there
+
+
+# --- what a cluster says while it waits
+
+
+COLOURS = {"UP": "32", "GONE": "31", "UNKNOWN": "31", "WILL NOT START": "31", READY: "32"}
+
+
+def test_progress_elsewhere_is_a_line_per_change(capsys: pytest.CaptureFixture[str]) -> None:
+    kept: list[tuple[datetime, str]] = []
+    progress = Progress(kept)
+    Progress([], quiet=True).show("PENDING")
+    for text in ("PENDING", "PENDING", "STARTING 0/1"):
+        progress.show(text)
+    progress.say("the batch system does not answer")
+    progress.end()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "hpcgpu: PENDING\nhpcgpu: STARTING 0/1\nhpcgpu: the batch system does not answer\n"
+    assert [line for _, line in kept] == ["PENDING", "STARTING 0/1", "the batch system does not answer"]
+
+
+def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    progress = Progress([])
+    progress.show("PENDING")
+    progress.show("STARTING 0/1")
+    progress.say("one of them died")
+    progress.show("READY 1 worker")
+    progress.end()
+    said = capsys.readouterr()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", said.err)  # without what is bold
+    lines = ["\r\x1b[Khpcgpu: PENDING\r\x1b[Khpcgpu: STARTING 0/1", "hpcgpu: one of them died"]
+    assert plain == "\n".join([*lines, "\r\x1b[Khpcgpu: READY 1 worker" * 2, ""])
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("word", [READY, *(phase.value for phase in Phase)])
+def test_phase_has_its_colour(word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    Terminal().show(f"job 7: {word} (why)")
+    assert f"\x1b[{COLOURS.get(word, '33')}m{word}\x1b[0m" in capsys.readouterr().err
+
+
+class Screen:
+    """A surface that keeps what was shown on it."""
+
+    ticks = True
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.news = asyncio.Event()
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+        self.news.set()
+
+    say = show
+
+    def end(self) -> None:
+        self.shown.append("end")
+
+
+def on(screen: Screen, monkeypatch: pytest.MonkeyPatch, **options: float) -> Progress:
+    monkeypatch.setattr("hpcgpu.deploy.progress.surface", lambda: screen)
+    return Progress([], **options)
+
+
+async def test_the_time_that_passes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = on(screen := Screen(), monkeypatch)
+    monkeypatch.setattr("hpcgpu.deploy.progress.SHORT_S", 0.0)
+    progress.show("PENDING")
+    screen.news.clear()
+    await screen.news.wait()  # nothing has changed but the time
+    progress.end()
+    first, *more, last, end = screen.shown
+    assert (first, last, end) == ("PENDING [0 s]", "PENDING", "end")
+    assert re.fullmatch(r"PENDING \[\d+ s\]", more[0])
+
+
+async def test_progress_shows_only_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit_s, first in ((60.0, "end"), (0.0, "closing [0 s]")):
+        progress = on(screen := Screen(), monkeypatch)
+        monkeypatch.setattr("hpcgpu.deploy.progress.SHORT_S", limit_s)
+        with progress.waiting("closing"):
+            if not limit_s:
+                await screen.news.wait()
+        assert screen.shown[0] == first
+    late = on(screen := Screen(), monkeypatch, after_s=60.0)
+    late.show("STARTING 0/1")
+    late.end()
+    assert screen.shown == ["end"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.9, "2 s"), (60, "1 min 00 s"), (185, "3 min 05 s"), (7860, "2 h 11 min")]
+)
+def test_times_are_read_at_a_glance(seconds: float, text: str) -> None:
+    assert _elapsed(seconds) == text
+
+
+def test_a_notebook_has_one_display_in_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By IPython itself."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+    from traitlets.config import Config
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    try:
+        with capture_output() as made:
+            notebook = Notebook(shell)
+            notebook.show("job 4711: PENDING")
+            notebook.show("READY <2> workers")
+            notebook.end()
+            notebook.say("dashboard: http://127.0.0.1:1/x")
+            notebook.drop("dashboard: http://127.0.0.1:1/x")  # a cluster object shows it
+            notebook.drop("what was not said")
+            shell.execution_count += 1
+            notebook.show("closing")
+    finally:
+        InteractiveShell.clear_instance()
+    pages = [out.data["text/html"] for out in made.outputs]
+    assert len(pages) == 5
+    assert "READY &lt;2&gt; workers\ndashboard: <a href=" in pages[2]
+    assert "READY" in pages[3]
+    assert not any("dashboard" in page for page in pages[3:])

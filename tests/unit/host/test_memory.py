@@ -1,0 +1,222 @@
+"""What the kernel lets processes have: memory by cgroups, that of peers, cores and NUMA nodes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import python
+
+from hpcgpu.host import host_memory
+from hpcgpu.host.host_memory import Identity, Proofs, memory_left, memory_limit
+
+GIB = 1 << 30
+
+
+def node(tmp_path: Path, version: int, available_bytes: int = 60 * GIB) -> Path:
+    """Return a /proc of a job's process on a node of 64 GiB, whose cgroups are below ``tmp_path``."""
+    own = tmp_path / "proc" / "self"
+    own.mkdir(parents=True)
+    mount = tmp_path / "cgroup"
+    (own.parent / "meminfo").write_text(f"MemTotal: {64 * GIB >> 10} kB\nMemAvailable: {available_bytes >> 10} kB\n")
+    kind, options, line = ("cgroup2", "rw", "0::") if version == 2 else ("cgroup", "rw,memory", "4:memory:")
+    (own / "mountinfo").write_text(f"36 25 0:31 / {mount} rw - {kind} {kind} {options}\n")
+    (own / "cgroup").write_text(f"{line}/job_7/step_0\n")
+    return own.parent
+
+
+def group(tmp_path: Path, path: str, limit: int | str, used: int, files: int, tmpfs: int = 0) -> None:
+    """Write what a cgroup of each version says; ``files`` are pages of files in ``used``."""
+    folder = tmp_path / "cgroup" / path
+    folder.mkdir(parents=True, exist_ok=True)
+    stat = f"file {files + tmpfs}\nshmem {tmpfs}\nactive_file {files // 4}\ninactive_file {files - files // 4}\n"
+    total = "".join(f"total_{line}\n" for line in stat.splitlines())
+    small = "active_file 4096\ninactive_file 4096\n"  # of the cgroup without those below it
+    for name, text in {
+        "memory.max": limit,
+        "memory.current": used,
+        "memory.limit_in_bytes": (1 << 63) - 4096 if limit == "max" else limit,
+        "memory.usage_in_bytes": used,
+        "memory.stat": stat if "2" in tmp_path.name else small + total,
+    }.items():
+        (folder / name).write_text(f"{text}\n")
+
+
+@pytest.fixture(params=[1, 2], ids=["version 1", "version 2"])
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def test_the_cgroup_that_has_the_least_left_counts(tmp_path: Path, version: int) -> None:
+    tmp_path = tmp_path / f"v{version}"
+    proc = node(tmp_path, version)
+    group(tmp_path, "job_7", limit=16 * GIB, used=14 * GIB, files=4 * GIB)
+    group(tmp_path, "job_7/step_0", limit="max", used=9 * GIB, files=GIB)
+    assert memory_limit(proc) == (16 * GIB, f"cgroup {tmp_path / 'cgroup' / 'job_7'}")
+    assert memory_left(proc) == pytest.approx(6 / 16)
+
+
+def test_without_limits_it_is_the_nodes_memory(tmp_path: Path, version: int) -> None:
+    tmp_path = tmp_path / f"v{version}"
+    proc = node(tmp_path, version, available_bytes=16 * GIB)
+    assert memory_left(proc) == 0.25
+    group(tmp_path, "job_7/step_0", limit="max", used=GIB, files=0)
+    assert memory_left(proc) == 0.25
+    # files in the page cache are left, those of a tmpfs are not
+    group(tmp_path, "job_7/step_0", limit=10 * GIB, used=10 * GIB, files=GIB, tmpfs=4 * GIB)
+    assert memory_left(proc) == pytest.approx(0.1)
+    assert 0 < memory_left() <= 1
+
+
+# --- memory of other processes
+
+
+CHILD = """
+import sys
+from hpcgpu.host.host_memory import Identity
+print(dict(Identity.of_this_process()._asdict()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_identity_of_a_child_is_proved_and_of_a_dead_one_not() -> None:
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True) as child:
+        peer = Identity.parse(eval(child.stdout.readline()))
+        assert peer
+        assert peer.refusal() == ""
+        assert peer._replace(nonce=bytes(32)).refusal() == host_memory.ENDED  # another process has its pid
+        assert peer._replace(host="elsewhere").refusal() == "another host, or another pid namespace"
+        assert peer._replace(address=4096).refusal() == "process_vm_readv: Bad address"
+        child.communicate("")
+    assert peer.refusal() == host_memory.ENDED
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_memory_of_another_user_is_refused_with_the_reason() -> None:
+    peer = Identity.of_this_process()
+    reads, writes = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        os.write(writes, peer.refusal().encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writes)
+    with os.fdopen(reads) as f:
+        assert f.read() == "process_vm_readv: Operation not permitted (another user, or a container's rules)"
+
+
+VALUES = st.none() | st.booleans() | st.integers(-5, 2**70) | st.text(max_size=4) | st.binary(max_size=40)
+
+
+@given(st.none() | VALUES | st.dictionaries(st.sampled_from([*Identity._fields, "x"]), VALUES))
+def test_parse_takes_an_identity_or_gives_none(value: object) -> None:
+    peer = Identity.parse(value)
+    assert peer is None or (peer.pid > 0 and len(peer.nonce) == 32 and isinstance(peer.refusal(), str))
+
+
+def test_copy_fails_for_bytes_that_were_given_up() -> None:
+    proofs, lent, out = Proofs(2), ctypes.create_string_buffer(b"bytes"), bytearray(5)
+    pairs = [(ctypes.addressof(lent), memoryview(out))]
+    first, second = proofs.begin(), proofs.begin()
+    assert first
+    assert second
+    assert proofs.begin() is None
+    host_memory.copy(os.getpid(), pairs, first)
+    assert out == b"bytes"
+    proofs.end(first[0])
+    with pytest.raises(OSError, match="given up") as caught:
+        host_memory.copy(os.getpid(), pairs, first)
+    assert caught.value.errno == errno.ESTALE
+    assert proofs.begin() not in (None, first)
+
+
+def test_pages_that_the_kernel_does_not_copy_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "cut off"
+    path.write_bytes(bytes(3 * mmap.PAGESIZE))
+    with path.open("r+b") as f, mmap.mmap(f.fileno(), 0) as memory:
+        pages = ctypes.c_char.from_buffer(memory)
+        address = ctypes.addressof(pages)
+        whole, first = (address, len(memory)), (address, mmap.PAGESIZE)
+        assert host_memory.are_readable([first, whole] * 700)
+        f.truncate(mmap.PAGESIZE)
+        assert not host_memory.are_readable([*[first] * 700, whole])
+        assert host_memory.are_readable([first])
+        del pages
+
+
+# --- mask and memory policy of a real process
+
+
+CODE = """
+import json, os, sys, threading
+from hpcgpu.errors import BindingError
+from hpcgpu.host.process import bind, read_binding
+from hpcgpu.model import Binding, CpuSet, Gpu
+
+policy, nodes, cpus = sys.argv[1], CpuSet.parse(sys.argv[2]), CpuSet.parse(sys.argv[3])
+try:
+    bind(Binding(cpus, (Gpu("0000:01:00.0", numa_node=0),), memory_policy=policy, memory_nodes=nodes))
+except BindingError as e:
+    print(json.dumps({"error": str(e)}))
+    sys.exit()
+end = threading.Event()
+threading.Thread(target=end.wait).start()  # made after binding
+reader, writer = os.pipe()
+if os.fork() == 0:
+    its = read_binding()
+    its = [its.memory_policy, str(its.memory_nodes)], [str(m) for _, m in its.threads]
+    os.write(writer, json.dumps(its).encode())
+    os._exit(0)
+mine, other = read_binding(), json.loads(os.read(reader, 4096))
+os.wait()
+end.set()
+print(json.dumps({
+    "masks": sorted({str(m) for _, m in mine.threads}), "threads": len(mine.threads),
+    "own": [mine.memory_policy, str(mine.memory_nodes)], "child": other[0],
+    "child_masks": other[1],
+}))
+"""
+FIRST = min(os.sched_getaffinity(0))
+
+
+def bound(policy: str, nodes: str, cpus: str = str(FIRST)) -> dict[str, object]:
+    found: dict[str, object] = json.loads(python(CODE, policy, nodes, cpus, check=True).stdout)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["preferred-many", "bind", "interleave"])
+def test_policy_and_mask_are_those_of_all_threads_and_children(policy: str) -> None:
+    found = bound(policy, "0")
+    assert found["masks"] == found["child_masks"] == [str(FIRST)]
+    assert found["threads"] == 2
+    assert found["own"] == found["child"] == [policy, "0"]
+
+
+def test_no_policy_is_the_kernels() -> None:
+    assert bound("none", "")["own"] == ["none", ""]
+
+
+def test_a_mask_is_never_widened() -> None:
+    found = bound("none", "", f"{FIRST},4096")
+    assert found["masks"] == [str(FIRST)]
+    assert "may run on" in str(bound("none", "", "4096")["error"])
+
+
+@pytest.mark.parametrize("policy", ["preferred-many", "bind"])
+def test_a_numa_node_that_is_not_there_is_said(policy: str) -> None:
+    """``preferred-many`` falls back to ``preferred``, as on Linux before 5.15, which refuses the node too."""
+    error = str(bound(policy, "1000")["error"])
+    assert f"memory policy {policy} on NUMA nodes 1000" in error
+    assert "Mems_allowed_list" in error
+    assert "is no memory policy" in str(bound("near", "0")["error"])

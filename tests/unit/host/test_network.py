@@ -1,0 +1,154 @@
+"""A tunnel of many connections, and the addresses that a scheduler publishes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from distributed import Scheduler, Worker
+from distributed.comm.addressing import get_address_host
+
+from hpcgpu.deploy import compat
+from hpcgpu.deploy.network.scheduler_file import connect_first, security
+from hpcgpu.errors import LaunchError
+from hpcgpu.host.addresses import local_address, reachable_addresses
+from hpcgpu.host.relay import Mux
+
+RESET = struct.pack("ii", 1, 0)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+class Tunnel:
+    """A port that leads to an echo through two ends, and what connects them."""
+
+    def __init__(self) -> None:
+        self.port, self.running = 0, list[asyncio.Task[None]]()
+        self.far: asyncio.StreamWriter
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@contextlib.asynccontextmanager
+async def tunnel() -> AsyncIterator[Tunnel]:
+    made, (near, far) = Tunnel(), socket.socketpair()
+    target = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = target.sockets[0].getsockname()[1]
+    here = Mux(*await asyncio.open_connection(sock=near))
+    reader, made.far = await asyncio.open_connection(sock=far)
+    there = Mux(reader, made.far, lambda: asyncio.open_connection("127.0.0.1", port))
+    server = await asyncio.start_server(here.carry, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    made.running = [asyncio.create_task(here.run()), asyncio.create_task(there.run())]
+    try:
+        yield made
+    finally:
+        for task in made.running:
+            task.cancel()
+        await asyncio.wait(made.running)
+        server.close()
+        target.close()
+
+
+async def asked(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], data: bytes) -> bytes:
+    reader, writer = connection
+    writer.write(data)
+    return await reader.readexactly(len(data))
+
+
+async def test_a_connection_that_is_reset_leaves_the_others_alone() -> None:
+    async with tunnel() as through:
+        first, second = await through.connect(), await through.connect()
+        assert await asked(first, b"one") == b"one"
+        assert await asked(second, b"two") == b"two"
+        first[1].write(bytes(8 << 20))  # more than fits into the buffers, and nobody reads what comes back
+        await asyncio.sleep(0.1)
+        first[1].transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        first[1].transport.abort()
+        for _ in range(20):
+            assert await asked(second, b"three") == b"three"
+        assert not any(task.done() for task in through.running)
+
+
+@pytest.mark.parametrize("end", ["closed", "cancelled"])
+async def test_when_the_tunnel_ends_all_its_connections_have_ended(end: str) -> None:
+    """Their users would wait for an answer for ever."""
+    async with tunnel() as through:
+        connections = [await through.connect() for _ in range(3)]
+        for connection in connections:
+            assert await asked(connection, b"one") == b"one"
+        if end == "closed":
+            through.far.close()
+        else:
+            through.running[0].cancel()
+        assert [await reader.read() for reader, _ in connections] == [b"", b"", b""]
+
+
+ALL = ("0.0.0.0", "::")
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with both families on one network, and a bridge that is down."""
+    stats = {name: SimpleNamespace(isup=name != "br0") for name in ("lo", "ib0", "eth0", "br0")}
+    found = {"lo": ["127.0.0.1", "::1"], "eth0": ["fd00::2", "10.0.0.2", "fe80::1%eth0"]}
+    found |= {"ib0": ["10.1.0.2"], "br0": ["172.17.0.1"]}
+    family = {True: socket.AF_INET6, False: socket.AF_INET}
+    facts = {n: [SimpleNamespace(family=family[":" in a], address=a) for a in found[n]] for n in found}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: stats)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: facts)
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(
+    ("bound", "interface", "addresses"),
+    [
+        (ALL, None, {"10.0.0.2", "10.1.0.2", "fd00::2"}),
+        (("0.0.0.0",), None, {"10.0.0.2", "10.1.0.2"}),
+        (("::",), None, {"fd00::2"}),
+        (ALL, "ib0", {"10.1.0.2"}),
+        (ALL, "eth0", {"10.0.0.2", "fd00::2"}),
+    ],
+)
+def test_a_nodes_addresses_are_those_on_which_somebody_listens(
+    bound: tuple[str, ...], interface: str | None, addresses: set[str]
+) -> None:
+    found = reachable_addresses(bound, interface)
+    assert set(found) == addresses
+    assert [":" in a for a in found] == sorted(":" in a for a in found)  # IPv4 first
+
+
+@pytest.mark.usefixtures("node")
+def test_missing_interface_or_address_is_an_error() -> None:
+    with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
+        reachable_addresses(ALL, "hsn0")
+    with pytest.raises(LaunchError, match="no interface of this node has an address"):
+        reachable_addresses(("::",), "ib0")
+    # a run on one node listens on loopback, unless an interface is named
+    assert (local_address(None), local_address("lo")) == ("127.0.0.1", "127.0.0.1")
+    assert (local_address("eth0"), local_address("ib0")) == ("10.0.0.2", "10.1.0.2")
+    with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
+        local_address("hsn0")
+
+
+async def test_workers_reach_a_scheduler_by_each_of_its_addresses() -> None:
+    loopback, joined = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}, {}
+    async with Scheduler(host="", port=0, protocol="tcp", dashboard_address="127.0.0.1:0") as scheduler:
+        for bound in compat.bound_hosts(scheduler):
+            reached = await connect_first([f"tcp://{loopback[bound]}:{scheduler.port}"], security(None), 10.0)
+            async with Worker(reached.address, host=reached.own_host, dashboard_address="127.0.0.1:0") as worker:
+                joined[bound] = get_address_host(worker.address)
+    assert joined == {"0.0.0.0": "127.0.0.1"} | ({"::": "::1"} if socket.has_dualstack_ipv6() else {})
