@@ -16,9 +16,8 @@ from hpcgpu.sim import SimGpu
 from hpcgpu.spill import proxies
 from hpcgpu.spill import proxies as proxies_dask
 from hpcgpu.spill.proxies import State
-from hpcgpu.spill.storage import disk
-from hpcgpu.spill.storage.buffer_pool import LeafLock, Pool
-from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage import LeafLock, disk
+from hpcgpu.spill.storage.disk import Disk, Pool
 from hpcgpu.spill.store import executor, identity_map
 from hpcgpu.spill.values import host_objects
 

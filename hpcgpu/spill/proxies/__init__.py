@@ -3,10 +3,8 @@
 Each class of objects has a class of proxies, with the same name. Code that looks at names (dask's ``is_cupy_type``, the
 dashboard) or at ``__class__`` (``isinstance``) takes a proxy for the object, and does not bring it up. Code that looks
 at ``type(x)`` does not: dask's tables (see :func:`register`), ``memoryview``, and compiled code such as CuPy's, which
-needs :func:`unproxy`.
-
-A proxy notices writes to its object: items, attributes, in-place operators, ``out=``, and the methods and functions
-below. It does not notice writes to a view (``p[2:5]``, ``p.T``, ``p.values``).
+needs :func:`unproxy`. A proxy notices writes to its object by items, attributes, in-place operators, ``out=``, and the
+methods and functions below, but not to a view (``p[2:5]``, ``p.T``, ``p.values``).
 
 While the object is not up, wrapt holds a placeholder for it: wrapt's own way to load late (``__wrapped_factory__``,
 2.5.2) cannot be undone, since ``del proxy.__wrapped__`` is an error. During an operation wrapt keeps a reference of its
@@ -265,12 +263,11 @@ class Proxy(BASE, metaclass=_Meta):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.__wrapped__, memo)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        del protocol  # the other process may not have this package
-        return operator.getitem, ((self.__wrapped__,), 0)
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self.__reduce_ex__(2)
+        return operator.getitem, ((self.__wrapped__,), 0)  # the other process may not have this package
+
+    def __reduce_ex__(self, _: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.__reduce__()
 
 
 def _forward(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -365,10 +362,14 @@ def _class_of(kind: type) -> type[Proxy]:
             special[name] = _writer(name)
     for name in INDEXERS:
         if hasattr(kind, name):
-            special[name] = property(lambda self, name=name: _write(self, getattr, name))
+            special[name] = _indexer(name)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_self_kind": kind}
     made: Any = _Meta(kind.__name__, (Proxy,), special | names)
     return made
+
+
+def _indexer(name: str) -> property:
+    return property(lambda self: _write(self, getattr, name))
 
 
 def _writer(name: str) -> property:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcgpu.spill.storage.buffer_pool import LeafLock
+from hpcgpu.spill.storage import LeafLock
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")

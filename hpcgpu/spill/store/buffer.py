@@ -31,8 +31,7 @@ from hpcgpu.spill.devices import on_event_loop
 from hpcgpu.spill.proxies import unproxy
 from hpcgpu.spill.state import DEVICE, HOST
 from hpcgpu.spill.storage import notes
-from hpcgpu.spill.storage.buffer_pool import Slabs
-from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.disk import Disk, Slabs
 from hpcgpu.spill.store import Count, Handle, ReadMode, Todo, read_mode, reading
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.identity_map import Reader, Traversed

@@ -28,7 +28,7 @@ from hpcgpu.spill.devices import Device, attach, detach
 from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
 from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Leave, Resume, Say, Ticket, Trim
 from hpcgpu.spill.state.machine import Instructions, SpillState
-from hpcgpu.spill.storage.buffer_pool import LeafLock, ReenteredError, is_inside
+from hpcgpu.spill.storage import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.storage.disk import Disk, ImmovableError, Stored
 from hpcgpu.spill.store import (
     Count,

@@ -12,7 +12,7 @@ from queue import Empty
 
 from hpcgpu.model.job import Backoff
 from hpcgpu.spill.state import HOST
-from hpcgpu.spill.storage.buffer_pool import LeafLock
+from hpcgpu.spill.storage import LeafLock
 from hpcgpu.spill.store import SpillLog, drain, this_thread
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.supervise import ThreadLoop

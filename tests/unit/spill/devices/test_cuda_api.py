@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices.cuda import CoreBuffers, device_of, is_device_array
-from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
+from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pieces, pipelined
 from hpcgpu.spill.store import register_cupy
 
 MIB = 1 << 20

@@ -27,8 +27,7 @@ from waiting import aside, scaled
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import Mount, mount_of, notes, segments
-from hpcgpu.spill.storage.buffer_pool import SMALLEST_BYTES, Slabs, round_up
-from hpcgpu.spill.storage.disk import Disk, Stored
+from hpcgpu.spill.storage.disk import SMALLEST_BYTES, Disk, Slabs, Stored, round_up
 from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Segments, divide, room_for
 from hpcgpu.spill.store import spill_thread
 
