@@ -21,7 +21,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcgpu.errors import HpcGpuError, LaunchError, WorldError
@@ -94,8 +94,12 @@ class MissingRanks:
         if acting := self._acting(present):
             process.wait_for_end(acting.pid, acting.started, _WAIT_FACTOR * self._together_s)
             return
-        nodes = self._share(self._node(present, absent))
-        if not self._is_reported() and self._is_first():
+        node = self._node(present, absent)
+        try:
+            nodes = self._share(node)
+        except (OSError, HpcGpuError):
+            nodes = [] if self._is_reported() else [node]  # each node sees only itself
+        if nodes:
             where = os.fspath(self._folder) if self._folder else ""
             log.say(describe(self._facts.size, nodes, self._deadline_s, where, self._environ))
         if len(nodes) > 1:
@@ -153,46 +157,37 @@ class MissingRanks:
         return facts.rank if alike else None
 
     def _share(self, node: NodeRanks) -> list[NodeRanks]:
-        """Return the ranks of all nodes that share the folder."""
+        """Return the ranks of all nodes that share the folder; none if another node reports them."""
+        from hpcgpu.host import private
+
+        if self._is_reported():
+            return []
+        if not self._show(node):
+            return [node]
+        assert self._shown
+        time.sleep(self._together_s)
+        others = [json.loads(private.read(o)) for o in self._shown.parent.glob("late-*") if o != self._shown]
+        if self._is_reported():
+            return []
         try:
-            if self._is_reported() or (path := self._show(node)) is None:
-                return [node]
-            from hpcgpu.host import private
+            os.close(os.open(self._shown.parent / "said", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            time.sleep(self._together_s)  # a launcher may end all ranks with this one
+            return []
+        seen = [NodeRanks(host, tuple(came), {int(r): does for r, does in away.items()}) for host, came, away in others]
+        return sorted([node, *seen], key=lambda n: n.present)
 
-            time.sleep(self._together_s)
-            others = [_read(private.read(other)) for other in path.parent.glob("late-*") if other != path]
-        except (OSError, HpcGpuError):
-            return [node]  # each node sees only itself
-        return sorted([node, *others], key=lambda n: n.present)
-
-    def _show(self, node: NodeRanks) -> Path | None:
-        """Write this node's ranks for the other nodes; return the path, or None without other nodes or a folder."""
+    def _show(self, node: NodeRanks) -> bool:
+        """Write this node's ranks for the other nodes; return False without other nodes or a folder."""
         if self._folder is None or self._facts.local_size == self._facts.size:
-            return None
+            return False
         from hpcgpu.host import private  # brings pathlib, 5 CPU ms
 
         private.make_folder(self._folder)
-        path = self._folder / f"late-{self._host}"
-        private.write(path, json.dumps(node))
+        self._shown = self._folder / f"late-{self._host}"
+        private.write(self._shown, json.dumps(node))
         self._in = self._in or self._folder.stat().st_ino
-        self._shown = path
-        return path
-
-    def _is_first(self) -> bool:
-        """Return True if this node is the first to report."""
-        try:
-            if self._folder:
-                os.close(os.open(self._folder / "said", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
-            return False
-        except OSError:
-            return True  # there is no folder
         return True
-
-
-def _read(text: str) -> NodeRanks:
-    host, present, absent = json.loads(text)
-    return NodeRanks(host, tuple(present), {int(rank): does for rank, does in absent.items()})
 
 
 def describe(
@@ -222,7 +217,7 @@ def describe(
     return f"{began}. Missing: {missing}. There: {here}. {seen}"
 
 
-def _ranks(ranks: Sequence[int] | set[int]) -> str:
+def _ranks(ranks: Collection[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {CpuSet(ranks)}"
 
 
@@ -418,97 +413,66 @@ def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, dea
     """
     from hpcgpu.host import private
 
+    end_s = time.monotonic() + deadline_s
+
+    def wait(missing: str) -> None:
+        if time.monotonic() > end_s:
+            raise LaunchError(
+                f"not all {facts.size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout); "
+                f"{missing}. They meet in {folder}: is it on a file system that all nodes share?"
+            )
+        time.sleep(_FILE_POLL_S)
+        # Opening the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+
     private.make_folder(folder)
-    rendezvous = _FileRendezvous(folder, facts, time.monotonic() + deadline_s, deadline_s)
-    return rendezvous.gather(record) if facts.rank == 0 else rendezvous.answer(record)
+    return (_call if facts.rank == 0 else _answer)(record, facts, folder, wait)
 
 
-class _FileRendezvous:
-    def __init__(self, folder: Path, facts: RankFacts, end: float, deadline_s: float) -> None:
-        self._folder, self._facts, self._end, self._deadline_s = folder, facts, end, deadline_s
-        self._call, self._world = _File(folder / "call"), _File(folder / "world")
+def _call(
+    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Call the other ranks, and write the world once each has answered; return its records."""
+    from hpcgpu.host import private
 
-    def gather(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Call the others, and write the world once each has answered."""
-        from hpcgpu.host import private
-
-        call = os.urandom(16).hex()
-        private.write(self._call.path, json.dumps(call))
-        files = {rank: _File(self._folder / f"rank-{rank}") for rank in range(1, self._facts.size)}
-        answers: dict[int, Mapping[str, Any]] = {0: {"record": record}}
-
-        def all_there() -> bool:
-            for rank in files.keys() - answers.keys():
-                answer = files[rank].read_new()
-                if answer and answer["call"] == call:
-                    answers[rank] = answer
-            return len(answers) == self._facts.size
-
-        def missing() -> str:
-            away = CpuSet(files.keys() - answers.keys())
-            return f"missing: rank{'s' if len(away) > 1 else ''} {away}"
-
-        self._wait(all_there, missing)
-        world = [answers[rank] for rank in sorted(answers)]
-        private.write(self._world.path, json.dumps(world))
-        return [answer["record"] for answer in world]
-
-    def answer(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Answer each call of rank 0 until a world holds this answer; return its records."""
-        from hpcgpu.host import private
-
-        rank, word = self._facts.rank, os.urandom(16).hex()
-        answered = {"call": "", "word": word}
-        records: list[dict[str, Any]] = []
-
-        def is_complete() -> bool:
-            if call := self._call.read_new():
-                answered["call"] = call
-                private.write(self._folder / f"rank-{rank}", json.dumps({**answered, "record": record}))
-            world = self._world.read_new()
-            if world and rank < len(world) and answered.items() <= world[rank].items():
-                records.extend(answer["record"] for answer in world)
-            return bool(records)
-
-        self._wait(is_complete, lambda: "no answer of rank 0" if answered["call"] else "missing: rank 0")
-        return records
-
-    def _wait(self, done: Callable[[], bool], missing: Callable[[], str]) -> None:
-        while True:
-            # Opening the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
-            os.close(os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY))
-            if done():
-                return
-            if time.monotonic() > self._end:
-                raise LaunchError(
-                    f"not all {self._facts.size} ranks came to the rendezvous within {self._deadline_s:g} s "
-                    f"(--death-timeout); {missing()}. They meet in {self._folder}: is it on a file system that all "
-                    "nodes share?"
-                )
-            time.sleep(_FILE_POLL_S)
+    call = os.urandom(16).hex()
+    private.write(folder / "call", json.dumps(call))
+    answers: dict[int, Any] = {0: {"record": record}}
+    while absent := CpuSet(range(facts.size)) - answers.keys():
+        for rank in absent:
+            if (answer := _read_json(folder / f"rank-{rank}")) and answer["call"] == call:
+                answers[rank] = answer
+        if away := absent - answers.keys():
+            wait(f"missing: {_ranks(away)}")
+    world = [answers[rank] for rank in range(facts.size)]
+    private.write(folder / "world", json.dumps(world))
+    return [answer["record"] for answer in world]
 
 
-class _File:
-    """A file that other processes replace as a whole."""
+def _answer(
+    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Answer each call of rank 0 until a world holds this answer; return its records."""
+    from hpcgpu.host import private
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._seen: tuple[int, int] | None = None
+    rank, answered = facts.rank, {"call": "", "word": os.urandom(16).hex()}
+    while True:
+        if (call := _read_json(folder / "call")) and call != answered["call"]:
+            answered["call"] = call
+            private.write(folder / f"rank-{rank}", json.dumps({**answered, "record": record}))
+        world = _read_json(folder / "world") or ()
+        if rank < len(world) and answered.items() <= world[rank].items():
+            return [answer["record"] for answer in world]
+        wait("no answer of rank 0" if answered["call"] else "missing: rank 0")
 
-    def read_new(self) -> Any:  # of JSON
-        """Return the content; None if it has not changed since the last call."""
-        from hpcgpu.host import private
 
-        try:
-            facts = self.path.lstat()
-            seen = (facts.st_ino, facts.st_mtime_ns)
-            if seen == self._seen:
-                return None
-            text = private.read(self.path)
-        except FileNotFoundError:
-            return None
-        self._seen = seen
-        return json.loads(text)
+def _read_json(path: Path) -> Any:
+    """Read a file that other processes replace as a whole; None if it does not exist."""
+    from hpcgpu.host import private
+
+    with contextlib.suppress(FileNotFoundError):
+        return json.loads(private.read(path))
+    return None
 
 
 def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:

@@ -52,7 +52,7 @@ class Export(NamedTuple):
         """Parse the XML; raise ParseError without one."""
         if self.problem:
             raise ParseError(self.problem)
-        return hwloc_xml.read(self.text)
+        return hwloc_xml.read_file(self.text)
 
 
 def exports() -> Iterator[Export]:
@@ -159,11 +159,9 @@ def topology() -> Topology:
     """Return the topology of this machine, with the present state of GPUs and ports by NVML and the kernel."""
     # source names its origin, and warnings have the missing facts. Makes no CUDA context. Without a description the
     # machine is one NUMA node with the CPUs of this process. As in hwloc, HWLOC_FSROOT is the folder in place of /.
-    machine, warnings = _machine()
-    try:
-        machine = replace(machine, nics=sysfs.refine_nics(machine.nics, network_files()))
-    except ParseError as e:
-        warnings = (*warnings, f"states and rates of ports are unknown: {e}")
+    machine, problems = _machine()
+    nics, of_ports = sysfs.refine_nics(machine.nics, network_files())
+    machine, warnings = replace(machine, nics=nics), (*problems, *of_ports)
     # hwloc counts a node without PUs among its neighbour's, by distance (seen with 2.9): GPU memory, CXL.
     folders = _sys().glob("devices/system/node/node[0-9]*")
     heapless = {int(f.name.removeprefix("node")) for f in folders if text_of(f / "cpulist") == "\n"}
@@ -178,7 +176,8 @@ def topology() -> Topology:
             f"the NUMA node of the GPU at {', '.join(lost)} is unknown: its workers get an even share of the cores"
         )
         facts = facts._replace(warnings=(*facts.warnings, lost_text))
-    return replace(machine, warnings=(*warnings, *machine.warnings, *facts.warnings))
+    # one that /sys describes has its warnings about ports already
+    return replace(machine, warnings=tuple(dict.fromkeys((*warnings, *machine.warnings, *facts.warnings))))
 
 
 def _placed_by_nccl(machine: Topology) -> Topology:
@@ -226,7 +225,7 @@ def _sources() -> Iterator[tuple[str, Callable[[], Topology]]]:
     for export in exports():
         yield export.source, export.read
     if program := shutil.which("lstopo-no-graphics") or shutil.which("lstopo"):
-        yield "lstopo", lambda: hwloc_xml.read(_run_lstopo(program))
+        yield "lstopo", lambda: hwloc_xml.read_file(_run_lstopo(program))
     yield "sysfs", lambda: sysfs.read(machine_files())
 
 

@@ -1,8 +1,6 @@
-"""Read hwloc's XML (versions 1, 2 and 3, as ``lstopo --of xml`` writes it).
+"""Read hwloc's XML (versions 1, 2 and 3, as ``lstopo --of xml`` writes it); a file may also be NCCL's topology XML.
 
 libhwloc is not loaded: 2.x refuses version 3, 3.x refuses version 1, and here any machine's XML is read on any machine.
-
-A file may also be NCCL's topology XML.
 """
 
 from __future__ import annotations
@@ -34,16 +32,8 @@ _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: .*)?",
 _SCRUBBED = "several GPUs have the UUID {}: it is ignored"
 
 
-def read(text: str) -> Topology:
-    """Parse hwloc's XML into a topology; raise ParseError for other text, a text cut off, and an unreadable number."""
-    with pci.reading(text, "hwloc XML") as root:
-        return topology_of(root, text)
-
-
-def topology_of(root: ET.Element, text: str) -> Topology:
+def _checked(root: ET.Element, text: str) -> Topology:
     """Convert the root of hwloc's XML, of which ``text`` is for errors."""
-    if root.tag != "topology":
-        raise ParseError(f"not hwloc XML: it begins with <{root.tag}>, not <topology>", evidence=text[:400])
     topology = _topology(root)
     if not topology.cores:
         raise ParseError(_NOTHING, evidence=text[:400])
@@ -238,7 +228,7 @@ def read_file(text: str) -> Topology:
         raise ParseError(f"not a topology file: {start}; allowed: {_ALLOWED}", evidence=text[:400])
     with pci.reading(text, "a topology file") as root:
         if root.tag == "topology":
-            return topology_of(root, text)
+            return _checked(root, text)
         if root.tag == "system":
             return nccl_xml.topology_of(root, text)
     raise ParseError(f"not a topology file: it begins with <{root.tag[:40]}>; allowed: {_ALLOWED}", evidence=text[:400])

@@ -16,7 +16,6 @@ from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci
 
-_FORMAT = "NCCL topology XML"
 _COARSE = (
     "NCCL's topology XML does not describe which PUs share a core ({cores}), packages (each NUMA node counts as one), "
     "memory sizes, IP interfaces of RDMA ports, and NUMA nodes without a GPU or a network card"
@@ -40,16 +39,10 @@ class _Function:
     numaid: int  # -1: unknown
 
 
-def read(text: str) -> Topology:
-    """Parse NCCL's XML into a topology; raise ParseError for other text, several hosts, or a file without PUs."""
-    # Each NUMA node counts as a package, as in NCCL, because the file has none. A network function without a device
-    # name is left out, since UCX could not use it, and named in the warnings.
-    with pci.reading(text, _FORMAT) as root:
-        return topology_of(root, text)
-
-
 def topology_of(root: ET.Element, text: str) -> Topology:
-    """Convert the root of NCCL's XML, of which ``text`` is for errors."""
+    """Convert the root of NCCL's XML into a topology; raise ParseError for several hosts, or a file without PUs."""
+    # text is for errors. Each NUMA node counts as a package, as in NCCL, because the file has none. A network function
+    # without a device name is left out, since UCX could not use it, and named in the warnings.
     functions, claims, warnings = _described(root, text)
     claims, functions, warnings = _numbered(claims, functions, warnings)
     pus = CpuSet().union(*claims.values())
@@ -87,9 +80,9 @@ def locate(topology: Topology, text: str) -> Topology:
 
     A device is identified by its PCI address. Its node is the only NUMA node that has PUs of its ``<cpu>``'s affinity,
     else the one numbered ``numaid``. A flat /sys shows all devices next to each other, so bridges between two devices
-    come from the file if one of them had no node. Raises ParseError as :func:`read`, but the file needs no PUs.
+    come from the file if one of them had no node. Raises ParseError for other text, or several hosts.
     """
-    with pci.reading(text, _FORMAT) as root:
+    with pci.reading(text, "NCCL topology XML") as root:
         functions, claims, _ = _described(root, text)
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     lost = {d.pci for d in devices if d.numa_node is None and (isinstance(d, Nic) or d.can_run)}

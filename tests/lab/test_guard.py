@@ -42,8 +42,8 @@ def test_a_client_that_closes_takes_its_guard_along(slurm_lab: Lab) -> None:
     import os
     from hpcgpu import SLURMGPUCluster
     with SLURMGPUCluster(gpus="sim:2") as cluster:
-        print("GUARDS", os.popen("pgrep -fc '[d]eploy.jobs.guard'").read())
-    print("LEFT", os.popen("pgrep -fc '[d]eploy.jobs.guard'").read())
+        print("GUARDS", os.popen("pgrep -fc '[d]eploy.guard'").read())
+    print("LEFT", os.popen("pgrep -fc '[d]eploy.guard'").read())
     """
     assert re.findall(r"(GUARDS|LEFT) (\d+)", slurm_lab.python(code).stdout) == [("GUARDS", "1"), ("LEFT", "0")]
     assert slurm_lab.runs() == []

@@ -24,7 +24,7 @@ def environment(root: Path) -> dict[str, str]:
 def build(name: str, root: Path, numa_known: bool = True, extra: tuple[NumaNode, ...] = ()) -> Topology:
     """Write the machine below ``root`` and return what is recorded of it."""
     text = (TOPOLOGIES / f"{name}.xml").read_text()
-    topology, xml = hwloc_xml.read(text), ET.fromstring(text)
+    topology, xml = hwloc_xml.read_file(text), ET.fromstring(text)
     sys = root / "sys"
     _cpus(sys, topology)
     _nodes(sys, (*topology.numa_nodes, *topology.other_memory, *extra))

@@ -7,8 +7,7 @@ from typing import Any
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import Run
-from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.deploy.jobs.workers import SchedulerView
+from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
 from hpcgpu.model import JobSpec, RunDocument, Settings
 from hpcgpu.plan.jobs.request import Policy
 

@@ -9,26 +9,115 @@ import asyncio
 import contextlib
 import functools
 import math
+import os
+import shlex
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcgpu import supervise
 from hpcgpu.deploy import jobs as runs
 from hpcgpu.deploy import settings as user_settings
 from hpcgpu.deploy.jobs.batch_client import plan_job, submit_guarded
-from hpcgpu.deploy.jobs.fleet import Fleet, LocalRanks
-from hpcgpu.deploy.jobs.runs import Jobs, today
-from hpcgpu.deploy.jobs.workers import NO_WORKERS, SchedulerView
+from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
+from hpcgpu.deploy.jobs.runs import Jobs, log_tail, today
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import ld_preload, local_launch
-from hpcgpu.errors import ConfigError, HpcGpuError, JobError
-from hpcgpu.host import remover
-from hpcgpu.model import JobSpec, JobState, Patience, RunDocument
-from hpcgpu.plan.jobs import Job, Phase, describe
+from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
+from hpcgpu.host import private, process, remover
+from hpcgpu.launch import SEEN_OF_A_JOB, RankCommand
+from hpcgpu.model import JobSpec, JobState, JobStatus, Patience, RunDocument
+from hpcgpu.plan.jobs import HEAD, NO_WORKERS, Job, Phase, describe
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
-from hpcgpu.spill.storage import Scratch
+from hpcgpu.spill.storage import Scratch, make_private
+
+# A job whose lease has ended is gone within 5 s.
+_LOCAL_END_S = 10.0
+
+
+class LocalRanks:
+    """The ranks as processes of this machine, which die with this process.
+
+    ``environ`` is added for the ranks, ``preload`` is a library that they preload. ``log_directory`` keeps the log;
+    otherwise it lies in ``folder``, the run's, and goes with it.
+    """
+
+    def __init__(
+        self,
+        launch: RankCommand,
+        environ: Mapping[str, str],
+        folder: Path,
+        log_directory: str | None = None,
+        preload: str = "",
+    ) -> None:
+        self.id = ""
+        self.script = f"{shlex.join(launch.argv)}\n"
+        self._preload = preload
+        self._launch, self._environ, self._keeps = launch, environ, log_directory is not None
+        self._folder, self._log = folder, Path(log_directory or folder) / "hpcgpu.log"
+        self.log = str(self._log)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def job(self) -> Job:
+        """The ranks as a job; their number of workers is unknown."""
+        status = JobStatus(JobState.RUNNING, "running")
+        if self._process and self._process.returncode is not None:
+            status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
+        return Job(id=self.id, role=HEAD, log=self.log, nodes=0, status=status)
+
+    async def start(self) -> None:
+        """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
+        environ, parent = self._env(), os.getpid()
+        try:
+            with await supervise.to_thread(self._open_log) as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._launch.argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environ,
+                    # Out of the process group of a notebook's kernel: an interrupted cell leaves the cluster.
+                    start_new_session=True,
+                    preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
+                )
+        except OSError as e:
+            raise LaunchError(
+                f"the ranks could not be started ({e}): check python= and launcher=, which start them, and "
+                "log_directory=, which has their log"
+            ) from e
+        self.id = str(self._process.pid)
+
+    def _open_log(self) -> BinaryIO:
+        make_private(self._log.parent)
+        return private.open_new(self._log)
+
+    def _env(self) -> dict[str, str]:
+        """Return the ranks' environment, without the batch job that this process may be in."""
+        outside = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
+        environ = {**outside, **process.rank_env(outside, self._preload), **self._environ}
+        return {**environ, **self._launch.within(str(self._folder), environ)}
+
+    async def check(self) -> Job:
+        """Return the ranks as a job; raise JobError when they have ended."""
+        if self._process and self._process.returncode is not None:
+            end = await asyncio.to_thread(log_tail, self._log, kept=self._keeps)
+            raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{end}")
+        return self.job
+
+    async def end(self) -> None:
+        """End the ranks: they see that the client is gone, and get a SIGTERM if they take long, then a SIGKILL."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        for force in (self._process.terminate, self._process.kill):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _LOCAL_END_S)
+                return
+            force()
+        await self._process.wait()
 
 
 class ClusterRun:

@@ -20,7 +20,7 @@ from hpcgpu.config.layers import documented, parameters
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.cluster.reported import Answers, Parts, ReportedCluster, check_loop, first_line, without_workers
-from hpcgpu.deploy.jobs.workers import SchedulerView
+from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience

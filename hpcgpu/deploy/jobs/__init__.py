@@ -27,14 +27,13 @@ import msgspec
 
 from hpcgpu import config
 from hpcgpu.batch import BatchSystem, get
-from hpcgpu.deploy.jobs.workers import NO_WORKERS, JobWorkers
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, ParseError
 from hpcgpu.host import log, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import Command, JobState, JobStatus, RunDocument, Site, Started
-from hpcgpu.plan.jobs import HEAD, MEMBER, SILENT, Job
+from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, SILENT, Job, JobWorkers
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 
 _RECORD, _OWNER = "record", "owner"
@@ -259,9 +258,9 @@ class Run:
         self.start_guard()
 
     def start_guard(self) -> None:
-        """Start the process that ends the run's jobs when the owner's process has died (:mod:`.guard`)."""
+        """Start the process that ends the run's jobs when the owner's process has died (:mod:`hpcgpu.deploy.guard`)."""
         owner = self.owner
-        argv = ("hpcgpu.deploy.jobs.guard", str(self.folder), str(owner.pid), str(owner.start_time), owner.token)
+        argv = ("hpcgpu.deploy.guard", str(self.folder), str(owner.pid), str(owner.start_time), owner.token)
         self._guard = programs.start(Command(process.python_argv(*argv)), log=str(self.folder / "guard.log"))
 
     def end_guard(self) -> None:

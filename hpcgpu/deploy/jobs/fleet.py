@@ -1,35 +1,94 @@
-"""The jobs of a run, or its processes on this machine, looked after for one cluster object."""
+"""The jobs of a run, looked after for one cluster object."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
-import os
-import shlex
-import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import Run, runs, script_end, with_exit_code
 from hpcgpu.deploy.jobs.batch_client import Submitter, ask, cancel, on_lost_nodes, proven
 from hpcgpu.deploy.jobs.runs import log_tail
-from hpcgpu.deploy.jobs.workers import JobWorkers, SchedulerView
-from hpcgpu.errors import HpcGpuError, JobError, LaunchError, SubmitError
-from hpcgpu.host import private, process
-from hpcgpu.launch import SEEN_OF_A_JOB, RankCommand
+from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus
-from hpcgpu.plan.jobs import HEAD, Failures, Job, why_over
+from hpcgpu.plan.jobs import HEAD, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
 from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
-from hpcgpu.spill import storage
 
 # A cancelled job is gone within the batch system's KillWait.
 _END_S = 40.0
+_LOOK_S = 5.0  # between two questions which workers are silent
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerView:
+    """The scheduler and workers of a cluster object, for its jobs. Any thread may call :meth:`present`."""
+
+    scheduler: Callable[[], Any]  # return the connection pool to the present scheduler
+    workers: Callable[[], Mapping[str, Any]]  # return the registered workers by address, with the scheduler's facts
+    searching: Callable[[], bool]  # whether the scheduler does not answer, and is searched
+    changed: Callable[[], object]  # called when there are new facts
+    say: Callable[[str], None]  # takes a line for the user
+    end: Callable[[], End | None]  # return how the cluster object has ended, if it has
+    silent: frozenset[str] = frozenset()  # addresses of workers without a recent heartbeat
+    _listening: supervise.Loop | None = field(default=None, init=False)
+
+    def present(self, head: str, *, elastic: bool) -> Mapping[str, JobWorkers]:
+        """Return the registered workers by their job's id.
+
+        ``head``: the job with the scheduler, whose workers are gone with it; "": it has none. ``elastic``: other jobs
+        come and go, whose workers' names contain their job's id.
+        """
+        jobs: dict[str, JobWorkers] = {}
+        of_head: list[str] = []
+        silent = self.silent
+        for address, facts in list(self.workers().items()):
+            name = read_member_name(str(facts["name"])) if elastic else None
+            if name is None:
+                of_head.append(address)
+                continue
+            job_id, restarts, _ = name
+            before = jobs.get(job_id, NO_WORKERS)
+            is_silent = address in silent and (before.silent or not before.addresses)
+            jobs[job_id] = JobWorkers((*before.addresses, address), max(before.restarts, restarts), is_silent)
+        if head and of_head and not self.searching():
+            jobs[head] = JobWorkers(tuple(of_head))
+        return jobs
+
+    async def retire(self, addresses: Sequence[str]) -> None:
+        """Make workers hand their data to others and leave."""
+        await self.scheduler().hpcgpu_retire(workers=list(addresses))
+
+    async def remove(self, addresses: Sequence[str]) -> None:
+        """Make the scheduler forget workers that are gone."""
+        for address in addresses:
+            await self.scheduler().unregister(address=address, expected=True, stimulus_id="hpcgpu-job-is-gone")
+
+    def watch_heartbeats(self, changed: Callable[[], None], every_s: float = _LOOK_S) -> None:
+        """Ask the scheduler which workers are silent, until :meth:`stop`; call ``changed`` when that changes."""
+
+        async def listen() -> None:
+            await asyncio.sleep(every_s)
+            try:
+                silent = frozenset(await self.scheduler().hpcgpu_silent())
+            except OSError:
+                return  # the cluster object searches its scheduler
+            if silent != self.silent:
+                self.silent = silent
+                changed()
+
+        self._listening = supervise.Loop(listen, "the search for workers that have fallen silent")
+
+    def stop(self) -> None:
+        """Stop asking."""
+        if self._listening:
+            self._listening.cancel()
 
 
 class Fleet:
@@ -379,89 +438,3 @@ class Fleet:
 
         # the scheduler's errors arrive unchanged
         self._requests.start(run, f"the request to the scheduler about {workers}", lambda e: say(f"{workers}: {e!r}"))
-
-
-# A job whose lease has ended is gone within 5 s.
-_LOCAL_END_S = 10.0
-
-
-class LocalRanks:
-    """The ranks as processes of this machine, which die with this process.
-
-    ``environ`` is added for the ranks, ``preload`` is a library that they preload. ``log_directory`` keeps the log;
-    otherwise it lies in ``folder``, the run's, and goes with it.
-    """
-
-    def __init__(
-        self,
-        launch: RankCommand,
-        environ: Mapping[str, str],
-        folder: Path,
-        log_directory: str | None = None,
-        preload: str = "",
-    ) -> None:
-        self.id = ""
-        self.script = f"{shlex.join(launch.argv)}\n"
-        self._preload = preload
-        self._launch, self._environ, self._keeps = launch, environ, log_directory is not None
-        self._folder, self._log = folder, Path(log_directory or folder) / "hpcgpu.log"
-        self.log = str(self._log)
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def job(self) -> Job:
-        """The ranks as a job; their number of workers is unknown."""
-        status = JobStatus(JobState.RUNNING, "running")
-        if self._process and self._process.returncode is not None:
-            status = JobStatus(JobState.ENDED, "", "", self._process.returncode)
-        return Job(id=self.id, role=HEAD, log=self.log, nodes=0, status=status)
-
-    async def start(self) -> None:
-        """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
-        environ, parent = self._env(), os.getpid()
-        try:
-            with await supervise.to_thread(self._open_log) as log:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._launch.argv,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environ,
-                    # Out of the process group of a notebook's kernel: an interrupted cell leaves the cluster.
-                    start_new_session=True,
-                    preexec_fn=functools.partial(process.die_with_parent, parent, signal.SIGTERM),
-                )
-        except OSError as e:
-            raise LaunchError(
-                f"the ranks could not be started ({e}): check python= and launcher=, which start them, and "
-                "log_directory=, which has their log"
-            ) from e
-        self.id = str(self._process.pid)
-
-    def _open_log(self) -> BinaryIO:
-        storage.make_private(self._log.parent)
-        return private.open_new(self._log)
-
-    def _env(self) -> dict[str, str]:
-        """Return the ranks' environment, without the batch job that this process may be in."""
-        outside = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
-        environ = {**outside, **process.rank_env(outside, self._preload), **self._environ}
-        return {**environ, **self._launch.within(str(self._folder), environ)}
-
-    async def check(self) -> Job:
-        """Return the ranks as a job; raise JobError when they have ended."""
-        if self._process and self._process.returncode is not None:
-            end = await asyncio.to_thread(log_tail, self._log, kept=self._keeps)
-            raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{end}")
-        return self.job
-
-    async def end(self) -> None:
-        """End the ranks: they see that the client is gone, and get a SIGTERM if they take long, then a SIGKILL."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        for force in (self._process.terminate, self._process.kill):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _LOCAL_END_S)
-                return
-            force()
-        await self._process.wait()

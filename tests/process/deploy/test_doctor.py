@@ -124,7 +124,7 @@ def test_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -
     said: list[str] = []
     doctor_job.clean_up(said.append)
     assert (trials(tmp_path), said) == ([left], [])  # its doctor lives
-    guards = {str(left), "hpcgpu.deploy.jobs.guard"}
+    guards = {str(left), "hpcgpu.deploy.guard"}
     next(p for p in psutil.process_iter(["cmdline"]) if guards <= set(p.info["cmdline"] or [])).kill()
     client.kill()
     client.communicate(timeout=scaled(60))

@@ -119,7 +119,7 @@ def test_a_guard_costs_next_to_nothing(tmp_path: Path) -> None:
     started = run._guard
     try:
         heavy = {"asyncio", "distributed", "dask", "hpcgpu.batch", "hpcgpu.model", "json", "dataclasses", "pathlib"}
-        code = "import sys; before = set(sys.modules); import hpcgpu.deploy.jobs.guard; "
+        code = "import sys; before = set(sys.modules); import hpcgpu.deploy.guard; "
         code += f"print(sorted((set(sys.modules) - before) & {heavy!r}))"
         assert ranks.run_command([sys.executable, "-c", code]).stdout == "[]\n"
         assert processes.is_running(started)
@@ -132,7 +132,7 @@ def test_a_guard_costs_next_to_nothing(tmp_path: Path) -> None:
 def test_a_guard_of_a_folder_that_is_removed_ends(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with subprocess.Popen(["sleep", "600"]) as client:
-        argv = [sys.executable, "-m", "hpcgpu.deploy.jobs.guard", str(folder), str(client.pid)]
+        argv = [sys.executable, "-m", "hpcgpu.deploy.guard", str(folder), str(client.pid)]
         waiting = subprocess.Popen(
             [*argv, str(process.start_time(client.pid)), "token"], stderr=subprocess.PIPE, text=True
         )

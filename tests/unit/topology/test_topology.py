@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from xml.sax.saxutils import quoteattr
 
 import pytest
@@ -15,7 +15,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode, Topology
-from hpcgpu.topology import hwloc_xml, nccl_xml, pci, sysfs
+from hpcgpu.topology import nccl_xml, pci, sysfs
 from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
 
@@ -68,14 +68,12 @@ def test_versions_1_and_2_of_one_machine_agree() -> None:
 
 
 def test_what_is_not_hwloc_is_refused_with_its_name() -> None:
-    with pytest.raises(ParseError, match="<system>"):
-        hwloc_xml.read((TOPOLOGIES / "aws-p4de-24xl-topo.xml").read_text())
     with pytest.raises(ParseError, match="entities"):
-        hwloc_xml.read('<!DOCTYPE topology [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><topology>&b;</topology>')
+        read_file('<!DOCTYPE topology [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><topology>&b;</topology>')
     with pytest.raises(ParseError, match="line 1: <object Machine> has cpuset='0xzz'; expected a mask such as 0x"):
-        hwloc_xml.read('<topology><object type="Machine" cpuset="0xzz"/></topology>')
+        read_file('<topology><object type="Machine" cpuset="0xzz"/></topology>')
     with pytest.raises(ParseError, match="no core"):
-        hwloc_xml.read('<topology version="2.0"/>')
+        read_file('<topology version="2.0"/>')
 
 
 def test_other_memory_is_no_node_and_no_node_is_one_node() -> None:
@@ -84,9 +82,9 @@ def test_other_memory_is_no_node_and_no_node_is_one_node() -> None:
       <object type="NUMANode" os_index="1" cpuset="0x0" nodeset="0x2" subtype="GPUMemory" local_memory="96"/>
       <object type="NUMANode" os_index="2" cpuset="0x3" nodeset="0x4" subtype="HBM" local_memory="16"/>
       <object type="Core" cpuset="0x1"/><object type="Core" cpuset="0x2"/></object></topology>"""
-    assert [n.os_index for n in hwloc_xml.read(text).numa_nodes] == [0]
+    assert [n.os_index for n in read_file(text).numa_nodes] == [0]
     version_1 = '<topology><object type="Machine" cpuset="0x3" local_memory="64"><object type="Core" cpuset="0x3"/>'
-    topology = hwloc_xml.read(f"{version_1}</object></topology>")
+    topology = read_file(f"{version_1}</object></topology>")
     assert [(n.os_index, str(n.cpuset), n.memory_bytes) for n in topology.numa_nodes] == [(0, "0-1", 64)]
     assert "no PCI device" in topology.warnings[0]
 
@@ -95,11 +93,11 @@ def test_file_without_cores_uses_the_pus_of_its_numa_nodes() -> None:
     text = """<topology version="2.0"><object type="Machine" cpuset="0xf" nodeset="0x3">
       <object type="NUMANode" os_index="0" cpuset="0x3" nodeset="0x1" local_memory="64"/>
       <object type="NUMANode" os_index="1" cpuset="0xc" nodeset="0x2" local_memory="64"/></object></topology>"""
-    topology = hwloc_xml.read(text)
+    topology = read_file(text)
     assert [str(c) for c in topology.cores] == ["0", "1", "2", "3"]
     assert "describe which PUs share a core (each counts as a core)" in topology.warnings[0]
     with pytest.raises(ParseError, match="describes no node"):
-        hwloc_xml.read(text.replace('cpuset="0xf"', "").replace('cpuset="0x3"', "").replace('cpuset="0xc"', ""))
+        read_file(text.replace('cpuset="0xf"', "").replace('cpuset="0x3"', "").replace('cpuset="0xc"', ""))
 
 
 def test_devices_of_omitted_numa_nodes_have_no_node() -> None:
@@ -111,7 +109,7 @@ def test_devices_of_omitted_numa_nodes_have_no_node() -> None:
         <object type="NUMANode" os_index="0" cpuset="0x1" nodeset="0x1" local_memory="64"/>{gpu.format(1)}
         <object type="Core" cpuset="0x1"/></object>{gpu.format(2)}
       <object type="Core" cpuset="0x2"/></object></topology>"""
-    topology = hwloc_xml.read(text)
+    topology = read_file(text)
     assert [g.numa_node for g in topology.gpus] == [0, None]
     assert "lacks NUMA nodes 1," in topology.warnings[0]
     assert "lstopo --disallowed" in topology.warnings[0]
@@ -122,7 +120,7 @@ def test_names_are_one_line_without_control_characters() -> None:
     text = text.replace('value="NVIDIA H200"', 'value="NVIDIA&#10; H200&#9;"').replace(
         "ThinkSystem SD", "Think\x7fSystem SD"
     )
-    topology = hwloc_xml.read(text)
+    topology = read_file(text)
     assert {g.model for g in topology.gpus} == {"NVIDIA H200"}
     assert topology.name == "Think System SD665-N V3"
 
@@ -142,7 +140,7 @@ def test_the_nearest_of_two_memories_is_the_one_that_is_dram() -> None:
           <object type="NUMANode" os_index="0" gp_index="5" cpuset="0x3" nodeset="0x1" local_memory="120"/>
           <object type="NUMANode" os_index="1" gp_index="6" cpuset="0x3" nodeset="0x2" local_memory="144"/>
           <object type="Core" cpuset="0x1"/><object type="Core" cpuset="0x2"/></object>{latencies}</topology>"""
-        topology = hwloc_xml.read(text)
+        topology = read_file(text)
         return [n.os_index for n in topology.numa_nodes], [(n.os_index, n.kind) for n in topology.other_memory]
 
     def told(name: str, first: int, second: int) -> str:
@@ -180,12 +178,12 @@ def test_slingshot_is_seen_by_its_interface() -> None:
     hsn0 = Nic("hsn0", "0000:c1:00.0", 1, "slingshot", "active", 200.0, 0, "hsn0")
     assert sysfs.read(files).nics == (hsn0,)
     down = sysfs.refine_nics((replace(hsn0, rate_gbps=0.0),), files | {"class/net/hsn0/operstate": "down\n"})
-    assert down == (replace(hsn0, state="down"),)
+    assert down == ((replace(hsn0, state="down"),), ())
     xml = """<topology version="2.0"><object type="Machine" cpuset="0x1" nodeset="0x1">
       <object type="NUMANode" os_index="0" cpuset="0x1" nodeset="0x1"/><object type="Core" cpuset="0x1"/>
       <object type="PCIDev" pci_busid="0000:c1:00.0" pci_type="0200 [17db:0501] [17db:0001] 02">
       <object type="OSDev" name="hsn0" osdev_type="2"/></object></object></topology>"""
-    assert hwloc_xml.read(xml).nics == (replace(hsn0, state="unknown", rate_gbps=0.0),)
+    assert read_file(xml).nics == (replace(hsn0, state="unknown", rate_gbps=0.0),)
 
 
 def test_the_kernel_corrects_what_hwloc_guesses() -> None:
@@ -200,7 +198,7 @@ def test_the_kernel_corrects_what_hwloc_guesses() -> None:
         "class/infiniband/mlx5_an0/ports/1/state": "4: ACTIVE\n",
         "class/infiniband/mlx5_an0/ports/1/link_layer": "InfiniBand\n",
     }
-    nics = {n.name: n for n in sysfs.refine_nics(recorded, files)}
+    nics = {n.name: n for n in sysfs.refine_nics(recorded, files)[0]}
     assert (nics["mlx5_ib0"].active, nics["mlx5_ib0"].rate_gbps, nics["mlx5_ib0"].numa_node) == (False, 200.0, 0)
     assert nics["mlx5_an0"].kind == "infiniband"
 
@@ -211,8 +209,12 @@ def test_sysfs_without_cpus_is_an_error() -> None:
     with pytest.raises(ParseError, match="mounted"):
         sysfs.read({})
     package = "devices/system/cpu/cpu0/topology/physical_package_id"
-    with pytest.raises(ParseError, match=f"/sys/{package} is 'zero'; expected a whole number"):
-        sysfs.read({package: "zero\n"})
+    topology = sysfs.read({package: "zero\n"})
+    assert (topology.cores, topology.numa_nodes[0].package) == ((CpuSet([0]),), 0)
+    assert f"/sys/{package} is 'zero'; expected a whole number" in topology.warnings
+    siblings = package.replace("physical_package_id", "core_cpus_list")
+    with pytest.raises(ParseError, match=f"/sys/{siblings} is '0-x'; expected a list such as 0-7,16"):
+        sysfs.read({package: "0\n", siblings: "0-x\n"})
 
 
 NCCL = ["aws-p4de-24xl-topo", *sorted(f"nccl/{p.stem}" for p in (TOPOLOGIES / "nccl").glob("*.xml"))]
@@ -248,7 +250,7 @@ def test_nodes_gpus_and_nics_of_nccl_files(
 
 def test_functions_of_one_card_are_devices_with_port_1() -> None:
     """NCCL calls mlx5_1, the card's second function, port 2 of the first; UCX knows it as mlx5_1:1."""
-    topology = nccl_xml.read(text_of("nccl/oci-h100"))
+    topology = read_file(text_of("nccl/oci-h100"))
     first = [(n.name, n.port, n.kind, n.rate_gbps) for n in topology.nics if n.pci == "0000:0c:00.0"]
     assert first == [("mlx5_0", 1, "roce", 180.0), ("mlx5_1", 1, "roce", 180.0)]
     # up from the GPU to the card's upper switch and down again
@@ -256,9 +258,9 @@ def test_functions_of_one_card_are_devices_with_port_1() -> None:
 
 
 def test_nccl_dump_has_sockets_virtual_functions_and_gaps() -> None:
-    warnings = nccl_xml.read(text_of("aws-p4de-24xl-topo")).warnings  # cards without a name
+    warnings = read_file(text_of("aws-p4de-24xl-topo")).warnings  # cards without a name
     assert warnings[1].endswith("0000:10:1b.0, 0000:20:1b.0, 0000:90:1b.0, 0000:a0:1b.0")
-    nics = {n.name: n for n in nccl_xml.read(text_of("nccl/dump")).nics}
+    nics = {n.name: n for n in read_file(text_of("nccl/dump")).nics}
     assert nics["mlx5_0"] == Nic("mlx5_0", "0000:04:00.0", 1, "infiniband", "unknown", 200.0, 0, None)
     assert nics["ens2"] == Nic("ens2", "0000:c2:00.0", 1, "ethernet", "unknown", 25.0, 1, "ens2")
     assert nics["mlx5_2"] == Nic("mlx5_2", "0000:e1:00.0", 1, "infiniband", "unknown", 0.0, None, None, True)
@@ -270,7 +272,7 @@ def test_gpus_of_rccl_and_without_any_class() -> None:
       <pci busid="0000:c2:00.0" class="0x038000"><gpu dev="1" gcn="942"/></pci>
       <pci busid="000f:01:00.0"><gpu dev="2" sm="121"/></pci>
       <pci busid="0000:02:00.0" class="0x030000" vendor="0x1a03"/></cpu></system>"""
-    topology = nccl_xml.read(text)
+    topology = read_file(text)
     assert [f"{g.pci} {g.vendor}" for g in topology.gpus] == [
         *("0000:c1:00.0 amd", "0000:c2:00.0 amd", "000f:01:00.0 nvidia")
     ]
@@ -278,12 +280,12 @@ def test_gpus_of_rccl_and_without_any_class() -> None:
 
 def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
     """All ones for both: a virtual machine of a host whose masks were written as they came."""
-    unnumbered = nccl_xml.read('<system><cpu affinity="f"><pci busid="0:1:0.0" class="0x030200"/></cpu></system>')
+    unnumbered = read_file('<system><cpu affinity="f"><pci busid="0:1:0.0" class="0x030200"/></cpu></system>')
     assert [(n.os_index, str(n.cpuset)) for n in unnumbered.numa_nodes] == [(0, "0-3")]
     assert [g.numa_node for g in unnumbered.gpus] == [0]
     gpus = [f'<pci busid="0000:0{i}:00.0" class="0x030200"/>' for i in (1, 2)]
     cpus = "".join(f'<cpu numaid="{i}" affinity="ffffffff">{g}</cpu>' for i, g in enumerate(gpus))
-    topology = nccl_xml.read(f"<system>{cpus}</system>")
+    topology = read_file(f"<system>{cpus}</system>")
     assert [(n.os_index, str(n.cpuset)) for n in topology.numa_nodes] == [(0, "0-31")]
     assert [g.numa_node for g in topology.gpus] == [0, 0]
     assert "share PUs" in topology.warnings[1]
@@ -302,12 +304,13 @@ def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
             '<system><cpu affinity="1"><pci busid="0:1:0.0"><nic><net name="a" speed="x"/></nic></pci></cpu></system>',
             "x",
         ),
-        ("<topology/>", "begins with <topology>"),
     ],
 )
 def test_what_is_no_node_is_refused_by_the_nccl_reader(text: str, says: str) -> None:
     with pytest.raises(ParseError, match=re.escape(says)):
-        nccl_xml.read(text)
+        read_file(text)
+    with pytest.raises(ParseError, match="begins with <topology>"):
+        nccl_xml.locate(flat([], [], ["0-7"]), "<topology/>")
 
 
 # --- a virtual machine with NCCL_TOPO_FILE -----------------------------------------------------------------------
@@ -429,9 +432,8 @@ LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
 )
 @pytest.mark.parametrize("root", ["topology", "system"])
 def test_a_document_type_with_declarations_is_refused(root: str, doctype: str) -> None:
-    reader = {"topology": hwloc_xml.read, "system": nccl_xml.read}[root]
     text = f"{doctype.format(root)}<{root}>&l9;</{root}>"
-    for read in (read_file, reader):
+    for read in (read_file, partial(nccl_xml.locate, flat([], [], ["0-7"]))):
         with pytest.raises(ParseError, match="declares entities or other markup"):
             read(text)
 
@@ -439,7 +441,7 @@ def test_a_document_type_with_declarations_is_refused(root: str, doctype: str) -
 def test_an_external_document_type_is_accepted_and_not_loaded() -> None:
     body = text_of("opa-hfi").partition("?>")[2].replace('"hwloc2.dtd"', '"file:///nowhere/hwloc2.dtd"')
     for start in ("", "\ufeff", '<?xml version="1.0" encoding="UTF-16"?>'):
-        assert read_file(start + body) == hwloc_xml.read(text_of("opa-hfi"))
+        assert read_file(start + body) == read_file(text_of("opa-hfi"))
     with pytest.raises(ParseError, match="undefined entity"):
         read_file(body.replace("</topology>", "&nowhere;</topology>"))
 

@@ -1,6 +1,6 @@
 """The guard of a run: wait until its owner's process is dead, then end all jobs that it left.
 
-``python -m hpcgpu.deploy.jobs.guard FOLDER PID START_TIME TOKEN``, in a session of its own, so that no signal of the
+``python -m hpcgpu.deploy.guard FOLDER PID START_TIME TOKEN``, in a session of its own, so that no signal of the
 owner's terminal reaches it. It waits for the end of a process and nothing else: everything else is imported after.
 """
 
