@@ -21,9 +21,9 @@ def classes(folder: str) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 36_384),
-    "lines of tests": (lambda: lines(TESTS), 36_901),
-    "modules of hpcgpu": (lambda: len(MODULES), 136),
+    "lines of hpcgpu": (lambda: lines(PACKAGE), 36_169),
+    "lines of tests": (lambda: lines(TESTS), 36_872),
+    "modules of hpcgpu": (lambda: len(MODULES), 133),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 95),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 27),
 }
