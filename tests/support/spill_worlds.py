@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -18,6 +18,7 @@ from hpcgpu.spill.state import (
     DEVICE,
     DISK,
     HOST,
+    Candidate,
     Copy,
     Drop,
     Fail,
@@ -29,7 +30,6 @@ from hpcgpu.spill.state import (
     below,
     victims,
 )
-from hpcgpu.spill.state.accounting import Choice
 from hpcgpu.spill.state.machine import SpillState
 
 Action = tuple[Any, ...]
@@ -398,11 +398,15 @@ def _copy(copy: Copy) -> Iterator[str]:
         yield f"unit {unit.name} goes down in the thread of a reader, which may wait for room"
 
 
+Choice = Callable[[Iterable[Candidate], int], Iterable[Candidate]]
+
+
 class Instant:
     """Carries out what the machine instructs."""
 
     def __init__(self, limits: Mapping[int, int], choose: Choice = victims, low: float = 0.95) -> None:
-        self.state = SpillState(limits, low, choose)
+        self.state = SpillState(limits)
+        self.state.accounting.choose, self.state.accounting.low = choose, low
         self.up = self.down = 0
         self.told: list[Instruction] = []
         self.copies: Counter[Unit] = Counter()

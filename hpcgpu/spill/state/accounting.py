@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -30,19 +30,20 @@ from hpcgpu.spill.state import (
     victims,
 )
 
-Choice = Callable[[Iterable[Candidate], int], Iterable[Candidate]]
 _Order = OrderedDict[int, Unit]
 
 
 class Accounting:
     """All units by tier, their bytes and orders of use; only single numbers are read without the lock."""
 
-    # Moves down begin above a limit and continue down to the part ``low`` of it. ``choose`` takes candidates, longest
-    # untouched first, and bytes, and returns the candidates that go. A tier that is not in ``limits`` has no limit.
-    # Orders are OrderedDicts: to remove the oldest items of a dict again and again is quadratic.
+    # A tier that is not in ``limits`` has no limit. Orders are OrderedDicts: to remove the oldest items of a dict again
+    # and again is quadratic.
 
-    def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
-        self.limits, self.low, self._choose = dict(limits), low, choose
+    low = 0.95  # moves down begin above a limit and continue down to this part of it
+    choose = staticmethod(victims)
+
+    def __init__(self, limits: Mapping[int, int]) -> None:
+        self.limits = dict(limits)
         # by tier
         self.bytes: dict[int, int] = {}  # valid there, or under way to it
         self.coming: dict[int, int] = {}  # bytes under way to it
@@ -258,7 +259,7 @@ class Accounting:
         for unit in self._first_copies(tier, more):
             sent += unit.size(tier)
             self.drop(unit, 1 << tier, out)
-        for choose, part in ((self._choose, must), (headroom, more)):
+        for choose, part in ((self.choose, must), (headroom, more)):
             for c in list(choose(self.candidates(tier), part - sent)):
                 sent += self._send(self.orders[tier][c.name], by, out)
         return sent

@@ -37,9 +37,8 @@ from hpcgpu.spill.state import (
     Ticket,
     Trim,
     Unit,
-    victims,
 )
-from hpcgpu.spill.state.accounting import Accounting, Choice, FailedAllocations, Prefetch, Unspills
+from hpcgpu.spill.state.accounting import Accounting, FailedAllocations, Prefetch, Unspills
 
 Instructions = tuple[Instruction, ...]
 
@@ -47,11 +46,10 @@ Instructions = tuple[Instruction, ...]
 class SpillState:
     """The state machine of one store. Every method except :meth:`join` is an event, and returns its instructions."""
 
-    # Its parameters are those of Accounting. All calls are under the store's lock; single numbers, and ``is_stuck``,
-    # are read without it.
+    # All calls are under the store's lock; single numbers, and ``is_stuck``, are read without it.
 
-    def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
-        self.accounting, self.prefetch = Accounting(limits, low, choose), Prefetch()
+    def __init__(self, limits: Mapping[int, int]) -> None:
+        self.accounting, self.prefetch = Accounting(limits), Prefetch()
         self.unspills, self.allocations = Unspills(self.accounting), FailedAllocations(self.accounting)
         self.keys: dict[Hashable, tuple[Unit, ...]] = {}
         self.waiting = 0  # the number of tickets that wait

@@ -41,7 +41,6 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS = 40  # as the kernel's (path_resolution(7))
 _ALL_IDS = ["0", "0", "4294967295"]
 
 
@@ -185,7 +184,7 @@ def changed_by(path: Path) -> str:
     # they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
     # above its mount point.
     shared = False  # whether others can make links in the folder of the last step
-    for folder, facts in _steps(path):
+    for folder, facts in _steps(path.absolute()):
         mode = facts.st_mode
         is_link = stat.S_ISLNK(mode)
         if not is_link and not stat.S_ISDIR(mode):
@@ -202,28 +201,16 @@ def changed_by(path: Path) -> str:
 
 def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the folders and links that the kernel looks up for a path, as far as it exists."""
-    here, links = Path("/"), 0
-    todo = list(reversed(path.absolute().parts[1:]))
-    yield here, here.lstat()
-    while todo:
-        part = todo.pop()
-        if part == "..":
-            here = here.parent
-            continue
+    for folder in reversed((path, *path.parents)):
         try:
-            facts = (here / part).lstat()
+            facts = folder.lstat()
         except FileNotFoundError:
             return
-        yield here / part, facts
-        if not stat.S_ISLNK(facts.st_mode):
-            here /= part
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-        target = (here / part).readlink()
-        here = Path("/") if target.is_absolute() else here
-        todo += [p for p in reversed(target.parts) if p != "/"]
+        yield folder, facts
+        if stat.S_ISLNK(facts.st_mode):
+            with contextlib.suppress(FileNotFoundError):
+                folder.stat()  # OSError if links lead to each other
+            yield from _steps(folder.parent / folder.readlink())
 
 
 def _is_trusted(uid: int) -> bool:

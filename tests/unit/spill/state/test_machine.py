@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from spill_worlds import Instant, Story, World, explore
+from spill_worlds import Choice, Instant, Story, World, explore
 
 from hpcgpu.spill.state import (
     DEVICE,
@@ -30,7 +30,7 @@ from hpcgpu.spill.state import (
     headroom,
     victims,
 )
-from hpcgpu.spill.state.accounting import Accounting, Choice
+from hpcgpu.spill.state.accounting import Accounting
 from hpcgpu.spill.state.machine import SpillState
 
 FULL = OSError("No space left on device")
