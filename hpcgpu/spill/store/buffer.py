@@ -60,8 +60,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     """Keys to values, device → host → disk.
 
     Thread-safe: distributed's worker makes it and calls it on its event loop, tasks and clients in their own threads.
-    To read without handles, and :meth:`settle`, may wait for copies. :meth:`trim` and :meth:`close` take a moment. To
-    set a value brings up handles and proxies of another store. Other calls wait for no copy, but may free memory.
+    Reads without handles, and :meth:`settle`, may wait for copies; :meth:`trim` and :meth:`close` take a moment. To set
+    a value brings up handles and proxies of another store. Other calls wait for no copy, but may free memory.
 
     Parameters
     ----------
@@ -141,10 +141,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def host_is_short(self) -> Callable[[], bool] | None:
-        """Returns whether the kernel has little memory left; then the store gives back memory that it keeps.
-
-        Called in the spill thread, about once a second.
-        """
+        """Returns whether the kernel has little memory left; then the store, which calls it each second, trims."""
         return self._spill_thread.host_is_short
 
     @host_is_short.setter
@@ -211,7 +208,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return self.tiers["host"] + self.copy_bytes + self.idle_bytes > 0
 
     def evict(self) -> int:
-        """Ask for more host memory (distributed's memory monitor, on the event loop); returns -1, since it comes later.
+        """Ask for more host memory, for distributed's memory monitor; return -1, since it comes later.
 
         Memory that waits to be used again goes first, page-locked too. If that is not enough, data goes to disk until
         ``above_target`` returns 0; without it, a tenth of the data goes.
@@ -220,19 +217,9 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return -1
 
     def expect(self, task: Any, keys: Iterable[Any], priority: tuple[Any, ...], *, running: bool) -> None:
-        """Let the keys that a task will need go down last, and come up before it starts, if there is room.
+        """Let the keys that a running or ready task needs go down last, and come up before it starts, if there is room.
 
-        Parameters
-        ----------
-        task : hashable
-            The task's key.
-        keys : iterable
-            Keys that this store does not have are skipped.
-        priority : tuple
-            The task's; the smallest runs next.
-        running : bool
-            False: the task is ready and waits for a thread.
-
+        Unknown keys are skipped. The ready task of the smallest priority runs next.
         """
         entries = [entry for key in keys if (entry := self._entries.get(key)) is not None]
         self._executor.report(self._executor.state.expect, task, entries, priority, running)
@@ -260,13 +247,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def handing_out_handles(self, *, to_worker: bool = True, leaving: bool = False) -> AbstractContextManager[None]:
         """Let reads in this context return a Handle for a value that is not up.
 
-        Parameters
-        ----------
-        to_worker : bool
-            Whether the values are sent to a worker, and not to a client.
-        leaving : bool
-            Also for a value that is up, if it has parts on a device, or proxies: a thread reads it for a message.
-
+        ``to_worker``: the values are sent to a worker, not to a client. ``leaving``: also for a value that is up, if it
+        has parts on a device, or proxies: a thread reads it for a message.
         """
         return reading(ReadMode(to_worker, leaving))
 

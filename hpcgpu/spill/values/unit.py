@@ -139,13 +139,8 @@ class ObjectContent(Content):
 
     def length_of(self, index: int) -> int | None:
         """Return the length of an object from the copies below; None if they do not have it."""
-        views = self.views()
-        shape = getattr(views[index], "shape", None) if index < len(views) else None
-        return shape[0] if shape else None
-
-    def views(self) -> Sequence[Any]:
-        """Return the shapes of its objects, if there is a copy below."""
-        return ()
+        del index
+        return None
 
 
 class SkeletonUnit(ObjectContent):
@@ -268,12 +263,12 @@ class Buffer(ObjectContent):
     def object_at(self, index: int) -> Any:
         return self.arrays[index]
 
-    def views(self) -> Sequence[Any]:
-        """Return the layout of the arrays in the copy below."""
+    def length_of(self, index: int) -> int | None:
         below = self.in_host or self.on_disk
         if below is None and self.bundle is not None:
-            return self.bundle.views_of(self)
-        return below[1] if below else ()
+            below = None, self.bundle.views_of(self)
+        shape = getattr(below[1][index], "shape", None) if below and index < len(below[1]) else None
+        return shape[0] if shape else None
 
     def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
         """Return its bytes in host memory, and the layout of the arrays; it does not move, and is not on disk."""
