@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hpcgpu.model.allocation import DEFAULT_BYTES
-from hpcgpu.sim.array import NUMBERS, Blocks, SimArray, Usage, buffer_of, bytes_of, host_of, root_of
+from hpcgpu.sim.array import COUNTER_BYTES, NUMBERS, Blocks, SimArray, buffer_of, bytes_of, host_of, map_usage, root_of
 from hpcgpu.sim.array import read_usage_bytes as read_usage_bytes
 
 # Freed memory up to this fraction (1/4) is kept for reuse.
@@ -87,7 +87,7 @@ class SimGpu:
         self._freed: deque[int] = deque()
         self._allocations: dict[int, weakref.ref[Allocation]] = {}
         self._blocks = Blocks(memory_bytes // _KEPT, lambda: self._free(0))
-        self._usage = Usage(usage_file) if usage_file is not None else None
+        self._usage = None if usage_file is None else map_usage(usage_file)
 
     @property
     def name(self) -> str:
@@ -239,7 +239,7 @@ class SimGpu:
 
     def _publish(self) -> None:
         if self._usage is not None:
-            self._usage.publish(self._used + self._blocks.nbytes)
+            self._usage[:] = (self._used + self._blocks.nbytes).to_bytes(COUNTER_BYTES, "little")
 
     def _count(self, way: str, nbytes: int) -> None:
         if nbytes:  # not for dask, which infers types by calls with empty arrays

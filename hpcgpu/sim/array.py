@@ -22,7 +22,7 @@ import numpy as np
 NUMBERS = frozenset("?bBhHiIlLqQefdFD")
 # Before, a result's dtype depends on the values of numbers, and ufunc.resolve_dtypes does not return it (NEP 50).
 _NUMPY_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
-_COUNTER_BYTES = 8
+COUNTER_BYTES = 8
 # malloc reuses smaller blocks itself.
 _SMALLEST_BYTES = 128 * 2**10
 
@@ -134,18 +134,12 @@ def bytes_of(root: np.ndarray) -> np.ndarray:
     return root.transpose(order).reshape(-1).view(np.uint8)
 
 
-class Usage:
-    """A number of bytes in a file: the host memory that other processes leave out, read by :func:`read_usage_bytes`."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as f:
-            f.write(bytes(_COUNTER_BYTES))
-            f.flush()
-            self._counter = mmap.mmap(f.fileno(), _COUNTER_BYTES)
-
-    def publish(self, nbytes: int) -> None:
-        """Write the number."""
-        self._counter[:] = nbytes.to_bytes(_COUNTER_BYTES, "little")
+def map_usage(path: str | os.PathLike[str]) -> mmap.mmap:
+    """Make a file of one number: the host memory that other processes leave out, read by :func:`read_usage_bytes`."""
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as f:
+        f.write(bytes(COUNTER_BYTES))
+        f.flush()
+        return mmap.mmap(f.fileno(), COUNTER_BYTES)
 
 
 def read_usage_bytes(path: str | os.PathLike[str]) -> int:
@@ -218,7 +212,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     def base(self) -> SimArray | None:
         """The array of which this is a view, or None; as with CuPy, also after a move down and up."""
         base = self._host.base
-        while base is not None and type(base) is not np.ndarray:  # sim.memory.Memory, or as in sim.gpu._root
+        while base is not None and type(base) is not np.ndarray:  # Memory, or as in root_of
             base = getattr(base, "base", None)
         return None if base is None else SimArray(base, self._allocation)
 

@@ -1,8 +1,7 @@
 """The state machine of the spill store: the tier of every unit and the moves under way; events in, instructions out.
 
-Pure: no threads, no I/O, no clock. The executor (:mod:`hpcgpu.spill.store.executor`) calls each method under the
-store's lock, and gives up the references of drops under that lock, too. It carries out the other instructions in their
-order, without the lock.
+The executor (:mod:`hpcgpu.spill.store.executor`) calls each method under the store's lock, and gives up the references
+of drops under that lock, too. It carries out the other instructions in their order, without the lock.
 
 These laws hold. The tests (``spill_invariants.py``) check the first seven in each state, and all nine in all states of
 small stores.

@@ -77,13 +77,7 @@ class Pool:
         self._lock = LeafLock()
         self._returned: deque[np.ndarray] = deque()
         self._free: dict[int, list[np.ndarray]] = {}
-        self._free_bytes = self._held_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the pool, lent or free."""
-        with self._lock:
-            return self._held_bytes
+        self._free_bytes = self._held_bytes = 0  # that are free, or free and lent
 
     @property
     def free_bytes(self) -> int:
@@ -91,13 +85,6 @@ class Pool:
         with self._lock:
             self._collect()
             return self._free_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes that are lent."""
-        with self._lock:
-            self._collect()
-            return self._held_bytes - self._free_bytes
 
     def take(self, nbytes: int) -> np.ndarray | None:
         """Return an array of bytes, not cleared; None if the pool is at its limit."""
@@ -294,7 +281,11 @@ class Disk:
     def empty_bin(self) -> None:
         """Make the room in the bin usable again, or remove its files."""
         if self.waste:
-            self.segments.give_back(self._take_waste())
+            rooms = []
+            with contextlib.suppress(IndexError):  # it is empty, perhaps by another thread
+                while True:
+                    rooms.append(self.waste.popleft())
+            self.segments.give_back(rooms)
 
     @property
     def has_excess(self) -> bool:
@@ -316,13 +307,6 @@ class Disk:
         """Remove the folder; called once."""
         self.segments.close()
         self._scratch.remove()
-
-    def _take_waste(self) -> Iterator[Room]:
-        while self.waste:
-            try:
-                yield self.waste.popleft()
-            except IndexError:  # emptied by another thread
-                return
 
 
 class Pickled(NamedTuple):

@@ -1,9 +1,7 @@
-"""The mapping itself: it reads, writes, and carries out the state machine's instructions.
+"""What a worker uses besides the mapping: handles on the event loop, packed values for a peer, CuPy's wire format.
 
-Here are values that a thread must read: handles on the event loop, and packed values on their way to a peer; and the
-wire format of CuPy's arrays.
-
-A worker must neither copy on its event loop nor show handles to user code. So it
+Here are also the inboxes of threads that make copies, and the lines of the log. A worker must neither copy on its event
+loop nor show handles to user code. So it
 
 - reads its data for a task, and for ``get_data``, inside ``store.handing_out_handles(...)``;
 - enters ``store.using(keys)`` in the task's thread, and replaces handles by the values that :meth:`Handle.resolve`
@@ -302,8 +300,7 @@ class Handle:
         self.reader, self.entry = reader, entry  # a hpcgpu.spill.store.identity_map.Reader
 
     def __del__(self) -> None:
-        # no lock here: the garbage collector may run this in a thread that holds it
-        self.reader.orphans.append(self.entry)
+        self.reader.orphans.append(self.entry)  # no lock: the garbage collector may run this in a thread that holds it
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,5 @@
 """Carries out the state machine's instructions: the lock is held for the machine only, not for the work.
 
-The module is long since it has every event of the machine, and the meaning of all its instructions.
-
 These threads make copies:
 
 - A reader brings up the units that it needs, in :meth:`Executor.needing`.
