@@ -14,6 +14,7 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _IMAGE = re.compile(r"!\[([^\]]*)\]\((?!https?:)[^)]+\)\n?")
+_PICTURE = re.compile(r'<picture>.*?<img alt="([^"]*)" src="([^"]*)">\n</picture>', re.DOTALL)  # light and dark
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -30,6 +31,7 @@ class AddressHook(MetadataHookInterface):
 
 def readme(text: str, url: str) -> str:
     """Return the README as a package index is to show it."""
+    text = _PICTURE.sub(r"![\1](\2)", text)
     if url:
         text = re.sub(r"!\[([^\]]*)\]\((?!https?:)([^)]+)\)", rf"![\1]({url}/raw/HEAD/\2)", text)
         return _LINK.sub(rf"[\1]({url}/blob/HEAD/\2)", text)

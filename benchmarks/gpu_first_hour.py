@@ -8,7 +8,9 @@ second of the store's copies, beside a bare ``cuMemcpyAsync`` and CuPy's. ``pinn
 ``lag``: how late the event loop is while kernels run. ``contexts``: which processes open the GPU; forks. ``torch``:
 a model's tensors. ``shared``: two workers on one GPU; resident memory without cuda.bindings. ``small``: 10,000 small
 arrays. ``killed``: when a killed process's memory is free. ``starts``: from nothing to the first result. ``waiting``:
-CPU time of a thread that waits for the device. ``memcheck``: the store's tests under NVIDIA's compute-sanitizer.
+CPU time of a thread that waits for the device. ``peers``: another process's page-locked memory, and its device memory
+by CUDA IPC: reads, seconds to open and close, and what is left when that process ends. ``memcheck``: the store's tests
+under NVIDIA's compute-sanitizer.
 
 One JSON line per figure. Without a GPU or a library the value is null, and ``why`` says what is missing. A measurement
 may leave an error on the device: each one is a process of its own.
@@ -26,6 +28,7 @@ import _first_hour
 ROOMS: Mapping[str, str] = {
     **dict.fromkeys(("order", "copies", "pinned", "small", "waiting"), "_first_hour_copies"),
     **dict.fromkeys(("rescues", "full", "pool", "torch", "shared"), "_first_hour_memory"),
+    "peers": "_first_hour_peers",
     **dict.fromkeys(("errors", "lag", "contexts", "killed", "starts", "memcheck"), "_first_hour_processes"),
 }
 

@@ -2,8 +2,10 @@
 
 Arrays lie on one worker, and a task on the other one asks for all of them; it looks at none. GiB/s, and CPU seconds of
 both workers per GiB; for small tasks and at rest those of all processes of the run. Device arrays are simulated, and
-cross as host bytes. ``ucx, polling``: ucxx's own waiting, by ``UCXPY_PROGRESS_MODE=polling``; both rows of UCX need the
-environment of ``make ucx``. One JSON line per figure; the median of ``--runs`` runs, in each of which all come in turn.
+cross as host bytes. With ``--cupy`` they are CuPy's, both workers are on one GPU, and nothing else is measured: not
+LocalCluster either, whose way needs RMM or numba. ``ucx, polling``: ucxx's own waiting, by
+``UCXPY_PROGRESS_MODE=polling``; both rows of UCX need the environment of ``make ucx``. One JSON line per figure; the
+median of ``--runs`` runs, in each of which all come in turn.
 """
 
 from __future__ import annotations
@@ -48,6 +50,12 @@ def make_device(nbytes: int, _: int) -> Any:
     return sim.asarray(np.ones(nbytes, dtype="u1"))
 
 
+def make_cupy(nbytes: int, _: int) -> Any:
+    import cupy
+
+    return cupy.asarray(np.ones(nbytes, dtype="u1"))
+
+
 def take(*arrays: Any) -> int:
     return len(arrays)
 
@@ -71,7 +79,7 @@ def cluster(options: dict[str, Any], environ: dict[str, str]) -> Iterator[tuple[
                 yield client, [psutil.Process(), *psutil.Process().children(recursive=True)]
             return
         common: dict[str, Any] = {"gpus": "sim:2x2GiB", "dashboard": False, "quiet": True, "memory_limit": "4GiB"}
-        with LocalGPUCluster(**common, **options) as ours, Client(ours) as client:
+        with LocalGPUCluster(**{**common, **options}) as ours, Client(ours) as client:
             leader = psutil.Process(int(ours.job_id))
             yield client, [leader, *leader.children(recursive=True)]
     finally:
@@ -79,22 +87,27 @@ def cluster(options: dict[str, Any], environ: dict[str, str]) -> Iterator[tuple[
             del os.environ[name]
 
 
-def measure(options: dict[str, Any], environ: dict[str, str]) -> Figures:
-    """Return the figures of one cluster."""
+def measure(options: dict[str, Any], environ: dict[str, str], *, on_gpu: bool) -> Figures:
+    """Return the figures of one cluster; ``on_gpu``: of CuPy's arrays alone."""
+    makers: dict[str, Callable[[int, int], Any]] = {"host": make_host, "device": make_device}
+    if on_gpu:
+        makers, options = {"device, CuPy": make_cupy}, {"gpus": 1, "workers_per_gpu": 2, **options}
     out: Figures = {}
     with cluster(options, environ) as (client, processes):
         first, second = sorted(client.nthreads())
-        for place, make in (("host", make_host), ("device", make_device)):
+        for place, make in makers.items():
             for nbytes, count in SIZES.items():
                 size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes >> 10} KiB"
                 case = f"{count} arrays of {size}, {place}"
-                if place == "device" and "peer" in options:
+                if make is make_device and "peer" in options:
                     continue
                 for _ in range(2):  # the second time counts: memory that no process had for a while is slow
                     wall_s, cpu_s = transfer(client, first, second, functools.partial(make, nbytes), count)
                 gib = nbytes * count / 2**30
                 out[case, "gib_per_s", "GiB/s"] = gib / wall_s
                 out[case, "cpu_s_per_gib", "s"] = cpu_s / gib
+        if on_gpu:
+            return out
         case, before, began = f"{TASKS} tasks that do nothing", used_s(processes), time.perf_counter()
         client.gather(client.map(do_nothing, range(TASKS), pure=False))
         out[case, "wall_ms_per_task", "ms"] = (time.perf_counter() - began) / TASKS * 1e3
@@ -124,11 +137,14 @@ def used_s(processes: list[psutil.Process]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
+    parser.add_argument("--cupy", action="store_true", help="measure CuPy's arrays, between two workers of one GPU")
+    given = parser.parse_args()
     values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for _ in range(runs):
+    for _ in range(given.runs):
         for who, (options, environ) in WHO.items():
-            for figure, value in measure(options, environ).items():
+            if given.cupy and "peer" in options:
+                continue
+            for figure, value in measure(options, environ, on_gpu=given.cupy).items():
                 values.setdefault(figure, {}).setdefault(who, []).append(value)
     for (case, name, unit), by_who in values.items():
         for who, found in by_who.items():

@@ -316,10 +316,7 @@ class RankCommand(NamedTuple):
 
 
 def check_allocation(allocation: Allocation, *, chosen: bool) -> None:
-    """Raise ConfigError, with advice, if ``hpcgpu launch`` would start workers outside of a job.
-
-    ``chosen``: the command names a launcher, so the user means this machine.
-    """
+    """Raise ConfigError if ``hpcgpu launch`` is not in a job, unless a launcher is ``chosen`` for this machine."""
     if allocation.batch == "local" and not allocation.job_id and not chosen:
         raise ConfigError(
             "hpcgpu launch starts workers in the allocation around it, but this is no allocation (neither "
@@ -389,10 +386,7 @@ def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, wo
 
 
 def split_command(settings: Settings) -> tuple[str, ...]:
-    """Split a launcher that is a command into words; () if not given, no command, or one of LAUNCHERS.
-
-    Raises LaunchError for a quote that is not closed.
-    """
+    """Split a launcher that is a command into words, () for another; LaunchError for a quote that is not closed."""
     if settings.launcher in (None, *LAUNCHERS):
         return ()
     try:

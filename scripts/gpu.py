@@ -79,7 +79,7 @@ PYTEST = ("-m", "pytest", "-v", "-rs", "--timeout", "100", "-p", "no:cacheprovid
 FIRST_TESTS = ("test_spill_gpu.py", "test_libraries_gpu.py", "test_cuda_api.py", "test_rmm.py")
 # Of benchmarks/gpu_first_hour.py: wrong results and lost memory before speeds, and these before what is nice to know.
 FIRST_HOUR = ("order", "rescues", "full", "pool", "errors", "copies", "pinned", "lag", "contexts", "torch", "shared")
-FIRST_HOUR += ("small", "killed", "starts", "waiting")
+FIRST_HOUR += ("peers", "small", "killed", "starts", "waiting")
 
 
 def test_parts() -> list[Part]:
@@ -96,6 +96,7 @@ PARTS = (
     Part("examples/svd.py", ("-m", "hpcgpu", "run", "examples/svd.py", "--cupy"), 40, "cupy"),
     Part("examples/schedulers.py", ("examples/schedulers.py", "--size", "8000000", "--cupy"), 45, "cupy"),
     Part("examples/memory_types.py", ("examples/memory_types.py", "--cupy"), 40, "cupy"),
+    Part("benchmarks/protocols.py", ("benchmarks/protocols.py", "--cupy", "--runs", "1"), 75, "cupy"),
     Part("benchmarks/main_job.py", ("benchmarks/main_job.py", "--gpu-only", "--quick"), 75, "cupy"),
     Part("memcheck", ("benchmarks/gpu_first_hour.py", "memcheck"), 60, "cupy"),
 )

@@ -24,6 +24,7 @@ PICTURES = ROOT / "docs" / "pictures"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SHOWN = {
     "cluster-light": notebooks.CLUSTER,
+    "cluster-dark": notebooks.CLUSTER,
     "bindings-light": notebooks.BINDINGS,
     "refusal-light": notebooks.REFUSED,
     "memory-dark": notebooks.MEMORY,

@@ -1,15 +1,251 @@
-"""Run one rank: ``python -m hpcgpu.agent DOCUMENT``."""
+"""Run one rank, ``python -m hpcgpu.agent DOCUMENT``: resources, rendezvous, layout, then leader or follower."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from hpcgpu.agent.rank import Rank
-from hpcgpu.errors import HpcGpuError, WorldError, whole
+from hpcgpu.agent import node, rendezvous
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
 from hpcgpu.host import log, process
-from hpcgpu.launch import read_rank
+from hpcgpu.launch import is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.model.allocation import OWN, WRITTEN, BootstrapSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcgpu.agent.fork_server import LeaderResources
+    from hpcgpu.agent.leader import LeaderContext
+    from hpcgpu.agent.rank0 import SchedulerProcess
+    from hpcgpu.model import Layout, RunDocument
+
+
+Records = list[dict[str, Any]]
+# A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its other ranks.
+_OUTLAST_S = 10
+
+
+def read_bootstrap_settings(text: str) -> BootstrapSettings:
+    """Parse the bootstrap settings of a rendered run document; raise ConfigError for other text."""
+    # Making and checking all settings takes 20 CPU ms (Python 3.11), which a rank that only waits need not spend.
+    try:
+        raw = json.loads(text)
+        settings = {name: value for name, value in raw["settings"].items() if name in WRITTEN}
+        fields = {name: raw[name] for name in OWN}
+        return BootstrapSettings(**fields, **settings)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        from hpcgpu import config
+
+        config.read(text)  # raises with the exact fault
+        raise ConfigError(f"not a run document of this hpcgpu ({error}): {text[:80]!r}") from error
+
+
+class Rank:
+    """The process as one of the world's ranks. Each reads the bootstrap settings; leaders, which are few, the whole."""
+
+    def __init__(self, document: str, environ: Mapping[str, str]) -> None:
+        self._document, self._environ = document, environ
+        self._bootstrap = read_bootstrap_settings(document)
+        self._allocation = read_allocation(environ)
+        self._facts = self._allocation.rank
+        self.exit_file = "" if self._facts.rank else self._bootstrap.exit_file  # for rank 0's exit code
+        self._host = self._allocation.node_name or os.uname().nodename
+        # A rank starts its own workers if it has its own devices, or if the launcher names no local rank.
+        own_devices = is_isolated(environ) and self._bootstrap.gpus is None
+        self._isolated = self._facts.local_rank is None or own_devices
+        self._scheduler: SchedulerProcess | None = None
+        self._folder: Path | None = None
+        self._failure = ""
+        self._held = contextlib.ExitStack()
+
+    @functools.cached_property
+    def _run(self) -> RunDocument:
+        from hpcgpu import config
+
+        return config.read(self._document)
+
+    def run(self) -> int:
+        """Meet the others, then do this rank's part until the run ends; return the exit code."""
+        from hpcgpu.model import Layout
+        from hpcgpu.plan import plan_layout
+
+        # Slurm's warning before the time limit reaches every process; only a leader has something to do then
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        rank, shape = self._facts.rank, self._bootstrap.shape
+        if self._facts.launcher != "none":
+            # SIGKILL of mpirun leaves its ranks alive (Open MPI 5.0.11)
+            process.die_with_parent(os.getppid(), signal.SIGTERM)
+        with self._held as stack:
+            resources = None
+            try:
+                if self.exit_file:
+                    from hpcgpu.host import private
+
+                    private.check_exit_file(self.exit_file, self._host)
+                self._check_lease()
+                if self._isolated or self._facts.local_rank == 0:
+                    resources = stack.enter_context(self._make_resources())
+                    if rank == 0 and shape != "member":
+                        from hpcgpu.agent.rank0 import SchedulerProcess
+
+                        local = self._all_on_one_node()
+                        self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=local)
+            except HpcGpuError as e:
+                self._failure = str(e)  # reported in the rendezvous: the others would wait for this rank
+            records = self._meet(resources)
+            if shape == "head" and resources:
+                return self._serve(self._context(resources, records[0]["scheduler"], workers=()), resources, Layout(()))
+            met = [node.rank_record(r) for r in records]
+            each, beside = self._bootstrap.workers_per_gpu, self._bootstrap.cpu_workers
+            layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
+            home = layout.node_of(rank)
+            if home.leader != rank:
+                process.outlast(signal.SIGTERM, _OUTLAST_S)
+                return node.follow(rank, records[home.leader]["leader_socket"])
+            if resources is None:
+                resources = stack.enter_context(self._make_resources(after_mpi=True))
+            return self._lead(resources, records, layout)
+
+    def _check_lease(self) -> None:
+        """Raise LaunchError if this job's cluster no longer has a client."""
+        if self._facts.rank or not self._bootstrap.folder:
+            return
+        from pathlib import Path
+
+        from hpcgpu.deploy.network import lease
+
+        folder, grace_s = self._bootstrap.folder, self._run.settings.client_grace_s
+        if not lease.is_held(Path(folder), grace_s):
+            raise LaunchError(
+                f"the client of this cluster is gone: in {folder} it has given no sign of life for over {grace_s:g} s "
+                "(client_grace), and it has not detached"
+            )
+
+    def _make_resources(self, *, after_mpi: bool = False) -> LeaderResources:
+        """Make a leader's resources; ranks that only wait do without the imports for them."""
+        from hpcgpu.agent.fork_server import LeaderResources
+
+        return LeaderResources.make(self._run.settings, after_mpi=after_mpi)
+
+    def _meet(self, resources: LeaderResources | None) -> Records:
+        """Return the records of all ranks; raise WorldError if one of them has failed."""
+        bootstrap = self._bootstrap
+        if self._facts.size == 1:
+            records = [self._record(resources)]
+        elif bootstrap.rendezvous == "file":
+            self._folder = rendezvous.folder_of(bootstrap, self._environ)
+            if self._facts.rank == 0 and not bootstrap.launch:
+                rendezvous.clear_old(self._folder.parent)
+            record = self._record(resources)
+            records = rendezvous.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
+        else:
+            launch = "" if self._isolated else read_launch(self._environ)
+            limit = rendezvous.Deadline(bootstrap.death_timeout_s, lambda: self._missing_ranks.note(), self._end_late)
+            records = rendezvous.meet_by_mpi(lambda: self._record(resources), self._facts, limit, launch)
+            if "_missing_ranks" in self.__dict__:
+                self._missing_ranks.withdraw()
+        for record in records:
+            if "failure" in record:
+                where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
+                raise WorldError(f"{where}{record['failure']}")
+        return records
+
+    @functools.cached_property
+    def _missing_ranks(self) -> rendezvous.MissingRanks:
+        folder = None
+        with contextlib.suppress(LaunchError):
+            folder = rendezvous.folder_of(self._bootstrap, self._environ)
+        return rendezvous.MissingRanks(self._facts, self._environ, self._host, folder, self._bootstrap.death_timeout_s)
+
+    def _end_late(self) -> None:
+        """End this process, whose first thread is in MPI, because a rank has missed the rendezvous."""
+        try:
+            self._missing_ranks.report()
+            self._held.close()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)
+
+    def _record(self, resources: LeaderResources | None) -> dict[str, Any]:
+        """Return this rank's record for the rendezvous."""
+        record = {"rank": self._facts.rank, "host": self._host}
+        try:
+            if self._failure:
+                raise LaunchError(self._failure)
+            return record | {
+                "isolated": self._isolated,
+                "leader_socket": resources.leader_socket.path if resources else "",
+                "scheduler": self._scheduler.record() if self._scheduler else None,
+                **(node.granted(self._bootstrap, self._environ) if self._bootstrap.shape != "head" else {}),
+            }
+        except HpcGpuError as e:
+            return record | {"failure": str(e)}
+
+    def _all_on_one_node(self) -> bool:
+        facts = self._facts
+        one_step = facts.launcher == "srun" and self._environ.get("SLURM_STEP_NUM_NODES") == "1"
+        # without a batch system the cluster object that started the ranks is on this machine, too
+        shape = self._bootstrap.shape
+        elsewhere = shape == "head" or (shape == "gang" and self._allocation.batch != "local")
+        return not elsewhere and (facts.size in (1, facts.local_size) or one_step)
+
+    def _lead(self, resources: LeaderResources, records: Records, layout: Layout) -> int:
+        """Run this node's workers until the end; on rank 0 the whole run."""
+        import asyncio
+        import shutil
+
+        from hpcgpu.agent.leader import report_failure
+
+        rank, scheduler = self._facts.rank, records[0]["scheduler"]
+        try:
+            try:
+                planned = node.plan(self._run, self._environ, str(resources.scratch.path), records, layout, rank)
+            except HpcGpuError as e:
+                if rank and scheduler:
+                    asyncio.run(report_failure(scheduler, f"{self._host}: {e}"))
+                raise
+            os.sched_setaffinity(resources.fork_server.pid, os.sched_getaffinity(0))
+            context = self._context(resources, scheduler, workers=planned.workers, notes=planned.notes)
+            return self._serve(context, resources, layout)
+        finally:
+            resources.leader_socket.dismiss(len(layout.node_of(rank).ranks) - 1)
+            if self._folder and rank == 0:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _context(self, resources: LeaderResources, scheduler: Mapping[str, Any] | None, **more: Any) -> LeaderContext:
+        from hpcgpu.agent.leader import LeaderContext
+        from hpcgpu.agent.rank0 import protocol
+
+        process.hide_gpus(protocol(self._run.settings))
+        in_job = self._allocation.batch != "local"
+        common = {"environ": self._environ, "node": self._host, "in_job": in_job, **more}
+        return LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **common)
+
+    def _serve(self, context: LeaderContext, resources: LeaderResources, layout: Layout) -> int:
+        """Lead: with the scheduler, beside it, or in a job that joins one."""
+        import asyncio
+
+        from hpcgpu.agent.leader import ForcedEnd, Leader, Member
+        from hpcgpu.agent.rank0 import Rank0Leader
+
+        async def lead() -> int:
+            leader = Leader(context) if context.scheduler else Member(context)
+            if self._scheduler:
+                leader = Rank0Leader(context, self._scheduler, layout, resources.scratch.path, self._allocation)
+            leader.on_end = forced.begin
+            return await leader.run()
+
+        with ForcedEnd(resources.fork_server) as forced:
+            return asyncio.run(lead())
+
 
 # Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0
 # before its report (mpirun of Open MPI 5.0.11, under load).

@@ -1,4 +1,7 @@
-"""Lead a node, or a job that joins a running cluster: start its workers, watch them, and end them."""
+"""Lead a node, or a job that joins a running cluster: start its workers, watch them, and end them.
+
+The cluster is one of hpcgpu, or a scheduler that others started.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,30 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from hpcgpu import supervise
-from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
-from hpcgpu.errors import LaunchError, cause_of
+from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner, LeaderResources
+from hpcgpu.errors import ConfigError, LaunchError, cause_of
 from hpcgpu.host import log, process
-from hpcgpu.model import RunDocument, WorkerSpec
+from hpcgpu.model import RunDocument, Settings, WorkerSpec
 from hpcgpu.supervise import reason_of
 
 if TYPE_CHECKING:
     from distributed import Nanny
     from distributed.security import Security
 
-    from hpcgpu.deploy.network.scheduler_file import SchedulerFile
+    from hpcgpu.deploy.network.scheduler_file import Route, SchedulerFile
 
 
 logger = logging.getLogger("distributed.hpcgpu")
 
-# A worker in the middle of a task gets this long to end by itself before it is killed.
-_CLOSE_S = 2.0
 _REPORT_S = 10.0
 _SENDERS = {signal.SIGTERM: "(cancelled, preempted, or at its time limit)"}
 # Its script has 2 s, its workers 2, the other nodes 4, the scheduler 5 (agent.rank0 and .leader, deploy's scheduler).
@@ -56,6 +59,8 @@ class LeaderContext:
 
 class Leader:
     """The workers of one node, from start to end. Rank 0's is a :class:`hpcgpu.agent.rank0.Rank0Leader`."""
+
+    close_s = 2.0  # for a worker in the middle of a task to end by itself before it is killed
 
     def __init__(self, context: LeaderContext) -> None:
         self.context = context
@@ -131,14 +136,10 @@ class Leader:
         return 0
 
     async def start_workers(self, reach_s: float = math.inf) -> None:
-        """Start this node's workers, and hold a connection to the scheduler that ends when it ends.
-
-        Its addresses are tried for ``reach_s`` seconds, at most ``death_timeout``.
-        """
+        """Start this node's workers; hold a connection to the scheduler (tried for ``reach_s``) that ends with it."""
         from distributed.comm import connect
 
         from hpcgpu.deploy.network.scheduler_file import connect_first
-        from hpcgpu.deploy.processes.nanny import make_nanny
 
         deadline_s = min(self.context.run.settings.death_timeout_s, reach_s)
         reached = await connect_first(self.context.scheduler["addresses"], self.security, deadline_s)
@@ -148,17 +149,23 @@ class Leader:
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about})
         await self.watch.read()
         self._goodbye = asyncio.create_task(self._read_goodbye())
-        common: dict[str, Any] = {"spawner": self.spawner, "security": self.security}
-        settings = context.run.settings
-        self.nannies = [make_nanny(reached, settings, spec, **common) for spec in context.workers]
-        done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
-        failed = [e for e in done if isinstance(e, BaseException)]
-        if failed and len(failed) == len(done):
+        failed = await self.start_nannies(reached)
+        if failed and len(failed) == len(self.nannies):
             raise LaunchError(f"no worker of this node could be started: {cause_of(failed[0])}")
         if self.nannies:
             self._outliving = supervise.start(
                 self._report_end, "the wait for the end of all workers", supervise.only_log
             )
+
+    async def start_nannies(self, reached: Route, **options: Any) -> list[BaseException]:
+        """Start the workers, with ``options`` for their nannies; return the errors of those that did not start."""
+        from hpcgpu.deploy.processes.nanny import make_nanny
+
+        options |= {"spawner": self.spawner, "security": self.security}
+        settings = self.context.run.settings
+        self.nannies = [make_nanny(reached, settings, spec, **options) for spec in self.context.workers]
+        done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
+        return [e for e in done if isinstance(e, BaseException)]
 
     async def _report_end(self) -> None:
         """Report to the scheduler when none of this leader's workers is left or will be restarted."""
@@ -186,7 +193,7 @@ class Leader:
         """End the workers, the busy ones by force."""
         if self._outliving:
             self._outliving.cancel()
-        await asyncio.gather(*(n.close(timeout=_CLOSE_S, reason="the run ended") for n in self.nannies))
+        await asyncio.gather(*(n.close(timeout=self.close_s, reason="the run ended") for n in self.nannies))
         if self.watch:
             if self.exit_code != os.EX_SOFTWARE:
                 with contextlib.suppress(OSError):
@@ -196,10 +203,9 @@ class Leader:
 
 
 class ForcedEnd:
-    """Ends a leader by force if its event loop does not end; a context manager around the loop.
+    """Ends a leader by force ``limit_s`` after :meth:`begin`; a context manager around its event loop."""
 
-    Kills the fork server with all its children, and then this process, ``limit_s`` seconds after :meth:`begin`.
-    """
+    # It kills the fork server, with all its children, and then this process.
 
     def __init__(self, fork_server: ForkServer, limit_s: float = LIMIT_S) -> None:
         self._fork_server, self._limit_s = fork_server, limit_s
@@ -377,3 +383,112 @@ class Member(Leader):
         if self._retiring:
             self._retiring.cancel()
         await super().close()
+
+
+# The part of the job's memory for this process and the fork server: twice the 62 MiB of both for 2 workers (Pss,
+# distributed 2026.8).
+_OWN_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandaloneOptions:
+    """Options of ``dask worker`` beside those of a worker."""
+
+    scheduler: str
+    name: str = ""  # several workers are name-0, name-1 ..., by which dask-jobqueue counts
+    workers: int | None = None  # None: one for each GPU
+    # files: tls_ca_file, tls_worker_cert, tls_worker_key
+    tls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # further arguments of distributed's Nanny: lifetime, preload ...
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def run_standalone(typed: Mapping[str, object], typed_from: str, options: StandaloneOptions) -> int:
+    """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
+    from hpcgpu.deploy import settings as read_settings
+    from hpcgpu.deploy.start import ld_preload
+
+    settings = read_settings.read(typed, typed_from).settings
+    if process.rank_env(os.environ):  # parts of it are read before main only: execute this program again
+        added = process.rank_env(os.environ, ld_preload(settings))
+        process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
+    protocol = options.scheduler.partition("://")[0] if "://" in options.scheduler else "tcp"
+    with LeaderResources.make(settings) as resources:
+        specs = _plan(settings, options, str(resources.scratch.path), protocol)
+        process.hide_gpus(protocol)
+        run, fork_server = RunDocument(settings), resources.fork_server
+        context = LeaderContext(run=run, environ=os.environ, fork_server=fork_server, scheduler={}, workers=specs)
+        return asyncio.run(Standalone(context, options).run())
+
+
+def _plan(settings: Settings, options: StandaloneOptions, scratch: str, protocol: str) -> tuple[WorkerSpec, ...]:
+    """Return the workers, named as ``dask worker`` does; LaunchError for too many, ConfigError for a bad name."""
+    from hpcgpu.deploy import network
+    from hpcgpu.deploy.processes import node
+
+    machine, name = node.Machine.read(settings, os.environ), options.name
+    most = len(machine.gpus) * settings.workers_per_gpu
+    count = options.workers or most
+    if count > most or count % settings.workers_per_gpu:
+        raise LaunchError(
+            f"--nworkers {count}: {machine.name} has {len(machine.gpus)} GPUs for this job, and each has "
+            f"{settings.workers_per_gpu} of the workers; leave --nworkers out, or request more GPUs"
+        )
+    if "/" in name or "\0" in name:
+        raise ConfigError(f"--name {name!r} has a slash; allowed: the name of a file")
+    specs = node.plan_here(settings, machine, count, scratch=scratch, environ=dict(os.environ), kept_bytes=_OWN_BYTES)
+    notes = (*process.replaced(os.environ, settings.env), *node.lowered(settings, specs))
+    log.say_of(machine.name, (*notes, *node.folder_notes(settings, count), network.exposed(protocol)))
+    if not name:
+        return specs
+    return tuple(replace(spec, name=f"{name}-{i}" if len(specs) > 1 else name) for i, spec in enumerate(specs))
+
+
+class Standalone(Leader):
+    """The workers of this node, for a scheduler that others started: no MPI, no rendezvous."""
+
+    # ``python -m hpcgpu.worker SCHEDULER`` stands where ``dask worker`` stands in the jobs of dask-jobqueue.
+    close_s = 10.0  # as in dask worker
+
+    def __init__(self, context: LeaderContext, options: StandaloneOptions) -> None:
+        from distributed.security import Security
+
+        super().__init__(context)
+        self.security = Security(**options.tls)
+        self._options = options
+        self._leaving: asyncio.Task[None] | None = None
+
+    async def serve(self) -> int:
+        """Start the workers, and stay while one lives; return the exit code."""
+        from hpcgpu.deploy.network.scheduler_file import connect_first
+
+        scheduler, specs = self._options.scheduler, self.context.workers
+        reached = await connect_first([scheduler], self.security, self.context.run.settings.death_timeout_s)
+        if failed := await self.start_nannies(reached, **self._options.options):
+            raise LaunchError(f"{len(failed)} of {len(specs)} workers could not be started: {failed[0]}")
+        text = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in specs)
+        log.say(f"{len(specs)} workers at {scheduler}: {text}")
+        await self.workers_ended()
+        return 0
+
+    def stop(self, sig: signal.Signals, why: str) -> None:
+        """End because of a signal. At SIGTERM the data is moved first that no other worker has."""
+        if sig != signal.SIGTERM or not self.nannies:
+            super().stop(sig, why)
+        elif not self._leaving:
+            text = "handing over the workers' data"
+            self._leaving = supervise.start(self._hand_over, text, lambda e: self.end(128 + sig, reason_of(e)))
+
+    async def _hand_over(self) -> None:
+        """Have the scheduler move the data. Where all workers end, none can take it."""
+        from hpcgpu.deploy.processes.nanny import hand_over
+
+        stay = {"close_workers": False, "remove": False}
+        try:
+            async with asyncio.timeout(_CANCELLED_S):
+                scheduler = self._options.scheduler
+                left, count = await hand_over(self.nannies, scheduler, self.security, "retire_workers", **stay)
+            log.say(f"handed over the data of {left} of {count} workers")
+        except (OSError, TimeoutError) as error:
+            log.say(f"data could not be handed over: {error or 'out of time'}")
+        self.end(128 + signal.SIGTERM, "it got SIGTERM")

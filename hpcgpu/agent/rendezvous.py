@@ -193,11 +193,8 @@ class MissingRanks:
 def describe(
     size: int, nodes: Sequence[NodeRanks], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
 ) -> str:
-    """Describe the ranks that are missing and those that came, of ``size`` promised ones, after ``deadline_s``.
-
-    ``folder`` is where nodes show each other their ranks ("": nowhere); ``environ`` is a rank's, which may name all
-    nodes.
-    """
+    """Describe the ranks that are missing and those that came, of ``size`` promised ones, after ``deadline_s``."""
+    # folder is where nodes show each other their ranks ("": nowhere); environ is a rank's, which may name all nodes.
     present = {rank for node in nodes for rank in node.present}
     absent = [f"rank {r} on {node.host} ({node.absent[r]})" for node in nodes for r in sorted(node.absent)]
     unseen = set(range(size)) - present - {rank for node in nodes for rank in node.absent}

@@ -91,7 +91,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask
     gpu worker', 'dask gpu-worker' and 'python -m hpcgpu.worker' are the same command.
     """
-    from hpcgpu.agent.fork_server import StandaloneOptions, run
+    from hpcgpu.agent.leader import StandaloneOptions, run_standalone
 
     if not options.pop("nanny"):
         raise ConfigError(f"--no-nanny: {DASK_WORKER['nanny'].instead}")
@@ -108,7 +108,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
         tls={n: path for n, path in tls.items() if path},
         options={n: value for n, value in nanny.items() if value is not None},
     )
-    return run(typed_settings(options), FROM, standalone)
+    return run_standalone(typed_settings(options), FROM, standalone)
 
 
 @command(short_help="Show bindings.", examples={"dask gpu config tls://HOST:8786": ""}, params=worker.params[:5])

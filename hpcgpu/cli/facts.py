@@ -291,15 +291,15 @@ def doctor(
         from hpcgpu.deploy.doctor import node
 
         return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node or ""))
-    from hpcgpu.deploy import doctor as doctor_job
+    from hpcgpu.deploy import doctor
     from hpcgpu.host import log
     from hpcgpu.plan.doctor import LOGIN_CHECKS, CheckResult, confirmed, examine, exit_code
 
-    job, no_job = doctor_job.read(typed_settings(arguments), FROM, batch, must=submit)
-    doctor_job.clean_up(log.say)
-    facts, job_findings = doctor_job.facts(job, no_job), tuple[CheckResult, ...]()
+    job, no_job = doctor.read(typed_settings(arguments), FROM, batch, must=submit)
+    doctor.clean_up(log.say)
+    facts, job_findings = doctor.facts(job, no_job), tuple[CheckResult, ...]()
     if submit and job:
-        job_findings, job_facts = doctor_job.run(job, log.say)
+        job_findings, job_facts = doctor.run(job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts
     findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
     table = Table(_CHECK_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])

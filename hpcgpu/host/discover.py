@@ -1,4 +1,4 @@
-"""The topology of this machine: by libhwloc, lstopo or /sys, whichever shows PCI devices first.
+"""The topology of this machine: by libhwloc or /sys, whichever shows PCI devices first.
 
 libhwloc is called by ctypes: eight functions, no C structures. It is loaded with RTLD_LOCAL and unloaded at once: an
 MPI library in the same process brings its own libhwloc, and after a global load of another one Open MPI's MPI_Init
@@ -10,8 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
-import subprocess
 import sys
 from _ctypes import dlclose
 from collections.abc import Callable, Iterator
@@ -127,32 +125,23 @@ def _check(result: int, call: str) -> None:
         raise OSError(f"hwloc_topology_{call} returned {result}")
 
 
-def quiet_components() -> str:
-    """Return HWLOC_COMPONENTS without the GPU drivers; the user's value stays in force."""
-    value = os.environ.get(_COMPONENTS)
-    if any(os.environ.get(v) for v in _ELSEWHERE):
-        return value or ""
-    return f"{_NO_DRIVERS},{value}" if value else _NO_DRIVERS
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
+    """Leave out the GPU drivers; the user's choice of components stays in force."""
     before = os.environ.get(_COMPONENTS)
-    if components := quiet_components():
-        os.environ[_COMPONENTS] = components
+    if not any(os.environ.get(v) for v in _ELSEWHERE):
+        os.environ[_COMPONENTS] = f"{_NO_DRIVERS},{before}" if before else _NO_DRIVERS
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_COMPONENTS, None)
-        else:
+        os.environ.pop(_COMPONENTS, None)
+        if before is not None:
             os.environ[_COMPONENTS] = before
 
 
 _AFFINITY = "affinity mask of this process"
 _CPU_FILES = ("core_cpus_list", "thread_siblings_list", "physical_package_id")
 _PCI_FILES = ("class", "vendor", "device", "numa_node", "current_link_speed", "current_link_width")
-_LSTOPO_TIMEOUT_S = 20.0
 
 
 def topology() -> Topology:
@@ -224,24 +213,7 @@ def _by_affinity(problems: str) -> Topology:
 def _sources() -> Iterator[tuple[str, Callable[[], Topology]]]:
     for export in exports():
         yield export.source, export.read
-    if program := shutil.which("lstopo-no-graphics") or shutil.which("lstopo"):
-        yield "lstopo", lambda: hwloc_xml.read_file(_run_lstopo(program))
     yield "sysfs", lambda: sysfs.read(machine_files())
-
-
-def _run_lstopo(program: str) -> str:
-    """Return lstopo's XML; raise ParseError, with its message, if it failed or did not end."""
-    argv = [program, "--of", "xml", "--disallowed"]
-    components = quiet_components()
-    env = os.environ | ({"HWLOC_COMPONENTS": components} if components else {})
-    try:
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_LSTOPO_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise ParseError(f"{' '.join(argv)}: {e}") from e
-    if done.returncode != 0:
-        message = " ".join(done.stderr.split())
-        raise ParseError(f"{' '.join(argv)} ended with {done.returncode}: {message}", evidence=done.stderr)
-    return done.stdout
 
 
 def slingshot_interfaces() -> tuple[str, ...]:

@@ -319,10 +319,9 @@ def allow(pid: int) -> None:
 
 
 class Proofs:
-    """Words in memory that is never freed, one for each connection: a word has its value while its bytes are lent.
+    """Words in memory that is never freed, one for each connection: a word has its value while its bytes are lent."""
 
-    A reader compares the word after its copy: memory that was given up meanwhile may have held other bytes.
-    """
+    # A reader compares the word after its copy: memory that was given up meanwhile may have held other bytes.
 
     def __init__(self, count: int = 4096) -> None:  # one connection more sends its bytes itself
         self._words = (ctypes.c_uint64 * count)()

@@ -33,10 +33,7 @@ _MPS_FOLDER = "/tmp/nvidia-mps"  # NVIDIA's default
 
 
 class NvmlFacts(NamedTuple):
-    """NVML's facts: GPUs by PCI address, divided ones as their slices, and the NUMA nodes that are GPU memory.
-
-    ``warnings`` are facts that could not be read; ``trouble`` is why NVML tells nothing, empty if it answers.
-    """
+    """NVML's facts: GPUs by PCI address, divided ones as their slices, and the NUMA nodes that are GPU memory."""
 
     gpus: tuple[Gpu, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -253,7 +253,7 @@ def set_title(title: str) -> None:
 
 @contextlib.contextmanager
 def titled(new_title: str) -> Iterator[None]:
-    """Set the title within a block; other processes see it (:func:`hpcgpu.host.pids.user_processes`)."""
+    """Set the title within a block; other processes see it (:func:`user_processes`)."""
     before = title(os.getpid())
     set_title(new_title)
     try:

@@ -22,10 +22,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Mux:
-    """One end of the relay; ``reader`` and ``writer`` are the pipes to the other end.
-
-    ``connect`` opens the target of the other end's connections; None at the end that accepts connections.
-    """
+    """One end of the relay, with its pipes; ``connect`` opens the target of the other end's connections."""
 
     def __init__(
         self,

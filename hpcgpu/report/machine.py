@@ -86,10 +86,7 @@ def worker_reasons(spec: WorkerSpec) -> tuple[str, ...]:
 def describe(
     topology: Topology, specs: Sequence[WorkerSpec], host: str = "", nics: str | tuple[str, ...] = "balanced"
 ) -> dict[str, Any]:
-    """Return the node, its workers and its ports, used or not, as ``hpcgpu topo --json`` prints them.
-
-    ``host``: the name; "" if it is not this machine. ``nics``: the rule that chose the ports.
-    """
+    """Return the node, its workers and all ports, as ``hpcgpu topo --json`` prints them; host="": not this machine."""
     ports = Ports(topology, nics)
     return {
         "machine": _described(topology, host),

@@ -93,11 +93,9 @@ class Summary(Shown):
 
 
 def sum_up(lives: Sequence[WorkerFacts], wall_s: float, walltime_s: int | None = None) -> Summary:
-    """Sum up the use of a whole run.
-
-    Workers that share a GPU may be busy at the same time: then their busy times, summed, are taken for the GPU's, up to
-    the time that it had a worker.
-    """
+    """Sum up the use of a whole run."""
+    # Workers that share a GPU may be busy together: their summed times count as the GPU's, up to the time it had a
+    # worker.
     on_gpus = sorted((life for life in lives if life.gpu), key=_gpu_of)
     by_gpu = [list(group) for _, group in groupby(on_gpus, key=_gpu_of)]
     held = [covered_s((life.begin_s, life.end_s) for life in group) for group in by_gpu]

@@ -149,10 +149,8 @@ _FIELDS = frozenset(f.name for f in fields(WorkerFacts))
 
 
 def total(workers: Sequence[WorkerFacts]) -> WorkerFacts:
-    """Sum the workers' memory up as a worker named ``all``; a number that is unknown for one is unknown for all.
-
-    NVML's ``device_used_bytes`` are those of the whole device: if workers share a device, they have no sum.
-    """
+    """Sum the workers' memory up as a worker named ``all``; a number that is unknown for one is unknown for all."""
+    # NVML's device_used_bytes are those of the whole device: if workers share a device, they have no sum.
     shared = len(workers) > 1 and any(w.device_source == "NVML" for w in workers)
     sources = {w.device_source for w in workers}
     sizes = ("copy_bytes", "process_bytes", "spilled_to_host_bytes", "rescues", "immovable_number", "immovable_bytes")
@@ -348,10 +346,7 @@ def jobs_table(jobs: Iterable[Job]) -> Table:
 def cluster_page(
     kind: str, name: str, state: str, link: str, jobs: Table, workers: Sequence[WorkerFacts], target: int
 ) -> str:
-    """Render a cluster: its state, the dashboard's link, jobs, memory by tier, and its workers by GPU.
-
-    ``target``: the wanted number of workers.
-    """
+    """Render a cluster, to have ``target`` workers: state, dashboard's link, jobs, memory and workers by GPU."""
     present, nodes, gpus = len(workers), {w.node for w in workers}, {w.gpu or w.pci for w in workers} - {""}
     count = f"{present}" if present >= target else f"{present} of {target}"
     where = f" on {counted(len(gpus), 'GPU')}" if gpus else ""

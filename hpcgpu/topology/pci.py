@@ -149,15 +149,17 @@ class Misread(ValueError):
 
 @contextlib.contextmanager
 def reading(text: str, format_: str) -> Iterator[ET.Element]:
-    """Parse XML, called ``format_`` in errors, into its root; a :class:`Misread` in the block gets its line.
-
-    ParseError if the XML is malformed, nested too deeply, or unsafe, and for a Misread.
-    """
+    """Parse XML, called ``format_`` in errors; ParseError for bad or unsafe XML, and, with its line, for a Misread."""
     root, lines = _tree(text, format_)
     try:
         yield root
     except Misread as error:
-        raise _misread(text, lines, error) from error
+        element, name = error.element, error.name
+        had = f"{name}={word(element, name)[:40]!r}" if name in element.attrib else f"no {name}"
+        kind = element.get("type") or element.get("name") or ""
+        tag = printable(f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>")
+        problem = f"line {lines[element]}: {tag} has {had}; expected {error.expected}"
+        raise ParseError(problem, evidence=text[:400]) from error
 
 
 def _tree(text: str, format_: str) -> tuple[ET.Element, dict[ET.Element, int]]:
@@ -228,16 +230,6 @@ def cpuset(element: ET.Element, name: str) -> CpuSet:
 def word(element: ET.Element, name: str) -> str:
     """Return an attribute as one line of printable text."""
     return printable(element.get(name) or "")
-
-
-def _misread(text: str, lines: dict[ET.Element, int], error: Misread) -> ParseError:
-    """Return the error for a value, with its line, the value, and what was expected."""
-    element = error.element
-    value = printable(element.get(error.name) or "")
-    had = f"{error.name}={value[:40]!r}" if error.name in element.attrib else f"no {error.name}"
-    kind = element.get("type") or element.get("name") or ""
-    description = printable(f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>")
-    return ParseError(f"line {lines[element]}: {description} has {had}; expected {error.expected}", evidence=text[:400])
 
 
 def _whole(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Arrays of the real CuPy in the store: what comes back is what was written."""
+"""Arrays of the real CuPy, numba and cuda.core in the store: what comes back is what was written."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from distributed.protocol.serialize import dask_deserialize, dask_loads, dask_se
 from spill_stores import NewStore
 from waiting import scaled
 
+from hpcgpu.spill.devices.cuda import device_of
 from hpcgpu.spill.store import ReadMode, reading, register_cupy
 
 MIB = 1 << 20
@@ -123,3 +124,38 @@ def test_an_array_of_distributeds_own_pair_arrives() -> None:
     header = {"shape": (2, 3), "typestr": "<f8", "strides": (24, 8), "version": 3, "data": (1, False)}
     message = {"sub-header": header, "type-serialized": pickle.dumps(cupy.ndarray)}
     np.testing.assert_array_equal(on_host(dask_loads(message, [memoryview(sent.tobytes())])), sent)
+
+
+def test_an_array_of_numba_comes_back(new_store: NewStore) -> None:
+    from numba import cuda
+
+    expected = np.arange(120_000.0).reshape(300, 400)
+    store = new_store(MIB)
+    store["x"] = cuda.to_device(np.asfortranarray(expected))
+    for i in range(3):
+        store[i] = filled(MIB // 2, i)
+    assert store.settle(scaled(30))
+    assert store.counters["device_to_host"].number >= 1
+    back = store["x"]
+    assert type(back).__name__ == "DeviceNDArray"
+    np.testing.assert_array_equal(back.copy_to_host(), expected)
+
+
+def test_a_buffer_of_cuda_core_comes_back(new_store: NewStore) -> None:
+    from cuda import core
+
+    device = core.Device(0)
+    device.set_current()
+    stream, store = device.create_stream(), new_store(MIB)
+    buffer = device.allocate(MIB // 2, stream=stream)
+    buffer.fill(7, stream=stream)
+    store["x"] = buffer
+    del buffer
+    for i in range(3):
+        store[i] = filled(MIB // 2, i)
+    assert store.settle(scaled(30))
+    assert store.counters["device_to_host"].number >= 1
+    back = store["x"]
+    gpu = device_of(back)
+    assert gpu is not None
+    assert set(gpu.pack([back], lambda nbytes: np.empty(nbytes, np.uint8))[0].tolist()) == {7}

@@ -31,6 +31,10 @@ def on_host(array: Any) -> np.ndarray:
     return np.ndarray(array.shape, array.dtype, whole, offset, array.strides)
 
 
+def last_of(*arrays: Any) -> list[int]:
+    return [int(on_host(array)[-1]) for array in arrays]
+
+
 def package(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a package ``cudf`` with the real modules ``options`` and ``core.buffer``, until the test ends."""
     try:

@@ -9,17 +9,20 @@
  *   FAKE_CUDA_BYTES   memory of the device (256 MiB)
  *   FAKE_CUDA_FAIL    "name=code": what calls of that name answer
  *   FAKE_CUDA_NO_POOLS   if set, the device has no memory pools
+ *   FAKE_CUDA_SECRET  if set, the kernel copies page-locked memory for no other process, as with NVIDIA's driver 525
  * fake_cuda_count(what): "events", "streams", "pushed" (contexts of this thread), "device" and "pinned" (bytes),
  *   "waiting" (what streams were given and nobody has waited for)
  * fake_cuda_mend(): calls are answered again
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 101, NO_CONTEXT = 201 };
 enum { INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
@@ -28,6 +31,17 @@ enum { NON_BLOCKING = 1, MAX_PUSHED = 16 };
 
 typedef uint64_t Address;
 
+typedef struct {
+    char bytes[64];
+} Handle;
+
+typedef struct {
+    pid_t process;
+    int file;
+    size_t size;
+    unsigned long long id;
+} Exported; /* what a Handle has */
+
 typedef struct Memory {
     struct Memory *next;
     Address at;
@@ -35,6 +49,8 @@ typedef struct Memory {
     char *bytes; /* where the content is; for page-locked memory this is the address */
     int kind, live, pooled;
     unsigned long long id;
+    int file, opened; /* of exported memory, whose pages other processes map; how often memory of another one is open */
+    Exported from;
 } Memory;
 
 typedef enum { COPY, SET, ALLOCATE, FREE, RECORD, WAIT } Kind;
@@ -142,7 +158,13 @@ static Memory *reserve(size_t size, int kind) {
     m->mapped = (size + 4095) / 4096 * 4096;
     m->kind = kind;
     m->id = ++numbers;
-    m->bytes = mmap(NULL, m->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int secret = kind == HOST && getenv("FAKE_CUDA_SECRET") ? (int)syscall(447, 0) : -1; /* memfd_secret */
+    if (secret >= 0 && ftruncate(secret, (off_t)m->mapped))
+        abort();
+    int flags = secret >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    m->bytes = mmap(NULL, m->mapped, PROT_READ | PROT_WRITE, flags, secret, 0);
+    if (secret >= 0)
+        close(secret);
     void *shown = kind == HOST ? m->bytes : mmap(NULL, m->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     m->at = (Address)shown;
     m->next = memories;
@@ -161,6 +183,8 @@ static void give_back(Memory *gone) {
         }
     *(gone->kind == HOST ? &pinned : &used) -= gone->size;
     munmap(gone->bytes, gone->mapped);
+    if (gone->file)
+        close(gone->file);
     if (gone->kind == HOST) {
         free(gone);
     } else {
@@ -825,6 +849,64 @@ int cuPointerGetAttributes(unsigned number, const int *attributes, void **out, A
     return leave(OK);
 }
 
+/* The pages become those of a file, which others open. A real driver does not say what becomes of memory that is freed,
+ * or whose process ends, while another process has it open: here it stays, as it was. */
+int cuIpcGetMemHandle(Handle *out, Address at) {
+    ENTER(1);
+    Memory *m = beginning(at, DEVICE);
+    if (!m || m->pooled || m->opened)
+        return leave(INVALID);
+    if (!m->file) {
+        m->file = memfd_create("exported", MFD_CLOEXEC);
+        if (m->file < 0 || write(m->file, m->bytes, m->mapped) != (ssize_t)m->mapped)
+            abort();
+        mmap(m->bytes, m->mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->file, 0);
+    }
+    memset(out, 0, sizeof *out);
+    memcpy(out, &(Exported){getpid(), m->file, m->size, m->id}, sizeof(Exported));
+    return leave(OK);
+}
+
+int cuIpcOpenMemHandle(Address *out, Handle handle, unsigned flags) {
+    ENTER(1);
+    Exported from;
+    char path[64];
+    memcpy(&from, &handle, sizeof from);
+    if (flags != 1 || from.process == getpid())
+        return leave(flags != 1 ? INVALID : NO_CONTEXT);
+    for (Memory *m = memories; m; m = m->next)
+        if (m->opened && m->from.process == from.process && m->from.id == from.id) {
+            m->opened++;
+            *out = m->at;
+            return leave(OK);
+        }
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", from.process, from.file);
+    int file = open(path, O_RDWR);
+    if (file < 0)
+        return leave(INVALID_HANDLE);
+    Memory *m = reserve(from.size, DEVICE);
+    used -= m->size; /* it counts where it was allocated */
+    mmap(m->bytes, m->mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+    close(file);
+    m->live = m->opened = 1;
+    m->from = from;
+    *out = m->at;
+    return leave(OK);
+}
+
+int cuIpcCloseMemHandle(Address at) {
+    ENTER(1);
+    Memory *m = beginning(at, DEVICE);
+    if (!m || !m->opened)
+        return leave(INVALID);
+    drain_all(0);
+    if (!--m->opened) {
+        used += m->size;
+        give_back(m);
+    }
+    return leave(broken);
+}
+
 #define KNOWN(name)                                                                                                    \
     { #name, (void *)name }
 static const struct {
@@ -847,6 +929,7 @@ static const struct {
     KNOWN(cuMemGetDefaultMemPool), KNOWN(cuMemPoolGetAttribute), KNOWN(cuMemPoolSetAttribute),
     KNOWN(cuPointerGetAttribute), KNOWN(cuPointerGetAttributes), KNOWN(cuDevicePrimaryCtxGetState), KNOWN(cuCtxGetFlags),
     KNOWN(cuMemcpyDtoH), KNOWN(cuMemcpyHtoD), KNOWN(cuMemcpyDtoD), KNOWN(cuMemsetD8), KNOWN(cuMemGetAddressRange),
+    KNOWN(cuIpcGetMemHandle), KNOWN(cuIpcOpenMemHandle), KNOWN(cuIpcCloseMemHandle),
 };
 
 /* Names come plain, whichever version is meant: each of the above has one meaning since CUDA 12. */

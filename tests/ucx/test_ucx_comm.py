@@ -15,8 +15,8 @@ from waiting import scaled, until
 BOTH = """
 import asyncio, os, sys
 from distributed.comm import CommClosedError, connect, listen
-from hpcgpu.deploy.network import protocols
-protocols.prepare("ucx:")
+from hpcgpu.deploy import network
+network.prepare("ucx:")
 
 async def echo(comm):
     try:

@@ -16,8 +16,8 @@ from waiting import scaled
 PATHS = """
 import asyncio, json, os, sys
 from pathlib import Path
-from hpcgpu.deploy.network import protocols
-protocols.prepare("ucx:")
+from hpcgpu.deploy import network
+network.prepare("ucx:")
 from hpcgpu import sim
 from hpcgpu.sim import register
 from store_clusters import cluster

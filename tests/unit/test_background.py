@@ -23,7 +23,6 @@ CALLBACKS = {
 # In which function, what is called, and why that may be.
 EXCEPTIONS = {
     ("agent/leader.py", "ForcedEnd.__init__", "Thread"): "it ends the process whatever is raised",
-    ("agent/fork_server.py", "_StandaloneNode.run", "add_signal_handler"): "it cancels the task that runs",
     ("agent/leader.py", "Leader.run", "add_signal_handler"): "_answer returns a callback of log_errors",
     ("agent/leader.py", "Leader.run", "create_task"): "awaited in the same function",
     ("agent/leader.py", "Leader.start_workers", "create_task"): "hear_goodbye awaits it",
@@ -37,7 +36,6 @@ EXCEPTIONS = {
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "add_done_callback"): "it forgets a task that is over",
     ("deploy/cluster/reported.py", "ReportedCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connection.py", "Connection._reopen", "create_task"): "awaited in the same function",
-    ("deploy/jobs/runs.py", "_answer", "create_task"): "awaited in the same function",
     ("deploy/network/data_connections.py", "DataConnections._call", "call_soon_threadsafe"): "it sets a future",
     ("deploy/network/node_copies.py", "NodeTCP._send", "add_done_callback"): "it ends the connection",
     ("deploy/network/scheduler_file.py", "connect_first", "create_task"): "awaited in the same function",

@@ -236,10 +236,7 @@ class ClusterRun:
         return scheduler_file.make_folder(self._scratch.path)
 
     async def start(self, folder: Path, view: SchedulerView) -> None:
-        """Submit the job with the scheduler, or take up the job of another object's run, or start processes.
-
-        Raises SubmitError in the batch system's words, LaunchError, or JobError if the job has ended.
-        """
+        """Submit the job with the scheduler, take up an existing one, or start processes; or raise HpcGpuError."""
         self._view = view
         settings = self.settings
         policy = Policy(walltime_s=settings.walltime_s, drain_s=settings.drain_s, patience=self._patience)
@@ -291,10 +288,7 @@ class ClusterRun:
             self._fleet.ready()
 
     async def check(self, *, poll: bool = False) -> Job:
-        """Return the job with the scheduler, after a new poll of the batch system or without one.
-
-        Raises JobError, with the tail of its log, when it has ended.
-        """
+        """Return the job with the scheduler, after a poll if asked; JobError, with its log's tail, if it has ended."""
         if self._ranks:
             return await self._ranks.check()
         assert self._fleet

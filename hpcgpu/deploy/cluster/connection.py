@@ -149,10 +149,7 @@ class Connection:
             await supervise.to_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))
 
     async def _return(self, reason: str, before: SchedulerFile) -> bool:
-        """Take the scheduler up again, in the job's next life too, or report that the cluster is lost.
-
-        Returns False if neither was possible: try again.
-        """
+        """Take the scheduler up again, or report that the cluster is lost; return False if neither was possible."""
         try:
             scheduler = await self._reopen()
             await self._reconnected(scheduler)
@@ -186,10 +183,7 @@ class Connection:
         return await self.browser.lead_to(scheduler, self.scheduler_file.dashboard_secret)
 
     async def _reopen(self) -> Any:
-        """Wait until the scheduler answers again, in this life of the job or its next one; return as :meth:`connect`.
-
-        Raises JobError if the job has ended, or has not been listed for 30 s.
-        """
+        """Wait until the scheduler answers again, in the job's next life too; JobError if it is over, or not listed."""
         loop = asyncio.get_running_loop()
         since_s, again_s, has_told = loop.time(), 0.0, False
         attempt: asyncio.Task[Any] | None = None

@@ -31,10 +31,9 @@ _SHORTEST_S, _PER_WORKER_S = 2.0, 0.08
 
 
 class Answers:
-    """The newest facts of the workers, for the page, and the newest summary.
+    """The newest facts of the workers, for the page, and the newest summary; ``kind`` is the cluster's class."""
 
-    The event loop's thread asks; any thread may read. ``kind`` is the name of the cluster's class, for errors.
-    """
+    # The event loop's thread asks; any thread may read.
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -67,10 +66,7 @@ class Answers:
         self._facts = {a: facts for a, facts in answers.items() if isinstance(facts, WorkerFacts)}
 
     def keep(self, scheduler: Callable[[], Any], count: Callable[[], int]) -> None:
-        """Ask again and again, on the event loop: a widget shows the page.
-
-        The functions return the connection to the scheduler, and the number of workers.
-        """
+        """Ask again and again about the ``count()`` workers, on the event loop: a widget shows the page."""
         if self._asking is None:
 
             async def ask() -> None:
@@ -106,10 +102,7 @@ class Answers:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """The parts of one cluster object, by which its classes reach each other's work, and how it ended.
-
-    The event loop's thread changes it; any may read it.
-    """
+    """The parts of one cluster object, and how it ended; the event loop's thread changes it, any may read it."""
 
     kind: str  # name of the cluster's class
     run: ClusterRun  # its jobs or processes

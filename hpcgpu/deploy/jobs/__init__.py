@@ -128,10 +128,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Read the run in a folder; raise OSError without a run, ParseError if another program wrote it.
-
-        The ParseError has the path to the wrong value.
-        """
+        """Read the run in a folder; OSError without a run, ParseError, with the place, for a wrong value."""
         return cls(folder, _read(folder / _RECORD, Record), _read(folder / _OWNER, Owner))
 
     @classmethod
@@ -151,10 +148,7 @@ class Run:
 
     @classmethod
     def find(cls, home: Path, name: str) -> Self:
-        """Return the run with this job name, job id, array id, element's id, or folder name.
-
-        Raises ConfigError, with a list of the runs, for no run of that name, or several.
-        """
+        """Return the run with this name, job id or folder name; ConfigError, with a list, for none or several."""
         runs = cls.all(home)
         matches = [run for run in runs if name in run.names]
         if len(matches) == 1:
@@ -297,10 +291,8 @@ class Run:
             self._put(replace(job, submitted_s=now_s, expected=self.expected.get(job.role, 0)))
 
     def unknown(self, present: Mapping[str, JobWorkers]) -> list[str]:
-        """Return jobs with workers that are not recorded: an answer of sbatch's was lost.
-
-        Remaining workers of an ended job do not count, unless it was started again.
-        """
+        """Return jobs with workers that are not recorded: an answer of sbatch's was lost."""
+        # Remaining workers of an ended job do not count, unless it was started again.
         return [
             job_id
             for job_id, workers in present.items()

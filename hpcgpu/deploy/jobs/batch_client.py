@@ -49,10 +49,7 @@ async def submit(
     patience: Patience,
     past_ids: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Submit a job or an array, and return its job ids; raise SubmitError in the batch system's words.
-
-    A transient refusal is tried again.
-    """
+    """Submit a job or an array, again after a transient refusal; return its job ids, or raise SubmitError."""
     inherited = inherited_variables(os.environ)  # this process may run in a job: a notebook's kernel, a script
     command = replace(system.submit(script, spec), timeout_s=patience.submission_s, without=inherited)
     pauses_s = list(patience.retries_s)
@@ -83,10 +80,7 @@ async def submit(
 
 
 async def look(system: BatchSystem, name: str, mark: str, past_ids: Collection[str]) -> tuple[str, ...]:
-    """Return the ids of a run's existing jobs that are not in ``past_ids``: the answer to their submission was lost.
-
-    Raises SubmitError if the batch system does not answer now.
-    """
+    """Return a run's existing jobs that are not in ``past_ids``, whose ids were lost; SubmitError without an answer."""
     command = system.find(name, mark) if mark else None
     if command is None:
         return ()
@@ -132,11 +126,8 @@ async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
 
 
 async def proven(system: BatchSystem, spec: JobSpec, listed: dict[str, JobStatus]) -> dict[str, JobStatus]:
-    """Return the statuses of jobs of this request, with those that can never run as stuck.
-
-    A job whose reason has an advice is suspect, and the batch system's resources prove it: a limit of a QOS may be
-    changed, and a node may come back.
-    """
+    """Return the statuses of jobs of this request, with those that can never run as stuck."""
+    # A job whose reason has an advice is suspect, and the resources prove it: a limit may be changed, a node come back.
     suspect = {i: s for i, s in listed.items() if s.advice and s.state is JobState.PENDING}
     if not suspect or not (why := "; ".join(await beyond(system, spec))):
         return listed
@@ -166,10 +157,7 @@ async def on_lost_nodes(
 
 
 async def cancel(system: BatchSystem, ids: Sequence[str]) -> None:
-    """Cancel jobs, pending or running, as many as possible; jobs that are gone or ending are no error.
-
-    Raises SubmitError in the batch system's words if some were not cancelled; ``transient`` if they may be yet.
-    """
+    """Cancel all jobs that are not gone or ending; SubmitError if some were not, ``transient`` if they may be yet."""
     refused = [e for e in await asyncio.gather(*(_refusal(system, command) for command in system.cancel(ids))) if e]
     if refused:
         raise SubmitError(
@@ -206,10 +194,7 @@ def read_job(
     *,
     live: bool = False,
 ) -> PlannedJob:
-    """Plan the job for a script, or for a cluster object without one; ``live`` as of :func:`settings.read`.
-
-    Raises ConfigError for a wrong or missing setting, or without a batch system.
-    """
+    """Plan the job for a script, or for a cluster object without one; ConfigError for a wrong or missing setting."""
     user = settings.read(options, given_from, batch or "", layers.JOBSCRIPT if script else "", live=live)
     if not user.batch:
         raise ConfigError("no batch system is given; add --batch slurm or --batch pbs, or --site for a known machine")
@@ -229,11 +214,8 @@ def mark_of(folder: Path) -> str:
 def plan_job(
     run: RunDocument, site: Site | None, batch: str, arguments: tuple[str, ...] = ()
 ) -> tuple[JobSpec, BatchSystem]:
-    """Return the request for a run's job, and the batch system for it.
-
-    ``arguments`` are those of ``hpcgpu`` in the job; (): it launches the run. Raises ConfigError if a setting is
-    missing that the batch system or the site requires.
-    """
+    """Return the request for a run's job, which calls hpcgpu with ``arguments`` (or launch), and its system."""
+    # ConfigError if a setting is missing that the batch system or the site requires.
     if site and site.batch != batch:
         raise ConfigError(
             f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu plan: leave "
@@ -255,10 +237,7 @@ def plan_job(
 
 
 async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) -> None:
-    """Submit the first job of a run, with its record and its guard in place before the job exists.
-
-    Raises SubmitError in the batch system's words.
-    """
+    """Submit the first job of a run, with record and guard in place before the job exists; or raise SubmitError."""
     await supervise.to_thread(run.save)
     # As dask-jobqueue does; without it Slurm fails a job, "JobLaunchFailure" (22.05.8). A folder that only the nodes
     # have cannot be made here, and one with a pattern of sbatch's (%u) has another name.
@@ -308,11 +287,8 @@ class Submitter:
         return job
 
     async def submit(self, count: int, past_ids: Collection[str]) -> AsyncIterator[list[Job]]:
-        """Submit ``count`` jobs; yield the jobs of each accepted submission.
-
-        If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. Raises
-        SubmitError if some were refused; the accepted ones have been yielded.
-        """
+        """Submit ``count`` jobs; yield each submission's, then raise SubmitError if some were refused."""
+        # If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted.
         for part in self._system.split(count):
             try:
                 yield await self._submit_array(part, past_ids)
@@ -333,10 +309,7 @@ class Submitter:
                 raise
 
     async def lost(self, past_ids: Collection[str]) -> list[Job]:
-        """Return existing jobs whose ids were lost in an unanswered submission; [] without one.
-
-        Raises SubmitError if the batch system does not answer now.
-        """
+        """Return existing jobs of an unanswered submission, [] without one; SubmitError if there is no answer now."""
         if not self.unsure:
             return []
         ids = await look(self._system, self._spec.name, self._spec.mark, past_ids)

@@ -92,10 +92,9 @@ class SchedulerView:
 
 
 class Fleet:
-    """Polls the jobs of a run when due, decides, and keeps its target number of members if this object owns the run.
+    """Polls a run's jobs when due, and keeps its target number of members if this object owns the run."""
 
-    On the event loop's thread only; the run's jobs may be read by any thread.
-    """
+    # On the event loop's thread only; the run's jobs may be read by any thread.
 
     def __init__(self, run: Run, policy: Policy, view: SchedulerView) -> None:
         self.run, self.policy, self.view = run, policy, view
@@ -170,10 +169,7 @@ class Fleet:
         self._answer.set()
 
     async def check(self) -> Job:
-        """Return the job with the scheduler, without polling the batch system.
-
-        Raises JobError if it has ended, with the tail of its log, or will never start.
-        """
+        """Return the head without a poll; raise JobError if it has ended, with its log's tail, or will never start."""
         job = self._head()
         has_left, code = await asyncio.to_thread(script_end, job)
         if self.run.left(has_left, code, self.alarm.now_s()):
@@ -225,10 +221,7 @@ class Fleet:
             self.start()
 
     async def close(self) -> None:
-        """Stop, cancel all members, and return when the batch system says that they have ended.
-
-        Raises SubmitError if jobs could not be cancelled and may still exist; all others have been cancelled.
-        """
+        """Stop, cancel all members, and wait for their end; SubmitError if some may exist nevertheless."""
         self.stop()
         async with self._acting:
             try:

@@ -39,10 +39,7 @@ _SILENCE_S = 3.0
 async def close_head(
     system: BatchSystem, job: Job | None, say: Callable[[str], None], submitter: Submitter | None = None
 ) -> None:
-    """Wait for the job with the scheduler to end by itself, then cancel it; ``submitter`` finds it if its id was lost.
-
-    Raises SubmitError if it could not be cancelled, or if the batch system does not say whether it exists.
-    """
+    """Wait for the head's end, then cancel it; ``submitter`` finds a lost one. SubmitError if it may still exist."""
     if submitter and (unsure := submitter.unsure):
         try:
             job = next(iter(await submitter.lost(())), job)
@@ -70,7 +67,7 @@ async def close(
     if grace_s and await _end_by_themselves(system, jobs, grace_s, tell):
         return
     left, why = await end(system, [job.id for job in jobs], limit_s, tell)
-    if why and grace_s and await _have_left_their_codes(jobs):
+    if why and grace_s and await _left_codes(jobs):
         return
     names = f"{'job' if len(left) == 1 else 'jobs'} {', '.join(left)}"
     if why:
@@ -87,11 +84,8 @@ async def close(
 async def end(
     system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None]
 ) -> tuple[list[str], SubmitError | None]:
-    """Cancel jobs, again if need be, until all have ended; return those left after ``limit_s``, and why.
-
-    Ended jobs are not cancelled. Without a refusal (None) the batch system may just be slow. ``tell`` takes its
-    refusals.
-    """
+    """Cancel jobs that have not ended, again if need be; return those left after ``limit_s``, and the last refusal."""
+    # Without a refusal (None) the batch system may just be slow. tell takes its refusals.
     left, refused, last = list(ids), None, ""
     again_s = float("-inf")
     now_s = asyncio.get_running_loop().time
@@ -129,12 +123,15 @@ async def _end_by_themselves(
         """Return False if a job waits, so will not end by itself; None if they may end soon."""
         nonlocal last
         try:
-            listed = await _answer(system, jobs)
-        except SubmitError as e:
-            if str(e) != last:
-                tell(str(e))
-            last = str(e)
-            return True if await _have_left_their_codes(jobs) else None
+            async with asyncio.timeout(_SILENCE_S):
+                listed = await ask(system, [job.id for job in jobs])
+        except (SubmitError, TimeoutError) as e:
+            codes = await _left_codes(jobs)
+            text = str(e) or "; ".join([*map(format_script_end, codes), SILENT] if codes else [])
+            if text and text != last:
+                tell(text)
+            last = text or last
+            return True if codes else None
         states = {status.state for job in jobs if (status := listed.get(job.id))} - {JobState.ENDED}
         if states.intersection(WAITING):
             return False
@@ -146,25 +143,10 @@ async def _end_by_themselves(
         return False
 
 
-async def _answer(system: BatchSystem, jobs: Sequence[Job]) -> dict[str, JobStatus]:
-    """Return the jobs' statuses; raise SubmitError if the batch system is silent once their scripts have ended."""
-    loop = asyncio.get_running_loop()
-    asking, end_s = asyncio.create_task(ask(system, [job.id for job in jobs])), loop.time() + _SILENCE_S
-    try:
-        while not asking.done():
-            await asyncio.wait([asking], timeout=_BY_ITSELF_POLL_S)
-            if loop.time() >= end_s:
-                ends = await asyncio.to_thread(lambda: [script_end(job) for job in jobs])
-                if all(over for over, _ in ends) and not asking.done():
-                    raise SubmitError(f"{'; '.join(format_script_end(code) for _, code in ends)}; {SILENT}")
-        return asking.result()
-    finally:
-        if asking.cancel():
-            await asyncio.wait([asking])
-
-
-async def _have_left_their_codes(jobs: Sequence[Job]) -> bool:
-    return await asyncio.to_thread(lambda: all(script_end(job)[0] for job in jobs))
+async def _left_codes(jobs: Sequence[Job]) -> list[int | None]:
+    """Return the exit codes that the jobs' scripts have left; [] unless each of them has ended."""
+    ends = await asyncio.to_thread(lambda: [script_end(job) for job in jobs])
+    return [code for _, code in ends] if all(has_left for has_left, _ in ends) else []
 
 
 # A job whose lease has ended is gone within 5 s; a batch system gives 5 to 30 s after a cancel.
@@ -273,10 +255,7 @@ async def _cancel_pending(run: Run, token: str) -> bool:
 
 
 async def stop(run: Run) -> None:
-    """End a run, even another client's: by a goodbye to its scheduler if reachable, else by the batch system.
-
-    Raises JobError if its jobs still exist after a minute.
-    """
+    """End a run, even another client's, by a goodbye to its scheduler or the batch system; JobError after a minute."""
     # it imports distributed: 0.3 s, which no guard should pay
     from hpcgpu.deploy.network.scheduler_file import say_goodbye
 
@@ -291,10 +270,7 @@ async def stop(run: Run) -> None:
 
 
 async def finish(run: Run) -> None:
-    """Cancel the jobs that have not ended, wait until the batch system says that they have, and remove the folder.
-
-    Raises JobError if they still exist after a minute.
-    """
+    """Cancel the jobs, wait for their end, and remove the folder; JobError if they still exist after a minute."""
     left, why = await end(run.system, list(run.jobs), _ENDING_S, log.say)
     while why and why.transient:  # wait for a batch system that is away; each round has its time limit
         left, why = await end(run.system, left, _ENDING_S, log.say)

@@ -64,6 +64,8 @@ class ThisProcess:
         self.allowed = True  # node_copies
         # Returns memory for a frame; a worker sets its store's pool, whose pages have been used before.
         self.allocate: Callable[[int], np.ndarray] = functools.partial(np.empty, dtype=np.uint8)
+        # Tells whether an array is page-locked memory of a GPU's driver; a worker sets the function of its store.
+        self.is_page_locked: Callable[[np.ndarray], bool] = lambda _: False
         self.copied_bytes = 0  # from peers
         self.cut_bytes = 0  # by data connections from peers
         self.refusals: set[str] = set()  # rules by which it cannot read the memory of peers on its node
@@ -84,6 +86,30 @@ def _spans(frames: list[memoryview]) -> list[tuple[int, int]]:
     if host_memory.are_readable([span for span in spans if span[0]]):  # in few calls
         return spans
     return [span if span[0] and host_memory.are_readable([span]) else (0, span[1]) for span in spans]
+
+
+def _in_locked_pages(frame: memoryview) -> bool:
+    owner: Any = frame.obj
+    while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return frame.nbytes >= SMALL_BYTES and isinstance(owner, np.ndarray) and this_process.is_page_locked(owner)
+
+
+async def _readable(frames: list[memoryview]) -> list[memoryview]:
+    """Return the frames, with copies of those in page-locked memory if other processes cannot read it."""
+    # NVIDIA's kernel module 525.89 maps host memory as VM_IO, which the kernel copies for no one; 570.124 and 575.64 do
+    # not (nvidia/nv-mmap.c). A copy takes a fifth of the CPU time of TLS.
+    locked = {i: np.frombuffer(f, np.uint8) for i, f in enumerate(frames) if _in_locked_pages(f)}
+    if not locked or host_memory.are_readable([(array.ctypes.data, array.nbytes) for array in locked.values()]):
+        return frames
+
+    def copy(array: np.ndarray) -> memoryview:
+        out = this_process.allocate(array.nbytes)
+        np.copyto(out, array)
+        return out.data
+
+    copies = await asyncio.to_thread(lambda: {i: copy(array) for i, array in locked.items()})
+    return [copies.get(i, f) for i, f in enumerate(frames)]
 
 
 def _word(kind: int, value: int = 0) -> bytes:
@@ -204,7 +230,8 @@ class NodeTCP(tcp.TCP):
         options = {"serializers": serializers, "on_error": on_error, "frame_split_size": 1 << 62}  # none is split
         frames = await to_frames(msg, allow_offload=self.allow_offload, context=info, **options)
         with self._ending_by_errors():
-            return self._send(stream, [ensure_memoryview(f) for f in frames])
+            parts = [ensure_memoryview(f) for f in frames]
+            return self._send(stream, await _readable(parts) if self._lender.granted else parts)
 
     def _grant(self, stream: IOStream) -> None:
         """Once after the handshake: find out whether the peer's memory can be read, and tell it."""

@@ -28,7 +28,12 @@ from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
 from hpcgpu.host import host_memory
 from hpcgpu.model import WorkerSpec
+<<<<<<< HEAD
 from hpcgpu.spill.proxies import unproxy
+=======
+from hpcgpu.spill.proxies.proxy import unproxy
+from hpcgpu.spill.storage.buffer_pool import is_pinned
+>>>>>>> main
 from hpcgpu.spill.store import Handle, Packed, arrive, keep_packed, reading, register
 from hpcgpu.spill.values.unit import ABSENT
 
@@ -58,7 +63,7 @@ class SpillPlugin(WorkerPlugin):
         keep_packed()
         compat.measure_device_shards()
         read_in_threads(worker, self._readable)
-        this_process.allocate = worker.data.disk.empty
+        this_process.allocate, this_process.is_page_locked = worker.data.disk.empty, is_pinned
         worker.data.on_fault = self._on_fault
         worker.data.above_target = functools.partial(compat.above_target, worker)
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one

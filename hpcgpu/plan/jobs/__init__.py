@@ -30,10 +30,8 @@ def member_worker_name(job_id: str, restart_count: int, index: int) -> str:
 
 
 def read_member_name(name: str) -> tuple[str, int, int] | None:
-    """Parse a name of :func:`member_worker_name` to its arguments; None for other names, such as ``node1-0``.
-
-    A node named ``1234`` or ``17.server`` looks like a job: look the id up in the table of jobs.
-    """
+    """Parse a name of :func:`member_worker_name` to its arguments; None for other names, such as ``node1-0``."""
+    # A node named 1234 or 17.server looks like a job: look the id up in the table of jobs.
     match = _NAME.fullmatch(name)
     return (match[1], int(match[3] or 0), int(match[2])) if match else None
 
@@ -316,10 +314,7 @@ def _pending(reasons: Iterable[str], starts: str) -> str:
 
 
 def summary_line(jobs: Sequence[Job], workers: int, target: int, nodes: int = 0) -> str:
-    """Format one line for a whole cluster: ``2 PENDING (Priority), 3 UP; 12 of 20 workers``.
-
-    Gone jobs are left out, unless all are gone. ``workers`` have registered, on ``nodes``; 0: unknown.
-    """
+    """Format a cluster's present jobs and workers in a line: ``2 PENDING (Priority), 3 UP; 12 of 20 workers``."""
     if workers >= target:
         where = f" on {counted(nodes, 'node')}" if nodes and workers else ""
         return f"{READY} {counted(workers, 'worker')}{where}"
@@ -367,10 +362,7 @@ _MISSING_S = 30.0
 
 
 def why_over(job: Job, now_s: float, limit_s: float) -> str:
-    """Return why a job has ended or will never start; "" while it may exist.
-
-    ``limit_s`` after the end of its script it has ended, even if the batch system still lists it.
-    """
+    """Return why a job has ended (at most ``limit_s`` after its script) or never starts; "" while it may exist."""
     status = job.status
     if status is None:
         return ""
@@ -384,10 +376,8 @@ def why_over(job: Job, now_s: float, limit_s: float) -> str:
 
 
 def why_missing(job: Job, since_s: float, now_s: float) -> str:
-    """Return why to give up a job whose scheduler does not answer: it is not listed; "" while it may exist.
-
-    ``since_s``: since when its scheduler does not answer; older answers of the batch system do not count.
-    """
+    """Return why to give up a job that is not listed; "" while it may exist."""
+    # since_s: since when its scheduler does not answer; older answers of the batch system do not count.
     if job.is_missing and now_s - max(since_s, job.missing_since_s or 0.0) > _MISSING_S:
         return format_missing(_MISSING_S, f"job {job.id}")
     return ""

@@ -36,10 +36,8 @@ def first_workers(settings: Settings) -> int:
 
 
 def workers_for(settings: Settings, *, cores: float = 0, memory_bytes: int = 0, most: bool = False) -> int:
-    """Return the number of workers that have these cores and this memory together, as in dask-jobqueue; 0: any.
-
-    ``most``: at most, not at least. Raises ConfigError if the amount for one worker is not given.
-    """
+    """Return how many workers have these cores and memory together, as in dask-jobqueue (``most``: at most); 0: any."""
+    # ConfigError if the amount for one worker is not given.
     counts = []
     if cores:
         if not settings.cores_per_gpu and settings.where("nthreads") == "default":
@@ -138,10 +136,7 @@ def gpus_per_node(settings: Settings) -> int:
 
 
 def shortfalls(spec: JobSpec, offers: Sequence[Offer]) -> tuple[str, ...]:
-    """Return what the job requests and its queues do not have, in users' option names; () if a queue may run it.
-
-    The job may run in any one of the queues in ``offers``.
-    """
+    """Return what the job requests and none of the queues has, in users' option names; () if one may run it."""
     queues = {offer.queue: [o for o in offers if o.queue == offer.queue] for offer in offers}
     return min((tuple(_of_queue(spec, kinds)) for kinds in queues.values()), key=len, default=())
 

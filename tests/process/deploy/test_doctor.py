@@ -18,7 +18,7 @@ import ranks
 from waiting import scaled, until
 
 from hpcgpu import config
-from hpcgpu.deploy import doctor as doctor_job
+from hpcgpu.deploy import doctor
 from hpcgpu.deploy.doctor.node import CONNECTED, NODE, ORDER, Order, connect_all, read_all, read_listening, write_value
 from hpcgpu.host import private, process
 from hpcgpu.model import RunDocument, Settings
@@ -72,8 +72,8 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
 def test_a_whole_job(tmp_path: Path) -> None:
     """On this machine, which is its own batch system: the way from the submission to the findings."""
     said: list[str] = []
-    job, _ = doctor_job.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "local", must=True)
-    findings = {finding.name: finding for finding in doctor_job.run(job, said.append)[0]}
+    job, _ = doctor.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "local", must=True)
+    findings = {finding.name: finding for finding in doctor.run(job, said.append)[0]}
     host = os.uname().nodename
     assert findings["job"].verdict is Verdict.OK
     assert findings["job"].seen.endswith(f" ran on {host}")
@@ -87,9 +87,9 @@ def test_a_whole_job(tmp_path: Path) -> None:
 
 
 WAITING = """
-from hpcgpu.deploy.doctor import job as doctor_job
+from hpcgpu.deploy import doctor
 given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
-doctor_job.run(doctor_job.read(given, "keyword {name}", "local", must=True)[0], lambda text: print(text, flush=True))
+doctor.run(doctor.read(given, "keyword {name}", "local", must=True)[0], lambda text: print(text, flush=True))
 """
 
 
@@ -122,14 +122,14 @@ def test_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -
     client, job = waiting(tmp_path)
     (left,) = trials(tmp_path)
     said: list[str] = []
-    doctor_job.clean_up(said.append)
+    doctor.clean_up(said.append)
     assert (trials(tmp_path), said) == ([left], [])  # its doctor lives
     guards = {str(left), "hpcgpu.deploy.guard"}
     next(p for p in psutil.process_iter(["cmdline"]) if guards <= set(p.info["cmdline"] or [])).kill()
     client.kill()
     client.communicate(timeout=scaled(60))
     os.utime(left / "lease", (0, 0))
-    doctor_job.clean_up(said.append)
+    doctor.clean_up(said.append)
     assert trials(tmp_path) == []
     assert process.start_time(job) is None
     assert said[-1].startswith(f"a doctor that was killed has left {left}: removed")

@@ -15,7 +15,7 @@ from programs import python
 from waiting import scaled
 
 from hpcgpu import config
-from hpcgpu.agent.rank import read_bootstrap_settings
+from hpcgpu.agent.__main__ import read_bootstrap_settings
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
@@ -156,11 +156,10 @@ def test_a_document_without_terms_is_refused(text: str) -> None:
 
 FOLLOWER = """
 import sys
-from hpcgpu.agent import node, rank
-from hpcgpu.agent.node import follow
+from hpcgpu.agent import __main__ as agent, node
 from hpcgpu.plan import plan_layout
 place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
-me = rank.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
+me = agent.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
 plan_layout([node.rank_record(me._record(None))])
 print(*sys.modules)
 """

@@ -20,6 +20,7 @@ import pytest
 from distributed.comm import tcp
 from distributed.comm.core import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
+from fake_cuda import secret_pages
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from waiting import run, until
@@ -29,6 +30,7 @@ from hpcgpu.deploy.network.data_connections import DataConnections
 from hpcgpu.deploy.network.node_copies import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity
+from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned
 
 SECURITY = scheduler_file.security(scheduler_file.Certificate.make())
 BIG = 2 * CUT_BYTES + 1
@@ -155,6 +157,24 @@ async def test_large_frames_are_copied_and_released(copied: list[int]) -> None:
         assert await a.read() == "next"
         gc.collect()
         assert (lent(a), gone()) == (0, None)
+
+
+async def test_page_locked_memory_of_no_reader_is_copied_first(
+    copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_copies.this_process, "is_page_locked", is_pinned)
+    pool = PinnedPool(4 << 20, secret_pages)
+    async with pair() as (a, b):
+        array: Any = pool.take(1_000_000)
+        array[:] = 1
+        assert not host_memory.are_readable([(array.ctypes.data, array.nbytes)])
+        await a.write({"x": to_serialize(array), "y": to_serialize(np.full(700_000, 2, np.uint8))})
+        del array
+        while pool.used_bytes:  # the thread that copied forgets it
+            await asyncio.sleep(0.001)
+        assert lent(a) == 1
+        message = await b.read()
+        assert (message["x"].sum(), message["y"].sum(), copied) == (1_000_000, 1_400_000, [1_000_000, 700_000])
 
 
 async def test_a_message_written_before_close_arrives() -> None:
