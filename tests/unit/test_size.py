@@ -21,15 +21,9 @@ def classes(folder: str) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-<<<<<<< HEAD
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 35_900),
-    "lines of tests": (lambda: lines(TESTS), 36_872),
+    "lines of hpcgpu": (lambda: lines(PACKAGE), 35_896),
+    "lines of tests": (lambda: lines(TESTS), 36_960),
     "modules of hpcgpu": (lambda: len(MODULES), 132),
-=======
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 36_193),
-    "lines of tests": (lambda: lines(TESTS), 36_981),
-    "modules of hpcgpu": (lambda: len(MODULES), 135),
->>>>>>> main
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 95),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 27),
 }
