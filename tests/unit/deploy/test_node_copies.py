@@ -30,7 +30,7 @@ from hpcgpu.deploy.network.data_connections import DataConnections
 from hpcgpu.deploy.network.node_copies import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity
-from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned
+from hpcgpu.spill.storage.disk import PinnedPool, is_pinned
 
 SECURITY = scheduler_file.security(scheduler_file.Certificate.make())
 BIG = 2 * CUT_BYTES + 1
