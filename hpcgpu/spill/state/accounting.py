@@ -450,7 +450,6 @@ class FailedAllocations:
         """Forget an allocation; the later ones may still wait for its bytes, too."""
         if allocation in self.waiting:
             self.waiting.remove(allocation)
-        self._start_anew()
 
     def serve(self, out: list[Instruction]) -> None:
         """Send down missing bytes that are not under way; resume allocations with room; fail hopeless ones."""
@@ -463,8 +462,3 @@ class FailedAllocations:
             if freed >= allocation.until_bytes or not leaving:
                 self.waiting.remove(allocation)
                 out.append(Resume(allocation) if freed > allocation.had_bytes else Fail(allocation, None))
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        if not self.waiting:
-            self._accounting.freed.clear()

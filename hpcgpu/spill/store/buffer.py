@@ -34,10 +34,10 @@ from hpcgpu.spill.storage import notes
 from hpcgpu.spill.storage.disk import Disk, Slabs
 from hpcgpu.spill.store import Count, Handle, ReadMode, Todo, read_mode, reading
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.store.identity_map import Reader, Traversed
+from hpcgpu.spill.store.identity_map import Reader
 from hpcgpu.spill.store.spill_thread import SpillThread
 from hpcgpu.spill.values.host_objects import is_owner
-from hpcgpu.spill.values.unit import ABSENT, Content, Entry
+from hpcgpu.spill.values.unit import ABSENT, Entry
 
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
@@ -275,7 +275,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             if traversed is None:
                 entry = value.entry if ours else reader.entry_of_owner(value)
             else:
-                entry = self._entry_of(traversed, todo := Todo())
+                entry = reader.entry_of(traversed, todo := Todo())
             entry.key = key
             out = executor.name(entry)
             self._entries[key] = entry
@@ -334,17 +334,6 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         """Delete all keys; MutableMapping's own would read every value first."""
         for key in self:
             del self[key]
-
-    def _entry_of(self, traversed: Traversed, todo: Todo) -> Entry:
-        """Return the entry of a value; under the lock."""
-        sizes: list[tuple[Content, int]] = []
-        entry = self._reader.entry_of(traversed, sizes)
-        for unit, nbytes in sizes:
-            if unit.valid:
-                self._executor.record(self._executor.state.grow(unit, nbytes), todo)
-            else:
-                unit.nbytes = nbytes
-        return entry
 
 
 def read_limits(device: object, host: object, target: object, disk: object) -> tuple[Limit, int, int]:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,12 +32,14 @@ from hpcgpu.spill.values.unit import (
     NO_SKELETON,
     SMALL_BYTES,
     Buffer,
-    Bundles,
+    Buffers,
+    Bundle,
     Content,
     Entry,
     Location,
     ObjectContent,
     SkeletonUnit,
+    Values,
     each_once,
     is_plain,
 )
@@ -45,6 +47,7 @@ from hpcgpu.spill.values.unit import (
 logger = logging.getLogger("distributed.worker.memory")
 # An array or a table in host memory inside another value is a unit of its own from this size on.
 _BIG_BYTES = 1 << 16
+_Content = TypeVar("_Content", Buffer, SkeletonUnit)
 # The units that have a new object, and their sizes.
 Sizes = list[tuple[Content, int]]
 
@@ -121,7 +124,8 @@ class Reader:
             proxies.register()
         self.executor, self._lazily = executor, lazily
         self.lock, self.orphans = executor.lock, executor.orphans
-        self._contents, self._values, self._bundles = executor.contents, executor.values, Bundles()
+        self._contents, self._values = executor.contents, executor.values
+        self._open: dict[tuple[int, int], Bundle] = {}  # bundles, by the tiers of use and of the data
 
     # --- entries of values --------------------------------------------------------------------------------------------
     def traverse(self, value: Any) -> Traversed:
@@ -140,16 +144,21 @@ class Reader:
             logger.warning("the arrays in a %s stay up, since: %s", type(value), traceback.format_exc())
             return Traversed(value, value, size_of(value))
 
-    def entry_of(self, traversed: Traversed, sizes: Sizes) -> Entry:
-        """Return the existing or new entry of a value; ``sizes`` gets grown units. Under the lock."""
-        value, skeleton = traversed.value, NO_SKELETON
+    def entry_of(self, traversed: Traversed, todo: Todo) -> Entry:
+        """Return the existing or new entry of a value; under the lock."""
+        value, skeleton, sizes = traversed.value, NO_SKELETON, list[tuple[Content, int]]()
         if (existing := self._values.get(id(value))) is not None:
             return existing
         locations = [locate(sizes) for locate in traversed.parts]
+        for unit, nbytes in sizes:
+            if unit.valid:
+                self.executor.record(self.executor.state.grow(unit, nbytes), todo)
+            else:
+                unit.nbytes = nbytes
         if type(traversed.skeleton) is not Slot:
             skeleton = SkeletonUnit(traversed.skeleton, traversed.skeleton_bytes)
             if not locations and skeleton.nbytes < SMALL_BYTES and is_plain(traversed.skeleton):
-                self._bundles.add(skeleton)
+                self._bundled(skeleton)
         entry = Entry(ABSENT if traversed.lazy else value, skeleton, locations, traversed.lazy)
         if entry.value is not ABSENT and (locations or skeleton.nbytes >= SMALL_BYTES):
             self._values[id(value)] = entry
@@ -160,7 +169,7 @@ class Reader:
         # the name of the array's memory is its own id
         number, nbytes = id(array), array.nbytes
         if nbytes < SMALL_BYTES:
-            return Entry(array, self._bundles.add(SkeletonUnit(array, nbytes)), ())
+            return Entry(array, self._bundled(SkeletonUnit(array, nbytes)), ())
         if (entry := self._values.get(number)) is None:
             unit, position = self._contents.get(number), 0
             if unit is not None and isinstance(unit, HostObjects):  # a view of it was stored before
@@ -219,8 +228,18 @@ class Reader:
         alone.set_kind(0, type(x))
         return lambda _: (alone, 0)
 
+    def _bundled(self, content: _Content) -> _Content:
+        """Put a new content into a bundle, if it is small; return the content."""
+        if content.nbytes < SMALL_BYTES:
+            key = content.top, content.at
+            bundle = self._open.get(key)
+            if bundle is None or not bundle.is_open:
+                bundle = self._open[key] = (Values if type(content) is SkeletonUnit else Buffers)(*key)
+            content.bundle, bundle.members[content] = bundle, None
+        return content
+
     def _locate_packed(self, buffer: Buffer, position: int, _: Sizes) -> Location:
-        return buffer if buffer.bundle else self._bundles.add(buffer), position
+        return buffer if buffer.bundle else self._bundled(buffer), position
 
     def _locate_in_host(self, x: Any, held: Held, sizes: Sizes) -> Location:
         unit = self._contents.get(name_of(held))
@@ -246,7 +265,7 @@ class Reader:
             unit = self._contents[name] = Buffer(device, nbytes, tier, name)
             position, _ = unit.position_of(array)
             if always_moves(type(array)):
-                self._bundles.add(unit)
+                self._bundled(unit)
         unit.set_kind(position, type(array))
         return unit, position
 

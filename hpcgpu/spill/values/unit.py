@@ -11,7 +11,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -382,24 +382,3 @@ class Values(Bundle):
             return written.stored, written, members
         _, written, members = self.on_disk
         return list(zip(members, written.read(disk), strict=True))
-
-
-_Content = TypeVar("_Content", Buffer, SkeletonUnit)
-
-
-class Bundles:
-    """The bundles that take new contents. Reader makes it, and calls it under the store's lock."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[int, int], Bundle] = {}  # by the tier of use and the tier of the data
-
-    def add(self, content: _Content) -> _Content:
-        """Put a new content into a bundle, if it is small; return the content."""
-        if content.nbytes >= SMALL_BYTES:
-            return content
-        key = content.top, content.at
-        bundle = self._open.get(key)
-        if bundle is None or not bundle.is_open:
-            bundle = self._open[key] = (Values if type(content) is SkeletonUnit else Buffers)(*key)
-        content.bundle, bundle.members[content] = bundle, None
-        return content
