@@ -5,10 +5,9 @@ The classes are pure: SpillState makes one of each, and calls it under the store
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, NamedTuple
 
 from hpcgpu.spill.state import (
@@ -315,12 +314,11 @@ class Accounting:
 
 # The number of ready tasks to look at: with more, units would come up that other tasks push down before their turn.
 _NEXT = 4
-# The number of tasks that may stay in the heap after their end.
-_FEW = 64
 
 
 class _Need(NamedTuple):
     priority: tuple[Any, ...]
+    number: int  # of its own, so that needs of one priority have an order
     running: bool
     units: tuple[Unit, ...]
 
@@ -330,8 +328,7 @@ class Prefetch:
 
     def __init__(self) -> None:
         self._needs: dict[Hashable, _Need] = {}
-        # the ready tasks, the next to run first; some of them may be over
-        self._ready: list[tuple[tuple[Any, ...], int, Hashable]] = []
+        self._ready: list[_Need] = []  # of the ready tasks, the next to run first
         self._count = 0
 
     def __len__(self) -> int:
@@ -340,12 +337,10 @@ class Prefetch:
     def add(self, task: Hashable, units: tuple[Unit, ...], priority: tuple[Any, ...], running: bool) -> None:
         """Keep the needs of a task in place of its earlier needs."""
         self.forget(task)
-        self._needs[task] = _Need(priority, running, units)
+        self._count += 1
+        need = self._needs[task] = _Need(priority, self._count, running, units)
         if not running:
-            self._count += 1
-            heapq.heappush(self._ready, (priority, self._count, task))
-            if len(self._ready) > 2 * len(self._needs) + _FEW:
-                self._ready = sorted(self._pop_ready())
+            insort(self._ready, need)
         for unit in units:
             if running:
                 unit.running += 1
@@ -355,29 +350,20 @@ class Prefetch:
 
     def forget(self, task: Hashable) -> None:
         """Forget the needs of a task."""
-        need = self._needs.pop(task, None)
-        for unit in need.units if need else ():
-            if need and need.running:
+        if (need := self._needs.pop(task, None)) is None:
+            return
+        if not need.running:
+            del self._ready[bisect_left(self._ready, need)]
+        for unit in need.units:
+            if need.running:
                 unit.running -= 1
             elif unit.waiting:
                 unit.waiting.pop(task, None)
 
     def soon(self) -> Iterator[Unit]:
         """Yield the units that the next ready tasks need and that are not up."""
-        entries = list(islice(self._pop_ready(), _NEXT))
-        for entry in entries:
-            heapq.heappush(self._ready, entry)
-        for _, _, task in entries:
-            yield from (unit for unit in self._needs[task].units if unit.valid and unit.tier != unit.top)
-
-    def _pop_ready(self) -> Iterator[tuple[tuple[Any, ...], int, Hashable]]:
-        seen = set()
-        while self._ready:
-            entry = heapq.heappop(self._ready)
-            need = self._needs.get(entry[2])
-            if need is not None and not need.running and need.priority == entry[0] and entry[2] not in seen:
-                seen.add(entry[2])
-                yield entry
+        for need in self._ready[:_NEXT]:
+            yield from (unit for unit in need.units if unit.valid and unit.tier != unit.top)
 
 
 class Unspills:
