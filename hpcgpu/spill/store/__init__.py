@@ -1,7 +1,6 @@
-"""What a worker uses besides the mapping: handles on the event loop, packed values for a peer, CuPy's wire format.
+"""Handles for the event loop, packed values for a peer, CuPy's wire format; inboxes of threads, and lines of the log.
 
-Here are also the inboxes of threads that make copies, and the lines of the log. A worker must neither copy on its event
-loop nor show handles to user code. So it
+A worker must neither copy on its event loop nor show handles to user code. So it
 
 - reads its data for a task, and for ``get_data``, inside ``store.handing_out_handles(...)``;
 - enters ``store.using(keys)`` in the task's thread, and replaces handles by the values that :meth:`Handle.resolve`
