@@ -84,7 +84,7 @@ def peers() -> None:
 
 
 def _say_page_locked() -> None:
-    by, nbytes = DriverCopies(0), 256 * MIB
+    by, nbytes = DriverCopies(0), 64 * MIB
     by.lock_at_most(2 * nbytes)
     host_memory.allow(os.getpid())
     with by.context():

@@ -16,18 +16,17 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 import browser  # noqa: E402
 import camera  # noqa: E402
-import notebooks  # noqa: E402
 from pbs_replay import Pbs  # noqa: E402
 from waiting import until  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SHOWN = {
-    "cluster-light": notebooks.CLUSTER,
-    "cluster-dark": notebooks.CLUSTER,
-    "bindings-light": notebooks.BINDINGS,
-    "refusal-light": notebooks.REFUSED,
-    "memory-dark": notebooks.MEMORY,
+    "cluster-light": browser.CLUSTER,
+    "cluster-dark": browser.CLUSTER,
+    "bindings-light": browser.BINDINGS,
+    "refusal-light": browser.REFUSED,
+    "memory-dark": browser.MEMORY,
 }
 QUEUE_CELLS = (
     """from hpcgpu import PBSGPUCluster
@@ -58,12 +57,12 @@ def change_theme(page: browser.Page, name: str) -> None:
 
 def on_one_machine(folder: Path) -> None:
     """Make those of a LocalGPUCluster."""
-    browser.write_notebook(folder / "demo.ipynb", notebooks.cells())
+    browser.write_notebook(folder / "demo.ipynb", browser.CELLS)
     with browser.lab(folder) as url, browser.page(folder / "chromium") as page:
         page.size(WIDTH, HEIGHT, SCALE)
         browser.open_notebook(page, f"{url}doc/tree/demo.ipynb")
-        browser.run_cells(page, notebooks.END)
-        page.wait_for(f"/of [0-9.]+ [GM]iB\\s+[1-9][0-9.]* [KM]iB/.test({browser.output(notebooks.CLUSTER)}.innerText)")
+        browser.run_cells(page, browser.END)
+        page.wait_for(f"/of [0-9.]+ [GM]iB\\s+[1-9][0-9.]* [KM]iB/.test({browser.output(browser.CLUSTER)}.innerText)")
         for name, cell in SHOWN.items():
             change_theme(page, THEMES[name.rpartition("-")[2]])
             take(page, name, cell)

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from lab import PATIENCE_S, WITH_ACCOUNTING, Lab, LabUnavailable
 
 LIMIT_S = PATIENCE_S + 60  # of a test
 WHY_NOT = pytest.StashKey[Exception]()
-STANDSTILLS: list[str] = []
-EVERY_S, LATE_S = 0.5, 1.5
-
-
-def watch_the_clock() -> None:
-    """Note when the whole machine stood still, or its clock jumped: Slurm's limits go by the wall clock."""
-    before_s, wall_s = time.monotonic(), time.time()
-    while True:
-        time.sleep(EVERY_S)
-        passed_s, jump_s = time.monotonic() - before_s, time.time() - wall_s - (time.monotonic() - before_s)
-        if passed_s > EVERY_S + LATE_S or abs(jump_s) > LATE_S:
-            STANDSTILLS.append(f"{time.ctime()}: nothing ran for {passed_s:.1f} s; the clock jumped by {jump_s:+.1f} s")
-        before_s, wall_s = time.monotonic(), time.time()
-
-
-threading.Thread(target=watch_the_clock, daemon=True).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,8 +43,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     lab = getattr(item, "funcargs", {}).get("slurm_lab")
     if report.when == "call" and report.failed and lab:
-        pressure = Path("/proc/pressure/cpu").read_text() if Path("/proc/pressure/cpu").exists() else ""
-        report.sections.append(("Standstills of this machine", "\n".join([*STANDSTILLS[-50:], pressure])))
         last = "ls -t slurm-*.out */slurm-*.out 2> /dev/null | head -n 6 | xargs -r tail -n 12"
         report.sections.append(("Logs of the last jobs", lab.exec(lab.login, ["sh", "-c", last]).stdout))
     return report

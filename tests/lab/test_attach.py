@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import textwrap
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from clients import Client
 from lab import NETWORK, PATIENCE_S, Lab
+from waiting import until
 
 START = "import os, sys, time\nfrom distributed import Client\nfrom hpcgpu import SLURMGPUCluster\n"
 
@@ -26,29 +28,6 @@ def hpcgpu(lab: Lab, *words: str, check: bool = True) -> str:
 @pytest.fixture(autouse=True)
 def no_runs(slurm_lab: Lab) -> None:
     slurm_lab.forget_runs()
-
-
-class Background:
-    """A script that runs on, and continues when a line comes on its stdin; it prints all to stdout."""
-
-    def __init__(self, lab: Lab, code: str) -> None:
-        lab.write("background.py", f"{START}sys.stderr = sys.stdout\n{textwrap.dedent(code)}")
-        self.process: subprocess.Popen[str] = lab.start(lab.login, ["python", "-u", "background.py"], PATIENCE_S)
-        self.text = ""
-
-    def until(self, word: str) -> str:
-        """Return the line with the word."""
-        for line in self.process.stdout:
-            self.text += line
-            if word in line:
-                return line
-        raise AssertionError(f"no {word!r} in {self.text}{self.process.communicate()[1]}")
-
-    def end(self, line: str = "") -> str:
-        """Send a line, wait for the end, and return all output."""
-        out, err = self.process.communicate(line, timeout=PATIENCE_S)
-        assert self.process.returncode == 0, self.text + out + err
-        return self.text + out + err
 
 
 DETACH = """
@@ -136,10 +115,12 @@ def test_pending_jobs_are_detached_and_attached(slurm_lab: Lab) -> None:
                 print("SUM", await client.submit(sum, [1, 2]))
     asyncio.run(main())
     """
-    waiting = Background(slurm_lab, code)
-    waiting.until("PENDING")
-    slurm_lab.exec(slurm_lab.login, ["scancel", later], check=True)
-    assert "SUM 3" in waiting.end()
+    with slurm_lab.client() as client:
+        client.send(code)
+        until(lambda: "PENDING" in client.said, "it is said that the job waits", limit_s=240)
+        slurm_lab.exec(slurm_lab.login, ["scancel", later], check=True)
+        client.answer()
+        assert "SUM 3" in client.said
     assert slurm_lab.runs() == []
 
 
@@ -207,46 +188,43 @@ def test_who_attaches_with_a_wrong_certificate_hears_why_at_once(slurm_lab: Lab,
     assert slurm_lab.runs() == []
 
 
-OWN = """
-    with SLURMGPUCluster(nodes=1, gpus="sim:2", client_grace=30) as cluster:
-        client = Client(cluster)
-        print("JOB", cluster.job_id, client.submit(sum, [1, 2]).result())
-        sys.stdin.readline()
-        if client.status != "running":
-            client = Client(cluster)
-        print("AGAIN", client.submit(sum, [3, 4]).result(), len(client.scheduler_info()["workers"]))
-        client.close()
-"""
+@contextmanager
+def owner(lab: Lab, grace_s: int = 30) -> Iterator[tuple[Client, str]]:
+    """A client with a cluster, and the id of its job; at the end both are as they were."""
+    with lab.client() as client:
+        client(f'cluster = SLURMGPUCluster(nodes=1, gpus="sim:2", client_grace={grace_s}); client = Client(cluster)')
+        assert client("client.submit(sum, [1, 2]).result()") == 3
+        yield client, client("cluster.job_id")
+        client("client = client if client.status == 'running' else Client(cluster)")
+        assert client("client.submit(sum, [3, 4]).result()") == 7
+        assert client('len(client.scheduler_info()["workers"])') == 2
+        client("client.close(); cluster.close()")
 
 
 def test_a_client_without_network_for_20_s_finds_its_cluster(slurm_lab: Lab) -> None:
-    mine = Background(slurm_lab, OWN)
-    node = slurm_lab.job(mine.until("JOB").split()[1])["NodeList"]
-    with slurm_lab.dropped(slurm_lab.login, f"OUTPUT -d {NETWORK}.1{node.removeprefix('node')} ! --dport 6818"):
-        slurm_lab.exec(slurm_lab.login, ["sleep", "20"])
-        rules = slurm_lab.root("iptables", "-nvxL", "OUTPUT").splitlines()
-        assert int(rules[2].split()[0]) > 0  # packets that did not come through
-    assert "AGAIN 7 2" in mine.end("\n")
+    with owner(slurm_lab) as (_, job):
+        node = slurm_lab.job(job)["NodeList"]
+        with slurm_lab.dropped(slurm_lab.login, f"OUTPUT -d {NETWORK}.1{node.removeprefix('node')} ! --dport 6818"):
+            slurm_lab.exec(slurm_lab.login, ["sleep", "20"])
+            rules = slurm_lab.root("iptables", "-nvxL", "OUTPUT").splitlines()
+            assert int(rules[2].split()[0]) > 0  # packets that did not come through
 
 
 def test_a_requeued_job_gives_the_cluster_back(slurm_lab: Lab) -> None:
-    mine = Background(slurm_lab, OWN)
-    job = mine.until("JOB").split()[1]
-    slurm_lab.root("scontrol", "requeue", job)
-    slurm_lab.wait_job(job, {"PENDING"})
-    slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
-    assert f"job {job} was requeued; its results are lost, the cluster is back" in mine.until("was requeued")
-    mine.until("dashboard: cat ")  # its secret is another one
-    assert "AGAIN 7 2" in mine.end("\n")
+    back = "was requeued; its results are lost, the cluster is back"
+    with owner(slurm_lab) as (client, job):
+        slurm_lab.root("scontrol", "requeue", job)
+        slurm_lab.wait_job(job, {"PENDING"})
+        slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
+        until(lambda: f"job {job} {back}" in client.said, "it is said", limit_s=240)
+        again = lambda: "dashboard: cat " in client.said.partition(back)[2]  # noqa: E731 - its secret is another one
+        until(again, "the new dashboard is said", limit_s=240)
 
 
 def test_a_suspended_job_is_said_and_not_lost(slurm_lab: Lab) -> None:
-    mine = Background(slurm_lab, OWN.replace("30", "4"))
-    job = mine.until("JOB").split()[1]
-    slurm_lab.root("scontrol", "suspend", job)
-    mine.until("SUSPENDED")
-    slurm_lab.root("scontrol", "resume", job)
-    mine.until("the cluster is back")
-    text = mine.end("\n")
-    assert "AGAIN 7 2" in text
-    assert "lost" not in text
+    with owner(slurm_lab, grace_s=4) as (client, job):
+        slurm_lab.root("scontrol", "suspend", job)
+        until(lambda: "SUSPENDED" in client.said, "it is said that the job is suspended", limit_s=240)
+        slurm_lab.root("scontrol", "resume", job)
+        until(lambda: "the cluster is back" in client.said, "the return is said", limit_s=240)
+        assert "lost" not in client.said

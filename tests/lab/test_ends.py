@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from lab import CHECKOUT, Lab
 from waiting import scaled, until
 
@@ -17,25 +15,6 @@ if sys.argv[1] == "wait":
     time.sleep(600)
 end = int(sys.argv[1])
 os.kill(os.getpid(), -end) if end < 0 else sys.exit(end)
-"""
-# Says where the scheduler of each shape is, and closes the clusters when it is told to.
-CLUSTERS = """
-import contextlib, json, os, socket, sys
-from distributed import Client
-from hpcgpu import SLURMGPUCluster
-
-def place():
-    return socket.gethostname(), os.getpid()
-
-found, clusters = {}, [SLURMGPUCluster(gpus="sim:1", shape=shape, dashboard=False) for shape in ("gang", "elastic")]
-for cluster in clusters:
-    with Client(cluster) as client:
-        found[cluster.job_id] = client.run_on_scheduler(place)
-print(json.dumps(found), flush=True)
-sys.stdin.readline()
-for cluster in clusters:
-    with contextlib.suppress(Exception):
-        cluster.close()
 """
 
 
@@ -75,11 +54,17 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
 
 
 def test_a_killed_scheduler_is_no_success_of_its_job(slurm_lab: Lab) -> None:
-    slurm_lab.write("ends/clusters.py", CLUSTERS)
-    client = slurm_lab.start(slurm_lab.login, ["python", "ends/clusters.py"], timeout=scaled(150))
-    places = json.loads(client.stdout.readline())
-    for node, pid in places.values():
-        slurm_lab.exec(node, ["kill", "-KILL", str(pid)], check=True)
-    codes = {job: slurm_lab.wait_job(job)["ExitCode"] for job in places}
-    client.communicate("close\n", timeout=scaled(120))
-    assert codes == dict.fromkeys(places, "70:0")
+    with slurm_lab.client() as client:
+        client("import contextlib")
+        places = {}
+        for shape in ("gang", "elastic"):
+            client(f"{shape} = SLURMGPUCluster(gpus='sim:1', shape={shape!r}, dashboard=False)")
+            client(f"client = Client({shape})")
+            place = client("client.run_on_scheduler(lambda: (os.uname().nodename, os.getpid()))")
+            places[client(f"{shape}.job_id")] = place
+            client("client.close()")
+        for node, pid in places.values():
+            slurm_lab.exec(node, ["kill", "-KILL", str(pid)], check=True)
+        assert {job: slurm_lab.wait_job(job)["ExitCode"] for job in places} == dict.fromkeys(places, "70:0")
+        for shape in ("gang", "elastic"):
+            client(f"with contextlib.suppress(Exception): {shape}.close()")

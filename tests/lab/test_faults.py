@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from faults import Faulty
+from faults import faulty
 from lab import Lab
 
 pytestmark = pytest.mark.timeout(400)
@@ -14,7 +14,7 @@ RIGHT = {"right": True, "lost": {}}
 
 
 def test_a_cancelled_job_hands_over_its_data_and_is_replaced(slurm_lab: Lab) -> None:
-    with Faulty(slurm_lab, jobs=3) as run:
+    with faulty(slurm_lab, jobs=3) as run:
         run.do("start()")
         before = run.members()
         slurm_lab.exec(slurm_lab.login, ["scancel", before[0]], check=True)
@@ -46,7 +46,7 @@ def epilog(lab: Lab) -> Iterator[Callable[[], None]]:
 
 
 def test_a_slow_epilog_is_said_and_keeps_nobody_from_closing(slurm_lab: Lab) -> None:
-    with epilog(slurm_lab) as go_on, Faulty(slurm_lab, jobs=2, scheduler="here") as run:
+    with epilog(slurm_lab) as go_on, faulty(slurm_lab, jobs=2, scheduler="here") as run:
         ended, stays = run.members()
         slurm_lab.exec(slurm_lab.login, ["scancel", ended], check=True)
         run.until("str(cluster.jobs)", lambda table: "in state COMPLETING" in table)
@@ -66,7 +66,7 @@ def submitted(lab: Lab) -> set[str]:
 
 def test_adapt_replaces_a_cancelled_job_once_and_shrinks(slurm_lab: Lab) -> None:
     before = submitted(slurm_lab)
-    with Faulty(slurm_lab, jobs=1, scheduler="here") as run:
+    with faulty(slurm_lab, jobs=1, scheduler="here") as run:
         # more than is done before the job is missed, however slow the nodes are; few, for scheduler and client, too
         run.do("TASKS, TASK_S = 200, 3")
         run.do("cluster.adapt(minimum=1, maximum=3, interval='1s', wait_count=3)")
@@ -89,7 +89,7 @@ def test_adapt_replaces_a_cancelled_job_once_and_shrinks(slurm_lab: Lab) -> None
 
 
 def test_a_preempted_job_hands_over_and_returns_under_its_id(slurm_lab: Lab) -> None:
-    with Faulty(slurm_lab, jobs=4, scheduler="here", queue="low") as run:
+    with faulty(slurm_lab, jobs=4, scheduler="here", queue="low") as run:
         run.do("start()")
         victim = next(job for job in run.members() if run.node_of(job) == "node3")
         other = slurm_lab.submit("#!/bin/bash\nsleep 5\n", "-phigh", "-wnode3", "--exclusive")
@@ -103,7 +103,7 @@ def test_a_preempted_job_hands_over_and_returns_under_its_id(slurm_lab: Lab) -> 
 
 
 def test_a_suspended_job_goes_on_where_it_was(slurm_lab: Lab) -> None:
-    with Faulty(slurm_lab, jobs=4, scheduler="here") as run:
+    with faulty(slurm_lab, jobs=4, scheduler="here") as run:
         run.do("start()")
         job = run.members()[0]
         slurm_lab.root("scontrol", "suspend", job)
@@ -115,7 +115,7 @@ def test_a_suspended_job_goes_on_where_it_was(slurm_lab: Lab) -> None:
 
 
 def test_a_job_near_its_time_limit_hands_over_to_its_successor(slurm_lab: Lab) -> None:
-    with Faulty(slurm_lab, jobs=2, scheduler="here", walltime="00:02:00") as run:
+    with faulty(slurm_lab, jobs=2, scheduler="here", walltime="00:02:00") as run:
         run.do("start()")
         before = run.members()
         run.until(f"[row.id for row in cluster.jobs.rows if row.id in {before}]", lambda left: not left)
@@ -125,7 +125,7 @@ def test_a_job_near_its_time_limit_hands_over_to_its_successor(slurm_lab: Lab) -
 
 
 def test_a_job_that_stays_pending_is_said_with_slurms_reason(slurm_lab: Lab) -> None:
-    with Faulty(slurm_lab, jobs=2, scheduler="here") as run:
+    with faulty(slurm_lab, jobs=2, scheduler="here") as run:
         run.do("cluster.scale(jobs=6)")
         run.until("str(cluster.jobs)", lambda table: table.count("PENDING (Resources") == 2)
         run.do("try:\n cluster.wait_for_workers(6, timeout=2)\nexcept TimeoutError as e:\n why = str(e)")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from faults import Faulty, container, docker, make_ready
+from faults import Faulty, container, docker, faulty, make_ready
 from lab import Lab
 from waiting import until
 
@@ -53,7 +53,7 @@ FROZEN = (("pause", NODE), ("unpause", NODE))
 )
 def test_a_lost_node(slurm_lab: Lab, loss: tuple[tuple[str, ...], tuple[str, ...]], requeue: bool) -> None:
     extra = [] if requeue else ["--no-requeue"]  # Slurm's default is to start the job of a lost node again
-    with Faulty(slurm_lab, jobs=3, scheduler="here", job_extra_directives=extra) as run:
+    with faulty(slurm_lab, jobs=3, scheduler="here", job_extra_directives=extra) as run:
         run.do("start()")
         job = on_node3(run)
         alone = run.ask(f"only_on({job!r})")
@@ -70,7 +70,7 @@ def test_a_lost_node(slurm_lab: Lab, loss: tuple[tuple[str, ...], tuple[str, ...
 
 def test_a_node_with_a_silent_slurmd_works_until_slurm_gives_up(slurm_lab: Lab) -> None:
     bad, good = ((*IN_NODE, "pkill", f"-{sig}", "-x", "slurmd") for sig in ("STOP", "CONT"))
-    with Faulty(slurm_lab, jobs=3, scheduler="here") as run:
+    with faulty(slurm_lab, jobs=3, scheduler="here") as run:
         run.do("start()")
         job = on_node3(run)
         with fault(slurm_lab, bad, good):
@@ -88,7 +88,7 @@ def test_a_node_with_a_silent_slurmd_works_until_slurm_gives_up(slurm_lab: Lab) 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["first", "another"])
 def test_a_gang_that_lost_a_node_is_back_when_slurm_restarts_it(slurm_lab: Lab, which: int) -> None:
-    with Faulty(slurm_lab, nodes=2) as run:
+    with faulty(slurm_lab, nodes=2) as run:
         run.do("start()")
         job = run.ask("cluster.job_id")
         lost = run.hosts(job)[which]
@@ -103,7 +103,7 @@ def test_a_gang_that_lost_a_node_is_back_when_slurm_restarts_it(slurm_lab: Lab, 
 
 
 def test_a_gang_without_kill_goes_on_without_a_lost_node(slurm_lab: Lab) -> None:
-    with Faulty(slurm_lab, nodes=2, job_extra_directives=["--no-kill"]) as run:
+    with faulty(slurm_lab, nodes=2, job_extra_directives=["--no-kill"]) as run:
         run.do("start()")
         job = run.ask("cluster.job_id")
         first, lost = run.hosts(job)
@@ -121,7 +121,7 @@ ELSEWHERE = {"where": "node4", "job_extra_directives": ["--exclude=node4"]}  # t
 
 
 def test_slurmctld_is_away_while_the_cluster_grows(slurm_lab: Lab) -> None:
-    with Faulty(slurm_lab, jobs=1, scheduler="here", **ELSEWHERE) as run:
+    with faulty(slurm_lab, jobs=1, scheduler="here", **ELSEWHERE) as run:
         run.do("start()")
         with fault(slurm_lab, *AWAY):
             run.do("import threading; scaling = threading.Thread(target=cluster.scale, kwargs={'jobs': 3})")
@@ -135,7 +135,7 @@ def test_slurmctld_is_away_while_the_cluster_grows(slurm_lab: Lab) -> None:
 
 def test_slurmctld_is_away_while_a_gang_is_closed(slurm_lab: Lab) -> None:
     """What its script has left says that it has ended; squeue would take 40 s to say that it cannot know."""
-    with Faulty(slurm_lab, **ELSEWHERE) as run:
+    with faulty(slurm_lab, **ELSEWHERE) as run:
         job = run.ask("cluster.job_id")
         with fault(slurm_lab, *AWAY):
             run.do("cluster.close()")

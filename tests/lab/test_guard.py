@@ -6,29 +6,22 @@ import re
 
 import pytest
 from lab import Lab
-from waiting import scaled, until
+from waiting import until
 
-BEGIN = "import os, sys, time\nfrom hpcgpu import SLURMGPUCluster\nsys.stderr = sys.stdout\nprint('PID', os.getpid())\n"
-RUNNING = 'SLURMGPUCluster(nodes=2, gpus="sim:1", client_grace=5); print("READY", flush=True); time.sleep(600)'
-PENDING = 'SLURMGPUCluster(gpus="sim:2", client_grace=5, job_extra_directives=["--begin=now+1hour"])'
+RUNNING = 'cluster = SLURMGPUCluster(nodes=2, gpus="sim:1", client_grace=5)'
+PENDING = 'cluster = SLURMGPUCluster(gpus="sim:2", client_grace=5, job_extra_directives=["--begin=now+1hour"])'
 
 
 @pytest.mark.parametrize("sig", ["INT", "KILL"])
 @pytest.mark.parametrize(("code", "state"), [(RUNNING, "READY"), (PENDING, "PENDING")], ids=["running", "pending"])
 def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, state: str, sig: str) -> None:
     slurm_lab.forget_runs()
-    slurm_lab.write("client.py", BEGIN + code)
-    client = slurm_lab.start(slurm_lab.login, ["python", "-u", "client.py"])
-    text = ""
-    for line in client.stdout:
-        text += line
-        if state in line:
-            break
-    ids = re.search(r"PID (\d+)\n(?:.|\n)*job (\d+):", text)
-    assert ids, text
-    slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", ids[1]], check=True)
-    client.communicate(timeout=scaled(60))
-    facts = slurm_lab.wait_job(ids[2])
+    with slurm_lab.client() as client:
+        client.send(code)
+        until(lambda: state in client.said, f"it says {state}", limit_s=240)
+        job = re.search(r"job (\d+):", client.said)[1]
+        slurm_lab.exec(slurm_lab.login, ["kill", f"-{sig}", str(client.pid)], check=True)
+    facts = slurm_lab.wait_job(job)
     if code is PENDING:
         assert facts["JobState"] == "CANCELLED"
     elif sig == "KILL":

@@ -6,7 +6,8 @@ import re
 import textwrap
 
 import pytest
-from lab import PATIENCE_S, Lab
+from lab import Lab
+from waiting import until
 
 WHEEL = "/opt/venv-wheel/bin"
 # Two GPUs of each node, at half the CPU of four: the README's own lines have all of them.
@@ -129,28 +130,17 @@ def test_ranks_meet_by_files_where_mpi_cannot(slurm_lab: Lab) -> None:
     assert slurm_lab.exec(slurm_lab.login, ["sh", "-c", "ls .hpcgpu/rendezvous"]).stdout == ""
 
 
-CANCELLED = """
-    with SLURMGPUCluster(nodes=2, gpus="sim:2", dashboard=False) as cluster, Client(cluster) as client:
-        running = [client.submit(time.sleep, 600, pure=False) for _ in range(4)]
-        end = time.monotonic() + 60
-        while not any(client.processing().values()):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        print("JOB", cluster.job_id, flush=True)
-        try:
-            client.gather(running)
-        except Exception as e:
-            print("ERROR", type(e).__name__, e, flush=True)
-"""
-
-
 def test_scancel_reaches_the_client_with_the_reason(slurm_lab: Lab) -> None:
-    slurm_lab.write("client.py", START + textwrap.dedent(CANCELLED))
-    running = slurm_lab.start(slurm_lab.login, ["python", "client.py"])
-    job = next(line.split()[1] for line in running.stdout if line.startswith("JOB"))
-    slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
-    out, err = running.communicate(timeout=PATIENCE_S)
-    assert re.search(r"ERROR JobError .*SIGTERM.*cancelled", out), out + err
+    with slurm_lab.client() as client:
+        client('cluster = SLURMGPUCluster(nodes=2, gpus="sim:2", dashboard=False); client = Client(cluster)')
+        client("import time; running = [client.submit(time.sleep, 600, pure=False) for _ in range(4)]")
+        until(lambda: any(client("client.processing()").values()), "the tasks run")
+        job = client("cluster.job_id")
+        client.send("client.gather(running)")
+        slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
+        with pytest.raises(AssertionError, match=r"JobError: .*SIGTERM.*cancelled"):
+            client.answer()
+        client("client.close(); cluster.close()")
 
 
 def test_a_job_that_fails_raises_with_its_log(slurm_lab: Lab) -> None:

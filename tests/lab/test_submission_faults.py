@@ -9,7 +9,7 @@ from typing import Any
 
 import ailing
 import pytest
-from lab import NETWORK, PATIENCE_S, Lab
+from lab import NETWORK, Lab
 from waiting import scaled
 
 pytestmark = pytest.mark.timeout(400)
@@ -163,31 +163,24 @@ def test_jobs_beyond_a_limit_are_submitted_later(accounting_lab: Lab) -> None:
         argv = ["python", "-m", "hpcgpu", "doctor", "--json", "--gpus-per-node", "1", "--account", account]
         done = accounting_lab.exec(accounting_lab.login, argv)
         ailing.check(ailing.read(done.stdout), "job request", verdict, *words)
-    code = """
-    GPUCluster.patience = Patience(refused_s=2.0)  # 30 s are a long time for a test
-    with SLURMGPUCluster(**OPTIONS, cores_per_gpu=2) as cluster, Client(cluster) as client:
-        refused = refusal(lambda: cluster.scale(jobs=8))
-        accepted, calls = members(cluster), len(calls("sbatch"))
-        cluster.wait_for_workers(5, timeout=100)
-        print("LIMIT", flush=True)
-        cluster.wait_for_workers(8, timeout=100)
-        facts = dict(refused=refused, accepted=accepted, calls=calls, members=members(cluster), queued=queue())
-    """
     limit(accounting_lab, 5)
-    env = prepare(accounting_lab, code)
-    process = accounting_lab.start(accounting_lab.login, ["python", "script.py"], env=env)
-    while (line := process.stdout.readline()) != "LIMIT\n":
-        assert line, process.communicate()
-    limit(accounting_lab, 100)
-    stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, stdout + stderr
-    facts = json.loads(stdout.partition("FACTS")[2])
-    assert "SubmitError: sbatch refused the job: sbatch: error: QOSMaxSubmitJobPerUserLimit" in facts["refused"]
-    assert (len(facts["accepted"]), facts["calls"]) == (5, 4), "8 are too many, 4 are not, then 2, 1"
-    assert set(facts["accepted"]) <= set(facts["members"])
-    assert len(facts["members"]) == 8
-    assert set(facts["members"]) == set(facts["queued"]), "the cluster does not count a job"
-    assert "QOSMaxSubmitJobPerUserLimit" in stderr
+    env = prepare(accounting_lab, "")
+    with accounting_lab.client(**env) as client:
+        client(f"{PRELUDE}GPUCluster.patience = Patience(refused_s=2.0)")  # 30 s are a long time for a test
+        client("cluster = SLURMGPUCluster(**OPTIONS, cores_per_gpu=2); client = Client(cluster)")
+        refused = client("refusal(lambda: cluster.scale(jobs=8))")
+        accepted, calls = client("members(cluster), len(calls('sbatch'))")
+        client("cluster.wait_for_workers(5, timeout=100)")
+        limit(accounting_lab, 100)
+        client("cluster.wait_for_workers(8, timeout=100)")
+        members, queued = client("members(cluster), queue()")
+        client("client.close(); cluster.close()")
+        assert "QOSMaxSubmitJobPerUserLimit" in client.said
+    assert "SubmitError: sbatch refused the job: sbatch: error: QOSMaxSubmitJobPerUserLimit" in refused
+    assert (len(accepted), calls) == (5, 4), "8 are too many, 4 are not, then 2, 1"
+    assert set(accepted) <= set(members)
+    assert len(members) == 8
+    assert set(members) == set(queued), "the cluster does not count a job"
 
 
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"

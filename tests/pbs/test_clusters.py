@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clients import Client
 from paths import ROOT
-from pbs_lab import HOME, Client, PbsLab
+from pbs_lab import HOME, PbsLab
 from waiting import scaled, until
 
 EACH = {

@@ -1,12 +1,15 @@
-"""The examples, run as users run them, and ``benchmarks/main_job.py`` in its smallest size."""
+"""Examples and the notebook server, run as users run them, and ``benchmarks/main_job.py`` in its smallest size."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import ranks
 from paths import ROOT
 from waiting import scaled
@@ -65,13 +68,6 @@ def test_memory_types_show_what_happens() -> None:
     assert freed["process"] - trimmed["process"] > 30  # what the arrays took in host memory
 
 
-def test_svd_is_right() -> None:
-    printed = run("sim:2x32MiB", "svd.py")
-    worst = re.search(r"^100 singular values of 200000 x 100: largest relative difference (.+)$", printed, re.M)
-    assert float(worst[1]) < 1e-12
-    assert re.search(r"^spilled: device_to_host .+, host_to_device \d.*B$", printed, re.M)
-
-
 def test_every_example_is_described_and_prints_its_help() -> None:
     for path in EXAMPLES.glob("*.py"):
         assert f"[{path.name}]({path.name})" in README
@@ -93,3 +89,32 @@ def test_clusters_are_measured_and_compared() -> None:
         assert figures["hot and cold, tls", who, "host_to_disk_mib"] > 0
     assert figures["hot and cold, tls", "hpcgpu", "device_to_host_mib"] > 0
     assert {line["case"] for line in lines if "goal" in line} == {"hot and cold, tls"}
+
+
+SERVER = ROOT / "jobscripts" / "notebook_server.py"
+
+
+def test_address_of_a_notebook_server_is_its_owners(tmp_path: Path) -> None:
+    """A batch system ends it; ``lab/test_in_a_job.py`` has one with a notebook, which is shut down."""
+    argv = ranks.command(SERVER, "--allow-root", options=("--gpus", "sim:1"))
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:
+        said = ""
+        while "is running at" not in said:
+            said += server.stderr.readline() or pytest.fail(f"it has ended: {said}")
+        address = Path(re.search(r"its address: cat (\S+)", said)[1])
+        assert address.stat().st_mode & 0o777 == 0o600
+        token = address.read_text().strip().partition("?token=")[2]
+        server.send_signal(signal.SIGTERM)
+        _, rest = server.communicate(timeout=scaled(60))
+    assert server.returncode == 143, rest
+    assert len(token) > 20
+    assert token not in said + rest
+    assert not address.exists()
+
+
+def test_a_python_without_jupyter_says_what_to_install() -> None:
+    code = f"import sys, runpy; sys.path = [p for p in sys.path if 'site-packages' not in p] + [{str(ROOT)!r}]; "
+    code += f"sys.argv[1:] = []; runpy.run_path({str(SERVER)!r}, run_name='__main__')"
+    done = ranks.run_command([sys.executable, "-c", code])
+    assert done.returncode == 2, done.stderr
+    assert "pip install jupyterlab" in done.stderr

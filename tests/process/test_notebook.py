@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 
 import browser
-import notebooks
 import pytest
-from notebooks import BINDINGS, CLUSTER, END, EXPLAIN, FRAMES, MEMORY, REFUSED, WORK
+from browser import BINDINGS, CLUSTER, END, EXPLAIN, FRAMES, MEMORY, REFUSED, WORK
 
 # As behind Open OnDemand: the server is reached by a path, and with it what jupyter-server-proxy leads to.
 BASE = "/node/n7/8888/"
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Ch
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
     """The notebook with all cells run."""
     folder = tmp_path_factory.mktemp("lab")
-    browser.write_notebook(folder / "demo.ipynb", notebooks.cells())
+    browser.write_notebook(folder / "demo.ipynb", browser.CELLS)
     with browser.lab(folder, BASE) as url, browser.page(folder / "chromium") as page:
         page.size(1100, 3600)  # cells outside of the window are not drawn
         browser.open_notebook(page, f"{url}doc/tree/demo.ipynb")
@@ -34,7 +33,7 @@ def test_what_a_notebook_shows(page: browser.Page) -> None:
     assert "Status: running" in cluster
     assert "Scaling" not in cluster  # it has the GPUs of this machine
     assert re.search(r"Workers: 2\s+on 2 GPUs, 1 node", cluster)
-    assert str(notebooks.CHUNKS) in said[WORK]
+    assert str(browser.CHUNKS) in said[WORK]
     # the first cell has not been run again: its widget asks, and shows what lies where now
     page.wait_for(f"/[1-9][0-9.]+ MiB of 256/.test({browser.output(CLUSTER)}.innerText)")
     page.wait_for(f"/of [0-9.]+ [GM]iB\\s+[1-9][0-9.]* [KM]iB/.test({browser.output(CLUSTER)}.innerText)")

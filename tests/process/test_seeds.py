@@ -143,25 +143,18 @@ def test_local_cuda_cluster(tmp_path: Path) -> None:
     assert done.stdout == "6\n", done.stderr
 
 
-def test_a_scheduler_file_of_dasks_own_scheduler(tmp_path: Path) -> None:
-    line = after(blocks("sbatch", "diff")[1]).removeprefix("srun ").rstrip(" &\n")
+@pytest.mark.parametrize(("page", "count"), [("sbatch", 1), ("dask-cuda", 2)])
+def test_workers_of_a_page_join_dasks_own_scheduler(
+    page: str, count: int, scheduler: LocalCluster, tmp_path: Path
+) -> None:
+    """By its file, and by its address."""
     file = tmp_path / "scheduler.json"
-    argv = [str(file) if word == "$SCHEDULER_FILE" else word for word in shlex.split(line)]
-    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:
+    line = after(blocks(page, "diff")[1]).removeprefix("srun ").rstrip(" &\n").replace("$SCHEDULER_FILE", str(file))
+    argv = [scheduler.scheduler_address if word.startswith("tcp://") else word for word in shlex.split(line)]
+    argv += ["--gpus", "sim:1"] if page == "sbatch" else []
+    with Client(scheduler) as client:
         client.write_scheduler_file(str(file))
-        with subprocess.Popen(
-            [*argv, "--gpus", "sim:1"], env=ranks.environment(**PATH), stderr=subprocess.DEVNULL
-        ) as process:
-            client.wait_for_workers(1, timeout=scaled(60))
-            assert len(hpcgpu.bindings(client).workers) == 1
-            process.terminate()
-
-
-def test_dask_cuda_worker(tmp_path: Path) -> None:
-    argv = shlex.split(after(blocks("dask-cuda", "diff")[1]))
-    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:
-        argv = [cluster.scheduler_address if word.startswith("tcp://") else word for word in argv]
         with subprocess.Popen(argv, env=ranks.environment(**PATH), stderr=subprocess.DEVNULL) as process:
-            client.wait_for_workers(2, timeout=scaled(60))
-            assert len(hpcgpu.bindings(client).workers) == 2
+            client.wait_for_workers(count, timeout=scaled(60))
+            assert len(hpcgpu.bindings(client).workers) == count
             process.terminate()

@@ -25,6 +25,31 @@ _OPTIONS = (
     *("--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-port=0", "--no-proxy-server"),
 )
 
+CLUSTER, WORK, MEMORY, BINDINGS, REFUSED, FRAMES, EXPLAIN, END = range(8)
+CHUNKS = 104  # of 8 MiB: more than fits on two devices of 128 MiB, and than stays in host memory
+# The notebook of the test, and of the pictures in the documentation.
+CELLS = (
+    """
+from distributed import Client, wait
+from hpcgpu import LocalGPUCluster
+
+cluster = LocalGPUCluster(gpus="sim:2x128MiB", memory_limit="400MB")
+client = Client(cluster)
+cluster""",
+    """
+import numpy as np
+from hpcgpu import sim
+
+futures = client.map(lambda i: sim.asarray(np.full(8 << 20, i, "u1")), range(104))
+len(wait(futures).done)""",
+    "cluster.memory()",
+    "cluster.bindings()",
+    "LocalGPUCluster(gpu=2)",
+    "import traceback; traceback.print_last()",
+    "cluster.explain()",
+    "client.close(); cluster.close()",
+)
+
 
 class Page:
     """One page of a browser."""
@@ -138,7 +163,14 @@ def lab(folder: Path, base_url: str = "/") -> Iterator[str]:
 def write_notebook(path: Path, cells: Sequence[str]) -> None:
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     made = [
-        {"cell_type": "code", "id": f"c{i}", "source": c, "metadata": {}, "outputs": [], "execution_count": None}
+        {
+            "cell_type": "code",
+            "id": f"c{i}",
+            "source": c.strip(),
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+        }
         for i, c in enumerate(cells)
     ]
     facts = {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import time
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from lab import NUMBER, PATIENCE_S, Lab
+from clients import Client
+from lab import NUMBER, Lab
+from waiting import until
 
 CLIENT = """
-import json, os, sys, time
+import time
 import numpy as np
-from distributed import Client, wait
-from hpcgpu import SLURMGPUCluster
-from hpcgpu.errors import HpcGpuError
+from distributed import wait
 
 TASKS, TASK_S, PARTS = 40, 0.3, 8
-answers = sys.stdout
-sys.stdout = sys.stderr
-
-def answer(value):
-    print(json.dumps(value), file=answers, flush=True)
 
 def work(i, part):
     time.sleep(TASK_S)
@@ -56,67 +50,19 @@ def results():
         except Exception as e:
             lost[i] = f"{type(e).__name__}: {e}"
     return dict(right=right and again, lost=lost)
-
-options, scale = json.loads(sys.argv[1])
-with SLURMGPUCluster(**options) as cluster, Client(cluster) as client:
-    if scale is not None:
-        cluster.scale(jobs=scale)
-        cluster.wait_for_workers(cluster.wanted_workers, timeout=120)
-    answer("ready")
-    for line in sys.stdin:
-        kind, text = json.loads(line)
-        try:
-            answer(exec(text) if kind == "do" else eval(text))
-        except Exception as e:
-            answer({"error": f"{type(e).__name__}: {e}"})
-answer("closed")
 """
 
 
 class Faulty:
     """A client in the lab that answers questions while its cluster suffers."""
 
-    def __init__(self, lab: Lab, jobs: int | None = None, where: str = "", **options: Any) -> None:
-        self.lab = lab
-        # one simulated GPU on each node and five cores for it, so that a node has one job
-        options = {"gpus": "sim:1", "cores_per_gpu": 5, "client_grace": 60, "dashboard": False, **options}
-        if jobs is not None:
-            options["shape"] = "elastic"
-        lab.write("faulty.py", CLIENT)
-        argv = ["python", "-u", "faulty.py", json.dumps([options, jobs])]
-        self._where = where or lab.login
-        self._process = lab.start(self._where, argv, timeout=2 * PATIENCE_S)
+    def __init__(self, lab: Lab, client: Client) -> None:
+        self.lab, self.ask, self.do = lab, client, client
 
-    def __enter__(self) -> Self:
-        self._hear("ready")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is not None:  # a scheduler beside the client writes to its run's folder, which goes with it
-            print(self.lab.exec(self._where, ["sh", "-c", "tail -n 60 ~/.hpcgpu/runs/*/hpcgpu.log"]).stdout)
-        try:
-            out, err = self._process.communicate(timeout=90)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            out, err = self._process.communicate()
-        print(err)
-        assert error[0] is not None or '"closed"' in out, f"{out}{err}"
-
-    def ask(self, expression: str) -> Any:
-        """Return what an expression is in the client."""
-        return self._say("ask", expression)
-
-    def do(self, statement: str) -> None:
-        """Have the client do something."""
-        self._say("do", statement)
-
-    def until(self, expression: str, condition: Callable[[Any], bool] = bool, patience_s: float = PATIENCE_S) -> Any:
-        """Ask until the answer is the awaited one, and return it."""
-        end = time.monotonic() + patience_s
-        while not condition(answer := self.ask(expression)):
-            assert time.monotonic() < end, f"{expression} is still {answer}; {self.ask('str(cluster.jobs)')}"
-            time.sleep(0.2)
-        return answer
+    def until(self, expression: str, condition: Callable[[Any], bool] = bool) -> None:
+        """Ask until the answer is the awaited one."""
+        shown = lambda: self.ask(f"{expression}, str(cluster.jobs)")  # noqa: E731
+        until(lambda: condition(self.ask(expression)), expression, limit_s=240, every_s=0.2, shown=shown)
 
     def members(self) -> list[str]:
         """Return the ids of the jobs that come and go."""
@@ -144,17 +90,23 @@ class Faulty:
         counts = "[len(client.scheduler_info(n_workers=-1)['workers']), cluster.wanted_workers]"
         self.until(counts, lambda n: n[0] == n[1])
 
-    def _say(self, kind: str, text: str) -> Any:
-        self._process.stdin.write(json.dumps([kind, text]) + "\n")
-        self._process.stdin.flush()
-        return self._hear(text)
 
-    def _hear(self, about: str) -> Any:
-        line = self._process.stdout.readline()
-        assert line, f"the client ended at {about}: {self._process.communicate(timeout=60)}"
-        answer = json.loads(line)
-        assert not (isinstance(answer, dict) and "error" in answer), f"{about}: {answer}"
-        return answer
+@contextmanager
+def faulty(lab: Lab, jobs: int | None = None, where: str = Lab.login, **options: Any) -> Iterator[Faulty]:
+    """Start a cluster, one of ``jobs`` that come and go or a gang, and close it when all has gone well."""
+    # one simulated GPU on each node and five cores for it, so that a node has one job
+    options = {"gpus": "sim:1", "cores_per_gpu": 5, "client_grace": 60, "dashboard": False, **options}
+    options |= {} if jobs is None else {"shape": "elastic"}
+    with lab.client(where) as client:
+        try:
+            client(f"{CLIENT}\ncluster = SLURMGPUCluster(**{options}); client = Client(cluster)")
+            if jobs is not None:
+                client(f"cluster.scale(jobs={jobs}); cluster.wait_for_workers(cluster.wanted_workers, timeout=120)")
+            yield Faulty(lab, client)
+            client("client.close(); cluster.close()")
+        except BaseException:  # a scheduler beside the client writes to its run's folder, which goes with it
+            print(lab.exec(where, ["sh", "-c", "tail -n 60 ~/.hpcgpu/runs/*/hpcgpu.log"]).stdout)
+            raise
 
 
 def docker(*argv: str) -> None:
@@ -167,12 +119,14 @@ def container(node: str) -> str:
 
 def make_ready(lab: Lab) -> None:
     """Wait until Slurm gives every node to jobs; what it has drained or given up because of a fault is resumed."""
-    end = time.monotonic() + PATIENCE_S
-    states = ["no answer"]
-    while not all(state.split()[-1] in ("idle", "mixed", "allocated") for state in states):
-        assert time.monotonic() < end, f"nodes are not ready: {states}"
-        for node in (state.split()[0] for state in states if state.split()[-1].startswith(("drain", "down"))):
-            lab.exec(lab.login, ["scontrol", "update", f"NodeName={node}", "State=RESUME"], user="root")
-        time.sleep(0.3)
-        out = lab.exec(lab.login, ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout
-        states = out.splitlines() or ["no answer"]
+
+    def states() -> list[str]:
+        return lab.exec(lab.login, ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout.splitlines()
+
+    def ready() -> bool:
+        nodes = [state.split() for state in states()]
+        for node in (name for name, state in nodes if state.startswith(("drain", "down"))):
+            lab.root("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return bool(nodes) and {state for _, state in nodes} <= {"idle", "mixed", "allocated"}
+
+    until(ready, "all nodes are ready", limit_s=240, every_s=0.3, shown=states)

@@ -11,11 +11,11 @@ import os
 import shlex
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from clients import LOOP, Client
 from paths import ROOT
 from waiting import until
 
@@ -34,67 +34,10 @@ for path in "$@"; do
     [ -z "$shut" ] || { mount -t tmpfs -o mode=755 tmpfs "$shut"; mkdir -p "$path"; mount --rbind "$keep" "$path"; }
 done
 """
-# A client on the login node: code comes in, what it returns goes out.
-CLIENT = """
-import json, os, sys
-scope = {}
-print(json.dumps(os.getpid()), flush=True)
-for line in sys.stdin:
-    code = json.loads(line)
-    try:
-        try:
-            value = eval(compile(code, "<test>", "eval"), scope)
-        except SyntaxError:
-            value = exec(code, scope)
-        print(json.dumps({"value": value}, default=str), flush=True)
-    except BaseException as e:
-        print(json.dumps({"error": f"{type(e).__name__}: {e}"}), flush=True)
-"""
 
 
 class PbsLabUnavailable(Exception):
     """It cannot be had on this machine; the text says why."""
-
-
-class Client:
-    """A Python on the login node, by :data:`CLIENT`."""
-
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self._process, self._log = process, log
-        self.pid = int(process.stdout.readline())
-
-    def __call__(self, code: str) -> Any:
-        """Run code there; return its value, if it is an expression."""
-        self.send(code)
-        return self.answer()
-
-    def send(self, code: str) -> None:
-        """Have code run there, and do not wait."""
-        self._process.stdin.write(json.dumps(textwrap.dedent(code)) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> Any:
-        """Return the value of what was sent; fail if that raised an error."""
-        line = self._process.stdout.readline()
-        assert line, f"the client has ended: {self.said}"
-        answer = json.loads(line)
-        assert "error" not in answer, answer["error"]
-        return answer["value"]
-
-    @property
-    def said(self) -> str:
-        """Its standard error."""
-        return self._log.read_text()
-
-    def end(self) -> None:
-        """Have it end; its standard input is closed."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(timeout=60)
-        finally:
-            self._process.kill()
-            self._process.wait()
 
 
 class PbsLab:
@@ -113,7 +56,7 @@ class PbsLab:
         up = Path("/run/pbs-lab.dir")
         if up.exists() and (used := up.read_text().strip()):
             raise PbsLabUnavailable(f"one is up already, in {used}: PBSLAB_RUN={used} {folder}/down.sh")
-        self._folder, self._state, self._clients, self._broken = folder, state, 0, False
+        self._folder, self._broken = folder, False
         self._shown = [str(ROOT), str(Path(sys.base_prefix).resolve())]
         self._env = {**os.environ, "PBSLAB_RUN": str(state), "PBSLAB_SHARE": ":".join(self._shown)}
         self._env["PBSLAB_NODES"] = str(len(self.nodes))
@@ -169,13 +112,8 @@ class PbsLab:
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
         """A Python on the login node, which has imported what a client needs."""
-        self._clients += 1
-        log = self._state / f"client-{self._clients}.log"
-        argv = [self._folder / "on", "login01", f"mkdir -p work; cd work; exec {PYTHON} -c {shlex.quote(CLIENT)}"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with log.open("w") as stderr:
-            process = subprocess.Popen(argv, **pipes, stderr=stderr, env=self._env)
-        client = Client(process, log)
+        line = f"mkdir -p work; cd work; exec {PYTHON} -c {shlex.quote(LOOP)}"
+        client = Client([self._folder / "on", "login01", line], env=self._env)
         try:
             client("from pathlib import Path; from distributed import Client; from hpcgpu import PBSGPUCluster")
             yield client

@@ -82,3 +82,27 @@ def run_command(
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=timeout, env=environment(**(env or {})), stdin=subprocess.DEVNULL
     )
+
+
+# Output that nobody has: what stands behind a command in a shell; DEAD is a pipe whose reader has gone.
+STREAMS = {
+    "closed": "<&- >&- 2>&-",
+    "full": ">/dev/full 2>/dev/full",
+    "gone": ">&$DEAD 2>&$DEAD",
+    "no-errors": "2>&-",
+    "full-errors": "2>/dev/full",
+}
+
+
+def run_unheard(argv: Sequence[str], streams: str, env: Mapping[str, str], timeout: float = 120) -> int:
+    """Run a program with one of :data:`STREAMS`, and return its exit code."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = ["bash", "-c", f'exec "$@" {STREAMS[streams]}', "job", *argv]
+    # what cannot be written is to be found at Python's end, too
+    more = {**{k: v for k, v in env.items() if k != "PYTHONUNBUFFERED"}, "DEAD": str(writer)}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    try:
+        return subprocess.run(words, env=more, pass_fds=[writer], timeout=timeout, **pipes).returncode
+    finally:
+        os.close(writer)

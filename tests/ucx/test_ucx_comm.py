@@ -1,7 +1,8 @@
-"""Connections of UCX: their readers can be cancelled, they end, and they cost nothing at rest."""
+"""Connections of UCX: their readers can be cancelled, they end, they cost nothing at rest, and values go by them."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+from paths import SUPPORT
 from waiting import scaled, until
 
 # Each in a process of its own: UCX stays in one, with its sockets, to its end.
@@ -39,9 +42,9 @@ def run(main):
 """
 
 
-def python(code: str, *arguments: str, timeout: float = 60) -> str:
-    argv = [sys.executable, "-c", BOTH + textwrap.dedent(code), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout)
+def python(code: str, *arguments: str) -> str:
+    argv, env = [sys.executable, "-c", BOTH + textwrap.dedent(code), *arguments], {"PYTHONPATH": str(SUPPORT)}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(150), env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -174,3 +177,30 @@ def test_the_event_loop_of_others_is_left_alone() -> None:
         run(main)
     """
     assert python(code) == ""
+
+
+@pytest.mark.parametrize("mode", ["whole", "jit"])
+def test_all_paths_by_ucx_give_user_code_values(tmp_path: Path, mode: str) -> None:
+    """No handle, and no proxy of another store; ``process/deploy/test_comms.py`` has the other protocols."""
+    code = """
+        import json
+        from pathlib import Path
+        from hpcgpu import sim
+        from hpcgpu.sim import register
+        from store_clusters import cluster
+        from value_paths import by_all_paths, strange
+
+        async def main():
+            sim.set_current_gpu(sim.SimGpu(64 << 20))
+            register()
+            options = dict(plugin=True, jit_unspill=sys.argv[2] == "jit", protocol="ucx")
+            async with cluster(Path(sys.argv[1]), **options) as (client, a, b):
+                met = await by_all_paths(client, a, b)
+                moves = [a.data.counters[way].number + b.data.counters[way].number for way in a.data.counters]
+                print(json.dumps([len(met), strange(met), min(moves)]))
+                sys.stdout.flush()
+                os._exit(0)
+        run(main)
+    """
+    paths, met, moves = json.loads(python(code, str(tmp_path / "tmp"), mode).splitlines()[-1])
+    assert (paths > 10, met, moves > 0) == (True, {}, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 import ranks
 from fake_nvml import FakeGpu, FakeNvml, FakeSlice, compiled
 from paths import TOPOLOGIES
-
-from hpcgpu.errors import DOCTOR
 
 TURIN = TOPOLOGIES / "turin-4gpu-nvml.xml"
 WHOLE = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
@@ -74,18 +71,6 @@ def test_updated_driver_is_an_error_but_not_for_simulated_gpus(tmp_path: Path, n
     assert "the old one is still loaded: the node must be started anew" in done.stderr
     simulated = ranks.run(path, env=env)
     assert (simulated.returncode, simulated.stdout) == (0, "3\n"), simulated.stderr
-
-
-@pytest.mark.skipif(importlib.util.find_spec("rmm") is not None, reason="RMM is here")
-def test_a_run_on_a_node_without_rmm_ends_and_says_so(tmp_path: Path, nvml: FakeNvml) -> None:
-    path = ranks.script(tmp_path, "raise SystemExit('the script ran')")
-    done = ranks.run(path, options=("--rmm-pool-size", "0.5"), env=nvml.environment(WHOLE[:1]))
-    assert done.returncode != 0
-    assert "rmm_pool_size=0.5 (set by" in done.stderr
-    said, doctor = done.stderr.strip().splitlines()[-2:]
-    assert "needs rmm, which is not installed" in said
-    assert doctor == DOCTOR
-    assert "the script ran" not in done.stderr
 
 
 def test_a_worker_on_a_slice_sees_nothing_else(tmp_path: Path, nvml: FakeNvml) -> None:

@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 
 import fake_nvml
-import local_system
 import msgspec
 import psutil
 import pytest
 import ranks
+from pbs_replay import Pbs
 from waiting import scaled, until
 
 from hpcgpu import config
 from hpcgpu.deploy import doctor
 from hpcgpu.deploy.doctor.node import CONNECTED, NODE, ORDER, Order, connect_all, read_all, read_listening, write_value
-from hpcgpu.host import private, process
+from hpcgpu.host import private
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.plan.doctor import NodeFacts, Verdict
 
@@ -31,11 +31,6 @@ def on_node(name: str, folder: Path) -> subprocess.Popen[str]:
     """Start the doctor on a node that is this machine under another name."""
     argv = [*NAMED, name, sys.executable, "-m", "hpcgpu", "doctor", "--on-node", str(folder)]
     return subprocess.Popen(argv, env=ranks.environment(), stderr=subprocess.PIPE, text=True)
-
-
-@pytest.fixture(autouse=True)
-def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    local_system.use(monkeypatch)
 
 
 @pytest.fixture
@@ -69,10 +64,11 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
     assert {link.error for link in (*links, *seen[0].links, *seen[1].links)} == {""}
 
 
+@pytest.mark.usefixtures("pbs")
 def test_a_whole_job(tmp_path: Path) -> None:
-    """On this machine, which is its own batch system: the way from the submission to the findings."""
+    """The way from the submission to the findings, on a node that is this machine."""
     said: list[str] = []
-    job, _ = doctor.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "local", must=True)
+    job, _ = doctor.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "pbs", must=True)
     findings = {finding.name: finding for finding in doctor.run(job, said.append)[0]}
     host = os.uname().nodename
     assert findings["job"].verdict is Verdict.OK
@@ -89,25 +85,25 @@ def test_a_whole_job(tmp_path: Path) -> None:
 WAITING = """
 from hpcgpu.deploy import doctor
 given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
-doctor.run(doctor.read(given, "keyword {name}", "local", must=True)[0], lambda text: print(text, flush=True))
+doctor.run(doctor.read(given, "keyword {name}", "pbs", must=True)[0], lambda text: print(text, flush=True))
 """
 
 
-def waiting(home: Path) -> tuple[subprocess.Popen[str], int]:
-    """Start a doctor whose job runs and does not answer; return it with the job's process."""
+def waiting(home: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start a doctor whose job runs and does not answer; return it with the job."""
     home.mkdir(exist_ok=True)
     argv = [sys.executable, "-c", WAITING]
     client = subprocess.Popen(argv, env=ranks.environment(HOME=str(home)), stdout=subprocess.PIPE, text=True)
     job, _, phase = client.stdout.readline().strip().removeprefix("job ").partition(": ")
-    assert phase == "RUNNING"
-    return client, int(job.partition(".")[0])
+    assert phase.startswith("RUNNING")
+    return client, job
 
 
 def trials(home: Path) -> list[Path]:
     return list((home / ".hpcgpu" / "doctor").iterdir())
 
 
-def test_a_doctor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+def test_a_doctor_that_is_killed_leaves_nothing(pbs: Pbs, tmp_path: Path) -> None:
     started = {sig: waiting(tmp_path / sig.name) for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)}
     for sig, (client, _) in started.items():
         client.send_signal(sig)
@@ -115,10 +111,10 @@ def test_a_doctor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         client.communicate(timeout=scaled(60))
         assert client.returncode != 0
         until(lambda sig=sig: not trials(tmp_path / sig.name), f"what {sig.name} left is removed", limit_s=90)
-        assert process.start_time(job) is None
+        assert pbs.over(job)
 
 
-def test_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -> None:
+def test_next_doctor_cleans_up_after_one_killed_with_its_guard(pbs: Pbs, tmp_path: Path) -> None:
     client, job = waiting(tmp_path)
     (left,) = trials(tmp_path)
     said: list[str] = []
@@ -131,7 +127,7 @@ def test_next_doctor_cleans_up_after_one_killed_with_its_guard(tmp_path: Path) -
     os.utime(left / "lease", (0, 0))
     doctor.clean_up(said.append)
     assert trials(tmp_path) == []
-    assert process.start_time(job) is None
+    assert pbs.over(job)
     assert said[-1].startswith(f"a doctor that was killed has left {left}: removed")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 from distributed import Client
@@ -34,9 +33,11 @@ def kill(pbs: Pbs, job_id: str) -> None:
 
 
 @pytest.mark.parametrize("build", ["head"])
-def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs) -> None:
-    with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
-        cluster.scale(jobs=3)
+def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs, said: Said) -> None:
+    with PBSGPUCluster(**OPTIONS, device_memory_limit="1GB") as cluster, Client(cluster) as client:
+        assert "READY scheduler here; no workers yet: request them by cluster.scale(n)" in said.text
+        assert "0 workers" not in said.text
+        cluster.scale(5)  # workers: three jobs of two
         assert arrays(pbs) == ["0-2"]
         cluster.wait_for_workers(6)
         assert members(cluster) == [f"1021[{i}].login01" for i in range(3)]
@@ -47,7 +48,9 @@ def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs) -> None:
         until(lambda: "1022.login01" in members(cluster), "the new job is known")
         client.wait_for_workers(6, timeout=scaled(60))
         assert "1021[1].login01" not in members(cluster)
+        assert [job.id for job in cluster.jobs.gone] == ["1021[1].login01"]
         assert sum(client.gather(client.map(abs, range(20)))) == 190
+    assert said.text.count("is lowered to 16.0 MiB") == 1, "what nodes say of themselves is said once"
     assert all(map(pbs.over, pbs.ids()))
 
 
@@ -141,6 +144,7 @@ def test_requeued_element_joins_again_under_another_name(pbs: Pbs) -> None:
             lambda: sum(map(pbs.over, pbs.ids())) == 1 and len(members(cluster)) == 1, "one job is over and forgotten"
         )
         assert client.gather(kept) == list(range(8))  # a job that leaves hands over its data, and needs no qdel
+        assert cluster.jobs.gone == ()  # nobody wanted it any more
         assert pbs.calls("qdel") == []
 
 
@@ -153,23 +157,3 @@ def test_a_job_is_followed_by_another_before_its_time_is_over(pbs: Pbs) -> None:
         assert client.gather(kept) == list(range(4))
         assert pbs.get("1021.login01", "exit") == "0"
         assert "1022.login01" in pbs.ids()
-
-
-def test_a_job_knows_by_itself_when_its_time_is_over(pbs: Pbs) -> None:
-    """PBS warns nobody before the walltime, and here there is no server either, so no successor."""
-    first, second = "1021[0].login01", "1021[1].login01"
-    pbs.auto(False)
-    with PBSGPUCluster(**OPTIONS, walltime="00:00:24") as cluster, Client(cluster) as client:
-        cluster.scale(jobs=2)
-        pbs.trouble("down")
-        for count, job_id in ((2, first), (4, second)):
-            pbs.start(job_id)
-            client.wait_for_workers(count)
-        kept = client.scatter(list(range(8)), broadcast=False)
-        until(lambda: pbs.over(first), "the first job is over")
-        assert client.gather(kept) == list(range(8))
-        assert pbs.get(first, "exit") == "0"
-        pbs.trouble("")
-        log = next(Path(row.log) for row in cluster.jobs.rows if row.id == first)
-    said = log.read_text()
-    assert "the workers of this job hand over their data and leave: its time ends in" in said

@@ -185,14 +185,6 @@ def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said
     assert f"job {JOB}: UNKNOWN (the batch system does not answer)" in said.text
 
 
-def test_a_cluster_is_closed_without_a_server(pbs: Pbs) -> None:
-    """The goodbye goes to the scheduler, and the job's own file says that it has ended."""
-    with PBSGPUCluster(**OPTIONS):
-        pbs.trouble("down")
-    assert pbs.calls("qdel") == []
-    until(lambda: pbs.over(JOB), "the job is over")
-
-
 def test_a_job_that_waits_is_cancelled_when_the_server_is_back(pbs: Pbs, said: Said) -> None:
     made = starting(pbs)
     pbs.trouble("qdel")
@@ -205,41 +197,12 @@ def test_a_job_that_waits_is_cancelled_when_the_server_is_back(pbs: Pbs, said: S
     assert said.text.count("qdel failed: Connection refused") == 1
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_qsub_that_finds_no_server_is_tried_again_for_a_while(pbs: Pbs, said: Said) -> None:
-    pbs.trouble("down")
-    with pytest.raises(SubmitError, match="qsub refused the job: Connection refused\nqsub: cannot connect to server"):
-        PBSGPUCluster(**OPTIONS)
-    tried = len(pbs.calls("qsub"))
-    made = aside(lambda: PBSGPUCluster(**OPTIONS))
-    until(lambda: len(pbs.calls("qsub")) > tried, "qsub is called", made)
-    pbs.trouble("")
-    with made.result():
-        pass
-    assert tried > 1
-    assert "again in " in said.text
-    assert len(pbs.ids()) == 1
-
-
 @pytest.mark.parametrize("history", [True, False])
 def test_malformed_job_of_another_user_hides_none_of_ours(pbs: Pbs, history: bool) -> None:
     pbs.history(history)
     pbs.write("others", ",\n".join(quirks()))
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         assert client.submit(sum, [1, 2]).result() == 3
-
-
-def test_a_job_that_ends_slowly_is_waited_for(pbs: Pbs) -> None:
-    """E lasts 33 s where the folder for the output is not there: nothing is deleted meanwhile."""
-    pbs.end_slowly("E")
-    with PBSGPUCluster(**OPTIONS) as cluster:
-        cluster.wait_for_workers(2)
-        closed = aside(cluster.close)
-        until(lambda: pbs.get(JOB, "state") == "E", "the job is ending", closed)
-        ask_again(pbs, 2, closed)
-        pbs.end_slowly("")
-        closed.result()
-    assert pbs.calls("qdel") == []
 
 
 def test_requeued_job_is_found_again(pbs: Pbs, said: Said) -> None:

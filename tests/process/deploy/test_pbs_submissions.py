@@ -37,14 +37,6 @@ def test_unanswered_array_is_found_by_its_name(pbs: Pbs, said: Said, lost: str) 
     assert ("qsub: no answer in 2 s; it was killed" if lost == "accepted" else "Batch Protocol error") in said.text
 
 
-def test_unanswered_qsub_of_a_gang_is_found_by_its_name(pbs: Pbs) -> None:
-    pbs.lose("accepted")
-    with PBSGPUCluster(**GANG) as cluster, Client(cluster) as client:
-        assert cluster.job_id == "1021.login01"
-        assert client.submit(sum, [1, 2]).result() == 3
-    assert len(pbs.calls("qsub")) == 1
-
-
 def test_unheard_qsub_is_an_error_and_repeated_later(pbs: Pbs) -> None:
     pbs.lose("unheard")
     with pytest.raises(SubmitError, match="qsub: no answer in 2 s; it was killed"):

@@ -1,4 +1,4 @@
-"""Runs asked for, ended and cleaned up: with real process groups for jobs, and a recorded squeue for many of them."""
+"""Runs asked for, ended and cleaned up: with real processes for jobs, and a recorded squeue for many of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import local_system
 import pytest
 import ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from local_system import Local
 from paths import BATCH
+from pbs_replay import Pbs as Server
 from recordings import records
 from waiting import scaled, until
 
+from hpcgpu.batch import Pbs
 from hpcgpu.deploy.jobs import Run, batch_client, runs
 from hpcgpu.deploy.jobs.runs import last_lines
 from hpcgpu.deploy.network import lease, scheduler_file
@@ -35,13 +35,8 @@ from hpcgpu.plan.jobs import Job
 RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
 
 
-@pytest.fixture(autouse=True)
-def local_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    local_system.use(monkeypatch)
-
-
 def make_run(
-    home: Path, *jobs: Job, alive: bool = False, batch: str = "local", grace_s: float = 1, name: str = "mine"
+    home: Path, *jobs: Job, alive: bool = False, batch: str = "pbs", grace_s: float = 1, name: str = "mine"
 ) -> Run:
     """Save the run of an object on another host, or of this process."""
     folder = scheduler_file.make_folder(home / ".hpcgpu" / "runs")
@@ -58,21 +53,21 @@ def make_run(
 
 def submit(folder: Path, command: str) -> Job:
     spec = JobSpec(name="job", argv=("bash", "-c", command), log_directory=str(folder))
-    system = Local()
-    (job_id,) = asyncio.run(batch_client.submit(system, spec, system.script(spec), print, Patience()))
-    return Job(id=job_id, log=system.log(spec, job_id))
+    (job_id,) = asyncio.run(batch_client.submit(Pbs(), spec, Pbs().script(spec), print, Patience()))
+    return Job(id=job_id, log=Pbs().log(spec, job_id))
 
 
 def state(job: Job) -> JobState:
-    return asyncio.run(batch_client.ask(Local(), [job.id]))[job.id].state
+    return asyncio.run(batch_client.ask(Pbs(), [job.id]))[job.id].state
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(pbs: Server, tmp_path: Path) -> Iterator[Job]:
     """A job that runs until it is ended."""
-    there = submit(tmp_path, "echo first; sleep 600")
-    yield there
-    asyncio.run(batch_client.cancel(Local(), [there.id]))
+    made = submit(tmp_path, "echo first; sleep 600")
+    yield made
+    asyncio.run(batch_client.cancel(Pbs(), [made.id]))
+    until(lambda: pbs.over(made.id), "the job is over")
 
 
 def test_a_guard_ends_a_run_that_nobody_holds_any_more(tmp_path: Path, job: Job) -> None:
@@ -83,7 +78,7 @@ def test_a_guard_ends_a_run_that_nobody_holds_any_more(tmp_path: Path, job: Job)
         guarding = asyncio.create_task(runs.abandon(run.folder, run.owner.token))
         # longer than it would wait for a lease that has ended
         assert not (await asyncio.wait([guarding], timeout=scaled(12)))[0]
-        assert (await batch_client.ask(Local(), [job.id]))[job.id].state is JobState.RUNNING
+        assert (await batch_client.ask(Pbs(), [job.id]))[job.id].state is JobState.RUNNING
         attached.cancel()
         await guarding
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 import pytest
 from distributed import wait
@@ -115,24 +114,6 @@ def test_a_closed_worker_still_has_its_keys(gpu: SimGpu, tmp_path: Path) -> None
             assert (asked.answer["status"], asked.answer["data"]) == ("OK", {})
 
     asyncio.run(asyncio.wait_for(main(), scaled(60)))
-
-
-@pytest.mark.parametrize(
-    ("side", "jit_unspill"), [(40, True), (400, False)], ids=["pieces in one message", "pieces of their own"]
-)
-def test_rechunking_from_worker_to_worker(gpu: SimGpu, tmp_path: Path, side: int, jit_unspill: bool) -> None:
-    """distributed's P2P rechunking, to which CuPy's arrays would be an error (distributed 2026.8.0)."""
-
-    async def main() -> None:
-        async with cluster(tmp_path, plugin=True, jit_unspill=jit_unspill) as (client, a, b):
-            host = np.random.default_rng(1).normal(size=(2 * side, side))
-            x = da.from_array(host, chunks=(side // 2, side)).map_blocks(sim.asarray, meta=sim.asarray([[0.0]]))
-            back = await client.compute(x.rechunk((2 * side, side // 4), method="p2p"))
-            assert type(back) is SimArray
-            np.testing.assert_array_equal(back.get(), host)
-            assert a.transfer_outgoing_count_total + b.transfer_outgoing_count_total > 0
-
-    asyncio.run(asyncio.wait_for(main(), scaled(120)))
 
 
 def total(x: SimArray) -> int:

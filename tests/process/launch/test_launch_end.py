@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 import ranks
-import streams
 import two_nodes
 from waiting import scaled, until
 
@@ -203,7 +202,7 @@ def test_a_launch_removes_folders_of_killed_ones_of_its_host(tmp_path: Path) -> 
 def test_the_exit_code_is_the_scripts(tmp_path: Path, words: str, output: str, end: int, code: int) -> None:
     program = [str(ranks.BIN / "hpcgpu"), *words.split(), "--gpus", "sim:1"]
     argv = [*program, str(ranks.script(tmp_path, COMPUTES)), str(end)]
-    assert streams.run(argv, output, ranks.environment(), timeout=scaled(120)) == code
+    assert ranks.run_unheard(argv, output, ranks.environment(), timeout=scaled(120)) == code
 
 
 @pytest.fixture

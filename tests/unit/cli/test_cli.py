@@ -15,7 +15,6 @@ import click
 import commands
 import pytest
 import ranks
-import streams
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 from paths import ROOT
@@ -173,7 +172,7 @@ def test_plan_script_prints_what_would_be_submitted(script: str) -> None:
 )
 def test_the_exit_code_does_not_depend_on_who_reads(script: str, words: list[str], output: str, code: int) -> None:
     argv = [HPCGPU, *(script if word == "SCRIPT" else word for word in words)]
-    assert streams.run(argv, output, ranks.environment()) == code
+    assert ranks.run_unheard(argv, output, ranks.environment()) == code
 
 
 def test_output_that_cannot_be_written_is_said() -> None:

@@ -17,10 +17,10 @@ from comms import Comm
 from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import make_fleet, make_run, make_view
-from local_system import Local
 from programs import python
 from waiting import LIMIT_S, aside, failures, until, when
 
+from hpcgpu.batch import Pbs
 from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
 from hpcgpu.deploy.jobs import Run, runs
@@ -56,6 +56,7 @@ class Flaky:
 # --- the jobs of an elastic cluster
 
 
+@pytest.mark.usefixtures("pbs")
 @pytest.mark.parametrize("part", ["save", "workers"])
 async def test_job_loop_goes_on_after_an_error(
     part: str, log: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,8 +64,8 @@ async def test_job_loop_goes_on_after_an_error(
     """Its home is full; or what is known of the workers cannot be read."""
     flaky = Flaky(OSError(errno.ENOSPC, "No space left on device"), answer={})
     troubles: list[str] = []
-    owned = make_run(tmp_path / "run", Local())
-    owned.add([Job(id="99999999.1")], 0.0)  # no process has this pid
+    owned = make_run(tmp_path / "run", Pbs())
+    owned.add([Job(id="1.login01")], 0.0)  # which the server does not know
     if part == "save":
         monkeypatch.setattr(owned, "save", flaky)
     calls = {"workers": flaky} if part == "workers" else {}
@@ -82,9 +83,10 @@ async def test_job_loop_goes_on_after_an_error(
     assert "the loop that looks after this cluster's jobs works again" in log.text
 
 
+@pytest.mark.usefixtures("pbs")
 async def test_a_submission_that_cannot_be_written_down_is_none() -> None:
     full = Flaky(OSError(errno.ENOSPC, "full"), times=1)
-    submissions = Submitter(Local(), JobSpec(name="x", argv=("true",)), print, Patience(), write=full.later)
+    submissions = Submitter(Pbs(), JobSpec(name="x", argv=("true",)), print, Patience(), write=full.later)
     with pytest.raises(OSError, match="full"):
         async for _ in submissions.submit(1, ()):
             pass
@@ -96,7 +98,7 @@ async def test_an_errand_that_fails_is_said(
     error: Exception, tracebacks: int, log: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    fleet = make_fleet(make_run(tmp_path / "run", Local()), Policy(), say=said.append)
+    fleet = make_fleet(make_run(tmp_path / "run", Pbs()), Policy(), say=said.append)
     fleet._send(Flaky(error).later, ["tls://10.0.0.1:1"])
     await when(lambda: said)
     assert said[0].startswith("workers tls://10.0.0.1:1: ")

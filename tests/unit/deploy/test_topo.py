@@ -10,11 +10,11 @@ from typing import Any
 
 import fakesys
 import pytest
-from documented import DOCUMENTED
 from golden import check_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import (
+    DOCUMENTED,
     GIB,
     HWLOC,
     MACHINES,

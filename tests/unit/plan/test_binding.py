@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from documented import DOCUMENTED, GRANTED, LUMI_CORES
 from golden import check_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import GIB, MACHINES, gpus_of, machine, pus
+from machines import DOCUMENTED, GIB, GRANTED, LUMI_CORES, MACHINES, gpus_of, machine, pus
 from paths import TOPOLOGIES
 
 from hpcgpu.errors import BindingError, ConfigError

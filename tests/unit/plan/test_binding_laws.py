@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from documented import DOCUMENTED
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from machines import GIB, MACHINES, machine, pus
+from machines import DOCUMENTED, GIB, MACHINES, machine, pus
 from scipy.optimize import linear_sum_assignment
 
 from hpcgpu.errors import ConfigError
