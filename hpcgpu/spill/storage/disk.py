@@ -234,11 +234,6 @@ class Stored:
         """The bytes that were written."""
         return sum(self.sizes)
 
-    @property
-    def room_bytes(self) -> int:
-        """The bytes that it takes on disk."""
-        return sum([piece.nbytes for piece in self.slot])
-
     def __del__(self) -> None:
         # No file is removed here: keys are released on the event loop, and to remove a big file takes milliseconds.
         if self.slot:

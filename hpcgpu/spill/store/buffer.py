@@ -147,7 +147,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @host_is_short.setter
     def host_is_short(self, call: Callable[[], bool] | None) -> None:
         self._spill_thread.host_is_short = call
-        self._spill_thread.wake()
+        self._executor.wake()
 
     @property
     def trouble(self) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ class Executor:
             with self.lock:
                 self._bury(todo)
         if any([each.waste for each in self.bins]) or self._unread:  # a list: each event asks
-            self._wake()
+            self.wake()
 
     def _make_steps(self, todo: Todo) -> None:
         try:
@@ -200,7 +200,7 @@ class Executor:
             self._make_steps(todo)
             raise
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Wake the spill thread, unless the store is closed."""
         if not self.closed:
             self.inbox.put(None)
@@ -345,7 +345,7 @@ class Executor:
     def _ended(self, todo: Todo) -> None:
         self.carry_out(todo)
         if self.state.is_stuck or (self.is_watched and not self.state.accounting.moves):
-            self._wake()
+            self.wake()
 
     def _detach(self, unit: Content, tier: int, todo: Todo, garbage: list[Any]) -> None:
         """Take a unit's data from a tier. No thread gets it from now on; threads that have it may use it further."""
@@ -386,8 +386,10 @@ class Executor:
     # --- instructions -------------------------------------------------------------------------------------------------
     def _perform(self, instruction: Any) -> None:
         kind = type(instruction)
-        if kind is Copy:
-            self._send(instruction)
+        if kind is Copy and instruction.by is not None:
+            instruction.by.inbox.put((self, instruction))
+        elif kind is Copy:
+            self._send_to_spill_thread(instruction)
         elif kind is Resume or kind is Fail:
             waiter = instruction.waiter
             if kind is Fail:
@@ -399,7 +401,7 @@ class Executor:
                 waiter.inbox.put(None)
         elif kind is Trim:
             self.wants_trim = True
-            self._wake()
+            self.wake()
         elif kind is Say and not self.closed:
             self._reports.say(instruction)
         elif kind is Leave and (on_fault := self.on_fault) is not None:
@@ -407,12 +409,6 @@ class Executor:
                 on_fault(instruction.error)
             except Exception:  # the other instructions must be carried out
                 logger.exception("this error could not be reported: %s", instruction.error)
-
-    def _send(self, copy: Copy) -> None:
-        if copy.by is None:
-            self._send_to_spill_thread(copy)
-        else:
-            copy.by.inbox.put((self, copy))
 
     def _send_to_spill_thread(self, copy: Copy) -> None:
         self.inbox.put((self, copy))
@@ -426,6 +422,6 @@ def _sizes(copy: Copy, data: Any) -> tuple[int, int]:
     unit: Content = copy.unit  # type: ignore[assignment]
     if copy.to == DISK:
         stored: Stored = data[0]
-        return stored.room_bytes, stored.nbytes
+        return sum([piece.nbytes for piece in stored.slot]), stored.nbytes
     up_bytes = unit.bytes_up(data) if copy.source == DISK else 0
     return up_bytes, up_bytes

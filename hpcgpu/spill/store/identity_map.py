@@ -248,7 +248,7 @@ class Reader:
             if is_new:
                 sizes.append((unit, unit.measured()))
         else:
-            unit, position = HostObjects.of_held(x, held), 0
+            unit, position = HostObjects(x, name_of(held), sum(held.values()), held), 0
         for name in unit.names:
             self._contents[name] = unit
         return unit, position

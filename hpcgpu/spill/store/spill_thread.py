@@ -39,22 +39,17 @@ class SpillThread:
         self.host_is_short: Callable[[], bool] | None = None
         self._inbox = executor.inbox
         self._due = threading.Condition(LeafLock())
-        self._idle = self._stops = False
+        self._idle = False
         self._shrink_requested, self._ticked_s = False, time.monotonic()
         self._above_target: Callable[[], int] | None = None
         self._excess_s: float | None = None  # the beginning of an excess
         self._moved, self._moved_s = 0, math.inf  # the moves down from devices, and the time of the last one
         self._loop = ThreadLoop(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
 
-    def wake(self) -> None:
-        """Wake the thread, if there is a next round."""
-        if not self._stops:
-            self._inbox.put(None)
-
     def request_shrink(self, above_target: Callable[[], int] | None) -> None:
         """Ask to free host memory: a tenth at a time until ``above_target`` returns 0; without it, one tenth."""
         self._above_target, self._shrink_requested = above_target, True
-        self.wake()
+        self._executor.wake()
 
     @property
     def idle_bytes(self) -> int:
@@ -69,11 +64,11 @@ class SpillThread:
         """Wait until no move is under way or due; return whether that was in time."""
         # False while moves fail, unless they fail since the tier below is full
         if not self._loop.is_alive():
-            return self._stops
+            return self._executor.closed
         self._executor.is_watched = True
         with self._due:
             self._idle = False
-            self.wake()
+            self._executor.wake()
             return self._due.wait_for(lambda: self._idle, timeout_s)
 
     def close(self, pid: int) -> None:
@@ -81,7 +76,7 @@ class SpillThread:
         if pid != os.getpid():  # a process that a task has forked
             return
         # first: copies that are sent after the thread has read its inbox for the last time are given up
-        self._executor.closed = self._stops = True
+        self._executor.closed = True
         self._inbox.put(None)
         # the garbage collector may call this in the spill thread itself, or in a thread for which that waits
         self._loop.join(_JOIN_S)
@@ -94,12 +89,12 @@ class SpillThread:
             while True:
                 if item is not None:
                     owner, copy = item
-                    (owner.give_up if self._stops else owner.copy)(copy)
+                    (owner.give_up if self._executor.closed else owner.copy)(copy)
                     self._note()
                 item = self._inbox.get_nowait()
         except Empty:
             pass
-        if self._stops:
+        if self._executor.closed:
             self._end()
             return True
         self._tidy_up()
@@ -171,7 +166,7 @@ class SpillThread:
         if now_s - self._excess_s >= _FREE_S:
             disk.shrink()
             if disk.has_excess:
-                self.wake()  # copies come first
+                self._executor.wake()  # copies come first
 
     def _note(self) -> None:
         if line := self._log.note(self._executor.tiers(), self._executor.counters, time.monotonic()):
@@ -189,4 +184,4 @@ class SpillThread:
 
     def _pause(self, seconds: float) -> None:
         with self._due:
-            self._due.wait_for(lambda: self._stops, seconds)
+            self._due.wait_for(lambda: self._executor.closed, seconds)

@@ -130,20 +130,14 @@ class HostObjects(ObjectContent):
     _held: Held | None = None
     _lengths: Sequence[int | None] = ()  # of the objects on disk
 
-    def __init__(self, x: Any, name: Name, nbytes: int) -> None:
+    def __init__(self, x: Any, name: Name, nbytes: int, held: Held | None = None) -> None:
         super().__init__(nbytes, HOST, HOST)
+        if held and len(held) > 1:
+            self._held = dict(held)
         self.objects = [x]
         self.names = (name,)
         if type(x) is not np.ndarray:
             self.set_kind(0, type(x))
-
-    @classmethod
-    def of_held(cls, x: Any, held: Held) -> HostObjects:
-        """Return a unit of an object and the memory that it keeps (:func:`held_by`)."""
-        made = cls(x, name_of(held), sum(held.values()))
-        if len(held) > 1:
-            made._held = dict(held)
-        return made
 
     def position_of(self, x: Any, held: Held) -> tuple[int, bool]:
         """Return the position of an object, and whether the object is new, so that it has no copy."""
