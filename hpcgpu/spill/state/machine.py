@@ -50,30 +50,27 @@ class SpillState:
     def __init__(self, limits: Mapping[int, int]) -> None:
         self.accounting, self.prefetch = Accounting(limits), Prefetch()
         self.unspills, self.allocations = Unspills(self.accounting), FailedAllocations(self.accounting)
-        self.keys: dict[Hashable, tuple[Unit, ...]] = {}
         self.waiting = 0  # the number of tickets that wait
         self.stays: set[int] = set()  # tiers logged as above their limit, or as tiers from which copies fail
         self._is_leaving = False
 
-    def set(self, key: Hashable, units: tuple[Unit, ...]) -> Instructions:
-        """Let a key name these units, each once in the tuple; a new unit lies in its tier ``at``."""
-        out: list[Instruction] = []
-        old = self.keys.get(key, ())
-        self.keys[key] = units
+    def set(self, units: tuple[Unit, ...]) -> Instructions:
+        """Let one more key name these units, each once in the tuple; a new unit lies in its tier ``at``."""
         for unit in units:
             unit.keys += 1
             if unit.valid:
                 self.accounting.touch((unit,))
             else:
                 self.accounting.add(unit)
-        if old:
-            self._unname(old, out)
-        return self._settled(out)
+        return self._settled([])
 
-    def delete(self, key: Hashable) -> Instructions:
-        """Remove a key."""
+    def delete(self, units: tuple[Unit, ...]) -> Instructions:
+        """Remove a key of these units."""
         out: list[Instruction] = []
-        self._unname(self.keys.pop(key), out)
+        for unit in units:
+            unit.keys -= 1
+            if not unit.keys:
+                self._forget(unit, out)
         return self._settled(out)
 
     def used(self, units: Iterable[Unit], writes: bool = False) -> Instructions:
@@ -223,12 +220,9 @@ class SpillState:
         self.accounting.shrunk[tier] = max(0, self.accounting.bytes.get(tier, 0) - nbytes)
         return self._settled(out)
 
-    def expect(
-        self, task: Hashable, keys: Iterable[Hashable], priority: tuple[float, ...], running: bool
-    ) -> Instructions:
-        """Record the keys that a ready or running task needs; skip missing keys; the least priority runs next."""
-        units = dict.fromkeys(unit for key in keys for unit in self.keys.get(key, ()))
-        self.prefetch.add(task, tuple(units), priority, running)
+    def expect(self, task: Hashable, units: Iterable[Unit], priority: tuple[float, ...], running: bool) -> Instructions:
+        """Record the units that a ready or running task needs; the ready task of the least priority runs next."""
+        self.prefetch.add(task, tuple(unit for unit in dict.fromkeys(units) if unit.valid), priority, running)
         return self._settled([])
 
     def task_over(self, task: Hashable) -> Instructions:
@@ -246,12 +240,6 @@ class SpillState:
     def is_stuck(self) -> bool:
         """True if a copy has failed that may succeed later."""
         return bool(self.accounting.blocked) or self.unspills.pauses
-
-    def _unname(self, units: Iterable[Unit], out: list[Instruction]) -> None:
-        for unit in units:
-            unit.keys -= 1
-            if not unit.keys:
-                self._forget(unit, out)
 
     def _forget(self, unit: Unit, out: list[Instruction]) -> None:
         if not unit.keys and not unit.pins and unit.move is None and unit.valid:

@@ -221,8 +221,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
         Unknown keys are skipped. The ready task of the smallest priority runs next.
         """
-        entries = [entry for key in keys if (entry := self._entries.get(key)) is not None]
-        self._executor.report(self._executor.state.expect, task, entries, priority, running)
+        units = [unit for key in keys if (entry := self._entries.get(key)) for unit in entry.units]
+        self._executor.report(self._executor.state.expect, task, units, priority, running)
 
     def expect_no_more(self, task: Any) -> None:
         """Forget the keys of a task that is over, or does not run here."""

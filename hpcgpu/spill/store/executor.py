@@ -136,7 +136,7 @@ class Executor:
             unit.join(entry)
         for content in entry.small:
             self.state.join(content.bundle, content)
-        return self.state.set(entry, entry.units)
+        return self.state.set(entry.units)
 
     def unname(self, entry: Entry, todo: Todo) -> None:
         """Take one key or handle from an entry; under the lock."""
@@ -147,7 +147,7 @@ class Executor:
             self._forget_value(entry, todo.garbage)
             for content in entry.small:
                 self._release_member(content, todo)
-            if out := self.state.delete(entry):
+            if out := self.state.delete(entry.units):
                 self.record(out, todo)
 
     def _release_member(self, content: ObjectContent, todo: Todo) -> None:

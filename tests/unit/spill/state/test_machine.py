@@ -51,8 +51,8 @@ def copy_of(instructions: tuple[Instruction, ...]) -> Copy:
 
 def test_units_above_the_limit_go_down_least_recent_first() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    assert state.set("a", (a,)) == ()
-    copy = copy_of(state.set("b", (b,)))
+    assert state.set((a,)) == ()
+    copy = copy_of(state.set((b,)))
     assert copy == Copy(a, DEVICE, HOST, None, 6, a.age)
     assert state.moved(copy) == (Drop(a, DEVICE),)
     assert state.accounting.bytes == {DEVICE: 6, HOST: 6}
@@ -64,7 +64,7 @@ def test_units_on_their_way_down_are_not_chosen_again(monkeypatch: pytest.Monkey
     may_go = Accounting.may_go
     monkeypatch.setattr(Accounting, "may_go", lambda tiers, unit: looked_at.append(unit) or may_go(tiers, unit))
     state, many = SpillState({DEVICE: 10}), units(*[1] * 500)
-    copies = [c for unit in many for c in state.set(unit.name, (unit,)) if isinstance(c, Copy)]
+    copies = [c for unit in many for c in state.set((unit,)) if isinstance(c, Copy)]
     assert len(copies) >= 490
     assert len(looked_at) < 10 * len(many)
     for copy in copies:
@@ -75,8 +75,8 @@ def test_units_on_their_way_down_are_not_chosen_again(monkeypatch: pytest.Monkey
 
 def test_reader_of_a_unit_going_down_does_not_wait() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    state.set("a", (a,))
-    down = copy_of(state.set("b", (b,)))
+    state.set((a,))
+    down = copy_of(state.set((b,)))
     reader = Ticket((a,))
     assert state.need(reader)[0] == Resume(reader)
     assert Drop(a, DEVICE) not in state.moved(down)
@@ -85,7 +85,7 @@ def test_reader_of_a_unit_going_down_does_not_wait() -> None:
 
 def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
     state, (a,) = SpillState({DEVICE: 5}), units(6)
-    state.moved(copy_of(state.set("a", (a,))))
+    state.moved(copy_of(state.set((a,))))
     reader = Ticket((a,))
     assert state.moved(copy_of(state.need(reader))) == (Resume(reader),)
     assert state.release(reader) == (Drop(a, DEVICE, may_be_read=True),)
@@ -93,7 +93,7 @@ def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
 
 def test_peer_gets_host_bytes_without_the_device() -> None:
     state, (a,) = SpillState({DEVICE: 5, HOST: 5}), units(6)
-    state.moved(copy_of(state.moved(copy_of(state.set("a", (a,))))))
+    state.moved(copy_of(state.moved(copy_of(state.set((a,))))))
     assert a.tier == DISK
     peer = Ticket((a,), for_peer=True)
     up = copy_of(state.need(peer))
@@ -103,23 +103,23 @@ def test_peer_gets_host_bytes_without_the_device() -> None:
 
 def test_a_full_disk_is_said_once_and_tried_again_at_a_tick() -> None:
     state, (a, b) = SpillState({HOST: 5}), units(6, 7, top=HOST)
-    down = copy_of(state.set("a", (a,)))
+    down = copy_of(state.set((a,)))
     said = state.failed(down, FULL)
     assert said == (Say("stays", HOST, 6, FULL),)
-    assert state.set("b", (b,)) == () and state.is_stuck  # it is bigger
+    assert state.set((b,)) == () and state.is_stuck  # it is bigger
     assert kinds(state.tick()) == [Copy, Copy]
 
 
 def test_what_is_smaller_than_what_failed_is_tried_at_once() -> None:
     state, (a, b) = SpillState({HOST: 5}), units(6, 3, top=HOST)
-    state.failed(copy_of(state.set("a", (a,))), FULL)
-    assert copy_of(state.set("b", (b,))).unit is b
+    state.failed(copy_of(state.set((a,))), FULL)
+    assert copy_of(state.set((b,))).unit is b
 
 
 def test_what_cannot_be_pickled_stays_for_good() -> None:
     state, (a,) = SpillState({HOST: 5}), units(6, top=HOST)
     error = TypeError("cannot pickle")
-    assert state.failed(copy_of(state.set("a", (a,))), error, for_good=True) == (Say("immovable", HOST, 6, error),)
+    assert state.failed(copy_of(state.set((a,))), error, for_good=True) == (Say("immovable", HOST, 6, error),)
     assert state.tick() == () and not state.is_stuck
 
 
@@ -137,7 +137,7 @@ def test_disk_limit_holds_is_logged_and_copies_make_room() -> None:
 
 def test_failed_read_back_fails_readers_and_worker_leaves_once() -> None:
     state, (a,) = SpillState({HOST: 5}), units(6, top=HOST)
-    state.moved(copy_of(state.set("a", (a,))))
+    state.moved(copy_of(state.set((a,))))
     lost, first, second = OSError("Input/output error"), Ticket((a,)), Ticket((a,))
     up = copy_of(state.need(first))
     assert state.failed(up, lost, for_good=True) == (Leave(a, lost), Fail(first, lost))
@@ -146,8 +146,8 @@ def test_failed_read_back_fails_readers_and_worker_leaves_once() -> None:
 
 def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
     state, (a, b) = SpillState({}), units(6, 6)
-    state.set("a", (a,))
-    state.set("b", (b,))
+    state.set((a,))
+    state.set((b,))
     room = FailedAllocation(DEVICE, 10)
     first, second = state.alloc_failed(room)
     assert isinstance(first, Copy) and isinstance(second, Copy) and first.by is room
@@ -157,7 +157,7 @@ def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
 
 def test_an_allocation_fails_when_nothing_can_go() -> None:
     state, (a,) = SpillState({}), units(6)
-    state.set("a", (a,))
+    state.set((a,))
     state.need(Ticket((a,)))
     room = FailedAllocation(DEVICE, 1)
     assert state.alloc_failed(room) == (Fail(room, None),)
@@ -165,8 +165,8 @@ def test_an_allocation_fails_when_nothing_can_go() -> None:
 
 def test_shrinking_frees_idle_memory_then_moves_data() -> None:
     state, (a, b) = SpillState({HOST: 100}), units(6, 6, top=HOST)
-    state.set("a", (a,))
-    state.set("b", (b,))
+    state.set((a,))
+    state.set((b,))
     release, copy = state.shrink(HOST, 5)
     assert isinstance(copy, Copy) and release == Trim(HOST)
     assert state.moved(copy) == (Drop(copy.unit, HOST), Trim(HOST))
@@ -174,10 +174,10 @@ def test_shrinking_frees_idle_memory_then_moves_data() -> None:
 
 def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    state.set("a", (a,))
-    state.moved(copy_of(state.set("b", (b,))))
-    assert state.expect("task", ["a"], (0,), running=False) == ()  # no room, and nothing moves for it
-    drop, up = state.delete("b")
+    state.set((a,))
+    state.moved(copy_of(state.set((b,))))
+    assert state.expect("task", [a], (0,), running=False) == ()  # no room, and nothing moves for it
+    drop, up = state.delete((b,))
     assert drop == Drop(b, DEVICE)
     assert up == Copy(a, HOST, DEVICE, None, 6, a.age)
     reader = Ticket((a,))
@@ -189,10 +189,10 @@ def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
 
 def test_a_failed_prefetch_is_not_tried_again_before_a_tick() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    state.set("a", (a,))
-    state.moved(copy_of(state.set("b", (b,))))
-    state.expect("task", ["a"], (0,), running=False)
-    up = copy_of(state.delete("b"))
+    state.set((a,))
+    state.moved(copy_of(state.set((b,))))
+    state.expect("task", [a], (0,), running=False)
+    up = copy_of(state.delete((b,)))
     assert state.failed(up, MemoryError()) == () and state.is_stuck
     assert copy_of(state.tick()).unit is a
 
@@ -201,8 +201,8 @@ def test_only_the_next_few_tasks_are_looked_at_in_their_order() -> None:
     state, there = SpillState({DEVICE: 50}), units(*[10] * 6)
     for unit in there:
         unit.at = HOST
-        state.set(unit.name, (unit,))
-    ups = [state.expect(i, [i], (6 - i,), running=False) for i in range(6)]
+        state.set((unit,))
+    ups = [state.expect(i, [unit], (6 - i,), running=False) for i, unit in enumerate(there)]
     assert [copy_of(up).unit.name for up in ups if up] == [0]  # one at a time
     order = [0]
     copy = copy_of(ups[0])
@@ -216,7 +216,7 @@ def test_unit_without_a_key_is_not_needed_and_copies_end_once() -> None:
     state, (a,) = SpillState({DEVICE: 5}), units(6)
     with pytest.raises(ValueError, match="no key names"):
         state.need(Ticket((a,)))
-    copy = copy_of(state.set("a", (a,)))
+    copy = copy_of(state.set((a,)))
     state.moved(copy)
     with pytest.raises(ValueError, match="under way"):
         state.moved(copy)
@@ -359,10 +359,10 @@ def uploads_of_forty_uses(choose: Choice) -> int:
     """Use two arrays in turn that have been down once, beside cold ones that leave room for one of the two."""
     store = Instant({DEVICE: 10_000}, choose)
     hot, cold = [Unit(0, 1500), Unit(1, 1500)], [Unit(i, 1000) for i in range(2, 10)]
-    store.set(*hot, *cold, Unit(10, 1000), Unit(11, 1000))
+    last = Unit(10, 1000), Unit(11, 1000)
+    store.set(*hot, *cold, *last)
     assert [unit.tier for unit in hot] == [HOST, HOST]
-    for key in (10, 11):
-        store.run(store.state.delete(key))
+    store.run(store.state.delete(last))
     for i in range(40):
         store.use(hot[i % 2])
     return store.up // 1500

@@ -131,7 +131,7 @@ def test_no_thread_keeps_another_waiting(stored: NewStore, monkeypatch: pytest.M
         assert store.settle(scaled(20))
         executor = store._executor
         with executor.lock:
-            units = {unit for entry in executor.state.keys for unit in executor.state.keys[entry]}
+            units = {unit for entry in store._entries.values() for unit in entry.units}
             assert list(broken(executor.state, units, [], [])) == []
             assert executor.state.accounting.moves == 0
         for key in list(store):
