@@ -18,9 +18,9 @@ _HOMES = {
     "PBSGPUCluster": "hpcgpu.deploy.cluster.classes",
     "SLURMGPUCluster": "hpcgpu.deploy.cluster.classes",
     "asproxy": "hpcgpu.spill.proxies",
-    "bindings": "hpcgpu.deploy.workers",
-    "memory": "hpcgpu.deploy.workers",
-    "trim_memory": "hpcgpu.deploy.workers",
+    "bindings": "hpcgpu.deploy.dashboard",
+    "memory": "hpcgpu.deploy.dashboard",
+    "trim_memory": "hpcgpu.deploy.dashboard",
     "unproxy": "hpcgpu.spill.proxies",
 }
 

@@ -236,7 +236,7 @@ def _fork_child(fds: list[int], inherited: tuple[int, ...]) -> int:
 
 
 class ForkServerSpawner:
-    """Implements ``deploy.processes.Spawner``; ``on_death`` is called when the fork server and its forks are gone."""
+    """Forks processes; ``on_death`` is called when the fork server, and with it every one of them, is gone."""
 
     def __init__(self, fork_server: ForkServer, on_death: Callable[[], None]) -> None:
         self.fork_server, self._on_death = fork_server, on_death

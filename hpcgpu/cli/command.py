@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -22,9 +21,13 @@ from hpcgpu.report import Table
 Function = Callable[..., Any]
 FILE = click.Path(readable=False)  # any text; the shell completes names of files
 # Kinds of options that may be repeated, and how each value is written.
-MANY: Mapping[str, str] = MappingProxyType(
-    {"texts": "TEXT", "lines": "LINE", "nics": "NAME", "environment": "NAME=VALUE", "numbers": "NAME=NUMBER"}
-)
+MANY: Mapping[str, str] = {
+    "texts": "TEXT",
+    "lines": "LINE",
+    "nics": "NAME",
+    "environment": "NAME=VALUE",
+    "numbers": "NAME=NUMBER",
+}
 _OPTION_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 # Where a setting of the command line comes from, in plans and errors.
 FROM = "option --{flag}"
@@ -75,26 +78,15 @@ class Group(_WithExamples, click.Group):
         super().__init__(*args, **kwargs)
         self.headings = headings or {}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names below headings first; called by click."""
-        first = [name for names in self.headings.values() for name in names if name in self.commands]
-        return [*first, *(name for name in super().list_commands(ctx) if name not in first)]
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands; called by click."""
-        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
-        below = {name: heading for heading, group in self.headings.items() for name in group}
-        width = max(map(len, names), default=0)
-        help_width = formatter.width - width - 6
-        for heading in (*self.headings, "Commands"):
-            rows = [
-                (f"{n:{width}}", self.commands[n].get_short_help_str(help_width))
-                for n in names
-                if below.get(n, "Commands") == heading
-            ]
-            if rows:
+        others = set(self.commands).difference(*self.headings.values())
+        width = max(map(len, self.commands))
+        for heading, names in {**self.headings, "Commands": sorted(others)}.items():
+            if names:
+                helps = (self.commands[name].get_short_help_str(formatter.width - width - 6) for name in names)
                 with formatter.section(heading):
-                    formatter.write_dl(rows)
+                    formatter.write_dl([(f"{name:{width}}", text) for name, text in zip(names, helps, strict=True)])
 
 
 def example_lines(examples: Mapping[str, str]) -> Iterator[str]:
@@ -112,8 +104,7 @@ def setting_options(entry_point: str = "", *names: str) -> Callable[[Function], 
 
     def add(function: Function) -> Function:
         for field in reversed([f for f in options() if not names or user_name(f) in names]):
-            hidden = bool(entry_point) and user_name(field) in unused(entry_point)
-            function = _option(field, hidden=hidden)(function)
+            function = _option(field, hidden=user_name(field) in unused(entry_point))(function)
         return function
 
     return add

@@ -31,7 +31,6 @@ from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
 from hpcgpu.config import layers
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import log
 from hpcgpu.model import settings
 from hpcgpu.report import Column, Table
 
@@ -115,7 +114,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
 @json_option("the bindings")
 def config(scheduler: str | None, scheduler_file: str | None, as_json: bool, **tls: str | None) -> None:
     """Show how the workers of hpcgpu at SCHEDULER are bound, read back from the kernel: GPU, cores, memory, ports."""
-    from hpcgpu.deploy.workers import bindings_at
+    from hpcgpu.deploy.dashboard import bindings_at
 
     files = {name.replace("worker", "client"): file for name, file in tls.items() if file}
     table = bindings_at(_address(scheduler, scheduler_file), files).table
@@ -146,9 +145,6 @@ def _address(address: str | None, file: str | None) -> str:
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": FILE, "metavar": "SCRIPT [ARGUMENTS]..."}
 _NO_SCRIPT: dict[str, Any] = {**_SCRIPT, "metavar": "[SCRIPT [ARGUMENTS]...]"}
 _SCRIPT_LAST = {"allow_interspersed_args": False}
-# Other names of hpcgpu plan, for one release.
-_DRY = click.option("--dry-run", is_flag=True, hidden=True, help="As hpcgpu plan.")
-_DRY_JSON = click.option("--json", "as_json", is_flag=True, hidden=True, help="With --dry-run: as hpcgpu plan --json.")
 
 _HEADINGS = {
     "Try it without a GPU": ("demo",),
@@ -187,10 +183,10 @@ for _command in (facts.ps, facts.logs, facts.stop, facts.site, doctor, report, t
     hpcgpu.add_command(_command)
 
 
-def _templates() -> list[str]:
-    from hpcgpu.deploy.settings import template_names
+def _templates() -> dict[str, Path]:
+    from hpcgpu.deploy.settings import templates
 
-    return template_names()
+    return templates()
 
 
 @hpcgpu.command(short_help="Run two SVDs on four simulated GPUs.", examples={"hpcgpu demo": ""})
@@ -213,21 +209,13 @@ def demo(memory_limit: str) -> None:
         "srun -n 9 --overcommit hpcgpu run my_script.py": "one rank each, in a Slurm job",
     },
 )
-@_DRY
-@_DRY_JSON
 @setting_options(layers.RUN)
 @click.argument("script", **_SCRIPT)
-def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: object) -> None:
+def run(script: tuple[str, ...], **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
     from hpcgpu.deploy import start
 
-    options, script = typed_settings(arguments), _checked(script, layers.RUN)
-    if _is_plan(dry_run, as_json, "hpcgpu run --dry-run"):
-        from hpcgpu.deploy import preview
-
-        _show(preview.of_run(options, FROM, script), as_json)
-    else:
-        start.run(options, FROM, script)
+    start.run(typed_settings(arguments), FROM, _checked(script, layers.RUN))
 
 
 @hpcgpu.command(
@@ -238,53 +226,19 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
         "hpcgpu plan --script my_script.py": "the srun or mpirun line that it takes",
     },
 )
-@click.option("--print", "only_print", is_flag=True, hidden=True, help="As hpcgpu plan --script.")
-@_DRY
-@_DRY_JSON
 @click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
 @setting_options(layers.LAUNCH)
 @click.argument("script", **_SCRIPT)
-def launch(
-    script: tuple[str, ...], only_print: bool, dry_run: bool, as_json: bool, document: str | None, **arguments: object
-) -> None:
+def launch(script: tuple[str, ...], document: str | None, **arguments: object) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
     from hpcgpu.deploy import start
 
     options = typed_settings(arguments)
     if document is not None:
-        if options or script or only_print or dry_run or as_json:
+        if options or script:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_document(document)
-    script = _checked(script, layers.LAUNCH)
-    if only_print or _is_plan(dry_run, as_json, "hpcgpu launch --dry-run"):
-        from hpcgpu.deploy import preview
-
-        planned = preview.of_launch(options, FROM, script)
-        if only_print:
-            _say_alias("hpcgpu launch --print", "hpcgpu plan --script")
-            click.echo(planned.script)
-        else:
-            _show(planned, as_json)
-    else:
-        start.launch(options, FROM, script)
-
-
-@hpcgpu.command(
-    short_help="An older name of plan --script.",
-    hidden=True,
-    context_settings=_SCRIPT_LAST,
-    examples={"hpcgpu plan --batch slurm --gpus sim:4 --script": "the same"},
-)
-@click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; the site's if there is one.")
-@setting_options("hpcgpu plan")
-@click.argument("script", **_NO_SCRIPT)
-def jobscript(script: tuple[str, ...], batch: str | None, **arguments: object) -> None:
-    """Do as hpcgpu plan --script: the same under an older name."""
-    from hpcgpu.deploy.jobs.batch_client import read_job
-
-    _say_alias("hpcgpu jobscript", "hpcgpu plan --script")
-    _, spec, system = read_job(typed_settings(arguments), FROM, _checked(script, "hpcgpu plan"), batch)
-    click.echo(system.script(spec), nl=False)
+    start.launch(options, FROM, _checked(script, layers.LAUNCH))
 
 
 @hpcgpu.command(
@@ -351,27 +305,19 @@ def plan(  # each is an option
 @click.argument("name", required=False, shell_complete=completion(_templates))
 def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
-    from hpcgpu.deploy.settings import purpose_and_usage, template_folder, template_names, template_text
+    from hpcgpu.deploy.settings import package_folder, purpose_and_usage
 
-    about = {name: dict(zip(("about", "usage"), purpose_and_usage(name), strict=True)) for name in template_names()}
+    paths = _templates()
+    about = {each: dict(zip(("about", "usage"), purpose_and_usage(path), strict=True)) for each, path in paths.items()}
     columns = (Column("template", kind="name"), Column("about"))
     text: Table | str = Table(columns, [(each, row["about"]) for each, row in about.items()])
-    if only_folder or name:
-        text = template_text(name) if name and not only_folder else f"{template_folder()}\n"
+    if name and name not in paths:
+        raise ConfigError(f"there is no template {name!r}; there are: {', '.join(paths)}")
+    if only_folder:
+        text = f"{package_folder('jobscripts')}\n"
+    elif name:
+        text = paths[name].read_text()
     show_text(text, about if as_json else None)
-
-
-def _is_plan(dry_run: bool, as_json: bool, command: str) -> bool:
-    """Return whether --dry-run was given; say that it is another name."""
-    if as_json and not dry_run:
-        raise ConfigError("--json needs --dry-run: a run prints the output of its script; give both, or neither")
-    if dry_run:
-        _say_alias(command, "hpcgpu plan")
-    return dry_run
-
-
-def _say_alias(name: str, better: str) -> None:
-    log.say(f"{name} is another name of '{better}', and will be gone in the next release")
 
 
 def _show(plan: Preview, as_json: bool) -> None:

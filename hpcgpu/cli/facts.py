@@ -19,6 +19,7 @@ from hpcgpu.cli.command import (
     command,
     completion,
     example_lines,
+    flag,
     json_option,
     setting_options,
     show_text,
@@ -157,10 +158,7 @@ def next_steps() -> str:
     lines = {"hpcgpu demo": "two SVDs on simulated GPUs"}
     lines[f"hpcgpu run {'' if gpus else '--gpus sim:4 '}my_script.py"] = "on this machine"
     if not job.startswith("no job"):
-        lines = {
-            "hpcgpu launch my_script.py": "on all nodes of this job",
-            "hpcgpu topo": "its GPUs and workers",
-        }
+        lines = {"hpcgpu launch my_script.py": "on all nodes of this job", "hpcgpu topo": "its GPUs and workers"}
     elif batch or site:
         size = f"--site {site[0]} --gpus 8" if site else f"--batch {batch} --nodes 2 --gpus-per-node 4"
         lines = {f"hpcgpu plan {size}": "look before you submit", "hpcgpu doctor": "can workers connect?"}
@@ -195,12 +193,12 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
 
     With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.preview import Selection, compare_files, plan_machine, svg
+    from hpcgpu.deploy.preview import compare_files, plan_machine, svg
 
     if diff:
-        unused = {"--json": as_json, "--svg": picture, **{f"--{n.replace('_', '-')}": v for n, v in options.items()}}
-        if flag := next((flag for flag, value in unused.items() if value not in (None, False, ())), ""):
-            raise ConfigError(f"{flag} with --diff, which compares machines and plans nothing: leave one out")
+        unused = {"json": as_json, "svg": picture, **options}
+        if name := next((name for name, value in unused.items() if value not in (None, False, ())), ""):
+            raise ConfigError(f"{flag(name)} with --diff, which compares machines and plans nothing: leave one out")
         try:
             differing = compare_files(files)
         except HpcGpuError as e:
@@ -213,8 +211,8 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
         if options["gpus"]:
             raise ConfigError(f"--gpus {options['gpus']} with --simulate {simulate}: give one of the two")
         options["gpus"] = f"sim:{simulate}"
-    part = Selection(**{name: options.pop(name) for name in ("file", "cpuset", "gpus", "workers")})
-    planned = plan_machine(part, typed_settings(options), FROM)
+    part = {name: options.pop(name) for name in ("file", "cpuset", "gpus", "workers")}
+    planned = plan_machine(typed_settings(options), FROM, **part)
     if picture is not None:
         try:
             Path(picture).write_text(svg(planned))
@@ -307,12 +305,7 @@ def doctor(
     return exit_code(findings)
 
 
-_SITES = (
-    Column("site", kind="name"),
-    Column("batch"),
-    Column("machine", kind="prose"),
-    Column("GPUs of a node"),
-)
+_SITES = (Column("site", kind="name"), Column("batch"), Column("machine", kind="prose"), Column("GPUs of a node"))
 
 
 @click.group(
@@ -380,11 +373,12 @@ def check(file: str, as_json: bool) -> None:
     """Check site file FILE: wrong keys, wrong values and rules that contradict each other, each with its line."""
     from hpcgpu.config.sites.read import contradictions
     from hpcgpu.deploy import settings
+    from hpcgpu.model.site import dotted
 
     machine = settings.load_site(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
     if wrong := tuple(contradictions(machine)):
         raise ConfigError("\n".join(wrong))
-    without = [where for where, tags in machine.blocks() if not tags]
+    without = [dotted(path) for path, _, tags in machine.blocks() if not tags]
     queues = [queue.name for queue in machine.queues]
     facts = {"name": machine.name, "batch": machine.batch, "queues": queues, "without_source": without}
     text = f"{file} is a site file: {machine.name}, {machine.batch}, {len(queues)} queues\n"

@@ -67,16 +67,12 @@ def option_of(directive: str) -> str:
     return " ".join(words[: 2 if words[:1] == ["-l"] else 1])
 
 
-def _whole(value: object, noun: str, least: int) -> int:
+def _whole(value: object, noun: str, least: int, allowed: str = "") -> int:
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{value!r} is not a {noun}; allowed: a whole number from {least}")
+        raise ConfigError(f"{value!r} is not a {noun}; allowed: {allowed}a whole number from {least}")
     return value
-
-
-def _count(_: Field[Any], value: object) -> int:
-    return _whole(value, "count", 1)
 
 
 def _port(option: Field[Any], value: object) -> int:
@@ -94,16 +90,9 @@ def _port(option: Field[Any], value: object) -> int:
     return int(number)
 
 
-def _cores(option: Field[Any], value: object) -> str | int:
-    if value in CORES:
-        return str(value)
-    try:
-        return _count(option, value)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{value!r} is not a number of cores; allowed: 'all' (equal shares), 'local' (the cores on the GPU's NUMA "
-            "node), or a whole number from 1 for each worker"
-        ) from error
+def _cores(_: Field[Any], value: object) -> str | int:
+    words = "'all' (equal shares), 'local' (the cores on the GPU's NUMA node), or for each worker "
+    return str(value) if value in CORES else _whole(value, "number of cores", 1, words)
 
 
 def _nics(option: Field[Any], value: object) -> str | tuple[str, ...]:
@@ -175,23 +164,17 @@ def _choice(option: Field[Any], value: object) -> str:
     raise ConfigError(f"{value!r} is not a choice; allowed: {', '.join(choices)}")
 
 
-def _texts(_: Field[Any], value: object) -> tuple[str, ...]:
+def _texts(option: Field[Any], value: object) -> tuple[str, ...]:
+    """Read texts; of shell lines a text of several lines is several, and empty lines go."""
     entries = _parts(value)
     if not isinstance(entries, Iterable) or isinstance(entries, (str, Mapping, bytes)):
         raise ConfigError(f"{value!r} is not a list; allowed: a list of texts, or one text")
     texts = tuple(entries)
     if wrong := [e for e in texts if not isinstance(e, str)]:
         raise ConfigError(f"{wrong[0]!r} is not text; allowed: a list of texts of one line each")
-    return tuple(one_line(e) for e in texts)
-
-
-def _lines(option: Field[Any], value: object) -> tuple[str, ...]:
-    """Read shell lines; a text of several lines is several, and empty lines go."""
-    entries = _parts(value)
-    if isinstance(entries, Iterable) and not isinstance(entries, (str, Mapping, bytes)):
-        split = [e.replace("\r\n", "\n").split("\n") if isinstance(e, str) else [e] for e in entries]
-        entries = [line for lines in split for line in lines if not isinstance(line, str) or line.strip()]
-    return _texts(option, entries)
+    if option.metadata["kind"] == "lines":
+        texts = tuple(line for e in texts for line in e.replace("\r\n", "\n").split("\n") if line.strip())
+    return tuple(map(one_line, texts))
 
 
 def _parts(value: object) -> object:
@@ -272,30 +255,27 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
     return MappingProxyType(variables)
 
 
-READERS: Mapping[str, Callable[[Field[Any], object], Any]] = MappingProxyType(
-    {
-        "count": _count,
-        "port": _port,
-        "number": lambda _, value: _whole(value, "number", 0),
-        "cores": _cores,
-        "nics": _nics,
-        "bytes": _node_bytes,
-        "duration": _duration,
-        "seconds": _seconds,
-        "limit": lambda _, value: settings.read_limit(value),
-        "device-limit": lambda _, value: settings.read_device_limit(value),
-        "host-limit": lambda _, value: settings.read_host_limit(value),
-        "gpus": _gpus,
-        "simulate": _simulate,
-        "choice": _choice,
-        "text": lambda _, value: read_text(value),
-        "texts": _texts,
-        "lines": _lines,
-        "flag": _flag,
-        "numbers": _numbers,
-        "environment": _environment,
-    }
-)
+READERS: Mapping[str, Callable[[Field[Any], object], Any]] = {
+    "count": lambda _, value: _whole(value, "count", 1),
+    "port": _port,
+    "number": lambda _, value: _whole(value, "number", 0),
+    "cores": _cores,
+    "nics": _nics,
+    "bytes": _node_bytes,
+    "duration": _duration,
+    "seconds": _seconds,
+    "limit": lambda _, value: settings.read_limit(value),
+    "device-limit": lambda _, value: settings.read_device_limit(value),
+    "host-limit": lambda _, value: settings.read_host_limit(value),
+    "gpus": _gpus,
+    "simulate": _simulate,
+    "choice": _choice,
+    "text": lambda _, value: read_text(value),
+    **dict.fromkeys(("texts", "lines"), _texts),
+    "flag": _flag,
+    "numbers": _numbers,
+    "environment": _environment,
+}
 
 
 LIBRARIES = ("cupy", "torch")  # RMM has an allocator for these and for numba (rmm.allocators, 26.10)
@@ -303,13 +283,12 @@ LIBRARIES = ("cupy", "torch")  # RMM has an allocator for these and for numba (r
 
 def check_settings(settings: Settings, site: Site | None = None) -> None:
     """Raise ConfigError, with values and sources, if settings contradict each other or do not fit the site's nodes."""
-    _check_trust(settings)
     _check_network(settings, site)
     _check_gpus(settings, site)
     _check_rapids(settings)
 
 
-def _check_trust(settings: Settings) -> None:
+def _check_network(settings: Settings, site: Site | None) -> None:
     both = f"{settings.cite('protocol')} with {settings.cite('security')}"
     if settings.protocol == "ucx" and settings.security:
         raise ConfigError(f"{both}: UCX cannot encrypt; leave security out and accept it, or use protocol='tls'")
@@ -317,16 +296,13 @@ def _check_trust(settings: Settings) -> None:
         raise ConfigError(f"{both}: leave one of the two out; without TLS it is protocol='tcp'")
     if settings.protocol == "tcp" and settings.security:
         raise ConfigError(f"{both}: tcp is not encrypted; leave protocol out, or use protocol='tls'")
-
-
-def _check_network(settings: Settings, site: Site | None) -> None:
     if settings.protocol == "ucx" and "rendezvous" in settings.sources and settings.rendezvous == "mpi":
         raise ConfigError(
             f"{settings.cite('rendezvous')} with {settings.cite('protocol')}: MPI brings a UCX of its own into the "
             "process, with which the other does not work; leave rendezvous out: the ranks meet by files then"
         )
     if settings.protocol == "ucx" and site is not None and not site.ucx:
-        cited = site.cited(site.network.source, "network", "ucx")
+        cited = site.cited(site.network, "ucx")
         raise ConfigError(
             f"{settings.cite('protocol')} on {site.name}: UCX has no transport for this site's network "
             f"({cited}); leave protocol out, which gives tls on the nearest interface"
@@ -337,16 +313,14 @@ def _check_gpus(settings: Settings, site: Site | None) -> None:
     per_node = settings.gpus_per_node
     if per_node is None:
         return
-
     if settings.gpus is not None:
-        count = parse_simulated(settings.gpus).per_node
-        if count != per_node:
+        if (count := parse_simulated(settings.gpus).per_node) != per_node:
             raise ConfigError(
                 f"{settings.cite('gpus_per_node')}, but {settings.cite('gpus')} simulates {count} on each node; leave "
                 "gpus_per_node out"
             )
     elif site is not None and (node := site.node(settings.queue)) and per_node > node.gpus and settings.site_limits:
-        cited = site.cited(node.source, *site.path_of(node), "gpus")
+        cited = site.cited(node, "gpus")
         raise ConfigError(
             f"{settings.cite('gpus_per_node')}, but a node of {site.name} has {node.gpus} ({cited}); allowed: 1 to "
             f"{node.gpus}; more GPUs by nodes="
@@ -413,38 +387,32 @@ def read(text: str) -> RunDocument:
     """Parse a run document: ``read(render(d)) == d``; raise ConfigError for other text, version or values."""
     try:
         raw = json.loads(text)
-    except ValueError as error:
+        version = raw["version"]
+    except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"not a run document (it is made by hpcgpu, not by hand): {error}: {text[:80]!r}") from error
-    if not isinstance(raw, dict) or "version" not in raw:
-        raise ConfigError(f"not a run document (it is made by hpcgpu, not by hand): {text[:80]!r}")
-    if type(raw["version"]) is not int or raw["version"] != VERSION:
+    if type(version) is not int or version != VERSION:
         raise ConfigError(
-            f"run document of version {raw['version']!r}, but this hpcgpu reads version {VERSION}: the hpcgpu that "
+            f"run document of version {version!r}, but this hpcgpu reads version {VERSION}: the hpcgpu that "
             "made it and the one on this node differ; install the same on both, or make the job script anew"
         )
     expected = {f.name for f in fields(RunDocument)} | {"sources"}
     if set(raw) != expected:
         raise ConfigError(f"run document with keys {sorted(raw)}; expected {sorted(expected)}")
+    sources, script = raw["sources"], raw["script"]
     _check("shape", raw["shape"], raw["shape"] in SHAPES, f"one of {', '.join(SHAPES)}")
-    _check("script", raw["script"], _are_texts(raw["script"]), "a list of texts")
+    _check("script", script, isinstance(script, list) and _are_texts(script), "a list of texts")
     for name in ("folder", "launch", "exit_file"):
         _check(name, raw[name], isinstance(raw[name], str), "text")
     _check("settings", raw["settings"], isinstance(raw["settings"], dict), "an object")
-    sources = raw["sources"]
-    _check("sources", sources, isinstance(sources, dict) and _are_texts(list(sources.values())), "texts by name")
-    settings = Settings(**_values(raw["settings"]), sources=MappingProxyType(sources))
-    return RunDocument(settings, raw["shape"], tuple(raw["script"]), raw["folder"], raw["launch"], raw["exit_file"])
-
-
-def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the settings' values; refuse a value that reading would change (``"2"`` for ``2``)."""
+    _check("sources", sources, isinstance(sources, dict) and _are_texts(sources.values()), "texts by name")
     by_name = {option.name: option for option in options()}
     values: dict[str, Any] = {}
-    for name, value in raw.items():
+    for name, value in raw["settings"].items():
         _check("settings", name, name in by_name, "names of settings")
         values[name] = read_value(by_name[name], value, "the run document")
-        _check(f"settings.{name}", value, _plain(values[name]) == value, "what hpcgpu writes")
-    return values
+        _check(f"settings.{name}", value, _plain(values[name]) == value, "what hpcgpu writes")  # not "2" for 2
+    settings = Settings(**values, sources=MappingProxyType(sources))
+    return RunDocument(settings, raw["shape"], tuple(script), raw["folder"], raw["launch"], raw["exit_file"])
 
 
 def _plain(value: object) -> object:
@@ -456,8 +424,8 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _check(path: str, value: object, right: bool, allowed: str) -> None:

@@ -39,21 +39,14 @@ def read_settings(
     keywords: Mapping[str, object],
     *,
     site: Site | None = None,
-    dask_config: Mapping[str, object] = MappingProxyType({}),
+    dask_config: Mapping[str, object] = MappingProxyType({}),  # section hpcgpu, with hyphens or underscores
     environ: Mapping[str, str] = MappingProxyType({}),
-    given_from: str = "keyword {name}",
-    jobqueue: tuple[str, Mapping[str, object]] | None = None,
-    asks: bool = False,
-    dask_places: Mapping[str, str] = MappingProxyType({}),
+    given_from: str = "keyword {name}",  # where a keyword was set; or "option --{flag}"
+    jobqueue: tuple[str, Mapping[str, object]] | None = None,  # the section's name, and its values beyond the defaults
+    asks: bool = False,  # a job is requested: its CPUs and memory follow from the site's nodes
+    dask_places: Mapping[str, str] = MappingProxyType({}),  # the file or variable of names of dask_config
 ) -> Settings:
-    """Read settings from all layers, and check them one by one and together.
-
-    Raises ConfigError for an unknown name, an invalid value, or values that contradict each other. ``given``: by user
-    name or dask-jobqueue's name. ``asks``: a job is requested, so its CPUs and memory follow from the site's nodes.
-    ``jobqueue``: the section's name, and its values beyond the defaults. ``dask_config``: the section ``hpcgpu``, with
-    hyphens or underscores. ``dask_places``: the file or variable of its names. ``given_from`` formats the source of a
-    given value: ``"option --{flag}"``.
-    """
+    """Read settings from all layers; ConfigError for unknown names, invalid values, or contradictions."""
     layers = [
         read_layer(
             {name: "off" if value is None and name in _NONE_IS_OFF else value for name, value in keywords.items()},
@@ -101,12 +94,11 @@ def chosen_site(
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
     """Return the name or path of the requested site file, by the same precedence; None if none is requested."""
-    sources = {
-        "keyword site": keywords.get("site"),
-        PREFIX + "SITE": environ.get(PREFIX + "SITE") or None,
-        "dask config hpcgpu.site": _section(dask_config).get("site"),
-    }
-    for where, value in sources.items():
+    for where, value in (
+        ("keyword site", keywords.get("site")),
+        (PREFIX + "SITE", environ.get(PREFIX + "SITE") or None),
+        ("dask config hpcgpu.site", _section(dask_config).get("site")),
+    ):
         if value is not None:
             return str(read_value(BY_NAME["site"], value, where))
     return None
@@ -256,19 +248,17 @@ RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = ENTRY_POINTS = (
     *("hpcgpu run", "hpcgpu launch", "hpcgpu plan with a script"),
     *("GPURunner", "LocalGPUCluster"),
 )
-_UNUSED: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        RUN: {**_REQUEST, **_CLIENT, **_START},
-        LAUNCH: {**_REQUEST, **_CLIENT},
-        JOBSCRIPT: _CLIENT,
-        RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
-        LOCAL: {
-            **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
-            "progress": "it is for scripts of 'hpcgpu run' and 'hpcgpu launch'; distributed.progress(futures) is for "
-            "the futures of a client",
-        },
-    }
-)
+_UNUSED: Mapping[str, Mapping[str, str]] = {
+    RUN: {**_REQUEST, **_CLIENT, **_START},
+    LAUNCH: {**_REQUEST, **_CLIENT},
+    JOBSCRIPT: _CLIENT,
+    RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
+    LOCAL: {
+        **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
+        "progress": "it is for scripts of 'hpcgpu run' and 'hpcgpu launch'; distributed.progress(futures) is for "
+        "the futures of a client",
+    },
+}
 
 
 def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
@@ -291,22 +281,20 @@ def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str]
 
 
 # The types of each kind of option; a choice has its values instead.
-TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("count", "number"), "int"),
-        **dict.fromkeys(("bytes", "duration"), "int or str"),
-        **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
-        **dict.fromkeys(("text",), "str"),
-        **dict.fromkeys(("gpus", "simulate", "port"), "int or str"),
-        **dict.fromkeys(("texts", "lines"), "list of str"),
-        "cores": "str or int",
-        "nics": "str or list of str",
-        "seconds": "float or str",
-        "flag": "bool",
-        "numbers": "dict of str to float",
-        "environment": "dict of str to str",
-    }
-)
+TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("count", "number"), "int"),
+    **dict.fromkeys(("bytes", "duration"), "int or str"),
+    **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
+    **dict.fromkeys(("text",), "str"),
+    **dict.fromkeys(("gpus", "simulate", "port"), "int or str"),
+    **dict.fromkeys(("texts", "lines"), "list of str"),
+    "cores": "str or int",
+    "nics": "str or list of str",
+    "seconds": "float or str",
+    "flag": "bool",
+    "numbers": "dict of str to float",
+    "environment": "dict of str to str",
+}
 _KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
 _SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 

@@ -32,115 +32,99 @@ class Hint:
         return self.harmless == ANYTHING or str(value).lower() in {str(h).lower() for h in self.harmless}
 
 
-UCX = "UCX chooses its transports itself; leave it out, or give env={'UCX_TLS': '...'}"
-WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
-SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
-PORTS = "ports are free ones, found at start; interface says on which network"
-ADDRESS = "addresses are found at start; interface says on which network"
-DASHBOARD = "the dashboard is on loopback, on a free port behind a secret: dashboard=True or False"
-LIFETIME = "walltime says how long the job lives, and drain how long before its end workers hand their data to others"
-PRELOAD = "workers load nothing at start; Client.register_plugin, once the cluster is there, does it in all of them"
-ARGUMENTS = "a worker's options are options of the cluster: nthreads, memory_limit, resources, local_directory, env"
+def _hints(rows: Mapping[str, str], **harmless: tuple[object, ...]) -> Mapping[str, Hint]:
+    """Make hints from rows of names, with blanks between, and one advice for them; ``harmless`` values are by name."""
+    advice = {name: text for names, text in rows.items() for name in names.split()}
+    return MappingProxyType({name: Hint(text, harmless.get(name, ())) for name, text in advice.items()})
 
+
+_WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
+_SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
+_PORTS = "ports are free ones, found at start; interface says on which network"
+_ADDRESS = "addresses are found at start; interface says on which network"
 # dask-jobqueue 0.9: a job of ours has many nodes and one worker per GPU.
-JOBQUEUE: Mapping[str, Hint] = MappingProxyType(
+JOBQUEUE = _hints(
     {
-        "processes": Hint("there is one worker per GPU: give gpus_per_node", (True,)),
-        "n_workers": Hint("there is one worker per GPU: give nodes and gpus_per_node"),
-        "job_cpu": Hint("give cores_per_gpu, the cores asked for each GPU"),
-        "job_mem": Hint("give memory, the memory asked for on each node"),
-        "ncpus": Hint("give cores_per_gpu, the cores asked for each GPU"),
-        "mem": Hint("give memory, the memory asked for on each node"),
-        "resource_spec": Hint(
-            "it is written from nodes, gpus_per_node, cores_per_gpu and memory; what a site adds to each chunk "
-            "stands in its site file (dialect.resources)"
-        ),
-        "job_extra": Hint("give job_extra_directives"),
-        "header_skip": Hint("give job_directives_skip: whole options, not parts of lines"),
-        "job_script_epilogue": Hint(
-            "the job ends with the ranks and has their exit code; do what comes after in the script itself"
-        ),
-        "shebang": Hint("the job script is bash; shell lines before the command are job_script_prologue"),
-        "submit_command_extra": Hint("give job_extra_directives"),
-        "extra": Hint(ARGUMENTS),
-        "worker_extra_args": Hint(ARGUMENTS, ((), [])),
-        "worker_command": Hint(WATCHED),
-        "nanny": Hint(WATCHED, (True,)),
-        "scheduler_cls": Hint(SCHEDULER),
-        "scheduler_options": Hint(SCHEDULER, ({},)),
-        "shared_temp_directory": Hint("certificates need no shared folder; leave it out"),
-        "config_name": Hint("the section of the dask configuration is hpcgpu; site names a site file"),
-        "silence_logs": Hint("logs of workers never come to this process, whatever the level", ANYTHING),
-    }
+        "processes": "there is one worker per GPU: give gpus_per_node",
+        "n_workers": "there is one worker per GPU: give nodes and gpus_per_node",
+        "job_cpu ncpus": "give cores_per_gpu, the cores asked for each GPU",
+        "job_mem mem": "give memory, the memory asked for on each node",
+        "resource_spec": "it is written from nodes, gpus_per_node, cores_per_gpu and memory; what a site adds to each "
+        "chunk stands in its site file (dialect.resources)",
+        "job_extra submit_command_extra": "give job_extra_directives",
+        "header_skip": "give job_directives_skip: whole options, not parts of lines",
+        "job_script_epilogue": "the job ends with the ranks and has their exit code; do what comes after in the script "
+        "itself",
+        "shebang": "the job script is bash; shell lines before the command are job_script_prologue",
+        "extra worker_extra_args": "a worker's options are options of the cluster: nthreads, memory_limit, resources, "
+        "local_directory, env",
+        "worker_command nanny": _WATCHED,
+        "scheduler_cls scheduler_options": _SCHEDULER,
+        "shared_temp_directory": "certificates need no shared folder; leave it out",
+        "config_name": "the section of the dask configuration is hpcgpu; site names a site file",
+        "silence_logs": "logs of workers never come to this process, whatever the level",
+    },
+    **{"processes": (True,), "nanny": (True,), "worker_extra_args": ((), []), "scheduler_options": ({},)},
+    silence_logs=ANYTHING,
 )
 # dask-cuda 26.10, and what it passes on to LocalCluster and Worker of distributed.
-DASK_CUDA: Mapping[str, Hint] = MappingProxyType(
+DASK_CUDA = _hints(
     {
-        "CUDA_VISIBLE_DEVICES": Hint("the batch system grants the GPUs: give gpus_per_node"),
-        "default_statistics": Hint("RMM's statistics are not kept; rmm_track_allocations counts", (False,)),
-        "data": Hint("workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory"),
-        "shared_filesystem": Hint("spilled data goes to local_directory, which is never shared between workers"),
-        "enable_tcp_over_ucx": Hint(UCX),
-        "enable_infiniband": Hint(UCX),
-        "enable_nvlink": Hint(UCX),
-        "enable_rdmacm": Hint(UCX),
-        "log_spilling": Hint("what is spilled is in the workers' metrics; leave it out", (False, True)),
-        "worker_class": Hint(WATCHED),
-        "multiprocessing_method": Hint("workers are forked by one process that has imported Dask; leave it out"),
-        "pre_import": Hint(PRELOAD),
-        "start": Hint("the cluster starts when it is made"),
-        "host": Hint(ADDRESS, LOOPBACK),
-        "ip": Hint(ADDRESS, LOOPBACK),
-        "contact_address": Hint(ADDRESS),
-        "port": Hint(PORTS, (0,)),
-        "diagnostics_port": Hint("give dashboard_port"),  # of distributed 2025.4
-        "worker_dashboard_address": Hint("workers have no web server; " + DASHBOARD),
-        "http_prefix": Hint(DASHBOARD),
-        "services": Hint("gone from distributed; leave it out"),
-        "worker_services": Hint("gone from distributed; leave it out"),
-        "service_kwargs": Hint(DASHBOARD),
-        "blocked_handlers": Hint(SCHEDULER, ((), [])),
-        "scheduler_kwargs": Hint(SCHEDULER, ({},)),
-        "scheduler_sync_interval": Hint("give distributed's configuration; leave it out", (1,)),
-        "plugins": Hint("give them to the running cluster: Client.register_plugin", ((), [])),
-        "preload": Hint(PRELOAD),
-        "preload_argv": Hint(PRELOAD),
-        "lifetime": Hint(LIFETIME),
-        "lifetime_stagger": Hint(LIFETIME),
-        "lifetime_restart": Hint(LIFETIME, (False,)),
-        "executor": Hint("nthreads says how many threads a worker has"),
-        "config": Hint(
-            "workers read Dask's configuration of the process that starts the ranks: DASK_... variables, ~/.config/dask"
-        ),
-    }
+        "CUDA_VISIBLE_DEVICES": "the batch system grants the GPUs: give gpus_per_node",
+        "default_statistics": "RMM's statistics are not kept; rmm_track_allocations counts",
+        "data": "workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory",
+        "shared_filesystem": "spilled data goes to local_directory, which is never shared between workers",
+        "enable_tcp_over_ucx enable_infiniband enable_nvlink enable_rdmacm": "UCX chooses its transports itself; leave "
+        "it out, or give env={'UCX_TLS': '...'}",
+        "log_spilling": "what is spilled is in the workers' metrics; leave it out",
+        "worker_class": _WATCHED,
+        "multiprocessing_method": "workers are forked by one process that has imported Dask; leave it out",
+        "pre_import preload preload_argv": "workers load nothing at start; Client.register_plugin, once the cluster is "
+        "there, does it in all of them",
+        "start": "the cluster starts when it is made",
+        "host ip contact_address": _ADDRESS,
+        "port": _PORTS,
+        "diagnostics_port": "give dashboard_port",  # of distributed 2025.4
+        "worker_dashboard_address": "workers have no web server; dashboard=True or False is the scheduler's",
+        "http_prefix service_kwargs": "the dashboard is on loopback, on a free port behind a secret: dashboard=True or "
+        "False",
+        "services worker_services": "gone from distributed; leave it out",
+        "blocked_handlers scheduler_kwargs": _SCHEDULER,
+        "scheduler_sync_interval": "give distributed's configuration; leave it out",
+        "plugins": "give them to the running cluster: Client.register_plugin",
+        "lifetime lifetime_stagger lifetime_restart": "walltime says how long the job lives, and drain how long before "
+        "its end workers hand their data to others",
+        "executor": "nthreads says how many threads a worker has",
+        "config": "workers read Dask's configuration of the process that starts the ranks: DASK_... variables, "
+        "~/.config/dask",
+    },
+    **{"default_statistics": (False,), "log_spilling": (False, True), "host": LOOPBACK, "ip": LOOPBACK, "port": (0,)},
+    **{"blocked_handlers": ((), []), "scheduler_kwargs": ({},), "scheduler_sync_interval": (1,), "plugins": ((), [])},
+    lifetime_restart=(False,),
 )
 # Options of dask worker (distributed 2026.8) that "python -m hpcgpu.worker" does not have; others are in DASK_CUDA.
-DASK_WORKER: Mapping[str, Hint] = MappingProxyType(
+DASK_WORKER = _hints(
     {
-        "nanny": Hint(WATCHED),
-        "worker_port": Hint(PORTS),
-        "nanny_port": Hint(PORTS),
-        "listen_address": Hint(ADDRESS),
-        "scheduler_sni": Hint("certificates are checked by their signer, not by names of hosts; leave it out"),
-        "pid_file": Hint("the batch system knows its job; in a shell: echo $$ > FILE; exec python -m hpcgpu.worker"),
-        "dashboard_address": Hint("workers have no web server; leave it out"),
-        "dashboard_prefix": Hint("workers have no web server; leave it out"),
+        "nanny": _WATCHED,
+        "worker_port nanny_port": _PORTS,
+        "listen_address": _ADDRESS,
+        "scheduler_sni": "certificates are checked by their signer, not by names of hosts; leave it out",
+        "pid_file": "the batch system knows its job; in a shell: echo $$ > FILE; exec python -m hpcgpu.worker",
+        "dashboard_address dashboard_prefix": "workers have no web server; leave it out",
     }
 )
-_GPUS = Hint("give gpus_per_node: there is one worker per GPU")
+_DIRECTIVES = ("qos", "constraint", "reservation", "nodelist", "exclude", "gpus_per_task")
 # Words of Slurm, PBS and other clusters that are no option here.
-FIELD: Mapping[str, Hint] = MappingProxyType(
+FIELD = _hints(
     {
-        **dict.fromkeys(("gres", "ngpus", "n_gpus", "num_gpus", "num_workers", "ntasks", "ntasks_per_node"), _GPUS),
-        **dict.fromkeys(("cpus_per_task", "cpus_per_gpu", "cpus", "n_cores", "num_cores"), Hint("give cores_per_gpu")),
-        **{
-            name: Hint(f'give job_extra_directives=["--{name}=..."] (PBS: ["-l {name}=..."])')
-            for name in ("qos", "constraint", "reservation", "nodelist", "exclude", "gpus_per_task")
-        },
-        "exclusive": Hint('give job_extra_directives=["--exclusive"] (PBS: ["-l place=excl"])'),
-        **dict.fromkeys(("time", "time_limit", "wall_time", "runtime"), Hint("give walltime")),
-        **dict.fromkeys(("mem_per_cpu", "mem_per_gpu", "mem_per_node"), Hint("give memory, of each node")),
-        **dict.fromkeys(("num_nodes", "n_nodes", "nnodes", "node_count"), Hint("give nodes")),
+        "gres ngpus n_gpus num_gpus num_workers ntasks ntasks_per_node": "give gpus_per_node: there is one worker per "
+        "GPU",
+        "cpus_per_task cpus_per_gpu cpus n_cores num_cores": "give cores_per_gpu",
+        **{name: f'give job_extra_directives=["--{name}=..."] (PBS: ["-l {name}=..."])' for name in _DIRECTIVES},
+        "exclusive": 'give job_extra_directives=["--exclusive"] (PBS: ["-l place=excl"])',
+        "time time_limit wall_time runtime": "give walltime",
+        "mem_per_cpu mem_per_gpu mem_per_node": "give memory, of each node",
+        "num_nodes n_nodes nnodes node_count": "give nodes",
     }
 )
 HINTS: Mapping[str, Hint] = MappingProxyType({**FIELD, **JOBQUEUE, **DASK_CUDA})
@@ -186,38 +170,30 @@ def _devices(visible: object) -> list[str]:
     return [str(d).strip() for d in visible]
 
 
+_SAME = ("queue", "walltime", "memory", "interface", "python", "log_directory", "local_directory", "death_timeout")
 # Our options and dask-jobqueue's keys, the newer key before the older ones that it replaces.
-_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "job_name": ("name",),
-        "queue": ("queue",),
-        "account": ("account", "project"),
-        "walltime": ("walltime",),
-        "memory": ("memory",),
-        "interface": ("interface",),
-        "python": ("python",),
-        "log_directory": ("log-directory",),
-        "local_directory": ("local-directory",),
-        "death_timeout": ("death-timeout",),
-        "job_extra_directives": ("job-extra-directives", "job-extra"),
-        "job_directives_skip": ("job-directives-skip", "header-skip"),
-        "job_script_prologue": ("job-script-prologue", "env-extra"),
-    }
-)
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name.replace("_", "-"),) for name in _SAME},
+    "job_name": ("name",),
+    "account": ("account", "project"),
+    "job_extra_directives": ("job-extra-directives", "job-extra"),
+    "job_directives_skip": ("job-directives-skip", "header-skip"),
+    "job_script_prologue": ("job-script-prologue", "env-extra"),
+}
 _CORES = ("job-cpu", "cores")
 # Values that need no warning: they ask for the default behaviour, or have no effect.
-_HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
-    {
-        "worker-command": ("distributed.cli.dask_worker", "hpcgpu.worker"),
-        "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
-    }
-)
+_HARMLESS: Mapping[str, tuple[object, ...]] = {
+    "worker-command": ("distributed.cli.dask_worker", "hpcgpu.worker"),
+    "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
+}
 # Workers have their folders there even if it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
-_WHY: Mapping[str, str] = MappingProxyType(
-    {"python": "here it is one program", "job-directives-skip": _ONLY_OPTIONS, "header-skip": _ONLY_OPTIONS}
-)
+_WHY: Mapping[str, str] = {
+    "python": "here it is one program",
+    "job-directives-skip": _ONLY_OPTIONS,
+    "header-skip": _ONLY_OPTIONS,
+}
 _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 

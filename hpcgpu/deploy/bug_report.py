@@ -18,10 +18,9 @@ import re
 import shlex
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hpcgpu import __version__
 from hpcgpu.deploy import preview
@@ -57,24 +56,22 @@ _NAMED = re.compile(
 # Words that every machine has, which identify nothing.
 _COMMON = frozenset({"root", "localhost", "nobody", "user", "users", "home", "none", "tmp"})
 _SHORT = 3
-_ROUNDS = 5
 
 
 class Scrubber:
-    """Replaces words in texts, the same in all of them.
-
-    ``secrets`` are the words to remove, by kind: ``user``, ``host``, ``path``, ``account``, ``secret`` ... The neutral
-    word contains the kind. Words of three characters and more are replaced wherever they stand, shorter ones as whole
-    words.
-    """
+    """Replaces words in texts, the same in all of them; the words are by kind, which their neutral words contain."""
 
     def __init__(self, secrets: Mapping[str, Iterable[str]]) -> None:
         kinds = [(word, kind) for kind, of_kind in secrets.items() for word in of_kind]
         self._kinds = {word: kind for word, kind in kinds if word.strip() and word.lower() not in _COMMON}
         self._neutral: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
-        longest_first = sorted(self._kinds, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(_pattern, longest_first)) or "(?!)")  # without words: matches nothing
+        # short words only where they are whole
+        forms = [
+            re.escape(word) if len(word) >= _SHORT else rf"(?<![0-9A-Za-z]){re.escape(word)}(?![0-9A-Za-z])"
+            for word in sorted(self._kinds, key=len, reverse=True)
+        ]
+        self._pattern = re.compile("|".join(forms) or "(?!)")  # without words: matches nothing
 
     def scrub(self, text: str) -> str:
         """Remove the words, and whatever looks like an address, an identifier or a key."""
@@ -82,9 +79,8 @@ class Scrubber:
         text = _NAMED.sub(lambda m: f"{m[1]}(secret)", text)
         text = _INFO.sub(lambda m: f"{m[1]}{self._value(m[2])}{m[3]}", text)
         text = self._without_forms(text)
-        for _ in range(_ROUNDS):  # neutral words may form new ones with what is beside them
-            text = self._pattern.sub(lambda m: self._word(m[0], self._kinds[m[0]]), text)
-        while self._pattern.search(text):
+        text = self._pattern.sub(lambda m: self._word(m[0], self._kinds[m[0]]), text)
+        while self._pattern.search(text):  # a neutral word and what is beside it form another one
             text = self._pattern.sub("", text)
         return text
 
@@ -121,11 +117,6 @@ def _identifies(word: str, kind: str) -> bool:
     return not (address.is_loopback or address.is_unspecified or int(address) in (0, 2**32 - 1))
 
 
-def _pattern(word: str) -> str:
-    escaped = re.escape(word)
-    return escaped if len(word) >= _SHORT else rf"(?<![0-9A-Za-z]){escaped}(?![0-9A-Za-z])"
-
-
 _LINES = 5000  # of each log, from its end
 _LOGS = 8
 # Variables of batch systems and of sites with an account, or with a path that has a user's name.
@@ -158,13 +149,13 @@ def write(name: str | None, output: str | None) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True)
     except OSError as e:
-        raise ConfigError(
-            f"{folder} cannot be made: {e.strerror}; give a folder that is not there yet: --output DIR"
-        ) from e
-    answers = asyncio.run(_answers(run)) if run else ()
-    files = {**_of_machine(), **(_of_run(run, answers) if run else {})}
-    nodes = {node for text in files.values() for node in _ABOUT_NODE.findall(text)}
-    scrubber = Scrubber(_private_words(run, nodes | (_hosts(run, answers) if run else set())))
+        raise ConfigError(f"{folder} cannot be made: {e.strerror}; give one that is not there yet: --output DIR") from e
+    files, hosts = _of_machine(), set[str]()
+    if run:
+        answers = asyncio.run(_answers(run))
+        files, hosts = {**files, **_of_run(run, answers)}, _hosts(run, answers)
+    hosts.update(node for text in files.values() for node in _ABOUT_NODE.findall(text))
+    scrubber = Scrubber(_private_words(run, hosts))
     for file, text in files.items():
         (folder / file).write_text(scrubber.scrub(text))
     (folder / "README.md").write_text(_README)
@@ -173,26 +164,26 @@ def write(name: str | None, output: str | None) -> Path:
 
 def _of_machine() -> dict[str, str]:
     export = next((e for e in discover.exports() if not e.problem), None)
-    out = {"versions.json": _json(_versions(export.source if export else ""))}
+    here = node.python()
+    versions = {
+        "hpcgpu": __version__,
+        "python": {"version": here.version, "machine": here.machine, "packages": here.packages},
+        "kernel": f"{platform.system()} {platform.release()}",
+        "libc": " ".join(platform.libc_ver()),
+        "hwloc": export.source if export else "",
+        "nvidia_driver": nvml.driver(),
+    }
+    out = {"versions.json": _json(versions)}
     if export:
         out["topology.xml"] = export.text
     else:
         out["topology.txt"] = "no libhwloc 2 or later is on this machine: HPCGPU_LIBHWLOC=/path/to/libhwloc.so.15\n"
     try:
-        planned = preview.plan_machine(preview.Selection(), {}, "option --{flag}")
+        planned = preview.plan_machine({}, "option --{flag}")
         out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table.to_text()}
     except HpcGpuError as e:
         out["plan.txt"] = f"{e}\n"
     return out
-
-
-def _versions(hwloc: str) -> dict[str, Any]:
-    here = node.python()
-    python = {"version": here.version, "machine": here.machine, "packages": here.packages}
-    kernel = f"{platform.system()} {platform.release()}"
-    libc = " ".join(platform.libc_ver())
-    versions = {"hpcgpu": __version__, "python": python, "kernel": kernel, "libc": libc, "hwloc": hwloc}
-    return {**versions, "nvidia_driver": nvml.driver()}
 
 
 async def _answers(run: Run) -> tuple[Result, ...]:
@@ -212,23 +203,17 @@ def _hosts(run: Run, answers: Iterable[Result]) -> set[str]:
     return hosts
 
 
-def _recorded(answers: Iterable[Result]) -> str:
-    """Return answers in the form of the recordings in tests/data/batch."""
-    return "".join(
-        f"$ {shlex.join(a.argv)}\n[user host] [exit {a.returncode}]\n--- stdout\n{_whole_lines(a.stdout)}--- stderr\n"
-        f"{_whole_lines(a.stderr)}===\n"
-        for a in answers
-    )
-
-
-def _whole_lines(text: str) -> str:
-    return f"{text}\n" if text and not text.endswith("\n") else text
-
-
 def _of_run(run: Run, answers: Iterable[Result]) -> dict[str, str]:
+    """Return its files; the answers are in the form of the recordings in tests/data/batch."""
     record_ = json.loads(private.read(run.folder / "record"))
     record_["document"] = json.loads(record_["document"])
-    out = {"record.json": _json(record_), "batch.txt": _recorded(answers)}
+    recorded = ""
+    for answer in answers:
+        recorded += f"$ {shlex.join(answer.argv)}\n[user host] [exit {answer.returncode}]\n"
+        for name, text in (("stdout", answer.stdout), ("stderr", answer.stderr)):
+            recorded += f"--- {name}\n{text}" + ("\n" if text and text[-1] != "\n" else "")
+        recorded += "===\n"
+    out = {"record.json": _json(record_), "batch.txt": recorded}
     for number, job in enumerate([*run.jobs.values()][:_LOGS]):
         text, _ = last_lines(Path(job.log), _LINES)
         out[f"job-{number}.log"] = text
@@ -258,18 +243,13 @@ def _private_words(run: Run | None, nodes: Iterable[str]) -> dict[str, list[str]
         names["host"] += [run.owner.host]
         names["host"] += [server for job_id in run.jobs if (server := job_id.partition(".")[2])]  # of PBS
         names["user"] += [name[:_SHOWN] for name in names["user"] if len(name) > _SHOWN]
-        names["secret"] += list(_secrets(run.folder))
+        with suppress(OSError, HpcGpuError):  # private files of a run that still exist
+            names["secret"] += [private.read(run.folder / "nonce").strip()]
+        with suppress(OSError, HpcGpuError, ValueError):
+            facts = json.loads(private.read(run.folder / "scheduler"))
+            names["secret"] += [str(facts[name]) for name in ("dashboard_secret", "nonce", "node") if facts.get(name)]
     names["path"] = [path for path in names["path"] if path not in ("/", "/root", "/tmp", "/home")]
     return names
-
-
-def _secrets(folder: Path) -> Iterator[str]:
-    """Yield the secrets in the run's private files that still exist."""
-    with suppress(OSError, HpcGpuError):
-        yield private.read(folder / "nonce").strip()
-    with suppress(OSError, HpcGpuError, ValueError):
-        facts = json.loads(private.read(folder / "scheduler"))
-        yield from (str(facts[name]) for name in ("dashboard_secret", "nonce", "node") if facts.get(name))
 
 
 def _json(facts: object) -> str:

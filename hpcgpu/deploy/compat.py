@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hmac
 import ssl
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -90,12 +89,10 @@ class _TlsListener(_Limited, TLSListener):
 
 
 class _AcceptedStream(SSLIOStream):
-    """A stream that a server has accepted, with the TLS context of its socket.
+    """A stream that a server has accepted, with the TLS context of its socket."""
 
-    Without one tornado (6.6) makes a context of all certificate authorities of the system, which it does not use: 35
-    CPU ms on the event loop, at the first connection of each process.
-    """
-
+    # Without one tornado (6.6) makes a context of all certificate authorities of the system, which it does not use: 35
+    # CPU ms on the event loop, at the first connection of each process.
     def __init__(self, sock: ssl.SSLSocket, **kwargs: Any) -> None:
         super().__init__(sock, ssl_options=sock.context, **kwargs)
 
@@ -111,16 +108,11 @@ def limit_handshakes(handshakes: Any) -> None:
 def guard_http(
     scheduler: Scheduler, secret: str, load: Callable[[], None], page: type[RequestHandler], refusal: str
 ) -> None:
-    """Refuse every request whose path does not begin with the secret; load the dashboard at the first that does.
-
-    The refusal is the text that ``page`` shows.
-
-    A connection without such a request counts as one without a handshake. distributed's own ``http_prefix`` is no
-    secret: ``/`` redirects to it and ``/sitemap.json`` lists it. With it pages name each other from the root, and are
-    lost behind a proxy that puts a path before them (jupyter-server-proxy); without it by relative links. So the secret
-    is taken off the path here. Importing bokeh costs the scheduler 0.3 CPU s: only a cluster whose dashboard is looked
-    at pays it.
-    """
+    """Refuse, by ``page``, paths that do not begin with the secret; load the dashboard at the first that does."""
+    # A connection without such a request counts as one without a handshake. distributed's own http_prefix is no secret:
+    # "/" redirects to it and /sitemap.json lists it. With it pages name each other from the root, and are lost behind a
+    # proxy that puts a path before them (jupyter-server-proxy); without it by relative links. So the secret is taken
+    # off the path here. Importing bokeh costs 0.3 CPU s: only a cluster whose dashboard is looked at pays it.
     app, server = scheduler.http_application, scheduler.http_server
     inner, handle_stream = app.find_handler, server.handle_stream
     loaded = False
@@ -158,10 +150,7 @@ class MemoryManager(NannyMemoryManager):
         super().__init__(nanny, memory_limit=memory_limit)
 
     def memory_monitor(self, nanny: Nanny) -> None:
-        """Terminate the worker only if its memory without the simulated part is over the limit.
-
-        It is called again whatever it raises. Tornado would log each error; here it is logged once.
-        """
+        """Terminate the worker only if its memory without the simulated part is over the limit; log an error once."""
         try:
             process = nanny.process and nanny.process.process
             with contextlib.suppress(psutil.Error):
@@ -208,10 +197,7 @@ def on_worker_exit(nanny: Nanny, code: int) -> None:
 
 
 def fail_futures(scheduler: Scheduler, error: BaseException, *, waiting: bool = False) -> None:
-    """End every future that a client holds with this error; if ``waiting``, only those whose tasks have not ended.
-
-    A client that just loses its connection says "Client lost the connection to the scheduler", and not why.
-    """
+    """End every future that a client holds with this error; if ``waiting``, only those whose tasks have not ended."""
     facts = error_message(error)
     for task in list(scheduler.tasks.values()):
         if task.who_wants and not (waiting and task.state in ("memory", "erred")):
@@ -226,13 +212,6 @@ def bound_hosts(scheduler: Scheduler) -> list[str]:
     return [sock.getsockname()[0] for sock in server._sockets.values()] if server else []
 
 
-def forgive_silence(scheduler: Scheduler) -> None:
-    """Count no worker as silent for the time in which the scheduler could not hear it (worker-ttl)."""
-    for worker in scheduler.workers.values():
-        worker.last_seen = time.time()
-
-
 def original_local_directory(nanny: Nanny) -> str | None:
     """Return the ``local_directory`` that the nanny was given, in which it has made its own folder."""
-    directory: str | None = nanny._original_local_dir
-    return directory
+    return nanny._original_local_dir

@@ -11,7 +11,7 @@ import socket
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.config import layers
 from hpcgpu.config.sites import topology_of
 from hpcgpu.deploy import settings as all_settings
-from hpcgpu.deploy import settings as read_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.jobs.batch_client import read_job
-from hpcgpu.deploy.processes.node import Machine, facts_of
+from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, ParseError, SubmitError
-from hpcgpu.host import discover, host_memory
+from hpcgpu.host import discover
 from hpcgpu.host import run as programs
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import Command, CpuSet, Gpu, HostMemory, JobSpec, Layout, Settings, Site, Topology
@@ -34,7 +33,6 @@ from hpcgpu.model.settings import Limit, user_name
 from hpcgpu.model.settings import options as all_options
 from hpcgpu.pictures import render_svg
 from hpcgpu.plan.binding import simulated_gpus
-from hpcgpu.plan.binding.memory import plan_host_memory
 from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of
@@ -47,37 +45,31 @@ _WRITER_S = 10.0
 _EXPECTED = "expected the output of hpcgpu topo --json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The part of a machine that is planned for."""
-
-    file: str | None = None  # hwloc's or NCCL's XML of another machine, - for stdin; None: this machine
-    cpuset: str | None = None  # PUs as a list, 0-7,16; None: all that this process may use
-    gpus: str | None = None  # sim:4, or positions, PCI addresses or UUIDs with commas between; None: all of NVIDIA
-    workers: int | None = None  # the first so many GPUs, or a multiple of all; None: one for each GPU
-
-
 def svg(plan: MachinePlan) -> str:
     """Return a plan as SVG."""
     return render_svg(plan.facts.topology, [s.binding for s in plan.specs], [s.name for s in plan.specs])
 
 
-def plan_machine(selection: Selection, options: Mapping[str, object], options_from: str) -> MachinePlan:
+def plan_machine(
+    options: Mapping[str, object],
+    options_from: str,
+    *,
+    file: str | None = None,  # hwloc's or NCCL's XML of another machine, - for stdin; None: this machine
+    cpuset: str | None = None,  # PUs as a list, 0-7,16; None: all that this process may use
+    gpus: str | None = None,  # sim:4, or positions, PCI addresses or UUIDs with commas between; None: all of NVIDIA
+    workers: int | None = None,  # the first so many GPUs, or a multiple of all; None: one for each GPU
+) -> MachinePlan:
     """Plan the workers of a machine; raise ConfigError or ParseError for a wrong PU, GPU, port or file."""
-    settings = read_settings.read(options, options_from).settings
-    if selection.file is None:
-        facts, file = this_machine(settings), ""
-    else:
-        file = named(selection.file)
-        facts = facts_from(read_machine(selection.file), file)
-    if selection.cpuset is not None:
-        facts = replace(facts, allowed=_cpuset(selection.cpuset, facts))
-    gpus = _gpus(selection.gpus or (settings.gpus if selection.file is None else None), facts.topology)
-    if not gpus:
-        return MachinePlan(facts, (), settings, file)
-    gpus, each = _for_workers(selection.workers, gpus, settings)
-    settings = replace(settings, workers_per_gpu=each)
-    return MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings, file)
+    settings = all_settings.read(options, options_from).settings
+    facts = this_machine(settings) if file is None else facts_from(read_machine(file), named(file))
+    if cpuset is not None:
+        facts = replace(facts, allowed=_cpuset(cpuset, facts))
+    chosen = _gpus(gpus or (settings.gpus if file is None else None), facts.topology)
+    if chosen:
+        chosen, each = _for_workers(workers, chosen, settings)
+        settings = replace(settings, workers_per_gpu=each)
+    specs = plan_whole_node(settings, facts, chosen) if chosen else ()
+    return MachinePlan(facts, specs, settings, named(file or ""))
 
 
 def this_machine(settings: Settings) -> NodeFacts:
@@ -86,8 +78,7 @@ def this_machine(settings: Settings) -> NodeFacts:
     # on one of several nodes the process that starts this one tells it: the batch system is asked once for all
     more = () if {JOB_MEMORY, JOB_NODES} & os.environ.keys() else start.memory_env(settings, allocation)
     allocation = read_allocation({**os.environ, **dict(more)}, host)
-    memory = plan_host_memory(host_memory.memory_limit(), allocation)
-    return facts_of(host, discover.topology(), memory, os.environ, in_job=allocation.batch != "local")
+    return Machine(host, discover.topology(), ()).facts(os.environ, allocation)
 
 
 def _cpuset(text: str, facts: NodeFacts) -> CpuSet:
@@ -95,10 +86,10 @@ def _cpuset(text: str, facts: NodeFacts) -> CpuSet:
         cpuset = CpuSet.parse(text)
     except ValueError as e:
         raise ConfigError(f"--cpuset {text!r} is not a list of PUs; allowed: such as 0-7,16") from e
-    if not cpuset or (outside := CpuSet(cpuset - facts.allowed)):
-        missing = f"PUs {outside}" if cpuset else "nothing"
-        raise ConfigError(f"--cpuset {text!r} names {missing}; there are PUs {facts.allowed} to plan with")
-    return cpuset
+    if cpuset and cpuset <= facts.allowed:
+        return cpuset
+    missing = f"PUs {CpuSet(cpuset - facts.allowed)}" if cpuset else "nothing"
+    raise ConfigError(f"--cpuset {text!r} names {missing}; there are PUs {facts.allowed} to plan with")
 
 
 def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
@@ -164,9 +155,8 @@ def read_text(name: str) -> str:
             os.set_blocking(file.fileno(), True)
             return file.read(MAX_BYTES + 1).decode("utf-8", "replace")
     except OSError as e:
-        raise ConfigError(
-            f"{name} cannot be read: {e.strerror}; give an XML file (lstopo --disallowed --of xml machine.xml)"
-        ) from e
+        give = "give an XML file (lstopo --disallowed --of xml machine.xml)"
+        raise ConfigError(f"{name} cannot be read: {e.strerror}; {give}") from e
 
 
 def compare_files(files: Sequence[str]) -> tuple[str, ...]:
@@ -180,14 +170,10 @@ def compare_files(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_described(name: str) -> dict[str, Any]:
-    text = read_text(name)
-    if text.lstrip().startswith("{"):
-        return _parse_described(text, named(name))
-    return describe(_parse_topology(text, name), ())
-
-
-def _parse_described(text: str, where: str) -> dict[str, Any]:
-    """Parse the output of ``hpcgpu topo --json``; raise ConfigError for another text."""
+    """Describe the machine of an XML file, or of the output of ``hpcgpu topo --json``."""
+    text, where = read_text(name), named(name)
+    if not text.lstrip().startswith("{"):
+        return describe(_parse_topology(text, where), ())
     try:
         node = json.loads(text)
         node_differences(node, node)
@@ -201,8 +187,6 @@ def _parse_described(text: str, where: str) -> dict[str, Any]:
 
 
 _UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
-
-
 Described = tuple[Topology, str]  # a node, and the file that describes it
 
 
@@ -211,23 +195,24 @@ def plan(
     options_from: str,
     script: tuple[str, ...] = (),
     batch: str | None = None,
-    machine: Described | None = None,
+    machine: Described | None = None,  # in place of the site's node
     *,
-    ask: bool = True,
+    ask: bool = True,  # the batch system, for its queues, nodes and the expected start
 ) -> Preview:
     """Plan for a script and its arguments, or for a cluster object; raise ConfigError for wrong settings.
 
     In a job, or with a launcher: what ``hpcgpu launch`` would start. Elsewhere, with a batch system: the job that would
     be submitted; without one: what ``hpcgpu run`` would start. ``batch``, ``machine`` and options of a request plan a
     submission anywhere.
-    ``machine`` describes a node in place of the site's. ``ask`` queries the batch system for its queues, nodes and the
-    expected start, where that needs no submission.
     """
     submits = batch or machine or options.keys() & layers.unused(layers.LAUNCH).keys()
     if not submits and (read_allocation(os.environ).batch != "local" or "launcher" in options):
-        return of_launch(options, options_from, script)
+        read, line = start.launch_line(options, options_from, script)
+        return _of_node(read, line, layout_of(read.settings, *start.nodes_and_gpus(read.settings)))
     if not submits and not all_settings.read(options, options_from, "").batch:
-        return of_run(options, options_from, script)
+        read = start.read_rank(options, options_from)
+        alone = layout_of(replace(read.settings, ranks="node"), 1, start.nodes_and_gpus(read.settings)[1])
+        return _of_node(read, shlex.join(script), alone)
     user, spec, system = read_job(options, options_from, script, batch, live=ask)
     text = system.script(spec)
     return of_job(user, spec, text, machine, _starts(system, text) if ask else "")
@@ -298,7 +283,7 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
     if not site or not node:
         return None, _UNKNOWN
     try:
-        source = site.cited(node.source, *site.path_of(node))
+        source = site.cited(node)
         return topology_of(node), f"as documents describe it ({source}); live nodes are planned anew"
     except ConfigError as error:
         return None, f"{site.name}: {error}; give --from FILE (from lstopo --of xml on one of the nodes)"
@@ -326,20 +311,6 @@ def _starts(system: BatchSystem, script: str) -> str:
         return f"about {system.read_test(programs.run_sync(command))}, as {command.argv[0]} expects now"
     except SubmitError as error:
         return str(error)
-
-
-def of_launch(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
-    """Plan the ranks of ``hpcgpu launch`` in this allocation; raises as the launch does."""
-    read, line = start.launch_line(options, options_from, script)
-    nodes, gpus = start.nodes_and_gpus(read.settings)
-    return _of_node(read, line, layout_of(read.settings, nodes, gpus))
-
-
-def of_run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> Preview:
-    """Plan ``hpcgpu run`` as one process; raises as the run does."""
-    read = start.read_rank(options, options_from)
-    alone = replace(read.settings, ranks="node")
-    return _of_node(read, shlex.join(script), layout_of(alone, 1, start.nodes_and_gpus(read.settings)[1]))
 
 
 def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import html
 import io
+import re
 import shutil
 import sys
 import time
@@ -89,8 +90,8 @@ class Terminal(Surface):
         from rich.console import Console
         from rich.text import Text
 
-        out, columns = io.StringIO(), shutil.get_terminal_size().columns
-        console = Console(file=out, force_terminal=True, width=max(columns - 1, 20), highlight=False, stderr=True)
+        out, width = io.StringIO(), max(shutil.get_terminal_size().columns - 1, 20)
+        console = Console(file=out, force_terminal=True, width=width, highlight=False, stderr=True)
         line = Text(text, no_wrap=True, overflow="ellipsis", end="")
         line.highlight_regex(r"^hpcgpu:", "bold")
         line.highlight_regex(rf"\b{READY}\b", _GOOD)
@@ -106,9 +107,8 @@ class Notebook(Surface):
     ticks = True
 
     def __init__(self, shell: Any) -> None:  # of a package that has no types
-        self._shell = shell
+        self._shell, self._cell = shell, 0
         self._handle: Any = None
-        self._cell = 0
         self._lines: list[str] = []
         self._line = ""
 
@@ -138,9 +138,8 @@ class Notebook(Surface):
 
         display: Any = untyped
         if self._handle is None or self._cell != self._shell.execution_count:
-            self._handle, self._cell = None, self._shell.execution_count
+            self._cell = self._shell.execution_count
             self._lines = self._lines[-1:] if not self._line else []
-        if self._handle is None:
             self._handle = display(self._bundle(), raw=True, display_id=True)
         else:
             self._handle.update(self._bundle(), raw=True)
@@ -153,12 +152,9 @@ class Notebook(Surface):
 
 def _linked(line: str) -> str:
     """Return a line as HTML, with addresses as links."""
-    parts = [html.escape(word) for word in line.split(" ")]
-    linked = [
-        f'<a href="{w}" target="_blank">{w}</a>' if w.startswith(("http://", "https://", "/user/", "/node/")) else w
-        for w in parts
-    ]
-    return " ".join(linked)
+    return re.sub(
+        r"(^| )((?:https?://|/user/|/node/)[^ ]*)", r'\1<a href="\2" target="_blank">\2</a>', html.escape(line)
+    )
 
 
 class Progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -53,12 +52,8 @@ def folders() -> tuple[Path, Path]:
 
 
 def site_files() -> dict[str, Path]:
-    """Return the site files by name."""
-    paths: dict[str, Path] = {}
-    for folder in folders():
-        for path in sorted(folder.glob("*.yaml")):
-            paths.setdefault(path.stem, path)
-    return paths
+    """Return the site files by name; the user's before the package's."""
+    return {path.stem: path for folder in reversed(folders()) for path in folder.glob("*.yaml")}
 
 
 def find_site(name: str) -> tuple[str, str]:
@@ -111,7 +106,7 @@ def recognize(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
     texts = {}
     for name, path in site_files().items():
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # reported when the file is requested
+        with suppress(OSError, UnicodeDecodeError):  # reported when the file is requested
             texts[name] = path.read_text(encoding="utf-8")
     return looks_like(texts, environ, socket.gethostname())
 
@@ -120,28 +115,20 @@ def say_hint(environ: Mapping[str, str]) -> None:
     """Log which known machine this looks like, once for each machine and user; it changes no setting."""
     from hpcgpu.config.sites import hint
 
-    if (match := recognize(environ)) and _is_first(match[0]):
-        log.say(hint(*match))
+    if not (match := recognize(environ)) or match[0] in _logged:
+        return
+    _logged.add(match[0])
+    with suppress(OSError, HpcGpuError):  # a home that is not writable: the next process repeats the hint
+        mark = private.make_folder(user_folder("hints")) / match[0]
+        if mark.exists():
+            return
+        private.write(mark, "")
+    log.say(hint(*match))
 
 
 def batch_here() -> str:
     """Return the batch system whose programs are on this machine; "" without one."""
     return next((system for system, program in _PROGRAMS.items() if shutil.which(program)), "")
-
-
-def _is_first(name: str) -> bool:
-    """Return True if a machine is named for the first time, and remember it."""
-    if name in _logged:
-        return False
-    _logged.add(name)
-    try:
-        mark = private.make_folder(user_folder("hints")) / name
-        if mark.exists():
-            return False
-        private.write(mark, "")
-    except (OSError, HpcGpuError):  # a home that is not writable: the next process repeats the hint
-        pass
-    return True
 
 
 def as_it_is(site: Site, environ: Mapping[str, str]) -> Site:
@@ -164,11 +151,8 @@ def as_it_is(site: Site, environ: Mapping[str, str]) -> Site:
 
 
 def draft(name: str, system: str | None, environ: Mapping[str, str]) -> str:
-    """Return a site file for this machine, with marks for unknown facts; raise ConfigError without Slurm or PBS.
-
-    ``name=""`` is the environment's name for the machine, or the host's; ``system=None`` is the one whose programs are
-    here.
-    """
+    """Return a site file for this machine, with marks for unknown facts; raise ConfigError without Slurm or PBS."""
+    # without a name it is the environment's name for the machine, or the host's without domain and number
     from hpcgpu import batch
     from hpcgpu.config.sites import render_draft
     from hpcgpu.config.sites.read import read_site
@@ -181,7 +165,8 @@ def draft(name: str, system: str | None, environ: Mapping[str, str]) -> str:
         )
     facts = batch.read(system, [run_sync(command) for command in batch.questions(system)])
     match = {variable: environ[variable] for variable in _NAMED_BY if environ.get(variable)}
-    plain = re.sub(r"[^a-z0-9._-]", "-", (name or next(iter(match.values()), "") or _host()).lower()).lstrip("._-")
+    host = socket.gethostname().partition(".")[0].rstrip("0123456789-")
+    plain = re.sub(r"[^a-z0-9._-]", "-", (name or next(iter(match.values()), "") or host).lower()).lstrip("._-")
     try:
         topology = discover.topology()
     except HpcGpuError as error:
@@ -191,33 +176,17 @@ def draft(name: str, system: str | None, environ: Mapping[str, str]) -> str:
     return text
 
 
-def _host() -> str:
-    """Return the host's name without domain and number: ``login3.example.org`` is ``login``."""
-    return socket.gethostname().partition(".")[0].rstrip("0123456789-")
-
-
-def template_folder() -> Path:
-    """Return the folder of the templates and of the programs that they start."""
-    return package_folder("jobscripts")
-
-
-def template_names() -> list[str]:
-    """Return the names of all templates: Slurm, PBS, none; the shortest template of each first."""
+def templates() -> dict[str, Path]:
+    """Return the job templates by name: of Slurm, PBS, none; the shortest of each first."""
     systems = ("slurm", "pbs", "mpirun")
-    files = [p.name for p in template_folder().iterdir() if p.suffix in (".sbatch", ".sh")]
-    return sorted(files, key=lambda name: (systems.index(name.partition(".")[0].partition("-")[0]), "-" in name, name))
+    paths = {p.name: p for p in package_folder("jobscripts").iterdir() if p.suffix in (".sbatch", ".sh")}
+    order = {name: (systems.index(re.split("[.-]", name)[0]), "-" in name, name) for name in paths}
+    return {name: paths[name] for name in sorted(paths, key=order.__getitem__)}
 
 
-def template_text(name: str) -> str:
-    """Return the text of a template; raise ConfigError for another name."""
-    if name not in template_names():
-        raise ConfigError(f"there is no template {name!r}; there are: {', '.join(template_names())}")
-    return (template_folder() / name).read_text()
-
-
-def purpose_and_usage(name: str) -> tuple[str, str]:
+def purpose_and_usage(template: Path) -> tuple[str, str]:
     """Return what a template is for, and how it is submitted."""
-    purpose, usage = [line[2:] for line in template_text(name).splitlines() if line.startswith("# ")][:2]
+    purpose, usage = [line[2:] for line in template.read_text().splitlines() if line.startswith("# ")][:2]
     return purpose, usage.removeprefix("usage: ")
 
 
@@ -238,19 +207,14 @@ class Wanted:
 
 
 def read(
-    options: Mapping[str, object],
-    options_from: str,
-    batch: str | None = None,
+    options: Mapping[str, object],  # by the users' names
+    options_from: str,  # their place in messages: "option --{flag}"
+    batch: str | None = None,  # the system to which a job is submitted, "" for the site's
     entry_point: str = "",
     *,
-    live: bool = False,
+    live: bool = False,  # the batch system's present queues and nodes count in place of the site file's
 ) -> Wanted:
-    """Read settings and site from keywords or flags, environment, dask configuration and site file; or ConfigError.
-
-    ``options`` are by the users' names; ``options_from`` names their place in messages: ``"option --{flag}"``.
-    ``batch`` is the system to which a job is submitted, "" for the site's, with dask-jobqueue's section for it.
-    ``live``: the batch system's present queues and nodes count in place of the site file's.
-    """
+    """Read settings and site from keywords or flags, environment, dask configuration and site file; or ConfigError."""
     section = dask_section()
     name = chosen_site(options, dask_config=section, environ=os.environ)
     site = load_site(name) if name not in (None, NONE) else None
@@ -339,11 +303,9 @@ def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
 
 
 def dask_section() -> Mapping[str, object]:
-    """Return the section ``hpcgpu`` of the dask configuration.
-
-    Importing dask costs 0.1 CPU s, which each rank of ``srun hpcgpu run`` would pay. Dask is not imported if the word
-    stands in no variable and no file that Dask would read (docs.dask.org, Configuration).
-    """
+    """Return the section ``hpcgpu`` of the dask configuration."""
+    # Importing dask costs 0.1 CPU s, which each rank of srun hpcgpu run would pay. Dask is not imported if the word
+    # stands in no variable and no file that Dask would read (docs.dask.org, Configuration).
     if "dask" not in sys.modules and not _is_mentioned():
         return {}
     import dask.config
@@ -377,11 +339,7 @@ def scheduler_address() -> str:
 
 
 def dask_environ() -> dict[str, str]:
-    """Return the variable that gives ranks on this machine Dask's configuration of this process.
-
-    Nannies of Dask's LocalCluster set it for their workers, too. So values that a script has set with
-    ``dask.config.set`` count.
-    """
+    """Return the variable that gives ranks here what dask.config.set has set; LocalCluster's nannies set it, too."""
     import dask.config
 
     return {"DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(_as_json(dask.config.global_config))}

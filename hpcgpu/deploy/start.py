@@ -11,7 +11,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -61,7 +61,10 @@ def agent_argv(run: RunDocument) -> tuple[str, ...]:
 
 def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
     """Become one rank of a run; does not return. Raises ConfigError for a wrong setting."""
-    settings = read_rank(options, options_from).settings
+    _become_rank(read_rank(options, options_from).settings, script)
+
+
+def _become_rank(settings: Settings, script: tuple[str, ...]) -> None:
     argv = agent_argv(RunDocument(settings=settings, script=script))
     process.execute(argv, {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})
 
@@ -103,7 +106,7 @@ def launch_line(options: Mapping[str, Any], options_from: str, script: tuple[str
     read = _read(options, options_from)
     program = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
     argv = (str(program), "run", *_typed(options), *(script or ("SCRIPT",)))
-    planned = _plan(argv, read.settings)
+    planned = plan_ranks(argv, read.settings)
     return read, shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
 
 
@@ -140,17 +143,7 @@ def local_launch(run: RunDocument) -> RankCommand:
     if run.shape == "head":  # a scheduler alone
         return RankCommand(agent_argv(run))
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
-    return _plan(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
-
-
-def node_launch(argv: tuple[str, ...]) -> RankCommand:
-    """Return the command that runs ``argv`` once on each node of this job; it needs no MPI."""
-    return _plan(argv, Settings(ranks="node", rendezvous="file"))
-
-
-def ranks_launch(settings: Settings) -> RankCommand:
-    """Return the launcher's command for ranks that run ``true``; raise LaunchError if no launcher fits MPI."""
-    return _plan(("true",), settings)
+    return plan_ranks(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
 
 
 def _execute(run: RunDocument) -> None:
@@ -159,7 +152,7 @@ def _execute(run: RunDocument) -> None:
     added = process.rank_env(os.environ, ld_preload(run.settings))
     argv, variables = agent_argv(run), tuple(f"{k}={v}" for k, v in added.items())
     # a scheduler alone is one process, which needs no launcher
-    launcher = RankCommand(argv) if run.shape == "head" else _plan(argv, run.settings, variables, shape=run.shape)
+    launcher = RankCommand(argv) if run.shape == "head" else plan_ranks(argv, run.settings, variables, shape=run.shape)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
     env = {**os.environ, **parent, **added, **dict(launcher.env)}
@@ -168,29 +161,28 @@ def _execute(run: RunDocument) -> None:
     path = str(private.make_exit_file())
     document_ = config.render(replace(run, exit_file=path))  # the last argument of a rank's command
     if launcher.session:
-        env |= launcher.within(_session_folder(run.settings, Path(path).parent), env)
+        from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
+        from hpcgpu.spill.storage import Scratch
+
+        # for the launcher's files; this folder and the exit file's are removed when both processes have ended
+        scratch = Scratch.make(run.settings.local_directory, "launch", trusted=run.settings.trust_local_directory)
+        os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has it, too
+        remover.start(str(scratch.lock_path), str(Path(path).parent))
+        env |= launcher.within(str(scratch.path), env)
     launcher_parent.launch((program, *launcher.argv[1:-1], document_), env, path)
 
 
-def _session_folder(settings: Settings, beside: Path) -> str:
-    """Make a private folder for a launcher's files; it and ``beside`` are removed when both processes have ended."""
-    from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
-    from hpcgpu.spill.storage import Scratch
-
-    scratch = Scratch.make(settings.local_directory, "launch", trusted=settings.trust_local_directory)
-    os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has the lock, too
-    remover.start(str(scratch.lock_path), str(beside))
-    return str(scratch.path)
-
-
-def _plan(
+def plan_ranks(
     argv: tuple[str, ...],
     settings: Settings,
     variables: tuple[str, ...] = (),
     allocation: Allocation | None = None,
     shape: str = "",
 ) -> RankCommand:
-    """Return the launcher's command; ``env`` sets each rank's variables, as mpirun forwards none to other nodes."""
+    """Return the launcher's command for ranks; raise LaunchError if none fits MPI.
+
+    ``env`` sets each rank's variables, as mpirun forwards none to other nodes.
+    """
     allocation = allocation or read_allocation(os.environ)
     hosts = _pbs_hosts(settings, shape) if allocation.batch == "pbs" else ()
     if len(hosts) > 1:
@@ -272,24 +264,17 @@ def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
     facts = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
     if allocation.batch == "slurm":
         listed = query(*LIST_MPI_TYPES)
-        return facts._replace(mpi_types=read_mpi_types(listed.stdout + listed.stderr), library=_library(says))
-    if allocation.batch == "pbs":
+        facts = facts._replace(mpi_types=read_mpi_types(listed.stdout + listed.stderr))
+    elif allocation.batch == "pbs":
+        if shutil.which("pbs_tmrsh") and not any(name in os.environ for name in REMOTE_SHELL):  # no ssh is needed then
+            facts = facts._replace(remote_shell=str(Path(process.__file__).with_name("pbs_ssh.sh")))
         pals = shutil.which("mpiexec") or ""
         if command or not pals or not is_pals(says(pals, "--version")):
-            return facts._replace(remote_shell=_remote_shell())
-        return facts._replace(pals=pals, library=_library(says), remote_shell=_remote_shell())
-    return facts
-
-
-def _library(says: Callable[..., str]) -> str:
-    return next(iter(says(sys.executable, "-c", _LIBRARY).splitlines()), "")
-
-
-def _remote_shell() -> str:
-    """Return a program that reaches a PBS job's other nodes without ssh; "" if the user has named one."""
-    if any(name in os.environ for name in REMOTE_SHELL) or not shutil.which("pbs_tmrsh"):
-        return ""
-    return str(Path(process.__file__).with_name("pbs_ssh.sh"))
+            return facts
+        facts = facts._replace(pals=pals)
+    else:
+        return facts
+    return facts._replace(library=next(iter(says(sys.executable, "-c", _LIBRARY).splitlines()), ""))
 
 
 class GPURunner:
@@ -328,7 +313,9 @@ class GPURunner:
 
     def __init__(self, **keywords: Any) -> None:
         if SCRIPT_ADDRESS not in os.environ:
-            _become_rank(keywords)
+            settings = read(keywords, "keyword {name} of GPURunner", entry_point=layers.RUNNER).settings
+            _check_script()
+            _become_rank(settings, tuple(sys.orig_argv[1:]))
         from distributed.core import Status  # 0.4 CPU s, which ranks do without
         from distributed.security import Security
 
@@ -358,9 +345,8 @@ class GPURunner:
         return f"GPURunner({self.scheduler_address if self.status.name == 'running' else 'closed'})"
 
 
-def _become_rank(keywords: dict[str, Any]) -> None:
-    settings = read(keywords, "keyword {name} of GPURunner", entry_point=layers.RUNNER).settings
-    script = tuple(sys.orig_argv[1:])
+def _check_script() -> None:
+    """Raise LaunchError if this program cannot be started once more, as rank 0's script."""
     if sys.argv[0] in ("", "-") or "ipykernel" in sys.modules:
         raise LaunchError(
             "GPURunner starts its script once more, but this is no script (a notebook, a prompt, standard input): "
@@ -372,5 +358,3 @@ def _become_rank(keywords: dict[str, Any]) -> None:
             "MPI has been started in this process (by 'from mpi4py import MPI' above GPURunner), and cannot be started "
             "twice: import it below GPURunner, or start the script by 'hpcgpu run'"
         )
-    run = RunDocument(settings=settings, script=script)
-    process.execute(agent_argv(run), {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})

@@ -1,8 +1,4 @@
-"""The run document, which every entry point passes to the rank program; jobs; and commands with their results.
-
-A job's request (:class:`JobSpec`), its state (:class:`JobStatus`), and the nodes on offer (:class:`Offer`). Pure code
-builds a command, only :mod:`hpcgpu.host` runs it.
-"""
+"""The run document of the rank program; jobs and nodes on offer; and commands, which only :mod:`hpcgpu.host` runs."""
 
 from __future__ import annotations
 
@@ -62,11 +58,8 @@ class Backoff:
 
     def failed(self, reason: str, now_s: float) -> Backoff:
         """Return the backoff after one more failure; ``now_s`` is of a monotonic clock."""
-        before = (
-            self
-            if now_s - self.failed_s < self.wait_s + self.calm_s
-            else replace(self, failures=0, reported=frozenset())
-        )
+        is_calm = now_s - self.failed_s >= self.wait_s + self.calm_s
+        before = replace(self, failures=0, reported=frozenset()) if is_calm else self
         return replace(
             before,
             failures=before.failures + 1,
@@ -79,11 +72,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Waits for the batch system's answers, and intervals of polls.
-
-    All users share a batch system, and a cluster survives one that is slow or down for a while. So these are no
-    options. Tests have a batch system of their own, and wait less.
-    """
+    """Waits for the batch system's answers, and intervals of polls: no options, since all users share it."""
 
     # a submission without an answer is killed then; the job may have been submitted nevertheless
     submission_s: float = 60.0

@@ -213,77 +213,9 @@ def _checked(value: object, allowed: str) -> int:
     return size
 
 
-# Options that set up RMM and cuDF, with dask-cuda's names.
-RMM = (
-    "rmm_pool_size",
-    "rmm_maximum_pool_size",
-    "rmm_managed_memory",
-    "rmm_async",
-    "rmm_release_threshold",
-    "rmm_allocator_external_lib_list",
-    "rmm_log_directory",
-    "rmm_track_allocations",
-)
-CUDF = ("enable_cudf_spill", "cudf_spill_stats")
-# Options that are about a worker, not about ranks and jobs, beyond those that Dask's own workers have.
-WORKER = (
-    *(
-        "gpus",
-        "simulate",
-        "workers_per_gpu",
-        "cores",
-        "reserved_cores",
-        "memory_policy",
-        "nics",
-        "env",
-        "trust_local_directory",
-    ),
-    *("device_memory_limit", "jit_unspill", *RMM, *CUDF),
-)
-# Those that Dask's own workers have, too.
-DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
-
-# Headings of help and reference, and the options below each, by the names users type.
-GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "Size": ("site", "nodes", "gpus_per_node", "gpus", "simulate", "workers_per_gpu", "cpu_workers", "nthreads"),
-        "Batch job": (
-            *("queue", "account", "walltime", "cores_per_gpu", "memory", "job_name", "log_directory", "site_limits"),
-            *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
-        ),
-        "Life": ("shape", "scheduler", "drain", "client_grace", "death_timeout"),
-        "Memory": ("device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "trust_local_directory"),
-        "Binding": ("cores", "reserved_cores", "memory_policy", "nics", "respect_launcher"),
-        "Network": (
-            *("protocol", "security", "node_copies", "interface"),
-            *("scheduler_port", "dashboard", "dashboard_port"),
-        ),
-        "Start": ("ranks", "launcher", "rendezvous", "python", "progress"),
-        "Workers": ("resources", "env", "allocator"),
-        "RMM and cuDF": (*RMM, *CUDF),
-    }
-)
-
-
-def option(
-    default: Any,  # the field's own annotation says the type
-    kind: str,
-    text: str,
-    *,
-    user_name: str = "",
-    choices: tuple[str, ...] = (),
-    aliases: tuple[str, ...] = (),
-    example: str = "",
-) -> Any:
-    """Return a dataclass field; ``aliases`` are the same option's names in dask-jobqueue and dask-cuda."""
-    metadata = {
-        "kind": kind,
-        "text": text,
-        "user_name": user_name,
-        "choices": choices,
-        "aliases": aliases,
-        "example": example,
-    }
+def option(default: Any, kind: str, text: str, **more: Any) -> Any:  # the field's own annotation says the type
+    """Return a dataclass field; ``more``: user_name, choices, example, or aliases in dask-jobqueue and dask-cuda."""
+    metadata = {"kind": kind, "text": text, "user_name": "", "choices": (), "aliases": (), "example": "", **more}
     if isinstance(default, Mapping):  # read-only, but Python 3.11 takes every unhashable default for a mutable one
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -486,3 +418,34 @@ def options() -> tuple[Field[Any], ...]:
 def user_name(f: Field[Any]) -> str:
     """Return the name that users type."""
     return f.metadata["user_name"] or f.name
+
+
+# Options that set up RMM and cuDF, with dask-cuda's names.
+RMM = tuple(f.name for f in options() if f.name.startswith("rmm_"))
+CUDF = tuple(f.name for f in options() if "cudf_" in f.name)
+# Options that are about a worker, not about ranks and jobs, beyond those that Dask's own workers have.
+WORKER = (
+    *("gpus", "simulate", "workers_per_gpu", "cores", "reserved_cores", "memory_policy", "nics", "env"),
+    *("trust_local_directory", "device_memory_limit", "jit_unspill", *RMM, *CUDF),
+)
+# Those that Dask's own workers have, too.
+DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
+
+# Headings of help and reference, and the options below each, by the names users type.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Size": ("site", "nodes", "gpus_per_node", "gpus", "simulate", "workers_per_gpu", "cpu_workers", "nthreads"),
+    "Batch job": (
+        *("queue", "account", "walltime", "cores_per_gpu", "memory", "job_name", "log_directory", "site_limits"),
+        *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
+    ),
+    "Life": ("shape", "scheduler", "drain", "client_grace", "death_timeout"),
+    "Memory": ("device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "trust_local_directory"),
+    "Binding": ("cores", "reserved_cores", "memory_policy", "nics", "respect_launcher"),
+    "Network": (
+        *("protocol", "security", "node_copies", "interface"),
+        *("scheduler_port", "dashboard", "dashboard_port"),
+    ),
+    "Start": ("ranks", "launcher", "rendezvous", "python", "progress"),
+    "Workers": ("resources", "env", "allocator"),
+    "RMM and cuDF": (*RMM, *CUDF),
+}

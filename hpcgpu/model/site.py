@@ -359,9 +359,7 @@ class PbsDialect:
         _check_count("cpus_multiple_of", self.cpus_multiple_of)
 
 
-DIALECTS: Mapping[str, type[SlurmDialect] | type[PbsDialect]] = MappingProxyType(
-    {"slurm": SlurmDialect, "pbs": PbsDialect}
-)
+DIALECTS: Mapping[str, type[SlurmDialect] | type[PbsDialect]] = {"slurm": SlurmDialect, "pbs": PbsDialect}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,6 +376,11 @@ class Inventory:
 
 
 Path = tuple[str | int, ...]  # to a value of the file: ("queues", 1, "walltime")
+
+
+def dotted(path: Path) -> str:
+    """Format a path: ``queues[1].walltime``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,10 +443,10 @@ class Site:
             return self.nodes.get(entry.node)
         return next(iter(self.nodes.values())) if len(self.nodes) == 1 else None
 
-    def cited(self, tags: Tags, *path: str | int) -> str:
-        """Format the sources and the place of a value: ``ALCF user guide, 2026-08; polaris.yaml:23``."""
-        parts = [*(str(self.sources[tag]) for tag in tags_of(tags)), *filter(None, [self.at(*path)])]
-        return "; ".join(parts) or f"the site file of {self.name}"
+    def cited(self, block: Any, *keys: str) -> str:
+        """Format the sources and the place of a block or a value in it: ``ALCF guide, 2026-08; polaris.yaml:23``."""
+        parts = [*(str(self.sources[tag]) for tag in tags_of(block.source)), self.at(*self.path_of(block), *keys)]
+        return "; ".join(filter(None, parts)) or f"the site file of {self.name}"
 
     def at(self, *path: str | int) -> str:
         """Return the place of a value, or of the innermost block on its path; "" if it is in no file."""
@@ -454,23 +457,18 @@ class Site:
         """Format the place of a value as settings name it: ``site polaris, site_configs/polaris.yaml:23``."""
         return ", ".join(filter(None, (f"site {self.name}", self.at(*path))))
 
-    def path_of(self, block: Queue | Rule | NodeType) -> Path:
-        """Return the path to one of the file's queues, rules or types of nodes; () for any other part."""
-        for name, blocks in (("queues", self.queues), ("rules", self.rules)):
-            for i, entry in enumerate(blocks):
-                if entry is block:
-                    return name, i
-        return next((("nodes", name) for name, node in self.nodes.items() if node is block), ())
+    def path_of(self, block: Any) -> Path:
+        """Return the path to a block of the file; () for one that it does not have."""
+        return next((path for path, each, _ in self.blocks() if each is block), ())
 
-    def blocks(self) -> Iterator[tuple[str, Tags]]:
-        """Yield each non-empty block as a path, with its tags."""
+    def blocks(self) -> Iterator[tuple[Path, Any, Tags]]:
+        """Yield each block that is not empty, with its path and its tags."""
         for name in ("match", "account", "network", "launcher", "scratch", "modules", "login", "dashboard", "charge"):
-            block = getattr(self, name)
-            if block != type(block)():
-                yield name, block.source
+            if (block := getattr(self, name)) != type(block)():
+                yield (name,), block, block.source
         for name in ("dialect", "defaults"):
             if block := getattr(self, name):
-                yield name, block.get("source", ())
+                yield (name,), block, block.get("source", ())
         for name in ("rules", "queues", "notes"):
-            yield from ((f"{name}[{i}]", block.source) for i, block in enumerate(getattr(self, name)))
-        yield from ((f"nodes.{name}", block.source) for name, block in self.nodes.items())
+            yield from (((name, i), block, block.source) for i, block in enumerate(getattr(self, name)))
+        yield from ((("nodes", name), node, node.source) for name, node in self.nodes.items())

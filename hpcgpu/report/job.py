@@ -82,7 +82,7 @@ def cost(plan: Preview) -> str:
     of_queue = f" times {factor:g} in {queue.name}" if queue and factor != 1 else ""
     each = f"{charge.per_node_hour:g} for a node" if charge.per_node_hour else f"{charge.per_gpu_hour:g} for a GPU"
     amount, limit = f"about {total:.4g} {charge.unit or 'units'}", format_duration(spec.walltime_s)
-    cited = site.cited(charge.source, "charge")
+    cited = site.cited(charge)
     return f"{amount} if it runs to its limit of {limit}: {each} and hour{of_queue} ({cited})"
 
 
@@ -208,7 +208,7 @@ def _network(plan: Preview) -> Iterator[str]:
     yield f"protocol {protocol} ({settings.where('protocol' if settings.protocol else 'security')})"
     if site and (kind := site.network.kind):
         ucx = "" if site.ucx else ", for which UCX has no transport"
-        yield f"{kind}{ucx} ({site.cited(site.network.source, 'network')})"
+        yield f"{kind}{ucx} ({site.cited(site.network)})"
     if plan.node:
         ports = {format_ports(spec.binding) for spec in plan.node.specs} - {"-"}
         if ports:

@@ -46,7 +46,7 @@ EXCEPTIONS = {
         "ThreadPoolExecutor",
     ): "the caller waits for its answers, and gets what it raises",
     ("deploy/doctor/node.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
-    ("deploy/doctor/node.py", "Listener._listen", "Thread"): "who connects gets no answer, and says so",
+    ("deploy/doctor/node.py", "Listener.__init__", "Thread"): "who connects gets no answer, and says so",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 

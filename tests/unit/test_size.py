@@ -21,10 +21,10 @@ def classes(folder: str) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 35_862),
-    "lines of tests": (lambda: lines(TESTS), 36_228),
-    "modules of hpcgpu": (lambda: len(MODULES), 132),
-    "classes in hpcgpu/deploy": (lambda: classes("deploy"), 95),
+    "lines of hpcgpu": (lambda: lines(PACKAGE), 35_175),
+    "lines of tests": (lambda: lines(TESTS), 36_218),
+    "modules of hpcgpu": (lambda: len(MODULES), 129),
+    "classes in hpcgpu/deploy": (lambda: classes("deploy"), 91),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 27),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, fields, replace
@@ -152,7 +151,7 @@ def notes(settings: Settings, site: Site | None) -> tuple[str, ...]:
     """Return messages for users of a site on a job that it accepts."""
     if site is None or settings.scheduler != "here" or not site.login.policy:
         return ()
-    cited = site.cited(site.login.source, "login", "policy")
+    cited = site.cited(site.login, "policy")
     return (
         f"{settings.cite('scheduler')}: on a login node of {site.name}, {site.login.policy} ({cited}); leave scheduler "
         "out, and it is in the job",
@@ -165,7 +164,7 @@ def forbidden(settings: Settings, site: Site) -> Mapping[str, str]:
         return {}
     return {
         rule.forbid: f"site {site.name} refuses {rule.forbid}{f' ({rule.why})' if rule.why else ''}: "
-        f"{site.cited(rule.source, *site.path_of(rule))}. Leave it out; {NEVERTHELESS}"
+        f"{site.cited(rule)}. Leave it out; {NEVERTHELESS}"
         for rule in site.rules
         if rule.forbid
     }
@@ -177,9 +176,9 @@ def _check_required(settings: Settings, site: Site) -> None:
     if missing:
         rules = [rule for rule in site.rules if rule.require in missing]
         texts = filter(None, (site.account.text if "account" in missing else "", *(rule.why for rule in rules)))
-        cited = [site.cited(rule.source, *site.path_of(rule)) for rule in rules]
+        cited = [site.cited(rule) for rule in rules]
         if "account" in missing and site.account.needed:
-            cited.insert(0, site.cited(site.account.source, "account", "needed"))
+            cited.insert(0, site.cited(site.account, "needed"))
         raise ConfigError(
             f"site {site.name} refuses a job without {' and '.join(missing)}: give "
             f"{', '.join(f'{name}=...' for name in missing)} (or HPCGPU_{missing[0].upper()} in the environment)"
@@ -190,7 +189,7 @@ def _check_required(settings: Settings, site: Site) -> None:
         if settings.site_limits and rule.require.startswith("-") and option_of(rule.require) not in options_given:
             raise ConfigError(
                 f"site {site.name} refuses a job without {rule.require}{f' ({rule.why})' if rule.why else ''}: give "
-                f"it in job_extra_directives ({site.cited(rule.source, *site.path_of(rule))}); {NEVERTHELESS}"
+                f"it in job_extra_directives ({site.cited(rule)}); {NEVERTHELESS}"
             )
 
 
@@ -204,7 +203,7 @@ def beyond(settings: Settings, site: Site) -> Iterator[str]:
     others = f" ({', '.join(names)})" if names else ""
 
     def change(key: str, options: str) -> str:
-        return f" ({site.cited(queue.source, *site.path_of(queue), key)}); change {options} or queue={others}"
+        return f" ({site.cited(queue, key)}); change {options} or queue={others}"
 
     nodes, takes = settings.nodes, f"queue {queue.name} takes"
     if queue.nodes and not queue.nodes[0] <= nodes <= queue.nodes[1]:
@@ -367,75 +366,61 @@ def topology_of(node: NodeType) -> Topology:
 
 
 UNKNOWN = "# unknown:"
-_PORTS = ("infiniband", "roce", "slingshot", "opa", "ethernet")
-_MORE = (
-    ("account", "is a job without one refused, and which variable has it; account: {needed: true, env: [...]}"),
-    ("rules", "what must jobs say or not say; rules: [{require: walltime}, {forbid: --mem, why: ...}]"),
-    ("network.ucx", "has UCX a transport for the network, and which interfaces are used"),
-    ("launcher", "what starts ranks, if it is not found by itself; launcher: {command: [mpiexec]}"),
-    ("scratch", "the fast local folder of the nodes; scratch: {path: $TMPDIR}"),
-    ("modules", "must every job load some; modules: {load: [cuda]}"),
-    ("login", "what happens to processes that compute on login nodes; login: {policy: ...}"),
-    ("dashboard", "has the site a portal for web pages of nodes; dashboard: {url: 'https://.../{node}/{port}/'}"),
-    ("charge", "what a job costs; charge: {unit: SU, per_gpu_hour: 1}"),
-)
+_PORTS = ("infiniband", "roce", "slingshot", "opa")
+_MORE = {
+    "title": "the machine and the centre",
+    "match": "a variable or host name that tells this machine from others; match: {host: ...}",
+    "queues": "none with GPUs was seen; queues: [{name: gpu, nodes: [1, 8], walltime: 24h}]",
+    "nodes": "none with GPUs was seen; nodes: {gpu: {gpus: 4, cpus: 64}}",
+    "defaults": "the queue that is taken where queue= is not given; defaults: {queue: ...}",
+    "account": "is a job without one refused, and which variable has it; account: {needed: true, env: [...]}",
+    "rules": "what must jobs say or not say; rules: [{require: walltime}, {forbid: --mem, why: ...}]",
+    "network.ucx": "has UCX a transport for the network, and which interfaces are used",
+    "launcher": "what starts ranks, if it is not found by itself; launcher: {command: [mpiexec]}",
+    "scratch": "the fast local folder of the nodes; scratch: {path: $TMPDIR}",
+    "modules": "must every job load some; modules: {load: [cuda]}",
+    "login": "what happens to processes that compute on login nodes; login: {policy: ...}",
+    "dashboard": "has the site a portal for web pages of nodes; dashboard: {url: 'https://.../{node}/{port}/'}",
+    "charge": "what a job costs; charge: {unit: SU, per_gpu_hour: 1}",
+}
 
 
 def render_draft(
     inventory: Inventory, name: str, date: str, topology: Topology | None, match: Mapping[str, str]
 ) -> str:
-    """Return the YAML of a draft, which ``hpcgpu site check`` accepts."""
-    # date is today, 2026-11-23; topology is this node's, None if unreadable; match has variables that name the machine,
-    # with their values.
-    out = ["version: 2", f"name: {name}", f"{UNKNOWN} title: the machine and the centre", f"batch: {inventory.batch}"]
-    out += [f"{UNKNOWN} {text}" for text in inventory.silent]
-    of = "sinfo and scontrol" if inventory.batch == "slurm" else "pbsnodes and qstat"
-    out += ["sources:", f"  M: {_flow({'title': f'what {of} say on the machine', 'date': date})}"]
-    if match:
-        out.append(f"match: {_flow({'env': dict(match), 'source': 'M'})}")
-    else:
-        out.append(
-            f"{UNKNOWN} match: a variable or host name that tells this machine from others; match: {{host: ...}}"
-        )
-    out += [*_dialect(inventory), *_queues(inventory), *_nodes(inventory, topology)]
-    if inventory.default and any(queue.name == inventory.default for queue in inventory.queues):
-        out.append(f"defaults: {_flow({'queue': inventory.default, 'source': 'M'})}")
-    else:
-        out.append(f"{UNKNOWN} defaults: the queue that is taken where queue= is not given; defaults: {{queue: ...}}")
-    return "\n".join([*out, *(f"{UNKNOWN} {key}: {text}" for key, text in _MORE)]) + "\n"
-
-
-def _dialect(inventory: Inventory) -> Iterator[str]:
-    values = {"gpu_type": inventory.gpu_type, "array_limit": inventory.array_limit}
-    if facts := {key: value for key, value in values.items() if value}:
-        yield f"dialect: {_flow({**facts, 'source': 'M'})}"
-    gpus = "gpus-per-node, gres, gpus or none" if inventory.batch == "slurm" else "ngpus, gpus or none"
-    forms = f"GPUs, CPUs and memory asked for (gpus: {gpus}; memory: none; cpus: false)"
-    yield f"{UNKNOWN} dialect: how the site wants {forms}"
-
-
-def _queues(inventory: Inventory) -> Iterator[str]:
-    if not inventory.queues:
-        yield f"{UNKNOWN} queues: none with GPUs was seen; queues: [{{name: gpu, nodes: [1, 8], walltime: 24h}}]"
-        return
-    yield "queues:"
+    """Return the YAML of a draft, which ``hpcgpu site check`` accepts, and below it what is unknown."""
+    # topology is this node's, None if unreadable; match has variables that name the machine, with their values
+    is_slurm = inventory.batch == "slurm"
+    programs = "sinfo and scontrol" if is_slurm else "pbsnodes and qstat"
+    dialect = {"gpu_type": inventory.gpu_type, "array_limit": inventory.array_limit}
+    blocks: dict[str, dict[str, Any]] = {
+        "match": {"env": dict(match)} if match else {},
+        "dialect": {key: value for key, value in dialect.items() if value},
+        "defaults": {"queue": inventory.default} if inventory.default in [q.name for q in inventory.queues] else {},
+    }
+    places = {key: _places(node, topology) for key, node in inventory.nodes.items()}
+    facts: dict[str, Any] = {
+        **{"version": 2, "name": name, "batch": inventory.batch},
+        "sources": {"M": {"title": f"what {programs} say on the machine", "date": date}},
+        **{key: {**block, "source": "M"} for key, block in blocks.items() if block},
+        "queues": [{**_as_plain(queue), "source": "M"} for queue in inventory.queues],
+        "nodes": {key: {**_as_plain(node), **places[key], "source": "M"} for key, node in inventory.nodes.items()},
+    }
+    facts = {key: value for key, value in facts.items() if value}
+    gpus = "gpus-per-node, gres, gpus or none" if is_slurm else "ngpus, gpus or none"
+    unknown = [
+        *inventory.silent,
+        f"dialect: how the site wants GPUs, CPUs and memory asked for (gpus: {gpus}; memory: none; cpus: false)",
+        "how much of the memory jobs may ask for, if it is less than job_memory",
+    ]
     for queue in inventory.queues:
-        missing = [key for key in ("nodes", "walltime") if getattr(queue, key) is None]
-        mark = f"  {UNKNOWN} {' and '.join(missing)}, or unlimited" if missing else ""
-        yield f"  - {_flow({**_as_plain(queue), 'source': 'M'})}{mark}"
-
-
-def _nodes(inventory: Inventory, topology: Topology | None) -> Iterator[str]:
-    if not inventory.nodes:
-        yield f"{UNKNOWN} nodes: none with GPUs was seen; nodes: {{gpu: {{gpus: 4, cpus: 64}}}}"
-        return
-    yield "nodes:"
-    for name, node in inventory.nodes.items():
-        places = _places(node, topology)
-        yield f"  {name}: {_flow({**_as_plain(node), **places, 'source': 'M'})}"
-        if not places:
-            yield f"  {UNKNOWN} {name}.numa_cores, gpu_numa, ports: run hpcgpu site new on such a node, in a job"
-    yield f"  {UNKNOWN} how much of the memory jobs may ask for, if it is less than job_memory"
+        if missing := [key for key in ("nodes", "walltime") if getattr(queue, key) is None]:
+            unknown.append(f"{' and '.join(missing)} of queue {queue.name}, or unlimited")
+    for key in (key for key, values in places.items() if not values):
+        unknown.append(f"{key}.numa_cores, gpu_numa, ports: run hpcgpu site new on such a node, in a job")
+    unknown += [f"{key}: {text}" for key, text in _MORE.items() if key not in facts]
+    text = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None)
+    return text + "".join(f"{UNKNOWN} {line}\n" for line in unknown)
 
 
 def _places(node: NodeType, topology: Topology | None) -> dict[str, Any]:
@@ -451,7 +436,7 @@ def _places(node: NodeType, topology: Topology | None) -> dict[str, Any]:
     ports = [
         {"name": nic.name, "kind": nic.kind} | ({"numa": order.index(nic.numa_node)} if nic.numa_node in order else {})
         for nic in topology.nics
-        if nic.kind in _PORTS and nic.kind != "ethernet" and nic.active and not nic.virtual
+        if nic.kind in _PORTS and nic.active and not nic.virtual
     ]
     return {
         "cores": sum(cores),
@@ -467,8 +452,3 @@ def _as_plain(block: Any) -> dict[str, Any]:  # a block of the schema
     plain = asdict(block)
     defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(block)}
     return {name: value for name, value in plain.items() if value != defaults[name]}
-
-
-def _flow(value: object) -> str:
-    """Return a value on one line; JSON's texts, lists and mappings are YAML's, too."""
-    return json.dumps(value, ensure_ascii=False)

@@ -18,7 +18,7 @@ from hpcgpu.config import nearest, option_of
 from hpcgpu.config.layers import read_layer
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
-from hpcgpu.model.site import DIALECTS, Path, Queue, Site, tags_of
+from hpcgpu.model.site import DIALECTS, Path, Site, dotted, tags_of
 from hpcgpu.units import format_duration, parse_duration_s
 
 VERSION = 2
@@ -48,9 +48,8 @@ def read_site(text: str, name: str) -> Site:
         raise ConfigError(f"{name}, {error}") from error
 
     def fail(path: Path, message: str) -> ConfigError:
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         line = next(lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines)
-        return ConfigError(f"{name}, line {line}: {f'{where}: ' if where else ''}{message}")
+        return ConfigError(f"{name}, line {line}: {f'{dotted(path)}: ' if path else ''}{message}")
 
     if not isinstance(raw, dict):
         raise fail((), "a site file is a mapping with at least version, name and batch")
@@ -87,10 +86,7 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
 
 
 def _lines(node: Any, path: Path, line: int = 0, above: tuple[Any, ...] = ()) -> Iterator[tuple[Path, int]]:
-    """Yield the path to each value with the line of its key, or of its list entry, from 1.
-
-    ConfigError for a loop, and for a key that a mapping has twice: plain YAML silently takes the last.
-    """
+    """Yield the path and line of each value; ConfigError for a loop, and for a key given twice."""
     if any(node is ancestor for ancestor in above):
         raise ConfigError(f"line {line + 1}: an alias (*) stands inside of what it names (&); write it out")
     yield path, line + 1
@@ -211,16 +207,13 @@ _WRITTEN = {"gpus": "gpus-per-node", "memory": "mem", "cpus": True}
 def contradictions(site: Site) -> Iterator[str]:
     """Yield each value that contradicts another or names a missing one: its place, its path, the reason."""
     for path, message in (*_sources(site), *_names(site), *_forbidden(site), *_defaults(site)):
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
-        yield f"{site.at(*path)}: {where}: {message}"
+        yield f"{site.at(*path)}: {dotted(path)}: {message}"
 
 
 def _sources(site: Site) -> Iterator[tuple[Path, str]]:
-    for where, tags in site.blocks():
+    for path, _, tags in site.blocks():
         for tag in tags_of(tags):
             if tag not in site.sources:
-                block, _, index = where.partition("[")
-                path = (block, int(index.rstrip("]"))) if index else tuple(block.split("."))
                 yield (*path, "source"), f"{tag!r} is not among the sources; {nearest(tag, site.sources) or 'none'}"
 
 
@@ -278,16 +271,12 @@ def _defaults(site: Site) -> Iterator[tuple[Path, str]]:
     if len(site.nodes) > 1 and site.queues and any(not q.node for q in site.queues):
         which = next(i for i, q in enumerate(site.queues) if not q.node)
         yield ("queues", which), f"there are {len(site.nodes)} types of nodes: say node: {' or '.join(site.nodes)}"
-    yield from _beyond(site, queue)
-    walltime, longest = site.defaults.get("walltime"), queue.walltime_s(1) if queue else None
-    if walltime and longest and parse_duration_s(walltime) > longest:
-        yield ("defaults", "walltime"), f"{walltime}, but queue {named} has a limit of {format_duration(longest)}"
-
-
-def _beyond(site: Site, queue: Queue | None) -> Iterator[tuple[Path, str]]:
-    """Yield numbers of the defaults that the default queue and its nodes do not have."""
+    # numbers that the default queue and its nodes do not have
     nodes, each = site.defaults.get("nodes"), site.defaults.get("gpus_per_node")
     if queue and queue.nodes and isinstance(nodes, int) and not queue.nodes[0] <= nodes <= queue.nodes[1]:
         yield ("defaults", "nodes"), f"{nodes}, but queue {queue.name} takes {queue.nodes[0]} to {queue.nodes[1]} nodes"
     if (node := site.node()) and isinstance(each, int) and each > node.gpus:
         yield ("defaults", "gpus_per_node"), f"{each}, but the nodes of the default queue have {node.gpus}"
+    walltime, longest = site.defaults.get("walltime"), queue.walltime_s(1) if queue else None
+    if walltime and longest and parse_duration_s(walltime) > longest:
+        yield ("defaults", "walltime"), f"{walltime}, but queue {named} has a limit of {format_duration(longest)}"

@@ -12,7 +12,7 @@ from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 
 from hpcgpu import supervise
-from hpcgpu.deploy import workers
+from hpcgpu.deploy import dashboard
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.dashboard import KEY
@@ -60,7 +60,7 @@ class Answers:
         self._asked_s = time.monotonic()
         try:
             async with asyncio.timeout(_ANSWER_S):
-                answers = await workers.ask(scheduler)
+                answers = await dashboard.ask(scheduler)
         except (OSError, TimeoutError):
             return
         self._facts = {a: facts for a, facts in answers.items() if isinstance(facts, WorkerFacts)}
@@ -195,7 +195,7 @@ class ReportedCluster(Cluster):
 
         """
         self.parts.must_run()
-        return self.sync(workers.read_bindings, self.scheduler_comm)
+        return self.sync(dashboard.read_bindings, self.scheduler_comm)
 
     def memory(self) -> Any:
         """Return the memory of each worker now: device, host, what is spilled, and what has been moved how fast.
@@ -207,7 +207,7 @@ class ReportedCluster(Cluster):
 
         """
         self.parts.must_run()
-        return self.sync(workers.read_memory, self.scheduler_comm)
+        return self.sync(dashboard.read_memory, self.scheduler_comm)
 
     def trim_memory(self) -> Any:
         """Have all workers give free memory back to the kernel; see :func:`hpcgpu.trim_memory`.
@@ -223,7 +223,7 @@ class ReportedCluster(Cluster):
 
     async def _trim(self) -> Any:
         with self.parts.progress.waiting("the workers give free memory back"):
-            return await workers.trim(self.scheduler_comm)
+            return await dashboard.trim(self.scheduler_comm)
 
     def summary(self) -> Any:
         """Return what was used: GPU hours, busy share, bytes moved and peaks by tier, restarts; and what to ask for.

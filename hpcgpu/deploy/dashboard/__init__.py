@@ -1,11 +1,7 @@
-"""The view of a run's GPUs: the workers' reports, the summary at the end, the page, and metrics.
+"""The facts of workers: collected for heartbeats and where people ask, and recorded for the summary, page and metrics.
 
-Here the facts of a worker are collected, for its heartbeats and where people ask, and the lives of all workers
-recorded.
-
-distributed sends heartbeats (``Worker.metrics``, ``Worker.startup_information``): hpcgpu sends no messages for them.
-Nothing is done at a heartbeat or for a task: the numbers are sums that the workers keep. The scheduler reads them when
-a worker leaves, and on request.
+They go with distributed's heartbeats (``Worker.metrics``, ``Worker.startup_information``) as sums that the workers
+keep; the scheduler reads them when a worker leaves, and on request.
 """
 
 from __future__ import annotations
@@ -20,17 +16,19 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from distributed import Scheduler, Worker
+from distributed import Client, Scheduler, Security, Worker
+from distributed.core import clean_exception
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
+from distributed.protocol.pickle import dumps, loads
 
-from hpcgpu.errors import HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.host import host_memory, log, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.jobs import by_number
 from hpcgpu.report.machine import binding_differences
 from hpcgpu.report.summary import Summary, sum_up
-from hpcgpu.report.workers import TIERS, WorkerFacts, planned, read_facts
+from hpcgpu.report.workers import TIERS, Bindings, Memory, WorkerFacts, planned, read_facts
 from hpcgpu.supervise import reason_of
 
 # Their key in distributed's messages.
@@ -88,7 +86,7 @@ class WorkerMetrics(WorkerPlugin):
             self._peaks[tier] = max(self._peaks[tier], nbytes)
 
     def _now(self) -> dict[str, Any]:
-        memory = read_memory(self._worker)
+        memory = _read_memory(self._worker)
         self._note_peaks(memory["process_bytes"])
         use = {"busy_s": self.busy_s(), "peaks": dict(self._peaks)}
         return {**memory, **use, "differences": list(self._binding_differences())}
@@ -119,7 +117,7 @@ def collect(dask_worker: Worker) -> WorkerFacts:
     """Collect a worker's facts, its binding as the kernel has it now; called in the worker."""
     plugin: Any = dask_worker.plugins.get("hpcgpu")  # of deploy.processes
     spec: WorkerSpec | None = getattr(plugin, "spec", None)
-    name, node, memory = str(dask_worker.name), socket.gethostname(), read_memory(dask_worker)
+    name, node, memory = str(dask_worker.name), socket.gethostname(), _read_memory(dask_worker)
     if spec is None:
         return read_facts(name, memory, _read_device(spec), node=node)
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
@@ -133,7 +131,7 @@ def collect(dask_worker: Worker) -> WorkerFacts:
     return read_facts(name, planned(spec), memory, _read_device(spec), node=node, **direct)
 
 
-def read_memory(worker: Worker) -> dict[str, Any]:
+def _read_memory(worker: Worker) -> dict[str, Any]:
     """Return a worker's memory and moves as plain data, under the names of :class:`WorkerFacts`."""
     store = worker.data
     facts = {"process_bytes": int(worker.monitor.get_process_memory()), "allocator": host_memory.in_force()}
@@ -283,3 +281,143 @@ async def say_summary(scheduler: Scheduler, how: str) -> None:
             log.say(f"{JSON}{summary.as_json()}")
     except Exception as e:  # other code may run in the workers, and report anything
         log.say(f"there is no summary of this run: {reason_of(e)}")
+
+
+def bindings(client: Client) -> Any:  # a coroutine from an asynchronous client
+    """Return each worker's binding, read back from the kernel now: threads, memory policy, environment.
+
+    Parameters
+    ----------
+    client : Client
+        Of a cluster whose workers hpcgpu has started.
+
+    Returns
+    -------
+    Bindings
+        An awaitable of it where the client is asynchronous.
+
+    Raises
+    ------
+    ConfigError
+        A worker was started by something else.
+
+    """
+    return client.sync(read_bindings, client.scheduler)
+
+
+def bindings_at(address: str, tls: dict[str, str]) -> Bindings:
+    """Return the bindings of the cluster at an address; ``tls`` are arguments of Security."""
+    try:
+        with Client(address, security=Security(**tls) if tls else None) as client:
+            return bindings(client)
+    except OSError as e:
+        raise ConfigError(f"no scheduler answers at {address}: {e}; give its address, and --tls-... for tls") from e
+
+
+def memory(client: Client) -> Any:  # a coroutine from an asynchronous client
+    """Return the memory of each worker now: on the device, in the host, spilled, and the moves with their speed.
+
+    Parameters
+    ----------
+    client : Client
+        Of a cluster whose workers have the spill store: hpcgpu's own, or others with it.
+
+    Returns
+    -------
+    Memory
+        It prints as a table, ``.workers`` has the numbers; an awaitable of it where the client is asynchronous.
+
+    Raises
+    ------
+    ConfigError
+        A worker has no spill store.
+
+    """
+    return client.sync(read_memory, client.scheduler)
+
+
+def trim_memory(client: Client) -> Any:
+    """Have all workers collect garbage and give free memory back to the kernel.
+
+    glibc keeps freed memory that lies below memory in use. Dask shows it as unmanaged memory of the process.
+    ``malloc_trim(0)`` returns whole pages of it; jemalloc's ``purge`` does if jemalloc is loaded. Workers start with
+    ``MALLOC_TRIM_THRESHOLD_=65536`` (distributed's own default) unless the variable is set: then glibc itself returns
+    free memory at the end of the heap. glibc reads the variable before ``main`` only, so that it is set in the
+    environment of the fork server; a value that only workers get (``env=``) is set in each by mallopt(3).
+
+    Parameters
+    ----------
+    client : Client
+        Of any cluster whose workers can import hpcgpu.
+
+    Returns
+    -------
+    dict of str to int
+        Bytes by which each worker's resident memory has become smaller, by its name; an awaitable of it where the
+        client is asynchronous.
+
+    """
+    return client.sync(trim, client.scheduler)
+
+
+async def read_bindings(scheduler: Any) -> Bindings:  # distributed's rpc
+    """Ask the workers of a scheduler for their bindings; raise ConfigError if hpcgpu has not started one."""
+    facts = await _collect(scheduler)
+    if other := next((w for w in facts if w.spec is None), None):
+        raise ConfigError(
+            f"worker {other.name} was not started by hpcgpu, which has planned no binding for it; "
+            "bindings() asks workers of SLURMGPUCluster, PBSGPUCluster, LocalGPUCluster and 'hpcgpu launch'"
+        )
+    return Bindings(facts)
+
+
+async def read_memory(scheduler: Any) -> Memory:
+    """Ask the workers of a scheduler for their memory; raise ConfigError if one has no spill store."""
+    facts = await _collect(scheduler)
+    if other := next((w for w in facts if not w.tiers), None):
+        raise ConfigError(
+            f"worker {other.name} has a store for its data that does not count bytes by tier; "
+            "memory() asks workers of hpcgpu, or with data=(hpcgpu.spill.GpuSpillBuffer, {...})"
+        )
+    return Memory(facts)
+
+
+async def trim(scheduler: Any) -> dict[str, int]:
+    """Have the workers of a scheduler trim their memory; return the freed bytes by name."""
+    return dict(sorted(await _ask_all(scheduler, _trim), key=lambda answer: by_number(answer[0])))
+
+
+async def _collect(scheduler: Any) -> tuple[WorkerFacts, ...]:
+    return tuple(sorted(await _ask_all(scheduler, collect), key=lambda w: by_number(w.name)))
+
+
+async def _ask_all(scheduler: Any, function: Callable[[Worker], Any]) -> list[Any]:
+    """Return the results of all workers; raise the first error."""
+    answers = list((await ask(scheduler, function)).values())
+    for error in (answer for answer in answers if isinstance(answer, Exception)):
+        raise error
+    return answers
+
+
+async def ask(scheduler: Any, function: Callable[[Worker], Any] = collect) -> dict[str, Any]:
+    """Call a function in all workers of a scheduler; return results, or exceptions, by address."""
+    message = {"op": "run", "function": dumps(function), "args": dumps(()), "kwargs": dumps({}), "wait": True}
+    answers: dict[str, Any] = {}
+    for address, answer in (await scheduler.broadcast(msg=message, on_error="return_pickle")).items():
+        if isinstance(answer, bytes):
+            answers[address] = loads(answer)  # an error of the connection
+        else:
+            answers[address] = answer["result"] if answer["status"] == "OK" else clean_exception(**answer)[1]
+    return answers
+
+
+async def _trim(dask_worker: Worker) -> tuple[str, int]:
+    from hpcgpu.spill import GpuSpillBuffer  # 45 CPU ms, which only a worker has paid already
+
+    # in a thread, since it takes a moment for each GB, in which the worker must answer
+    def trim() -> int:
+        if isinstance(dask_worker.data, GpuSpillBuffer):
+            dask_worker.data.trim()
+        return host_memory.trim()
+
+    return str(dask_worker.name), await asyncio.to_thread(trim)

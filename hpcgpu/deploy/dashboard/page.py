@@ -96,17 +96,8 @@ class Bars:
     def __init__(self) -> None:
         self.source = ColumnDataSource({name: [] for name in (*self._columns(()),)})
         self.root = _figure("Dask's data of each GPU's worker by tier; tap one to see it over time", x_range=(0, 1))
-        for tier, below in zip(TIERS, ("", *TIERS), strict=False):
-            self.root.vbar(
-                x="x",
-                bottom=f"{below}_top" if below else 0,
-                top=f"{tier}_top",
-                width=0.85,
-                source=self.source,
-                color=TIER_COLOURS[tier],
-                line_color=None,
-                legend_label=tier,
-            )
+        look = {"color": [TIER_COLOURS[tier] for tier in TIERS], "line_color": None, "legend_label": list(TIERS)}
+        self.root.vbar_stack([f"{tier}_now" for tier in TIERS], x="x", width=0.85, source=self.source, **look)
         limit = {"x0": "left", "x1": "right", "y0": "limit", "y1": "limit", "legend_label": "spilling begins"}
         self.root.segment(**limit, source=self.source, color="black", line_width=2)
         mark = {"marker": "inverted_triangle", "size": 11, "fill_color": RED, "line_color": "black"}
@@ -125,15 +116,16 @@ class Bars:
 
     @staticmethod
     def _columns(gpus: Sequence[WorkerFacts]) -> dict[str, Any]:
-        tops = np.cumsum([[g.tiers.get(t, 0) for t in TIERS] for g in gpus] or np.zeros((0, 3)), axis=1)
+        tiers = np.array([[g.tiers.get(tier, 0) for g in gpus] for tier in TIERS], np.float64)
         x, limit = np.arange(len(gpus), dtype=np.float64), np.array([g.limits.get("device", np.nan) for g in gpus])
+        tops = tiers.sum(axis=0)
         over = 0.06 * max(tops.max(initial=0), np.nan_to_num(limit).max(initial=0))
         wrong = np.array([bool(g.differences) for g in gpus], bool)
         return {
-            **{f"{tier}_top": tops[:, i].astype(np.float64) for i, tier in enumerate(TIERS)},
+            **{f"{tier}_now": values for tier, values in zip(TIERS, tiers, strict=True)},
             **{"x": x, "left": x - 0.42, "right": x + 0.42},
             "limit": limit.astype(np.float64),
-            "mark": np.where(wrong, over + (tops[:, -1] if len(gpus) <= _FEW else tops.max(initial=0)), np.nan),
+            "mark": np.where(wrong, over + (tops if len(gpus) <= _FEW else tops.max(initial=0)), np.nan),
             "name": [g.name for g in gpus],
             "gpu": [g.gpu_text for g in gpus],
             "said": [_describe_tiers(g) for g in gpus],
@@ -294,19 +286,17 @@ class History:
 
     def series(self, worker: str) -> dict[str, list[float]]:
         """Return times in ms, bytes by tier, and bytes per second by direction, of one worker or, for "", of all."""
-        # A worker that is restarted begins to count anew: negative rates are 0.
-        out: dict[str, list[float]] = {name: [] for name in ("time", *TIERS, *DIRECTIONS)}
-        before: tuple[float, np.ndarray] | None = None
-        for sample in self.samples:
-            chosen = [i for i, name in enumerate(sample.names) if name == worker] if worker else slice(None)
-            sums = sample.values[: len(TIERS) + len(DIRECTIONS), chosen].sum(axis=1)
-            moved = sums[len(TIERS) :]
-            past_s, past = before or (sample.time_s, moved)
-            rates = np.maximum(moved - past, 0) / max(sample.time_s - past_s, 1e-3)
-            before = sample.time_s, moved
-            for name, value in zip(out, (1e3 * sample.time_s, *sums[: len(TIERS)], *rates), strict=True):
-                out[name].append(float(value))
-        return out
+        rows = len(TIERS) + len(DIRECTIONS)
+        sums = np.zeros((len(self.samples), rows))
+        for i, sample in enumerate(self.samples):
+            chosen = [j for j, name in enumerate(sample.names) if worker in ("", name)]
+            sums[i] = sample.values[:rows, chosen].sum(axis=1)
+        times = np.array([sample.time_s for sample in self.samples])
+        moved = np.diff(sums[:, len(TIERS) :], axis=0, prepend=sums[:1, len(TIERS) :])
+        seconds = np.maximum(np.diff(times, prepend=times[:1]), 1e-3)
+        # a worker that is restarted begins to count anew: negative rates are 0
+        columns = np.column_stack([1e3 * times, sums[:, : len(TIERS)], np.maximum(moved, 0) / seconds[:, None]])
+        return dict(zip(("time", *TIERS, *DIRECTIONS), columns.T.tolist(), strict=True))
 
     def strip(self, row: int) -> list[np.ndarray]:
         """Return each sample's row as an image, one pixel wide, float32 of shape (GPUs of now, 1)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import secrets
 import shutil
@@ -18,17 +17,6 @@ from typing import Any
 from hpcgpu import batch, config, supervise
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.doctor import node
-from hpcgpu.deploy.doctor.node import (
-    CONNECTED,
-    LAUNCHER,
-    NODE,
-    ORDER,
-    Order,
-    connect_all,
-    read_all,
-    read_listening,
-    write_value,
-)
 from hpcgpu.deploy.jobs import Run, batch_client, runs, sweep
 from hpcgpu.deploy.jobs.batch_client import PlannedJob, Submitter, plan_job, read_job, submit_guarded
 from hpcgpu.deploy.jobs.runs import last_lines
@@ -38,18 +26,8 @@ from hpcgpu.host import private
 from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, Patience, Result, RunDocument, Settings
-from hpcgpu.plan.doctor import (
-    CheckResult,
-    Launcher,
-    Link,
-    LoginFacts,
-    NodeFacts,
-    Request,
-    TrialFacts,
-    examine,
-    failed,
-    refusal_advice,
-)
+from hpcgpu.plan import doctor as checks
+from hpcgpu.plan.doctor import CheckResult, LoginFacts, Request, TrialFacts, examine
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs import HEAD, Job, describe, format_end, format_missing
 
@@ -84,8 +62,8 @@ def clean_up(say: Callable[[str], None]) -> None:
 def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult, ...], TrialFacts | None]:
     """Submit a job of two nodes like ``job`` but shorter, wait for it; return its findings, and its facts if it ran.
 
-    ``say`` prints progress. Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if
-    the batch system does not answer or the job could not be cancelled, HpcGpuError if the home is not writable.
+    Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if the batch system does not
+    answer or the job could not be cancelled, HpcGpuError if the home is not writable.
     """
     folder = private.make_folder(user_folder("doctor") / secrets.token_hex(8))
     try:
@@ -93,7 +71,7 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult,
     except SubmitError as error:
         if error.transient:
             raise
-        return (failed(str(error), refusal_advice(job[0].batch, str(error)))._replace(name="job"),), None
+        return (checks.failed(str(error), checks.refusal_advice(job[0].batch, str(error)))._replace(name="job"),), None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return examine(checks_for(facts), facts), facts
@@ -110,21 +88,21 @@ class _DoctorJob:
         argv = ("doctor", "--on-nodes", str(folder))
         self._spec, _ = plan_job(document_, user.site, user.batch, argv)
         run_ = config.render(replace(document_, folder=""))
-        self._order = Order(token=self._token, nodes=self._spec.nodes, run=run_)
-        write_value(folder, ORDER, self._order)
+        self._order = node.Order(token=self._token, nodes=self._spec.nodes, run=run_)
+        node.write_value(folder, node.ORDER, self._order)
         self._run = Run.begin(document_, user.batch, user.site)
         self._submitter = Submitter(
             self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
         )
         self._job: Job | None = None
         self._progress, self._ask_at_s = "", 0.0
-        self._links: tuple[Link, ...] | None = None
+        self._links: tuple[checks.Link, ...] | None = None
         self._status: JobStatus | None = None
         self._ending_s: float | None = None
 
     async def facts(self) -> TrialFacts:
         """Submit the job, wait until it ends or all nodes have answered, and return the facts."""
-        await supervise.to_thread(functools.partial(lease.touch, self._folder))
+        await supervise.to_thread(partial(lease.touch, self._folder))
         alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
         try:
             return await self._facts()
@@ -204,24 +182,23 @@ class _DoctorJob:
 
     def _have_all(self) -> bool:
         """Connect when all nodes listen; return True if all have answered."""
-        listening = read_listening(self._folder)
+        listening = node.read_listening(self._folder)
         if self._links is None and len(listening) >= self._spec.nodes:
             token = self._order.token
-            self._links = tuple(link for place in listening.items() for link in connect_all(*place, token))
-            write_value(self._folder, CONNECTED, True)
-        return self._links is not None and len(read_all(self._folder, NODE, NodeFacts)) >= self._spec.nodes
-
-    def _ended(self, job_id: str) -> str:
-        if self._status is None:
-            return format_missing(job=f"job {job_id}")
-        if self._ending_s is not None:
-            return f"job {job_id} is ending ({self._status.trouble})"
-        return format_end(job_id, self._status)
+            self._links = tuple(link for place in listening.items() for link in node.connect_all(*place, token))
+            node.write_value(self._folder, node.CONNECTED, True)
+        return (
+            self._links is not None
+            and len(node.read_all(self._folder, node.NODE, checks.NodeFacts)) >= self._spec.nodes
+        )
 
     def _gather(self) -> TrialFacts:
-        job = self._job
+        job, status = self._job, self._status
         assert job
-        nodes = read_all(self._folder, NODE, NodeFacts)
+        nodes = node.read_all(self._folder, node.NODE, checks.NodeFacts)
+        ended = format_end(job.id, status) if status else format_missing(job=f"job {job.id}")
+        if status and self._ending_s is not None:
+            ended = f"job {job.id} is ending ({status.trouble})"
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
@@ -230,9 +207,9 @@ class _DoctorJob:
             protocol=self._settings.protocol or "",
             python=node.python(),
             nodes=nodes,
-            ended=self._ended(job.id),
+            ended=ended,
             output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
-            launcher=next(iter(read_all(self._folder, LAUNCHER, Launcher)), None),
+            launcher=next(iter(node.read_all(self._folder, node.LAUNCHER, checks.Launcher)), None),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
         )
@@ -271,8 +248,7 @@ def read(
 ) -> tuple[PlannedJob | None, str]:
     """Read the job of these options, or the reason against one, for a batch system that is named, the site's or here.
 
-    With ``must`` the job will be submitted, and ConfigError is raised for too few options, too; else only for wrong
-    values. ``options_from`` names the place of an option in messages.
+    Raises ConfigError for wrong values, and if the job ``must`` be submitted also for too few.
     """
     here = batch or next((name for name, program in _SYSTEMS if shutil.which(program)), "")
     try:

@@ -41,7 +41,6 @@ from hpcgpu.plan.doctor import Folder, Launcher, Limits, Link, Names, NodeFacts,
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
 from hpcgpu.spill.storage import home_of, mount_of
 
-_UNENDING = resource.RLIM_INFINITY
 _PACKAGES = (
     *("dask", "distributed", "numpy", "msgspec", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cudf", "rmm"),
     *("torch", "numba", "ucxx", "ucxx-cu12", "ucxx-cu13", "distributed-ucxx", "mpi4py"),
@@ -76,16 +75,9 @@ def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict
 
 def limits() -> Limits:
     """Return this process's soft limits."""
-
-    def soft(kind: int) -> int:
-        value = resource.getrlimit(kind)[0]
-        return -1 if value == _UNENDING else value
-
-    return Limits(
-        files=soft(resource.RLIMIT_NOFILE),
-        processes=soft(resource.RLIMIT_NPROC),
-        locked_bytes=soft(resource.RLIMIT_MEMLOCK),
-    )
+    kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_MEMLOCK)
+    files, processes, locked_bytes = (resource.getrlimit(kind)[0] for kind in kinds)  # Linux's RLIM_INFINITY is -1
+    return Limits(files=files, processes=processes, locked_bytes=locked_bytes)
 
 
 def names() -> Names:
@@ -99,13 +91,11 @@ def names() -> Names:
 
 def interfaces() -> tuple[tuple[str, str], ...]:
     """Return (interface, address) of all addresses that other nodes can reach, by interface."""
-    return tuple((name, address) for name in sorted(addresses.usable_interfaces()) for address in _addresses(name))
-
-
-def _addresses(interface: str) -> tuple[str, ...]:
-    with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
-        return addresses.reachable_addresses(("0.0.0.0", "::"), interface)  # nothing listens
-    return ()
+    pairs: list[tuple[str, str]] = []
+    for name in sorted(addresses.usable_interfaces()):
+        with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
+            pairs += ((name, each) for each in addresses.reachable_addresses(("0.0.0.0", "::"), name))
+    return tuple(pairs)
 
 
 def python() -> Python:
@@ -171,11 +161,6 @@ def _measured(about: Folder, folder: Path, write_bytes: int) -> Folder:
     return replace(about, create_s=create_s, bytes_per_s=speed, clock_s=skew)
 
 
-def count_cpus() -> tuple[int, int]:
-    """Return the number of PUs that this process may use, and of those of the machine."""
-    return len(os.sched_getaffinity(0)), psutil.cpu_count() or 0
-
-
 def ucx() -> Ucx:
     """Return UCX's version and transports by ucx_info of PATH or UCX's wheel; raise RuntimeError if it fails."""
     program, env = shutil.which("ucx_info") or "", {}
@@ -218,24 +203,17 @@ class Listener:
     """Listens on all addresses of this machine until :meth:`close`, and sends its time to peers that know the token."""
 
     def __init__(self, token: str) -> None:
-        self._token = token.encode()
-        self._sockets: list[socket.socket] = []
-        self.endpoints = tuple(endpoint for place in interfaces() for endpoint in self._listen(*place))
+        self._token, both = token.encode(), socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._socket = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
+        port = int(self._socket.getsockname()[1])
+        self.endpoints = tuple(Endpoint(*place, port) for place in interfaces() if both or ":" not in place[1])
+        threading.Thread(target=self._serve, daemon=True).start()
 
-    def _listen(self, interface: str, address: str) -> tuple[Endpoint, ...]:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            sock = socket.create_server((address, 0), family=family)
-        except OSError:  # an address that is not valid yet, or no longer (IPv6: tentative)
-            return ()
-        self._sockets.append(sock)
-        threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-        return (Endpoint(interface, address, int(sock.getsockname()[1])),)
-
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self) -> None:
         while True:
             try:
-                connection, _ = sock.accept()
+                connection, _ = self._socket.accept()
             except OSError:  # closed
                 return
             with connection, contextlib.suppress(OSError):
@@ -245,10 +223,9 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening."""
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes accept
-            sock.close()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._socket.close()
 
 
 def connect_all(host: str, endpoints: tuple[Endpoint, ...], token: str) -> tuple[Link, ...]:
@@ -259,9 +236,9 @@ def connect_all(host: str, endpoints: tuple[Endpoint, ...], token: str) -> tuple
 
 
 def connect(host: str, endpoint: Endpoint, token: str) -> Link:
-    """Connect up to TRIES times to a machine's Listener; return the failed attempt, or else the fastest."""
-    links: list[Link] = []
-    while len(links) < TRIES and not (links and links[-1].error):
+    """Connect TRIES times to a machine's Listener; return a failed attempt at once, or else the fastest."""
+    links = [_connect(host, endpoint, token)]
+    while len(links) < TRIES and not links[-1].error:
         links.append(_connect(host, endpoint, token))
     return links[-1] if links[-1].error else min(links, key=lambda link: link.took_s)
 
@@ -350,7 +327,8 @@ def on_nodes(folder: Path) -> int:
     if not lease.is_held(folder, silent_s):
         raise HpcGpuError(f"the doctor that submitted this job has given no sign of life for {silent_s:g} s")
     write_value(folder, LAUNCHER, _start_ranks(settings))
-    done = _run(start.node_launch(process.python_argv("hpcgpu", "doctor", "--on-node", str(folder))), _NODES_S)
+    argv = process.python_argv("hpcgpu", "doctor", "--on-node", str(folder))
+    done = _run(start.plan_ranks(argv, Settings(ranks="node", rendezvous="file")), _NODES_S)
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
     return done.returncode
@@ -359,7 +337,7 @@ def on_nodes(folder: Path) -> int:
 def _start_ranks(settings: Settings) -> Launcher:
     """Start ranks in this job, which must meet in one MPI world; return the command and its result."""
     try:
-        command = start.ranks_launch(settings)
+        command = start.plan_ranks(("true",), settings)
     except HpcGpuError as error:
         return Launcher(error=str(error))
     argv = command.argv[:-1]  # without the rank's own command
@@ -411,14 +389,13 @@ def gather_facts(settings: Settings) -> NodeFacts:
     results, unknown = gather(checks, _PROBES_S)
     topology: Topology | None = results.get("topology")
     broken, import_s = results.get("imports", ("", 0.0))
-    cpus, cores = count_cpus()
     gpus = nvml.read()
     return NodeFacts(
         host=os.uname().nodename,
         python=replace(python(), broken=broken, import_s=import_s),
         limits=limits(),
-        cpus=cpus,
-        cores=cores,
+        cpus=len(os.sched_getaffinity(0)),
+        cores=psutil.cpu_count() or 0,
         memory_bytes=host_memory.memory_limit().nbytes,
         temporary=tempfile.gettempdir(),
         gpus=tuple(gpu.model for gpu in gpus.gpus),

@@ -1,6 +1,6 @@
 """The processes of a run that run distributed's code: scheduler, nanny and worker, and their parts.
 
-Here is a child process of the rank program: its spawner, and JSON lines over its control socket.
+Here is a child process of the rank program, and JSON lines over its control socket.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 
 class Control:
@@ -58,13 +58,3 @@ class Child:
     pid: int
     control: socket.socket  # stream socket to it; end of file: the peer is gone
     exited: asyncio.Future[int]  # exit code, negative for a signal
-
-
-class Spawner(Protocol):
-    """Forks a child that calls ``entry`` ("module:function") with ``(spec, control socket)``."""
-
-    def spawn(self, entry: str, spec: object) -> Child:
-        """Fork, and return at once."""
-
-    def kill(self) -> None:
-        """Kill the process that forks, and with it all children; each is then reported as ended."""

@@ -25,7 +25,7 @@ from distributed.security import Security
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.scheduler_file import Route
-from hpcgpu.deploy.processes import Child, Control, Spawner, devices
+from hpcgpu.deploy.processes import Child, Control, worker
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
@@ -35,12 +35,9 @@ logger = logging.getLogger("distributed.nanny")
 
 
 class ForkNanny(Nanny):
-    """A Nanny whose worker is forked by a fork server.
+    """A Nanny whose worker is forked by agent's ``ForkServerSpawner``; the spec has what ``kwargs`` do not give."""
 
-    ``kwargs`` are distributed's; name, threads, memory limit, resources and folder are the spec's if not given.
-    """
-
-    def __init__(self, *args: object, spawner: Spawner, spec: WorkerSpec, **kwargs: Any) -> None:
+    def __init__(self, *args: object, spawner: Any, spec: WorkerSpec, **kwargs: Any) -> None:
         self.spawner, self.spec = spawner, spec
         # Why the worker leaves for good, and why the nanny ended without that; empty: neither happened.
         self.farewell = self.ended = ""
@@ -54,7 +51,7 @@ class ForkNanny(Nanny):
         super().__init__(*args, **{**planned, **kwargs})
         self.periodic_callbacks.pop("memory_monitor", None)
         self.memory_manager = compat.MemoryManager(
-            self, memory_limit=spec.memory_limit_bytes or 0, simulated_bytes=devices.usage_reader(spec)
+            self, memory_limit=spec.memory_limit_bytes or 0, simulated_bytes=worker.usage_reader(spec)
         )
 
     async def instantiate(self) -> Status:
@@ -75,18 +72,9 @@ class ForkNanny(Nanny):
 
 
 def make_nanny(
-    route: Route,
-    settings: Settings,
-    spec: WorkerSpec,
-    *,
-    spawner: Spawner,
-    security: Security,
-    **options: Any,
+    route: Route, settings: Settings, spec: WorkerSpec, *, spawner: Any, security: Security, **options: Any
 ) -> ForkNanny:
-    """Make the nanny of a worker: a leader's, or one of a node whose scheduler others have started.
-
-    ``options`` are distributed's Nanny's, and win over the settings.
-    """
+    """Make the nanny of a worker; ``options`` are distributed's Nanny's, and win over the settings."""
     compat.spare_nvml()
     common = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
     # A worker listens on its interface, else at this host's address on the way to the scheduler. A planned interface is
@@ -101,9 +89,9 @@ def make_nanny(
 async def hand_over(
     nannies: Sequence[ForkNanny], scheduler: str, security: Security, retire: str = "hpcgpu_retire", **options: bool
 ) -> tuple[int, int]:
-    """Have the scheduler at an address move the data that only these workers have; return for how many of how many.
+    """Have a scheduler's handler move the data that only these workers have; return for how many of how many.
 
-    ``retire`` and its ``options``: the scheduler's handler. OSError: the scheduler is gone.
+    Raises OSError if the scheduler is gone.
     """
     here = [nanny.worker_address for nanny in nannies if nanny.worker_address]
     if not here:
@@ -111,6 +99,13 @@ async def hand_over(
     async with rpc(scheduler, connection_args=security.get_connection_args("worker")) as to:
         left = await getattr(to, retire)(workers=here, **options)
     return len(set(here) & set(left)), len(here)
+
+
+# Attributes of a Nanny that its worker is started with.
+_HANDED_ON = (
+    *("nthreads", "services", "name", "resources", "validate", "silence_logs", "death_timeout"),
+    *("preload", "preload_argv", "security", "contact_address"),
+)
 
 
 class ForkedWorker:
@@ -202,11 +197,8 @@ class ForkedWorker:
         await stopped.wait()
 
     async def _reaped(self, pid: int, stopped: asyncio.Event, look_s: float) -> None:
-        """Wait until the fork server has reported a worker's end; kill a fork server that does not: it was stopped.
-
-        The worker must be seen dead twice: when a whole job was stopped, the fork server goes on a moment later.
-        """
-        dead = 0
+        """Wait until the fork server has reported a worker's end; kill a fork server that does not: it was stopped."""
+        dead = 0  # seen twice: when a whole job was stopped, the fork server goes on a moment later
         while dead < 2:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), look_s)
@@ -228,20 +220,10 @@ class ForkedWorker:
         nanny = self.nanny
         kwargs = {
             "scheduler_ip": nanny.scheduler_addr,
-            "nthreads": nanny.nthreads,
             "local_directory": compat.original_local_directory(nanny),
-            "services": nanny.services,
             "nanny": nanny.address,
-            "name": nanny.name,
             "memory_limit": nanny.memory_manager.memory_limit,
-            "resources": nanny.resources,
-            "validate": nanny.validate,
-            "silence_logs": nanny.silence_logs,
-            "death_timeout": nanny.death_timeout,
-            "preload": nanny.preload,
-            "preload_argv": nanny.preload_argv,
-            "security": nanny.security,
-            "contact_address": nanny.contact_address,
+            **{name: getattr(nanny, name) for name in _HANDED_ON},
             **nanny.worker_kwargs,
         }
         # sys.path travels: UploadDirectory(update_path=True) changes it in the nanny's process

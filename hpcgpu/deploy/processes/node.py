@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses, discover, host_memory, log, nvml
 from hpcgpu.host.nvml import openable
 from hpcgpu.launch import read_allocation
-from hpcgpu.model import (
-    Allocation,
-    CpuSet,
-    Gpu,
-    HostMemory,
-    NodeLayout,
-    RunDocument,
-    Settings,
-    Topology,
-    WorkerSpec,
-)
+from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import SIMULATE, parse_simulated
 from hpcgpu.model.settings import SHARE, read_disk_limit
 from hpcgpu.plan.binding import simulated_gpus
@@ -57,6 +47,35 @@ class Machine:
             )
         return cls(host, topology, gpus)
 
+    def facts(
+        self,
+        environ: Mapping[str, str],
+        allocation: Allocation,
+        run: RunDocument | None = None,
+        *,
+        kept_bytes: int = 0,
+        part: tuple[int, int] = (1, 1),
+        **more: Any,
+    ) -> NodeFacts:
+        """Return what this process may use: cores, memory nodes, interfaces, and its part of the job's memory here.
+
+        ``kept_bytes`` are for other processes, ``part`` is this planner's share and the sum of all planners' shares,
+        ``more`` are further fields.
+        """
+        memory = plan_host_memory(host_memory.memory_limit(), allocation, run)
+        return NodeFacts(
+            name=self.name,
+            topology=self.topology,
+            gpus=self.gpus,
+            allowed=CpuSet(os.sched_getaffinity(0)),
+            allowed_nodes=host_memory.granted_memory_nodes(),
+            memory=share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), *part),
+            environ=environ,
+            interfaces=addresses.usable_interfaces(),
+            in_job=allocation.batch != "local",
+            **more,
+        )
+
 
 def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
     """Return the GPUs of a node that this process may use: real ones, or simulated ones if the settings say so."""
@@ -77,87 +96,21 @@ def plan_here(
     kept_bytes: int = 0,
     sharers: int = 1,
 ) -> tuple[WorkerSpec, ...]:
-    """Plan ``workers`` workers, a multiple of ``workers_per_gpu``, one after the other on the machine's GPUs.
+    """Plan ``workers`` workers, a multiple of ``workers_per_gpu``, for one of ``sharers`` processes of a job and node.
 
-    A ``memory_limit`` in bytes comes from a caller that does not see the node (dask-jobqueue: the job's memory divided
-    by processes). It is lowered to the worker's share, which :func:`lowered` reports. Otherwise the kernel would end
-    the job before a worker spills. ``scratch`` is a private folder for their files, ``kept_bytes`` the job's host
-    memory for other processes, ``sharers`` the processes like this one that share the job's memory on this node. Raises
-    LaunchError, ConfigError, BindingError: more workers than GPUs, or impossible limits and cores.
+    Raises LaunchError, ConfigError, BindingError: more workers than GPUs, or impossible limits and cores.
     """
+    # A limit in bytes comes from a caller that does not see the node (dask-jobqueue: the job's memory divided by
+    # processes). It is lowered to the worker's share: otherwise the kernel would end the job before a worker spills.
     limit_bytes = settings.memory_limit.nbytes
     planned = replace(settings, memory_limit=SHARE) if limit_bytes else settings
     layout = NodeLayout(0, (0,), (tuple(range(workers)),))
-    share = host_share(read_allocation(environ, machine.name), kept_bytes=kept_bytes, part=(1, sharers))
-    specs = plan_node(planned, machine, layout, share, scratch=scratch, environ=environ)
+    allocation = read_allocation(environ, machine.name)
+    facts = machine.facts(environ, allocation, kept_bytes=kept_bytes, part=(1, sharers), scratch=scratch)
+    specs = tuple(spec for _, spec in plan_workers(planned, facts, layout))
     if not limit_bytes:
         return specs
     return tuple(replace(s, memory_limit_bytes=min(limit_bytes, s.memory_limit_bytes or limit_bytes)) for s in specs)
-
-
-class HostShare(NamedTuple):
-    """The host memory of one planner's workers."""
-
-    memory: HostMemory
-    in_job: bool  # granted by a batch system
-
-
-def host_share(
-    allocation: Allocation, run: RunDocument | None = None, *, kept_bytes: int = 0, part: tuple[int, int] = (1, 1)
-) -> HostShare:
-    """Return the host memory of this job on this node, less ``kept_bytes`` for other processes, or a part of it.
-
-    ``part`` is this planner's share, and the sum of all planners' shares.
-    """
-    memory = plan_host_memory(host_memory.memory_limit(), allocation, run)
-    left = share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), *part)
-    return HostShare(left, allocation.batch != "local")
-
-
-def plan_node(
-    settings: Settings,
-    machine: Machine,
-    layout: NodeLayout,
-    share: HostShare,
-    *,
-    scratch: str,
-    environ: Mapping[str, str],
-    before: Sequence[NodeLayout] = (),
-    **more: Any,
-) -> tuple[WorkerSpec, ...]:
-    """Plan the workers of one process on this node: of a leader, or of a process without ranks.
-
-    ``scratch`` is a private folder for their files; ``more`` are further fields of NodeFacts. The others are as of
-    :func:`hpcgpu.plan.binding.workers.plan_workers`.
-    """
-    gpus, topology = machine.gpus, machine.topology
-    facts = facts_of(machine.name, topology, share.memory, environ, gpus=gpus, scratch=scratch, in_job=share.in_job)
-    return tuple(spec for _, spec in plan_workers(settings, replace(facts, **more), layout, before))
-
-
-def facts_of(
-    host: str,
-    topology: Topology,
-    memory: HostMemory,
-    environ: Mapping[str, str],
-    *,
-    gpus: tuple[Gpu, ...] = (),
-    scratch: str = "",
-    in_job: bool,
-) -> NodeFacts:
-    """Return the facts of this node, with the cores, memory nodes and interfaces that this process may use."""
-    return NodeFacts(
-        name=host,
-        topology=topology,
-        gpus=gpus,
-        allowed=CpuSet(os.sched_getaffinity(0)),
-        allowed_nodes=host_memory.granted_memory_nodes(),
-        memory=memory,
-        environ=environ,
-        scratch=scratch,
-        interfaces=addresses.usable_interfaces(),
-        in_job=in_job,
-    )
 
 
 def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:

@@ -51,12 +51,9 @@ _CHECKING = "the check for the client's signs of life"
 
 
 async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:
-    """Retire workers by address (``hpcgpu_retire``); return those that have left the cluster.
-
-    They get no new tasks, sole replicas are moved elsewhere, then they close; the others hold data that no worker can
-    take. distributed's ``retire_workers`` does the same, but checks only every 2 s whether the data has been moved (its
-    active memory manager, 2026.8.0). A batch system may leave a cancelled job 5 s.
-    """
+    """Retire workers by address (``hpcgpu_retire``); return those that have left: the others keep their data."""
+    # distributed's retire_workers checks only every 2 s whether the data has been moved (its active memory manager,
+    # 2026.8.0). A batch system may leave a cancelled job 5 s.
     leaving = asyncio.create_task(scheduler.retire_workers(workers=list(workers), close_workers=True, remove=True))
     pushed = False
     while not (await asyncio.wait([leaving], timeout=_LOOK_S))[0]:
@@ -75,16 +72,18 @@ def _is_copied(scheduler: Scheduler, workers: Sequence[str]) -> bool:
 
 
 class LeaseServer:
-    """Tells rank 0 that the client outside has been silent for ``grace_s``, or has said goodbye.
+    """Tells rank 0, which ends the job, that the client outside has been silent for ``grace_s``, or has said goodbye.
 
-    Rank 0 ends the job, but not for silence alone: it first looks for a detachment file in the run's folder. A sign of
-    life may be under way while another client detaches, and arrive later. A client that detaches before there is a
-    scheduler only writes the file. ``woken`` is called when this process was stopped and continues; ``overdue`` when
-    rank 0 was told to end the run and has not, after twice the grace or 10 s.
+    Not for silence alone: rank 0 first looks for a detachment file in the run's folder. A sign of life may be under way
+    while another client detaches, and a client that detaches before there is a scheduler only writes the file.
     """
 
     def __init__(
-        self, grace_s: float, control: Control, woken: Callable[[], None], overdue: Callable[[], None]
+        self,
+        grace_s: float,
+        control: Control,
+        woken: Callable[[], None],  # called when this process was stopped and continues
+        overdue: Callable[[], None],  # called when rank 0 was told to end the run and has not
     ) -> None:
         self._grace_s, self._control, self._woken, self._overdue = grace_s, control, woken, overdue
         self._heard = self._looked = time.monotonic()
@@ -94,10 +93,7 @@ class LeaseServer:
         self._timer = supervise.Ticker(self._look, _CHECK_S, _CHECKING)
 
     def renew(self, goodbye: bool = False, detach: bool = False) -> str:
-        """Handle a client's sign of life (``hpcgpu_lease``); ``goodbye``: end the job.
-
-        ``detach``: the client may be silent until its next sign of life.
-        """
+        """Handle a sign of life (``hpcgpu_lease``), with which the client ends the job, or may be silent for long."""
         # _look may have set a later time after a stop, and a sign from before the stop is read only now
         self._heard = max(self._heard, time.monotonic())
         self._detached = detach
@@ -142,10 +138,7 @@ _NO_DASHBOARD = "This cluster has no dashboard: it was started with dashboard=Fa
 
 
 def serve(scheduler: Scheduler, secret: str) -> None:
-    """Guard the dashboard, and let holders of the cluster's certificate reach it by Dask's own port.
-
-    ``scheduler`` has not started yet; ``secret`` is the first part of every URL, empty: no dashboard.
-    """
+    """Guard the dashboard, and let holders of the cluster's certificate reach it by Dask's own port; "": none."""
     compat.guard_http(scheduler, secret, lambda: _load(scheduler), _PlainText, NO_SECRET if secret else _NO_DASHBOARD)
 
     async def forward(comm: Any) -> None:  # distributed has no types
@@ -218,7 +211,7 @@ class _PlainText(RequestHandler):
 _EVERY_S = 1.0
 # A log gets a line for each tenth of the work, and one a minute.
 _PARTS, _SELDOM_S = 10, 60.0
-_LEFT = ("waiting", "queued", "no-worker", "processing")
+_LEFT = ("processing", "waiting", "queued", "no-worker")
 
 
 class TaskProgress(SchedulerPlugin):
@@ -251,15 +244,14 @@ class TaskProgress(SchedulerPlugin):
 def _count(scheduler: Scheduler) -> tuple[str, int, int]:
     """Return the line, and how many tasks are done and left; a task that is computed again counts again."""
     prefixes = scheduler.task_prefixes.values()
-    done = sum(prefix.state_counts["memory"] for prefix in prefixes)
-    failed = sum(prefix.state_counts["erred"] for prefix in prefixes)
-    now = {state: sum(prefix.states[state] for prefix in prefixes) for state in _LEFT}
-    left = sum(now.values())
+    done, failed = (sum(prefix.state_counts[state] for prefix in prefixes) for state in ("memory", "erred"))
+    running, *others = (sum(prefix.states[state] for prefix in prefixes) for state in _LEFT)
+    left = running + sum(others)
     if not done + left + failed:
         return "", 0, 0
-    more = [f"{now['processing']} with workers"] if now["processing"] else []
-    more += [f"{failed} failed"] if failed else []
-    return ", ".join([f"tasks: {done} of {done + left + failed} done", *more]), done, left
+    line = f"tasks: {done} of {done + left + failed} done"
+    line += f", {running} with workers" if running else ""
+    return line + (f", {failed} failed" if failed else ""), done, left
 
 
 # Shorter than rank 0 waits: the log shows where the process hangs.
@@ -318,9 +310,12 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     leaders = LeaderConnections(control, grows=spec.grows)
     scheduler.handlers |= {"hpcgpu_watch": leaders.serve, "hpcgpu_notes": leaders.notes}
     scheduler.handlers["hpcgpu_failed"] = lambda text: control.send("failed", text=text)
-    lease = LeaseServer(
-        spec.client_grace_s, control, lambda: compat.forgive_silence(scheduler), lambda: _kill_rank(spec.rank_pid)
-    )
+
+    def woken() -> None:  # no worker counts as silent for the time in which this process did not hear it (worker-ttl)
+        for worker in scheduler.workers.values():
+            worker.last_seen = time.time()
+
+    lease = LeaseServer(spec.client_grace_s, control, woken, lambda: _kill_rank(spec.rank_pid))
     scheduler.handlers["hpcgpu_lease"] = lease.renew
     scheduler.handlers["hpcgpu_silent"] = lambda: silent_workers(scheduler)
     scheduler.handlers["hpcgpu_retire"] = lambda workers: retire(scheduler, workers)
@@ -379,7 +374,7 @@ def silent_workers(scheduler: Scheduler) -> list[str]:
 
 
 def _kill_rank(pid: int) -> None:
-    """Kill rank 0, and with it this process: it was told to end the run, and does not."""
+    """Kill rank 0, and with it this process."""
     log.say(f"rank 0, process {pid}, does not end the run, as if it had been stopped; it is killed")
     os.kill(pid, signal.SIGKILL)
 
@@ -398,13 +393,10 @@ class WorkerCount(SchedulerPlugin):
 
 
 class LeaderConnections:
-    """Hold the leaders' connections: which leaders live, and which have workers.
-
-    End of file, at either end, means that the peer is gone. ``control``: to rank 0, which hears of lost leaders, and of
-    how many have workers. ``grows``: more leaders may come, whatever happens to these.
-    """
+    """Hold the leaders' connections, and tell rank 0 which are lost, and how many have workers."""
 
     def __init__(self, control: Control, *, grows: bool = False) -> None:
+        """Take the way to rank 0; ``grows``: more leaders may come, whatever happens to these."""
         self._control, self._grows = control, grows
         self._comms: set[Any] = set()
         self._notes: dict[Any, tuple[str, Sequence[str]]] = {}
@@ -461,11 +453,8 @@ class LeaderConnections:
             self._control.send("leaders", working=len(self._working), died="; ".join(self._died))
 
     async def dismiss(self) -> None:
-        """Tell the leaders that the run ends, and wait until they have ended their workers.
-
-        A nanny whose scheduler is gone takes 1.6 s to close.
-        """
-        self._dismissed = True
+        """Tell the leaders that the run ends, and wait until they have ended their workers."""
+        self._dismissed = True  # before the scheduler closes: a nanny without one takes 1.6 s to close
         for comm in tuple(self._comms):
             with contextlib.suppress(CommClosedError):
                 await comm.write("end")
@@ -480,11 +469,9 @@ _ROUTES = "distributed.worker.http.routes"
 
 
 def prepare_forks(*, simulated: bool) -> None:
-    """Prepare a process for its forks, scheduler, workers and nannies; raise ConfigError for Dask's memory limits.
-
-    Without it each worker takes 30 CPU ms more at its start (distributed 2026.8.0): it reads the versions of nine
-    packages, runs ``uname -p``, and imports the routes of an HTTP server.
-    """
+    """Prepare a process for its forks, scheduler, workers and nannies; raise ConfigError for Dask's memory limits."""
+    # Without it each worker takes 30 CPU ms more at its start (distributed 2026.8.0): it reads the versions of nine
+    # packages, runs uname -p, and imports the routes of an HTTP server.
     import hpcgpu.deploy.processes.nanny
     import hpcgpu.deploy.processes.scheduler
     import hpcgpu.deploy.processes.worker  # noqa: F401

@@ -44,37 +44,34 @@ class HandshakeDeadline:
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._timers: dict[Any, asyncio.TimerHandle] = {}  # by stream
-        self._addresses: dict[Any, str] = {}
-        self._said_s = -math.inf
+        self._open: dict[Any, tuple[str, asyncio.TimerHandle]] = {}  # address and deadline, by stream
+        self._logged_s = -math.inf
 
     def begin(self, stream: Any, address: str) -> None:  # a stream of tornado
         """Start the deadline of a connection that was accepted."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._deadline_s
-        self._addresses[stream] = address
         expire = supervise.log_errors(self._expire, "the deadline of a handshake", supervise.only_log)
-        self._timers[stream] = loop.call_at(due_s, expire, stream, due_s)
+        self._open[stream] = address, loop.call_at(due_s, expire, stream, due_s)
 
     def done(self, stream: Any) -> None:
         """Forget a connection whose handshake succeeded, or that is gone."""
-        if timer := self._timers.pop(stream, None):
-            timer.cancel()
-            del self._addresses[stream]
+        if stream in self._open:
+            self._open.pop(stream)[1].cancel()
 
     def fail(self, stream: Any, why: object) -> None:
         """Forget a connection whose handshake failed."""
         now_s = asyncio.get_running_loop().time()
-        if stream in self._timers and now_s - self._said_s > _SAY_S:
-            self._said_s = now_s
-            logger.warning("connections without a handshake: the last one from %s: %s", self._addresses[stream], why)
+        if stream in self._open and now_s - self._logged_s > _SAY_S:
+            self._logged_s = now_s
+            logger.warning("connections without a handshake: the last one from %s: %s", self._open[stream][0], why)
         self.done(stream)
 
     def _expire(self, stream: Any, due_s: float) -> None:
         if stream.closed():
             self.done(stream)
         elif asyncio.get_running_loop().time() - due_s > _LATE * self._deadline_s:
-            self.begin(stream, self._addresses[stream])
+            self.begin(stream, self._open[stream][0])
         else:
             self.fail(stream, f"no handshake within {self._deadline_s:g} s")
             stream.close()
@@ -88,19 +85,14 @@ _LESS = 0.01
 
 
 class StallDetector:
-    """Checks whether tasks make progress, while the scheduler lives.
-
-    ``report`` takes the short reason, and the reason with advice. It is called once when nothing has progressed for
-    ``patience_s``; the futures that are waited for have failed by then. Both are empty when tasks progress again.
-    ``none_come`` tells, while there are no workers, whether none will come.
-    """
+    """Checks whether tasks make progress, and fails the futures that wait when none has for ``patience_s``."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         patience_s: float,
-        report: Callable[[str, str], None],
-        none_come: Callable[[], bool] = lambda: False,
+        report: Callable[[str, str], None],  # of a short reason, and one with advice; empty: tasks progress again
+        none_come: Callable[[], bool] = lambda: False,  # asked while there are no workers: will none come?
     ) -> None:
         self._scheduler, self._patience_s, self._report = scheduler, patience_s, report
         self._none_come = none_come
@@ -115,8 +107,7 @@ class StallDetector:
 
     async def _look(self) -> None:
         await asyncio.sleep(self._patience_s / _LOOKS)
-        workers = self._scheduler.workers.values()
-        memory_bytes = sum(w.metrics.get("memory", 0) for w in workers)
+        memory_bytes = sum(w.metrics.get("memory", 0) for w in self._scheduler.workers.values())
         now_s = time.monotonic()
         if not self._is_stuck():
             self._since_s = None
@@ -135,17 +126,16 @@ class StallDetector:
         return idle and any(t.state not in ("memory", "erred", "released", "forgotten") for t in tasks_)
 
     def _tell(self) -> None:
+        short = "no worker is left, and none comes"
+        reason = (
+            f"{short}: tasks have waited for {self._patience_s:g} s in vain. Start another cluster, or do not retire "
+            "workers that are needed"
+        )
         if self._scheduler.workers:
             short = "all workers have paused"
             reason = (
-                f"{short} for {self._patience_s:g} s, because their memory is full: {_shown(self._scheduler)}"
-                ". Release unused data, or take more workers, memory (memory_limit), or room in local_directory"
-            )
-        else:
-            short = "no worker is left, and none comes"
-            reason = (
-                f"{short}: tasks have waited for {self._patience_s:g} s in vain. Start another cluster, or do not "
-                "retire workers that are needed"
+                f"{short} for {self._patience_s:g} s, because their memory is full: {_shown(self._scheduler)}. "
+                "Release unused data, or take more workers, memory (memory_limit), or room in local_directory"
             )
         self._scheduler.log_event("hpcgpu", {"action": "stalled", "reason": reason})
         compat.fail_futures(self._scheduler, JobError(reason), waiting=True)
@@ -166,21 +156,16 @@ def _shown(scheduler: Scheduler) -> str:
 
 
 class ObjectStatusPlugin(WorkerStatusPlugin):
-    """Tells one cluster object which workers are registered.
-
-    distributed's plugins for it all have one name: a second object would replace the first (2026.8.0).
-    """
+    """Tells one cluster object which workers are registered."""
 
     def __init__(self, scheduler: Scheduler, comm: Any) -> None:  # distributed has no types
+        # distributed's plugins for it all have one name: a second object would replace the first (2026.8.0)
         self.name = f"{WorkerStatusPlugin.name}-{id(comm)}"
         super().__init__(scheduler, comm)
 
 
 def subscribe(scheduler: Scheduler, comm: Any, stalled: str) -> dict[str, Any]:
-    """Handle a cluster object's ``subscribe_worker_status`` as distributed's scheduler does, for any number of objects.
-
-    ``stalled`` is the reason of a present stall, or empty.
-    """
+    """Handle ``subscribe_worker_status`` as distributed's scheduler does, for any number of cluster objects."""
     ObjectStatusPlugin(scheduler, comm)
     facts: dict[str, Any] = {**scheduler.identity(), "stalled": stalled}
     for worker in facts["workers"].values():

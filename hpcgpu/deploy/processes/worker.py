@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
+import importlib.util
 import logging
 import math
 import os
@@ -15,13 +17,15 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
 import psutil
+import wrapt
 from distributed import Worker
 from distributed.http.routing import RoutingApplication
 
@@ -30,7 +34,7 @@ from hpcgpu.deploy import compat, network
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.network.node_copies import this_process
-from hpcgpu.deploy.processes import Control, devices, encode, node
+from hpcgpu.deploy.processes import Control, encode, node
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
@@ -39,29 +43,161 @@ from hpcgpu.host.private import hidden_name
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER, Limit
-from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.model.topology import Rapids
+from hpcgpu.spill import GpuSpillBuffer, devices, storage
+from hpcgpu.spill.devices.libraries import spill_itself
+from hpcgpu.spill.devices.pools import evict_on_failure
 from hpcgpu.spill.storage import Scratch
 from hpcgpu.units import format_bytes
 
 # The store's logger. Its few INFO lines are shown although a run logs from WARNING on.
-_SPILL_LOGGER = logging.getLogger("distributed.worker.memory")
+logger = logging.getLogger("distributed.worker.memory")
+# They observe allocations, and stand above the resources that may fail: below, they would count each retry.
+_OBSERVERS = ("LoggingResourceAdaptor", "TrackingResourceAdaptor")
+_EXTRA = "pip install 'hpcgpu[rapids]'"
+
+
+def usage_file(spec: WorkerSpec) -> Path:
+    """Return where a simulated GPU publishes its used bytes, for the nanny's memory monitor."""
+    return Path(spec.local_directory) / f"{spec.name}.device"
+
+
+def usage_reader(spec: WorkerSpec) -> Callable[[], int]:
+    """Return a function that says how many bytes of the worker's host memory are simulated device memory."""
+    if not spec.simulated:
+        return lambda: 0
+    from hpcgpu.sim import read_usage_bytes
+
+    return functools.partial(read_usage_bytes, usage_file(spec))
+
+
+def open_device(spec: WorkerSpec) -> None:
+    """Make the worker's GPU the current one of this process; called once, after binding."""
+    if not spec.simulated:
+        # CUDA_VISIBLE_DEVICES names it first: it is device 0, and its first user opens it
+        # torch's or numba's arrays may be in the store before CuPy's
+        wrapt.register_post_import_hook(lambda _: evict_on_failure(), "cupy")
+        if spec.rapids is not None:
+            set_up_rmm(spec.rapids)
+        else:
+            _evict_once_imported()
+        return
+    from hpcgpu import sim
+    from hpcgpu.sim import register_sizes, register_with_arrays
+
+    register_sizes()
+    wrapt.register_post_import_hook(lambda _: register_with_arrays(), "dask.array")
+    gpu = spec.binding.gpus[0]
+    sim.set_current_gpu(
+        sim.SimGpu(spec.device_memory_bytes, uuid=gpu.uuid, pci=gpu.pci, usage_file=os.fspath(usage_file(spec)))
+    )
+
+
+def set_up_rmm(rapids: Rapids) -> None:
+    """Set up RMM and its users on the current CUDA device; cuDF reads its part from the environment.
+
+    ConfigError: a library is not installed. LaunchError: too little memory is left, or the driver lacks a feature.
+    """
+    for module, option in rapids.needs:
+        if importlib.util.find_spec(module) is None:
+            how = {"torch": "pip install torch", "cupy": "pip install 'hpcgpu[cupy]'"}.get(module, _EXTRA)
+            raise ConfigError(
+                f"{option} needs {module}, which is not installed for the workers' Python: {how}, or leave the option "
+                "out"
+            )
+    option = next((option for module, option in rapids.needs if module == "rmm"), "")
+    try:
+        if option:
+            _allocate_by(rapids)
+        else:
+            _evict_once_imported()
+        for library in rapids.libraries:
+            _SETTERS[library]()
+    except (MemoryError, RuntimeError, ValueError, ImportError) as e:
+        names = " on ".join(name for name, _ in reversed(rapids.resources)) or ", ".join(rapids.libraries)
+        raise LaunchError(f"{option}: RMM does not set up {names} on this GPU: {e}") from e
+
+
+def _evict_once_imported() -> None:
+    """Let failing allocations of RMM make the store evict, from RMM's import on, though no option asks for RMM."""
+    # distributed imports RMM if it is installed (2026.8.0: worker.py); else cuDF or user code does. A resource that
+    # user code sets later evicts nothing.
+
+    def evict_by(rmm: Any) -> None:
+        try:
+            rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
+        except RuntimeError as e:  # a worker that does not use it works without
+            logger.warning("RMM is installed but fails on this GPU, and evicts nothing for its allocations: %s", e)
+
+    wrapt.register_post_import_hook(evict_by, "rmm")
+
+
+def _allocate_by(rapids: Rapids) -> None:
+    """Stack the resources; rmm.reinitialize has no asynchronous one and no limit (26.10)."""
+    import rmm
+
+    below: tuple[Any, ...] = ()
+    for name, arguments in rapids.resources:
+        if name in _OBSERVERS:
+            continue
+        below = (getattr(rmm.mr, name)(*below, **dict(arguments)),)
+    resource = evicting(below[0] if below else rmm.mr.get_current_device_resource())
+    for name, arguments in rapids.resources:
+        if name not in _OBSERVERS:
+            continue
+        options = dict(arguments)
+        if "log_file_name" in options:
+            storage.make_private(Path(str(options["log_file_name"])).parent)
+        resource = getattr(rmm.mr, name)(resource, **options)
+    rmm.mr.set_current_device_resource(resource)
+
+
+def evicting(resource: Any) -> Any:
+    """Return a resource of RMM over another one. Its failing allocations make the store evict, and are retried."""
+    import rmm
+
+    def make_room(nbytes: int) -> bool:  # called again after each try that fails; this device is the first it sees
+        return devices.evict(0, nbytes) or spill_itself(nbytes)
+
+    # cuDF refuses to put its own callback beside ours (spill_manager.py, 26.10), which calls cuDF's
+    wrapt.register_post_import_hook(lambda module: module.set_option("spill_on_demand", False), "cudf")
+    return rmm.mr.FailureCallbackResourceAdaptor(resource, make_room)
+
+
+def _set_cupy() -> None:
+    import cupy
+    from rmm.allocators.cupy import rmm_cupy_allocator
+
+    cupy.cuda.set_allocator(rmm_cupy_allocator)
+
+
+def _set_torch() -> None:
+    import torch  # type: ignore[import-not-found] # of no extra of ours
+    from rmm.allocators.torch import rmm_torch_allocator
+
+    if rmm_torch_allocator is None:
+        raise RuntimeError("this PyTorch is built without CUDA, or sees no GPU")
+    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+
+
+_SETTERS = {"cupy": _set_cupy, "torch": _set_torch}
+
+
 # The leader gives retiring workers 4 s after a SIGTERM.
 _OUTLAST_S = 10
 
 
 class SilentWorker(Worker):
-    """A Worker that opens no socket for HTTP, and that closes without interrupting a heartbeat.
+    """A Worker that opens no socket for HTTP, and that closes without interrupting a heartbeat."""
 
-    distributed (2026.8.0, ``Worker.close``) closes its connections while a heartbeat waits for the scheduler's answer,
-    and logs a traceback for it, "Failed to communicate with scheduler during heartbeat".
-    """
-
+    # distributed (2026.8.0, Worker.close) closes its connections while a heartbeat waits for an answer, and logs a
+    # traceback for it, "Failed to communicate with scheduler during heartbeat".
     _beat: asyncio.Task[Any] | None = None
 
     def start_http_server(self, routes: list[Any], dashboard_address: object, *_: object, **__: object) -> None:
         """Make the application (Worker.start_unsafe needs one), but open no socket."""
         self.http_application = RoutingApplication(routes)
-        self.http_server = _NoServer()
+        self.http_server = SimpleNamespace(port=0, address="", stop=lambda: None)
 
     async def heartbeat(self) -> None:
         """Send a heartbeat; it ends without a log line when the worker closes."""
@@ -80,16 +216,6 @@ class SilentWorker(Worker):
             beat.cancel()
             await asyncio.wait([beat])
         return await super().close(*args, **kwargs)
-
-
-class _NoServer:
-    """The members of an HTTP server that Worker uses."""
-
-    port = 0
-    address = ""
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +246,9 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     network.prepare(start.kwargs["scheduler_ip"])
     this_process.allowed = start.spec.node_copies
     if fork_server := psutil.Process().parent():
-        host_memory.allow(
-            fork_server.ppid()
-        )  # the leader: the node's workers, and the script of rank 0, descend from it
+        host_memory.allow(fork_server.ppid())  # the leader, from which the workers and the script descend
     try:
-        devices.open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
+        open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
     except Exception as e:
         report, is_known = _failure(e)
         control.sendall(encode("error", **report))
@@ -166,23 +290,17 @@ async def make_worker(start: WorkerStart) -> Worker:
     """Start a worker with the spill store; it has registered when this returns."""
     spec = start.spec
     worker = SilentWorker(
-        **start.kwargs,
-        data=store_of(spec),
-        dashboard=False,
-        plugins=(SpillPlugin(spec), WorkerMetrics(spec)),
+        **start.kwargs, data=store_of(spec), dashboard=False, plugins=(SpillPlugin(spec), WorkerMetrics(spec))
     )
-    compat.exclude_simulated(worker, devices.usage_reader(spec))
-    if _SPILL_LOGGER.getEffectiveLevel() == logging.WARNING:
-        _SPILL_LOGGER.setLevel(logging.INFO)
+    compat.exclude_simulated(worker, usage_reader(spec))
+    if logger.getEffectiveLevel() == logging.WARNING:
+        logger.setLevel(logging.INFO)
     check_room(spec)
     return await worker
 
 
 def check_room(spec: WorkerSpec) -> None:
-    """Raise ConfigError if this process exceeds a memory limit before it has data: Dask would pause or end it forever.
-
-    Dask's fractions ``pause`` and ``terminate`` of the limit decide.
-    """
+    """Raise ConfigError if this process exceeds a memory limit before it has data: Dask would pause or end it."""
     memory = dask.config.get("distributed.worker.memory")
     limit, parts = spec.memory_limit_bytes, [part for part in (memory["pause"], memory["terminate"]) if part]
     taken = psutil.Process().memory_info().rss
@@ -272,7 +390,7 @@ class GPUWorker(SilentWorker):
         spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
         process.bind_all_threads(spec.binding)
         os.environ.update(spec.env)
-        devices.open_device(spec)
+        open_device(spec)
         check_room(spec)
         ours: dict[str, Any] = {
             "nthreads": spec.nthreads,
@@ -287,7 +405,7 @@ class GPUWorker(SilentWorker):
         limit_handshakes()
         super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
         network.prepare(self.scheduler.address)
-        compat.exclude_simulated(self, devices.usage_reader(spec))
+        compat.exclude_simulated(self, usage_reader(spec))
         if first:
             log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))
 
@@ -326,10 +444,8 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
 
 
 def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> int:
-    """Return the number of the first share of a GPU that no other process of this launch on this node has taken.
-
-    The mark is an abstract socket: the kernel gives its name to one process only, until that process ends.
-    """
+    """Return the number of the first share of a GPU that no other process of this launch on this node has taken."""
+    # The mark is an abstract socket: the kernel gives its name to one process only, until that process ends.
     # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(shares):
@@ -357,10 +473,8 @@ def _ranks_here(rank: RankFacts, environ: Mapping[str, str]) -> int | None:
 
 
 def _widen(rank: RankFacts, host: str) -> None:
-    """Undo mpirun's binding of each rank to a core: the job's cores are those that its daemon, our parent, may use.
-
-    srun's binding stays: its daemon is root's, and may use the whole node.
-    """
+    """Undo mpirun's binding of each rank to a core: the job's cores are those that its daemon, our parent, may use."""
+    # srun's binding stays: its daemon is root's, and may use the whole node
     mask, parent = CpuSet(os.sched_getaffinity(0)), os.getppid()
     if rank.launcher in ("none", "srun") or Path(f"/proc/{parent}").stat().st_uid != os.getuid():
         return

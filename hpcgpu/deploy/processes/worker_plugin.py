@@ -1,8 +1,4 @@
-"""The worker plugin that connects the spill store to distributed: real values in tasks, no copies on the event loop.
-
-Threads read the values that a worker sends out of its store. distributed pickles messages below 10 MB on the event
-loop, and inproc pickles nothing (comm/utils.py, comm/inproc.py; 2026.8.0).
-"""
+"""The worker plugin that connects the spill store to distributed: real values in tasks, no copies on the event loop."""
 
 from __future__ import annotations
 
@@ -106,11 +102,7 @@ class SpillPlugin(WorkerPlugin):
         await self.worker.close(nanny=False, reason=_LOST)
 
     async def _readable(self, keys: Collection[Any]) -> list[Any]:
-        """Return those of the keys whose values can be read; only a worker that leaves reads them for that.
-
-        One unreadable value would keep back all others of the same request. To read all that the worker has before
-        the first request could take longer than it may hand over.
-        """
+        """Return the keys whose values can be read, as one unreadable value would keep back all others of a request."""
         if self._leaving:
             await asyncio.to_thread(self._find_lost, [k for k in keys if k not in self._lost])
         return [k for k in keys if k not in self._lost]
@@ -140,6 +132,8 @@ class _Call:
 class _Connection:
     """A connection to which ``get_data`` writes one message with values: a thread reads those that are handles."""
 
+    # distributed pickles messages below 10 MB on the event loop, and inproc pickles nothing (comm/utils.py,
+    # comm/inproc.py; 2026.8.0)
     def __init__(self, comm: Any, to_worker: bool) -> None:
         self._comm, self._to_worker = comm, to_worker
 
@@ -170,13 +164,9 @@ class _Connection:
 
 
 def read_in_threads(worker: Worker, readable: Callable[[Collection[Any]], Awaitable[Collection[Any]]]) -> None:
-    """Let the event loop of a worker with the store read handles: before a task, and for a peer or a client.
-
-    Of the keys that these ask for, only those that ``readable`` returns are sent. UCX itself reads from the device.
-
-    ``who`` is the address of the worker that asks, and None for clients, also when they gather (distributed 2026.8.0:
-    worker.py:1246, 1965; client.py:2467).
-    """
+    """Let the event loop of a worker with the store read handles, for a task, and for keys that are ``readable``."""
+    # UCX itself reads from the device. who is the address of the worker that asks, and None for clients, also when they
+    # gather (distributed 2026.8.0: worker.py:1246, 1965; client.py:2467).
     execute, get_data, context = worker.execute, worker.handlers["get_data"], worker.data.handing_out_handles
 
     @functools.wraps(execute)

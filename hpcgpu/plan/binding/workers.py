@@ -30,7 +30,7 @@ class NodeFacts:
     allowed_nodes: CpuSet  # NUMA nodes that the job may use
     memory: HostMemory  # of these workers together
     environ: Mapping[str, str]  # of the rank
-    scratch: str  # the run's folder on the node, for the workers' files
+    scratch: str = ""  # the run's folder on the node, for the workers' files
     masks: Mapping[int, CpuSet] = field(default_factory=dict)  # of each rank at its start; empty: not respected
     interfaces: frozenset[str] | None = None  # IP interfaces with an address; None: unknown
     job_id: str = ""  # of a member job, which names its workers; else the node names them
@@ -232,7 +232,6 @@ def facts_from(topology: Topology, where: str) -> NodeFacts:
         allowed_nodes=topology.allowed_nodes or CpuSet(),
         memory=HostMemory(size, ALL_OF_THE_NODE if size else NOT_TOLD),
         environ={},
-        scratch="",
     )
 
 

@@ -7,6 +7,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from hpcgpu.model import Hop, Nic
@@ -177,6 +178,12 @@ class CheckResult(NamedTuple):
     name: str = ""  # of the check; :func:`examine` adds it
 
 
+ok = partial(CheckResult, Verdict.OK)
+warning = partial(CheckResult, Verdict.WARNING)  # with it a cluster may be slow, or fail later
+failed = partial(CheckResult, Verdict.FAILED)  # with it a cluster cannot work
+not_looked_at = partial(CheckResult, Verdict.NOT_LOOKED_AT)  # with the reason
+
+
 class Check(NamedTuple):
     """A check: a fact, and the function that judges it."""
 
@@ -195,26 +202,6 @@ def examine(checks: Iterable[Check], facts: Any) -> tuple[CheckResult, ...]:
     return tuple(out)
 
 
-def ok(seen: str) -> CheckResult:
-    """Return an OK result."""
-    return CheckResult(Verdict.OK, seen)
-
-
-def warning(seen: str, advice: str) -> CheckResult:
-    """Return a result with which a cluster may be slow, or fail later."""
-    return CheckResult(Verdict.WARNING, seen, advice)
-
-
-def failed(seen: str, advice: str) -> CheckResult:
-    """Return a result with which a cluster cannot work."""
-    return CheckResult(Verdict.FAILED, seen, advice)
-
-
-def not_looked_at(why: str) -> CheckResult:
-    """Return a result without an observation, and the reason."""
-    return CheckResult(Verdict.NOT_LOOKED_AT, why)
-
-
 def worst(results: Iterable[CheckResult]) -> CheckResult:
     """Return the first of the worst of several results."""
     order = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.NOT_LOOKED_AT)
@@ -228,10 +215,9 @@ def on(node: NodeFacts, seen: CheckResult) -> CheckResult:
 
 def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckResult]) -> CheckResult:
     """Return the worst result of the nodes, each judged by this fact of it."""
-    values = [(node, getattr(node, fact)) for node in facts.nodes]
     return worst(
         on(node, not_looked_at(node.unknown.get(fact, "it is not known")) if value is None else look(node, value))
-        for node, value in values
+        for node, value in ((node, getattr(node, fact)) for node in facts.nodes)
     )
 
 
@@ -353,7 +339,8 @@ def _describe(folder: Folder) -> str:
 
 def check_limits(limits: Limits) -> CheckResult:
     """Check a process's limits on files and processes: batch systems pass some of them on to jobs."""
-    summary = f"{_number(limits.files)} open files, {_number(limits.processes)} processes"
+    files, processes = ("any number of" if value < 0 else value for value in (limits.files, limits.processes))
+    summary = f"{files} open files, {processes} processes"
     for name, value, least, option in (
         ("open files", limits.files, _FILES, "n"),
         ("processes", limits.processes, _PROCESSES, "u"),
@@ -395,10 +382,8 @@ def check_names(names: Names) -> CheckResult:
     """Check that the machine's name resolves to an address that other machines can reach."""
     addresses = ", ".join(f"{address} ({interface})" for interface, address in names.interfaces)
     if not names.interfaces:
-        return failed(
-            f"no interface of {names.host} has an address that other machines can reach",
-            "ask the administrators: this machine has no connection to others",
-        )
+        seen = f"no interface of {names.host} has an address that other machines can reach"
+        return failed(seen, "ask the administrators: this machine has no connection to others")
     if not names.resolved:
         return warning(
             f"{names.host} has {addresses}, but its name resolves to no address",
@@ -411,10 +396,6 @@ def check_names(names: Names) -> CheckResult:
             "an interface by --interface",
         )
     return ok(f"{names.host}: {addresses}")
-
-
-def _number(value: int) -> str:
-    return "any number of" if value < 0 else str(value)
 
 
 LOGIN_CHECKS: tuple[Check, ...] = (

@@ -105,12 +105,11 @@ def _describe(links: Sequence[Link]) -> str:
 
 
 def check_nics(facts: TrialFacts) -> CheckResult:
-    """Check that the network ports are alive, those nearest to GPUs above all."""
+    """Check that the network ports are alive: an unused port may be dead, a port that a GPU would use may not."""
     return each(facts, "nics", _nics_of)
 
 
 def _nics_of(node: NodeFacts, nics: Sequence[Nic]) -> CheckResult:
-    """Judge a node's ports: an unused port may be dead, a port that a GPU would use may not."""
     ports = [nic for nic in nics if not nic.virtual]
     fast = [nic for nic in ports if nic.kind in RDMA] or ports
     alive = [f"{nic.name}:{nic.port}" for nic in fast if nic.active]
@@ -142,18 +141,18 @@ def _nearest(node: NodeFacts) -> list[Hop]:
 
 def check_ucx(facts: TrialFacts) -> CheckResult:
     """Check that UCX has a transport for the network."""
-    return each(facts, "ucx", lambda node, ucx: _ucx_of(node, ucx, facts.protocol))
 
-
-def _ucx_of(node: NodeFacts, ucx: Ucx, protocol: str) -> CheckResult:
-    summary = f"UCX {ucx.version}: {', '.join(ucx.transports)}"
-    fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx.transports)
-    if any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()) and not fast:
+    def judge(node: NodeFacts, ucx: Ucx) -> CheckResult:
+        summary = f"UCX {ucx.version}: {', '.join(ucx.transports)}"
+        fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx.transports)
+        if fast or not any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()):
+            return ok(summary)
         advice = "UCX sees no InfiniBand: install rdma-core on the nodes, or a UCX that was built with it"
-        return (
-            failed(summary, f"{advice}; --protocol tls does without") if protocol == "ucx" else warning(summary, advice)
-        )
-    return ok(summary)
+        if facts.protocol == "ucx":
+            return failed(summary, f"{advice}; --protocol tls does without")
+        return warning(summary, advice)
+
+    return each(facts, "ucx", judge)
 
 
 # Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
@@ -168,20 +167,18 @@ def check_job(facts: TrialFacts) -> CheckResult:
     """Check that the job ran on all of its nodes."""
     if len(facts.nodes) >= facts.wanted_nodes:
         return ok(f"job {facts.job_id} ran on {', '.join(node.host for node in facts.nodes)}")
-    summary = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}; {facts.ended}"
-    if facts.output and NOT_SHARED not in facts.output:
-        return failed(
-            f"{summary}. Its output ends with: {facts.output}",
-            "its output says why; where it names no such program or module, the nodes lack the Python of this "
-            "machine: install it in a shared folder, or give --python",
-        )
-    return failed(
-        f"{summary}. Its output ends with: {facts.output}"
-        if facts.output
-        else f"{summary}; its output is not here either",
+    output = f". Its output ends with: {facts.output}" if facts.output else "; its output is not here either"
+    advice = (
         "the home is not shared with the nodes: start from a folder that all nodes have, with HOME in it, or ask the "
-        "administrators why the nodes do not mount it",
+        "administrators why the nodes do not mount it"
     )
+    if facts.output and NOT_SHARED not in facts.output:
+        advice = (
+            "its output says why; where it names no such program or module, the nodes lack the Python of this "
+            "machine: install it in a shared folder, or give --python"
+        )
+    written = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}"
+    return failed(f"{written}; {facts.ended}{output}", advice)
 
 
 def check_versions(facts: TrialFacts) -> CheckResult:
@@ -231,24 +228,24 @@ def check_gpus(facts: TrialFacts) -> CheckResult:
                 "array in submit, and leave workers_per_gpu at 1; or start NVIDIA's MPS in the job",
             )
         return ok(f"{len(first.gpus)} on each node: {first.gpus[0]}, driver {first.driver or 'unknown'}")
-    counts = [f"{node.host} shows {len(node.gpus)} of {facts.wanted_gpus} GPUs" for node in poor]
-    granted = [f" (granted: {node.granted_gpus})" if node.granted_gpus is not None else "" for node in poor]
-    summary = "; ".join(map("".join, zip(counts, granted, strict=True)))
-    silent = next((node.no_driver or "no driver answers" for node in poor if not node.driver), "")
-    if any(node.granted_gpus for node in poor) and silent:
-        return failed(
-            f"{summary}; {silent}",
-            "the GPUs were granted, and the node's NVIDIA driver does not answer: run nvidia-smi in such a job; in a "
-            "container let it have the GPUs (apptainer --nv); tell the administrators, or leave the node out",
-        )
-    if silent:
-        return failed(
-            f"{summary}; {silent}",
+    parts = [
+        f"{node.host} shows {len(node.gpus)} of {facts.wanted_gpus} GPUs"
+        + (f" (granted: {node.granted_gpus})" if node.granted_gpus is not None else "")
+        for node in poor
+    ]
+    if silent := next((node.no_driver or "no driver answers" for node in poor if not node.driver), ""):
+        advice = (
             "the job is on nodes without GPUs, or none was granted: give the queue of the GPU nodes (--queue), and "
-            "see in hpcgpu plan how they are asked for (the site's gpus: gpus-per-node, gres or none)",
+            "see in hpcgpu plan how they are asked for (the site's gpus: gpus-per-node, gres or none)"
         )
+        if any(node.granted_gpus for node in poor):
+            advice = (
+                "the GPUs were granted, and the node's NVIDIA driver does not answer: run nvidia-smi in such a job; in "
+                "a container let it have the GPUs (apptainer --nv); tell the administrators, or leave the node out"
+            )
+        return failed("; ".join([*parts, silent]), advice)
     return failed(
-        summary,
+        "; ".join(parts),
         "the batch system granted fewer: see in hpcgpu plan how they are asked for, and take away a --gres or "
         "--gpus of your own in --job-extra-directives",
     )
@@ -286,13 +283,12 @@ def check_node_limits(facts: TrialFacts) -> CheckResult:
 
 def check_node_locked_memory(facts: TrialFacts) -> CheckResult:
     """Check how much memory may be locked in the job, if a network card registers memory."""
-
-    def seen(node: NodeFacts) -> CheckResult:
-        if not any(nic.kind in RDMA for nic in node.nics or ()):
-            return on(node, ok("no network card there registers memory"))
-        return on(node, check_locked_memory(node.limits, needed=facts.protocol == "ucx"))
-
-    return worst(seen(node) for node in facts.nodes)
+    return worst(
+        on(node, check_locked_memory(node.limits, needed=facts.protocol == "ucx"))
+        if any(nic.kind in RDMA for nic in node.nics or ())
+        else on(node, ok("no network card there registers memory"))
+        for node in facts.nodes
+    )
 
 
 def check_launcher(launcher: Launcher) -> CheckResult:
@@ -307,16 +303,12 @@ def check_launcher(launcher: Launcher) -> CheckResult:
         return ok(launcher.command or "one process for all workers, without a launcher")
     library = f" of {launcher.library}" if launcher.library else ""
     if launcher.worlds and set(launcher.worlds) != {len(launcher.worlds)}:
-        apart = ", ".join(map(str, launcher.worlds))
-        return failed(
-            f"{launcher.command} started {len(launcher.worlds)} ranks{library} that did not meet in one MPI world, but "
-            f"in worlds of {apart}",
-            advice,
-        )
+        apart = f"that did not meet in one MPI world, but in worlds of {', '.join(map(str, launcher.worlds))}"
+        return failed(f"{launcher.command} started {len(launcher.worlds)} ranks{library} {apart}", advice)
     if launcher.exit_code or not launcher.worlds:
-        ranks_text = "" if launcher.worlds else "started no rank that told of its MPI world, and "
+        ranks = "" if launcher.worlds else "started no rank that told of its MPI world, and "
         output = f": {launcher.output}" if launcher.output else ""
-        return failed(f"{launcher.command} {ranks_text}ended with exit code {launcher.exit_code}{output}", advice)
+        return failed(f"{launcher.command} {ranks}ended with exit code {launcher.exit_code}{output}", advice)
     command = re.sub(r" -x \S+| env( \S+=\S+)+$", "", launcher.command)  # without the variables that it passes on
     return ok(f"{command}: {len(launcher.worlds)} ranks{library} met")
 
@@ -357,21 +349,20 @@ def _scratch_of(folder: Folder) -> CheckResult:
         )
     speed = f", {format_bytes(int(folder.bytes_per_s))}/s" if folder.bytes_per_s else ""
     summary = f"{folder.path} ({folder.kind}), {format_bytes(folder.free_bytes)} free{speed}"
-    advice = "give a folder on a disk of the nodes with more room: --local-directory"
+    give = "give a folder on a disk of the nodes"
     if 0 <= folder.free_bytes < 1 << 20:
-        return failed(f"{summary}: it is full", advice)
+        return failed(f"{summary}: it is full", f"{give} with more room: --local-directory")
     if 0 <= folder.free_bytes < _SCRATCH_BYTES:
-        return warning(summary, advice)
+        return warning(summary, f"{give} with more room: --local-directory")
     if folder.memory:
-        return warning(
-            summary, "it lies in memory, which spilling is to free: give a folder on a disk: --local-directory"
-        )
+        return warning(summary, f"it lies in memory, which spilling is to free: {give}: --local-directory")
     if 0 < folder.bytes_per_s < _SLOW_SCRATCH:
-        return warning(summary, "spilling is as slow as that: give a folder on a disk of the nodes: --local-directory")
+        return warning(summary, f"spilling is as slow as that: {give}: --local-directory")
     return ok(summary)
 
 
-_ANSWERED: tuple[Check, ...] = (
+JOB_CHECKS: tuple[Check, ...] = (
+    Check("job", "", check_job),
     Check("versions", "", check_versions),
     Check("node to node", "", check_links),
     Check("here to nodes", "links", check_login_links),
@@ -388,7 +379,6 @@ _ANSWERED: tuple[Check, ...] = (
     Check("socket paths", "", check_temporary),
     Check("scratch of the nodes", "", check_node_scratch),
 )
-JOB_CHECKS: tuple[Check, ...] = (Check("job", "", check_job), *_ANSWERED)
 
 
 def checks_for(facts: TrialFacts) -> tuple[Check, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcgpu.config.layers import read_settings
-from hpcgpu.deploy.processes import devices
+from hpcgpu.deploy.processes import worker
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.model.topology import Rapids
 from hpcgpu.plan.binding.memory import plan_rapids
@@ -43,7 +43,7 @@ def rmm() -> Any:
 )
 def test_rmm_allocates_as_planned(rmm: Any, given: dict[str, object], tmp_path: object) -> None:
 
-    from hpcgpu.deploy.processes.devices import set_up_rmm
+    from hpcgpu.deploy.processes.worker import set_up_rmm
 
     plan = planned({**given, "rmm_log_directory": f"{tmp_path}/logs"}, 8 * GIB)
     assert plan is not None
@@ -64,7 +64,7 @@ def test_rmm_allocates_as_planned(rmm: Any, given: dict[str, object], tmp_path: 
 def test_rmm_evicts_without_any_option_as_soon_as_it_is_imported(rmm: Any) -> None:
     before = rmm.mr.get_current_device_resource()
     try:
-        devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (GPU,))))
+        worker.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (GPU,))))
         resource = rmm.mr.get_current_device_resource()
         assert type(resource).__name__ == "FailureCallbackResourceAdaptor"
         assert rmm.DeviceBuffer(size=1 << 20).size == 1 << 20

@@ -29,7 +29,7 @@ from waiting import scaled
 
 from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.deploy.dashboard.page import GpuPage
-from hpcgpu.report.workers import WorkerFacts
+from hpcgpu.report.workers import TIERS, WorkerFacts
 
 CROWD, LOOK = SUPPORT / "gpu_crowd.py", SUPPORT / "bokeh_page.py"
 
@@ -149,10 +149,10 @@ def page(url: str, condition: str) -> dict[str, Any]:
 
 def test_pages_of_gpus_show_each_gpu_over_time(base: str) -> None:
     """Ours, and Dask's own."""
-    found = page(f"{base}/gpus", f"sum(data['device_top']) >= {64 << 20} and len(data['time']) > 2")
+    found = page(f"{base}/gpus", f"sum(data['device_now']) >= {64 << 20} and len(data['time']) > 2")
     data = found["data"]
     assert len(data["name"]) == 2
-    assert sum(data["disk_top"]) >= 128 << 20  # the tiers lie on each other
+    assert sum(sum(data[f"{tier}_now"]) for tier in TIERS) >= 128 << 20
     assert "2 GPUs on 1 node; Dask&#x27;s data: " in found["texts"]
     assert '<a href="gpus">GPUs</a>' in fetch(f"{base}/gpus")[1]  # in the menu
     found = page(f"{base}/gpu", f"sum(data['memory']) >= {64 << 20}")

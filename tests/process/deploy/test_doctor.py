@@ -155,3 +155,4 @@ def test_a_node_with_a_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     facts = msgspec.json.decode(done.stdout, type=NodeFacts)
     assert (facts.gpus, facts.driver) == (("H100",), "570.86.15")
+    assert 1 <= facts.cpus <= facts.cores

@@ -28,7 +28,7 @@ from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm
 from hpcgpu.cli.commands import plan
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy.cluster import classes as clusters
-from hpcgpu.deploy.settings import template_names
+from hpcgpu.deploy.settings import templates
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host.run import run_sync
 from hpcgpu.model import JobSpec, JobState, Result, site
@@ -146,7 +146,7 @@ def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     assert read_site(f"version: 2\nname: x\nbatch: {name}\n", "x").batch == name
     assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
     assert name in next(p for p in plan.params if p.name == "batch").type.choices
-    assert any(template.startswith(name) for template in template_names()), "no template"
+    assert any(template.startswith(name) for template in templates()), "no template"
 
 
 INDEXES = st.sets(st.integers(0, 1000), min_size=1)

@@ -121,7 +121,7 @@ def test_each_setting_says_where_it_was_set(tmp_path: Path) -> None:
         assert line in [re.sub("   +", "  ", row.strip()) for row in text.splitlines()]
 
 
-# --- in a job, and without a batch system; older names
+# --- in a job, and without a batch system
 
 
 @pytest.fixture
@@ -164,26 +164,9 @@ def test_plan_in_a_job_shows_the_launch(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("older", "words"),
-    [
-        (["run", "--dry-run"], ["plan"]),
-        (["launch", "--launcher", "fork", "--dry-run"], ["plan", "--launcher", "fork"]),
-        (["launch", "--launcher", "mpirun", "--print"], ["plan", "--launcher", "mpirun", "--script"]),
-        (["jobscript", "--batch", "slurm"], ["plan", "--batch", "slurm", "--script"]),
-    ],
-)
-def test_older_names_do_as_plan_and_say_so(older: list[str], words: list[str], script: Path) -> None:
-    rest = ["--gpus", "sim:2", str(script)]
-    done = CliRunner().invoke(hpcgpu, [*older, *rest], catch_exceptions=False)
-    assert done.stdout == said(*words, *rest)
-    assert "is another name of 'hpcgpu plan" in done.stderr
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["launch", "--dry-run"], "this is no allocation"),  # no job
-        (["run", "--json", "--gpus", "sim:2"], "--json needs --dry-run"),
+        (["launch"], "this is no allocation"),  # no job
         (["plan"], "no GPU can be opened"),
         (["plan", "--gpus", "sim:2", "--queue", "gpu"], "no batch system is given"),
     ],

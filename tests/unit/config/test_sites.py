@@ -77,8 +77,8 @@ def test_a_site_is_named_as_its_file_and_each_fact_has_a_source(name: str) -> No
     site = load(name)
     assert site.name == name
     assert site.title
-    assert [where for where, tags in site.blocks() if not tags] == []
-    used = {tag for _, tags in site.blocks() for tag in ([tags] if isinstance(tags, str) else tags)}
+    assert [path for path, _, tags in site.blocks() if not tags] == []
+    used = {tag for _, _, tags in site.blocks() for tag in ([tags] if isinstance(tags, str) else tags)}
     assert set(site.sources) == used, "sources that nothing is cited from"
     assert all(source.date >= "2024" for source in site.sources.values())
     assert list(contradictions(site)) == []

@@ -44,8 +44,6 @@ def test_this_python_and_its_limits() -> None:
     found = node.python()
     assert {"hpcgpu", "dask", "distributed"} <= set(found.packages)
     assert node.limits().files != 0
-    granted, there = node.count_cpus()
-    assert 1 <= granted <= there
     assert node.names().host == os.uname().nodename
 
 

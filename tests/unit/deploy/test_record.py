@@ -29,7 +29,7 @@ from hpcgpu.deploy import jobs as run_files
 from hpcgpu.deploy.jobs import Owner, Record, Run, runs
 from hpcgpu.deploy.jobs import home as home_of_runs
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.deploy.preview import Selection, plan_machine
+from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.errors import ConfigError, JobError, ParseError
 from hpcgpu.host import private
 from hpcgpu.model import Result, RunDocument, Settings
@@ -306,8 +306,8 @@ def check_whole(folder: Path) -> None:
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     if "topology.xml" in texts:
         said = json.loads(texts["plan.json"])
-        selection = Selection(file=str(folder / "topology.xml"), cpuset=said["allowed_cpuset"])
-        assert of_machine(plan_machine(selection, {}, "here").described()) == of_machine(said)
+        part = {"file": str(folder / "topology.xml"), "cpuset": said["allowed_cpuset"]}
+        assert of_machine(plan_machine({}, "here", **part).described()) == of_machine(said)
     if "record.json" in texts:
         run = json.loads(texts["record.json"])
         config.read(json.dumps(run["document"]))
@@ -358,5 +358,5 @@ def test_its_topology_is_read_by_topo(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be made: File exists; give a folder that is not there yet"):
+    with pytest.raises(ConfigError, match="cannot be made: File exists; give one that is not there yet"):
         bug_report.write(None, str(tmp_path))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from programs import python
 
 from hpcgpu.config.layers import read_settings
-from hpcgpu.deploy.processes import devices
+from hpcgpu.deploy.processes import worker
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, Topology, WorkerSpec
 from hpcgpu.model.topology import Rapids
@@ -167,11 +167,11 @@ def test_missing_library_names_the_extra(
     wanted = read_settings(given, given_from="the cluster's keywords")
     spec = WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (GPU,)), rapids=plan_rapids(wanted, "n1-0", 80 * GIB))
     with pytest.raises(ConfigError, match=module) as caught:
-        devices.open_device(spec)
+        worker.open_device(spec)
     (option,) = given
     for part in (option, "the cluster's keywords", "pip install 'hpcgpu[rapids]'"):
         assert part in str(caught.value)
-    devices.open_device(replace(spec, rapids=None))  # who asks for nothing needs nothing
+    worker.open_device(replace(spec, rapids=None))  # who asks for nothing needs nothing
 
 
 class Owner:
@@ -251,11 +251,11 @@ class mr:
 
 OPEN = """
 import sys
-sys.path.insert(0, sys.argv[1])
-from hpcgpu.deploy.processes import devices
+from hpcgpu.deploy.processes import worker
+sys.path.insert(0, sys.argv[1])  # distributed imports RMM where it finds it; here user code does
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 gpu = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=1 << 30, numa_node=0)
-devices.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
+worker.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
 print("rmm" in sys.modules)
 import rmm
 print(rmm.mr.current)

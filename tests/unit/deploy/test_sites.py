@@ -18,7 +18,7 @@ from hpcgpu import batch
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy import settings
-from hpcgpu.deploy.settings import purpose_and_usage, template_names, template_text
+from hpcgpu.deploy.settings import purpose_and_usage, templates
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec
 
@@ -132,7 +132,7 @@ def test_new_without_a_batch_system(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 FOLDER = ROOT / "jobscripts"
-TEMPLATES = template_names()
+TEMPLATES = templates()
 PROGRAMS = {"notebook_server.py"}
 
 
@@ -164,7 +164,7 @@ def test_template_asks_as_the_batch_writer_asks(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_names_its_purpose_and_usage(name: str) -> None:
-    purpose, usage = purpose_and_usage(name)
+    purpose, usage = purpose_and_usage(TEMPLATES[name])
     assert re.fullmatch(r"[A-Z].*\.", purpose)
     assert f"jobscripts/{name}" in usage
     assert f"`{name}`" in (ROOT / "docs" / "how-to" / "start.md").read_text()
@@ -192,4 +192,4 @@ def test_the_command_prints_and_lists_them() -> None:
     assert CliRunner().invoke(hpcgpu, ["template", "pbs-array.sh"]).output == (FOLDER / "pbs-array.sh").read_text()
     assert CliRunner().invoke(hpcgpu, ["template", "--folder"]).output == f"{FOLDER}\n"
     with pytest.raises(ConfigError, match=r"no template 'slurm'; there are: slurm\.sbatch, "):
-        template_text("slurm")
+        CliRunner().invoke(hpcgpu, ["template", "slurm"], standalone_mode=False, catch_exceptions=False)

@@ -142,10 +142,10 @@ def test_topo_plans_with_it_and_asks_once_for_all_nodes(monkeypatch: pytest.Monk
     asked = answer(monkeypatch, Result((), 0, record.stdout))
     monkeypatch.setattr(preview.socket, "gethostname", lambda: "node1")
     monkeypatch.setenv("PBS_JOBID", "0.login01")
-    said = preview.plan_machine(preview.Selection(gpus="sim:2x64MiB"), {}, "test").table.to_text()
+    said = preview.plan_machine({}, "test", gpus="sim:2x64MiB").table.to_text()
     assert said.count("its share of 2.0 GiB, mem= of PBS job 0.login01") == 1  # of both workers
     monkeypatch.setenv("HPCGPU_JOB_NODES", "2")
-    preview.plan_machine(preview.Selection(gpus="sim:2x64MiB"), {}, "test")
+    preview.plan_machine({}, "test", gpus="sim:2x64MiB")
     assert len(asked) == 1
 
 
@@ -157,4 +157,4 @@ def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setattr(start, "_QUERY_S", 1.0)
     with pytest.raises(LaunchError, match=r"srun --mpi=list has not answered in 1 s\..* try again"):
-        start.ranks_launch(Settings())
+        start.plan_ranks(("true",), Settings())

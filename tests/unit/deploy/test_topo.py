@@ -31,7 +31,7 @@ from machines import (
 from paths import TOPOLOGIES
 
 from hpcgpu.agent import node
-from hpcgpu.deploy.preview import Selection, plan_machine
+from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings, Topology
@@ -69,7 +69,7 @@ def planned(
 ) -> MachinePlan:
     path = folder / "machine.xml"
     path.write_text(text)
-    return plan_machine(Selection(file=str(path), cpuset=cpuset, gpus=gpus), wanted, "option --{flag}")
+    return plan_machine(wanted, "option --{flag}", file=str(path), cpuset=cpuset, gpus=gpus)
 
 
 def bindings(result: MachinePlan) -> list[Binding]:
@@ -121,7 +121,7 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
     fakesys.build("epyc-corona", tmp_path)
     for variable, value in fakesys.environment(tmp_path).items():
         monkeypatch.setenv(variable, value)
-    live = plan_machine(Selection(), {}, "option --{flag}")
+    live = plan_machine({}, "option --{flag}")
     assert live.specs == ()
     assert "seen, not NVIDIA: no worker: 0000:13:00.0 AMD; 0000:23:00.0 AMD;" in live.table.to_text()
     assert not any("even share" in warning for warning in live.facts.topology.warnings)

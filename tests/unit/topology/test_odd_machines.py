@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from machines import GIB, mask
 from waiting import scaled
 
-from hpcgpu.deploy.preview import Selection, compare_files, plan_machine, read_text, svg
+from hpcgpu.deploy.preview import compare_files, plan_machine, read_text, svg
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
 from hpcgpu.plan.binding import plan_bindings
@@ -210,7 +210,7 @@ def test_the_distance_class_of_a_port_is_named(tmp_path: Path) -> None:
         bridge(0x40, function(0x41, GPU_IDS)),
     )
     file.write_text(machine(host_bridge(0x20, *inside)))
-    machine_plan = plan_machine(Selection(file=str(file)), {}, "option")
+    machine_plan = plan_machine({}, "option", file=str(file))
     table, picture = machine_plan.table.to_text(), svg(machine_plan)
     assert "mlx5_0:1, same switch" in table
     assert "mlx5_0:1, same root complex" in table
@@ -270,7 +270,7 @@ def test_a_value_that_would_lose_something_is_refused(old: str, new: str, messag
 def test_a_file_is_planned_and_not_compared_with_itself(tmp_path: Path) -> None:
     file = tmp_path / "node.xml"
     file.write_text(machine(host_bridge(0x20, function(0x30, GPU_IDS))))
-    found = plan_machine(Selection(file=str(file)), {}, "option")
+    found = plan_machine({}, "option", file=str(file))
     assert "not bound" in found.table.to_text()
     assert found.described()["workers"][0]["memory"] == {"policy": "none", "nodes": ""}
     with pytest.raises(ConfigError, match=r"--diff compares two files, and got .*node\.xml"):

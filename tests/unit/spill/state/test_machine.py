@@ -505,7 +505,7 @@ def walk(story: Story, choose: random.Random) -> None:
     world.check()
     while actions := list(world.actions(story)):
         world.do(actions[0] if choose.random() < in_turn else choose.choice(actions))
-    for key in list(world.state.keys):
+    for key in list(world.keys):
         world.do(("delete", key))
     while world.copies:
         world.do(("moved", 0))
