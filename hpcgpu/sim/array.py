@@ -74,20 +74,15 @@ class Blocks:
         """Keep a returned block."""
         if len(block) <= self._most_bytes:
             self._kept.append(block)
-            self._drop(self._most_bytes)
-            self._changed()
+            self.shrink(self._most_bytes)
 
     def shrink(self, most_bytes: int) -> None:
         """Free kept blocks, the oldest first, until at most ``most_bytes`` are left."""
-        if self._drop(most_bytes):
+        if self._kept:
+            while self._kept and self.nbytes > most_bytes:
+                with contextlib.suppress(IndexError):  # another thread was faster
+                    self._kept.popleft()
             self._changed()
-
-    def _drop(self, most_bytes: int) -> bool:
-        count = len(self._kept)
-        while self._kept and self.nbytes > most_bytes:
-            with contextlib.suppress(IndexError):  # another thread was faster
-                self._kept.popleft()
-        return len(self._kept) < count
 
 
 def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:

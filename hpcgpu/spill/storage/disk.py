@@ -51,16 +51,16 @@ def round_up(nbytes: int) -> int:
 class Loan:
     """The object that an array of a pool, and each view of it, keeps alive; any thread may drop the last reference."""
 
-    __slots__ = ("__array_interface__", "_returned", "slab")
+    __slots__ = ("__array_interface__", "pool", "slab")
 
-    def __init__(self, slab: np.ndarray, nbytes: int, returned: deque[np.ndarray]) -> None:
+    def __init__(self, slab: np.ndarray, nbytes: int, pool: Pool) -> None:
         # The array is no view of the slab: views of that view would refer to the slab itself, and not to this loan.
         self.__array_interface__: dict[str, Any] = {**slab.__array_interface__, "shape": (nbytes,)}
-        self.slab, self._returned = slab, returned
+        self.slab, self.pool = slab, pool
 
     def __del__(self) -> None:
         # no lock here: the garbage collector may run this in a thread that holds it
-        self._returned.append(self.slab)
+        self.pool.returned.append(self.slab)
 
 
 class Pool:
@@ -69,13 +69,11 @@ class Pool:
     # Its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of a size, in the thread
     # that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
 
-    loan: type[Loan] = Loan
-
     def __init__(self, limit_bytes: int, allocate: Callable[[int], np.ndarray]) -> None:
         self.limit_bytes = limit_bytes
         self._allocate = allocate
         self._lock = LeafLock()
-        self._returned: deque[np.ndarray] = deque()
+        self.returned: deque[np.ndarray] = deque()
         self._free: dict[int, list[np.ndarray]] = {}
         self._free_bytes = self._held_bytes = 0  # that are free, or free and lent
 
@@ -93,7 +91,7 @@ class Pool:
             self._collect()
             if slabs := self._free.get(size):
                 self._free_bytes -= size
-                return np.asarray(self.loan(slabs.pop(), nbytes, self._returned))
+                return np.asarray(Loan(slabs.pop(), nbytes, self))
             over = self._held_bytes + size - self.limit_bytes
             if over > self._free_bytes:
                 return None
@@ -110,7 +108,7 @@ class Pool:
             if isinstance(e, MemoryError):
                 return None
             raise
-        return np.asarray(self.loan(slab, nbytes, self._returned))
+        return np.asarray(Loan(slab, nbytes, self))
 
     def trim(self, kept_bytes: int = 0) -> int:
         """Give free memory back to the system, except ``kept_bytes``; return its bytes."""
@@ -120,8 +118,8 @@ class Pool:
         return sum(slab.nbytes for slab in dropped)
 
     def _collect(self) -> None:
-        while self._returned:
-            slab = self._returned.popleft()
+        while self.returned:
+            slab = self.returned.popleft()
             self._free.setdefault(slab.nbytes, []).append(slab)
             self._free_bytes += slab.nbytes
 
@@ -168,21 +166,13 @@ def _map(size: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8)
 
 
-class _PinnedLoan(Loan):
-    """The loan of an array in page-locked memory."""
-
-    __slots__ = ()
-
-
 class PinnedPool(Pool):
     """A pool of page-locked buffers. DriverCopies makes two: for buffers that are copied whole, and for stages."""
-
-    loan = _PinnedLoan
 
 
 def is_pinned(array: np.ndarray) -> bool:
     """Tell whether an array is a whole array of a pool of page-locked buffers."""
-    return isinstance(array.base, _PinnedLoan)
+    return isinstance(array.base, Loan) and isinstance(array.base.pool, PinnedPool)
 
 
 def pieces(nbytes: int, size: int) -> Iterator[slice]:

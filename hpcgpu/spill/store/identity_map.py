@@ -136,8 +136,6 @@ class Reader:
             held = held_by(value)
             if held and sum(held.values()) >= SMALL_BYTES:  # one object in host memory
                 return Traversed(value, Slot(0), 0, (partial(self._locate_in_host, value, held),))
-            if type(value) is np.ndarray:
-                return Traversed(value, value, size_of(value))
             return self._traversed_in_parts(value)
         except Exception:  # of the __copy__ or __setattr__ of a user's class
             # as text: a log handler that keeps records would keep the frames, with the arrays and proxies in them

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcgpu.spill.state import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk, ImmovableError, Pickled
-from hpcgpu.spill.values.unit import ObjectContent
+from hpcgpu.spill.values.unit import NUMBERS, ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")
 _UNKNOWN_BYTES = 1_000_000  # about what distributed takes when a sizeof fails (sizeof.py, 2026.8.0)
@@ -131,7 +131,7 @@ class HostObjects(ObjectContent):
     _lengths: Sequence[int | None] = ()  # of the objects on disk
 
     def __init__(self, x: Any, name: Name, nbytes: int, held: Held | None = None) -> None:
-        super().__init__(nbytes, HOST, HOST)
+        super().__init__(next(NUMBERS), nbytes, HOST, HOST)
         if held and len(held) > 1:
             self._held = dict(held)
         self.objects = [x]

@@ -21,7 +21,7 @@ from hpcgpu.spill.storage.disk import Disk, Pickled
 from hpcgpu.spill.values import Slot
 
 ABSENT = object()
-_NUMBERS = itertools.count()
+NUMBERS = itertools.count()  # the names of units
 _FEW = 8
 
 
@@ -34,10 +34,6 @@ class Content(Unit, ABC):
     # with their containers a million of them would cost the garbage collector seconds.
     entries: tuple[Entry, ...] | dict[Entry, None] = ()
     on_disk: Any = None  # the stored buffers first, then what reading needs
-
-    def __init__(self, nbytes: int, top: int, at: int) -> None:
-        # not by Unit.__init__, for speed
-        self.name, self.nbytes, self.top, self.at = next(_NUMBERS), nbytes, top, at
 
     @property
     @abstractmethod
@@ -147,7 +143,7 @@ class SkeletonUnit(ObjectContent):
     """A value without its parts, in memory or pickled on disk; ``nbytes`` is an array's own, else dask's."""
 
     def __init__(self, value: Any, nbytes: int) -> None:
-        super().__init__(nbytes, HOST, HOST)
+        super().__init__(next(NUMBERS), nbytes, HOST, HOST)
         self.value = value
 
     def object_at(self, index: int) -> Any:
@@ -238,7 +234,7 @@ class Buffer(ObjectContent):
     """One allocation of a device, and the arrays in it: they move together, in one copy."""
 
     def __init__(self, device: Device, nbytes: int, top: int, name: Hashable) -> None:
-        super().__init__(nbytes, top, top)
+        super().__init__(next(NUMBERS), nbytes, top, top)
         self.device = device
         self.arrays: list[Any] = []  # of any shapes, strides and dtypes; empty while it is not on the device
         self._positions: dict[int, int] = {}
@@ -324,7 +320,7 @@ class Bundle(Content):
     """Small contents of one kind, all in one tier, and all used in one tier."""
 
     def __init__(self, top: int, at: int) -> None:
-        super().__init__(0, top, at)
+        super().__init__(next(NUMBERS), 0, top, at)
         self.members: dict[Any, None] = {}
         self.entries = {}
 
