@@ -97,6 +97,15 @@ class Executor:
         """Return the objects that copy from and to devices; a simulated device has no page-locked memory."""
         return [device.copies for device in self._devices if hasattr(device, "copies")]
 
+    @property
+    def idle_bytes(self) -> int:
+        """Host memory that is kept for reuse."""
+        return self.disk.slabs.free_bytes + sum(memory.idle_bytes for memory in self.page_locked())
+
+    def trim(self) -> int:
+        """Give this memory back to the system, which takes a moment; return its bytes."""
+        return self.disk.slabs.trim() + sum(memory.trim() for memory in self.page_locked())
+
     def give_back(self, *, if_short: bool = False) -> None:
         """Free the device memory that libraries keep for reuse; ``if_short``: only if a device has little left."""
         for device in tuple(self._devices):

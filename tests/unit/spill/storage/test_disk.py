@@ -29,7 +29,7 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import Mount, mount_of, notes, segments
 from hpcgpu.spill.storage.disk import SMALLEST_BYTES, Disk, Slabs, Stored, round_up
 from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Segments, divide, room_for
-from hpcgpu.spill.store import spill_thread
+from hpcgpu.spill.store import buffer
 
 KIB, MIB = 2**10, 2**20
 
@@ -389,7 +389,7 @@ def test_under_pressure_idle_memory_goes_before_data_does(idle_store: GpuSpillBu
 
 def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the tier counts, with what it does not, would be twice its limit."""
-    monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
+    monkeypatch.setattr(buffer, "_FREE_S", 0.0)
     store = GpuSpillBuffer(0, 100 * MIB, str(tmp_path))
     lent = [store.disk.empty(MIB) for _ in range(50)]
     assert store.settle(scaled(10))
@@ -597,7 +597,7 @@ def test_the_last_room_is_used_however_it_is_cut_up(tmp_path: Path, file_system:
 def test_the_files_take_no_more_than_may_and_what_the_tier_says(
     home: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
+    monkeypatch.setattr(buffer, "_FREE_S", 0.0)
     with tempfile.TemporaryDirectory(dir=home) as folder:
         store = GpuSpillBuffer(0, "1MB", folder, max_spill="20MB", quiet=True)
         rng = random.Random(0)
@@ -624,7 +624,7 @@ def assert_they_agree(store: GpuSpillBuffer) -> None:
 def test_room_that_is_used_again_soon_is_not_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = FileSystem(reserves=True, makes_holes=True)
     monkeypatch.setattr(segments, "_fallocate", counting)
-    monkeypatch.setattr(spill_thread, "_FREE_S", 3600.0)
+    monkeypatch.setattr(buffer, "_FREE_S", 3600.0)
     store = GpuSpillBuffer(0, "1MB", str(tmp_path), quiet=True)
     for i in range(20):
         store[i] = np.full(MIB, i, "u1")
