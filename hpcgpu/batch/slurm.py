@@ -166,11 +166,8 @@ class Slurm(BatchSystem):
     def offers(self, spec: JobSpec) -> Command | None:
         """Return the sinfo for the job's partition; None if options change the request, or it is a QOS."""
         options = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
-        return (
-            None
-            if self.queue != "partition" or options & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in options)
-            else ask_offers(spec.queue)
-        )
+        changes = options & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in options)
+        return None if self.queue != "partition" or changes else ask_offers(spec.queue)
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
         """Parse the nodes of the partition, or of the default one, for the resources that this site's jobs ask for."""
