@@ -187,14 +187,6 @@ INDEXERS = frozenset({"loc", "iloc", "at", "iat", "__cuda_array_interface__", "_
 _FILLS = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis}
 
 
-def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments that a numpy function writes to."""
-    first = function in _FILLS or getattr(function, "__name__", "") == "at"  # np.add.at
-    if first or kwargs.get("copy") is False or kwargs.get("overwrite_input"):
-        return args[:1], kwargs
-    return kwargs.get("out")
-
-
 class _Meta(type):
     """Class of the proxies' classes, pickled as the object's class: dask writes an object's class into messages."""
 
@@ -326,7 +318,9 @@ def _write(proxy: Any, operation: Callable[..., Any], *args: Any, **kwargs: Any)
 
 def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function with the objects of all proxies, which stay up meanwhile."""
-    _, targets = take_apart(written_arguments(function, args, kwargs), is_proxy)
+    fills = function in _FILLS or getattr(function, "__name__", "") == "at"  # np.add.at
+    fills = fills or kwargs.get("copy") is False or kwargs.get("overwrite_input")
+    _, targets = take_apart((args[:1], kwargs) if fills else kwargs.get("out"), is_proxy)
     with ExitStack() as stack:
         args, kwargs = _replaced((args, kwargs), lambda proxy: _enter(stack, proxy))
         try:

@@ -167,9 +167,8 @@ class Say(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Leave the cluster: a unit is lost, and others would wait for its key for ever; None: the GPU is lost."""
+    """Leave the cluster: a unit is lost, and others would wait for its key for ever; or the GPU is lost."""
 
-    unit: Unit | None
     error: Exception
 
 

@@ -188,7 +188,7 @@ class SpillState:
                 unit.lost = error
                 if unit.keys and not self._is_leaving:
                     self._is_leaving = True
-                    out.append(Leave(unit, error))
+                    out.append(Leave(error))
             waiters, unit.waiters = unit.waiters, ()
             for ticket in waiters:
                 if not ticket.over:

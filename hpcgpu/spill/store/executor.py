@@ -28,17 +28,7 @@ from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAlloc
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.storage import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.storage.disk import Disk, ImmovableError, Stored
-from hpcgpu.spill.store import (
-    Count,
-    Inbox,
-    Reports,
-    Todo,
-    copy_error,
-    describe,
-    forget_frames,
-    this_thread,
-    tier_name,
-)
+from hpcgpu.spill.store import Count, Inbox, Reports, Todo, copy_error, describe, forget_frames, this_thread, tier_name
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry, ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -344,7 +334,7 @@ class Executor:
         if is_lasting(error) and not self._has_lost_gpu:
             self._has_lost_gpu = True
             why = SpillError(f"the GPU cannot be used any more by this process: {message_of(error)}")
-            self._perform(Leave(None, why))
+            self._perform(Leave(why))
 
     def give_up(self, *copies: Copy) -> None:
         """Fail copies, since the store is closed."""

@@ -11,7 +11,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -222,14 +222,6 @@ _DEPTH = 3
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
-class _Arrays(NamedTuple):
-    """The arrays of a device buffer."""
-
-    arrays: list[Any]
-    positions: dict[int, int]  # by the array's id
-    names: tuple[Hashable, ...]  # of the allocation
-
-
 class Buffer(ObjectContent):
     """One allocation of a device, and the arrays in it: they move together, in one copy."""
 
@@ -237,7 +229,7 @@ class Buffer(ObjectContent):
         super().__init__(next(NUMBERS), nbytes, top, top)
         self.device = device
         self.arrays: list[Any] = []  # of any shapes, strides and dtypes; empty while it is not on the device
-        self._positions: dict[int, int] = {}
+        self._positions: dict[int, int] = {}  # by the array's id
         self.names = (name,)
         # the result of Device.pack: bytes (shape (nbytes,), dtype uint8, contiguous, never written to), and the layout
         self.in_host: tuple[np.ndarray, list[Any]] | None = None
@@ -297,11 +289,11 @@ class Buffer(ObjectContent):
         assert self.in_host is not None
         return self.unpacked(*self.in_host)
 
-    def unpacked(self, root: np.ndarray, views: Sequence[Any]) -> _Arrays:
-        """Return the arrays on the device, made from bytes in host memory."""
+    def unpacked(self, root: np.ndarray, views: Sequence[Any]) -> Any:
+        """Return the arrays on the device, made from bytes in host memory; their positions; the allocation's names."""
         arrays = self.device.unpack(root, views)
         name = id(self.device), self.device.buffer_of(arrays[0])[0]
-        return _Arrays(arrays, {id(array): i for i, array in enumerate(arrays)}, (name,))
+        return arrays, {id(array): i for i, array in enumerate(arrays)}, (name,)
 
 
 def is_plain(x: Any, depth: int = _DEPTH) -> bool:

@@ -140,7 +140,7 @@ def test_failed_read_back_fails_readers_and_worker_leaves_once() -> None:
     state.moved(copy_of(state.set((a,))))
     lost, first, second = OSError("Input/output error"), Ticket((a,)), Ticket((a,))
     up = copy_of(state.need(first))
-    assert state.failed(up, lost, for_good=True) == (Leave(a, lost), Fail(first, lost))
+    assert state.failed(up, lost, for_good=True) == (Leave(lost), Fail(first, lost))
     assert state.need(second) == (Fail(second, lost),)
 
 
