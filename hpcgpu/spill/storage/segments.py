@@ -447,7 +447,8 @@ class Segments:
             if not segment.is_shut:
                 with self._lock:
                     self._shut(segment)
-                logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, e)
+                # as text: a log handler that keeps records would keep the frames, with the open file in them
+                logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, str(e))
             return
         with self._lock:
             self._knows_holes = hole is not None
