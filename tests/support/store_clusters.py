@@ -17,7 +17,7 @@ from hpcgpu import sim
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim import SimArray
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.proxies.proxy import is_proxy, source_of
+from hpcgpu.spill.proxies import is_proxy, source_of
 
 KIB = 1024
 

@@ -20,7 +20,7 @@ from waiting import logged, scaled
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.proxies.proxy import is_proxy
+from hpcgpu.spill.proxies import is_proxy
 from hpcgpu.spill.store import Handle
 from hpcgpu.spill.values import Slot
 

@@ -22,7 +22,7 @@ from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimArray
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import AllocationFailureHook
-from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
+from hpcgpu.spill.proxies import is_proxy, unproxy
 
 STORES = st.integers(0, 1)
 GPUS = st.integers(0, 1)

@@ -22,7 +22,7 @@ from waiting import aside, scaled
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import AllocationFailureHook
-from hpcgpu.spill.proxies.proxy import unproxy
+from hpcgpu.spill.proxies import unproxy
 from hpcgpu.spill.store import Handle
 
 KEYS = 12
@@ -131,9 +131,9 @@ def test_no_thread_keeps_another_waiting(stored: NewStore, monkeypatch: pytest.M
         assert store.settle(scaled(20))
         executor = store._executor
         with executor.lock:
-            units = {unit for entry in executor.state.keys for unit in executor.state.keys[entry]}
+            units = {unit for entry in store._entries.values() for unit in entry.units}
             assert list(broken(executor.state, units, [], [])) == []
-            assert executor.under_way == 0
+            assert executor.state.accounting.moves == 0
         for key in list(store):
             aside(lambda key=key: threads.check(key, store[key])).result(scaled(30))
     finally:
