@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from hpcgpu import supervise
-from hpcgpu.agent.node import LeaderSocket
+from hpcgpu.agent import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, process, remover
 from hpcgpu.model import Settings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -245,7 +244,7 @@ async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) 
     logs = run.document.settings.log_directory
     if logs and "%" not in logs:
         with contextlib.suppress(OSError):
-            await supervise.to_thread(functools.partial(storage.make_private, Path(logs)))
+            await supervise.to_thread(storage.make_private, Path(logs))
     await supervise.to_thread(run.start_guard)
     await submit_job()
     run.submitting = False

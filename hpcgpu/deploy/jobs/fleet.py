@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -182,7 +181,7 @@ class Fleet:
         object owns the run; SubmitError in the batch system's words, or only reports it when adapting. Accepted jobs
         stay; a ``transient`` refusal is tried again.
         """
-        await supervise.to_thread(functools.partial(self.run.must_own, "scale"))
+        await supervise.to_thread(self.run.must_own, "scale")
         try:
             async with self._acting:  # the loop must not submit meanwhile: its refusal would not reach this caller
                 self._adapting, self.run.target, changed = adapting, jobs, self.run.target != jobs
@@ -337,7 +336,7 @@ class Fleet:
 
     async def _look_at_owner(self) -> None:
         with contextlib.suppress(OSError):  # a file server that is away; nothing is submitted then
-            await supervise.to_thread(functools.partial(self.run.reload, self.alarm.now_s()))
+            await supervise.to_thread(self.run.reload, self.alarm.now_s())
         if self.run.is_taken_over and not self._has_left:
             self._has_left = True
             self.view.say(f"another object has taken this cluster over: {self.run.owner} owns it; this one only reads")

@@ -29,7 +29,7 @@ from machines import (
 )
 from paths import TOPOLOGIES
 
-from hpcgpu.agent import node
+from hpcgpu.agent import __main__ as agent
 from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.deploy.processes.node import Machine
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
@@ -116,7 +116,7 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(LaunchError, match=r"no GPU can be opened on \S+ \(seen, .*: 0000:13:00.0 AMD;.* NVML: "):
         Machine.read(Settings(), {})
     with pytest.raises(LaunchError, match=r"but 0 can be opened on n1 \(seen, .*: 0000:13:00.0 AMD;.* NVML: "):
-        node._gpus_of(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
+        agent._gpus_of(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
 
 
 def test_gpus_of_others_are_refused_by_name(folder: Path) -> None:
