@@ -27,7 +27,7 @@ from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import AllocationFailureHook
-from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
+from hpcgpu.spill.proxies import is_proxy, unproxy
 from hpcgpu.spill.store import Handle
 from hpcgpu.spill.values import Slot
 

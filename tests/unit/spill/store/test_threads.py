@@ -20,7 +20,7 @@ from waiting import aside, scaled, until
 from hpcgpu.sim import OutOfMemoryError, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import AllocationFailureHook
-from hpcgpu.spill.proxies.proxy import unproxy
+from hpcgpu.spill.proxies import unproxy
 from hpcgpu.spill.state import DEVICE, HOST, Copy
 from hpcgpu.spill.store import Handle, this_thread
 
@@ -130,9 +130,9 @@ def test_no_thread_keeps_another_waiting(stored: NewStore, monkeypatch: pytest.M
         assert store.settle(scaled(20))
         executor = store._executor
         with executor.lock:
-            units = {unit for entry in executor.state.keys for unit in executor.state.keys[entry]}
+            units = {unit for entry in store._entries.values() for unit in entry.units}
             assert list(broken(executor.state, units, [], [])) == []
-            assert executor.under_way == 0
+            assert executor.state.accounting.moves == 0
         for key in list(store):
             aside(lambda key=key: threads.check(key, store[key])).result(scaled(30))
     finally:
@@ -232,7 +232,7 @@ def test_an_allocation_that_is_interrupted_leaves_no_copy_behind(
     held(task)
     try:
         assert interrupted.wait(scaled(20))
-        until(lambda: not store._executor.under_way, "no copy is left", limit_s=20)
+        until(lambda: not store._executor.state.accounting.moves, "no copy is left", limit_s=20)
         assert not store._executor.state.allocations.waiting
         del store[0]
         store[5] = gpu.asarray(np.full(20 * KIB, 5, "u1"))
