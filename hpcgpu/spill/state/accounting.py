@@ -444,7 +444,7 @@ class FailedAllocations:
             freed, leaving = accounting.freed.get(allocation.tier, 0), accounting.leaving.get(allocation.tier, 0)
             if (missing := allocation.until_bytes - freed - leaving) > 0:
                 accounting.send_down(allocation.tier, missing, missing, allocation, out)
-                freed, leaving = accounting.freed.get(allocation.tier, 0), accounting.leaving.get(allocation.tier, 0)
-            if freed >= allocation.until_bytes or not leaving:
+            freed = accounting.freed.get(allocation.tier, 0)
+            if freed >= allocation.until_bytes or not accounting.leaving.get(allocation.tier):
                 self.waiting.remove(allocation)
                 out.append(Resume(allocation) if freed > allocation.had_bytes else Fail(allocation, None))

@@ -447,8 +447,8 @@ class Segments:
             if not segment.is_shut:
                 with self._lock:
                     self._shut(segment)
-                # as text: a log handler that keeps records would keep the frames, with the open file in them
-                logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, str(e))
+                why = str(e)  # a log handler that keeps records would keep the error's frames, with the open file
+                logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, why)
             return
         with self._lock:
             self._knows_holes = hole is not None

@@ -196,8 +196,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def evict(self) -> int:
         """Ask for more host memory, for distributed's memory monitor; return -1, since it comes later.
 
-        Memory that waits to be used again goes first, page-locked too. If that is not enough, data goes to disk until
-        ``above_target`` returns 0; without it, a tenth of the data goes.
+        Free memory that is kept goes first, then data, until ``above_target`` returns 0; without it, a tenth of both.
         """
         self._spill_thread.request_shrink(self.above_target)
         return -1
