@@ -1,7 +1,7 @@
 """Objects that show device memory by ``__cuda_array_interface__``: tensors of PyTorch, buffers of RMM.
 
-The libraries are stand-ins (``support/fake_libraries.py``); ``tests/gpu/spill/test_libraries_gpu.py`` has real ones, and
-``tests/cupy`` has numba's arrays.
+The libraries are stand-ins (``support/fake_libraries.py``); ``tests/gpu/spill/test_libraries_gpu.py`` has real ones,
+``tests/cupy`` arrays of numba.
 """
 
 from __future__ import annotations
