@@ -354,7 +354,8 @@ class Executor:
                 if content.names:
                     self._forget_names(content)
                 if content.stored_objects:
-                    todo.released = [*todo.released, *content.living_objects()]
+                    living = filter(None, [ref() for ref in content.stored_objects.values()])
+                    todo.released = [*todo.released, *living]
             for entry in unit.entries:
                 if not entry.lazy or unit is entry.skeleton:
                     self._forget_value(entry, garbage)
