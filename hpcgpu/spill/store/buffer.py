@@ -138,7 +138,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def trouble(self) -> tuple[str, ...]:
         """Why a tier stays above its limit: a sentence for each such tier."""
-        return tuple(self._executor.trouble.values())
+        return tuple(self._executor.reports.trouble.values())
 
     def trim(self) -> int:
         """Give memory that waits to be used again back; return the bytes of the host's, page-locked too."""
@@ -355,7 +355,6 @@ class SpillThread:
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._log = executor, SpillLog()
-        # called in the spill thread; if the kernel has little memory left, the store gives back memory that it keeps
         self.host_is_short: Callable[[], bool] | None = None
         self._due = threading.Condition(LeafLock())
         self._idle = False
