@@ -21,7 +21,7 @@ def classes(folder: str) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 34_898),
+    "lines of hpcgpu": (lambda: lines(PACKAGE), 34_878),
     "lines of tests": (lambda: lines(TESTS), 35_374),
     "modules of hpcgpu": (lambda: len(MODULES), 127),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 91),
