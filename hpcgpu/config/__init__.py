@@ -398,13 +398,13 @@ def read(text: str) -> RunDocument:
     expected = {f.name for f in fields(RunDocument)} | {"sources"}
     if set(raw) != expected:
         raise ConfigError(f"run document with keys {sorted(raw)}; expected {sorted(expected)}")
-    sources, script = raw["sources"], raw["script"]
     _check("shape", raw["shape"], raw["shape"] in SHAPES, f"one of {', '.join(SHAPES)}")
-    _check("script", script, isinstance(script, list) and _are_texts(script), "a list of texts")
-    for name in ("folder", "launch", "exit_file"):
-        _check(name, raw[name], isinstance(raw[name], str), "text")
-    _check("settings", raw["settings"], isinstance(raw["settings"], dict), "an object")
-    _check("sources", sources, isinstance(sources, dict) and _are_texts(sources.values()), "texts by name")
+    for name, value in raw.items():
+        kind = {"version": int, "script": list, "settings": dict, "sources": dict}.get(name, str)
+        _check(name, value, isinstance(value, kind), f"a {kind.__name__}")
+    sources, script = raw["sources"], raw["script"]
+    for name, texts in (("sources", sources.values()), ("script", script)):
+        _check(name, raw[name], all(isinstance(text, str) for text in texts), "texts")
     by_name = {option.name: option for option in options()}
     values: dict[str, Any] = {}
     for name, value in raw["settings"].items():
@@ -422,10 +422,6 @@ def _plain(value: object) -> object:
     if isinstance(value, Limit):
         return value.value
     return list(value) if isinstance(value, tuple) else value
-
-
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _check(path: str, value: object, right: bool, allowed: str) -> None:
