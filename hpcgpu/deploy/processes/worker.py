@@ -422,21 +422,23 @@ def _read_settings(kwargs: dict[str, Any]) -> Settings:
 def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> WorkerSpec:
     """Return this process's worker, planned as one of all workers of this node: no two have the same cores."""
     rank, each = read_rank(environ), settings.workers_per_gpu
-    machine = node.Machine.read(settings, environ)
+    # a rank's own share of the node, and no other rank's
+    tied = settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
+    is_alone = tied or is_isolated(environ)
+    if not is_alone:
+        _widen(rank, socket.gethostname())
+    machine = node.read_node(settings, environ)
     shares = [gpu for gpu in machine.gpus for _ in range(each)]
     ranks = _ranks_here(rank, environ)
     # the scheduler's rank counts, too: ranks are not told which it is
     together = min(len(shares), ranks or len(shares))
     together += -together % each
     number = _take_share(shares[:together], each, environ)
-    common: dict[str, Any] = {"scratch": scratch, "environ": environ, "kept_bytes": _OTHERS_BYTES}
-    # a rank's own share of the node, and no other rank's
-    tied = settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
-    if is_isolated(environ) or tied:
+    common: dict[str, Any] = {"scratch": scratch, "kept_bytes": _OTHERS_BYTES}
+    if is_alone:
         alone = replace(machine, gpus=(shares[number],) * each)
         spec = node.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
     else:
-        _widen(rank, machine.name)
         spec = node.plan_here(settings, machine, together, **common)[number]
     notes = node.folder_notes(settings, together) if number == 0 else ()
     log.say_of(machine.name, (*node.lowered(settings, (spec,)), *notes))

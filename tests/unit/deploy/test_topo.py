@@ -32,7 +32,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.agent import node
 from hpcgpu.deploy.preview import plan_machine
-from hpcgpu.deploy.processes.node import Machine
+from hpcgpu.deploy.processes.node import read_node
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings, Topology
 from hpcgpu.plan.binding import plan_bindings
@@ -128,7 +128,7 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(
         LaunchError, match=r"no GPU can be opened on \S+ \(seen, not NVIDIA: no worker: 0000:13:00.0 AMD;.* NVML: "
     ):
-        Machine.read(Settings(), {})
+        read_node(Settings(), {})
     with pytest.raises(
         LaunchError, match=r"but 0 can be opened on n1 \(seen, not NVIDIA: no worker: 0000:13:00.0 AMD;.* NVML: "
     ):
