@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -199,6 +200,10 @@ class _DoctorJob:
         ended = format_end(job.id, status) if status else format_missing(job=f"job {job.id}")
         if status and self._ending_s is not None:
             ended = f"job {job.id} is ending ({status.trouble})"
+        output = ""
+        with suppress(OSError):
+            if len(nodes) < self._spec.nodes:
+                output = " / ".join(last_lines(Path(job.log), _OUTPUT_LINES)[0].splitlines())
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
@@ -208,7 +213,7 @@ class _DoctorJob:
             python=node.python(),
             nodes=nodes,
             ended=ended,
-            output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
+            output=output,
             launcher=next(iter(node.read_all(self._folder, node.LAUNCHER, checks.Launcher)), None),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
@@ -226,15 +231,6 @@ def _short(settings: Settings, folder: Path) -> Settings:
         client_grace_s=_GRACE_S,
         job_name=f"{settings.job_name}-doctor",
     )
-
-
-def _output(log: Path) -> str:
-    """Return the last lines of the job's output; "" without any."""
-    try:
-        text, _ = last_lines(log, _OUTPUT_LINES)
-    except OSError:
-        return ""
-    return " / ".join(text.splitlines())
 
 
 _LIMIT_S = 4.0

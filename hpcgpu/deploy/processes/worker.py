@@ -381,7 +381,11 @@ class GPUWorker(SilentWorker):
                 "data= of GPUWorker: it has hpcgpu's own store; options of it are device_memory_limit, memory_limit, "
                 "local_directory and jit_unspill"
             )
-        settings = _read_settings(kwargs)
+        options = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
+        # the Worker itself takes protocol, resources and death_timeout
+        shared = ("nthreads", "memory_limit", "local_directory", "interface")
+        options |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
+        settings = all_settings.read(options, "keyword {name} of GPUWorker").settings
         scratch = Scratch.make(settings.local_directory, "worker", trusted=settings.trust_local_directory)
         remover.start(str(scratch.lock_path))
         atexit.register(scratch.remove)
@@ -408,15 +412,6 @@ class GPUWorker(SilentWorker):
         compat.exclude_simulated(self, usage_reader(spec))
         if first:
             log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))
-
-
-def _read_settings(kwargs: dict[str, Any]) -> Settings:
-    """Return the settings; options that distributed's Worker does not know are taken out of its arguments."""
-    options = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
-    # the Worker itself takes protocol, resources and death_timeout
-    shared = ("nthreads", "memory_limit", "local_directory", "interface")
-    options |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
-    return all_settings.read(options, "keyword {name} of GPUWorker").settings
 
 
 def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> WorkerSpec:

@@ -213,7 +213,7 @@ def on(node: NodeFacts, seen: CheckResult) -> CheckResult:
     return seen._replace(seen=f"{node.host}: {seen.seen}")
 
 
-def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckResult]) -> CheckResult:
+def each(fact: str, look: Callable[[NodeFacts, Any], CheckResult], facts: TrialFacts) -> CheckResult:
     """Return the worst result of the nodes, each judged by this fact of it."""
     return worst(
         on(node, not_looked_at(node.unknown.get(fact, "it is not known")) if value is None else look(node, value))
