@@ -259,9 +259,15 @@ def main(start: WorkerStart, control: socket.socket) -> int:
 
 
 async def _serve(start: WorkerStart, sock: socket.socket) -> int:
-    control = await Control.open(sock)
+    control, spec = await Control.open(sock), start.spec
     try:
-        worker = await make_worker(start)
+        plugins = (SpillPlugin(spec), WorkerMetrics(spec))
+        worker = SilentWorker(**start.kwargs, data=store_of(spec), dashboard=False, plugins=plugins)
+        compat.exclude_simulated(worker, usage_reader(spec))
+        if logger.getEffectiveLevel() == logging.WARNING:
+            logger.setLevel(logging.INFO)
+        check_room(spec)
+        await worker  # until it has registered
     except Exception as e:
         report, is_known = _failure(e)
         control.send("error", **report)
@@ -284,19 +290,6 @@ def _failure(error: Exception) -> tuple[dict[str, str], bool]:
     message = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
     reason = message or "".join(traceback.format_exception_only(cause)).strip()
     return {"text": "".join(traceback.format_exception(error)), "reason": reason}, bool(message)
-
-
-async def make_worker(start: WorkerStart) -> Worker:
-    """Start a worker with the spill store; it has registered when this returns."""
-    spec = start.spec
-    worker = SilentWorker(
-        **start.kwargs, data=store_of(spec), dashboard=False, plugins=(SpillPlugin(spec), WorkerMetrics(spec))
-    )
-    compat.exclude_simulated(worker, usage_reader(spec))
-    if logger.getEffectiveLevel() == logging.WARNING:
-        logger.setLevel(logging.INFO)
-    check_room(spec)
-    return await worker
 
 
 def check_room(spec: WorkerSpec) -> None:
