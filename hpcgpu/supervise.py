@@ -239,10 +239,10 @@ class Group:
             task.cancel()
 
 
-async def to_thread(call: Callable[[], Answer]) -> Answer:
+async def to_thread(call: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs) -> Answer:
     """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile."""
     # Otherwise the call's effects would come later, beside those of the next one.
-    done = asyncio.create_task(asyncio.to_thread(call))
+    done = asyncio.create_task(asyncio.to_thread(call, *args, **kwargs))
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:

@@ -16,7 +16,7 @@ MACHINES = ("turin-4gpu-nvml", "coral-lassen", "epyc-corona", "nvidiaDGX2")
 
 def picture(machine: str) -> str:
     """Return the SVG of one recorded machine with a worker for each of its GPUs."""
-    topology = hwloc_xml.read((ROOT / "tests" / "data" / "topology" / f"{machine}.xml").read_text())
+    topology = hwloc_xml.read_file((ROOT / "tests" / "data" / "topology" / f"{machine}.xml").read_text())
     every = CpuSet(pu for core in topology.cores for pu in core)
     bindings = plan_bindings(topology, topology.gpus, every)
     return render_svg(topology, bindings)

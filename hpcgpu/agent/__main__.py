@@ -12,10 +12,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.agent import node, rendezvous
+from hpcgpu.agent import follow, rendezvous
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
 from hpcgpu.host import log, process
 from hpcgpu.launch import is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.model import CpuSet
 from hpcgpu.model.allocation import OWN, WRITTEN, BootstrapSettings
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.agent.leader import LeaderContext
     from hpcgpu.agent.rank0 import SchedulerProcess
-    from hpcgpu.model import Layout, RunDocument
+    from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
+    from hpcgpu.plan import RankRecord
 
 
 Records = list[dict[str, Any]]
@@ -102,13 +104,13 @@ class Rank:
             records = self._meet(resources)
             if shape == "head" and resources:
                 return self._serve(self._context(resources, records[0]["scheduler"], workers=()), resources, Layout(()))
-            met = [node.rank_record(r) for r in records]
+            met = [rank_record(r) for r in records]
             each, beside = self._bootstrap.workers_per_gpu, self._bootstrap.cpu_workers
             layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
             home = layout.node_of(rank)
             if home.leader != rank:
                 process.outlast(signal.SIGTERM, _OUTLAST_S)
-                return node.follow(rank, records[home.leader]["leader_socket"])
+                return follow(rank, records[home.leader]["leader_socket"])
             if resources is None:
                 resources = stack.enter_context(self._make_resources(after_mpi=True))
             return self._lead(resources, records, layout)
@@ -184,7 +186,7 @@ class Rank:
                 "isolated": self._isolated,
                 "leader_socket": resources.leader_socket.path if resources else "",
                 "scheduler": self._scheduler.record() if self._scheduler else None,
-                **(node.granted(self._bootstrap, self._environ) if self._bootstrap.shape != "head" else {}),
+                **(granted(self._bootstrap, self._environ) if self._bootstrap.shape != "head" else {}),
             }
         except HpcGpuError as e:
             return record | {"failure": str(e)}
@@ -207,13 +209,13 @@ class Rank:
         rank, scheduler = self._facts.rank, records[0]["scheduler"]
         try:
             try:
-                planned = node.plan(self._run, self._environ, str(resources.scratch.path), records, layout, rank)
+                workers, notes = plan_node(self._run, self._environ, str(resources.scratch.path), records, layout, rank)
             except HpcGpuError as e:
                 if rank and scheduler:
                     asyncio.run(report_failure(scheduler, f"{self._host}: {e}"))
                 raise
             os.sched_setaffinity(resources.fork_server.pid, os.sched_getaffinity(0))
-            context = self._context(resources, scheduler, workers=planned.workers, notes=planned.notes)
+            context = self._context(resources, scheduler, workers=workers, notes=notes)
             return self._serve(context, resources, layout)
         finally:
             resources.leader_socket.dismiss(len(layout.node_of(rank).ranks) - 1)
@@ -245,6 +247,73 @@ class Rank:
 
         with ForcedEnd(resources.fork_server) as forced:
             return asyncio.run(lead())
+
+
+def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the resources that this rank may use, for its record in the rendezvous."""
+    if bootstrap.gpus is not None:
+        from hpcgpu.model.allocation import parse_simulated
+
+        count, devices, trouble = parse_simulated(bootstrap.gpus).per_node, "", ""
+    else:
+        from hpcgpu.host import nvml
+
+        facts, devices = nvml.read(), environ.get("CUDA_VISIBLE_DEVICES", "")
+        count, trouble = len(nvml.visible_gpus(facts.gpus, environ.get("CUDA_VISIBLE_DEVICES"))), facts.trouble
+    per_node, cpus = bootstrap.gpus_per_node, str(CpuSet(os.sched_getaffinity(0)))
+    return {"gpus": min(count, per_node or count), "devices": devices, "cpus": cpus, "trouble": trouble}
+
+
+def rank_record(record: Mapping[str, Any]) -> RankRecord:
+    """Return the part of a record that the layout is planned from."""
+    from hpcgpu.plan import RankRecord
+
+    return RankRecord(*(record[name] for name in RankRecord._fields))
+
+
+def plan_node(
+    run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
+) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
+    """Return the workers of the leader ``rank``, and messages; LaunchError if GPUs of ``gpus_per_node`` are missing."""
+    from hpcgpu.deploy.processes.node import facts_of, folder_notes
+    from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
+    from hpcgpu.plan.binding.workers import node_warnings, plan_workers
+
+    home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
+    here = [n for n in layout.nodes if records[n.leader]["host"] == host]
+    topology = discover.topology()
+    gpus = _gpus_of(settings, topology, environ, host)
+    masks = {r: CpuSet.parse(records[r]["cpus"]) for r in home.ranks}
+    os.sched_setaffinity(0, CpuSet().union(*masks.values()))
+    allocation = read_allocation(environ, host)
+    part = home.worker_count, sum(n.worker_count for n in here)
+    extra: dict[str, Any] = {"scratch": scratch, "masks": masks if settings.respect_launcher else {}}
+    if run.shape == "member":  # named by their job; without a batch system, and an id from elsewhere, that is a process
+        extra |= {"job_id": allocation.job_id or str(os.getpid()), "restart_count": allocation.restart_count}
+    facts = facts_of(host, topology, gpus, environ, run, part, **extra)
+    workers = tuple(spec for _, spec in plan_workers(settings, facts, home, [n for n in here if n.node < home.node]))
+    notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
+    notes += node_warnings(settings, masks, workers)
+    if home is here[0]:
+        notes += folder_notes(settings, sum(n.worker_count for n in here))
+    log.say_of(host, notes)
+    return workers, notes
+
+
+def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
+    """Return the node's GPUs for its workers, simulated or real; raise LaunchError for fewer than ``gpus_per_node``."""
+    from hpcgpu.deploy.processes.node import gpus_of
+    from hpcgpu.host import nvml
+    from hpcgpu.report.machine import format_other_gpus
+
+    gpus = gpus_of(settings, topology, environ, host)
+    if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
+        why = "; ".join(filter(None, (format_other_gpus(topology), nvml.read().trouble)))
+        raise LaunchError(
+            f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
+            f"but {len(gpus)} can be opened on {host}{f' ({why})' if why else ''}"
+        )
+    return gpus
 
 
 # Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0

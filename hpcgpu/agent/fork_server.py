@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from hpcgpu import supervise
-from hpcgpu.agent.node import LeaderSocket
+from hpcgpu.agent import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, process, remover
 from hpcgpu.model import Settings
@@ -226,7 +226,10 @@ def _fork_child(fds: list[int], inherited: tuple[int, ...]) -> int:
         os.lseek(memfd, 0, os.SEEK_SET)
         with os.fdopen(memfd, "rb") as f:
             entry, spec = pickle.load(f)
-        process.reseed()
+        # NumPy's global generator is not seeded at a fork, as the standard library's is: all workers of a node would
+        # draw the same numbers.
+        if numpy_random := sys.modules.get("numpy.random"):
+            numpy_random.seed()
         code = process.call(entry, spec, socket.socket(fileno=control))
     except BaseException:
         sys.excepthook(*sys.exc_info())

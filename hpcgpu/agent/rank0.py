@@ -26,6 +26,7 @@ from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import reason_of
+from hpcgpu.units import counted
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes import Child, Control
@@ -145,7 +146,7 @@ class Rank0Leader(Leader):
     ) -> None:
         super().__init__(context)
         self._allocation = allocation
-        self._scheduler, self._folder = scheduler_process, folder
+        self._scheduler, self._folder, self._run_folder = scheduler_process, folder, Path(context.run.folder)
         self._expected, self._nodes = layout.worker_count, len(layout.nodes)
         self._idle = sum(len(node.idle) for node in layout.nodes)
         self._present, self._working, self._died = 0, 1, ""
@@ -209,10 +210,9 @@ class Rank0Leader(Leader):
             dashboard_port=self._scheduler.dashboard_port,
             dashboard_secret=self._scheduler.secret,
         )
-        folder = Path(self.context.run.folder)
         try:
             control.send("lease", detached=await self._is_detached())
-            await supervise.to_thread(functools.partial(scheduler_file.publish, folder, facts))
+            await supervise.to_thread(scheduler_file.publish, self._run_folder, facts)
         except FileNotFoundError as e:
             raise LaunchError(f"the client has closed this cluster: its folder is gone: {e}") from e
 
@@ -220,7 +220,7 @@ class Rank0Leader(Leader):
         """Return whether the client has detached: then its silence ends nothing."""
         from hpcgpu.deploy.network import lease
 
-        return await supervise.to_thread(functools.partial(lease.is_detached, Path(self.context.run.folder)))
+        return await supervise.to_thread(lease.is_detached, self._run_folder)
 
     async def _listen(self, control: Control) -> None:
         """Handle the scheduler process's messages."""
@@ -277,9 +277,7 @@ class Rank0Leader(Leader):
                     self._changed.clear()
                     if self._present and not self.context.run.script:  # the client outside waits for all workers
                         with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
-                            folder = Path(self.context.run.folder)
-                            report = functools.partial(scheduler_file.report_progress, folder, self._present)
-                            await supervise.to_thread(report)
+                            await supervise.to_thread(scheduler_file.report_progress, self._run_folder, self._present)
                     await self._changed.wait()
         except TimeoutError:
             if not self._present:
@@ -289,10 +287,9 @@ class Rank0Leader(Leader):
                 "the run goes on with them"
             )
             return
-        nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
-        workers = f"{self._expected} worker{'s' if self._expected > 1 else ''}"
+        workers = f"{counted(self._expected, 'worker')} on {counted(self._nodes, 'node')} ready"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
-        log.say(f"{workers} on {nodes} ready{idle}{await supervise.to_thread(self._write_dashboard)}")
+        log.say(f"{workers}{idle}{await supervise.to_thread(self._write_dashboard)}")
 
     def _write_dashboard(self) -> str:
         """Write the dashboard's address, which holds a secret, into a file; return a message about it."""
@@ -304,7 +301,7 @@ class Rank0Leader(Leader):
         return f"; dashboard: cat {path}"
 
     async def _run_script(self, address: str) -> int:
-        found_by = await supervise.to_thread(functools.partial(self._client_env, address))
+        found_by = await supervise.to_thread(self._client_env, address)
         self._script = await asyncio.create_subprocess_exec(
             sys.executable,
             *self.context.run.script,
@@ -356,8 +353,7 @@ class Rank0Leader(Leader):
 
             # without a batch system the ranks die with their client, and are not restarted
             forever = self._client_gone or not self.context.in_job
-            retract = functools.partial(scheduler_file.retract, Path(self.context.run.folder), forever=forever)
-            await supervise.to_thread(retract)
+            await supervise.to_thread(scheduler_file.retract, self._run_folder, forever=forever)
 
     async def _end_script(self) -> None:
         script = self._script

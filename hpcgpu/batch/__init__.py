@@ -11,17 +11,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from hpcgpu.batch.common import BatchSystem as BatchSystem
 from hpcgpu.batch.pbs import Pbs as Pbs
 from hpcgpu.batch.pbs import size_bytes
-from hpcgpu.batch.slurm import GPUS, ask_offers, limit_s
 from hpcgpu.batch.slurm import Slurm as Slurm
+from hpcgpu.batch.slurm import ask_offers, limit_s, list_offers
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import Command, Result
+from hpcgpu.model import Command, Offer, Result
 from hpcgpu.model.site import Inventory, NodeType, Queue
 from hpcgpu.units import format_duration
 
@@ -37,23 +36,6 @@ def get(name: str, **dialect: Any) -> BatchSystem:  # fields of the system's own
 
 _WORD = re.compile(r"(\w+)=(\S*)")
 _ARRAY = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Nodes of one kind in a queue."""
-
-    queue: str
-    nodes: int
-    gpus: int
-    gpu: str = ""
-    cpus: int | None = None
-    memory_mib: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of its type in a site file: ``a100x4``."""
-        return f"{re.sub(r'[^a-z0-9-]', '-', self.gpu.lower()) or 'gpu'}x{self.gpus}"
 
 
 def questions(batch: str) -> tuple[Command, ...]:
@@ -87,28 +69,33 @@ def _limits(fewest: int, most: int) -> tuple[int, int] | None:
     return (max(fewest, 1), most) if max(fewest, 1) <= most else None
 
 
-def _types(kinds: Sequence[Kind]) -> dict[str, NodeType]:
+def _name(offer: Offer) -> str:
+    """Name nodes with GPUs as a type of a site file: ``a100x4``."""
+    return f"{re.sub(r'[^a-z0-9-]', '-', offer.gpu.lower()) or 'gpu'}x{offer.gpus}"
+
+
+def _types(offers: Sequence[Offer]) -> dict[str, NodeType]:
     """Return the types of nodes with GPUs, each with the least of its nodes' resources."""
     out: dict[str, NodeType] = {}
-    for name in dict.fromkeys(kind.name for kind in kinds if kind.gpus):
-        same = [kind for kind in kinds if kind.name == name]
-        cpus = [kind.cpus for kind in same if kind.cpus]
-        memory = [kind.memory_mib for kind in same if kind.memory_mib]
+    for name in dict.fromkeys(_name(offer) for offer in offers if offer.gpus):
+        same = [offer for offer in offers if _name(offer) == name]
+        cpus = [offer.cpus for offer in same if offer.cpus]
+        memory = [offer.memory_bytes for offer in same if offer.memory_bytes]
         out[name] = NodeType(
-            gpus=same[0].gpus,
+            gpus=same[0].gpus or 0,
             gpu=same[0].gpu,
             cpus=min(cpus, default=None),
-            job_memory=f"{min(memory)} MiB" if memory else None,
+            job_memory=f"{min(memory) >> 20} MiB" if memory else None,
         )
     return out
 
 
-def _main_type(kinds: Sequence[Kind], queue: str) -> str:
+def _main_type(offers: Sequence[Offer]) -> str:
     """Return the type of most nodes of a queue; "" without GPUs."""
     counts = Counter[str]()
-    for kind in kinds:
-        if kind.queue == queue and kind.gpus:
-            counts[kind.name] += kind.nodes
+    for offer in offers:
+        if offer.gpus:
+            counts[_name(offer)] += offer.nodes
     return counts.most_common(1)[0][0] if counts else ""
 
 
@@ -116,53 +103,34 @@ def _main_type(kinds: Sequence[Kind], queue: str) -> str:
 
 
 def _slurm(sinfo: str, partitions: str, config: str, silent: tuple[str, ...]) -> Inventory:
-    rows = [line.strip().split("|", 7) for line in sinfo.splitlines()]
-    rows = [row for row in rows if len(row) == 8 and row[2].isdecimal()]
-    kinds = [_kind(row) for row in rows]
+    offers = list(list_offers(sinfo))
     lines = [dict(_WORD.findall(line)) for line in partitions.splitlines()]
     partitions_by_name = {fields.get("PartitionName", ""): fields for fields in lines}
-    names = dict.fromkeys(row[0] for row in rows)
-    queues = tuple(
-        _partition(name, rows, kinds, partitions_by_name.get(name, {})) for name in names if _main_type(kinds, name)
-    )
-    gpus = {kind.gpu for kind in kinds if kind.gpus}
+    by_queue: dict[str, list[Offer]] = {}
+    for offer in offers:
+        by_queue.setdefault(offer.queue, []).append(offer)
+    gpus = {offer.gpu for offer in offers if offer.gpus}
     limit = _ARRAY.search(config)
     return Inventory(
         batch="slurm",
-        queues=queues,
-        nodes=_types(kinds),
-        default=next((row[0] for row in rows if row[1].endswith("*")), ""),
+        queues=tuple(_partition(k, partitions_by_name.get(q, {})) for q, k in by_queue.items() if _main_type(k)),
+        nodes=_types(offers),
+        default=next((offer.queue for offer in offers if offer.is_default), ""),
         gpu_type=gpus.pop() if len(gpus) == 1 else "",
         array_limit=int(limit[1]) if limit else None,
         silent=silent,
     )
 
 
-def _kind(row: Sequence[str]) -> Kind:
-    gpus = GPUS.findall(row[7])
-    names = {name for name, _ in gpus}
-    return Kind(
-        queue=row[0],
-        nodes=int(row[2]),
-        gpus=sum(int(count) for _, count in gpus),
-        gpu=names.pop() if len(names) == 1 else "",
-        cpus=int(row[5]) if row[5].isdecimal() else None,
-        memory_mib=int(row[6]) if row[6].isdecimal() else None,
-    )
-
-
-def _partition(name: str, rows: Sequence[Sequence[str]], kinds: Sequence[Kind], fields: Mapping[str, str]) -> Queue:
-    first = [row for row in rows if row[0] == name]
-    fewest, _, most = first[0][4].partition("-")
-    longest = limit_s(first[0][3])
-    shared = {"EXCLUSIVE": False, "": None}.get(fields.get("OverSubscribe", ""), True)
-    limits = _limits(int(fewest), int(most)) if fewest.isdecimal() and most.isdecimal() else None
+def _partition(kinds: Sequence[Offer], fields: Mapping[str, str]) -> Queue:
+    first = kinds[0]
+    fewest, most, longest = first.fewest_nodes, first.most_nodes, first.walltime_s
     return Queue(
-        name=name,
-        nodes=limits,
+        name=first.queue,
+        nodes=None if fewest is None or most is None else _limits(fewest, most),
         walltime=format_duration(longest) if longest else None,
-        shared=shared,
-        node=_main_type(kinds, name),
+        shared={"EXCLUSIVE": False, "": None}.get(fields.get("OverSubscribe", ""), True),
+        node=_main_type(kinds),
     )
 
 
@@ -170,13 +138,13 @@ def _partition(name: str, rows: Sequence[Sequence[str]], kinds: Sequence[Kind], 
 
 
 def _pbs(nodes: str, queues: str, server: str, silent: tuple[str, ...]) -> Inventory:
-    kinds = list(_vnodes(nodes))
+    offers = list(_vnodes(nodes))
     facts = next(iter(_part(server, "Server").values()), {})
     limit = facts.get("max_array_size")
     return Inventory(
         batch="pbs",
-        queues=tuple(_queues(_part(queues, "Queue"), kinds)),
-        nodes=_types(kinds),
+        queues=tuple(_queues(_part(queues, "Queue"), _types(offers))),
+        nodes=_types(offers),
         default=str(facts.get("default_queue", "")),
         array_limit=limit if isinstance(limit, int) else None,
         silent=silent,
@@ -191,7 +159,7 @@ def _part(text: str, name: str) -> dict[str, dict[str, Any]]:
     return {k: v for k, v in part.items() if isinstance(v, dict)} if isinstance(part, dict) else {}
 
 
-def _vnodes(text: str) -> Iterator[Kind]:
+def _vnodes(text: str) -> Iterator[Offer]:
     """Yield each host, its vnodes added up."""
     hosts: dict[str, list[dict[str, Any]]] = {}
     for name, vnode in _part(text, "nodes").items():
@@ -199,13 +167,13 @@ def _vnodes(text: str) -> Iterator[Kind]:
         if isinstance(has, dict):
             hosts.setdefault(str(has.get("host", name)), []).append(has)
     for parts in hosts.values():
-        yield Kind(
+        yield Offer(
             queue="",
             nodes=1,
             gpus=sum(_count(part.get("ngpus")) for part in parts),
             gpu=str(next((part["gpu_type"] for part in parts if part.get("gpu_type")), "")),
             cpus=sum(_count(part.get("ncpus")) for part in parts) or None,
-            memory_mib=sum(size_bytes(str(part.get("mem", ""))) >> 20 for part in parts) or None,
+            memory_bytes=sum(size_bytes(str(part.get("mem", ""))) for part in parts) or None,
         )
 
 
@@ -213,9 +181,8 @@ def _count(value: object) -> int:
     return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else 0
 
 
-def _queues(queues: Mapping[str, Mapping[str, Any]], kinds: Sequence[Kind]) -> Iterator[Queue]:
+def _queues(queues: Mapping[str, Mapping[str, Any]], types: Mapping[str, NodeType]) -> Iterator[Queue]:
     """Yield the open queues; PBS does not show here which nodes are theirs."""
-    types = _types(kinds)
     for name, queue in queues.items():
         if queue.get("enabled") != "True":
             continue

@@ -53,18 +53,6 @@ _SETTINGS = MappingProxyType({"-N": "job_name", "-q": "queue", "-A": "account", 
 _LONGEST_NAME = 230
 
 
-def render_options(
-    ours: list[tuple[str, str | None]], spec: JobSpec, forbidden: Mapping[str, str] = MappingProxyType({})
-) -> list[str]:
-    """Return the lines below ``#!``: hpcgpu's options that have a value, then the user's, which replace them."""
-    options = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in ours if v]
-    extra = [d for text in spec.extra_directives for d in _extra(text)]
-    return [
-        f"#PBS {d.text}"
-        for d in merge_options(options, extra, spec.skipped_directives, option_names, _REFUSED, forbidden)
-    ]
-
-
 def option_names(text: str) -> set[str]:
     """Return the names of a user's options: ``-l select``, ``-q``."""
     return {directive.key for directive in _extra(text)}
@@ -165,7 +153,10 @@ class Pbs(BatchSystem):
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script."""
-        options = render_options(self._options(spec), spec, self.forbidden)
+        ours = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in self._options(spec) if v]
+        extra = [d for text in spec.extra_directives for d in _extra(text)]
+        kept = merge_options(ours, extra, spec.skipped_directives, option_names, _REFUSED, self.forbidden)
+        options = [f"#PBS {directive.text}" for directive in kept]
         # A job of PBS starts in the home folder, one of Slurm where it was submitted.
         start = ['cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2']
         if spec.exit_file:  # count the job's starts: PBS requeues jobs without telling them their run_count

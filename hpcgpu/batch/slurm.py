@@ -82,7 +82,7 @@ _RUNS = re.compile(r"([^\[]*)\[([^\]]*)\](.*)")
 _NO_REASON = "none"
 # Without --exact nodes of several kinds are one line, "8+" (sinfo(1), 22.05.8).
 _OFFER_FIELDS = "%R|%P|%D|%l|%s|%c|%m|%G"
-GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,8 @@ class Slurm(BatchSystem):
     def offers(self, spec: JobSpec) -> Command | None:
         """Return the sinfo for the job's partition; None if options change the request, or it is a QOS."""
         options = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
-        return (
-            None
-            if self.queue != "partition" or options & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in options)
-            else ask_offers(spec.queue)
-        )
+        changes = options & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in options)
+        return None if self.queue != "partition" or changes else ask_offers(spec.queue)
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
         """Parse the nodes of the partition, or of the default one, for the resources that this site's jobs ask for."""
@@ -182,7 +179,8 @@ class Slurm(BatchSystem):
                 cpus=offer.cpus if self.cpus else None,
                 memory_bytes=None if self.memory == "none" else offer.memory_bytes,
             )
-            for offer in _offers(result.stdout if result.returncode == 0 else "", self.gpu_type, all_=by_name)
+            for offer in list_offers(result.stdout if result.returncode == 0 else "", self.gpu_type)
+            if by_name or offer.is_default
         )
 
     def test(self, script: str) -> Command:
@@ -373,21 +371,26 @@ def ask_offers(queue: str | None) -> Command:
     return Command(("sinfo", "--noheader", "--exact", f"--format={_OFFER_FIELDS}", *where))
 
 
-def _offers(text: str, gpu_type: str, *, all_: bool) -> Iterator[Offer]:
-    """Yield the offers of all partitions or the default one; count GPUs of ``gpu_type`` ("": all)."""
+def list_offers(text: str, gpu_type: str = "") -> Iterator[Offer]:
+    """Yield the nodes of each kind from sinfo's answer; count GPUs of ``gpu_type`` ("": all)."""
     for line in text.splitlines():
         fields = line.strip().split("|", 7)
-        if len(fields) == 8 and fields[2].isdecimal() and (all_ or fields[1].endswith("*")):
-            queue, _, nodes, limit, size, cpus, memory, gres = fields
-            counts = [int(n) for kind, n in GPUS.findall(gres) if gpu_type in ("", kind)]
+        if len(fields) == 8 and fields[2].isdecimal():
+            queue, name, nodes, limit, size, cpus, memory, gres = fields
+            gpus = _GPUS.findall(gres)
+            types = {kind for kind, _ in gpus}
+            fewest, _, most = size.rpartition("-")
             yield Offer(
                 queue=queue,
                 nodes=int(nodes),
-                gpus=sum(counts),
+                gpus=sum(int(n) for kind, n in gpus if gpu_type in ("", kind)),
+                gpu=types.pop() if len(types) == 1 else "",
                 cpus=int(cpus) if cpus.isdecimal() else None,
                 memory_bytes=int(memory) << 20 if memory.isdecimal() else None,
-                most_nodes=int(most) if (most := size.rpartition("-")[2]).isdecimal() else None,
+                fewest_nodes=int(fewest) if fewest.isdecimal() else None,
+                most_nodes=int(most) if most.isdecimal() else None,
                 walltime_s=limit_s(limit),
+                is_default=name.endswith("*"),
             )
 
 

@@ -20,7 +20,6 @@ A nanny hands the preload on to its worker; ``--preload-nanny`` is not needed.
 
 from __future__ import annotations
 
-import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ async def dask_setup(worker: Worker) -> None:
     Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read. A task's arguments are read
     on the event loop: the worker does not answer meanwhile.
     """
-    if intruder := await supervise.to_thread(functools.partial(storage.changed_by, Path(worker.local_directory))):
+    if intruder := await supervise.to_thread(storage.changed_by, Path(worker.local_directory)):
         logger.warning(
             "the scratch folder of worker %s is not safe, %s: %s, and so run code as you. Give 'dask worker' a "
             "--local-directory below a folder that is yours alone",

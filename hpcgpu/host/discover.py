@@ -140,7 +140,10 @@ def _quiet() -> Iterator[None]:
 
 
 _AFFINITY = "affinity mask of this process"
-_CPU_FILES = ("core_cpus_list", "thread_siblings_list", "physical_package_id")
+_CPU_FILES = (
+    *(f"topology/{name}" for name in ("core_cpus_list", "thread_siblings_list", "physical_package_id")),
+    "cache/index3/shared_cpu_list",
+)
 _PCI_FILES = ("class", "vendor", "device", "numa_node", "current_link_speed", "current_link_width")
 
 
@@ -233,48 +236,35 @@ def _sys() -> Path:
 def machine_files(root: Path | None = None) -> dict[str, str]:
     """Gather the files of /sys that :func:`hpcgpu.topology.sysfs.read` needs."""
     root = root or _sys()
-    files: dict[str, str] = {}
-    for cpu in root.glob("devices/system/cpu/cpu[0-9]*/topology"):
-        _read(files, root, *(cpu / name for name in _CPU_FILES), cpu.parent / "cache/index3/shared_cpu_list")
-    for node in root.glob("devices/system/node/node[0-9]*"):
-        _read(files, root, node / "cpulist", node / "meminfo")
-    for device in root.glob("bus/pci/devices/*"):
-        _link(files, root, device)
-        _read(files, root, *(device / name for name in _PCI_FILES))
-    _read(files, root, root / "class/dmi/id/product_name")
-    return files | network_files(root)
+    patterns = [f"devices/system/cpu/cpu[0-9]*/{name}" for name in _CPU_FILES]
+    patterns += [f"devices/system/node/node[0-9]*/{name}" for name in ("cpulist", "meminfo")]
+    patterns += [f"bus/pci/devices/*/{name}" for name in _PCI_FILES]
+    files = _texts(root, "class/dmi/id/product_name", *patterns)
+    return files | _links(root, "bus/pci/devices/*") | network_files(root)
 
 
 def network_files(root: Path | None = None) -> dict[str, str]:
     """Gather what /sys says of network ports: a few files for each, however large the machine."""
     root = root or _sys()
-    files: dict[str, str] = {}
-    for interface in root.glob("class/net/*"):
-        _link(files, root, interface)
-        _read(files, root, *(interface / name for name in ("operstate", "dev_port", "speed")))
-        _device(files, root, interface)
-    for device in root.glob("class/infiniband/*"):
-        _link(files, root, device)
-        _device(files, root, device)
-        for port in device.glob("ports/*"):
-            _read(files, root, *(port / name for name in ("state", "link_layer", "rate", "lid")))
+    patterns = [f"class/net/*/{name}" for name in ("operstate", "dev_port", "speed")]
+    patterns += [f"class/infiniband/*/ports/*/{name}" for name in ("state", "link_layer", "rate", "lid")]
+    files = _texts(root, *patterns) | _links(root, "class/net/*", "class/infiniband/*")
+    for entry in (*root.glob("class/net/*/device"), *root.glob("class/infiniband/*/device")):
+        device = entry.resolve()  # a PCI function, whose facts the reader expects among the others'
+        files |= {f"bus/pci/devices/{device.name}/{n}": text for n in _PCI_FILES if (text := text_of(device / n))}
+        if (device / "physfn").exists():
+            files[f"bus/pci/devices/{device.name}/physfn"] = (device / "physfn").resolve().name
     return files
 
 
-def _device(files: dict[str, str], root: Path, entry: Path) -> None:
-    """Gather the PCI facts of a class entry's device under the names that the reader looks for."""
-    device = (entry / "device").resolve()
-    files |= {f"bus/pci/devices/{device.name}/{n}": text for n in _PCI_FILES if (text := text_of(device / n))}
-    if (device / "physfn").exists():
-        files[f"bus/pci/devices/{device.name}/physfn"] = (device / "physfn").resolve().name
+def _texts(root: Path, *patterns: str) -> dict[str, str]:
+    """Return the text of each file, by its path below /sys."""
+    paths = (path for pattern in patterns for path in root.glob(pattern))
+    return {str(path.relative_to(root)): text for path in paths if (text := text_of(path))}
 
 
-def _read(files: dict[str, str], root: Path, *paths: Path) -> None:
-    files |= {str(path.relative_to(root)): text for path in paths if (text := text_of(path))}
-
-
-def _link(files: dict[str, str], root: Path, path: Path) -> None:
-    """Keep what a link points to, relative to /sys."""
-    target = path.resolve()
-    if target.is_relative_to(root.resolve()):
-        files[str(path.relative_to(root))] = str(target.relative_to(root.resolve()))
+def _links(root: Path, *patterns: str) -> dict[str, str]:
+    """Return the target of each link; both are relative to /sys."""
+    sys_root, links = root.resolve(), [link for pattern in patterns for link in root.glob(pattern)]
+    targets = {str(link.relative_to(root)): link.resolve() for link in links}
+    return {name: str(to.relative_to(sys_root)) for name, to in targets.items() if to.is_relative_to(sys_root)}

@@ -39,6 +39,10 @@ _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.M)
 _NODES = re.compile(r"^Mems_allowed_list:\s*(\S*)", re.M)
 
 
+# 36 35 0:31 /root /point options … - kind source super-options
+_MOUNT = re.compile(r"^\d+ \d+ \S+ (\S+) (\S+) .*- (cgroup2?) \S+ (\S+)$", re.M)
+
+
 class _Mount(NamedTuple):
     """A cgroup hierarchy: its kind, the mounted part of it, and the mount point."""
 
@@ -92,17 +96,12 @@ def _folders(proc: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _mounts(text: str) -> list[_Mount]:
-    """Parse mountinfo: ``36 35 0:31 /root /point options … - kind source super-options``."""
-    out = []
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, rest = left.split(), right.split()
-        if len(fields) < 5 or not rest or rest[0] not in _LIMITS:
-            continue
-        if rest[0] == "cgroup" and "memory" not in rest[-1].split(","):
-            continue
-        out.append(_Mount(rest[0], PurePosixPath(fields[3]), Path(fields[4].replace(r"\040", " "))))
-    return out
+    """Return the mounted hierarchies of memory cgroups from mountinfo."""
+    return [
+        _Mount(kind, PurePosixPath(root), Path(point.replace(r"\040", " ")))
+        for root, point, kind, options in _MOUNT.findall(text)
+        if kind == "cgroup2" or "memory" in options.split(",")
+    ]
 
 
 def _limits(kind: str, folder: Path) -> list[int]:

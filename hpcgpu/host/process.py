@@ -262,14 +262,6 @@ def titled(new_title: str) -> Iterator[None]:
         set_title(before)
 
 
-def reseed() -> None:
-    """Give a forked child new random numbers where a library does not do so itself."""
-    # The standard library's random does (os.register_at_fork); NumPy's global generator does not: all workers of a
-    # node would draw the same numbers.
-    if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed()
-
-
 def call(entry: str, *args: object) -> int:
     """Call ``module:function``; return its exit code."""
     module, _, name = entry.partition(":")

@@ -198,7 +198,10 @@ class Offer:
     queue: str
     nodes: int  # including nodes that are down
     gpus: int | None = None  # of each node, as cpus and memory_bytes
+    gpu: str = ""  # their type; "": several, or unknown
     cpus: int | None = None
     memory_bytes: int | None = None
-    most_nodes: int | None = None  # that the queue gives to one job
+    fewest_nodes: int | None = None  # that the queue gives to one job
+    most_nodes: int | None = None
     walltime_s: int | None = None  # the queue's time limit
+    is_default: bool = False  # the queue is the default one

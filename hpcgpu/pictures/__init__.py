@@ -26,6 +26,7 @@ from hpcgpu.pictures.shapes import (
     gib,
     gpu_name,
     in_rows,
+    is_same_gpu,
     node_of,
     tags,
     worker_cells,
@@ -128,7 +129,7 @@ def _cores(node: Node, cores: Sequence[CpuSet], x: float, y: float, width: float
 
 
 def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
-    workers = node.of_gpu(gpu)
+    workers = tuple(i for i, b in enumerate(node.bindings) if b.gpus and is_same_gpu(b.gpus[0], gpu))
     number, model = f"GPU {node.gpus.index(gpu)}", gpu_name(gpu)
     name = f"{number} · {model}"
     room = width - 3 * 8 - min(len(workers), 2) * TAG

@@ -162,10 +162,6 @@ class Node:
     cores: tuple[CpuSet, ...]  # the topology's, and one for each planned PU without a core, as in the plan
     gpus: tuple[Gpu, ...]  # the topology's, and other (simulated) ones of the bindings, by PCI address
 
-    def of_gpu(self, gpu: Gpu) -> tuple[int, ...]:
-        """Return the workers whose own GPU this is."""
-        return tuple(i for i, b in enumerate(self.bindings) if b.gpus and _same_gpu(b.gpus[0], gpu))
-
     def of_port(self, nic: Nic) -> tuple[int, ...]:
         """Return the workers that use this port."""
         used = (nic.name, nic.port)
@@ -216,7 +212,7 @@ def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str
     rest = CpuSet().union(*(b.cpuset for b in bindings)).difference(*topology.cores)
     gpus = list(topology.gpus)
     for gpu in (b.gpus[0] for b in bindings if b.gpus):
-        if not any(_same_gpu(gpu, g) for g in gpus):
+        if not any(is_same_gpu(gpu, g) for g in gpus):
             gpus.append(gpu)
     return Node(
         topology,
@@ -227,7 +223,8 @@ def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str
     )
 
 
-def _same_gpu(a: Gpu, b: Gpu) -> bool:
+def is_same_gpu(a: Gpu, b: Gpu) -> bool:
+    """Return whether a binding's GPU is this one, as far as their UUIDs are known."""
     return a.pci == b.pci and (a.uuid == b.uuid or (not (a.uuid and b.uuid) and a.mig == b.mig))
 
 
@@ -259,7 +256,7 @@ def worker_cells(node: Node, worker: int) -> tuple[str, str, str, str, str]:
     ]
     return (
         node.names[worker],
-        f"GPU {next(i for i, g in enumerate(node.gpus) if _same_gpu(gpu, g))}, {gpu.pci}" if gpu else "-",
+        f"GPU {next(i for i, g in enumerate(node.gpus) if is_same_gpu(gpu, g))}, {gpu.pci}" if gpu else "-",
         f"{count}{shared}: PUs {binding.cpuset}",
         memory,
         ", ".join(ports) or "-",

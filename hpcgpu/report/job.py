@@ -153,24 +153,17 @@ def _request(plan: Preview) -> Iterator[tuple[str, str, str]]:
     spec, settings = plan.spec, plan.settings
     if spec is None:
         return
+    memory_bytes = spec.memory_per_node_bytes
     for name, value, setting in (
         ("queue", spec.queue, "queue"),
         ("account", spec.account, "account"),
         ("time limit", None if spec.walltime_s is None else format_duration(spec.walltime_s), "walltime"),
-        ("nodes", str(spec.nodes), "nodes"),
-        (
-            "GPUs of each node",
-            str(spec.gpus_per_node or settings.gpus or ""),
-            "gpus" if settings.gpus else "gpus_per_node",
-        ),
-        ("cores of each rank", None if spec.cpus_per_task is None else str(spec.cpus_per_task), "cores_per_gpu"),
-        (
-            "memory of each node",
-            None if spec.memory_per_node_bytes is None else format_bytes(spec.memory_per_node_bytes),
-            "memory",
-        ),
+        ("nodes", spec.nodes, "nodes"),
+        ("GPUs of each node", spec.gpus_per_node or settings.gpus, "gpus" if settings.gpus else "gpus_per_node"),
+        ("cores of each rank", spec.cpus_per_task, "cores_per_gpu"),
+        ("memory of each node", None if memory_bytes is None else format_bytes(memory_bytes), "memory"),
     ):
-        yield name, value or "not requested", settings.where(setting)
+        yield name, str(value or "not requested"), settings.where(setting)
 
 
 def _dialect(plan: Preview) -> Iterator[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Nic, Settings, Topology, WorkerSpec
 from hpcgpu.plan.binding import gpu_at, usable_cores
-from hpcgpu.plan.binding.network import DISTANCE_WORDS, DISTANCES, FAR, SPARE, Ports, Why, label, unused_ports
+from hpcgpu.plan.binding.network import DISTANCE_WORDS, DISTANCES, FAR, SPARE, Ports, Why, label
 from hpcgpu.plan.binding.workers import NodeFacts
 from hpcgpu.report import Column, Table
 from hpcgpu.units import counted, format_bytes
@@ -326,8 +326,10 @@ def _idle(plan: MachinePlan) -> Iterator[str]:
         why = f", with reserved_cores={plan.settings.reserved_cores}" if plan.settings.reserved_cores else ""
         yield f"no worker's: {counted(len(free), 'core')}, PUs {CpuSet(CpuSet().union(*free))}{why}"
     whys: dict[Why, list[str]] = {}
-    for nic, reason in unused_ports(plan.ports, plan.specs):
-        whys.setdefault(reason, []).append(label(nic))
+    used_ports = {nic for spec in plan.specs for nic in spec.binding.nics}
+    ports = plan.ports
+    for nic in (n for n in ports.all if n not in used_ports):
+        whys.setdefault(ports.why_not.get(nic, SPARE), []).append(label(nic))
     for reason, names in whys.items():
         yield f"not used: {', '.join(names)} ({reason.plural if len(names) > 1 else reason.singular})"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcgpu.report import Shown, Table
 from hpcgpu.report.workers import DIRECTION_TEXTS, DIRECTIONS, TIERS, WorkerFacts
@@ -198,61 +198,39 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-class _Metric(NamedTuple):
-    """A metric and its samples."""
-
-    name: str
-    kind: str
-    text: str
-    label: str
-    # of one GPU: the last label's value, and the number
-    samples: Callable[[WorkerFacts], Iterable[tuple[str, float | None]]]
-
-
-_METRICS = (
-    _Metric(
-        *("hpcgpu_memory_bytes", "gauge", "Dask's data in each tier.", "tier"),
-        lambda g: [(tier, g.tiers.get(tier)) for tier in TIERS],
-    ),
-    _Metric(
-        *("hpcgpu_memory_limit_bytes", "gauge", "Where spilling begins (device, process), and the device's size."),
-        *("of", lambda g: list(g.limits.items())),
-    ),
-    _Metric(
-        *("hpcgpu_device_memory_used_bytes", "gauge", "Memory in use on the device, by all of its users.", ""),
-        lambda g: [("", g.device_used_bytes)],
-    ),
-    _Metric(
-        *("hpcgpu_spill_moved_bytes_total", "counter", "Bytes that the store has moved between tiers.", "direction"),
-        lambda g: [(way, g.moved[way].nbytes) for way in DIRECTIONS if way in g.moved],
-    ),
-    _Metric(
-        *("hpcgpu_gpu_utilization_ratio", "gauge", "Part of the time in which the GPU was in use.", ""),
-        lambda g: [("", None if g.utilisation_percent is None else g.utilisation_percent / 100)],
-    ),
-    _Metric(
-        *("hpcgpu_worker_restarts_total", "counter", "Processes that took the place of the worker's first one.", ""),
-        lambda g: [("", g.restarts)],
-    ),
-    _Metric(
-        *("hpcgpu_binding_differences", "gauge", "In how many ways the process differs from its plan.", ""),
-        lambda g: [("", len(g.differences))],
-    ),
-)
+_METRICS = {  # kind and meaning
+    "hpcgpu_memory_bytes": ("gauge", "Dask's data in each tier."),
+    "hpcgpu_memory_limit_bytes": ("gauge", "Where spilling begins (device, process), and the device's size."),
+    "hpcgpu_device_memory_used_bytes": ("gauge", "Memory in use on the device, by all of its users."),
+    "hpcgpu_spill_moved_bytes_total": ("counter", "Bytes that the store has moved between tiers."),
+    "hpcgpu_gpu_utilization_ratio": ("gauge", "Part of the time in which the GPU was in use."),
+    "hpcgpu_worker_restarts_total": ("counter", "Processes that took the place of the worker's first one."),
+    "hpcgpu_binding_differences": ("gauge", "In how many ways the process differs from its plan."),
+}
 
 
 def render(gpus: Sequence[WorkerFacts]) -> str:
     """Format all metrics; unknown numbers are left out."""
-    return "".join(f"{line}\n" for metric in _METRICS for line in _lines(metric, gpus))
-
-
-def _lines(metric: _Metric, gpus: Sequence[WorkerFacts]) -> Iterator[str]:
-    yield f"# HELP {metric.name} {metric.text}"
-    yield f"# TYPE {metric.name} {metric.kind}"
+    lines = {name: [f"# HELP {name} {text}", f"# TYPE {name} {kind}"] for name, (kind, text) in _METRICS.items()}
     for gpu in gpus:
-        base = {"worker": gpu.name, "node": gpu.node, "gpu": gpu.gpu}
-        for value, number in metric.samples(gpu):
+        for name, labels, number in _samples(gpu):
             if number is not None:
-                labels = {**base, metric.label: value} if metric.label else base
-                pairs = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in labels.items())
-                yield f"{metric.name}{{{pairs}}} {number}"
+                labels = {"worker": gpu.name, "node": gpu.node, "gpu": gpu.gpu, **labels}
+                pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
+                lines[name].append(f"{name}{{{pairs}}} {number}")
+    return "".join(f"{line}\n" for metric in lines.values() for line in metric)
+
+
+def _samples(gpu: WorkerFacts) -> Iterator[tuple[str, dict[str, str], float | None]]:
+    """Yield a metric, labels beside those of the GPU, and the number; None: unknown."""
+    for tier in TIERS:
+        yield "hpcgpu_memory_bytes", {"tier": tier}, gpu.tiers.get(tier)
+    for limit, nbytes in gpu.limits.items():
+        yield "hpcgpu_memory_limit_bytes", {"of": limit}, nbytes
+    yield "hpcgpu_device_memory_used_bytes", {}, gpu.device_used_bytes
+    for way in DIRECTIONS:
+        yield "hpcgpu_spill_moved_bytes_total", {"direction": way}, gpu.moved[way].nbytes if way in gpu.moved else None
+    percent = gpu.utilisation_percent
+    yield "hpcgpu_gpu_utilization_ratio", {}, None if percent is None else percent / 100
+    yield "hpcgpu_worker_restarts_total", {}, gpu.restarts
+    yield "hpcgpu_binding_differences", {}, len(gpu.differences)

@@ -1,4 +1,4 @@
-"""A run and a view of a cluster that does not exist, for the jobs of a fleet."""
+"""A run, and the fleet of a cluster that does not exist."""
 
 from __future__ import annotations
 
@@ -24,23 +24,17 @@ def make_run(folder: Path, system: BatchSystem, *, save: bool = True) -> Run:
     return run
 
 
-def make_view(**calls: Any) -> SchedulerView:
-    """Return a view of no workers, except the given calls."""
+class Silent:
+    """A scheduler without workers that are silent."""
 
-    class Silent:
-        async def hpcgpu_silent(self) -> list[str]:
-            return []
-
-    defaults = {
-        **{"scheduler": Silent, "workers": dict, "searching": lambda: False, "changed": lambda: None},
-        **{"say": lambda _: None, "end": lambda: None},
-    }
-    return SchedulerView(**{**defaults, **calls})
+    async def hpcgpu_silent(self) -> list[str]:
+        return []
 
 
 def make_fleet(run: Run, policy: Policy, spec: JobSpec | None = None, **calls: Any) -> Fleet:
-    """Return the fleet of a run; ``spec`` is the request for one of its members."""
-    fleet = Fleet(run, policy, make_view(**calls))
+    """Return the fleet of a run without workers; ``spec`` is the request for one of its members."""
+    nothing = {"scheduler": Silent, "workers": dict, "searching": bool, "changed": bool, "end": lambda: None}
+    fleet = Fleet(run, policy, SchedulerView(**{**nothing, "say": lambda _: None, **calls}))
     if spec:
         fleet.manage_members(spec)
     return fleet

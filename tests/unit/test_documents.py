@@ -7,20 +7,14 @@ import functools
 import importlib
 import re
 from collections.abc import Iterator
-from inspect import signature
 from pathlib import Path
 
 import dask
-import dask_mpi
 import distributed  # noqa: F401 - brings its part of dask's configuration
 import doc_blocks
 import pytest
 import yaml
 from click.testing import CliRunner
-from dask_jobqueue.core import JobQueueCluster
-from dask_jobqueue.lsf import LSFJob
-from dask_jobqueue.pbs import PBSJob
-from dask_jobqueue.slurm import SLURMJob
 from pages import LINES, PAGES, blocks, line
 from paths import PACKAGE, ROOT
 
@@ -91,9 +85,8 @@ def test_index_has_the_headings_and_commands_of_the_help() -> None:
 def test_readme_plans_known_machines_as_shown() -> None:
     def run(*argv: str) -> str:
         # no site is taken for this machine's, and tables are not folded
-        done = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"}).invoke(
-            commands.hpcgpu, argv, catch_exceptions=False
-        )
+        plain = CliRunner(env={"HPCGPU_SITE": "", "COLUMNS": "200"})
+        done = plain.invoke(commands.hpcgpu, argv, catch_exceptions=False)
         assert done.exit_code == 0
         return str(done.output)
 
@@ -146,14 +139,6 @@ def test_page_has_only_blocks_that_are_tried(page: str) -> None:
         # a keyword that is the same here is taken under its name, too; another is answered
         if page not in ("dask-mpi", "sbatch", "nemo-curator"):
             assert {n for n in re.findall(r"`([a-z_]+)`", other) if n not in BY_NAME and n not in HINTS} == set()
-
-
-def test_keywords_shared_with_other_packages_are_listed() -> None:
-    jobs = {c for job in (SLURMJob, PBSJob, LSFJob) for c in (*job.__mro__[:2], JobQueueCluster)}
-    keywords = {"dask-jobqueue": {n for c in jobs for n in signature(c.__init__).parameters}}
-    keywords["dask-mpi"] = {n for f in (dask_mpi.execute, dask_mpi.initialize) for n in signature(f).parameters}
-    for page, theirs in keywords.items():
-        assert {n for n in theirs & BY_NAME.keys() - {"name", "scheduler"} if f"`{n}`" not in PAGES[page]} == set()
 
 
 def test_memory_rows_name_options_that_exist() -> None:

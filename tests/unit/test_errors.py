@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import pickle
 import traceback
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -52,30 +53,29 @@ def test_other_errors_have_no_such_line(kind: type[errors.HpcGpuError]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("5GB", 5_000_000_000), ("512MiB", 512 << 20), (7, 7), ("1.5 kB", 1500), ("2G", 2_000_000_000)]
+    ("read", "text", "expected"),
+    [
+        *((parse_bytes, "5GB", 5_000_000_000), (parse_bytes, "512MiB", 512 << 20), (parse_bytes, 7, 7)),
+        *((parse_bytes, "1.5 kB", 1500), (parse_bytes, "2G", 2_000_000_000)),
+        *((parse_bytes, text, "size") for text in ("5 Gigs", "", "GB", "-1", -1, "1e", True, "1 2")),
+        *(
+            (parse_duration_s, "02:00:00", 7200),
+            (parse_duration_s, "1-12:00:00", 129600),
+            (parse_duration_s, "2h", 7200),
+        ),
+        *((parse_duration_s, "90m", 5400), (parse_duration_s, "30:00", 1800), (parse_duration_s, "1-12:30", 131400)),
+        *(
+            (parse_duration_s, text, "not a duration")
+            for text in ("2h30", "", "later", "0", "-1h", "1:2:3:4", "5x", "00:00:00")
+        ),
+    ],
 )
-def test_bytes(text: int | str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["5 Gigs", "", "GB", "-1", -1, "1e", True, "1 2"])
-def test_bytes_refused(text: int | str) -> None:
-    with pytest.raises(ConfigError, match="size"):
-        parse_bytes(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("02:00:00", 7200), ("1-12:00:00", 129600), ("2h", 7200), ("90m", 5400), ("30:00", 1800), ("1-12:30", 131400)],
-)
-def test_durations(text: str, seconds: int) -> None:
-    assert parse_duration_s(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["2h30", "", "later", "0", "-1h", "1:2:3:4", "5x", "00:00:00"])
-def test_durations_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="not a duration"):
-        parse_duration_s(text)
+def test_sizes_and_durations_are_read_or_refused(read: Any, text: Any, expected: int | str) -> None:
+    if isinstance(expected, int):
+        assert read(text) == expected
+    else:
+        with pytest.raises(ConfigError, match=expected):
+            read(text)
 
 
 @given(st.integers(1, 10**7))

@@ -116,33 +116,20 @@ def test_a_flag_means_the_same(value: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("name", "value"),
     [
-        {"device_memory_limit": 1.5},
-        {"memory_limit": 0.5},
-        {"memory_limit": "5 Gigs"},
-        {"target": -1},
-        {"max_spill": 0.5},
-        {"jit_unspill": "maybe"},
-        {"quiet": "maybe"},
-        {"trust_local_directory": 2},
-        {"local_directory": ""},
-        {"local_directory": 5},
-        {"local_directory": "a\nb"},
-        {"local_directory": "/dev/null/x"},
-        {"local_directory": "/proc/x"},
-        {"local_directory": "$NOT_SET_HERE/x"},
+        *(("device_memory_limit", 1.5), ("memory_limit", 0.5), ("memory_limit", "5 Gigs"), ("target", -1)),
+        *(("max_spill", 0.5), ("jit_unspill", "maybe"), ("quiet", "maybe"), ("trust_local_directory", 2)),
+        *(("local_directory", path) for path in ("", 5, "a\nb", "/dev/null/x", "/proc/x", "$NOT_SET_HERE/x")),
     ],
-    ids=repr,
 )
 def test_a_store_refuses_before_anything_is_there(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (name,) = given
     before = set(threading.enumerate())
     with pytest.raises(ConfigError) as caught:
-        GpuSpillBuffer(**given)
+        GpuSpillBuffer(**{name: value})
     assert str(caught.value).startswith(name)
     assert not list(tmp_path.iterdir())
     assert set(threading.enumerate()) == before

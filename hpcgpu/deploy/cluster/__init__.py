@@ -332,7 +332,7 @@ class ClusterRun:
     async def claim(self, action: str) -> None:
         """Raise JobError if another object that is alive owns the run; take over a run whose owner has left it."""
         if self._run and not await self.is_mine():
-            await supervise.to_thread(functools.partial(self._run.claim, action))
+            await supervise.to_thread(self._run.claim, action)
 
     async def check_detachable(self) -> None:
         """Raise ConfigError if the job cannot go on without this process, JobError if another object owns it."""

@@ -118,12 +118,12 @@ class Connection:
     async def detach(self, job_id: str) -> None:
         """Give the lease up: the job goes on. Raise LaunchError, without a change, if the scheduler is silent."""
         assert self.folder
-        await supervise.to_thread(functools.partial(lease.detach, self.folder))
+        await supervise.to_thread(lease.detach, self.folder)
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            await supervise.to_thread(functools.partial(lease.take_up, self.folder))
+            await supervise.to_thread(lease.take_up, self.folder)
             raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
         self.keeps_job = True
 
@@ -146,7 +146,7 @@ class Connection:
     async def remove_folder(self) -> None:
         """Remove the run's folder; its jobs have ended."""
         if self.folder:
-            await supervise.to_thread(functools.partial(shutil.rmtree, self.folder, ignore_errors=True))
+            await supervise.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     async def _return(self, reason: str, before: SchedulerFile) -> bool:
         """Take the scheduler up again, or report that the cluster is lost; return False if neither was possible."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -26,7 +25,7 @@ from hpcgpu.host.run import run
 from hpcgpu.launch import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, MEMBER, Job
-from hpcgpu.plan.jobs.request import plan_member, plan_request, shortfalls
+from hpcgpu.plan.jobs.request import plan_request, shortfalls
 from hpcgpu.spill import storage
 
 if TYPE_CHECKING:
@@ -226,9 +225,10 @@ def plan_job(
         for note in notes(run.settings, site):
             log.say(note)
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
-    plan = plan_member if run.shape == "member" else plan_request
     arguments = arguments or ("launch", "--document", config.render(run))
-    spec = plan(run.settings, process.python_argv("hpcgpu", *arguments, python=run.settings.python or ""))
+    spec = plan_request(run.settings, process.python_argv("hpcgpu", *arguments, python=run.settings.python or ""))
+    if run.shape == "member":
+        spec = replace(spec, nodes=1)
     if run.folder:  # PBS forgets a job at its end unless the site has switched its history on
         spec = replace(spec, exit_file=f"{run.folder}/exit", mark=mark_of(Path(run.folder)))
     system = get(batch, **({**site.spoken, "forbidden": forbidden(run.settings, site)} if site else {}))
@@ -244,7 +244,7 @@ async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) 
     logs = run.document.settings.log_directory
     if logs and "%" not in logs:
         with contextlib.suppress(OSError):
-            await supervise.to_thread(functools.partial(storage.make_private, Path(logs)))
+            await supervise.to_thread(storage.make_private, Path(logs))
     await supervise.to_thread(run.start_guard)
     await submit_job()
     run.submitting = False

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ class SchedulerView:
     say: Callable[[str], None]  # takes a line for the user
     end: Callable[[], End | None]  # return how the cluster object has ended, if it has
     silent: frozenset[str] = frozenset()  # addresses of workers without a recent heartbeat
-    _listening: supervise.Loop | None = field(default=None, init=False)
 
     def present(self, head: str, *, elastic: bool) -> Mapping[str, JobWorkers]:
         """Return the registered workers by their job's id.
@@ -70,26 +68,6 @@ class SchedulerView:
         for address in addresses:
             await self.scheduler().unregister(address=address, expected=True, stimulus_id="hpcgpu-job-is-gone")
 
-    def watch_heartbeats(self, changed: Callable[[], None], every_s: float = _LOOK_S) -> None:
-        """Ask the scheduler which workers are silent, until :meth:`stop`; call ``changed`` when that changes."""
-
-        async def listen() -> None:
-            await asyncio.sleep(every_s)
-            try:
-                silent = frozenset(await self.scheduler().hpcgpu_silent())
-            except OSError:
-                return  # the cluster object searches its scheduler
-            if silent != self.silent:
-                self.silent = silent
-                changed()
-
-        self._listening = supervise.Loop(listen, "the search for workers that have fallen silent")
-
-    def stop(self) -> None:
-        """Stop asking."""
-        if self._listening:
-            self._listening.cancel()
-
 
 class Fleet:
     """Polls a run's jobs when due, and keeps its target number of members if this object owns the run."""
@@ -114,6 +92,7 @@ class Fleet:
         self._acting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._requests = supervise.Group()
         self._looking: supervise.Loop | None = None
+        self._listening: supervise.Loop | None = None  # to the workers' heartbeats
 
     # --- the jobs
 
@@ -149,7 +128,7 @@ class Fleet:
             self._submitter.unsure = SubmitError(
                 "the owner before this one has submitted a job, and ended", unsure=True
             )
-        self.view.watch_heartbeats(self.alarm.ring)
+        self._listening = supervise.Loop(self._listen, "the search for workers that have fallen silent")
         self.start()
 
     def start(self) -> None:
@@ -163,9 +142,8 @@ class Fleet:
         """Stop polling; the jobs stay."""
         self._stopped = True
         self._requests.cancel()
-        self.view.stop()
-        if self._looking:
-            self._looking.cancel()
+        for loop in filter(None, (self._looking, self._listening)):
+            loop.cancel()
         self._answer.set()
 
     async def check(self) -> Job:
@@ -203,7 +181,7 @@ class Fleet:
         object owns the run; SubmitError in the batch system's words, or only reports it when adapting. Accepted jobs
         stay; a ``transient`` refusal is tried again.
         """
-        await supervise.to_thread(functools.partial(self.run.must_own, "scale"))
+        await supervise.to_thread(self.run.must_own, "scale")
         try:
             async with self._acting:  # the loop must not submit meanwhile: its refusal would not reach this caller
                 self._adapting, self.run.target, changed = adapting, jobs, self.run.target != jobs
@@ -290,6 +268,15 @@ class Fleet:
             self.alarm.ring()  # the next check comes at once, and does the rest
             raise
 
+    async def _listen(self) -> None:
+        """Ask the scheduler which workers are silent."""
+        await asyncio.sleep(_LOOK_S)
+        with contextlib.suppress(OSError):  # the cluster object searches its scheduler
+            silent = frozenset(await self.view.scheduler().hpcgpu_silent())
+            if silent != self.view.silent:
+                self.view.silent = silent
+                self.alarm.ring()
+
     async def _ask(self) -> None:
         answer, self._answer = self._answer, asyncio.Event()  # callers that begin to wait now need a later answer
         self._asked_s = self.alarm.now_s()
@@ -317,14 +304,19 @@ class Fleet:
                 listed |= await proven(system, spec, {i: s for i, s in listed.items() if (i in heads) is is_head})
         heard = [job.id for job in jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(system, listed, heard, {job.id: job.hosts for job in jobs})
+        return await asyncio.to_thread(  # it reads files
+            lambda: {i: with_exit_code(by_id[i], s) if i in by_id else s for i, s in listed.items()}
+        )
 
-        def with_exit_codes() -> dict[str, JobStatus]:  # it reads files
-            return {i: with_exit_code(by_id[i], s) if i in by_id else s for i, s in listed.items()}
+    # --- the actions
 
-        return await asyncio.to_thread(with_exit_codes)
-
-    def _decide(self, present: Mapping[str, JobWorkers], now_s: float) -> Actions:
-        """Register the present workers, return the next actions, and set the time of the next check."""
+    async def _act(self) -> None:
+        """Decide on the present facts, and carry out the actions if this object owns the run; callers hold the lock."""
+        present, now_s, submitter = self.present(), self.alarm.now_s(), self._submitter
+        if submitter:
+            await self._look_at_owner()
+            if self.run.is_mine:
+                await self._add([submitter.lost_job(job_id) for job_id in self.run.unknown(present)])
         self.run.registered(present, now_s)
         facts = Facts(
             now_s=now_s,
@@ -338,25 +330,13 @@ class Fleet:
         )
         actions = reconcile(facts, self.policy)
         self.alarm.set_in(actions.next_s, actions.wake_s)
-        return actions
-
-    # --- the actions
-
-    async def _act(self) -> None:
-        """Decide on the present facts, and carry out the actions if this object owns the run; callers hold the lock."""
-        present, now_s, submitter = self.present(), self.alarm.now_s(), self._submitter
-        if submitter:
-            await self._look_at_owner()
-            if self.run.is_mine:
-                await self._add([submitter.lost_job(job_id) for job_id in self.run.unknown(present)])
-        actions = self._decide(present, now_s)
         if submitter and self.run.is_mine:
             await self._carry_out(actions, present, submitter)
         self.view.changed()
 
     async def _look_at_owner(self) -> None:
         with contextlib.suppress(OSError):  # a file server that is away; nothing is submitted then
-            await supervise.to_thread(functools.partial(self.run.reload, self.alarm.now_s()))
+            await supervise.to_thread(self.run.reload, self.alarm.now_s())
         if self.run.is_taken_over and not self._has_left:
             self._has_left = True
             self.view.say(f"another object has taken this cluster over: {self.run.owner} owns it; this one only reads")

@@ -166,14 +166,11 @@ async def refresh(runs: Sequence[Run]) -> None:
         states = await ask(of_batch[0].system, job_ids) if job_ids else {}
         for run in of_batch:
             run.listed(tuple(run.jobs), states, 0.0)
-    await asyncio.gather(*map(_ask_workers, runs))
-
-
-async def _ask_workers(run: Run) -> None:
-    if any(job.state is JobState.RUNNING for job in run.jobs.values()):
+    if running := [run for run in runs if any(job.state is JobState.RUNNING for job in run.jobs.values())]:
         from hpcgpu.deploy.network.scheduler_file import worker_names
 
-        run.workers = await worker_names(run.folder)
+        for run, names in zip(running, await asyncio.gather(*(worker_names(r.folder) for r in running)), strict=True):
+            run.workers = names
 
 
 def clean_up(runs: Iterable[Run]) -> tuple[Run, ...]:

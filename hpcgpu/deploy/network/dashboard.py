@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hmac
 import json
 import os
@@ -125,14 +124,14 @@ class BrowserLink:
         if not secret or not is_new:
             return False
         self._forwarder = self._forwarder or await Forwarder.open(self._connect, lambda: self._secret, self._port)
-        await supervise.to_thread(functools.partial(private.write, self._file, f"{self.url}\n"))
+        await supervise.to_thread(private.write, self._file, f"{self.url}\n")
         return True
 
     async def close(self) -> None:
         """Close the port and remove the file."""
         if self._forwarder:
             self._forwarder.close()
-            await supervise.to_thread(functools.partial(self._file.unlink, missing_ok=True))
+            await supervise.to_thread(self._file.unlink, missing_ok=True)
             self._forwarder = None
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import tempfile
 from collections.abc import Callable
@@ -94,8 +93,8 @@ def keep_touched(folder: Path, grace_s: float) -> supervise.Loop:
 
     async def touch() -> bool:
         try:
-            if not await supervise.to_thread(functools.partial(is_detached, folder)):
-                await supervise.to_thread(functools.partial(renew, folder))
+            if not await supervise.to_thread(is_detached, folder):
+                await supervise.to_thread(renew, folder)
         except FileNotFoundError:
             return True
         await asyncio.sleep(every_s)  # a failure, as of a file server that is away for a moment, is logged and retried

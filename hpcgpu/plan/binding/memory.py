@@ -195,10 +195,3 @@ def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Ra
     layers_given = [(name, tuple((k, v) for k, v in arguments.items() if v is not None)) for name, arguments in layers]
     resources = () if layers_given == [("CudaMemoryResource", ())] else tuple(layers_given)  # RMM's own choice
     return Rapids(resources, settings.rmm_libraries, tuple(needs)) if needs else None
-
-
-def cudf_env(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Return the variables that cuDF reads at its import (options.py, 26.10); other workers import nothing."""
-    if not settings.enable_cudf_spill:
-        return ()
-    return ("CUDF_SPILL", "on"), ("CUDF_SPILL_STATS", str(settings.cudf_spill_stats))

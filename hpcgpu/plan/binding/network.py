@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import Binding, Gpu, Nic, Topology, WorkerSpec
+from hpcgpu.model import Binding, Gpu, Nic, Topology
 
 # If a node has several fabrics, one of them carries the job. RoCE beside InfiniBand is for storage or management, also
 # where its port is nearer (JUSUF), unless it has rails, which are more ports and on the root complexes of the GPUs.
@@ -139,12 +139,6 @@ class Ports:
 def label(nic: Nic) -> str:
     """Return the port's name for people: with its number, unless it is the first."""
     return nic.name if nic.port == 1 else f"{nic.name}:{nic.port}"
-
-
-def unused_ports(ports: Ports, specs: Sequence[WorkerSpec]) -> tuple[tuple[Nic, Why], ...]:
-    """Return the ports that no worker uses, each with the reason."""
-    used = {nic for spec in specs for nic in spec.binding.nics}
-    return tuple((nic, ports.why_not.get(nic, SPARE)) for nic in ports.all if nic not in used)
 
 
 def _named(nics: tuple[Nic, ...], names: tuple[str, ...]) -> frozenset[Nic]:

@@ -10,7 +10,7 @@ from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, Settings,
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
 from hpcgpu.model.settings import NO_LIMIT
 from hpcgpu.plan.binding import plan_bindings
-from hpcgpu.plan.binding.memory import cudf_env, memory_reason, plan_memory_limit_bytes, plan_rapids, strict_room_bytes
+from hpcgpu.plan.binding.memory import memory_reason, plan_memory_limit_bytes, plan_rapids, strict_room_bytes
 from hpcgpu.plan.binding.network import nccl_env, ucx_env
 from hpcgpu.plan.jobs import member_worker_name
 from hpcgpu.units import format_bytes
@@ -176,8 +176,8 @@ def _spec(
     simulated, each = gpu is not None and gpu.vendor == "simulated", settings.workers_per_gpu
     size = gpu.memory_bytes // each if gpu else 0
     planned = dict([*_cuda_env(binding.gpus), *ucx_env(binding), *(common if binding.nics else ())])
-    if gpu:
-        planned |= cudf_env(settings)
+    if gpu and settings.enable_cudf_spill:  # cuDF reads them at its import (options.py, 26.10)
+        planned |= {"CUDF_SPILL": "on", "CUDF_SPILL_STATS": str(settings.cudf_spill_stats)}
     if gpu and not simulated and each > 1:  # CuPy's pool gives nothing back to another process
         planned["CUPY_GPU_MEMORY_LIMIT"] = f"{97 // each}%"
     # Resources that distinguish GPU workers from CPU workers, unless the user names some.

@@ -19,11 +19,6 @@ _CPU_DIRECTIVE = r"exclusive|excl\b|cpus|ncpus|-c\b|\bselect="
 _GPU_DIRECTIVE = r"--gres=gpu|--gpus|-G\b|ngpus="
 
 
-def plan_member(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
-    """Request a member job of an elastic cluster, of one node and no scheduler; raise as :func:`plan_request`."""
-    return replace(plan_request(settings, argv), nodes=1)
-
-
 def workers_per_node(settings: Settings) -> int:
     """Return the number of workers of each node; raise ConfigError if the number of GPUs is not given."""
     return gpus_per_node(settings) * settings.workers_per_gpu + settings.cpu_workers

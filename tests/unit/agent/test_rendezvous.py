@@ -70,9 +70,6 @@ def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["young"]
 
 
-# --- ranks of a node go into MPI together with their leader, which comes last
-
-
 LEAD = """
 import os, sys
 from hpcgpu.agent import rendezvous
@@ -98,10 +95,8 @@ def leads(launch: str) -> dict[str, str]:
 
 @pytest.fixture
 def leader(launch: str) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", LEAD], env=leads(launch), stdin=pipe, stdout=pipe, text=True
-    ) as process:
+    argv = [sys.executable, "-c", LEAD]
+    with subprocess.Popen(argv, env=leads(launch), stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout.readline() == "up\n"
         yield process
         process.kill()
@@ -147,9 +142,6 @@ def test_siblings_are_the_other_children_of_the_parent() -> None:
     assert siblings == [first, own]
 
 
-# --- who has not come
-
-
 def test_what_is_seen_and_what_is_not_is_told_apart() -> None:
     one = NodeRanks("n1", (0, 1), {2: "process 7 is stopped"})
     began = "not all 3 ranks came to the rendezvous within 60 s (--death-timeout)"
@@ -187,13 +179,10 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
     }
     monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
     monkeypatch.setattr(process, "user_processes", lambda: nodes[threading.current_thread().name])
-    ends = [
-        threading.Thread(
-            target=MissingRanks(read_rank(_rank(rank)), _rank(rank), host, tmp_path / "rendezvous", 60, 0.5).report,
-            name=host,
-        )
-        for rank, host in ((0, "n1"), (1, "n2"))
-    ]
+    folder, ends = tmp_path / "rendezvous", list[threading.Thread]()
+    for rank, host in ((0, "n1"), (1, "n2")):
+        looks = MissingRanks(read_rank(_rank(rank)), _rank(rank), host, folder, 60, 0.5)
+        ends.append(threading.Thread(target=looks.report, name=host))
     for thread in ends:
         thread.start()
     for thread in ends:

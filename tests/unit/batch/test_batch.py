@@ -41,14 +41,8 @@ FILES = [(name, path) for name, path in FILES if path.stem != "17-qdel-many"]
 SPEC = JobSpec(
     name="svd",
     argv=("/opt/env/bin/hpcgpu", "launch", "--document", '{"shape": "gang", "what": "it\'s $HOME"}'),
-    walltime_s=7200,
-    nodes=2,
-    tasks_per_node=4,
-    cpus_per_task=8,
-    gpus_per_node=4,
-    memory_per_node_bytes=200 << 30,
-    queue="gpu",
-    account="proj",
+    **{"nodes": 2, "tasks_per_node": 4, "cpus_per_task": 8, "gpus_per_node": 4, "memory_per_node_bytes": 200 << 30},
+    **{"queue": "gpu", "account": "proj", "walltime_s": 7200},
     prologue=("module load cuda",),
     env=(("UCX_LOG_LEVEL", "warn"),),
     log_directory="/scratch/user1/logs",
@@ -351,9 +345,8 @@ def test_jobs_of_pbs_are_found_by_a_name_of_their_own() -> None:
     assert "#PBS -N svd-89abcdef\n" in Pbs().script(spec)
     assert Pbs().log(spec, "12.a") == "svd-89abcdef.o12"
     assert Pbs().find(spec.name, spec.mark).argv == ("qselect", "-N", "svd-89abcdef")
-    assert Pbs().read_found(Result(("qselect",), 0, "12.a\n13[].b-1.c\n14.a@b.c\n"), spec.mark) == (
-        *("12.a", "13[].b-1.c", "14.a"),
-    )
+    listed = Result(("qselect",), 0, "12.a\n13[].b-1.c\n14.a@b.c\n")
+    assert Pbs().read_found(listed, spec.mark) == ("12.a", "13[].b-1.c", "14.a")
     assert Pbs().status(["13[].b-1.c"]).argv[1] == "-t"
     with pytest.raises(SubmitError, match="qselect did not answer: Connection refused"):
         Pbs().read_found(Result(("qselect",), 162, "", "Connection refused\n"), spec.mark)

@@ -110,9 +110,6 @@ def test_a_draft_has_the_places_of_a_node_like_this_one() -> None:
     assert not read_site(draft(inventory_of("slurm"), other), "draft").nodes["gpux4"].gpu_numa
 
 
-# --- the memory that PBS has granted a job
-
-
 MIB, GIB = 1 << 20, 1 << 30
 
 

@@ -33,9 +33,8 @@ HPCGPU = str(ranks.BIN / "hpcgpu")
 
 def child(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run it in a child, for what starts another program."""
-    return subprocess.run(
-        [HPCGPU, *words], capture_output=True, text=True, timeout=scaled(60), env=ranks.environment(**env)
-    )
+    argv = [HPCGPU, *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=ranks.environment(**env))
 
 
 @pytest.fixture

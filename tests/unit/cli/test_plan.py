@@ -55,19 +55,9 @@ def test_settings_are_printed_as_people_write_them() -> None:
     sizes = ("--memory", "64GiB", "--walltime", "90m", "--drain", "30", "--device-memory-limit", "0.5")
     words = (*several, *directives, *sizes, "--jit-unspill", "--cores", "2", "--cores-per-gpu", "2")
     lines = [" = ".join(re.split("   *", line.strip())[:2]) for line in invoke(*FORGE, *words).output.splitlines()]
-    for line in (
-        "env = UCX_TLS=rc,cuda A=1",
-        "resources = GPU=1",
-        "nics = mlx5_0 mlx5_1",
-        "job_extra_directives = --constraint=gpu '-C x'",
-        "memory = 64.0 GiB",
-        "walltime = 01:30:00",
-        "drain = 30 s",
-        "device_memory_limit = 0.5",
-        "jit_unspill = true",
-        "cores = 2",
-    ):
-        assert line in lines
+    expected = {"env = UCX_TLS=rc,cuda A=1", "resources = GPU=1", "nics = mlx5_0 mlx5_1", "memory = 64.0 GiB"}
+    expected |= {"job_extra_directives = --constraint=gpu '-C x'", "walltime = 01:30:00", "drain = 30 s"}
+    assert expected | {"device_memory_limit = 0.5", "jit_unspill = true", "cores = 2"} <= {*lines}
     settings = lines[lines.index("settings:") : lines.index("request:")]
     assert not [line for line in settings if any(word in line for word in ("mappingproxy", "{", "True", "('"))]
 
@@ -83,15 +73,12 @@ def test_a_file_tells_what_a_node_is_like() -> None:
 def test_two_plans_are_compared_but_no_other_file(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     before.write_text(invoke(*FORGE, "--json").output)
-    assert json.loads(before.read_text())["layout"] == [
-        {"ranks": [0, 1, 2, 3, 4], "workers": 4},
-        {"ranks": [5, 6, 7, 8], "workers": 4},
-    ]
+    layout = json.loads(before.read_text())["layout"]
+    assert [(node["ranks"], node["workers"]) for node in layout] == [([0, 1, 2, 3, 4], 4), ([5, 6, 7, 8], 4)]
     same = CliRunner().invoke(hpcgpu, ["plan", *FORGE, "--diff", str(before)], standalone_mode=False)
     assert (same.return_value, same.output) == (0, "")
-    other = CliRunner().invoke(
-        hpcgpu, ["plan", *FORGE, "--walltime", "2h", "--diff", str(before)], standalone_mode=False
-    )
+    words = ["plan", *FORGE, "--walltime", "2h", "--diff", str(before)]
+    other = CliRunner().invoke(hpcgpu, words, standalone_mode=False)
     assert other.return_value == 1
     assert "request.time limit: not requested (default) -> 02:00:00 (option --walltime)" in other.output
     assert "script: +#SBATCH --time=02:00:00" in other.output
@@ -202,9 +189,7 @@ def answer(folder: Path, words: str, code: int = 0) -> None:
 
 
 def examine(*words: str) -> Result:
-    return CliRunner(env={"COLUMNS": "300"}).invoke(
-        hpcgpu, ["doctor", *words], standalone_mode=False, catch_exceptions=True
-    )
+    return CliRunner(env={"COLUMNS": "300"}).invoke(hpcgpu, ["doctor", *words], standalone_mode=False)
 
 
 def findings(*words: str) -> dict[str, dict[str, str]]:

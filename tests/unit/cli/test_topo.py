@@ -41,15 +41,8 @@ def test_json_of_a_machine_elsewhere() -> None:
     assert found["source"] == "hwloc XML v2.0"
     assert (found["machine"]["name"], found["machine"]["cores"]) == ("ThinkSystem SD665-N V3", 128)
     worker = found["workers"][1]
-    assert worker["gpu"] == {
-        "pci": "0000:16:00.0",
-        "uuid": worker["gpu"]["uuid"],
-        "vendor": "nvidia",
-        "model": "NVIDIA H200",
-        "numa_node": 2,
-        "memory_bytes": 146593728 * 1024,
-        "mig": None,
-    }
+    gpu = {"pci": "0000:16:00.0", "vendor": "nvidia", "model": "NVIDIA H200", "numa_node": 2, "mig": None}
+    assert worker["gpu"] == {**gpu, "memory_bytes": 146593728 * 1024, "uuid": worker["gpu"]["uuid"]}
     assert worker["cpuset"] == "32-63,160-191"
     assert worker["memory"] == {"policy": "preferred-many", "nodes": "2,3"}  # its GPU's own first
     mlx5_5 = {"name": "mlx5_5", "port": 1, "pci": "0000:e3:00.0", "kind": "infiniband", "state": "active"}
@@ -195,6 +188,4 @@ def test_an_export_of_this_machine_is_planned_as_it_is_here(tmp_path: Path) -> N
 
 def test_a_comparison_needs_two(tmp_path: Path) -> None:
     (wrong := tmp_path / "wrong.json").write_text("{}")
-    assert f"{wrong} lacks the key 'machine'; expected the output of hpcgpu topo" in refused(
-        "--diff", TURIN, str(wrong)
-    )
+    assert f"{wrong} lacks the key 'machine'; expected" in refused("--diff", TURIN, str(wrong))

@@ -13,7 +13,6 @@ from golden import check_golden
 from paths import ROOT
 
 import hpcgpu
-from hpcgpu.cli import commands
 from hpcgpu.cli.commands import plan, run
 from hpcgpu.cli.commands import worker as worker_command
 from hpcgpu.config.layers import (
@@ -48,7 +47,7 @@ OF_KIND: dict[str, Any] = {
         "seconds": "7s",
         "text": "x",
         "simulate": "2",
-        "texts": ["-x"],
+        "texts": ["-"],
         "lines": ["x"],
     },
 }
@@ -109,15 +108,6 @@ def test_option_without_effect_from_elsewhere_is_no_error() -> None:
     check_entry_point(LOCAL, read_settings({"name": "mine"}), {"name": "mine"}, in_job=False)
 
 
-@pytest.mark.parametrize("name", ["run", "launch", "plan"])
-def test_a_commands_help_shows_what_it_takes(name: str) -> None:
-    command = commands.hpcgpu.commands[name]
-    ours = {p.name: p for p in command.params if p.name in NAMES}
-    assert ours.keys() == NAMES  # also those that are refused: with what takes them, not "no such option"
-    shown = {n for n, p in ours.items() if not getattr(p, "hidden", False)}
-    assert shown == NAMES - set(unused(f"hpcgpu {name}"))
-
-
 def test_every_option_of_dask_worker_is_taken_or_answered() -> None:
     from distributed.cli.dask_worker import main
 
@@ -127,9 +117,6 @@ def test_every_option_of_dask_worker_is_taken_or_answered() -> None:
     assert missing == ["version"]
     for name in DASK_WORKER:
         assert name in theirs
-
-
-# --- the page of all options
 
 
 PAGE = ROOT / "docs/reference/options.md"
@@ -146,9 +133,7 @@ def test_every_option_is_there_with_all_its_names() -> None:
         assert text.count(f"\n- **`{name}`**") == 1
         assert all(f"`{alias}`" in row(name).split(": ")[0] for alias in f.metadata["aliases"])
         assert len(row(name).partition(": ")[2]) > 15
-    assert re.search(
-        r"^\| hpcgpu run, hpcgpu launch, GPURunner, LocalGPUCluster \| `nodes`, `queue`, ", text, re.MULTILINE
-    )
+    assert re.search(r"^\| hpcgpu run, hpcgpu launch, .*, LocalGPUCluster \| `nodes`, `queue`, ", text, re.MULTILINE)
     assert not re.search(r"[.:] (Tls|CuDF|Mpi|Rmm)\b", text)
 
 
@@ -166,9 +151,6 @@ def test_flags_and_variables_are_as_the_page_says() -> None:
 
 def row(name: str) -> str:
     return next(line for line in PAGE.read_text().splitlines() if line.startswith(f"- **`{name}`**"))
-
-
-# --- what help() and a notebook's ? show of the classes
 
 
 @pytest.mark.parametrize("name", ["SLURMGPUCluster", "PBSGPUCluster", "LocalGPUCluster", "GPURunner"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, Settings, Site
 from hpcgpu.model.site import Inventory, Match, NodeType
-from hpcgpu.plan.jobs.request import plan_member, plan_request
+from hpcgpu.plan.jobs.request import plan_request
 
 OURS = sorted(path.stem for path in (ROOT / "site_configs").glob("*.yaml"))
 LEAST = "version: 2\nname: x\nbatch: slurm\n"
@@ -65,7 +66,8 @@ def head(text: str) -> str:
 
 def script(site: Site, settings: Settings, *, member: bool = False) -> str:
     check_submission(settings, site, member=member)
-    spec = (plan_member if member else plan_request)(settings, ARGV)
+    spec = plan_request(settings, ARGV)
+    spec = replace(spec, nodes=1) if member else spec
     return get(site.batch, **site.spoken, forbidden=forbidden(settings, site)).script(spec)
 
 
@@ -140,30 +142,21 @@ def test_part_of_a_shared_node_is_proportional_to_the_site_file() -> None:
 @pytest.mark.parametrize(
     ("given", "shape"),
     [
-        ({"gpus": "8"}, (2, 4)),
-        ({"gpus": 3}, (1, 3)),
-        ({"gpus": 4, "nodes": 2}, (2, 2)),
-        ({"gpus": 6, "gpus_per_node": 3}, (2, 3)),
-        ({"gpus": 16, "queue": "gpuA100x8"}, (2, 8)),
-    ],
-)
-def test_gpus_become_nodes(given: dict[str, Any], shape: tuple[int, int]) -> None:
-    settings = asked(load("delta"), given)
-    assert (settings.nodes, settings.gpus_per_node, settings.gpus) == (*shape, None)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+        *(({"gpus": "8"}, (2, 4)), ({"gpus": 3}, (1, 3)), ({"gpus": 4, "nodes": 2}, (2, 2))),
+        *(({"gpus": 6, "gpus_per_node": 3}, (2, 3)), ({"gpus": 16, "queue": "gpuA100x8"}, (2, 8))),
         ({"gpus": 7}, r"gpus=7 \(set by keyword gpus\): nodes of delta have 4; allowed: 1 to 4"),
         ({"gpus": 9, "nodes": 2}, "gpus=9 .* on nodes=2: "),
         ({"gpus": 8, "gpus_per_node": 3}, "nodes have 3"),
         ({"gpus": 20, "nodes": 2}, "nodes of delta have 4"),
     ],
 )
-def test_gpus_that_fill_no_nodes(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        asked(load("delta"), given)
+def test_gpus_become_nodes_or_are_refused(given: dict[str, Any], shape: tuple[int, int] | str) -> None:
+    if isinstance(shape, str):
+        with pytest.raises(ConfigError, match=shape):
+            asked(load("delta"), given)
+        return
+    settings = asked(load("delta"), given)
+    assert (settings.nodes, settings.gpus_per_node, settings.gpus) == (*shape, None)
 
 
 @pytest.mark.parametrize(

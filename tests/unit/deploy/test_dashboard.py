@@ -96,14 +96,8 @@ async def test_neighbours_who_only_connect_are_limited() -> None:
 
 
 GPU = Gpu("ffff:00:00.0", "GPU-SIM-n-0", "simulated", memory_bytes=100)
-SPEC = WorkerSpec(
-    name="n-0",
-    binding=Binding(CpuSet(os.sched_getaffinity(0)), (GPU,)),
-    device_memory_limit_bytes=80,
-    device_memory_bytes=100,
-    memory_limit_bytes=500,
-    simulated=True,
-)
+LIMITS = {"device_memory_limit_bytes": 80, "device_memory_bytes": 100, "memory_limit_bytes": 500}
+SPEC = WorkerSpec(name="n-0", binding=Binding(CpuSet(os.sched_getaffinity(0)), (GPU,)), simulated=True, **LIMITS)
 
 
 class Clock:
@@ -114,25 +108,15 @@ class Clock:
 
 
 def worker() -> SimpleNamespace:
-    store = SimpleNamespace(
-        tiers={"device": 5, "host": 0, "disk": 0},
-        counters={"device_to_host": Count(7, 1, 0.5)},
-        spilled_total=SimpleNamespace(disk=0),
-        copy_bytes=0,
-        device_limit_bytes=80,
-        immovable=(0, 0),
-        rescues=0,
+    store = SimpleNamespace(copy_bytes=0, device_limit_bytes=80, immovable=(0, 0), rescues=0)
+    store.tiers, store.counters = {"device": 5, "host": 0, "disk": 0}, {"device_to_host": Count(7, 1, 0.5)}
+    store.spilled_total = SimpleNamespace(disk=0)
+    one = SimpleNamespace(
+        data=store, startup_information={}, metrics={}, stream_handlers={}, handlers={}, heartbeat=None
     )
-    return SimpleNamespace(
-        data=store,
-        memory_manager=SimpleNamespace(memory_limit=500),
-        monitor=SimpleNamespace(get_process_memory=lambda: 40),
-        startup_information={},
-        metrics={},
-        stream_handlers={},
-        handlers={},
-        heartbeat=None,
-    )
+    one.memory_manager = SimpleNamespace(memory_limit=500)
+    one.monitor = SimpleNamespace(get_process_memory=lambda: 40)
+    return one
 
 
 def test_time_with_a_task_is_counted_once() -> None:
@@ -214,9 +198,8 @@ def test_prometheus() -> None:
 
 def test_history_of_workers_that_come_and_go() -> None:
     def gpu(name: str, moved: int) -> WorkerFacts:
-        return WorkerFacts(
-            name=name, tiers={"device": 10}, device_limit_bytes=20, moved={"device_to_host": Moved(moved)}
-        )
+        ways = {"device_to_host": Moved(moved)}
+        return WorkerFacts(name=name, tiers={"device": 10}, device_limit_bytes=20, moved=ways)
 
     history = History(3)
     assert not history.add(Sample.of(1.0, [gpu("a", 0)]))

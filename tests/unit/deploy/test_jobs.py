@@ -71,9 +71,8 @@ def test_submit_after_a_refusal(
     monkeypatch.setattr(batch_client, "run", run)
     monkeypatch.setattr(batch_client, "look", look)
     command = Command(("sbatch",))
-    system: Any = SimpleNamespace(
-        submit=lambda *_: command, read_submit=read_submit, elements=lambda i, _: (i,), offers=lambda _: None
-    )
+    system: Any = SimpleNamespace(submit=lambda *_: command, read_submit=read_submit, offers=lambda _: None)
+    system.elements = lambda i, _: (i,)
     submitting = batch_client.submit(system, JobSpec(name="a", argv=("b",)), "", print, Patience(retries_s=(0, 0)))
     if end.isdigit():
         assert asyncio.run(submitting) == (end,)

@@ -119,9 +119,8 @@ def gpu() -> Iterator[SimGpu]:
 async def one_worker(folder: Path, *, store: bool = True) -> AsyncIterator[tuple[Client, Scheduler, Worker]]:
     limits = {"device_memory_limit": 400 * KIB, "memory_limit": "600KiB", "local_directory": str(folder)}
     async with AsyncExitStack() as stack:
-        scheduler = await stack.enter_async_context(
-            Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0")
-        )
+        here = Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0")
+        scheduler = await stack.enter_async_context(here)
         worker = Worker(
             scheduler.address,
             name="n-0",
@@ -219,9 +218,8 @@ def test_the_threads_that_pbs_sets_are_no_wish_of_the_users() -> None:
     job = {"PBS_JOBID": "7.login01", "NCPUS": "8", "OMP_NUM_THREADS": "8"}
     added = process.rank_env(job)
     assert added["OMP_NUM_THREADS"] == "1"
-    assert process.replaced(job | added, {}) == (
-        "OMP_NUM_THREADS=8 is the batch system's, for the whole job: each worker has 1 (env= changes it)",
-    )
+    (note,) = process.replaced(job | added, {})
+    assert re.search("OMP_NUM_THREADS=8 .* each worker has 1 .env= changes it", note)
     assert process.replaced(job | added, {"OMP_NUM_THREADS": "8"}) == ()
     one = {**job, "NCPUS": "1", "OMP_NUM_THREADS": "1"}
     assert process.replaced(one | process.rank_env(one), {}) == ()

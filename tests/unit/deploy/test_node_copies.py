@@ -390,12 +390,8 @@ def message(head: tuple[int, int, int], frames: list[tuple[int, int]], rest: byt
     return struct.pack("=Q", 3 << 56 | len(text)) + text
 
 
-HEADS = st.builds(
-    message,
-    st.tuples(NUMBERS, NUMBERS, NUMBERS),
-    st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3),
-    st.binary(max_size=20),
-)
+FRAMES = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3)
+HEADS = st.builds(message, st.tuples(NUMBERS, NUMBERS, NUMBERS), FRAMES, st.binary(max_size=20))
 
 
 @given(st.lists(WORDS | HEADS, min_size=1, max_size=3))

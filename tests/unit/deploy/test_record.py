@@ -87,10 +87,8 @@ def test_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
     begun.target, begun.submitting = 3, False
     begun.save()
     read = Run.open(folder)
-    assert [(job.id, job.role, job.log, job.nodes, job.expected) for job in read.jobs.values()] == [
-        ("12", "head", "a", 2, 8),
-        ("13", "member", "b", 1, 4),
-    ]
+    jobs = [(job.id, job.role, job.log, job.nodes, job.expected) for job in read.jobs.values()]
+    assert jobs == [("12", "head", "a", 2, 8), ("13", "member", "b", 1, 4)]
     assert [(job.id, job.why) for job in read.gone] == [("14", "exit code 1")]
     assert (read.target, read.submitting, read.owner, read.is_mine) == (3, False, begun.owner, False)
     assert read.owner.pid == os.getpid()
@@ -225,11 +223,7 @@ def test_ambiguous_or_unknown_run_name_lists_the_runs(tmp_path: Path) -> None:
 
 
 def test_sweep_removes_old_runs_without_a_record(tmp_path: Path) -> None:
-    written, unwritten, young = (
-        folder_of(tmp_path),
-        scheduler_file.make_folder(tmp_path),
-        scheduler_file.make_folder(tmp_path),
-    )
+    written, (unwritten, young) = folder_of(tmp_path), (scheduler_file.make_folder(tmp_path) for _ in range(2))
     for folder in (written, unwritten):
         for path in (*folder.iterdir(), folder):
             os.utime(path, (0, 0))

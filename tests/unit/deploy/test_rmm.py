@@ -59,13 +59,9 @@ def test_each_plan() -> None:
         ("LimitingResourceAdaptor", {"allocation_limit": 40 * GIB}),
     ]
     log = ("LoggingResourceAdaptor", {"log_file_name": "/logs/rmm_log_n1-0.txt"})
-    assert resources(rmm_log_directory="/logs/", rmm_track_allocations=True, rmm_pool_size=0.5) == [
-        cuda,
-        pool,
-        log,
-        ("TrackingResourceAdaptor", {}),
-    ]
-    assert resources(rmm_track_allocations=True) == [cuda, ("TrackingResourceAdaptor", {})]
+    tracks, logged = ("TrackingResourceAdaptor", {}), {"rmm_log_directory": "/logs/", "rmm_track_allocations": True}
+    assert resources(**logged, rmm_pool_size=0.5) == [cuda, pool, log, tracks]
+    assert resources(rmm_track_allocations=True) == [cuda, tracks]
     assert resources(rmm_allocator_external_lib_list="cupy") == []  # RMM's own choice
 
 
@@ -126,16 +122,9 @@ def test_libraries_as_dask_cuda_takes_them() -> None:
 
 def specs_of(**given: object) -> list[WorkerSpec]:
     everything = CpuSet(range(4))
-    node = NodeFacts(
-        name="n1",
-        topology=Topology((NumaNode(0, everything, 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), (GPU,)),
-        gpus=(GPU,),
-        allowed=everything,
-        allowed_nodes=CpuSet([0]),
-        memory=HostMemory(64 * GIB, ""),
-        environ={},
-        scratch="/scratch",
-    )
+    topology = Topology((NumaNode(0, everything, 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), (GPU,))
+    facts = {"topology": topology, "gpus": (GPU,), "allowed": everything, "allowed_nodes": CpuSet([0])}
+    node = NodeFacts(name="n1", memory=HostMemory(64 * GIB, ""), environ={}, scratch="/scratch", **facts)
     return [spec for _, spec in plan_workers(read_settings(given), node, NodeLayout(0, (0,), ((0, 1),)))]
 
 

@@ -128,9 +128,6 @@ def test_new_without_a_batch_system(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert read_site(text, "draft").name == "my-lab"
 
 
-# --- plain files, with the request that the batch writers would write
-
-
 FOLDER = ROOT / "jobscripts"
 TEMPLATES = templates()
 PROGRAMS = {"notebook_server.py"}
@@ -150,15 +147,9 @@ def test_template_asks_as_the_batch_writer_asks(name: str) -> None:
     if system == "mpirun":
         return
     one_rank = "apptainer" in name or "pyxis" in name
-    spec = JobSpec(
-        name="hpcgpu",
-        argv=("true",),
-        nodes=1 if "array" in name else 2,
-        tasks_per_node=1 if one_rank else 4,
-        gpus_per_node=4,
-        cpus_per_task=4 if one_rank else None,
-        walltime_s=3600,
-    )
+    size = {"tasks_per_node": 1, "cpus_per_task": 4} if one_rank else {"tasks_per_node": 4}
+    size |= {"nodes": 1 if "array" in name else 2, "gpus_per_node": 4, "walltime_s": 3600}
+    spec = JobSpec(name="hpcgpu", argv=("true",), **size)
     assert directives(path.read_text()) == directives(batch.get(system).script(spec))
 
 

@@ -80,9 +80,7 @@ def test_ucx_is_refused_on_slingshot(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("installed")
 def test_ucx_is_refused_on_a_site_whose_network_it_does_not_know() -> None:
-    with pytest.raises(
-        ConfigError, match=r"on perlmutter: UCX has no transport for this site's network \(NERSC docs, Dask, .*; leave"
-    ):
+    with pytest.raises(ConfigError, match=r"on perlmutter: UCX has no transport .*\(NERSC docs, Dask, .*; leave"):
         settings.read({**UCX, "site": "perlmutter"}, WHERE)
     assert settings.read({**UCX, "site": "vista"}, WHERE).settings.protocol == "ucx"
 
@@ -95,9 +93,6 @@ def test_ranks_that_speak_ucx_meet_by_files() -> None:
     with pytest.raises(ConfigError, match=r"rendezvous='mpi' .* with protocol='ucx'.*leave rendezvous out"):
         settings.read({**UCX, "rendezvous": "mpi"}, WHERE)
     assert settings.read({}, WHERE).settings.rendezvous == "mpi"
-
-
-# --- hpcgpu launch in a job
 
 
 JOB = Allocation(batch="pbs", job_id="0.login01")

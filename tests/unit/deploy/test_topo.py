@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from machines import (
 )
 from paths import TOPOLOGIES
 
-from hpcgpu.agent import node
+from hpcgpu.agent import __main__ as agent
 from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.deploy.processes.node import read_node
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
@@ -106,17 +105,6 @@ def test_a_plan_does_not_depend_on_gpus_that_cannot_run(folder: Path, name: str,
         assert all(g.can_run for g in beside.facts.topology.gpus)
 
 
-def test_plan_of_an_nccl_file_ignores_gpus_that_cannot_run(folder: Path) -> None:
-    text = text_of("nccl/oci-h100")
-    decoys = "".join(
-        f'<pci busid="0000:0{i}:1f.7" class="{klass}" vendor="{vendor}"/>'
-        for i, (klass, vendor) in enumerate([("0x038000", "0x1002"), ("0x030000", "0x1a03"), ("0x120000", "0x1002")])
-    )
-    beside = planned(folder, re.sub(r"(<cpu [^>]*>)", rf"\1{decoys}", text, count=1))
-    assert beside.specs == planned(folder, text).specs
-    assert "seen, not NVIDIA: no worker: 0000:00:1f.7 AMD; 0000:02:1f.7 AMD\n" in beside.table.to_text()
-
-
 def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fakesys.build("epyc-corona", tmp_path)
     for variable, value in fakesys.environment(tmp_path).items():
@@ -125,14 +113,10 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert live.specs == ()
     assert "seen, not NVIDIA: no worker: 0000:13:00.0 AMD; 0000:23:00.0 AMD;" in live.table.to_text()
     assert not any("even share" in warning for warning in live.facts.topology.warnings)
-    with pytest.raises(
-        LaunchError, match=r"no GPU can be opened on \S+ \(seen, not NVIDIA: no worker: 0000:13:00.0 AMD;.* NVML: "
-    ):
+    with pytest.raises(LaunchError, match=r"no GPU can be opened on \S+ \(seen, .*: 0000:13:00.0 AMD;.* NVML: "):
         read_node(Settings(), {})
-    with pytest.raises(
-        LaunchError, match=r"but 0 can be opened on n1 \(seen, not NVIDIA: no worker: 0000:13:00.0 AMD;.* NVML: "
-    ):
-        node._gpus_of(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
+    with pytest.raises(LaunchError, match=r"but 0 can be opened on n1 \(seen, .*: 0000:13:00.0 AMD;.* NVML: "):
+        agent._gpus_of(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
 
 
 def test_gpus_of_others_are_said_and_refused_by_name(folder: Path) -> None:
@@ -160,10 +144,7 @@ def test_a_file_is_planned_as_its_machine_with_the_same_grant(
     found = planned(folder, granted(TEXTS[name], allowed, nodes), gpus=gpus, **wanted)
     own = [s.binding.gpus[0] for s in found.specs[:: wanted["workers_per_gpu"]]]
     live = plan_bindings(topology, own, allowed, Settings(**wanted), nodes)
-    what = [(b.cpuset, b.gpus, b.nics, b.memory_policy, b.memory_nodes, b.shared_cores) for b in live]
-    assert [
-        (b.cpuset, b.gpus, b.nics, b.memory_policy, b.memory_nodes, b.shared_cores) for b in bindings(found)
-    ] == what
+    assert [replace(b, reasons=()) for b in bindings(found)] == [replace(b, reasons=()) for b in live]
     said = found.table.to_text()
     assert ("which are granted, of" in said) == (allowed < pus(topology) or nodes < CpuSet(numbers))
 
@@ -176,11 +157,8 @@ def test_file_cut_to_the_grant_is_planned_as_the_machine(folder: Path, pus_grant
     found = planned(folder, cut)
     live = plan_bindings(topology, topology.gpus, allowed)
     for a, b in zip(bindings(found), live, strict=True):
-        assert (a.cpuset, a.gpus[0].numa_node, [n.name for n in a.nics]) == (
-            b.cpuset,
-            b.gpus[0].numa_node,
-            [n.name for n in b.nics],
-        )
+        assert (a.cpuset, a.gpus[0].numa_node) == (b.cpuset, b.gpus[0].numa_node)
+        assert [n.name for n in a.nics] == [n.name for n in b.nics]
         assert (a.memory_policy, a.memory_nodes) == (b.memory_policy, b.memory_nodes)
         assert not any("nobody knows" in reason for reason in a.reasons)
 

@@ -195,10 +195,8 @@ def test_without_sys_and_hwloc_the_mask_is_the_machine(nvml: FakeNvml, tmp_path:
 # --- NVML ------------------------------------------------------------------------------------------------------
 
 WHOLE = FakeGpu("00000000:96:00.0", "GPU-96")
-SLICES = (
-    FakeSlice("MIG-aaaa-1"),
-    FakeSlice("MIG-abbb-2", "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb+me", 40448, compute=1, slices=3),
-)
+HALF = FakeSlice("MIG-abbb-2", "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb+me", 40448, compute=1, slices=3)
+SLICES = (FakeSlice("MIG-aaaa-1"), HALF)
 DIVIDED = FakeGpu("00000000:06:00.0", "GPU-06", parts=(SLICES[0], None, SLICES[1]))
 
 

@@ -77,9 +77,6 @@ def test_without_limits_it_is_the_nodes_memory(tmp_path: Path, version: int) -> 
     assert 0 < memory_left() <= 1
 
 
-# --- memory of other processes
-
-
 CHILD = """
 import sys
 from hpcgpu.host.host_memory import Identity
@@ -153,9 +150,6 @@ def test_pages_that_the_kernel_does_not_copy_are_known(tmp_path: Path) -> None:
         assert not host_memory.are_readable([*[first] * 700, whole])
         assert host_memory.are_readable([first])
         del pages
-
-
-# --- mask and memory policy of a real process
 
 
 CODE = """

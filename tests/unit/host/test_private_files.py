@@ -147,9 +147,6 @@ def test_a_folder_is_named_as_sites_name_it(monkeypatch: pytest.MonkeyPatch) -> 
         expanded("~nobody-at-all/x")
 
 
-# --- the user's secret
-
-
 def test_processes_that_start_together_share_a_private_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     found = {future.result(scaled(30)) for future in [aside(user_secret) for _ in range(16)]}

@@ -50,10 +50,7 @@ def test_nothing_of_a_long_input_or_output_is_lost() -> None:
 
 def test_a_program_that_is_absent_or_no_program_has_a_code(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
-    for name, code, text in (
-        ("no-such-sbatch", 127, "there is no such program"),
-        (str(tmp_path / "x"), 126, "executed"),
-    ):
+    for name, code, text in (("no-such-sbatch", 127, "no such program"), (str(tmp_path / "x"), 126, "executed")):
         result = host.run_sync(Command((name,)))
         assert (result.returncode, text in result.stderr) == (code, True)
 
@@ -142,9 +139,6 @@ def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
         host.start(Command(("true",)), str(tmp_path / "missing" / "log"))
 
 
-# --- it does not wait for a launcher that stays when the run has ended
-
-
 # In a process of its own, as it is: with one thread, and a timer that is no test's.
 WAITS = """
 import signal, subprocess, sys
@@ -188,9 +182,6 @@ def test_a_job_that_was_suspended_for_long_goes_on(tmp_path: Path) -> None:
         process.resume()
         waiting.send_signal(signal.SIGUSR1)
         assert waiting.wait(scaled(30)) == 5
-
-
-# --- what is said to nobody stops nothing
 
 
 class Full(io.StringIO):

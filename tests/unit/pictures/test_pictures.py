@@ -60,34 +60,6 @@ def test_every_core_gpu_port_and_memory_is_there_once(name: str) -> None:
     assert not [k for e in ET.fromstring(svg).iter() for k in e.attrib if "href" in k or k == "style" or k[:2] == "on"]
 
 
-def test_picture_shows_workers_ports_and_reasons() -> None:
-    topology = machine("turin-4gpu-nvml")
-    bindings = planned(topology)
-    svg = render_svg(topology, bindings)
-    for i, binding in enumerate(bindings):
-        mine = [g for k in ("core", "gpu", "port") for g in groups(svg, k) if str(i) in words(g)]
-        kinds = [g.get("class") for g in mine]
-        assert kinds.count("core") == len([c for c in topology.cores if c & binding.cpuset])
-        assert {fill(g) for g in mine if g.get("class") != "port"} == {COLOURS[i]}
-        assert kinds.count("gpu") == 1
-        (port,) = (g for g in mine if g.get("class") == "port")
-        assert words(port)[0] == f"{binding.nics[0].name}:{binding.nics[0].port}"
-        assert COLOURS[i] in [fill(g) for g in port.iter(f"{SVG}g") if g.get("class") == "tag"]
-    parts = [[g.get("class", ""), *words(g)] for g in groups(svg, "port")[-1].findall(f"{SVG}g")]
-    assert parts == [["distance 0"], ["tag", "3"], ["distance 4"], ["tag", "1"]]
-    assert words(groups(svg, "port")[-1])[3:5] == ["same switch", "across packages"]
-    assert words(groups(svg, "gpu")[0])[:3] == ["GPU 0", "NVIDIA H200", "0000:06:00.0 · 140 GiB"]
-    drawn = groups(svg, "port")
-    crossed = {words(g)[0] for g in drawn if g.find(f"{SVG}path[@class='cross']") is not None}
-    assert crossed == {"mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_3:1"}
-    assert crossed == {words(g)[0] for g in drawn if "crossed" in g.get("class", "")}
-    assert [w for w in words(ET.fromstring(svg)) if w.startswith("worker")][1:] == [
-        "worker 0: NUMA node 1 has fewer cores than its share: PUs 0-15,128-143 are on other nodes; "
-        "likewise workers 1-3",
-        "worker 0: mlx5_0, mlx5_3, mlx5_1, mlx5_2 are nearer but their ports are down → mlx5_4; likewise worker 1",
-    ]
-
-
 def test_cores_of_no_worker_are_plain_and_of_several_show_each() -> None:
     topology = machine("coral-lassen")
     bindings = plan_bindings(topology, topology.gpus, CpuSet(range(8, 48)))
@@ -160,9 +132,8 @@ def test_a_node_without_workers_is_still_a_picture() -> None:
         render_svg(machine("coral-lassen"), planned(machine("coral-lassen")), ["one"])
     svg = render_svg(machine("opa-hfi"), ())
     assert "<title>Machine with 4 cores</title>" in svg
-    assert "<title>Machine with 4 GPUs: Intel(R) Data Center GPU Max 1550</title>" in render_svg(
-        machine("intel-4gpu"), ()
-    )
+    intel = render_svg(machine("intel-4gpu"), ())
+    assert "<title>Machine with 4 GPUs: Intel(R) Data Center GPU Max 1550</title>" in intel
     assert "no worker is planned" in svg
     assert len(groups(svg, "core")) == 4
     assert not groups(svg, "row")

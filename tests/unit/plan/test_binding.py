@@ -44,10 +44,8 @@ def test_polaris_daint_and_lumi_are_planned_as_documented() -> None:
         assert binding.cpuset <= next(n for n in nodes if core in n)
 
 
-SMALL = Topology(
-    numa_nodes=tuple(NumaNode(i, CpuSet([2 * i, 2 * i + 1]), GIB, i // 2) for i in range(4)),
-    cores=tuple(CpuSet([i]) for i in range(8)),
-)
+NODES = tuple(NumaNode(i, CpuSet([2 * i, 2 * i + 1]), GIB, i // 2) for i in range(4))
+SMALL = Topology(NODES, tuple(CpuSet([i]) for i in range(8)))
 
 
 # --- single cases ----------------------------------------------------------------------------------------------

@@ -100,25 +100,15 @@ FAULTS: dict[str, tuple[f.LoginFacts | f.TrialFacts, str, Verdict, str]] = {
         second(links=(cut(LINK),)),
         "node to node",
         FAILED,
-        "at 10.0.0.1 .ib0.: timed out.*firewall.*--interf",
+        "at 10.0.0.1 .ib0.: timed out.*firewall.*--int",
     ),
-    "version skew": (
-        second(python=SKEWED),
-        "versions",
-        FAILED,
-        "distributed is 2026.1 here and 2025.9 on node2.*--python",
-    ),
+    "version skew": (second(python=SKEWED), "versions", FAILED, "is 2026.1 here and 2025.9 on node2.*--python"),
     "home not shared": (LOST, "job", FAILED, "0 of 2 nodes.*exit code 1.*home is not shared"),
     "MPI that does not fit": (
         *(replace(TRIAL, launcher=f.Launcher(error="Open MPI 5 needs pmix")), "launcher and MPI", FAILED),
         "needs pmix.*module load.*--rendezvous file",
     ),
-    "scratch full": (
-        second(scratch=FULL),
-        "scratch of the nodes",
-        FAILED,
-        "node2: /local .xfs.*full.*--local-directory",
-    ),
+    "scratch full": (second(scratch=FULL), "scratch of the nodes", FAILED, "node2: /local .xfs.*full.*--local-dir"),
     "memlock": (
         *(replace(second(limits=LOCKED), protocol="ucx"), "locked memory in the job", FAILED),
         "node2: 64.0 KiB of memory may be locked.*memlock unlimited.*--protocol",

@@ -85,14 +85,9 @@ TIMES = st.none() | st.floats(0, 100)
         Job,
         id=st.just("1"),
         submitted_s=st.just(0.0),
-        expected=st.integers(0, 8),
         status=st.none() | STATUSES,
-        missing_since_s=TIMES,
-        workers=st.integers(0, 8),
-        started_s=TIMES,
-        alone_since_s=TIMES,
-        retired_s=TIMES,
-        cancelled_s=TIMES,
+        **dict.fromkeys(("expected", "workers"), st.integers(0, 8)),
+        **dict.fromkeys(("missing_since_s", "started_s", "alone_since_s", "retired_s", "cancelled_s"), TIMES),
     )
 )
 def test_describe_any_job_keeps_the_batch_systems_words(facts: Job) -> None:

@@ -93,10 +93,7 @@ SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
         {},
     ),
     "a requeued one waits again, and counts": (facts(1, up("1").listed(PENDING, -900).registered(0, -899)), {}),
-    "the youngest pending go": (
-        facts(1, job("1", age_s=30), job("2", age_s=20), job("3", age_s=10)),
-        {"cancel": ("3", "2")},
-    ),
+    "the youngest go": (facts(1, job("1", age_s=30), job("2", age_s=20), job("3", age_s=10)), {"cancel": ("3", "2")}),
     "of one array the last go": (facts(1, job("7_0"), job("7_1"), job("7_2")), {"cancel": ("7_2", "7_1")}),
     "a pending one goes before one that starts, that before one with workers": (
         facts(1, up("1"), job("2", RUNNING, 5), job("3", age_s=900), up("4")),
@@ -109,18 +106,12 @@ SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "adapt takes no older one for a young one": (facts(1, job("1", age_s=900), job("2", age_s=5), adapting=True), {}),
     "adapt does not retire in place of a young one": (facts(1, up("1"), job("2", age_s=5), adapting=True), {}),
     "adapt retires all while young ones wait": (facts(0, up("1"), job("2", age_s=5), adapting=True), RETIRED),
-    "leaving ones do not count": (
-        facts(2, up("1", retired_s=NOW_S), job("2", cancelled_s=NOW_S), up("3")),
-        {"submit": 1},
-    ),
+    "leaving does not count": (facts(2, up("1", retired_s=NOW_S), job("2", cancelled_s=NOW_S), up("3")), {"submit": 1}),
     "who leaves is not told twice": (facts(0, up("1", retired_s=-9), job("2", cancelled_s=-9)), {}),
     "who was cancelled and is still there is cancelled again": (facts(0, job("1", cancelled_s=-60)), CANCELLED),
     "who was retired has time to hand over its data": (facts(0, up("1", retired_s=-179)), {}),
     "who was retired and does not go is cancelled": (facts(0, up("1", retired_s=-180)), CANCELLED),
-    "a retired one without workers for long is cancelled": (
-        facts(0, up("1", retired_s=-90).registered(0, -60)),
-        CANCELLED,
-    ),
+    "a retired one without workers is cancelled": (facts(0, up("1", retired_s=-90).registered(0, -60)), CANCELLED),
 }
 
 
@@ -222,6 +213,15 @@ ASKING: dict[str, tuple[Facts, float | None]] = {
     "a little later, when many lose theirs": (facts(1, up("1").registered(0, NOW_S), asked_s=-0.25), 0.75),
     "then soon, even if it did not answer": (facts(1, up("1").registered(0, -1), answered_s=-99), 5.0),
     "then soon": (facts(1, up("1").registered(0, -1), asked_s=NOW_S), 5.0),
+    "of a head: a moment after its submission": (facts(0, job("7", None, 0, role="head"), asked_s=None), 1.0),
+    "of a head: never, when it is up": (facts(0, up("7", role="head")), None),
+    "of a head: once more, if workers came first": (facts(0, job("7", role="head", age_s=1).registered(4, NOW_S)), 5.0),
+    "of a head: soon, at its script's end": (
+        facts(0, up("7", role="head").registered(0, -100).left(True, 0, NOW_S), asked_s=-0.5),
+        0.5,
+    ),
+    "of a head: never again, when it is over": (facts(0, job("7", FAILED, role="head")), None),
+    "of a head: with all others": (facts(1, up("7", role="head"), job("8")), 60.0),
 }
 
 
@@ -298,24 +298,3 @@ def test_why_missing_after_a_long_silence(known: Job, since_s: float, why: str) 
 def test_head_job_is_never_replaced(head: Job) -> None:
     for situation, (known, _) in SITUATIONS.items():
         assert done(replace(known, jobs=(head, *known.jobs)), HOUR) == done(known, HOUR), situation
-
-
-HEAD_ASKING: dict[str, tuple[Facts, float | None]] = {
-    "a moment after its submission": (facts(0, job("7", None, 0, role="head"), asked_s=None), 1.0),
-    "never, when it is up": (facts(0, up("7", role="head")), None),
-    "once more, when workers came before the answer": (
-        facts(0, job("7", role="head", age_s=1).registered(4, NOW_S)),
-        5.0,
-    ),
-    "soon, at its script's end": (
-        facts(0, up("7", role="head").registered(0, -100).left(True, 0, NOW_S), asked_s=-0.5),
-        0.5,
-    ),
-    "never again, when it is over": (facts(0, job("7", FAILED, role="head")), None),
-    "with all others": (facts(1, up("7", role="head"), job("8")), 60.0),
-}
-
-
-@pytest.mark.parametrize(("known", "next_s"), HEAD_ASKING.values(), ids=HEAD_ASKING)
-def test_the_job_with_the_scheduler_is_asked_for(known: Facts, next_s: float | None) -> None:
-    assert reconcile(known, Policy()).next_s == next_s

@@ -71,16 +71,9 @@ class World(RuleBasedStateMachine):
     # what the loop does
 
     def facts(self) -> Facts:
-        return Facts(
-            now_s=self.now_s,
-            target=self.wanted,
-            jobs=tuple(self.table.values()),
-            adapting=self.adapting,
-            asked_s=self.asked_s,
-            answered_s=self.answered_s,
-            held_back_until_s=self.held_back_until_s,
-            failures=self.failures,
-        )
+        same = ("now_s", "adapting", "asked_s", "answered_s", "held_back_until_s", "failures")
+        facts = {name: getattr(self, name) for name in same}
+        return Facts(target=self.wanted, jobs=tuple(self.table.values()), **facts)
 
     def react(self) -> None:
         """Do what reconcile says, until there is nothing to do."""

@@ -19,38 +19,13 @@ ARGV = ("hpcgpu", "launch")
 
 
 def test_what_the_user_said_is_asked_for() -> None:
-    settings = Settings(
-        nodes=2,
-        gpus_per_node=4,
-        cores_per_gpu=8,
-        memory_bytes=1 << 30,
-        walltime_s=600,
-        queue="gpu",
-        account="proj",
-        job_name="svd",
-        job_script_prologue=("module load cuda",),
-        job_extra_directives=("-C a100",),
-        job_directives_skip=("--mem",),
-        log_directory="/logs",
-        env={"A": "b"},
-    )
-    assert plan_request(settings, ARGV) == JobSpec(
-        name="svd",
-        argv=ARGV,
-        nodes=2,
-        tasks_per_node=4,
-        cpus_per_task=8,
-        gpus_per_node=4,
-        memory_per_node_bytes=1 << 30,
-        warn_s=120,
-        walltime_s=600,
-        queue="gpu",
-        account="proj",
-        prologue=("module load cuda",),
-        extra_directives=("-C a100",),
-        skipped_directives=("--mem",),
-        log_directory="/logs",
-    )
+    same = {"nodes": 2, "gpus_per_node": 4, "walltime_s": 600, "queue": "gpu", "account": "proj", "log_directory": "/l"}
+    given = {"cores_per_gpu": 8, "memory_bytes": 1 << 30, "job_name": "svd", "env": {"A": "b"}}
+    asked = {"cpus_per_task": 8, "memory_per_node_bytes": 1 << 30, "name": "svd", "tasks_per_node": 4, "warn_s": 120}
+    lines = {"prologue": ("module load cuda",), "extra_directives": ("-C a100",), "skipped_directives": ("--mem",)}
+    names = ("job_script_prologue", "job_extra_directives", "job_directives_skip")
+    settings = Settings(**same, **given, **dict(zip(names, lines.values(), strict=True)))
+    assert plan_request(settings, ARGV) == JobSpec(argv=ARGV, **same, **asked, **lines)
 
 
 CPU_WORKERS = Settings(gpus_per_node=4, cores_per_gpu=8, cpu_workers=3, nthreads=2)
@@ -125,11 +100,8 @@ def test_shortfalls_name_the_keyword(offers: tuple[Offer, ...], asked: dict[str,
 
 
 SOME = st.none() | st.integers(1, 8)
-OFFERS = st.lists(
-    st.builds(Offer, queue=st.sampled_from("ab"), nodes=st.integers(1, 4), gpus=SOME, cpus=SOME, most_nodes=st.just(3)),
-    min_size=1,
-    max_size=4,
-)
+SIZES = {"nodes": st.integers(1, 4), "gpus": SOME, "cpus": SOME, "most_nodes": st.just(3)}
+OFFERS = st.lists(st.builds(Offer, queue=st.sampled_from("ab"), **SIZES), min_size=1, max_size=4)
 
 
 @given(OFFERS, st.integers(1, 4), st.integers(0, 8), st.integers(1, 8))

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
 
 import pytest
-from paths import ROOT, TOPOLOGIES
+from machines import DOCUMENTED, machine
+from paths import ROOT
 
-from hpcgpu.model import CpuSet, Gpu, NumaNode, Topology
-from hpcgpu.topology import hwloc_xml
+from hpcgpu.model import Topology
 
 sys.path.append(str(ROOT / "benchmarks"))
 
 import _rules as rules
 
-
-@cache
-def machine(name: str) -> Topology:
-    return hwloc_xml.read_file((TOPOLOGIES / f"{name}.xml").read_text())
-
-
-def node(packages: int, numa: int, cores: int, homes: list[int]) -> Topology:
-    """Even NUMA nodes and packages, one PU per core, a GPU on each of ``homes``."""
-    share = cores // numa
-    nodes = [NumaNode(n, CpuSet(range(n * share, (n + 1) * share)), 1, n * packages // numa) for n in range(numa)]
-    gpus = [Gpu(f"0000:{i + 1:02x}:00.0", numa_node=home) for i, home in enumerate(homes)]
-    return Topology(tuple(nodes), tuple(CpuSet([i]) for i in range(cores)), tuple(gpus))
-
-
 SD665, CORONA, LASSEN = machine("turin-4gpu-nvml"), machine("epyc-corona"), machine("coral-lassen")
-JUWELS = node(2, 8, 48, [3, 1, 7, 5])  # GPU -> NUMA node of JUWELS Booster, JURECA-DC, MeluXina, XE8640 H100
+JUWELS = DOCUMENTED["juwels-booster-a100"]  # as JURECA-DC, MeluXina and XE8640 H100
 
 
 def placed_right(topology: Topology, rule: rules.CoreRule, part: str = "os_index") -> int:

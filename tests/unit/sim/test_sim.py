@@ -88,19 +88,13 @@ def test_pack_and_unpack_keep_values_and_sharing(x: np.ndarray, part: slice, ord
     assert [(a.dtype, a.shape, a.strides) for a in back] == facts
     for a, b in zip(back, expected, strict=True):
         np.testing.assert_array_equal(a.get(), b)
-
-
-def test_write_through_one_name_shows_in_others_after_a_move(gpu: sim.SimGpu) -> None:
-    whole = gpu.asarray(np.zeros((4, 3)))
-    whole, row, turned = gpu.unpack(*gpu.pack([whole, whole[1], whole.T]))
-    row += 7
-    np.testing.assert_array_equal(whole.get()[:, 0], [0, 7, 0, 0])
-    np.testing.assert_array_equal(turned.get(), whole.get().T)
+    back[0][...] = 0  # all others show its memory
+    assert not any(a.get().any() for a in back)
 
 
 BINARY = st.sampled_from([np.add, np.multiply, np.subtract, np.maximum, np.hypot, np.less, np.logaddexp])
 UNARY = st.sampled_from([np.sin, np.exp, np.negative, np.isnan, np.sign, np.modf])
-FLOATS = st.floats(-9, 9)
+FLOATS, FLOATS_32 = st.floats(-9, 9), st.floats(-9, 9, width=32)
 
 
 def same(found: object, expected: object) -> None:
@@ -115,12 +109,7 @@ def same(found: object, expected: object) -> None:
 
 
 @law
-@given(
-    BINARY,
-    UNARY,
-    hnp.arrays("f8", (3, 4), elements=FLOATS),
-    hnp.arrays("f4", (4,), elements=st.floats(-9, 9, width=32)),
-)
+@given(BINARY, UNARY, hnp.arrays("f8", (3, 4), elements=FLOATS), hnp.arrays("f4", 4, elements=FLOATS_32))
 def test_ufuncs_are_numpys(binary: np.ufunc, unary: np.ufunc, a: np.ndarray, b: np.ndarray) -> None:
     device = sim.SimGpu(MIB)
     da, db = device.asarray(a), device.asarray(b)
@@ -385,13 +374,9 @@ def dask_gpu() -> Iterator[sim.SimGpu]:
 def client() -> Iterator[Client]:
     """Two workers that exchange bytes: over inproc:// an array would go to the other as it is."""
     register()
-    with (
-        dask.config.set({"distributed.worker.memory.spill": False}),
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    in_memory = dask.config.set({"distributed.worker.memory.spill": False})
+    with in_memory, LocalCluster(**options, protocol="tcp://") as cluster, Client(cluster) as client:
         yield client
 
 
@@ -411,22 +396,6 @@ def test_on_a_cluster(dask_gpu: sim.SimGpu, client: Client, name: str) -> None:
     found = client.compute(OPERATIONS[name](on_device())).result(timeout=scaled(60))
     assert type(found) is sim.SimArray
     np.testing.assert_allclose(found.get(), expected(name), rtol=1e-9)
-
-
-def compressed(x: da.Array) -> da.Array:
-    seed = da.random.RandomState(3, RandomState=sim.RandomState)
-    return da.linalg.svd_compressed(x, k=8, n_power_iter=2, seed=seed)[1]
-
-
-def test_svd_compressed_with_random_numbers_of_the_device(dask_gpu: sim.SimGpu, client: Client) -> None:
-    right = np.linalg.svd(X, compute_uv=False)
-    copies = dask_gpu.d2h_copies
-    found = compressed(on_device()).compute(scheduler="sync")
-    assert dask_gpu.d2h_copies == copies
-    np.testing.assert_allclose(found.get(), right, rtol=1e-8)
-    np.testing.assert_allclose(
-        client.compute(compressed(on_device())).result(timeout=scaled(60)).get(), right, rtol=1e-8
-    )
 
 
 def test_random_blocks_are_made_on_the_device(dask_gpu: sim.SimGpu) -> None:

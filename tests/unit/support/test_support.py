@@ -63,10 +63,8 @@ def test_decide_fails_for_skips_and_failures_that_come_again(tmp_path: Path, mon
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hypothesis and its like: most of a session's time
     (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers = gpu: x\npythonpath = {SUPPORT}\n")
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['outcomes']")
-    for name, text in (
-        ("tests/test_it.py", SUITE),
-        ("scripts/run_tests.py", (ROOT / "scripts/run_tests.py").read_text()),
-    ):
+    script = (ROOT / "scripts/run_tests.py").read_text()
+    for name, text in (("tests/test_it.py", SUITE), ("scripts/run_tests.py", script)):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
 

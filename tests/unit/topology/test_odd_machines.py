@@ -205,11 +205,8 @@ def test_a_nearer_common_bridge_always_wins(own_bridges: int, gpu_bridges: int) 
 
 def test_the_distance_class_of_a_port_is_named(tmp_path: Path) -> None:
     file = tmp_path / "node.xml"
-    inside = (
-        bridge(0x30, function(0x31, GPU_IDS), function(0x32, IB_IDS, "mlx5_0")),
-        bridge(0x40, function(0x41, GPU_IDS)),
-    )
-    file.write_text(machine(host_bridge(0x20, *inside)))
+    near = bridge(0x30, function(0x31, GPU_IDS), function(0x32, IB_IDS, "mlx5_0"))
+    file.write_text(machine(host_bridge(0x20, near, bridge(0x40, function(0x41, GPU_IDS)))))
     machine_plan = plan_machine({}, "option", file=str(file))
     table, picture = machine_plan.table.to_text(), svg(machine_plan)
     assert "mlx5_0:1, same switch" in table

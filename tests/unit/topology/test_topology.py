@@ -272,10 +272,8 @@ def test_gpus_of_rccl_and_without_any_class() -> None:
       <pci busid="0000:c2:00.0" class="0x038000"><gpu dev="1" gcn="942"/></pci>
       <pci busid="000f:01:00.0"><gpu dev="2" sm="121"/></pci>
       <pci busid="0000:02:00.0" class="0x030000" vendor="0x1a03"/></cpu></system>"""
-    topology = read_file(text)
-    assert [f"{g.pci} {g.vendor}" for g in topology.gpus] == [
-        *("0000:c1:00.0 amd", "0000:c2:00.0 amd", "000f:01:00.0 nvidia")
-    ]
+    places = [(g.pci, g.vendor) for g in read_file(text).gpus]
+    assert places == [("0000:c1:00.0", "amd"), ("0000:c2:00.0", "amd"), ("000f:01:00.0", "nvidia")]
 
 
 def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
@@ -300,10 +298,7 @@ def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
         ('<system><cpu affinity="1" numaid="x"/></system>', "has numaid='x'; expected a whole number"),
         ('<system><cpu affinity="1"><pci class="0x030200"/></cpu></system>', "<pci> has no busid; expected a PCI addr"),
         ('<system><cpu affinity="1" host_hash="0x1"/><cpu affinity="2" host_hash="0x2"/></system>', "2 hosts"),
-        (
-            '<system><cpu affinity="1"><pci busid="0:1:0.0"><nic><net name="a" speed="x"/></nic></pci></cpu></system>',
-            "x",
-        ),
+        ('<system><cpu affinity="1"><pci busid="0:1:0"><nic><net name="a" speed="x"/></nic></pci></cpu></system>', "x"),
     ],
 )
 def test_what_is_no_node_is_refused_by_the_nccl_reader(text: str, says: str) -> None:

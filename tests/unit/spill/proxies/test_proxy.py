@@ -206,9 +206,8 @@ def test_operators(kind: str, op: Any) -> None:
 
 def test_operators_of_numbers() -> None:
     p = Stored(7).proxy()
-    assert (divmod(p, 2), divmod(30, p), pow(p, 2, 5), 2**p, p << 1, 1 | p, -p, ~p) == (
-        *(divmod(7, 2), divmod(30, 7), 4, 128, 14, 7, -7, -8),
-    )
+    assert (divmod(p, 2), divmod(30, p)) == (divmod(7, 2), divmod(30, 7))
+    assert (pow(p, 2, 5), 2**p, p << 1, 1 | p, -p, ~p) == (4, 128, 14, 7, -7, -8)
     assert [range(9)[p], round(p), int(p), float(p), complex(p)] == [7, 7, 7, 7.0, 7 + 0j]
 
 
@@ -542,8 +541,6 @@ from dask.tokenize import tokenize
 from distributed.protocol import deserialize, serialize
 d = hpcgpu.unproxy(p)
 assert len(dask.dataframe.dispatch.concat([p, d])) == 6
-assert len(dask.dataframe.dispatch.concat([d, hpcgpu.asproxy(d)])) == 6
-assert len(dask.dataframe.dispatch.make_meta(p)) == 0
 assert sizeof(p) >= d.memory_usage().sum()
 assert tokenize(p) == tokenize(d)
 assert type(deserialize(*serialize(p))) is pd.DataFrame

@@ -155,14 +155,6 @@ def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
     assert state.moved(second) == (Drop(second.unit, DEVICE), Resume(room))
 
 
-def test_an_allocation_fails_when_nothing_can_go() -> None:
-    state, (a,) = SpillState({}), units(6)
-    state.set("a", (a,))
-    state.need(Ticket((a,)))
-    room = FailedAllocation(DEVICE, 1)
-    assert state.alloc_failed(room) == (Fail(room, None),)
-
-
 def test_shrinking_frees_idle_memory_then_moves_data() -> None:
     state, (a, b) = SpillState({HOST: 100}), units(6, 6, top=HOST)
     state.set("a", (a,))
@@ -269,9 +261,8 @@ def test_chosen(candidates: list[Candidate], need: int, names: list[int]) -> Non
 def streams(draw: st.DrawFn) -> list[Candidate]:
     """Draw candidates, longest untouched first; those that are ready have a priority."""
     small = st.integers(0, 3)
-    facts = draw(
-        st.lists(st.tuples(small, st.integers(1, 20), st.booleans(), small, st.booleans(), small), max_size=15)
-    )
+    one = st.tuples(small, st.integers(1, 20), st.booleans(), small, st.booleans(), small)
+    facts = draw(st.lists(one, max_size=15))
     return [
         Candidate(i, age, nbytes, pinned, min(needed, 2), clean, (turn,) if needed == READY else ())
         for i, (age, nbytes, pinned, needed, clean, turn) in enumerate(sorted(facts, key=lambda f: f[0]))
@@ -422,9 +413,9 @@ def test_with_headroom_nothing_moves_any_more_soon(case: tuple[list[Unit], list[
 # --- the laws of the machine
 
 
-D, H = DEVICE, HOST
+D, E, H = DEVICE, DEVICE + 1, HOST
 # two units on a device with room for one, and one unit in host memory, which has no room for two
-ABC = ((6, D), (6, D), (6, H))
+ABC, TWO = ((6, D), (6, D), (6, H)), ((6, D), (6, D + 1), (6, D + 1))
 STORIES = {
     "readers": Story(ABC, (("need", 0, 1), ("need", 0), ("need", 2)), failures=1),
     "copies that fail twice": Story(ABC, (("need", 0, 2), ("need", 1), ("tick",)), failures=2),
@@ -438,9 +429,7 @@ STORIES = {
         ABC, (("need", 0, 1), ("need", 0), ("peer", 0)), {D: 10, H: 6}, failures=0, losses=1, gives_up=True
     ),
     "allocations that fail": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), failures=1),
-    "allocations that are given up": Story(
-        ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), gives_up=True
-    ),
+    "allocations given up": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), gives_up=True),
     "limits that shrink": Story(ABC, (("shrink", H, 6), ("limit", D, 4), ("need", 0)), failures=1),
     "a full disk": Story(ABC, (("need", 2), ("need", 0), ("delete", 1), ("write", 0)), {D: 10, H: 6, DISK: 8}),
     "a unit that grows": Story(ABC, (("grow", 0, 8), ("need", 0), ("grow", 2, 7)), failures=1),
@@ -460,11 +449,7 @@ STORIES = {
         {D: 10, H: 40},
         gives_up=True,
     ),
-    "two devices": Story(
-        ((6, D), (6, D + 1), (6, D + 1)),
-        (("need", 0, 1), ("need", 2), ("alloc", D + 1, 6), ("limit", D, 4)),
-        {D: 10, D + 1: 10, H: 10},
-    ),
+    "two devices": Story(TWO, (("need", 0, 1), ("need", 2), ("alloc", E, 6), ("limit", D, 4)), {D: 10, E: 10, H: 10}),
 }
 
 
@@ -501,9 +486,8 @@ def stories(draw: st.DrawFn) -> Story:
         )
     )
     limits = draw(st.fixed_dictionaries({D: nbytes, H: nbytes}, optional={D + 1: nbytes, DISK: nbytes}))
-    return Story(
-        tuple(units), tuple(parts), limits, draw(st.integers(0, 3)), draw(st.integers(0, 1)), draw(st.booleans())
-    )
+    failures, losses = draw(st.integers(0, 3)), draw(st.integers(0, 1))
+    return Story(tuple(units), tuple(parts), limits, failures, losses, draw(st.booleans()))
 
 
 def walk(story: Story, choose: random.Random) -> None:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -72,17 +73,14 @@ def test_what_is_written_comes_back(disk: Disk, sizes: list[int]) -> None:
     assert contents(disk, other) == [some(sum(sizes) or 1, -1).tobytes()]
 
 
-def test_what_may_not_lie_on_disk_stays_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = GpuSpillBuffer(memory_limit=10 * MIB, target=0.4, max_spill="3.5 MiB", local_directory=str(tmp_path))
-    try:
-        for i in range(10):
-            store[i] = some(MIB, i)
-        store.settle()
-        assert 3 * MIB <= store.tiers["disk"] <= 3.5 * MIB
-        assert store.tiers["host"] == 7 * MIB
-        assert all(np.array_equal(store[i], some(MIB, i)) for i in range(10))
-    finally:
-        store.close()
+def test_what_may_not_lie_on_disk_stays_in_memory(stored: NewStore, caplog: pytest.LogCaptureFixture) -> None:
+    store = stored(memory_limit=10 * MIB, target=0.4, max_spill="3.5 MiB")
+    for i in range(10):
+        store[i] = some(MIB, i)
+    store.settle()
+    assert 3 * MIB <= store.tiers["disk"] <= 3.5 * MIB
+    assert store.tiers["host"] == 7 * MIB
+    assert all(np.array_equal(store[i], some(MIB, i)) for i in range(10))
     assert "stay in the host tier" in caplog.text
     with pytest.raises(ConfigError, match="is not a size"):
         GpuSpillBuffer(max_spill=0.5)
@@ -355,9 +353,9 @@ def test_a_folder_that_may_not_be_written_is_an_error() -> None:
 
 
 @pytest.fixture
-def idle_store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
+def idle_store(stored: NewStore) -> GpuSpillBuffer:
     """A store that keeps 20 MiB of unused buffers, and 2 MiB of data."""
-    store = GpuSpillBuffer(0, 300 * MIB, str(tmp_path))
+    store = stored(0, 300 * MIB)
     assert not store.fast  # then distributed takes the memory for not managed, and does not call evict
     room = store.disk.empty(20 * MIB)
     room[:] = 1
@@ -365,8 +363,7 @@ def idle_store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
     assert store.fast
     store["kept"] = np.ones(2 * MIB, "u1")
     assert store.idle_bytes == 20 * MIB
-    yield store
-    store.close()
+    return store
 
 
 def test_under_pressure_idle_memory_goes_before_data_does(idle_store: GpuSpillBuffer) -> None:
@@ -384,10 +381,10 @@ def test_under_pressure_idle_memory_goes_before_data_does(idle_store: GpuSpillBu
     assert (idle_store.idle_bytes, idle_store.tiers["host"]) == (0, 0)
 
 
-def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(stored: NewStore, monkeypatch: Any) -> None:
     """Else what the tier counts, with what it does not, would be twice its limit."""
     monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
-    store = GpuSpillBuffer(0, 100 * MIB, str(tmp_path))
+    store = stored(0, 100 * MIB)
     lent = [store.disk.empty(MIB) for _ in range(50)]
     assert store.settle(scaled(10))
     assert store.disk.slabs.held_bytes == 50 * MIB
@@ -395,7 +392,6 @@ def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(tmp_path: Path, monk
     assert store.settle(scaled(10))
     assert store.idle_bytes <= store.host_limit_bytes / 8
     assert store.disk.slabs.held_bytes >= 2 * MIB + store.host_limit_bytes // 8 - MIB
-    store.close()
 
 
 @pytest.mark.parametrize("stays", [0.0, 0.5], ids=["all that goes is freed", "half of it is not given back"])
@@ -490,11 +486,8 @@ class FileSystem:
         return -1
 
 
-FILE_SYSTEMS = {
-    "holes": FileSystem(reserves=True, makes_holes=True),
-    "no holes": FileSystem(reserves=True),
-    "no fallocate": FileSystem(),
-}
+FILE_SYSTEMS = {"no holes": FileSystem(reserves=True), "no fallocate": FileSystem()}
+FILE_SYSTEMS["holes"] = FileSystem(reserves=True, makes_holes=True)
 
 
 @pytest.fixture(params=FILE_SYSTEMS)
@@ -618,11 +611,11 @@ def assert_they_agree(store: GpuSpillBuffer) -> None:
     assert said <= taken <= min(said + max(said / 8, MIB) + said / 64 + 2 * PAGE_BYTES, 20e6)
 
 
-def test_room_that_is_used_again_soon_is_not_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_that_is_used_again_soon_is_not_given_back(stored: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = FileSystem(reserves=True, makes_holes=True)
     monkeypatch.setattr(segments, "_fallocate", counting)
     monkeypatch.setattr(spill_thread, "_FREE_S", 3600.0)
-    store = GpuSpillBuffer(0, "1MB", str(tmp_path), quiet=True)
+    store = stored(0, "1MB", quiet=True)
     for i in range(20):
         store[i] = np.full(MIB, i, "u1")
     assert store.settle()
@@ -637,12 +630,10 @@ def test_room_that_is_used_again_soon_is_not_given_back(tmp_path: Path, monkeypa
     assert store.settle()
     assert on_disk(store.disk.folder) <= before + MIB
     assert counting.holes == 0
-    store.close()
 
 
-def test_without_holes_files_get_shorter_from_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_holes_files_get_shorter_from_their_ends(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "_fallocate", FileSystem())
-    disk = Disk(str(tmp_path))
     there = [disk.write([memoryview(noise(MIB, i))]) for i in range(10)]
     del there[8]
     shrink(disk)  # finds out
@@ -651,26 +642,22 @@ def test_without_holes_files_get_shorter_from_their_ends(tmp_path: Path, monkeyp
     assert on_disk(disk.folder) == 2 * MIB
     there += [disk.write([memoryview(noise(MIB, i))]) for i in range(2, 4)]
     assert [disk.read(s)[0].tobytes() for s in there] == [noise(MIB, i) for i in range(4)]
-    disk.close()
 
 
-def test_not_each_object_that_goes_makes_a_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_each_object_that_goes_makes_a_hole(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = FileSystem(reserves=True, makes_holes=True)
     monkeypatch.setattr(segments, "_fallocate", counting)
-    disk = Disk(str(tmp_path))
     there = [disk.write([memoryview(bytes(10 * KIB))]) for _ in range(1000)]
     for _ in range(500):
         there.pop(300)
         shrink(disk)
     assert 0 < counting.holes < 20
-    disk.close()
 
 
 def test_a_file_that_refuses_a_hole_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(segments, "_fallocate", FileSystem(reserves=True, error=errno.EIO))
-    disk = Disk(str(tmp_path))
     there = [disk.write([memoryview(noise(MIB, i))]) for i in range(10)]
     del there[5:]
     shrink(disk)
@@ -681,7 +668,6 @@ def test_a_file_that_refuses_a_hole_is_left_alone(
     del there[:5]
     shrink(disk)
     assert on_disk(disk.folder) <= 2 * MIB
-    disk.close()
 
 
 class FullDisk:

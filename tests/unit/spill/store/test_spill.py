@@ -125,17 +125,16 @@ def test_handles_only_where_they_are_asked_for(store: GpuSpillBuffer, gpu: SimGp
     assert type(store[1]) is SimArray
 
 
-def test_a_peers_bytes_stay_on_the_host_until_used(store: GpuSpillBuffer, gpu: SimGpu, tmp_path: Path) -> None:
+def test_a_peers_bytes_stay_on_the_host_until_used(store: GpuSpillBuffer, gpu: SimGpu, stored: NewStore) -> None:
     filled(store, gpu)
     with store.handing_out_handles():
         packed = store[0].packed()
-    other = GpuSpillBuffer(64 * KIB, None, str(tmp_path))
+    other = stored(64 * KIB, None)
     copies = gpu.h2d_copies
     other["x"] = packed
     assert gpu.h2d_copies == copies
     assert other.tiers["host"] >= 8 * KIB
     np.testing.assert_array_equal(other["x"].get(), store[0].get())
-    other.close()
 
 
 @pytest.mark.parametrize("of_jit", [False, True], ids=["of whole", "of jit"])
@@ -254,8 +253,7 @@ def test_a_closed_store_keeps_its_keys_and_no_values(store: GpuSpillBuffer, gpu:
 @pytest.mark.parametrize(
     ("value", "expected"), [(0.5, 512 * KIB), ("0.25", 256 * KIB), ("300KiB", 300 * KIB), (KIB, KIB), (0, 0), (None, 0)]
 )
-def test_limits(tmp_path: Path, gpu: SimGpu, value: Any, expected: int) -> None:
-    store = GpuSpillBuffer(value, None, str(tmp_path))
+def test_limits(stored: NewStore, gpu: SimGpu, value: Any, expected: int) -> None:
+    store = stored(value, None)
     store["x"] = gpu.asarray(np.zeros(10))
     assert store.device_limit_bytes == expected
-    store.close()

@@ -103,10 +103,9 @@ def test_what_user_code_writes_to_while_it_moves_is_not_lost(store: GpuSpillBuff
     assert set(store["a"].get()) == {7}
 
 
-def test_room_is_made_until_it_is_enough(tmp_path: Path) -> None:
+def test_room_is_made_until_it_is_enough(stored: NewStore) -> None:
     """What has gone may have lain in pieces, or another thread was faster."""
-    gpu = SimGpu(100 * KIB)
-    store = GpuSpillBuffer(1.0, None, str(tmp_path))
+    gpu, store = SimGpu(100 * KIB), stored(1.0, None)
     collected: list[int] = []
 
     def allocate(most_bytes: int) -> int:
@@ -117,16 +116,14 @@ def test_room_is_made_until_it_is_enough(tmp_path: Path) -> None:
     def collect() -> None:
         collected.append(gpu.used_bytes)
 
-    try:
-        fill(store, gpu, 10)
-        assert devices.with_room(gpu, 8 * KIB, lambda: allocate(40 * KIB), collect) == 40 * KIB
-        assert collected == [n * 8 * KIB for n in (9, 8, 7, 6, 5)]
-        with pytest.raises(MemoryError):
-            devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
-        assert gpu.used_bytes == 0
-        assert [store[i].get()[0] for i in range(10)] == list(range(10))
-    finally:
-        store.close()
+    fill(store, gpu, 10)
+    assert devices.with_room(gpu, 8 * KIB, lambda: allocate(40 * KIB), collect) == 40 * KIB
+    assert collected == [n * 8 * KIB for n in (9, 8, 7, 6, 5)]
+    with pytest.raises(MemoryError):
+        devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
+    assert gpu.used_bytes == 0
+    assert [store[i].get()[0] for i in range(10)] == list(range(10))
+    store.close()
     with pytest.raises(MemoryError):
         devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
 
@@ -181,8 +178,8 @@ def test_a_handle_outlives_its_key(store: GpuSpillBuffer, gpu: FaultyGpu) -> Non
     assert sum(store.tiers.values()) == 0
 
 
-def test_a_peer_gets_host_values_while_they_go_to_disk(tmp_path: Path) -> None:
-    store = GpuSpillBuffer(0, 1024, str(tmp_path))  # everything goes to disk at once
+def test_a_peer_gets_host_values_while_they_go_to_disk(stored: NewStore) -> None:
+    store = stored(0, 1024)  # everything goes to disk at once
     for i in range(5):
         store[i] = np.full(100_000, i, "u1")
     for _ in range(100):
@@ -191,7 +188,6 @@ def test_a_peer_gets_host_values_while_they_go_to_disk(tmp_path: Path) -> None:
                 found = store[i]
             value = found.packed().unpack() if isinstance(found, Handle) else found
             assert value[-1] == i
-    store.close()
 
 
 def test_stores_of_one_process_share_a_device(tmp_path: Path) -> None:
@@ -237,19 +233,18 @@ def test_odd_containers(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:
     assert [e.shape for e in empties] == [(0,), (0,), (0, 3), (30_000,), (3000,)]
 
 
-def test_a_class_that_came_by_value(tmp_path: Path) -> None:
+def test_a_class_that_came_by_value(stored: NewStore) -> None:
     """What a client's script defines is no attribute of the worker's __main__."""
     made = type("FromScript", (), {"__module__": "__main__", "__sizeof__": lambda self: 80_000})
     value = cloudpickle.loads(cloudpickle.dumps(made))()
     value.data = np.arange(10_000)
-    store = GpuSpillBuffer(0, 1024, str(tmp_path))
+    store = stored(0, 1024)
     store["x"] = value
     del value
     assert store.settle(scaled(10))
     assert store.tiers["disk"] >= 80_000
     assert store["x"].data.sum() == 49_995_000
     assert type(store["x"]) is made
-    store.close()
 
 
 def test_many_that_start_at_once_leave_each_other_alone(tmp_path: Path) -> None:

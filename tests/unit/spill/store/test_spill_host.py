@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import pickle
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spill_stores import KIB, NewStore, argument, to_disk
 
@@ -27,9 +26,14 @@ SMALL = 2 * KIB  # what is left of values without their arrays, and pickles
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
+def store(stored: NewStore) -> GpuSpillBuffer:
     """A store whose host tier is never full: only ``evict`` sends something to disk."""
-    made = GpuSpillBuffer(0, None, str(tmp_path))
+    return stored(0, None)
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    made = Disk(None)
     yield made
     made.close()
 
@@ -54,26 +58,6 @@ VIEWS: dict[str, Callable[[np.ndarray], Any]] = {
 def test_a_view_counts_as_what_it_keeps_alive(store: GpuSpillBuffer, view: Callable[[np.ndarray], Any]) -> None:
     store["view"] = view(whole())
     assert WHOLE <= store.tiers["host"] < WHOLE + SMALL
-
-
-def test_all_views_of_one_array_count_once_and_go_down_once(store: GpuSpillBuffer) -> None:
-    x = whole()
-    store["whole"] = x
-    for i in range(8):
-        store["part", i] = x[10 * i : 10 * (i + 1)]
-    store["list"] = [x[5:25], x[60:]]
-    store["again"] = store["list"][0]
-    assert WHOLE <= store.tiers["host"] < WHOLE + 2 * SMALL
-    expected = x.copy()
-    del x
-    to_disk(store)
-    assert WHOLE <= store.tiers["disk"] <= room_for(WHOLE + SMALL) + room_for(SMALL)  # the latter is the list's
-    assert WHOLE <= store.counters["host_to_disk"].nbytes < WHOLE + 2 * SMALL
-    for i in range(8):
-        np.testing.assert_array_equal(argument(store, ("part", i)), expected[10 * i : 10 * (i + 1)])
-    np.testing.assert_array_equal(argument(store, "list")[1], expected[60:])
-    assert WHOLE <= store.tiers["host"] < WHOLE + 2 * SMALL
-    assert store.counters["disk_to_host"].nbytes < WHOLE + 2 * SMALL
 
 
 def test_of_a_big_array_only_what_a_key_shows_is_written(store: GpuSpillBuffer) -> None:
@@ -119,14 +103,7 @@ def test_write_to_one_view_shows_in_others_after_the_disk(store: GpuSpillBuffer)
     assert (argument(store, "part") == 7).all()
 
 
-ORDERS: dict[str, tuple[int, ...]] = {
-    "the owner first": (0, 1, 2, 0),
-    "its views first": (1, 2, 0, 0),
-    "twice each": (0, 0, 1, 1, 0),
-}
-
-
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("order", [(0, 1, 2, 0), (1, 2, 0, 0), (0, 0, 1, 1, 0)])  # 0: the owner; its views
 def test_in_whatever_order_an_array_and_its_views_come(store: GpuSpillBuffer, order: tuple[int, ...]) -> None:
     x = np.arange(512.0)  # 4 KiB, its own memory
     names = (x, x[100:200], x[::-1])
@@ -261,9 +238,8 @@ def test_frames_come_back_as_they_were(stored: NewStore, shape: str, jit: bool) 
     store = stored(0, None, jit_unspill=jit)
     store["whole"], store["list"] = frame.copy(deep=False), [frame.copy(), frame[:10]]
     to_disk(store)
-    for found, real in zip(
-        (argument(store, "whole"), *map(unproxy, argument(store, "list"))), (frame, frame, frame[:10]), strict=True
-    ):
+    found_again = (argument(store, "whole"), *map(unproxy, argument(store, "list")))
+    for found, real in zip(found_again, (frame, frame, frame[:10]), strict=True):
         same(found, real, check_exact=True, check_flags=True, check_index_type=True)
         assert found.attrs == frame.attrs
 
@@ -298,31 +274,20 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
 
 
 @given(SPANS)
-@settings(deadline=None)
-def test_any_overlapping_views_come_back_from_disk(spans: list[tuple[int, int]]) -> None:
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_overlapping_views_come_back_from_disk(disk: Disk, spans: list[tuple[int, int]]) -> None:
     base = np.arange(64, dtype="u1")
     views = [base[min(a, b) : max(a, b)] for a, b in spans]
-    disk = Disk(None)
-    try:
-        stored = Pickled.write(disk, views)
-        apart = sum(len(v) for v in views)
-        assert sum(stored.stored.sizes[1:]) <= apart
-        assert stored.stored.sizes[0] == len(pickle.dumps(views, protocol=5, buffer_callback=lambda _: None))
-        for found, view in zip(stored.read(disk), views, strict=True):
-            np.testing.assert_array_equal(found, view)
-    finally:
-        del stored
-        disk.close()
+    stored = Pickled.write(disk, views)
+    assert sum(stored.stored.sizes[1:]) <= sum(map(len, views))
+    assert stored.stored.sizes[0] == len(pickle.dumps(views, protocol=5, buffer_callback=lambda _: None))
+    for found, view in zip(stored.read(disk), views, strict=True):
+        np.testing.assert_array_equal(found, view)
 
 
-def test_what_lies_inside_another_is_written_once() -> None:
+def test_what_lies_inside_another_is_written_once(disk: Disk) -> None:
     base = np.arange(1000, dtype="u1")
-    disk = Disk(None)
-    try:
-        stored = Pickled.write(disk, [base[10:20], base, {"x": base[500:]}, base[:500]])
-        assert sum(stored.stored.sizes[1:]) == 1000
-        found = stored.read(disk)
-        assert (found[0][0], found[2]["x"][0], found[3][-1]) == (10, 500 % 256, 499 % 256)
-        del stored, found
-    finally:
-        disk.close()
+    stored = Pickled.write(disk, [base[10:20], base, {"x": base[500:]}, base[:500]])
+    assert sum(stored.stored.sizes[1:]) == 1000
+    found = stored.read(disk)
+    assert (found[0][0], found[2]["x"][0], found[3][-1]) == (10, 500 % 256, 499 % 256)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import pickle
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,17 @@ EACH = 20 * KIB
 class Pair:
     left: Any
     right: Any
+
+
+class Model:
+    """As CuPy's sparse matrices: arrays in attributes, methods that hand them to compiled code."""
+
+    def __init__(self, weights: Any) -> None:
+        self.name, self.weights = "model", weights
+
+    def total(self) -> float:
+        assert type(self.weights) is SimArray
+        return float(self.weights.sum().get())
 
 
 @pytest.fixture
@@ -151,11 +161,9 @@ def test_writing_to_a_part_is_kept(store: GpuSpillBuffer, gpu: SimGpu) -> None:
 
 
 @pytest.fixture
-def frames(tmp_path: Path) -> Iterator[GpuSpillBuffer]:
+def frames(stored: NewStore) -> GpuSpillBuffer:
     """A store of host memory that is never full: only ``evict`` sends something to disk."""
-    made = GpuSpillBuffer(0, None, str(tmp_path), jit_unspill=True)
-    yield made
-    made.close()
+    return stored(0, None, jit_unspill=True)
 
 
 def numbers() -> pd.DataFrame:
@@ -241,7 +249,7 @@ def test_what_is_deleted_is_gone_at_once(store: GpuSpillBuffer, gpu: SimGpu) -> 
         gc.enable()
 
 
-def test_a_peer_gets_the_bytes_and_nothing_comes_up(store: GpuSpillBuffer, gpu: SimGpu) -> None:
+def test_a_peer_gets_the_bytes_and_nothing_comes_up(store: GpuSpillBuffer, stored: NewStore, gpu: SimGpu) -> None:
     host = np.arange(100 * KIB)
     store["list"] = [*(array(gpu, i) for i in range(10)), host]
     assert store.settle()
@@ -252,17 +260,14 @@ def test_a_peer_gets_the_bytes_and_nothing_comes_up(store: GpuSpillBuffer, gpu: 
     received = pickle.loads(sent)  # a client: it has no store
     assert [x.get()[0] for x in received[:10]] == list(range(10))
     assert (received[10] == host).all()
-    other = GpuSpillBuffer(64 * KIB, 0, jit_unspill=True)
-    try:
-        with store.handing_out_handles():
-            other["list"] = store["list"].packed()
-        copies = gpu.h2d_copies
-        value = argument(other, "list")
-        assert isinstance(value[5], SimArray)
-        assert gpu.h2d_copies == copies
-        assert float(value[5].sum().get()) == 5 * EACH / 8
-    finally:
-        other.close()
+    other = stored(64 * KIB, 0, jit_unspill=True)
+    with store.handing_out_handles():
+        other["list"] = store["list"].packed()
+    copies = gpu.h2d_copies
+    value = argument(other, "list")
+    assert isinstance(value[5], SimArray)
+    assert gpu.h2d_copies == copies
+    assert float(value[5].sum().get()) == 5 * EACH / 8
 
 
 @pytest.mark.parametrize("jit_unspill", [True, False])
@@ -280,3 +285,15 @@ def test_what_is_used_again_and_again_stays_up(stored: NewStore, gpu: SimGpu, ji
         del value
         assert store.settle()
     assert store.counters["host_to_device"].number == before + 1
+
+
+@pytest.mark.parametrize("jit_unspill", [True, False])
+def test_methods_of_an_object_have_real_arrays(stored: NewStore, gpu: SimGpu, jit_unspill: bool) -> None:
+    """Only what is in containers and records comes up one by one with jit_unspill, as proxies."""
+    store = stored(64 * KIB, 4 * KIB, jit_unspill=jit_unspill)  # to disk, too
+    for n in range(8):
+        store[n], store["list", n] = [Model(array(gpu, n))], [array(gpu, n)]
+        assert store.settle()
+        assert gpu.used_bytes == store.tiers["device"] <= 64 * KIB
+    assert [store[n][0].total() for n in range(8)] == [n * EACH / 8 for n in range(8)]
+    assert all(is_proxy(store["list", n][0]) == jit_unspill for n in range(8))
