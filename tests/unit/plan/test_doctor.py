@@ -272,8 +272,7 @@ def test_the_longest_tmpdir_is_that_of_multiprocessing() -> None:
 def test_every_check_is_in_a_table(modules: tuple[ModuleType, ...], table: tuple[Any, ...]) -> None:
     functions = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     own = {f for name, f in functions if name.startswith("check_") and f.__module__ in {m.__name__ for m in modules}}
-    looks = [look for check in table for look in getattr(check.look, "args", (check.look,)) if callable(look)]
-    assert own == {look for look in looks if look.__name__ != "<lambda>"}
+    assert own <= {look for check in table for look in getattr(check.look, "args", (check.look,))}
 
 
 def test_the_page_lists_every_check_in_its_order() -> None:
