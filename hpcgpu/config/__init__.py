@@ -48,7 +48,7 @@ NIC_RULES = ("balanced", "nearest", "ucx")
 
 def read_value(option: Field[Any], value: object, where: str) -> Any:  # the option's own type
     """Read an option's value, a Python value or text, as Settings holds it; ConfigError, with ``where``, for others."""
-    read = READERS[option.metadata["kind"]]
+    read, _ = KINDS[option.metadata["kind"]]
     return read_option(user_name(option), value, where, lambda plain: read(option, plain))
 
 
@@ -255,26 +255,28 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
     return MappingProxyType(variables)
 
 
-READERS: Mapping[str, Callable[[Field[Any], object], Any]] = {
-    "count": lambda _, value: _whole(value, "count", 1),
-    "port": _port,
-    "number": lambda _, value: _whole(value, "number", 0),
-    "cores": _cores,
-    "nics": _nics,
-    "bytes": _node_bytes,
-    "duration": _duration,
-    "seconds": _seconds,
-    "limit": lambda _, value: settings.read_limit(value),
-    "device-limit": lambda _, value: settings.read_device_limit(value),
-    "host-limit": lambda _, value: settings.read_host_limit(value),
-    "gpus": _gpus,
-    "simulate": _simulate,
-    "choice": _choice,
-    "text": lambda _, value: read_text(value),
-    **dict.fromkeys(("texts", "lines"), _texts),
-    "flag": _flag,
-    "numbers": _numbers,
-    "environment": _environment,
+_LIMIT = "float, int or str"
+# The reader of each kind of option, and its types as numpydoc shows them; a choice has its values instead.
+KINDS: Mapping[str, tuple[Callable[[Field[Any], object], Any], str]] = {
+    "count": (lambda _, value: _whole(value, "count", 1), "int"),
+    "port": (_port, "int or str"),
+    "number": (lambda _, value: _whole(value, "number", 0), "int"),
+    "cores": (_cores, "str or int"),
+    "nics": (_nics, "str or list of str"),
+    "bytes": (_node_bytes, "int or str"),
+    "duration": (_duration, "int or str"),
+    "seconds": (_seconds, "float or str"),
+    "limit": (lambda _, value: settings.read_limit(value), _LIMIT),
+    "device-limit": (lambda _, value: settings.read_device_limit(value), _LIMIT),
+    "host-limit": (lambda _, value: settings.read_host_limit(value), _LIMIT),
+    "gpus": (_gpus, "int or str"),
+    "simulate": (_simulate, "int or str"),
+    "choice": (_choice, ""),
+    "text": (lambda _, value: read_text(value), "str"),
+    **dict.fromkeys(("texts", "lines"), (_texts, "list of str")),
+    "flag": (_flag, "bool"),
+    "numbers": (_numbers, "dict of str to float"),
+    "environment": (_environment, "dict of str to str"),
 }
 
 

@@ -188,11 +188,9 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
 }
 # Workers have their folders there even if it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
-_ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
-_WHY: Mapping[str, str] = {
+_WHY = {
     "python": "here it is one program",
-    "job-directives-skip": _ONLY_OPTIONS,
-    "header-skip": _ONLY_OPTIONS,
+    **dict.fromkeys(("job-directives-skip", "header-skip"), "only whole options such as '--mem' can be left out"),
 }
 _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 

@@ -191,16 +191,7 @@ def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 _KNOWN = frozenset(user_name(f) for f in options()) - {"site"}
-# The option that each value of a dialect writes into a script.
-_WRITES = {
-    ("gpus", "gpus-per-node"): "--gpus-per-node",
-    ("gpus", "gres"): "--gres",
-    ("gpus", "gpus"): "--gpus",
-    ("memory", "mem"): "--mem",
-    ("memory", "mem-per-cpu"): "--mem-per-cpu",
-    ("memory", "mem-per-gpu"): "--mem-per-gpu",
-    ("cpus", True): "--cpus-per-task",
-}
+# What Slurm's dialect writes into a script if the file does not say: names of options; cpus is --cpus-per-task.
 _WRITTEN = {"gpus": "gpus-per-node", "memory": "mem", "cpus": True}
 
 
@@ -242,7 +233,8 @@ def _forbidden(site: Site) -> Iterator[tuple[Path, str]]:
             yield ("rules", i, "require"), f"{rule.require} is required here and forbidden by rules[{other}]"
     if site.batch == "slurm":
         for key, default in _WRITTEN.items():
-            option = _WRITES.get((key, site.dialect.get(key, default)), "")
+            value = site.dialect.get(key, default)
+            option = "--cpus-per-task" if value is True else f"--{value}"
             if option in forbidden:
                 yield (
                     ("dialect", key) if key in site.dialect else ("rules", forbidden[option], "forbid"),
