@@ -100,24 +100,24 @@ image: $(STAMP)
 oldest: $(STAMP)
 	scripts/packaging.sh oldest
 
-# The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one: all others run
-# beside them. What they print comes last. The lab's image is built while packages are installed, into both environments
-# at once; where it cannot be, its tests say why.
+# The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one, and those of
+# UCX: all others run beside them. What they print comes last. The lab's image and the environment of UCX, which the lab
+# needs too, are made while packages are installed, that of CuPy beside the first tests. Where the image cannot be
+# built, its tests say why.
 test: system
-	@log=$$(mktemp) pbslog=$$(mktemp) cupylog=$$(mktemp); \
+	@log=$$(mktemp) pbslog=$$(mktemp) envlog=$$(mktemp); \
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
-	  $(MAKE) --no-print-directory -k $(UCX)/.installed $(CUPY)/.installed & ucx=$$!; \
+	  $(MAKE) --no-print-directory -k $(UCX)/.installed & ucx=$$!; \
 	  trap 'kill $$ucx 2> /dev/null' EXIT; \
 	  $(MAKE) --no-print-directory $(VENV)/.compiled && wait $$ucx || exit; \
 	  $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 tests/lab \
 	    > $$log 2>&1 & lab=$$!; \
 	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
-	  trap 'kill $$lab $$pbs $$cupy 2> /dev/null' EXIT; \
+	  $(MAKE) --no-print-directory -k ucx cupy NOW= > $$envlog 2>&1 & envs=$$!; \
+	  trap 'kill $$lab $$pbs $$envs 2> /dev/null' EXIT; \
 	  $(MAKE) --no-print-directory -k check clusters NOW=; here=$$?; \
-	  $(MAKE) --no-print-directory cupy NOW= > $$cupylog 2>&1 & cupy=$$!; \
-	  $(MAKE) --no-print-directory ucx NOW=; here=$$((here | $$?)); \
-	  wait $$cupy; here=$$((here | $$?)); \
-	  echo 'the tests of CuPy:'; cat $$cupylog; rm -f $$cupylog; \
+	  wait $$envs; here=$$((here | $$?)); \
+	  echo 'the tests of UCX and CuPy:'; cat $$envlog; rm -f $$envlog; \
 	  wait $$pbs; real=$$?; \
 	  echo 'the tests on a real OpenPBS:'; cat $$pbslog; rm -f $$pbslog; \
 	  wait $$lab; there=$$?; \

@@ -108,7 +108,7 @@ def test_without_a_server_nothing_is_lost_or_submitted_twice(lab: PbsLab, gang: 
     until(lambda: "hpcgpu tries again in" in elastic.said, "qsub is tried again")
     lab.breaks("server-start")
     elastic.answer()
-    until(lambda: len(lab.states()) == 4, "there are the gang's job and three")
+    until(lambda: len(lab.states()) == 4, "there are the gang's job and three", every_s=0.5)
     *run, waits = (lab.states()[job_id] for job_id in (only, *members(elastic)))
     assert run == ["R"] * 3
     assert waits in ("Q", "R")  # once a busy server that had just started gave it a node of others
@@ -154,7 +154,7 @@ def test_killed_clients_leave_no_job(lab: PbsLab, gang: Client, elastic: Client)
     start(elastic, ELASTIC)
     scale(elastic, 2)
     elastic("cluster.scale(jobs=4)")
-    until(lambda: sorted(lab.states().values()) == ["Q", "Q", "R", "R", "R"], "some run and some wait")
+    until(lambda: sorted(lab.states().values()) == ["Q", "Q", "R", "R", "R"], "two wait", every_s=0.5)
     lab.breaks("kill-mom", node)
     lab.kill(gang)
     lab.kill(elastic)

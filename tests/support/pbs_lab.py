@@ -146,9 +146,9 @@ class PbsLab:
         return sorted(runs.iterdir()) if runs.is_dir() else []
 
     def left(self) -> list[str]:
-        """Return what is there of runs: jobs, processes, folders."""
+        """Return what is there of runs: jobs, else folders, else processes, which are a ps on each machine."""
         jobs = [f"job {i} is {state}" for i, state in self.states().items()]
-        return [*jobs, *self.processes(), *map(str, self.run_folders())]
+        return jobs or [*map(str, self.run_folders())] or self.processes()
 
     def wait_idle(self, limit_s: float = 60) -> None:
         """Return when nothing is left of any run."""

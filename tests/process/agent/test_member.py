@@ -305,3 +305,14 @@ def test_the_lease_is_held_by_touching_it(tmp_path: Path) -> None:
     assert lease.is_held(tmp_path, 5)
     assert not lease.is_held(tmp_path / "gone", 5)
     assert {p.name for p in tmp_path.iterdir()} == {"lease", "detached"}
+
+
+def test_a_job_that_is_requeued_publishes_again(cluster: Ranks) -> None:
+    job = {"PBS_JOBID": "7.server"}  # no variable of PBS says that it is another life
+    first = cluster.start("head", env=job)
+    assert cluster.published().restart_count == 0
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    assert scheduler_file.read(cluster.folder) is None
+    cluster.start("head", env=job)
+    assert cluster.published().restart_count == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import socket
@@ -12,7 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,17 +21,25 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-import ranks
 import sockets
+from bokeh.client import pull_session
+from bokeh.models import ColumnDataSource, DataTable, Div, Plot
 from distributed import Client
 from paths import SUPPORT
-from waiting import scaled
+from tornado.ioloop import IOLoop
+from waiting import scaled, until
 
 from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.deploy.dashboard.page import GpuPage
 from hpcgpu.report.workers import TIERS, WorkerFacts
 
-CROWD, LOOK = SUPPORT / "gpu_crowd.py", SUPPORT / "bokeh_page.py"
+CROWD = SUPPORT / "gpu_crowd.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loop() -> None:
+    """Make the event loop of this thread, which stays."""
+    IOLoop.current()
 
 
 @pytest.fixture(scope="module")
@@ -140,22 +148,34 @@ def test_without_bokeh_the_page_says_what_to_install(tmp_path: Path, monkeypatch
     assert "bokeh" not in sys.modules or sys.modules["bokeh"].__file__ != str(tmp_path / "bokeh.py")
 
 
-def page(url: str, condition: str) -> dict[str, Any]:
-    """Return the content of a page when the condition holds."""
-    done = ranks.run_command([sys.executable, str(LOOK), url, condition], timeout=scaled(90))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def page(url: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the content of a page of Bokeh when the condition holds for its data."""
+    shown: dict[str, Any] = {}
+
+    def holds() -> bool:
+        with pull_session(first.id, url, loop) as session:
+            select = session.document.select
+            # of columns that several sources have, those of the table
+            sources = [*select({"type": ColumnDataSource}), *(table.source for table in select({"type": DataTable}))]
+            shown["data"] = {name: column for source in sources for name, column in source.data.items()}
+            shown["texts"] = "\n".join(div.text for div in select({"type": Div}))
+            shown["titles"] = [str(plot.title.text) for plot in select({"type": Plot})]
+        return condition(shown["data"])
+
+    with contextlib.closing(IOLoop(make_current=False)) as loop, pull_session(None, url, loop) as first:
+        until(holds, f"what is awaited of {url}", every_s=0.3)
+    return shown
 
 
 def test_pages_of_gpus_show_each_gpu_over_time(base: str) -> None:
     """Ours, and Dask's own."""
-    found = page(f"{base}/gpus", f"sum(data['device_now']) >= {64 << 20} and len(data['time']) > 2")
+    found = page(f"{base}/gpus", lambda data: sum(data["device_now"]) >= 64 << 20 and len(data["time"]) > 2)
     data = found["data"]
     assert len(data["name"]) == 2
     assert sum(sum(data[f"{tier}_now"]) for tier in TIERS) >= 128 << 20
     assert "2 GPUs on 1 node; Dask&#x27;s data: " in found["texts"]
     assert '<a href="gpus">GPUs</a>' in fetch(f"{base}/gpus")[1]  # in the menu
-    found = page(f"{base}/gpu", f"sum(data['memory']) >= {64 << 20}")
+    found = page(f"{base}/gpu", lambda data: sum(data["memory"]) >= 64 << 20)
     assert max(found["data"]["memory"]) <= 64 << 20
     assert any(title.endswith("/ 128.00 MiB") for title in found["titles"])
 
@@ -202,7 +222,7 @@ def test_a_gpu_that_is_tapped_is_shown_over_time() -> None:
 def test_it_is_read_with_400_gpus() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([sys.executable, str(CROWD), "400"], **pipes, text=True) as crowd:
-        found = page(crowd.stdout.readline().strip(), "len(data['image']) > 1")
+        found = page(crowd.stdout.readline().strip(), lambda data: len(data["image"]) > 1)
         crowd.stdin.close()
     assert len(found["data"]["name"]) == 400
     assert found["data"]["name"][:3] == ["node000-2", "node014-1", "node032-2"]  # those that are not as planned
