@@ -17,18 +17,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
 from hpcgpu.model.allocation import WRITTEN, parse_simulated
 from hpcgpu.model.job import VERSION, RunDocument
-from hpcgpu.model.settings import (
-    MARKS,
-    Limit,
-    Settings,
-    one_line,
-    options,
-    plain_number,
-    read_flag,
-    read_option,
-    read_text,
-    user_name,
-)
+from hpcgpu.model.settings import Limit, Settings, one_line, options, plain_number, user_name
 from hpcgpu.units import format_bytes, meant, parse_duration_s
 
 if TYPE_CHECKING:
@@ -49,7 +38,7 @@ NIC_RULES = ("balanced", "nearest", "ucx")
 def read_value(option: Field[Any], value: object, where: str) -> Any:  # the option's own type
     """Read an option's value, a Python value or text, as Settings holds it; ConfigError, with ``where``, for others."""
     read, _ = KINDS[option.metadata["kind"]]
-    return read_option(user_name(option), value, where, lambda plain: read(option, plain))
+    return settings.read_option(user_name(option), value, where, lambda plain: read(option, plain))
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -196,7 +185,7 @@ def _flag(option: Field[Any], value: object) -> bool:
             "a Security object is not accepted: each cluster makes its own certificate, which Client(cluster) uses; "
             "leave security out (TLS is on), or give security=False (TLS is off)"
         )
-    return read_flag(value)
+    return settings.read_flag(value)
 
 
 def _pairs(value: object, allowed: str, split: Callable[[str], Iterable[str]]) -> Mapping[Any, Any]:
@@ -249,7 +238,7 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
         if not isinstance(name, str) or not VARIABLE.fullmatch(name):
             raise ConfigError(f"{name!r} is not a variable's name; allowed: letters, digits and _, no digit first")
         text = str(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else raw
-        if not isinstance(text, str) or MARKS.search(text):
+        if not isinstance(text, str) or settings.MARKS.search(text):
             raise ConfigError(f"{name}: {raw!r} is not allowed; allowed: text without newline or control character")
         variables[name] = text
     return MappingProxyType(variables)
@@ -272,7 +261,7 @@ KINDS: Mapping[str, tuple[Callable[[Field[Any], object], Any], str]] = {
     "gpus": (_gpus, "int or str"),
     "simulate": (_simulate, "int or str"),
     "choice": (_choice, ""),
-    "text": (lambda _, value: read_text(value), "str"),
+    "text": (lambda _, value: settings.read_text(value), "str"),
     **dict.fromkeys(("texts", "lines"), (_texts, "list of str")),
     "flag": (_flag, "bool"),
     "numbers": (_numbers, "dict of str to float"),
