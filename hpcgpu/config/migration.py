@@ -66,6 +66,8 @@ JOBQUEUE = _hints(
     },
     **{"processes": (True,), "nanny": (True,), "worker_extra_args": ((), []), "scheduler_options": ({},)},
     silence_logs=ANYTHING,
+    worker_command=("distributed.cli.dask_worker", "hpcgpu.worker"),
+    shebang=("#!/usr/bin/env bash", "#!/bin/bash"),
 )
 # dask-cuda 26.10, and what it passes on to LocalCluster and Worker of distributed.
 DASK_CUDA = _hints(
@@ -181,11 +183,6 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "job_script_prologue": ("job-script-prologue", "env-extra"),
 }
 _CORES = ("job-cpu", "cores")
-# Values that need no warning: they ask for the default behaviour, or have no effect.
-_HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "worker-command": ("distributed.cli.dask_worker", "hpcgpu.worker"),
-    "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
-}
 # Workers have their folders there even if it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _WHY = {
@@ -222,7 +219,7 @@ def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
     for key, value in entries.items():
         if key not in translated:
             hint = HINTS.get(key.replace("-", "_"))
-            if value not in _HARMLESS.get(key, ()):
+            if not hint or not hint.is_harmless(value):
                 out.append(f"{key} ({hint.instead if hint else 'no option of hpcgpu'})")
         elif _taken(key, value) != value and value not in _OWN_FOLDERS:
             out.append(f"{key}: {value!r} ({_WHY[key]})")
