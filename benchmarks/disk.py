@@ -11,7 +11,7 @@ which nothing compresses, of 8 MiB, 256 KiB and 16 KiB.
     CPU seconds of the process, per GB; the kernel's writing back is not in it.
 
 ``hpcgpu, again`` writes to room that was freed before, and reads into memory of
-:class:`hpcgpu.spill.storage.buffer_pool.Slabs` that was used before. dd writes and reads one file in blocks of the same
+:class:`hpcgpu.spill.storage.disk.Slabs` that was used before. dd writes and reads one file in blocks of the same
 size.
 """
 # ruff: noqa: D102
@@ -36,8 +36,7 @@ import zict
 from distributed.protocol import deserialize_bytes, serialize_bytelist
 
 from hpcgpu.spill.state import DISK, HOST
-from hpcgpu.spill.storage.buffer_pool import Slabs
-from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill.storage.disk import Disk, Slabs
 from hpcgpu.spill.store import register
 from hpcgpu.spill.values.unit import SkeletonUnit
 

@@ -106,9 +106,11 @@ class Store:
     def candidates(self) -> Iterator[Candidate]:
         """Yield what lies above, longest untouched first."""
         for unit, age in self.above.items():
+            if unit in self.pinned:
+                continue
             turn = (self.soon[unit],) if unit in self.soon else ()
             clean = unit in self.copied
-            yield Candidate(unit, age, self.trace.nbytes[unit], unit in self.pinned, len(turn), clean, turn)
+            yield Candidate(unit, age, self.trace.nbytes[unit], len(turn), clean, turn)
 
 
 def ours(store: Store, need_bytes: int) -> Iterator[int]:

@@ -17,11 +17,11 @@ _HOMES = {
     "LocalGPUCluster": "hpcgpu.deploy.cluster.classes",
     "PBSGPUCluster": "hpcgpu.deploy.cluster.classes",
     "SLURMGPUCluster": "hpcgpu.deploy.cluster.classes",
-    "asproxy": "hpcgpu.spill.proxies.proxy",
+    "asproxy": "hpcgpu.spill.proxies",
     "bindings": "hpcgpu.deploy.dashboard",
     "memory": "hpcgpu.deploy.dashboard",
     "trim_memory": "hpcgpu.deploy.dashboard",
-    "unproxy": "hpcgpu.spill.proxies.proxy",
+    "unproxy": "hpcgpu.spill.proxies",
 }
 
 # Names that users of other packages try.

@@ -16,7 +16,7 @@ from hpcgpu.errors import ParseError as ParseError
 from hpcgpu.errors import SpillError as SpillError
 from hpcgpu.errors import SubmitError as SubmitError
 from hpcgpu.errors import TrustError as TrustError
-from hpcgpu.spill.proxies.proxy import asproxy as asproxy
-from hpcgpu.spill.proxies.proxy import unproxy as unproxy
+from hpcgpu.spill.proxies import asproxy as asproxy
+from hpcgpu.spill.proxies import unproxy as unproxy
 
 __version__: str

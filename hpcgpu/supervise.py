@@ -154,11 +154,6 @@ class ThreadLoop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def trouble(self) -> str:
-        """The reason of the present failures, for waiting callers; "" if it works."""
-        return self._failures.trouble
-
     def is_alive(self) -> bool:
         """Return whether the work goes on."""
         return self._thread.is_alive()

@@ -149,32 +149,15 @@ class Rank:
             records = rendezvous.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
             launch = "" if self._isolated else read_launch(self._environ)
-            limit = rendezvous.Deadline(bootstrap.death_timeout_s, lambda: self._missing_ranks.note(), self._end_late)
-            records = rendezvous.meet_by_mpi(lambda: self._record(resources), self._facts, limit, launch)
-            if "_missing_ranks" in self.__dict__:
-                self._missing_ranks.withdraw()
+            folder = functools.partial(rendezvous.folder_of, bootstrap, self._environ)
+            facts, limit_s = self._facts, bootstrap.death_timeout_s
+            with rendezvous.MissingRanks(facts, self._environ, self._host, folder, limit_s).watched(self._held.close):
+                records = rendezvous.meet_by_mpi(lambda: self._record(resources), facts, launch)
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
                 raise WorldError(f"{where}{record['failure']}")
         return records
-
-    @functools.cached_property
-    def _missing_ranks(self) -> rendezvous.MissingRanks:
-        folder = None
-        with contextlib.suppress(LaunchError):
-            folder = rendezvous.folder_of(self._bootstrap, self._environ)
-        return rendezvous.MissingRanks(self._facts, self._environ, self._host, folder, self._bootstrap.death_timeout_s)
-
-    def _end_late(self) -> None:
-        """End this process, whose first thread is in MPI, because a rank has missed the rendezvous."""
-        try:
-            self._missing_ranks.report()
-            self._held.close()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(1)
 
     def _record(self, resources: LeaderResources | None) -> dict[str, Any]:
         """Return this rank's record for the rendezvous."""

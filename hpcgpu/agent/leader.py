@@ -15,9 +15,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from hpcgpu import supervise
@@ -398,9 +397,8 @@ class StandaloneOptions:
     name: str = ""  # several workers are name-0, name-1 ..., by which dask-jobqueue counts
     workers: int | None = None  # None: one for each GPU
     # files: tls_ca_file, tls_worker_cert, tls_worker_key
-    tls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    # further arguments of distributed's Nanny: lifetime, preload ...
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    tls: Mapping[str, str]
+    options: Mapping[str, Any]  # further arguments of distributed's Nanny: lifetime, preload ...
 
 
 def run_standalone(typed: Mapping[str, object], typed_from: str, options: StandaloneOptions) -> int:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import json
 import os
 import signal
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -55,7 +57,7 @@ class NodeRanks(NamedTuple):
 class MissingRanks:
     """The end of a rendezvous that a rank has missed.
 
-    ``environ`` identifies this launch's ranks. ``folder`` belongs to this launch alone, and nodes may share it. The
+    ``environ`` identifies this launch's ranks. ``folder`` finds one of this launch alone, which nodes may share. The
     ranks of a launch start, and are late, within ``together_s`` of each other; they were waited for ``deadline_s``.
     """
 
@@ -64,14 +66,20 @@ class MissingRanks:
         facts: RankFacts,
         environ: Mapping[str, str],
         host: str,
-        folder: Path | None,
+        folder: Callable[[], Path],
         deadline_s: float,
         together_s: float = 5.0,
     ) -> None:
         self._facts, self._environ, self._host = facts, environ, host
-        self._folder, self._deadline_s, self._together_s = folder, deadline_s, together_s
+        self._find_folder, self._deadline_s, self._together_s = folder, deadline_s, together_s
         self._shown: Path | None = None
         self._in = 0  # the inode of the folder
+
+    @functools.cached_property
+    def _folder(self) -> Path | None:
+        with contextlib.suppress(LaunchError):
+            return self._find_folder()
+        return None
 
     def note(self) -> None:
         """Show the other nodes the ranks that are here so far: their deadline may be earlier than this node's."""
@@ -80,12 +88,35 @@ class MissingRanks:
             with contextlib.suppress(OSError, HpcGpuError):
                 self._show(self._node(present, absent))
 
-    def withdraw(self) -> None:
-        """Remove this node's file from the folder: all ranks have come."""
-        if self._shown:
+    @contextlib.contextmanager
+    def watched(self, close: Callable[[], object]) -> Iterator[None]:
+        """Watch the time of a block in which this thread is in MPI: after it report, ``close``, and end the process."""
+        # If no other thread can run then, faulthandler ends the process from C.
+        end = threading.Timer(self._deadline_s, self._end, (close,))
+        timers = threading.Timer(self._deadline_s / 2, self.note), end
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
+        faulthandler.dump_traceback_later(self._deadline_s + _STUCK_S, exit=True, file=2)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            for timer in timers:
+                timer.cancel()
+        if self._shown:  # and all ranks have come
             with contextlib.suppress(OSError):  # another node's file is in the folder, or the folder is gone
                 self._shown.unlink()
                 self._shown.parent.rmdir()
+
+    def _end(self, close: Callable[[], object]) -> None:
+        try:
+            self.report()
+            close()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)
 
     def report(self) -> None:
         """Report the missing ranks, once for all nodes that see each other, and kill those of this node."""
@@ -248,24 +279,14 @@ _FILE_POLL_S = 0.05
 _OLD_S = 86400.0
 
 
-class Deadline(NamedTuple):
-    """The time for the other ranks to come, and its callbacks; they run in other threads, since the first is in MPI."""
-
-    deadline_s: float
-    half: Callable[[], None]  # called at half of the time
-    late: Callable[[], None]  # ends this process
-
-
-def meet_by_mpi(
-    record: Callable[[], Mapping[str, Any]], facts: RankFacts, limit: Deadline, launch: str = ""
-) -> list[dict[str, Any]]:
+def meet_by_mpi(record: Callable[[], Mapping[str, Any]], facts: RankFacts, launch: str = "") -> list[dict[str, Any]]:
     """Return the records of all ranks, in rank order; raise LaunchError without MPI or with a world of another size.
 
     ``record`` returns this rank's record, JSON of at most 8 KiB; it is called when MPI is up, so that rank 0's
     scheduler starts meanwhile. ``launch`` is a word that only this launch's environment holds, by which the other
     ranks of a node wait for local rank 0; "": they do not. The MPI world is checked against the launcher's ``facts``.
     """
-    with _limited(limit), _quick_settings():
+    with _quick_settings():
         mpi = _load_mpi()  # before a rank waits for its leader
         with process.titled(TITLE):
             if launch and facts.local_rank:
@@ -281,22 +302,6 @@ def meet_by_mpi(
                 return _gather(mpi, record())
             finally:
                 mpi.Finalize()
-
-
-@contextlib.contextmanager
-def _limited(limit: Deadline) -> Iterator[None]:
-    """Watch the time; if no thread of this process can run at its end, end the process from C."""
-    timers = threading.Timer(limit.deadline_s / 2, limit.half), threading.Timer(limit.deadline_s, limit.late)
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
-    faulthandler.dump_traceback_later(limit.deadline_s + _STUCK_S, exit=True, file=2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        for timer in timers:
-            timer.cancel()
 
 
 def wait_for_leader(launch: str) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 NUMBERS = frozenset("?bBhHiIlLqQefdFD")
 # Before, a result's dtype depends on the values of numbers, and ufunc.resolve_dtypes does not return it (NEP 50).
 _NUMPY_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
-_COUNTER_BYTES = 8
+COUNTER_BYTES = 8
 # malloc reuses smaller blocks itself.
 _SMALLEST_BYTES = 128 * 2**10
 
@@ -74,20 +74,15 @@ class Blocks:
         """Keep a returned block."""
         if len(block) <= self._most_bytes:
             self._kept.append(block)
-            self._drop(self._most_bytes)
-            self._changed()
+            self.shrink(self._most_bytes)
 
     def shrink(self, most_bytes: int) -> None:
         """Free kept blocks, the oldest first, until at most ``most_bytes`` are left."""
-        if self._drop(most_bytes):
+        if self._kept:
+            while self._kept and self.nbytes > most_bytes:
+                with contextlib.suppress(IndexError):  # another thread was faster
+                    self._kept.popleft()
             self._changed()
-
-    def _drop(self, most_bytes: int) -> bool:
-        count = len(self._kept)
-        while self._kept and self.nbytes > most_bytes:
-            with contextlib.suppress(IndexError):  # another thread was faster
-                self._kept.popleft()
-        return len(self._kept) < count
 
 
 def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:
@@ -134,18 +129,12 @@ def bytes_of(root: np.ndarray) -> np.ndarray:
     return root.transpose(order).reshape(-1).view(np.uint8)
 
 
-class Usage:
-    """A number of bytes in a file: the host memory that other processes leave out, read by :func:`read_usage_bytes`."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as f:
-            f.write(bytes(_COUNTER_BYTES))
-            f.flush()
-            self._counter = mmap.mmap(f.fileno(), _COUNTER_BYTES)
-
-    def publish(self, nbytes: int) -> None:
-        """Write the number."""
-        self._counter[:] = nbytes.to_bytes(_COUNTER_BYTES, "little")
+def map_usage(path: str | os.PathLike[str]) -> mmap.mmap:
+    """Make a file of one number: the host memory that other processes leave out, read by :func:`read_usage_bytes`."""
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as f:
+        f.write(bytes(COUNTER_BYTES))
+        f.flush()
+        return mmap.mmap(f.fileno(), COUNTER_BYTES)
 
 
 def read_usage_bytes(path: str | os.PathLike[str]) -> int:
@@ -183,7 +172,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 100
 
     def __init__(self, host: np.ndarray, allocation: Any) -> None:
-        self._host, self._allocation = host, allocation  # its memory; its hpcgpu.sim.gpu.Allocation
+        self._host, self._allocation = host, allocation  # its memory; its hpcgpu.sim.Allocation
 
     @property
     def __hpcgpu_device__(self) -> Any:
@@ -218,7 +207,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     def base(self) -> SimArray | None:
         """The array of which this is a view, or None; as with CuPy, also after a move down and up."""
         base = self._host.base
-        while base is not None and type(base) is not np.ndarray:  # sim.memory.Memory, or as in sim.gpu._root
+        while base is not None and type(base) is not np.ndarray:  # Memory, or as in root_of
             base = getattr(base, "base", None)
         return None if base is None else SimArray(base, self._allocation)
 
@@ -344,7 +333,7 @@ def host_of(array: SimArray) -> np.ndarray:
 
 
 def buffer_of(array: SimArray) -> Any:
-    """Return an array's hpcgpu.sim.gpu.Allocation."""
+    """Return an array's hpcgpu.sim.Allocation."""
     return array._allocation
 
 

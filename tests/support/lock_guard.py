@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from hpcgpu.sim import SimGpu
-from hpcgpu.spill.proxies import State, proxy
-from hpcgpu.spill.proxies import proxy as proxies_dask
-from hpcgpu.spill.storage import disk
-from hpcgpu.spill.storage.buffer_pool import LeafLock, Pool
-from hpcgpu.spill.storage.disk import Disk
+from hpcgpu.spill import proxies
+from hpcgpu.spill import proxies as proxies_dask
+from hpcgpu.spill.proxies import State
+from hpcgpu.spill.storage import LeafLock, disk
+from hpcgpu.spill.storage.disk import Disk, Pool
 from hpcgpu.spill.store import executor, identity_map
-from hpcgpu.spill.values import host_objects, unit
+from hpcgpu.spill.values import host_objects
 
 # Where what must not happen under the lock is looked up when it does.
 WATCHED: tuple[tuple[Any, str], ...] = (
@@ -36,9 +36,9 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (identity_map, "put_together"),
     (proxies_dask, "make_proxy"),
     (proxies_dask, "release"),
-    (proxy, "up"),
+    (proxies, "up"),
     (State, "load"),
-    (unit.Content, "stored"),
+    (executor, "_sizes"),
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -18,6 +18,7 @@ from hpcgpu.spill.state import (
     DEVICE,
     DISK,
     HOST,
+    Candidate,
     Copy,
     Drop,
     Fail,
@@ -29,7 +30,6 @@ from hpcgpu.spill.state import (
     below,
     victims,
 )
-from hpcgpu.spill.state.accounting import Choice
 from hpcgpu.spill.state.machine import SpillState
 
 Action = tuple[Any, ...]
@@ -85,10 +85,11 @@ class World:
         self.readers: list[Reader] = []
         self.allocations: list[FailedAllocation] = []
         self.todo = list(range(len(story.parts)))
+        self.keys: dict[Any, tuple[Unit, ...]] = {}
         self.failures, self.losses, self.gives_up = story.failures, story.losses, story.gives_up
         for i, unit in enumerate(self.units):
             self.contents[i][unit.at] = 0
-            self.carry_out(self.state.set(i, (unit,)))
+            self.carry_out(self.name(i, unit))
 
     # --- what may happen now ------------------------------------------------------------------------------------------
     def actions(self, story: Story) -> Iterator[Action]:
@@ -117,13 +118,13 @@ class World:
             return unit.valid == 1 << unit.at and unit.move is None
         if part[0] == "leave":
             return self.units[part[1]].keys and part[2] < self.units[part[1]].nbytes
-        return part[0] != "delete" or part[1] in self.state.keys
+        return part[0] != "delete" or part[1] in self.keys
 
     def do(self, action: Action) -> None:
         if action[0] == "part":
             self.todo.remove(action[1])
             action = action[2:]
-        call = getattr(self, f"do_{action[0]}", None) or getattr(self.state, action[0])  # delete, shrink, limit, tick
+        call = getattr(self, f"do_{action[0]}", None) or getattr(self.state, action[0])  # shrink, limit, tick
         self.carry_out(call(*action[1:]))
         self.check()
 
@@ -173,7 +174,15 @@ class World:
             if not self.units[i].valid:
                 self.contents[i] = {}
                 self.write(i, self.units[i].at)
-        return self.state.set(key, tuple(self.units[i] for i in units))
+        return self.name(key, *(self.units[i] for i in units))
+
+    def do_delete(self, key: int) -> Any:
+        return self.state.delete(self.keys.pop(key))
+
+    def name(self, key: int, *units: Unit) -> Any:
+        """Let a key name these units, in place of those before."""
+        old, self.keys[key] = self.keys.get(key, ()), units
+        return (*self.state.set(units), *(self.state.delete(old) if old else ()))
 
     def do_grow(self, i: int, nbytes: int) -> Any:
         return self.state.grow(self.write(i, self.units[i].top), nbytes)
@@ -181,7 +190,7 @@ class World:
     def do_join(self, key: int, i: int, nbytes: int) -> Any:
         unit = self.write(i, self.units[i].at)
         self.state.join(unit, Unit(-1, nbytes))
-        return self.state.set(key, (unit,))
+        return self.name(key, unit)
 
     def do_leave(self, unit: int, nbytes: int) -> Any:
         part = Unit(-1, nbytes)
@@ -196,7 +205,8 @@ class World:
         return self.state.alloc_given_up(self.allocations.pop(i))
 
     def do_expect(self, task: str, running: bool, *keys: int) -> Any:
-        return self.state.expect(task, keys, (0,), running)
+        units = [unit for key in keys for unit in self.keys.get(key, ())]
+        return self.state.expect(task, units, (0,), running)
 
     # --- what is instructed -------------------------------------------------------------------------------------------
     def carry_out(self, instructions: Any) -> None:
@@ -283,7 +293,7 @@ class World:
         rooms = tuple((r.tier, r.until_bytes - tiers.freed.get(r.tier, 0)) for r in self.allocations)
         by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits))
         rest = by_place, tuple(sorted(tiers.stuck)), tuple(sorted(state.stays)), state.unspills.pauses
-        aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in state.keys.items()))
+        aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in self.keys.items()))
         state_key = (units, copies, readers, orders, queues, rooms, rest, aliases)
         return (*state_key, tuple(self.todo), self.failures, self.losses)
 
@@ -364,6 +374,8 @@ def _bytes(state: SpillState, units: Collection[Unit], under_way: Collection[Cop
         copies = sum(u.size(tier) for u in units if u.valid >> tier & 1 and u.tier > tier)
         if state.accounting.bytes.get(tier, 0) != valid + coming:
             yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {valid + coming} are valid"
+        if state.accounting.coming.get(tier, 0) != coming:
+            yield f"{state.accounting.coming.get(tier, 0)} bytes are said to come to tier {tier}, {coming} do"
         if state.accounting.leaving.get(tier, 0) != leaving:
             yield f"{state.accounting.leaving.get(tier, 0)} bytes are said to leave tier {tier}, {leaving} do"
         if state.accounting.copy_bytes.get(tier, copies) != copies:
@@ -396,11 +408,15 @@ def _copy(copy: Copy) -> Iterator[str]:
         yield f"unit {unit.name} goes down in the thread of a reader, which may wait for room"
 
 
+Choice = Callable[[Iterable[Candidate], int], Iterable[Candidate]]
+
+
 class Instant:
     """Carries out what the machine instructs."""
 
     def __init__(self, limits: Mapping[int, int], choose: Choice = victims, low: float = 0.95) -> None:
-        self.state = SpillState(limits, low, choose)
+        self.state = SpillState(limits)
+        self.state.accounting.choose, self.state.accounting.low = choose, low
         self.up = self.down = 0
         self.told: list[Instruction] = []
         self.copies: Counter[Unit] = Counter()
@@ -422,7 +438,7 @@ class Instant:
     def set(self, *units: Unit) -> None:
         """Let each unit have a key, its name."""
         for unit in units:
-            self.run(self.state.set(unit.name, (unit,)))
+            self.run(self.state.set((unit,)))
 
     def use(self, *units: Unit, writes: bool = False) -> None:
         """Use units as a task does."""

@@ -12,7 +12,7 @@ from store_clusters import KIB
 
 from hpcgpu import sim
 from hpcgpu.sim import SimArray
-from hpcgpu.spill.proxies.proxy import is_proxy, source_of
+from hpcgpu.spill.proxies import is_proxy, source_of
 
 N = 20
 

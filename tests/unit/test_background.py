@@ -28,7 +28,7 @@ EXCEPTIONS = {
     ("agent/leader.py", "Leader.start_workers", "create_task"): "hear_goodbye awaits it",
     ("agent/rank0.py", "Rank0Leader._log_summary", "ensure_future"): "awaited in the same function",
     ("agent/rank0.py", "Rank0Leader.serve", "add_done_callback"): "it sets an event",
-    ("agent/rendezvous.py", "_limited", "Timer"): "if it does not end the process, faulthandler does",
+    ("agent/rendezvous.py", "MissingRanks.watched", "Timer"): "if it does not end the process, faulthandler does",
     ("agent/leader.py", "Member.stop", "call_later"): "it sets an event",
     ("agent/leader.py", "Member._stay", "ensure_future"): "awaited in the same function",
     ("deploy/cluster/cluster.py", "GPUCluster._close", "create_task"): "awaited in the same function",

@@ -115,7 +115,7 @@ def full_name(file: str, name: str) -> str:
 
 
 def test_public_objects_have_docstrings() -> None:
-    assert {"hpcgpu.deploy.cluster.classes.SLURMGPUCluster", "hpcgpu.sim.gpu.SimGpu.asarray"} <= public()
+    assert {"hpcgpu.deploy.cluster.classes.SLURMGPUCluster", "hpcgpu.sim.SimGpu.asarray"} <= public()
     assert {"hpcgpu.deploy.cluster.classes.BatchGPUCluster.scale", BASE} <= public()
     assert "hpcgpu.deploy.cluster.cluster.GPUCluster.entry_point" not in public()
     assert all(inspect.getdoc(getattr(hpcgpu, name)) for name in hpcgpu.__all__)

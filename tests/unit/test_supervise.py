@@ -219,23 +219,6 @@ def test_thread_loop_that_raises_logs_once_and_goes_on(error: BaseException, cap
     assert record.exc_info
 
 
-def test_who_waits_learns_the_reason_until_it_works_again() -> None:
-    raises, troubles = [*[OSError("full")] * 3, None, None], list[str]()
-    may_start = threading.Event()
-
-    def work() -> bool:
-        may_start.wait(scaled(20))
-        troubles.append(loop.trouble)
-        if now := raises.pop(0):
-            raise now
-        return not raises
-
-    loop = ThreadLoop(work, "the mover", pause=lambda _: None, backoff=SOON)
-    may_start.set()
-    loop.join(scaled(20))
-    assert troubles == ["", "", "", "the mover has failed 3 times in a row: OSError: full", ""]
-
-
 def test_joining_it_in_its_own_thread_returns() -> None:
     joined = threading.Event()
     ready = threading.Event()

@@ -24,8 +24,8 @@ from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
 from hpcgpu.host import host_memory
 from hpcgpu.model import WorkerSpec
-from hpcgpu.spill.proxies.proxy import unproxy
-from hpcgpu.spill.storage.buffer_pool import is_pinned
+from hpcgpu.spill.proxies import unproxy
+from hpcgpu.spill.storage.disk import is_pinned
 from hpcgpu.spill.store import Handle, Packed, arrive, keep_packed, reading, register
 from hpcgpu.spill.values.unit import ABSENT
 

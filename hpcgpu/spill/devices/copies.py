@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
+from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pieces, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
 PINNED_BYTES = 4 * 2**30

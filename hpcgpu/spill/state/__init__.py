@@ -1,29 +1,25 @@
 """The decisions of the spill store, pure: events in, instructions out; no threads, no I/O, no clock.
 
-Callers use ``machine`` only, which has the events and the laws. ``accounting`` counts bytes and decides which units go
-down; ``waits`` has units on their way up, prefetch and failed allocations. Here are the nouns, units, waiting threads
-and instructions, and the choice of the units that go down next. All sizes are in bytes.
+Callers use ``machine`` only, which has the events and the laws. ``accounting`` counts bytes, decides which units go
+down, and has units on their way up, prefetch and failed allocations. Here are the nouns, units, waiting threads and
+instructions, and the choice of the units that go down next. All sizes are in bytes.
 
 The machine changes Unit, Ticket and FailedAllocation, only under the store's lock. The instructions (Copy, Drop, Trim,
 Resume, Fail, Say, Leave) are immutable. :class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread
 that reported the event; a Copy in the thread that it names.
 
-The order of the units that go down is that of the last use, longest ago first, with two changes. Units that a ready
-task needs go after all others, and units that a running task needs go last; of the units that ready tasks need, those
-of the latest task go first. And a caller may pass the units with a valid copy below before all others: to move them
-down copies no bytes.
-
-The first candidates in this order that cover the need are the window. No unit outside the window is taken, except units
-as old as its last one. Inside, clean units go first, then the biggest, so that there are few moves. But if one unit
-alone covers the rest of the need, the smallest such unit goes: a huge one stays if a small one suffices. At last
-needless ones stay: without any one of the chosen units the need would not be covered.
+The order of the units that go down is that of the last use, longest ago first. But units that a ready task needs go
+after all others, those of the latest task first, and units that a running task needs go last. The first candidates in
+this order that cover the need are the window. No unit outside the window is taken, except units as old as its last one.
+Inside, clean units go first, then the biggest, so that there are few moves. But if one unit alone covers the rest of
+the need, the smallest such unit goes: a huge one stays if a small one suffices. At last needless ones stay: without any
+one of the chosen units the need would not be covered.
 
 ``benchmarks/spill_policy.py`` measures each rule: bytes moved, relative to plain LRU, as a geometric mean over graphs
 and stores of 30, 50 and 80 % of the peak (dask 2026.8.0). If the ready tasks are known, but not which of them runs
-first: 0.87, yet 1.6 on a matrix product, where half of the tasks are ready, and new units go in favour of units that
-are needed late. With the tasks' priorities 0.76, and never above 1.005; with the window 0.75, and with clean units
-first 0.74. With :func:`headroom` instead of a need that is 5 % larger, as in the state machine, 0.72. An oracle has
-0.70. Windows of two to eight times the need are no better, and take young units.
+first: 0.87, yet 1.6 on a matrix product. With the tasks' priorities 0.76, and never above 1.005; with the window 0.75,
+with clean units first 0.74; with :func:`headroom` instead of a need that is 5 % larger 0.72. An oracle has 0.70.
+Windows of two to eight times the need are no better, and take young units.
 """
 
 from __future__ import annotations
@@ -171,9 +167,8 @@ class Say(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Leave the cluster: a unit is lost, and others would wait for its key for ever; None: the GPU is lost."""
+    """Leave the cluster: a unit is lost, and others would wait for its key for ever; or the GPU is lost."""
 
-    unit: Unit | None
     error: Exception
 
 
@@ -186,7 +181,6 @@ class Candidate(NamedTuple):
     name: int  # the unit's
     age: int  # the time of its last use; smaller is longer ago
     nbytes: int
-    pinned: bool = False  # a running task uses it: to move it would free no memory
     needed: int = 0  # how soon a task needs it: 0 no known task, 1 a ready task, 2 a task that runs or is next
     clean: bool = False  # the tier below has a valid copy: to move it down copies no bytes
     # if ``needed``, the priority of the first such task, as distributed has it (the smaller runs sooner); () for all
@@ -195,10 +189,9 @@ class Candidate(NamedTuple):
 
 
 def victims(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
-    """Yield the candidates to move, in this order, to free ``need_bytes``; all that are not pinned if these have less.
+    """Yield the candidates to move, in this order, to free ``need_bytes``; all of them if these have less.
 
-    ``candidates`` come longest untouched first; they are read up to the first one after the window. If clean ones come
-    before the others, all of them that no task needs go before any unit that must be copied.
+    ``candidates`` come longest untouched first; they are read up to the first one after the window.
     """
     chosen: list[Candidate] = []
     left = need_bytes
@@ -223,20 +216,18 @@ def headroom(candidates: Iterable[Candidate], most_bytes: int) -> Iterator[Candi
         most_bytes -= candidate.nbytes
         if most_bytes < 0 or candidate.needed:
             return
-        if not candidate.pinned:
-            yield candidate
+        yield candidate
 
 
 def _in_order(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     needed = []
     for candidate in candidates:
         if candidate.needed:
-            needed += [] if candidate.pinned else [candidate]
-        elif not candidate.pinned:
+            needed.append(candidate)
+        else:
             yield candidate
     needed.sort(key=lambda c: c.priority, reverse=True)
-    needed.sort(key=lambda c: c.needed)
-    yield from needed
+    yield from sorted(needed, key=lambda c: c.needed)
 
 
 def _window(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:

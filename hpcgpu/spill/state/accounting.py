@@ -5,10 +5,9 @@ The classes are pure: SpillState makes one of each, and calls it under the store
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hpcgpu.spill.state import (
@@ -30,21 +29,23 @@ from hpcgpu.spill.state import (
     victims,
 )
 
-Choice = Callable[[Iterable[Candidate], int], Iterable[Candidate]]
 _Order = OrderedDict[int, Unit]
 
 
 class Accounting:
     """All units by tier, their bytes and orders of use; only single numbers are read without the lock."""
 
-    # Moves down begin above a limit and continue down to the part ``low`` of it. ``choose`` takes candidates, longest
-    # untouched first, and bytes, and returns the candidates that go. A tier that is not in ``limits`` has no limit.
-    # Orders are OrderedDicts: to remove the oldest items of a dict again and again is quadratic.
+    # A tier that is not in ``limits`` has no limit. Orders are OrderedDicts: to remove the oldest items of a dict again
+    # and again is quadratic.
 
-    def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
-        self.limits, self.low, self._choose = dict(limits), low, choose
+    low = 0.95  # moves down begin above a limit and continue down to this part of it
+    choose = staticmethod(victims)
+
+    def __init__(self, limits: Mapping[int, int]) -> None:
+        self.limits = dict(limits)
         # by tier
         self.bytes: dict[int, int] = {}  # valid there, or under way to it
+        self.coming: dict[int, int] = {}  # bytes under way to it
         self.leaving: dict[int, int] = {}  # bytes on their way down that still lie there
         self.freed: dict[int, int] = {}  # bytes given up there so far
         self.blocked: dict[int, int] = {}  # the size from which copies down from it fail, until something changes
@@ -56,6 +57,7 @@ class Accounting:
         self.copy_bytes = {HOST: 0, DISK: 0}
         self.lower = self.lower_bytes = 0  # units below the tier in which they are used, and their bytes there
         self.refused = False  # a unit that should go to disk stays in host memory, since the disk's limit is reached
+        self.moves = 0  # the number of copies under way
         self._clock = self._chances = 0
 
     def touch(self, units: Iterable[Unit]) -> None:
@@ -152,7 +154,9 @@ class Accounting:
         """Begin a copy of a unit."""
         copy = Copy(unit, unit.tier, to, by, unit.size(to), unit.age)
         unit.move = to
+        self.moves += 1
         self.bytes[to] = self.bytes.get(to, 0) + copy.nbytes
+        self.coming[to] = self.coming.get(to, 0) + copy.nbytes
         if to < unit.tier:
             self.leaving[unit.tier] = self.leaving.get(unit.tier, 0) + unit.nbytes
             del self.orders[unit.tier][unit.name]
@@ -162,7 +166,9 @@ class Accounting:
         """End a copy; its result is not counted yet."""
         unit = copy.unit
         unit.move = None
+        self.moves -= 1
         self.bytes[copy.to] -= copy.nbytes
+        self.coming[copy.to] -= copy.nbytes
         if copy.to < copy.source:
             self.leaving[copy.source] -= unit.nbytes
             self.orders[copy.source][unit.name] = unit
@@ -252,7 +258,7 @@ class Accounting:
         for unit in self._first_copies(tier, more):
             sent += unit.size(tier)
             self.drop(unit, 1 << tier, out)
-        for choose, part in ((self._choose, must), (headroom, more)):
+        for choose, part in ((self.choose, must), (headroom, more)):
             for c in list(choose(self.candidates(tier), part - sent)):
                 sent += self._send(self.orders[tier][c.name], by, out)
         return sent
@@ -263,7 +269,7 @@ class Accounting:
             if self.may_go(unit):
                 needed = 2 if unit.running else 1 if unit.waiting else 0
                 soonest = min(unit.waiting.values()) if unit.waiting else ()
-                yield Candidate(unit.name, unit.age, unit.nbytes, False, needed, unit.is_clean, soonest)
+                yield Candidate(unit.name, unit.age, unit.nbytes, needed, unit.is_clean, soonest)
 
     def may_go(self, unit: Unit) -> bool:
         """Tell whether a unit may go down from its tier."""
@@ -308,12 +314,11 @@ class Accounting:
 
 # The number of ready tasks to look at: with more, units would come up that other tasks push down before their turn.
 _NEXT = 4
-# The number of tasks that may stay in the heap after their end.
-_FEW = 64
 
 
 class _Need(NamedTuple):
     priority: tuple[Any, ...]
+    number: int  # of its own, so that needs of one priority have an order
     running: bool
     units: tuple[Unit, ...]
 
@@ -323,8 +328,7 @@ class Prefetch:
 
     def __init__(self) -> None:
         self._needs: dict[Hashable, _Need] = {}
-        # the ready tasks, the next to run first; some of them may be over
-        self._ready: list[tuple[tuple[Any, ...], int, Hashable]] = []
+        self._ready: list[_Need] = []  # of the ready tasks, the next to run first
         self._count = 0
 
     def __len__(self) -> int:
@@ -333,12 +337,10 @@ class Prefetch:
     def add(self, task: Hashable, units: tuple[Unit, ...], priority: tuple[Any, ...], running: bool) -> None:
         """Keep the needs of a task in place of its earlier needs."""
         self.forget(task)
-        self._needs[task] = _Need(priority, running, units)
+        self._count += 1
+        need = self._needs[task] = _Need(priority, self._count, running, units)
         if not running:
-            self._count += 1
-            heapq.heappush(self._ready, (priority, self._count, task))
-            if len(self._ready) > 2 * len(self._needs) + _FEW:
-                self._ready = sorted(self._pop_ready())
+            insort(self._ready, need)
         for unit in units:
             if running:
                 unit.running += 1
@@ -348,29 +350,20 @@ class Prefetch:
 
     def forget(self, task: Hashable) -> None:
         """Forget the needs of a task."""
-        need = self._needs.pop(task, None)
-        for unit in need.units if need else ():
-            if need and need.running:
+        if (need := self._needs.pop(task, None)) is None:
+            return
+        if not need.running:
+            del self._ready[bisect_left(self._ready, need)]
+        for unit in need.units:
+            if need.running:
                 unit.running -= 1
             elif unit.waiting:
                 unit.waiting.pop(task, None)
 
     def soon(self) -> Iterator[Unit]:
         """Yield the units that the next ready tasks need and that are not up."""
-        entries = list(islice(self._pop_ready(), _NEXT))
-        for entry in entries:
-            heapq.heappush(self._ready, entry)
-        for _, _, task in entries:
-            yield from (unit for unit in self._needs[task].units if unit.valid and unit.tier != unit.top)
-
-    def _pop_ready(self) -> Iterator[tuple[tuple[Any, ...], int, Hashable]]:
-        seen = set()
-        while self._ready:
-            entry = heapq.heappop(self._ready)
-            need = self._needs.get(entry[2])
-            if need is not None and not need.running and need.priority == entry[0] and entry[2] not in seen:
-                seen.add(entry[2])
-                yield entry
+        for need in self._ready[:_NEXT]:
+            yield from (unit for unit in need.units if unit.valid and unit.tier != unit.top)
 
 
 class Unspills:
@@ -443,7 +436,6 @@ class FailedAllocations:
         """Forget an allocation; the later ones may still wait for its bytes, too."""
         if allocation in self.waiting:
             self.waiting.remove(allocation)
-        self._start_anew()
 
     def serve(self, out: list[Instruction]) -> None:
         """Send down missing bytes that are not under way; resume allocations with room; fail hopeless ones."""
@@ -452,12 +444,7 @@ class FailedAllocations:
             freed, leaving = accounting.freed.get(allocation.tier, 0), accounting.leaving.get(allocation.tier, 0)
             if (missing := allocation.until_bytes - freed - leaving) > 0:
                 accounting.send_down(allocation.tier, missing, missing, allocation, out)
-                freed, leaving = accounting.freed.get(allocation.tier, 0), accounting.leaving.get(allocation.tier, 0)
-            if freed >= allocation.until_bytes or not leaving:
+            freed = accounting.freed.get(allocation.tier, 0)
+            if freed >= allocation.until_bytes or not accounting.leaving.get(allocation.tier):
                 self.waiting.remove(allocation)
                 out.append(Resume(allocation) if freed > allocation.had_bytes else Fail(allocation, None))
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        if not self.waiting:
-            self._accounting.freed.clear()

@@ -1,8 +1,7 @@
 """The state machine of the spill store: the tier of every unit and the moves under way; events in, instructions out.
 
-Pure: no threads, no I/O, no clock. The executor (:mod:`hpcgpu.spill.store.executor`) calls each method under the
-store's lock, and gives up the references of drops under that lock, too. It carries out the other instructions in their
-order, without the lock.
+The executor (:mod:`hpcgpu.spill.store.executor`) calls each method under the store's lock, and gives up the references
+of drops under that lock, too. It carries out the other instructions in their order, without the lock.
 
 These laws hold. The tests (``spill_invariants.py``) check the first seven in each state, and all nine in all states of
 small stores.
@@ -37,9 +36,8 @@ from hpcgpu.spill.state import (
     Ticket,
     Trim,
     Unit,
-    victims,
 )
-from hpcgpu.spill.state.accounting import Accounting, Choice, FailedAllocations, Prefetch, Unspills
+from hpcgpu.spill.state.accounting import Accounting, FailedAllocations, Prefetch, Unspills
 
 Instructions = tuple[Instruction, ...]
 
@@ -47,36 +45,32 @@ Instructions = tuple[Instruction, ...]
 class SpillState:
     """The state machine of one store. Every method except :meth:`join` is an event, and returns its instructions."""
 
-    # Its parameters are those of Accounting. All calls are under the store's lock; single numbers, and ``is_stuck``,
-    # are read without it.
+    # All calls are under the store's lock; single numbers, and ``is_stuck``, are read without it.
 
-    def __init__(self, limits: Mapping[int, int], low: float = 0.95, choose: Choice = victims) -> None:
-        self.accounting, self.prefetch = Accounting(limits, low, choose), Prefetch()
+    def __init__(self, limits: Mapping[int, int]) -> None:
+        self.accounting, self.prefetch = Accounting(limits), Prefetch()
         self.unspills, self.allocations = Unspills(self.accounting), FailedAllocations(self.accounting)
-        self.keys: dict[Hashable, tuple[Unit, ...]] = {}
         self.waiting = 0  # the number of tickets that wait
         self.stays: set[int] = set()  # tiers logged as above their limit, or as tiers from which copies fail
         self._is_leaving = False
 
-    def set(self, key: Hashable, units: tuple[Unit, ...]) -> Instructions:
-        """Let a key name these units, each once in the tuple; a new unit lies in its tier ``at``."""
-        out: list[Instruction] = []
-        old = self.keys.get(key, ())
-        self.keys[key] = units
+    def set(self, units: tuple[Unit, ...]) -> Instructions:
+        """Let one more key name these units, each once in the tuple; a new unit lies in its tier ``at``."""
         for unit in units:
             unit.keys += 1
             if unit.valid:
                 self.accounting.touch((unit,))
             else:
                 self.accounting.add(unit)
-        if old:
-            self._unname(old, out)
-        return self._settled(out)
+        return self._settled([])
 
-    def delete(self, key: Hashable) -> Instructions:
-        """Remove a key."""
+    def delete(self, units: tuple[Unit, ...]) -> Instructions:
+        """Remove a key of these units."""
         out: list[Instruction] = []
-        self._unname(self.keys.pop(key), out)
+        for unit in units:
+            unit.keys -= 1
+            if not unit.keys:
+                self._forget(unit, out)
         return self._settled(out)
 
     def used(self, units: Iterable[Unit], writes: bool = False) -> Instructions:
@@ -194,7 +188,7 @@ class SpillState:
                 unit.lost = error
                 if unit.keys and not self._is_leaving:
                     self._is_leaving = True
-                    out.append(Leave(unit, error))
+                    out.append(Leave(error))
             waiters, unit.waiters = unit.waiters, ()
             for ticket in waiters:
                 if not ticket.over:
@@ -226,12 +220,9 @@ class SpillState:
         self.accounting.shrunk[tier] = max(0, self.accounting.bytes.get(tier, 0) - nbytes)
         return self._settled(out)
 
-    def expect(
-        self, task: Hashable, keys: Iterable[Hashable], priority: tuple[float, ...], running: bool
-    ) -> Instructions:
-        """Record the keys that a ready or running task needs; skip missing keys; the least priority runs next."""
-        units = dict.fromkeys(unit for key in keys for unit in self.keys.get(key, ()))
-        self.prefetch.add(task, tuple(units), priority, running)
+    def expect(self, task: Hashable, units: Iterable[Unit], priority: tuple[float, ...], running: bool) -> Instructions:
+        """Record the units that a ready or running task needs; the ready task of the least priority runs next."""
+        self.prefetch.add(task, tuple(unit for unit in dict.fromkeys(units) if unit.valid), priority, running)
         return self._settled([])
 
     def task_over(self, task: Hashable) -> Instructions:
@@ -249,12 +240,6 @@ class SpillState:
     def is_stuck(self) -> bool:
         """True if a copy has failed that may succeed later."""
         return bool(self.accounting.blocked) or self.unspills.pauses
-
-    def _unname(self, units: Iterable[Unit], out: list[Instruction]) -> None:
-        for unit in units:
-            unit.keys -= 1
-            if not unit.keys:
-                self._forget(unit, out)
 
     def _forget(self, unit: Unit, out: list[Instruction]) -> None:
         if not unit.keys and not unit.pins and unit.move is None and unit.valid:

@@ -1,11 +1,12 @@
 """A private folder of one process on this node: removed at its end or, after a crash, by the next process.
 
 Checks of the folders above it, since a user who can rename such a folder can swap ours; and warnings about it, by the
-file system that it lies on. The disk tier lies in it.
+file system that it lies on. The disk tier lies in it. And the lock of the store, and of its parts.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import fcntl
@@ -18,11 +19,12 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, SpillError
 from hpcgpu.units import format_bytes
 
 _MEMORY = frozenset(("tmpfs", "ramfs"))
@@ -39,7 +41,6 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS = 40  # as the kernel's (path_resolution(7))
 _ALL_IDS = ["0", "0", "4294967295"]
 
 
@@ -183,7 +184,7 @@ def changed_by(path: Path) -> str:
     # they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
     # above its mount point.
     shared = False  # whether others can make links in the folder of the last step
-    for folder, facts in _steps(path):
+    for folder, facts in _steps(path.absolute()):
         mode = facts.st_mode
         is_link = stat.S_ISLNK(mode)
         if not is_link and not stat.S_ISDIR(mode):
@@ -200,28 +201,16 @@ def changed_by(path: Path) -> str:
 
 def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the folders and links that the kernel looks up for a path, as far as it exists."""
-    here, links = Path("/"), 0
-    todo = list(reversed(path.absolute().parts[1:]))
-    yield here, here.lstat()
-    while todo:
-        part = todo.pop()
-        if part == "..":
-            here = here.parent
-            continue
+    for folder in reversed((path, *path.parents)):
         try:
-            facts = (here / part).lstat()
+            facts = folder.lstat()
         except FileNotFoundError:
             return
-        yield here / part, facts
-        if not stat.S_ISLNK(facts.st_mode):
-            here /= part
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-        target = (here / part).readlink()
-        here = Path("/") if target.is_absolute() else here
-        todo += [p for p in reversed(target.parts) if p != "/"]
+        yield folder, facts
+        if stat.S_ISLNK(facts.st_mode):
+            with contextlib.suppress(FileNotFoundError):
+                folder.stat()  # OSError if links lead to each other
+            yield from _steps(folder.parent / folder.readlink())
 
 
 def _is_trusted(uid: int) -> bool:
@@ -327,3 +316,44 @@ def _describe_mount(mount: Mount) -> str:
             "spilling is as slow as this program"
         )
     return ""
+
+
+class ReenteredError(SpillError):
+    """A thread calls a store while it is inside a store; the next try may succeed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the spill store is in use by this thread: a __del__ that the garbage collector runs, or a signal handler, "
+            "reads, stores or deletes a value during another such call"
+        )
+
+
+class LeafLock(_thread.RLock):  # type: ignore[misc] # final for type checkers only
+    """A lock that raises instead of waiting for its own thread. Any thread may take it."""
+
+    # The garbage collector runs a user's __del__ wherever Python code runs, and signals run their handlers: also in a
+    # thread that has the lock. A touch of a proxy there would wait for its own thread for ever. It is one of Python's
+    # own locks, since an __exit__ in Python would double its time.
+
+    _is_owned: Callable[[], bool]  # threading.Condition calls it, too
+
+    def __init__(self) -> None:
+        _LOCKS.append(weakref.ref(self, _LOCKS.remove))
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        if self._is_owned():
+            raise ReenteredError
+        return self.acquire()
+
+    @property
+    def is_mine(self) -> bool:
+        """True if the calling thread has it."""
+        return self._is_owned()
+
+
+_LOCKS: list[weakref.ref[LeafLock]] = []
+
+
+def is_inside() -> bool:
+    """Tell whether the calling thread has the lock of any store: then it must not wait for other threads."""
+    return any(lock.is_mine for each in tuple(_LOCKS) if (lock := each()) is not None)

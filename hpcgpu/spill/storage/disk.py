@@ -1,4 +1,4 @@
-"""The disk tier: objects in the segments of a private folder. Values are pickled.
+"""The disk tier: objects in the segments of a private folder; and pools of host buffers. Values are pickled.
 
 With a file for each object, small objects cost more than their bytes. Compared with zict.File, objects of 16 KiB are
 written 11 times and read 2.6 times as fast in segments, objects of 8 MiB 1.2 and 1.5 times (``benchmarks/disk.py``).
@@ -6,24 +6,197 @@ written 11 times and read 2.6 times as fast in segments, objects of 8 MiB 1.2 an
 Nothing is compressed. The disk of these figures takes 1 to 2 GB/s, with sync. One thread compresses by lz4 (zstd -1)
 integers below 1000 at 0.8 (0.4) GB/s and numbers rounded to two digits at 0.7 (0.35); normally distributed numbers and
 smooth functions shrink by 0 (8) % at most. Only arrays of nearly all zeros would gain.
+
+Host buffers come in size classes: they are lent as arrays, and return when the last reference to an array goes. New
+pages of memory are slow. Reading from the page cache into arrays, of which 64 MiB are kept, in the environment that
+distributed's nanny sets, takes np.empty 2.4 GB/s for arrays of 8 MiB, 1.0 for 1 MiB and 256 KiB; the pool 11, 7.7 and
+4.2. A GPU copies to and from page-locked memory by itself. Locking pages is slower still, about 5 GB/s (dask-cuda #98).
+The driver allocates such pages in the calling thread: under the memory policy of the worker, which is set before the
+worker starts threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
 import os
 import pickle
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.storage import Scratch
-from hpcgpu.spill.storage.buffer_pool import Slabs
+from hpcgpu.spill.storage import LeafLock, Scratch
 from hpcgpu.spill.storage.segments import Room, Segments, transfer
+
+_S = TypeVar("_S")
+_PAGE_BYTES = 4096
+# malloc takes smaller blocks from its heap, whose pages it uses again, and maps larger ones anew each time
+# (M_MMAP_THRESHOLD; malloc would raise it, but not if MALLOC_TRIM_THRESHOLD_ is set, and distributed's nanny sets it).
+SMALLEST_BYTES = 128 * 2**10
+# The limit is that of the host tier, 0.6 of memory_limit: with an eighth of it more the process is still below 0.7.
+_KEPT = 8
+
+
+def round_up(nbytes: int) -> int:
+    """Return the size of the buffer for ``nbytes``: whole pages, eight sizes from one power of two to the next."""
+    step = max(_PAGE_BYTES, 1 << max((nbytes - 1).bit_length() - 4, 0))
+    return -(-nbytes // step) * step
+
+
+class Loan:
+    """The object that an array of a pool, and each view of it, keeps alive; any thread may drop the last reference."""
+
+    __slots__ = ("__array_interface__", "pool", "slab")
+
+    def __init__(self, slab: np.ndarray, nbytes: int, pool: Pool) -> None:
+        # The array is no view of the slab: views of that view would refer to the slab itself, and not to this loan.
+        self.__array_interface__: dict[str, Any] = {**slab.__array_interface__, "shape": (nbytes,)}
+        self.slab, self.pool = slab, pool
+
+    def __del__(self) -> None:
+        # no lock here: the garbage collector may run this in a thread that holds it
+        self.pool.returned.append(self.slab)
+
+
+class Pool:
+    """A bounded pool of host buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8, contiguous."""
+
+    # Its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of a size, in the thread
+    # that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
+
+    def __init__(self, limit_bytes: int, allocate: Callable[[int], np.ndarray]) -> None:
+        self.limit_bytes = limit_bytes
+        self._allocate = allocate
+        self._lock = LeafLock()
+        self.returned: deque[np.ndarray] = deque()
+        self._free: dict[int, list[np.ndarray]] = {}
+        self._free_bytes = self._held_bytes = 0  # that are free, or free and lent
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are kept for reuse."""
+        with self._lock:
+            self._collect()
+            return self._free_bytes
+
+    def take(self, nbytes: int) -> np.ndarray | None:
+        """Return an array of bytes, not cleared; None if the pool is at its limit."""
+        size = round_up(nbytes)
+        with self._lock:
+            self._collect()
+            if slabs := self._free.get(size):
+                self._free_bytes -= size
+                return np.asarray(Loan(slabs.pop(), nbytes, self))
+            over = self._held_bytes + size - self.limit_bytes
+            if over > self._free_bytes:
+                return None
+            dropped = self._drop(over)
+            self._held_bytes += size
+        dropped.clear()  # to give memory back takes time, to unlock pages above all: others need not wait for it
+        try:
+            slab = self._allocate(size)
+        except BaseException as e:
+            with self._lock:
+                self._held_bytes -= size
+                if isinstance(e, MemoryError):
+                    self.limit_bytes = self._held_bytes  # the system has no more: do not try again at every move
+            if isinstance(e, MemoryError):
+                return None
+            raise
+        return np.asarray(Loan(slab, nbytes, self))
+
+    def trim(self, kept_bytes: int = 0) -> int:
+        """Give free memory back to the system, except ``kept_bytes``; return its bytes."""
+        with self._lock:
+            self._collect()
+            dropped = self._drop(self._free_bytes - kept_bytes)
+        return sum(slab.nbytes for slab in dropped)
+
+    def _collect(self) -> None:
+        while self.returned:
+            slab = self.returned.popleft()
+            self._free.setdefault(slab.nbytes, []).append(slab)
+            self._free_bytes += slab.nbytes
+
+    def _drop(self, nbytes: int) -> list[np.ndarray]:
+        """Take at least ``nbytes`` of free memory out of the pool; the size that was first needed goes first."""
+        dropped: list[np.ndarray] = []
+        for size, slabs in self._free.items():
+            while slabs and nbytes > 0:
+                dropped.append(slabs.pop())
+                nbytes -= size
+                self._free_bytes -= size
+                self._held_bytes -= size
+        return dropped
+
+
+class Slabs(Pool):
+    """A pool of page-aligned host buffers, not page-locked; above its limit it gives ordinary arrays."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes, _map)
+
+    def empty(self, nbytes: int) -> np.ndarray:
+        """Return an array of bytes, not cleared; its memory comes back with the last reference to it."""
+        lent = self.take(nbytes) if nbytes >= SMALLEST_BYTES else None
+        return np.empty(nbytes, np.uint8) if lent is None else lent
+
+    @property
+    def has_excess(self) -> bool:
+        """True if more memory is free than the pool keeps for long."""
+        return self.free_bytes > self.limit_bytes // _KEPT
+
+    def shrink(self) -> None:
+        """Give this excess back."""
+        self.trim(self.limit_bytes // _KEPT)
+
+
+def _map(size: int) -> np.ndarray:
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as e:
+        raise MemoryError(f"{size} bytes of host memory cannot be mapped: {e.strerror}") from e
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+class PinnedPool(Pool):
+    """A pool of page-locked buffers. DriverCopies makes two: for buffers that are copied whole, and for stages."""
+
+
+def is_pinned(array: np.ndarray) -> bool:
+    """Tell whether an array is a whole array of a pool of page-locked buffers."""
+    return isinstance(array.base, Loan) and isinstance(array.base.pool, PinnedPool)
+
+
+def pieces(nbytes: int, size: int) -> Iterator[slice]:
+    """Divide ``nbytes`` into pieces of one size; the last piece may be smaller."""
+    return (slice(start, min(start + size, nbytes)) for start in range(0, nbytes, size))
+
+
+def pipelined(
+    parts: Iterator[slice],
+    stages: Sequence[_S],
+    start: Callable[[_S, slice], None],
+    finish: Callable[[_S, slice], None],
+) -> None:
+    """Send parts through the stages in turn: a stage finishes its part before it starts the next one."""
+    under_way: deque[tuple[_S, slice]] = deque()
+    for i, part in enumerate(parts):
+        if len(under_way) == len(stages):
+            finish(*under_way.popleft())
+        stage = stages[i % len(stages)]
+        start(stage, part)
+        under_way.append((stage, part))
+    while under_way:
+        finish(*under_way.popleft())
+
 
 # distributed logs a value that cannot be pickled with its whole text, which may be as long as the memory is full
 # (pickle.py, 2026.8.0). In the thread that pickles for the store this is left out: the store names the type, once.
@@ -50,11 +223,6 @@ class Stored:
     def nbytes(self) -> int:
         """The bytes that were written."""
         return sum(self.sizes)
-
-    @property
-    def room_bytes(self) -> int:
-        """The bytes that it takes on disk."""
-        return sum([piece.nbytes for piece in self.slot])
 
     def __del__(self) -> None:
         # No file is removed here: keys are released on the event loop, and to remove a big file takes milliseconds.
@@ -98,7 +266,11 @@ class Disk:
     def empty_bin(self) -> None:
         """Make the room in the bin usable again, or remove its files."""
         if self.waste:
-            self.segments.give_back(self._take_waste())
+            rooms = []
+            with contextlib.suppress(IndexError):  # it is empty, perhaps by another thread
+                while True:
+                    rooms.append(self.waste.popleft())
+            self.segments.give_back(rooms)
 
     @property
     def has_excess(self) -> bool:
@@ -120,13 +292,6 @@ class Disk:
         """Remove the folder; called once."""
         self.segments.close()
         self._scratch.remove()
-
-    def _take_waste(self) -> Iterator[Room]:
-        while self.waste:
-            try:
-                yield self.waste.popleft()
-            except IndexError:  # emptied by another thread
-                return
 
 
 class Pickled(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcgpu.spill.storage.buffer_pool import LeafLock
+from hpcgpu.spill.storage import LeafLock
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -441,24 +441,21 @@ class Segments:
 
     def _make_hole(self, piece: Extent) -> None:
         segment, start, nbytes = piece
-        error, hole, is_shut = "", None, False
         try:
             hole = segment.hole(start, nbytes)  # takes milliseconds, and no writer waits for it
         except OSError as e:
-            error = str(e)
-        with self._lock:
-            if hole is not None:
-                if segment.held_bytes:  # else the file was removed meanwhile
-                    self._hold(segment, segment.growth(hole, nbytes))
-            elif not segment.is_shut:
-                if not error:
-                    self._knows_holes = False
-                    self._free(piece)
-                else:
+            if not segment.is_shut:
+                with self._lock:
                     self._shut(segment)
-                    is_shut = True
-        if is_shut:
-            logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, error)
+                why = str(e)  # a log handler that keeps records would keep the error's frames, with the open file
+                logger.warning("room in %s cannot be given back before all of it is free: %s", segment.path, why)
+            return
+        with self._lock:
+            self._knows_holes = hole is not None
+            if hole is None and not segment.is_shut:
+                self._free(piece)
+            elif hole is not None and segment.held_bytes:  # else the file was removed meanwhile
+                self._hold(segment, segment.growth(hole, nbytes))
 
     def close(self) -> None:
         """Close the files; the owner of the folder removes it."""

@@ -1,7 +1,4 @@
-"""The mapping itself: it reads, writes, and carries out the state machine's instructions.
-
-Here are values that a thread must read: handles on the event loop, and packed values on their way to a peer; and the
-wire format of CuPy's arrays.
+"""Handles for the event loop, packed values for a peer, CuPy's wire format; inboxes of threads, and lines of the log.
 
 A worker must neither copy on its event loop nor show handles to user code. So it
 
@@ -40,7 +37,7 @@ from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.libraries import ArrayView
 from hpcgpu.spill.state import DISK, HOST, Copy, FailedAllocation, Say, Ticket, Waiter
 from hpcgpu.spill.values import put_together
-from hpcgpu.spill.values.unit import ABSENT, Content, Entry, ProxiedObject
+from hpcgpu.spill.values.unit import ABSENT, Content, Entry
 from hpcgpu.units import format_bytes
 
 # Takes pairs of executor and copy; None wakes the thread. Several stores use a thread's inbox.
@@ -83,7 +80,7 @@ class Todo:
 
     def __init__(self) -> None:
         self.garbage: list[Any] = []
-        self.released: list[ProxiedObject] | tuple[()] = ()
+        self.released: list[Any] | tuple[()] = ()  # StoredObjects
         self.instructions: deque[Any] | tuple[()] = ()
 
 
@@ -205,44 +202,33 @@ class SpillLog:
 
     def __init__(self, quiet_s: float = 10.0) -> None:
         self.quiet_s = quiet_s
-        self._now = dict.fromkeys(_DOWN, (0, 0))
-        self._before = self._now
-        self._since_s = self._last_s = 0.0
-        self._spilling = False
+        self._now = self._before = dict.fromkeys(_DOWN, (0, 0))  # bytes and number of moves: last, and at the beginning
+        self._since_s: float | None = None  # the beginning; None: no move is recent
+        self._last_s = 0.0
 
     def note(self, tiers: Mapping[str, int], counters: Mapping[str, Count], now_s: float) -> str | None:
         """Take the store's bytes and moves, after a move or :meth:`wait_s`; return a line for the log, or None."""
-        now = {way: (counters[way].nbytes, counters[way].number) for way in _DOWN}
-        moved, before, self._now = now != self._now, self._now, now
-        if moved:
+        before, self._now = self._now, {way: (counters[way].nbytes, counters[way].number) for way in _DOWN}
+        if self._now != before:
             self._last_s = now_s
-            if self._spilling:
+            if self._since_s is not None:
                 return None
-            self._spilling, self._since_s, self._before = True, now_s, before
-            return f"spilling begins: {_format_moves(before, now)}; now {_format_tiers(tiers)}"
-        if not self._spilling or now_s - self._last_s < self.quiet_s:
+            self._since_s, self._before, event = now_s, before, "begins"
+        elif self._since_s is not None and now_s - self._last_s >= self.quiet_s:
+            event, self._since_s = f"has ended after {self._last_s - self._since_s:.0f} s", None
+        else:
             return None
-        self._spilling = False
-        lasted_s, moves = self._last_s - self._since_s, _format_moves(self._before, now)
-        return f"spilling has ended after {lasted_s:.0f} s: {moves}; now {_format_tiers(tiers)}"
+        moves = []
+        for way in _DOWN:
+            nbytes, number = (b - a for a, b in zip(self._before[way], self._now[way], strict=True))
+            if number:
+                moves.append(f"{way.replace('_', ' ')} {format_bytes(nbytes)} in {number} move{'s' * (number > 1)}")
+        sizes = ", ".join(f"{format_bytes(size)} on {tier}" for tier, size in tiers.items())
+        return f"spilling {event}: {', '.join(moves)}; now {sizes}"
 
     def wait_s(self, now_s: float) -> float | None:
         """Return the seconds until :meth:`note` must be called even if there is no move; None: never."""
-        return max(0.0, self._last_s + self.quiet_s - now_s) if self._spilling else None
-
-
-def _format_moves(before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]) -> str:
-    out = []
-    for way in _DOWN:
-        nbytes, number = (b - a for a, b in zip(before[way], now[way], strict=True))
-        if number:
-            moves = f"{number} move{'s' if number > 1 else ''}"
-            out.append(f"{way.replace('_', ' ')} {format_bytes(nbytes)} in {moves}")
-    return ", ".join(out)
-
-
-def _format_tiers(tiers: Mapping[str, int]) -> str:
-    return ", ".join(f"{format_bytes(size)} on {tier}" for tier, size in tiers.items())
+        return None if self._since_s is None else max(0.0, self._last_s + self.quiet_s - now_s)
 
 
 def forget_frames(error: BaseException) -> None:
@@ -302,8 +288,7 @@ class Handle:
         self.reader, self.entry = reader, entry  # a hpcgpu.spill.store.identity_map.Reader
 
     def __del__(self) -> None:
-        # no lock here: the garbage collector may run this in a thread that holds it
-        self.reader.orphans.append(self.entry)
+        self.reader.orphans.append(self.entry)  # no lock: the garbage collector may run this in a thread that holds it
 
     @property
     def nbytes(self) -> int:

@@ -9,36 +9,30 @@ thread that may wait.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
+from queue import Empty
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
-from hpcgpu.model.settings import (
-    NODE_MEMORY,
-    Limit,
-    read_device_limit,
-    read_disk_limit,
-    read_flag,
-    read_host_limit,
-    read_option,
-    read_part,
-    read_text,
-)
+from hpcgpu.model import settings
+from hpcgpu.model.job import Backoff
 from hpcgpu.spill.devices import on_event_loop
-from hpcgpu.spill.proxies.proxy import unproxy
+from hpcgpu.spill.proxies import unproxy
 from hpcgpu.spill.state import DEVICE, HOST
-from hpcgpu.spill.storage import notes
-from hpcgpu.spill.storage.buffer_pool import Slabs
-from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store import Count, Handle, ReadMode, Todo, read_mode, reading
+from hpcgpu.spill.storage import LeafLock, notes
+from hpcgpu.spill.storage.disk import Disk, Slabs
+from hpcgpu.spill.store import Count, Handle, ReadMode, SpillLog, Todo, drain, read_mode, reading, this_thread
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.store.identity_map import Reader, Traversed
-from hpcgpu.spill.store.spill_thread import SpillThread
+from hpcgpu.spill.store.identity_map import Reader
 from hpcgpu.spill.values.host_objects import is_owner
-from hpcgpu.spill.values.unit import ABSENT, Content, Entry
+from hpcgpu.spill.values.unit import ABSENT, Entry
+from hpcgpu.supervise import ThreadLoop
 
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
@@ -61,8 +55,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     """Keys to values, device → host → disk.
 
     Thread-safe: distributed's worker makes it and calls it on its event loop, tasks and clients in their own threads.
-    To read without handles, and :meth:`settle`, may wait for copies. :meth:`trim` and :meth:`close` take a moment. To
-    set a value brings up handles and proxies of another store. Other calls wait for no copy, but may free memory.
+    Reads without handles, and :meth:`settle`, may wait for copies; :meth:`trim` and :meth:`close` take a moment. To set
+    a value brings up handles and proxies of another store. Other calls wait for no copy, but may free memory.
 
     Parameters
     ----------
@@ -89,16 +83,6 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     trust_local_directory : bool
         Accept ``local_directory`` even if others can change a folder above it.
 
-    Attributes
-    ----------
-    above_target : callable or None
-        Returns the bytes of the process above the target of :meth:`evict`; called in the spill thread.
-
-    Raises
-    ------
-    ConfigError
-        A limit is wrong.
-
     """
 
     def __init__(
@@ -116,9 +100,10 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         device, self.host_limit_bytes, disk = read_limits(device_memory_limit, memory_limit, target, max_spill)
         trusted = _read_flag("trust_local_directory", trust_local_directory)
         self.jit_unspill, self._hinted = _read_flag("jit_unspill", jit_unspill), False
+        # returns the bytes of the process above the target of evict(); called in the spill thread
         self.above_target: Callable[[], int] | None = None
         self._entries: dict[Any, Entry | None] = {}  # None: the store is closed
-        folder = None if local_directory is None else _read("local_directory", local_directory, read_text)
+        folder = None if local_directory is None else _read("local_directory", local_directory, settings.read_text)
         folder = folder or worker_local_directory
         for note in () if _read_flag("quiet", quiet) else notes(folder, disk):
             logger.warning(note)
@@ -142,16 +127,13 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def host_is_short(self) -> Callable[[], bool] | None:
-        """Returns whether the kernel has little memory left; then the store gives back memory that it keeps.
-
-        Called in the spill thread, about once a second.
-        """
+        """Returns whether the kernel has little memory left; then the store, which calls it each second, trims."""
         return self._spill_thread.host_is_short
 
     @host_is_short.setter
     def host_is_short(self, call: Callable[[], bool] | None) -> None:
         self._spill_thread.host_is_short = call
-        self._spill_thread.wake()
+        self._executor.wake()
 
     @property
     def trouble(self) -> tuple[str, ...]:
@@ -161,12 +143,12 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def trim(self) -> int:
         """Give memory that waits to be used again back; return the bytes of the host's, page-locked too."""
         self._executor.give_back()
-        return self._spill_thread.trim()
+        return self._executor.trim()
 
     @property
     def idle_bytes(self) -> int:
         """Host memory that waits to be used again."""
-        return self._spill_thread.idle_bytes
+        return self._executor.idle_bytes
 
     @property
     def device_limit_bytes(self) -> int:
@@ -212,31 +194,20 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         return self.tiers["host"] + self.copy_bytes + self.idle_bytes > 0
 
     def evict(self) -> int:
-        """Ask for more host memory (distributed's memory monitor, on the event loop); returns -1, since it comes later.
+        """Ask for more host memory, for distributed's memory monitor; return -1, since it comes later.
 
-        Memory that waits to be used again goes first, page-locked too. If that is not enough, data goes to disk until
-        ``above_target`` returns 0; without it, a tenth of the data goes.
+        Free memory that is kept goes first, then data, until ``above_target`` returns 0; without it, a tenth of both.
         """
         self._spill_thread.request_shrink(self.above_target)
         return -1
 
     def expect(self, task: Any, keys: Iterable[Any], priority: tuple[Any, ...], *, running: bool) -> None:
-        """Let the keys that a task will need go down last, and come up before it starts, if there is room.
+        """Let the keys that a running or ready task needs go down last, and come up before it starts, if there is room.
 
-        Parameters
-        ----------
-        task : hashable
-            The task's key.
-        keys : iterable
-            Keys that this store does not have are skipped.
-        priority : tuple
-            The task's; the smallest runs next.
-        running : bool
-            False: the task is ready and waits for a thread.
-
+        Unknown keys are skipped. The ready task of the smallest priority runs next.
         """
-        entries = [entry for key in keys if (entry := self._entries.get(key)) is not None]
-        self._executor.report(self._executor.state.expect, task, entries, priority, running)
+        units = [unit for key in keys if (entry := self._entries.get(key)) for unit in entry.units]
+        self._executor.report(self._executor.state.expect, task, units, priority, running)
 
     def expect_no_more(self, task: Any) -> None:
         """Forget the keys of a task that is over, or does not run here."""
@@ -261,13 +232,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def handing_out_handles(self, *, to_worker: bool = True, leaving: bool = False) -> AbstractContextManager[None]:
         """Let reads in this context return a Handle for a value that is not up.
 
-        Parameters
-        ----------
-        to_worker : bool
-            Whether the values are sent to a worker, and not to a client.
-        leaving : bool
-            Also for a value that is up, if it has parts on a device, or proxies: a thread reads it for a message.
-
+        ``to_worker``: the values are sent to a worker, not to a client. ``leaving``: also for a value that is up, if it
+        has parts on a device, or proxies: a thread reads it for a message.
         """
         return reading(ReadMode(to_worker, leaving))
 
@@ -283,18 +249,18 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
                 raise
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        identity_map, executor = self._reader.identity_map, self._executor
-        ours = isinstance(value, Handle) and value.reader is self._reader
+        reader, executor = self._reader, self._executor
+        ours = isinstance(value, Handle) and value.reader is reader
         if isinstance(value, Handle) and not ours:  # a handle is never kept as a value
             value = unproxy(value.resolve())
-        traversed = None if ours or is_owner(value) else identity_map.traverse(value)
+        traversed = None if ours or is_owner(value) else reader.traverse(value)
         todo = None
         with executor.lock:
             old = self._entries.get(key)  # first: it fails if the key cannot be hashed or compared
             if traversed is None:
-                entry = value.entry if ours else identity_map.entry_of_owner(value)
+                entry = value.entry if ours else reader.entry_of_owner(value)
             else:
-                entry = self._entry_of(traversed, todo := Todo())
+                entry = reader.entry_of(traversed, todo := Todo())
             entry.key = key
             out = executor.name(entry)
             self._entries[key] = entry
@@ -354,38 +320,178 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         for key in self:
             del self[key]
 
-    def _entry_of(self, traversed: Traversed, todo: Todo) -> Entry:
-        """Return the entry of a value; under the lock."""
-        sizes: list[tuple[Content, int]] = []
-        entry = self._reader.identity_map.entry_of(traversed, sizes)
-        for unit, nbytes in sizes:
-            if unit.valid:
-                self._executor.record(self._executor.state.grow(unit, nbytes), todo)
-            else:
-                unit.nbytes = nbytes
-        return entry
 
-
-def read_limits(device: object, host: object, target: object, disk: object) -> tuple[Limit, int, int]:
-    """Return the device's limit, the bytes of the host tier and of the disk tier; 0: no limit.
-
-    A store does not know how much of the node its process may use, nor how many processes share it: ``"auto"`` means no
-    limit (distributed watches the process), and a fraction is an error.
-    """
-    limit = _read("device_memory_limit", device, read_device_limit)
-    memory = _read("memory_limit", host, read_host_limit)
-    host_bytes = memory.bytes_of(0, f"memory_limit={memory!r} (set by {_WHERE.format('memory_limit')})", NODE_MEMORY)
-    part = _read("target", target, read_part)
-    return (
-        limit,
-        max(int(host_bytes * part), 1) if host_bytes and part else 0,
-        _read("max_spill", disk, read_disk_limit),
-    )
+def read_limits(device: object, host: object, target: object, disk: object) -> tuple[settings.Limit, int, int]:
+    """Return the device's limit, the bytes of the host tier and of the disk tier; 0: no limit."""
+    # a store does not know how much of the node its process may use: "auto" is no limit, and a fraction is an error
+    limit = _read("device_memory_limit", device, settings.read_device_limit)
+    memory = _read("memory_limit", host, settings.read_host_limit)
+    where = f"memory_limit={memory!r} (set by {_WHERE.format('memory_limit')})"
+    target_bytes = memory.bytes_of(0, where, settings.NODE_MEMORY) * _read("target", target, settings.read_part)
+    return limit, max(int(target_bytes), 1) if target_bytes else 0, _read("max_spill", disk, settings.read_disk_limit)
 
 
 def _read(name: str, value: object, read: Callable[[Any], Any]) -> Any:
-    return read_option(name, value, _WHERE.format(name), read)
+    return settings.read_option(name, value, _WHERE.format(name), read)
 
 
 def _read_flag(name: str, value: object) -> bool:
-    return bool(_read(name, False if value is None else value, read_flag))
+    return bool(_read(name, False if value is None else value, settings.read_flag))
+
+
+_JOIN_S = 20.0
+# The interval at which failed copies are tried again, and the kernel's free memory is read.
+_LOOK_S = 1.0
+# The part of the host tier that goes before the next measurement: values may take more or less memory than their sizes.
+_SHRINK_PART = 0.1
+# How long free room is kept: to use it again is faster than to get new room.
+_FREE_S = 2.0
+# The pauses after failed rounds are short: meanwhile the tiers grow above their limits.
+_BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
+
+
+class SpillThread:
+    """A thread that makes ordered copies and gives back unused memory; any thread may call its public methods."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor, self._log = executor, SpillLog()
+        # called in the spill thread; if the kernel has little memory left, the store gives back memory that it keeps
+        self.host_is_short: Callable[[], bool] | None = None
+        self._due = threading.Condition(LeafLock())
+        self._idle = False
+        self._shrink_requested, self._ticked_s = False, time.monotonic()
+        self._above_target: Callable[[], int] | None = None
+        self._excess_s: float | None = None  # the beginning of an excess
+        self._moved, self._moved_s = 0, math.inf  # the moves down from devices, and the time of the last one
+        self._loop = ThreadLoop(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
+
+    def request_shrink(self, above_target: Callable[[], int] | None) -> None:
+        """Ask to free host memory: a tenth at a time until ``above_target`` returns 0; without it, one tenth."""
+        self._above_target, self._shrink_requested = above_target, True
+        self._executor.wake()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no move is under way or due; return whether that was in time."""
+        # False while moves fail, unless they fail since the tier below is full
+        if not self._loop.is_alive():
+            return self._executor.closed
+        self._executor.is_watched = True
+        with self._due:
+            self._idle = False
+            self._executor.wake()
+            return self._due.wait_for(lambda: self._idle, timeout_s)
+
+    def close(self, pid: int) -> None:
+        """Stop after the copy under way, and remove the files; does nothing in a forked child."""
+        if pid != os.getpid():  # a process that a task has forked
+            return
+        # first: copies that are sent after the thread has read its inbox for the last time are given up
+        self._executor.closed = True
+        self._executor.inbox.put(None)
+        # the garbage collector may call this in the spill thread itself, or in a thread for which that waits
+        self._loop.join(_JOIN_S)
+
+    def _round(self) -> bool:
+        """Sleep until work is due, and do it; return whether this was the last round."""
+        this_thread.inbox, this_thread.spills = self._executor.inbox, True
+        try:
+            item = self._executor.inbox.get(timeout=self._wait_s())
+            while True:
+                if item is not None:
+                    owner, copy = item
+                    (owner.give_up if self._executor.closed else owner.copy)(copy)
+                    self._note()
+                item = self._executor.inbox.get_nowait()
+        except Empty:
+            pass
+        if self._executor.closed:
+            self._end()
+            return True
+        self._tidy_up()
+        self._note()
+        with self._due:
+            self._idle = self._executor.inbox.empty() and not self._executor.state.accounting.moves
+            self._due.notify_all()
+        return False
+
+    def _wait_s(self) -> float | None:
+        wait_s = self._log.wait_s(time.monotonic())
+        is_due = self.host_is_short or self._executor.state.is_stuck or self._executor.disk.has_excess
+        if is_due or self._moved_s < math.inf:
+            wait_s = min(_LOOK_S if wait_s is None else wait_s, _LOOK_S)
+        return wait_s
+
+    def _tidy_up(self) -> None:
+        """Do all due work but copies."""
+        executor = self._executor
+        for each in executor.bins:
+            each.empty_bin()
+        self._shrink_free()
+        self._give_back()
+        if self._shrink_requested:
+            self._shrink_requested = False  # before the work: there may be a new request meanwhile
+            if self._shrink_host():
+                self._shrink_requested = True
+        elif executor.wants_trim or (self.host_is_short and self._executor.idle_bytes and self.host_is_short()):
+            executor.wants_trim = False
+            self._executor.trim()
+        if executor.state.is_stuck and time.monotonic() - self._ticked_s >= _LOOK_S:
+            self._ticked_s = time.monotonic()
+            executor.report(executor.state.tick)
+        try:
+            executor.free_unread()
+        except Exception as e:
+            executor.report_lost_gpu(e)
+            raise
+
+    def _give_back(self) -> None:
+        """Free device memory that libraries keep: at once if little is left, else a while after the last move."""
+        moved, now_s = self._executor.counters["device_to_host"].number, time.monotonic()
+        if moved != self._moved:
+            self._moved, self._moved_s = moved, now_s
+            self._executor.give_back(if_short=True)
+        elif now_s - self._moved_s >= _FREE_S:
+            self._moved_s = math.inf
+            self._executor.give_back()
+
+    def _shrink_host(self) -> bool:
+        """Free host memory, idle memory first; return whether to measure again when the units have gone."""
+        tiers, above_target = self._executor.state.accounting, self._above_target
+        host_bytes = tiers.bytes.get(HOST, 0)
+        step = int((host_bytes + self._executor.idle_bytes) * _SHRINK_PART) or host_bytes + self._executor.idle_bytes
+        freed = self._executor.trim()
+        over = min(step, above_target()) if above_target else step - freed
+        if over <= 0:
+            return False
+        self._executor.report(self._executor.state.shrink, HOST, over)
+        return above_target is not None and (tiers.leaving.get(HOST, 0) > 0 or tiers.bytes.get(HOST, 0) < host_bytes)
+
+    def _shrink_free(self) -> None:
+        """Give back room in files, and memory that no tier counts, a while after it became free."""
+        disk, now_s = self._executor.disk, time.monotonic()
+        if not disk.has_excess:
+            self._excess_s = None
+            return
+        self._excess_s = now_s if self._excess_s is None else self._excess_s
+        if now_s - self._excess_s >= _FREE_S:
+            disk.shrink()
+            if disk.has_excess:
+                self._executor.wake()  # copies come first
+
+    def _note(self) -> None:
+        if line := self._log.note(self._executor.tiers(), self._executor.counters, time.monotonic()):
+            logger.info(line)
+
+    def _end(self) -> None:
+        executor = self._executor
+        executor.give_up(*drain(self._executor.inbox))
+        try:
+            self._note()
+            executor.detach_devices()
+            executor.disk.close()
+        except Exception:  # a device or a file server does not answer
+            logger.exception("the spill store could not be closed; its folder may stay until the next worker starts")
+
+    def _pause(self, seconds: float) -> None:
+        with self._due:
+            self._due.wait_for(lambda: self._executor.closed, seconds)

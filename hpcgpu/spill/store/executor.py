@@ -1,7 +1,5 @@
 """Carries out the state machine's instructions: the lock is held for the machine only, not for the work.
 
-The module is long since it has every event of the machine, and the meaning of all its instructions.
-
 These threads make copies:
 
 - A reader brings up the units that it needs, in :meth:`Executor.needing`.
@@ -28,19 +26,9 @@ from hpcgpu.spill.devices import Device, attach, detach
 from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
 from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Leave, Resume, Say, Ticket, Trim
 from hpcgpu.spill.state.machine import Instructions, SpillState
-from hpcgpu.spill.storage.buffer_pool import LeafLock, ReenteredError, is_inside
-from hpcgpu.spill.storage.disk import Disk, ImmovableError
-from hpcgpu.spill.store import (
-    Count,
-    Inbox,
-    Reports,
-    Todo,
-    copy_error,
-    describe,
-    forget_frames,
-    this_thread,
-    tier_name,
-)
+from hpcgpu.spill.storage import LeafLock, ReenteredError, is_inside
+from hpcgpu.spill.storage.disk import Disk, ImmovableError, Stored
+from hpcgpu.spill.store import Count, Inbox, Reports, Todo, copy_error, describe, forget_frames, this_thread, tier_name
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry, ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -65,11 +53,10 @@ class Executor:
         self._reports = Reports(self.state.stays)
         self.trouble = self._reports.trouble  # by tier, why it stays above its limit
         self.immovable: dict[int, int] = {}  # bytes of units that cannot be pickled, by their names
-        # Entries and tokens whose handle or proxy is gone, and tickets of generators that are gone: the garbage
-        # collector may add to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
+        # Entries whose handle or proxy is gone, and tickets of generators that are gone: the garbage collector may add
+        # to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
         self.orphans, self.inbox, self.bins = deque[Any](), Inbox(), list[Any]([disk])
-        self.under_way = self.rescues = 0
-        self._coming: dict[int, int] = {}
+        self.rescues = 0
         self.closed = self.is_watched = self.wants_trim = self._has_lost_gpu = False
         # device memory given up without a copy, by tier: kernels of finished tasks may still read it
         self._unread: list[tuple[int, list[Any]]] = []
@@ -100,6 +87,15 @@ class Executor:
         """Return the objects that copy from and to devices; a simulated device has no page-locked memory."""
         return [device.copies for device in self._devices if hasattr(device, "copies")]
 
+    @property
+    def idle_bytes(self) -> int:
+        """Host memory that is kept for reuse."""
+        return self.disk.slabs.free_bytes + sum(memory.idle_bytes for memory in self.page_locked())
+
+    def trim(self) -> int:
+        """Give this memory back to the system, which takes a moment; return its bytes."""
+        return self.disk.slabs.trim() + sum(memory.trim() for memory in self.page_locked())
+
     def give_back(self, *, if_short: bool = False) -> None:
         """Free the device memory that libraries keep for reuse; ``if_short``: only if a device has little left."""
         for device in tuple(self._devices):
@@ -113,13 +109,12 @@ class Executor:
     # --- facts --------------------------------------------------------------------------------------------------------
     def tiers(self) -> dict[str, int]:
         """Return the bytes in each tier: each unit counts in its highest tier; copies under way are not counted."""
-        todo = Todo()
+        todo, accounting = Todo(), self.state.accounting
         with self.lock:
             self._bury(todo)  # there may be no other event for long, or ever, once the store is closed
             sizes = {"device": 0, "host": 0, "disk": 0}
-            for tier, nbytes in self.state.accounting.bytes.items():
-                copies = self.state.accounting.copy_bytes.get(tier, 0) + self._coming.get(tier, 0)
-                sizes[tier_name(tier)] += nbytes - copies
+            for tier, nbytes in accounting.bytes.items():
+                sizes[tier_name(tier)] += nbytes - accounting.copy_bytes.get(tier, 0) - accounting.coming.get(tier, 0)
         self.carry_out(todo)
         return sizes
 
@@ -140,7 +135,7 @@ class Executor:
             unit.join(entry)
         for content in entry.small:
             self.state.join(content.bundle, content)
-        return self.state.set(entry, entry.units)
+        return self.state.set(entry.units)
 
     def unname(self, entry: Entry, todo: Todo) -> None:
         """Take one key or handle from an entry; under the lock."""
@@ -151,21 +146,20 @@ class Executor:
             self._forget_value(entry, todo.garbage)
             for content in entry.small:
                 self._release_member(content, todo)
-            if out := self.state.delete(entry):
+            if out := self.state.delete(entry.units):
                 self.record(out, todo)
 
     def _release_member(self, content: ObjectContent, todo: Todo) -> None:
-        """Take one name from a part; with its last name it leaves its bundle, if it is in one; under the lock."""
-        if (bundle := content.bundle) is not None:
-            if out := self.state.leave(bundle, content):
-                self.record(out, todo)
-            if not content.keys:
-                del bundle.members[content]
-                if content.names:
-                    self._forget_names(content)
-                todo.garbage.append(content.take(HOST))
-                if content.top != HOST:
-                    todo.garbage.append(content.take(content.top))
+        """Take one name from a member of a bundle, which it leaves with its last name; under the lock."""
+        if out := self.state.leave(content.bundle, content):
+            self.record(out, todo)
+        if not content.keys:
+            del content.bundle.members[content]
+            if content.names:
+                self._forget_names(content)
+            todo.garbage.append(content.take(HOST))
+            if content.top != HOST:
+                todo.garbage.append(content.take(content.top))
 
     def record(self, instructions: Instructions, todo: Todo) -> None:
         """Put instructions into a Todo; take the references of drops at once; under the lock."""
@@ -178,11 +172,8 @@ class Executor:
                 if each.may_be_read:
                     self._unread.append((each.tier, garbage))
             else:
-                if kind is Copy:
-                    self.under_way += 1
-                    self._coming[each.to] = self._coming.get(each.to, 0) + each.nbytes
-                    if each.by is not None:
-                        each.by.sent += 1
+                if kind is Copy and each.by is not None:
+                    each.by.sent += 1
                 todo.instructions = todo.instructions or deque()
                 todo.instructions.append(each)
 
@@ -195,7 +186,7 @@ class Executor:
             with self.lock:
                 self._bury(todo)
         if any([each.waste for each in self.bins]) or self._unread:  # a list: each event asks
-            self._wake()
+            self.wake()
 
     def _make_steps(self, todo: Todo) -> None:
         try:
@@ -208,7 +199,7 @@ class Executor:
             self._make_steps(todo)
             raise
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Wake the spill thread, unless the store is closed."""
         if not self.closed:
             self.inbox.put(None)
@@ -303,7 +294,6 @@ class Executor:
                 if copy.to == unit.top:
                     self.contents |= {name: content for content in unit.contents for name in content.names}
                 is_reported = True
-                self._end(copy)
                 self.record(self.state.moved(copy, takes_bytes), todo)
             del data
         except BaseException as e:
@@ -333,7 +323,6 @@ class Executor:
             error = SpillError(f"a copy was interrupted: {type(error).__name__}")
         todo = Todo()
         with self.lock:
-            self._end(copy)
             if for_good and is_down and unit.keys:
                 self.immovable[unit.name] = unit.nbytes
             self.record(self.state.failed(copy, error, for_good), todo)
@@ -345,21 +334,17 @@ class Executor:
         if is_lasting(error) and not self._has_lost_gpu:
             self._has_lost_gpu = True
             why = SpillError(f"the GPU cannot be used any more by this process: {message_of(error)}")
-            self._perform(Leave(None, why))
+            self._perform(Leave(why))
 
     def give_up(self, *copies: Copy) -> None:
         """Fail copies, since the store is closed."""
         for copy in copies:
             self._failed(copy, RuntimeError("the store is closed"))
 
-    def _end(self, copy: Copy) -> None:
-        self.under_way -= 1
-        self._coming[copy.to] -= copy.nbytes
-
     def _ended(self, todo: Todo) -> None:
         self.carry_out(todo)
-        if self.state.is_stuck or (self.is_watched and not self.under_way):
-            self._wake()
+        if self.state.is_stuck or (self.is_watched and not self.state.accounting.moves):
+            self.wake()
 
     def _detach(self, unit: Content, tier: int, todo: Todo, garbage: list[Any]) -> None:
         """Take a unit's data from a tier. No thread gets it from now on; threads that have it may use it further."""
@@ -394,17 +379,16 @@ class Executor:
             orphan = self.orphans.popleft()
             if isinstance(orphan, Entry):
                 self.unname(orphan, todo)
-            elif type(orphan) is Ticket:
+            else:
                 self.record(self.state.release(orphan), todo)
-            elif orphan in self.state.keys:  # else it never got a name
-                self._release_member(orphan.content, todo)
-                self.record(self.state.delete(orphan), todo)
 
     # --- instructions -------------------------------------------------------------------------------------------------
     def _perform(self, instruction: Any) -> None:
         kind = type(instruction)
-        if kind is Copy:
-            self._send(instruction)
+        if kind is Copy and instruction.by is not None:
+            instruction.by.inbox.put((self, instruction))
+        elif kind is Copy:
+            self._send_to_spill_thread(instruction)
         elif kind is Resume or kind is Fail:
             waiter = instruction.waiter
             if kind is Fail:
@@ -416,7 +400,7 @@ class Executor:
                 waiter.inbox.put(None)
         elif kind is Trim:
             self.wants_trim = True
-            self._wake()
+            self.wake()
         elif kind is Say and not self.closed:
             self._reports.say(instruction)
         elif kind is Leave and (on_fault := self.on_fault) is not None:
@@ -424,12 +408,6 @@ class Executor:
                 on_fault(instruction.error)
             except Exception:  # the other instructions must be carried out
                 logger.exception("this error could not be reported: %s", instruction.error)
-
-    def _send(self, copy: Copy) -> None:
-        if copy.by is None:
-            self._send_to_spill_thread(copy)
-        else:
-            copy.by.inbox.put((self, copy))
 
     def _send_to_spill_thread(self, copy: Copy) -> None:
         self.inbox.put((self, copy))
@@ -442,7 +420,7 @@ def _sizes(copy: Copy, data: Any) -> tuple[int, int]:
     """Return the bytes that a copy's result takes in its tier, and the bytes moved; 0: the unit's size."""
     unit: Content = copy.unit  # type: ignore[assignment]
     if copy.to == DISK:
-        stored = unit.stored(data)
-        return stored.room_bytes, stored.nbytes
+        stored: Stored = data[0]
+        return sum([piece.nbytes for piece in stored.slot]), stored.nbytes
     up_bytes = unit.bytes_up(data) if copy.source == DISK else 0
     return up_bytes, up_bytes

@@ -1,9 +1,4 @@
-"""Recognizes values and device buffers: an object that is stored twice counts once, moves once and comes back as one.
-
-There are two steps. :meth:`IdentityMap.traverse` looks into a value, which runs code of users and libraries, without
-the store's lock. :meth:`IdentityMap.entry_of` makes the value's entry, under the lock. A :class:`Reader` makes the
-value of an entry: it brings up the units that are below, in the calling thread, and keeps them up while in use.
-"""
+"""Recognizes values and device buffers: an object that is stored twice counts once, moves once, comes back as one."""
 
 from __future__ import annotations
 
@@ -12,10 +7,12 @@ import traceback
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from hpcgpu.spill import proxies as proxies
 from hpcgpu.spill.devices import Device
 from hpcgpu.spill.devices.cuda import (
     always_moves,
@@ -25,8 +22,7 @@ from hpcgpu.spill.devices.cuda import (
     is_left_to_cudf,
     is_unproxied,
 )
-from hpcgpu.spill.proxies import proxy as proxy_dask
-from hpcgpu.spill.proxies.proxy import StoredObject, is_proxy, source_of, unproxy
+from hpcgpu.spill.proxies import is_proxy, make_proxy, source_of, unproxy
 from hpcgpu.spill.store import Handle, Packed, Todo
 from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.values import Slot, is_data, put_together, take_apart
@@ -36,11 +32,14 @@ from hpcgpu.spill.values.unit import (
     NO_SKELETON,
     SMALL_BYTES,
     Buffer,
-    Bundles,
+    Buffers,
+    Bundle,
     Content,
     Entry,
+    Location,
     ObjectContent,
     SkeletonUnit,
+    Values,
     each_once,
     is_plain,
 )
@@ -48,70 +47,87 @@ from hpcgpu.spill.values.unit import (
 logger = logging.getLogger("distributed.worker.memory")
 # An array or a table in host memory inside another value is a unit of its own from this size on.
 _BIG_BYTES = 1 << 16
-
-
-class _OnDevice(NamedTuple):
-    array: Any
-    device: Device
-    tier: int
-    name: Hashable
-    nbytes: int
-
-
-class _InHost(NamedTuple):
-    x: Any
-    held: Held
-
-
-class _Packed(NamedTuple):
-    device: Device
-    tier: int
-    root: np.ndarray
-    views: list[Any]
-
-
-class _Alone(NamedTuple):
-    """An object that is a unit by itself, and in no index."""
-
-    x: Any
-    nbytes: int
-    stays: bool = False  # the store must not move it
-
-
-_Object = _OnDevice | _InHost | _Alone | StoredObject
+_Content = TypeVar("_Content", Buffer, SkeletonUnit)
+# The units that have a new object, and their sizes.
+Sizes = list[tuple[Content, int]]
 
 
 class Traversed(NamedTuple):
-    """A value after its traversal. Immutable; only IdentityMap uses it."""
+    """A value after its traversal. Immutable; only Reader uses it."""
 
     value: Any  # ABSENT if it came from a peer
-    skeleton: Any  # the value without its objects; a Slot if it is an array or a table
+    skeleton: Any  # the value without its parts; a Slot if it is an array or a table
     skeleton_bytes: int = 0
-    objects: Any = ()  # units, or parts of units; from a peer (buffer, position, type) of each
+    parts: Sequence[Callable[[Sizes], Location]] = ()  # each finds or makes the unit of a part, under the lock
     lazy: bool = False  # its parts come up one by one
 
 
-_OWNER = Slot(0)
+class StoredObject(Handle):
+    """A device array, or a big object in host memory, inside a stored value: it lives as long as it has a proxy."""
+
+    # Thread-safe: proxies call it in the threads of tasks, and the store (release) in the thread that moves the object
+    # down. Its entry names one unit, so the object lives as long.
+
+    __slots__ = ("__weakref__", "_proxy", "index", "kind", "unit")
+
+    def __init__(self, reader: Reader, entry: Entry) -> None:
+        super().__init__(reader, entry)
+        ((self.unit, self.index),) = entry.locations
+        self.kind = self.unit.kind_of(self.index)
+        self._proxy: Any = None
+
+    def proxy(self) -> Any:
+        """Return the object's proxy: the existing one, or a new one."""
+        made = None
+        while True:
+            with self.reader.lock:
+                proxy = self._proxy() if self._proxy is not None else None
+                if proxy is None and made is not None:
+                    self._proxy, proxy = weakref.ref(made), made
+            if proxy is not None:
+                return proxy
+            made = make_proxy(self)
+
+    def release(self) -> None:
+        """Take the object from its proxy, if there is one, since the object moves down."""
+        if self._proxy is not None and (proxy := self._proxy()) is not None:
+            proxies.release(proxy)
+
+    def length(self) -> int | None:
+        """Return the object's ``len`` from a copy below, without loading; None without such a copy."""
+        return self.unit.length_of(self.index)
+
+    @contextmanager
+    def using(self) -> Iterator[Any]:
+        """Keep the object up while inside, and return it."""
+        with self.reader.executor.needing(self.entry.units):
+            yield self.unit.object_at(self.index)
+
+    def dirty(self) -> None:
+        """Record that the object was written to, so that copies of it do not count."""
+        self.reader.executor.report(self.reader.executor.state.used, self.entry.units, True)
 
 
-class IdentityMap:
-    """Makes entries of values. ``traverse`` runs in any thread, the other methods under the store's lock."""
+class Reader:
+    """Makes entries of values, and values of entries; the store, as handles and proxies see it. Thread-safe.
 
-    # Executor removes units and values that move from ``contents`` (by the names of their allocations) and ``values``
-    # (by their ids); ``reader`` distinguishes proxies of this store from others
+    :meth:`traverse` looks into a value, which runs code of users and libraries, without the store's lock.
+    :meth:`entry_of` makes the value's entry, under the lock. Other methods bring up the units that are below, in the
+    calling thread, and keep them up while in use.
+    """
 
-    def __init__(
-        self,
-        contents: dict[Any, ObjectContent],
-        values: dict[int, Entry],
-        tier_of: Callable[[Device], int],
-        reader: object,
-        lazily: bool,
-    ) -> None:
-        self._contents, self._values, self._tier_of = contents, values, tier_of
-        self._reader, self._lazily = reader, lazily
-        self._bundles = Bundles()
+    # Executor removes units and values that move from its ``contents`` (by the names of their allocations) and
+    # ``values`` (by their ids).
 
+    def __init__(self, executor: Executor, lazily: bool) -> None:
+        if lazily:  # parts of values come up one by one (jit_unspill)
+            proxies.register()
+        self.executor, self._lazily = executor, lazily
+        self.lock, self.orphans = executor.lock, executor.orphans
+        self._contents, self._values = executor.contents, executor.values
+        self._open: dict[tuple[int, int], Bundle] = {}  # bundles, by the tiers of use and of the data
+
+    # --- entries of values --------------------------------------------------------------------------------------------
     def traverse(self, value: Any) -> Traversed:
         """Return the parts of a value; without the lock. It never raises: distributed would wait for ever."""
         if isinstance(value, Packed):
@@ -119,38 +135,28 @@ class IdentityMap:
         try:
             held = held_by(value)
             if held and sum(held.values()) >= SMALL_BYTES:  # one object in host memory
-                return Traversed(value, _OWNER, 0, (_InHost(value, held),))
-            if type(value) is np.ndarray:
-                return Traversed(value, value, size_of(value))
+                return Traversed(value, Slot(0), 0, (partial(self._locate_in_host, value, held),))
             return self._traversed_in_parts(value)
         except Exception:  # of the __copy__ or __setattr__ of a user's class
             # as text: a log handler that keeps records would keep the frames, with the arrays and proxies in them
             logger.warning("the arrays in a %s stay up, since: %s", type(value), traceback.format_exc())
             return Traversed(value, value, size_of(value))
 
-    def entry_of(self, traversed: Traversed, sizes: list[tuple[Content, int]]) -> Entry:
-        """Return the existing or new entry of a value; ``sizes`` gets grown units and their sizes. Under the lock."""
-        value = traversed.value
+    def entry_of(self, traversed: Traversed, todo: Todo) -> Entry:
+        """Return the existing or new entry of a value; under the lock."""
+        value, skeleton, sizes = traversed.value, NO_SKELETON, list[tuple[Content, int]]()
         if (existing := self._values.get(id(value))) is not None:
             return existing
-        if value is ABSENT:
-            made: dict[int, Any] = {}
-            locations: list[tuple[ObjectContent, int]] = []
-            for x, i, kind in traversed.objects:
-                if id(x) not in made:
-                    if isinstance(x, _Packed):
-                        made[id(x)] = self._bundles.add(Buffer.of_packed(*x)), 0
-                    else:
-                        made[id(x)] = self._located(x, sizes)
-                unit, position = made[id(x)]
-                locations.append((unit, i if isinstance(x, _Packed) else position))
-                unit.set_kind(locations[-1][1], kind)
-        else:
-            locations = [self._located(x, sizes) for x in traversed.objects]
-        is_one = type(traversed.skeleton) is Slot
-        skeleton = NO_SKELETON if is_one else SkeletonUnit(traversed.skeleton, traversed.skeleton_bytes)
-        if not locations and skeleton.nbytes < SMALL_BYTES and is_plain(traversed.skeleton):
-            self._bundles.add(skeleton)
+        locations = [locate(sizes) for locate in traversed.parts]
+        for unit, nbytes in sizes:
+            if unit.valid:
+                self.executor.record(self.executor.state.grow(unit, nbytes), todo)
+            else:
+                unit.nbytes = nbytes
+        if type(traversed.skeleton) is not Slot:
+            skeleton = SkeletonUnit(traversed.skeleton, traversed.skeleton_bytes)
+            if not locations and skeleton.nbytes < SMALL_BYTES and is_plain(traversed.skeleton):
+                self._bundled(skeleton)
         entry = Entry(ABSENT if traversed.lazy else value, skeleton, locations, traversed.lazy)
         if entry.value is not ABSENT and (locations or skeleton.nbytes >= SMALL_BYTES):
             self._values[id(value)] = entry
@@ -161,7 +167,7 @@ class IdentityMap:
         # the name of the array's memory is its own id
         number, nbytes = id(array), array.nbytes
         if nbytes < SMALL_BYTES:
-            return Entry(array, self._bundles.add(SkeletonUnit(array, nbytes)), ())
+            return Entry(array, self._bundled(SkeletonUnit(array, nbytes)), ())
         if (entry := self._values.get(number)) is None:
             unit, position = self._contents.get(number), 0
             if unit is not None and isinstance(unit, HostObjects):  # a view of it was stored before
@@ -173,141 +179,128 @@ class IdentityMap:
 
     def _traversed_packed(self, packed: Packed) -> Traversed:
         """Return the parts of a value from a peer, whose buffers stay host bytes until their first use."""
-        buffers = [_Packed(d, self._tier_of(d), root, views) for d, root, views in packed.buffers]
-        hosts = [self._traversed_object(x) for x in packed.hosts]
-        objects = [(hosts[i], 0, kind) if b is None else (buffers[b], i, kind) for b, i, kind in packed.locations]
+        buffers = [Buffer.of_packed(d, self.executor.tier_of(d), root, views) for d, root, views in packed.buffers]
+        hosts = [self._traversed_part(x) for x in packed.hosts]
+        parts: list[Callable[[Sizes], Location]] = []
+        for number, i, kind in packed.locations:
+            if number is None:
+                parts.append(hosts[i])
+            else:
+                buffers[number].set_kind(i, kind)
+                parts.append(partial(self._locate_packed, buffers[number], i))
         if type(packed.skeleton) is Slot:
-            return Traversed(ABSENT, packed.skeleton, 0, objects)
+            return Traversed(ABSENT, packed.skeleton, 0, parts)
         lazy = self._is_lazy(packed.skeleton, [kind for _, _, kind in packed.locations])
-        return Traversed(ABSENT, packed.skeleton, size_of(packed.skeleton), objects, lazy)
+        return Traversed(ABSENT, packed.skeleton, size_of(packed.skeleton), parts, lazy)
 
     def _traversed_in_parts(self, value: Any) -> Traversed:
-        skeleton, parts = take_apart(value, (lambda x: _is_part(x) or is_proxy(x)) if self._lazily else _is_part)
-        objects = [self._traversed_object(p) for p in parts]
+        skeleton, objects = take_apart(value, (lambda x: _is_part(x) or is_proxy(x)) if self._lazily else _is_part)
+        parts = [self._traversed_part(x) for x in objects]
         if type(skeleton) is Slot:
-            return Traversed(value, skeleton, 0, objects)
-        kinds = [source_of(p).kind if is_proxy(p) else type(p) for p in parts]
-        return Traversed(value, skeleton, size_of(skeleton), objects, self._is_lazy(skeleton, kinds))
+            return Traversed(value, skeleton, 0, parts)
+        kinds = [source_of(x).kind if is_proxy(x) else type(x) for x in objects]
+        return Traversed(value, skeleton, size_of(skeleton), parts, self._is_lazy(skeleton, kinds))
 
     def _is_lazy(self, skeleton: Any, kinds: Sequence[type]) -> bool:
         # Methods give an object's arrays to compiled code, which takes no proxies. So the arrays come up with the
         # object.
         return self._lazily and bool(kinds) and is_data(skeleton) and not any(map(is_unproxied, kinds))
 
-    def _traversed_object(self, x: Any) -> _Object:
+    def _traversed_part(self, x: Any) -> Callable[[Sizes], Location]:
         if self._lazily and is_proxy(x):
             source = source_of(x)
-            if isinstance(source, StoredObject) and source.reader is self._reader:
-                return source
+            if isinstance(source, StoredObject) and source.reader is self:
+                return lambda _: (source.unit, source.index)
             x = unproxy(x)  # a proxy of another store: its object comes up
-        if is_left_to_cudf(x):
-            return _Alone(x, 0, stays=True)  # only cuDF counts and moves it
-        if is_device_array(x):
+        is_left = is_left_to_cudf(x)
+        if not is_left and is_device_array(x):
             device = device_of(x)
             assert device is not None
             name, nbytes = device.buffer_of(x)
-            return _OnDevice(x, device, self._tier_of(device), (id(device), name), nbytes)
-        held = held_by(x)
-        return _InHost(x, held) if held else _Alone(x, size_of(x))  # _Alone: the peer took it for a part
+            return partial(self._locate_on_device, x, device, self.executor.tier_of(device), (id(device), name), nbytes)
+        if not is_left and (held := held_by(x)):
+            return partial(self._locate_in_host, x, held)
+        # a unit by itself, and in no index: only cuDF counts and moves it, or the peer took it for a part
+        alone = SkeletonUnit(x, 0 if is_left else size_of(x))
+        alone.fixed = is_left
+        alone.set_kind(0, type(x))
+        return lambda _: (alone, 0)
 
-    def _located(self, x: _Object, sizes: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
-        """Return the unit of an object, and its position there."""
-        if isinstance(x, StoredObject):
-            return x.unit, x.index
-        if isinstance(x, _OnDevice):
-            return self._located_on_device(x, sizes)
-        if isinstance(x, _InHost):
-            return self._located_in_host(x, sizes)
-        alone = SkeletonUnit(x.x, x.nbytes)
-        alone.fixed = x.stays
-        alone.set_kind(0, type(x.x))
-        return alone, 0
+    def _bundled(self, content: _Content) -> _Content:
+        """Put a new content into a bundle, if it is small; return the content."""
+        if content.nbytes < SMALL_BYTES:
+            key = content.top, content.at
+            bundle = self._open.get(key)
+            if bundle is None or not bundle.is_open:
+                bundle = self._open[key] = (Values if type(content) is SkeletonUnit else Buffers)(*key)
+            content.bundle, bundle.members[content] = bundle, None
+        return content
 
-    def _located_in_host(self, x: _InHost, sizes: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
-        unit = self._contents.get(name_of(x.held))
+    def _locate_packed(self, buffer: Buffer, position: int, _: Sizes) -> Location:
+        return buffer if buffer.bundle else self._bundled(buffer), position
+
+    def _locate_in_host(self, x: Any, held: Held, sizes: Sizes) -> Location:
+        unit = self._contents.get(name_of(held))
         if isinstance(unit, HostObjects):
-            position, is_new = unit.position_of(x.x, x.held)
+            position, is_new = unit.position_of(x, held)
             if is_new:
                 sizes.append((unit, unit.measured()))
         else:
-            unit, position = HostObjects.of_held(x.x, x.held), 0
+            unit, position = HostObjects(x, name_of(held), sum(held.values()), held), 0
         for name in unit.names:
             self._contents[name] = unit
         return unit, position
 
-    def _located_on_device(self, x: _OnDevice, sizes: list[tuple[Content, int]]) -> tuple[ObjectContent, int]:
-        unit = self._contents.get(x.name)
+    def _locate_on_device(
+        self, array: Any, device: Device, tier: int, name: Hashable, nbytes: int, sizes: Sizes
+    ) -> Location:
+        unit = self._contents.get(name)
         if isinstance(unit, Buffer):
-            position, is_new = unit.position_of(x.array)
+            position, is_new = unit.position_of(array)
             if is_new:
                 sizes.append((unit.unit, unit.unit.nbytes))
         else:
-            unit = self._contents[x.name] = Buffer(x.device, x.nbytes, x.tier, x.name)
-            position, _ = unit.position_of(x.array)
-            if always_moves(type(x.array)):
-                self._bundles.add(unit)
-        unit.set_kind(position, type(x.array))
+            unit = self._contents[name] = Buffer(device, nbytes, tier, name)
+            position, _ = unit.position_of(array)
+            if always_moves(type(array)):
+                self._bundled(unit)
+        unit.set_kind(position, type(array))
         return unit, position
 
-
-class Reader:
-    """The store, as handles and proxies see it. Thread-safe; methods other than ``handle`` wait, without the lock."""
-
-    def __init__(self, executor: Executor, lazily: bool) -> None:
-        if lazily:  # parts of values come up one by one (jit_unspill)
-            proxy_dask.register()
-        self._executor = executor
-        self.lock, self.orphans = executor.lock, executor.orphans
-        self.identity_map = IdentityMap(executor.contents, executor.values, executor.tier_of, self, lazily)
-
+    # --- values of entries --------------------------------------------------------------------------------------------
     def read(self, entry: Entry, todo: Todo) -> Any:
         """Bring up a value for code that may write to it; then take the name that the caller gave the entry."""
         try:
-            self._executor.carry_out(todo)
+            self.executor.carry_out(todo)
             return self.restore(entry, writes=True)
         finally:
             todo = Todo()
             with self.lock:
-                self._executor.unname(entry, todo)
-            self._executor.carry_out(todo)
+                self.executor.unname(entry, todo)
+            self.executor.carry_out(todo)
 
     def restore(self, entry: Entry, *, writes: bool = False) -> Any:
-        """Bring up the value of an entry that has a name, and return it; raises as :meth:`keeping_up`."""
+        """Bring up the value of an entry that has a name, and return it; SpillError if it cannot be read back."""
         # a pin is not enough: without a name members of a bundle go, and parts of a value that comes up by parts
-        with self._executor.needing(entry.used_units, writes=writes):
-            return self._assemble(entry)
-
-    def _assemble(self, entry: Entry) -> Any:
-        """Return the value of an entry that has a name; its used units are up, and pinned."""
-        value = entry.value
-        if value is not ABSENT:
+        with self.executor.needing(entry.used_units, writes=writes):
+            if (value := entry.value) is not ABSENT:
+                return value
+            if entry.lazy:
+                parts = [self._part(unit, i).proxy() for unit, i in entry.locations]
+            else:
+                parts = [unit.object_at(i) for unit, i in entry.locations]
+            value = put_together(entry.skeleton.value, parts)
+            with self.lock:
+                if entry.value is not ABSENT:  # another thread was faster: all readers get the same value
+                    return entry.value
+                entry.value = value
+                self._values[id(value)] = entry  # in case it is stored under another key
             return value
-        if entry.lazy:
-            parts = [self._part(unit, i).proxy() for unit, i in entry.locations]
-        else:
-            parts = [unit.object_at(i) for unit, i in entry.locations]
-        value = put_together(entry.skeleton.value, parts)
-        with self.lock:
-            if entry.value is not ABSENT:  # another thread was faster: all readers get the same value
-                return entry.value
-            entry.value = value
-            self._executor.values[id(value)] = entry  # in case it is stored under another key
-        return value
-
-    @contextmanager
-    def keeping_up(self, unit: ObjectContent) -> Iterator[None]:
-        """Keep a part of a value up, for its proxy; SpillError if it cannot be read back."""
-        with self._executor.needing((unit.unit,)):
-            yield
-
-    def written(self, unit: ObjectContent) -> None:
-        """Record a write to a unit that is kept up."""
-        self._executor.report(self._executor.state.used, (unit.unit,), True)
 
     def packed(self, entry: Entry) -> Packed:
-        """Return the value of an entry as host bytes, without copies to the device; raises as :meth:`keeping_up`."""
-        disk = self._executor.disk
-        with self._executor.needing(entry.units, for_peer=True):
+        """Return the value of an entry as host bytes, without copies to the device; raises as :meth:`restore`."""
+        disk = self.executor.disk
+        with self.executor.needing(entry.units, for_peer=True):
             contents = each_once(entry.locations)
             buffers: list[Any] = [c for c in contents if isinstance(c, Buffer) and not any(map(is_immovable, c.arrays))]
             hosts = [at for at in dict.fromkeys(entry.locations) if at[0] not in buffers]
@@ -320,23 +313,22 @@ class Reader:
 
     def handle(self, entry: Entry, todo: Todo) -> Handle:
         """Return a handle of an entry; under the lock."""
-        self._executor.record(self._executor.name(entry), todo)
+        self.executor.record(self.executor.name(entry), todo)
         return Handle(self, entry)
 
     def _part(self, unit: ObjectContent, index: int) -> StoredObject:
         """Return the stored object of a proxy: the existing one, or a new one."""
-        made = StoredObject(self, unit, index)
         todo = Todo()
         with self.lock:
             objects = unit.stored_objects = {} if unit.stored_objects is None else unit.stored_objects
-            existing = objects[index]() if index in objects else None
-            if existing is None:
-                objects[index] = weakref.ref(made)
-                if unit.bundle is not None:
-                    self._executor.state.join(unit.bundle, unit)
-                self._executor.record(self._executor.state.set(made.token, (unit.unit,)), todo)
-        self._executor.carry_out(todo)
-        return existing if isinstance(existing, StoredObject) else made
+            part = objects[index]() if index in objects else None
+            if part is None:
+                entry = Entry(ABSENT, NO_SKELETON, ((unit, index),))
+                self.executor.record(self.executor.name(entry), todo)
+                part = StoredObject(self, entry)
+                objects[index] = weakref.ref(part)
+        self.executor.carry_out(todo)
+        return part
 
 
 def _is_part(x: Any) -> bool:

@@ -20,17 +20,13 @@ import numpy as np
 from hpcgpu.errors import SpillError
 
 
-class _Unset:
-    """Stands for a slot without a value, and for an object not made yet."""
-
-    def __reduce__(self) -> str:
-        return "UNSET"  # pickle takes it for the name of a global
+class Unset:
+    """The class itself stands for a slot without a value, and for an object not made yet."""
 
 
-UNSET = _Unset()
 # Most objects in containers are of these types, and hold no other objects.
 SIMPLE: frozenset[type] = frozenset(
-    {int, str, float, bool, bytes, complex, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_, _Unset}
+    {int, str, float, bool, bytes, complex, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_, type}
 )
 # Roots of modules whose objects are bound to their process, thread or moment. An object that holds one directly is not
 # mere data, and stays closed: behind it may be a whole worker.
@@ -52,7 +48,7 @@ def contents(x: Any) -> tuple[Callable[..., Any], Iterable[Any]] | None:
 
     Register a function for a class of your own that the store does not open by itself: a compiled class, or one with a
     ``__reduce__`` or ``__del__``. Register it in the module of the class, so that every worker does. It holds for
-    subclasses, too.
+    subclasses, too. docs/explanation/memory.md has an example.
 
     Parameters
     ----------
@@ -65,17 +61,6 @@ def contents(x: Any) -> tuple[Callable[..., Any], Iterable[Any]] | None:
         A function of a module (or the class itself), and the arguments with which it makes the object again; they may
         hold arrays to any depth. With None the object stays as it is, and its arrays stay on the device.
 
-    Examples
-    --------
-    >>> from hpcgpu.spill import contents
-    >>> class Grid:
-    ...     def __init__(self, cells, spacing):
-    ...         self.cells, self.spacing = cells, spacing
-    ...     def __reduce__(self):
-    ...         return Grid, (self.cells, self.spacing)
-    >>> @contents.register(Grid)
-    ... def grid_contents(grid):
-    ...     return Grid, (grid.cells, grid.spacing)
     """
     del x
     return None
@@ -155,8 +140,8 @@ class Made:
     is_data: ClassVar[bool] = False
 
     def new(self) -> Any:
-        """Return UNSET: the object can only be made from its parts."""
-        return UNSET
+        """Return Unset: the object can only be made from its parts."""
+        return Unset
 
     def filled(self, _: Any, __: Any, parts: list[Any]) -> Any:
         """Make the object."""
@@ -194,20 +179,20 @@ class Container:
             try:
                 more.append(slot.__get__(x))
             except AttributeError:
-                more.append(UNSET)
+                more.append(Unset)
         if more and _holds_live(more):
             return None
         return Opened(self._kind, names, parts + more if more else parts)
 
     def new(self) -> Any:
-        """Return an empty object; UNSET if it can only be made from its contents."""
-        return UNSET if self._base.immutable else self._base.new(self._kind)
+        """Return an empty object; Unset if it can only be made from its contents."""
+        return Unset if self._base.immutable else self._base.new(self._kind)
 
     def filled(self, x: Any, names: tuple[str, ...] | None, parts: list[Any]) -> Any:
         """Fill an object that :meth:`new` made; return it."""
         slots = len(parts) - len(self._slots)
         attributes = slots - len(names or ())
-        if x is UNSET:
+        if x is Unset:
             x = self._base.fill(self._kind, parts[:attributes])
         else:
             self._base.fill(x, parts[:attributes])
@@ -216,7 +201,7 @@ class Container:
         elif names:
             self._dict.__get__(x).update(zip(names, parts[attributes:slots], strict=True))
         for slot, value in zip(self._slots, parts[slots:], strict=True):
-            if value is not UNSET:
+            if value is not Unset:
                 slot.__set__(x, value)
         return x
 
@@ -308,7 +293,7 @@ class Node(NamedTuple):
 
     kind: int  # the index of its class in the skeleton
     names: tuple[str, ...] | None  # of its attributes, as in Opened
-    parts: tuple[Any, ...]  # slots, references, UNSET, or the value's own objects, not copied
+    parts: tuple[Any, ...]  # slots, references, Unset, or the value's own objects, not copied
 
 
 class Skeleton(NamedTuple):
@@ -364,7 +349,7 @@ def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:
             for part in node.parts:
                 if type(part) is Ref:
                     inner = made[part.number]
-                    if inner is UNSET:
+                    if inner is Unset:
                         late.append(i)
                         break
                     parts.append(inner)

@@ -9,13 +9,13 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hpcgpu.spill.state import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk, ImmovableError, Pickled
-from hpcgpu.spill.values.unit import ObjectContent
+from hpcgpu.spill.values.unit import NUMBERS, ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")
 _UNKNOWN_BYTES = 1_000_000  # about what distributed takes when a sizeof fails (sizeof.py, 2026.8.0)
@@ -117,17 +117,6 @@ def size_of(value: Any) -> int:
         return _UNKNOWN_BYTES
 
 
-class _Objects(NamedTuple):
-    """Objects that came back up, and the memory that each keeps; None for an object without a name."""
-
-    objects: list[Any]
-    held: list[Held]
-
-
-class _Shape(NamedTuple):
-    shape: tuple[int, ...]
-
-
 class HostObjects(ObjectContent):
     """Arrays or tables in host memory that are views of the same memory: one occupies as much as all."""
 
@@ -139,22 +128,16 @@ class HostObjects(ObjectContent):
     # made for the second object, or for the second allocation: most units have one
     _positions: dict[int, int] | None = None
     _held: Held | None = None
-    _shapes: Sequence[_Shape] = ()
+    _lengths: Sequence[int | None] = ()  # of the objects on disk
 
-    def __init__(self, x: Any, name: Name, nbytes: int) -> None:
-        super().__init__(nbytes, HOST, HOST)
+    def __init__(self, x: Any, name: Name, nbytes: int, held: Held | None = None) -> None:
+        super().__init__(next(NUMBERS), nbytes, HOST, HOST)
+        if held and len(held) > 1:
+            self._held = dict(held)
         self.objects = [x]
         self.names = (name,)
         if type(x) is not np.ndarray:
             self.set_kind(0, type(x))
-
-    @classmethod
-    def of_held(cls, x: Any, held: Held) -> HostObjects:
-        """Return a unit of an object and the memory that it keeps (:func:`held_by`)."""
-        made = cls(x, name_of(held), sum(held.values()))
-        if len(held) > 1:
-            made._held = dict(held)
-        return made
 
     def position_of(self, x: Any, held: Held) -> tuple[int, bool]:
         """Return the position of an object, and whether the object is new, so that it has no copy."""
@@ -166,9 +149,8 @@ class HostObjects(ObjectContent):
     def object_at(self, index: int) -> Any:
         return self.objects[index]
 
-    def views(self) -> Sequence[Any]:
-        """Return the shapes of the objects on disk."""
-        return self._shapes if self.on_disk is not None else ()
+    def length_of(self, index: int) -> int | None:
+        return self._lengths[index] if self.on_disk is not None and index < len(self._lengths) else None
 
     def measured(self) -> int:
         """Return the bytes of the allocations."""
@@ -194,11 +176,10 @@ class HostObjects(ObjectContent):
         del source
         if to != DISK:
             objects = self.on_disk.read(disk)
-            return _Objects(objects, [{} if x is None else held_by(x) for x in objects])
+            return objects, [{} if x is None else held_by(x) for x in objects]  # None: it has no name
         named = {i for entry in tuple(self.entries) for unit, i in entry.locations if unit is self}
-        named |= {part.index for part in self.living_objects()}
         kept = [x if i in named else None for i, x in enumerate(tuple(self.objects))]
-        self._shapes = [_Shape(getattr(x, "shape", ())) for x in kept]
+        self._lengths = [shape[0] if (shape := getattr(x, "shape", ())) else None for x in kept]
         try:
             return Pickled.write(disk, kept)
         except ImmovableError as e:
@@ -207,7 +188,7 @@ class HostObjects(ObjectContent):
     @staticmethod
     def bytes_up(data: Any) -> int:
         """Return the size of objects that came back up: each has bytes of its own now."""
-        return sum({name: nbytes for held in data.held for name, nbytes in held.items()}.values())
+        return sum({name: nbytes for held in data[1] for name, nbytes in held.items()}.values())
 
     def _append(self, x: Any, held: Held) -> int:
         """Add an object; return its position."""

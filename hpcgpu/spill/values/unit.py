@@ -11,27 +11,18 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from hpcgpu.spill.devices import Device
 from hpcgpu.spill.state import DISK, HOST, Unit
-from hpcgpu.spill.storage.disk import Disk, Pickled, Stored
+from hpcgpu.spill.storage.disk import Disk, Pickled
 from hpcgpu.spill.values import Slot
 
 ABSENT = object()
-_NUMBERS = itertools.count()
+NUMBERS = itertools.count()  # the names of units
 _FEW = 8
-
-
-class ProxiedObject(Protocol):
-    """An object of a unit, with its proxy: a :class:`hpcgpu.spill.proxies.proxy.StoredObject`."""
-
-    index: int
-
-    def release(self) -> None:
-        """Take the object from its proxy, without the store's lock, in the thread that carries out the drop."""
 
 
 class Content(Unit, ABC):
@@ -43,10 +34,6 @@ class Content(Unit, ABC):
     # with their containers a million of them would cost the garbage collector seconds.
     entries: tuple[Entry, ...] | dict[Entry, None] = ()
     on_disk: Any = None  # the stored buffers first, then what reading needs
-
-    def __init__(self, nbytes: int, top: int, at: int) -> None:
-        # not by Unit.__init__, for speed
-        self.name, self.nbytes, self.top, self.at = next(_NUMBERS), nbytes, top, at
 
     @property
     @abstractmethod
@@ -100,12 +87,6 @@ class Content(Unit, ABC):
         """Return a copy for another tier; the source keeps its data. Raises the errors of disk, device and pickle."""
 
     @staticmethod
-    def stored(data: Any) -> Stored:
-        """Return the stored buffers of a copy on disk."""
-        stored: Stored = data[0]
-        return stored
-
-    @staticmethod
     def bytes_up(data: Any) -> int:
         """Return the size in host memory of a copy from disk, if it may differ from before; else 0."""
         del data
@@ -115,14 +96,14 @@ class Content(Unit, ABC):
 class ObjectContent(Content):
     """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit."""
 
-    # a member's state is its bundle's, but for nbytes, top and keys, the number of values and proxies that it is part
-    # of
+    # a member's state is its bundle's, but for nbytes, top and keys, the number of its entries
 
     usual_kind: type = object
     bundle: Any = None
     names: tuple[Hashable, ...] = ()  # of its allocations in the tier of its use, while it is there
     kinds: dict[int, type] | None = None  # the types of its objects that are not of the usual type
-    stored_objects: dict[int, weakref.ref[ProxiedObject]] | None = None  # those with proxies (jit_unspill)
+    # those with proxies (jit_unspill), each a hpcgpu.spill.store.identity_map.StoredObject
+    stored_objects: dict[int, weakref.ref[Any]] | None = None
 
     @property
     def unit(self) -> Content:
@@ -143,7 +124,7 @@ class ObjectContent(Content):
             self.kinds = self.kinds or {}
             self.kinds[index] = kind
 
-    def living_objects(self) -> list[ProxiedObject]:
+    def living_objects(self) -> list[Any]:
         """Return the objects that may have proxies."""
         refs = tuple((self.stored_objects or {}).values())  # in one step: another thread may add one
         return [living for ref in refs if (living := ref()) is not None]
@@ -154,20 +135,15 @@ class ObjectContent(Content):
 
     def length_of(self, index: int) -> int | None:
         """Return the length of an object from the copies below; None if they do not have it."""
-        views = self.views()
-        shape = getattr(views[index], "shape", None) if index < len(views) else None
-        return shape[0] if shape else None
-
-    def views(self) -> Sequence[Any]:
-        """Return the shapes of its objects, if there is a copy below."""
-        return ()
+        del index
+        return None
 
 
 class SkeletonUnit(ObjectContent):
     """A value without its parts, in memory or pickled on disk; ``nbytes`` is an array's own, else dask's."""
 
     def __init__(self, value: Any, nbytes: int) -> None:
-        super().__init__(nbytes, HOST, HOST)
+        super().__init__(next(NUMBERS), nbytes, HOST, HOST)
         self.value = value
 
     def object_at(self, index: int) -> Any:
@@ -188,7 +164,11 @@ class SkeletonUnit(ObjectContent):
         return Pickled.write(disk, self.value) if to == DISK else self.on_disk.read(disk)
 
 
-def each_once(locations: Iterable[tuple[ObjectContent, int]]) -> tuple[ObjectContent, ...]:
+# The unit and the position of an object.
+Location = tuple[ObjectContent, int]
+
+
+def each_once(locations: Iterable[Location]) -> tuple[ObjectContent, ...]:
     """Return the units of locations, each once."""
     return tuple(dict.fromkeys(unit for unit, _ in locations))
 
@@ -204,9 +184,7 @@ class Entry:
 
     __slots__ = ("key", "lazy", "locations", "names", "skeleton", "small", "units", "used_units", "value")
 
-    def __init__(
-        self, value: Any, skeleton: SkeletonUnit, locations: Sequence[tuple[ObjectContent, int]], lazy: bool = False
-    ) -> None:
+    def __init__(self, value: Any, skeleton: SkeletonUnit, locations: Sequence[Location], lazy: bool = False) -> None:
         self.value = value  # the value itself, if it was stored or read and its used units are still up; else ABSENT
         self.skeleton, self.locations = skeleton, locations  # without its parts; the unit and position of each part
         self.lazy = lazy  # parts come up one by one, at first use (jit_unspill): readers get proxies for them
@@ -244,22 +222,14 @@ _DEPTH = 3
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
-class _Arrays(NamedTuple):
-    """The arrays of a device buffer."""
-
-    arrays: list[Any]
-    positions: dict[int, int]  # by the array's id
-    names: tuple[Hashable, ...]  # of the allocation
-
-
 class Buffer(ObjectContent):
     """One allocation of a device, and the arrays in it: they move together, in one copy."""
 
     def __init__(self, device: Device, nbytes: int, top: int, name: Hashable) -> None:
-        super().__init__(nbytes, top, top)
+        super().__init__(next(NUMBERS), nbytes, top, top)
         self.device = device
         self.arrays: list[Any] = []  # of any shapes, strides and dtypes; empty while it is not on the device
-        self._positions: dict[int, int] = {}
+        self._positions: dict[int, int] = {}  # by the array's id
         self.names = (name,)
         # the result of Device.pack: bytes (shape (nbytes,), dtype uint8, contiguous, never written to), and the layout
         self.in_host: tuple[np.ndarray, list[Any]] | None = None
@@ -281,12 +251,12 @@ class Buffer(ObjectContent):
     def object_at(self, index: int) -> Any:
         return self.arrays[index]
 
-    def views(self) -> Sequence[Any]:
-        """Return the layout of the arrays in the copy below."""
+    def length_of(self, index: int) -> int | None:
         below = self.in_host or self.on_disk
         if below is None and self.bundle is not None:
-            return self.bundle.views_of(self)
-        return below[1] if below else ()
+            below = None, self.bundle.views_of(self)
+        shape = getattr(below[1][index], "shape", None) if below and index < len(below[1]) else None
+        return shape[0] if shape else None
 
     def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
         """Return its bytes in host memory, and the layout of the arrays; it does not move, and is not on disk."""
@@ -319,11 +289,11 @@ class Buffer(ObjectContent):
         assert self.in_host is not None
         return self.unpacked(*self.in_host)
 
-    def unpacked(self, root: np.ndarray, views: Sequence[Any]) -> _Arrays:
-        """Return the arrays on the device, made from bytes in host memory."""
+    def unpacked(self, root: np.ndarray, views: Sequence[Any]) -> Any:
+        """Return the arrays on the device, made from bytes in host memory; their positions; the allocation's names."""
         arrays = self.device.unpack(root, views)
         name = id(self.device), self.device.buffer_of(arrays[0])[0]
-        return _Arrays(arrays, {id(array): i for i, array in enumerate(arrays)}, (name,))
+        return arrays, {id(array): i for i, array in enumerate(arrays)}, (name,)
 
 
 def is_plain(x: Any, depth: int = _DEPTH) -> bool:
@@ -342,7 +312,7 @@ class Bundle(Content):
     """Small contents of one kind, all in one tier, and all used in one tier."""
 
     def __init__(self, top: int, at: int) -> None:
-        super().__init__(0, top, at)
+        super().__init__(next(NUMBERS), 0, top, at)
         self.members: dict[Any, None] = {}
         self.entries = {}
 
@@ -400,24 +370,3 @@ class Values(Bundle):
             return written.stored, written, members
         _, written, members = self.on_disk
         return list(zip(members, written.read(disk), strict=True))
-
-
-_Content = TypeVar("_Content", Buffer, SkeletonUnit)
-
-
-class Bundles:
-    """The bundles that take new contents. IdentityMap makes it, and calls it under the store's lock."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[int, int], Bundle] = {}  # by the tier of use and the tier of the data
-
-    def add(self, content: _Content) -> _Content:
-        """Put a new content into a bundle, if it is small; return the content."""
-        if content.nbytes >= SMALL_BYTES:
-            return content
-        key = content.top, content.at
-        bundle = self._open.get(key)
-        if bundle is None or not bundle.is_open:
-            bundle = self._open[key] = (Values if type(content) is SkeletonUnit else Buffers)(*key)
-        content.bundle, bundle.members[content] = bundle, None
-        return content

@@ -201,7 +201,7 @@ def test_a_store_locks_no_more_pages_than_its_host_tier_has(
         buffer.fill(i + 1, stream=stream)
     del buffer
     assert store.settle(scaled(60))
-    stages = mine._stages.held_bytes
+    stages = mine._stages._held_bytes
     assert driver.count("pinned") - before <= 6 * MIB + stages
     cuda = CudaDevice.current(0)
     assert [cuda.pack([store[i]], empty)[0][3] for i in range(12)] == list(range(1, 13))

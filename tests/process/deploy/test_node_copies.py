@@ -40,7 +40,7 @@ class Work:
 
         def are_in_a_pool(*arrays: Any) -> bool:
             """Tell whether a pool of buffers lends the memory of each array."""
-            from hpcgpu.spill.storage.buffer_pool import Loan
+            from hpcgpu.spill.storage.disk import Loan
 
             parts = list(arrays)
             while any(part is not None and not isinstance(part, Loan) for part in parts):

@@ -86,7 +86,7 @@ def test_an_all_to_all_of_dicts_of_arrays(tmp_path: Path) -> None:
     code = """
     import hpcgpu, numpy as np, pandas as pd
     from hpcgpu import sim
-    from hpcgpu.spill.proxies.proxy import is_proxy
+    from hpcgpu.spill.proxies import is_proxy
     N = 16
     def split(i):
         frame = pd.DataFrame({"i": np.full(65_536, float(i)), "j": np.arange(65_536)})

@@ -181,7 +181,7 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
     monkeypatch.setattr(process, "user_processes", lambda: nodes[threading.current_thread().name])
     folder, ends = tmp_path / "rendezvous", list[threading.Thread]()
     for rank, host in ((0, "n1"), (1, "n2")):
-        looks = MissingRanks(read_rank(_rank(rank)), _rank(rank), host, folder, 60, 0.5)
+        looks = MissingRanks(read_rank(_rank(rank)), _rank(rank), host, lambda: folder, 60, 0.5)
         ends.append(threading.Thread(target=looks.report, name=host))
     for thread in ends:
         thread.start()
@@ -206,7 +206,7 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
     one = process.Process(1 << 30, 1, me, "S", rendezvous.TITLE, _rank(1))
     monkeypatch.setattr(process, "user_processes", lambda: [one])
     folder, together_s = tmp_path / "rendezvous", 0.25
-    absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", folder, 60, together_s)
+    absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", lambda: folder, 60, together_s)
     absence.note()
 
     def clear_up(seconds: float) -> None:

@@ -449,7 +449,7 @@ def close(job: Job, said: list[str], grace_s: float, limit_s: float = 60.0) -> N
 def test_close_refused_cancel_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, "RUNNING", "echo 'scancel: error: Invalid user' >&2; exit 1")
     job = Job(id="7", log="", exit_file=str(tmp_path / "exit"))
-    limit_s = 4.0  # all of it passes each time; a busy machine starts both programs within it
+    limit_s = scaled(1.5)  # all of it passes each time; a busy machine starts both programs within it
     for grace_s in (0.0, 0.1):
         with pytest.raises(SubmitError, match=r"job 7 may still exist: .*hpcgpu stop 7"):
             close(job, [], grace_s, limit_s)

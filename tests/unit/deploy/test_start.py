@@ -50,12 +50,10 @@ def test_ucx_that_is_not_installed_is_said_by_the_classes(cluster: type) -> None
 
 
 @pytest.mark.usefixtures("without")
-@pytest.mark.parametrize(
-    "command", [["run"], ["launch", "--launcher", "mpirun"], ["plan", "--script", "--batch", "slurm"]]
-)
-def test_ucx_that_is_not_installed_is_said_by_the_commands(command: list[str]) -> None:
+@pytest.mark.parametrize("command", ["run", "launch --launcher mpirun", "plan --script --batch slurm"])
+def test_ucx_that_is_not_installed_is_said_by_the_commands(command: str) -> None:
     with pytest.raises(ConfigError, match=r"pip install 'hpcgpu\[ucx\]'; or leave protocol out, which gives tls"):
-        hpcgpu.main([*command, "--protocol", "ucx", __file__], standalone_mode=False)
+        hpcgpu.main([*command.split(), "--protocol", "ucx", __file__], standalone_mode=False)
 
 
 @pytest.mark.usefixtures("without")

@@ -156,7 +156,7 @@ async def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCapt
 async def test_signs_of_life_go_on_after_one_that_raised(log: pytest.LogCaptureFixture) -> None:
     lost: list[str] = []
     flaky = Flaky(ValueError("not understood"), times=2)
-    holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 3.0, lost.append, lambda: False)
+    holder = LeaseHolder(SimpleNamespace(hpcgpu_lease=flaky.later), 1.0, lost.append, lambda: False)
     await when(lambda: flaky.calls > 4)
     holder.stop()
     assert not lost

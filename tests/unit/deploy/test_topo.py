@@ -119,11 +119,8 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
         agent._gpus_of(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
 
 
-def test_gpus_of_others_are_said_and_refused_by_name(folder: Path) -> None:
-    amd = planned(folder, text_of("epyc-corona"))
-    assert amd.specs == ()
-    assert "seen, not NVIDIA: no worker: 0000:13:00.0 AMD Vega 20; 0000:23:00.0 AMD Vega 20;" in amd.table.to_text()
-    assert "plan for some: hpcgpu topo --gpus sim:4 --from" in amd.table.to_text()
+def test_gpus_of_others_are_refused_by_name(folder: Path) -> None:
+    assert "plan for some: hpcgpu topo --gpus sim:4 --from" in planned(folder, text_of("epyc-corona")).table.to_text()
     with pytest.raises(ConfigError, match=r"'0000:13:00.0', which is AMD Vega 20, and workers run on NVIDIA's; there"):
         planned(folder, text_of("epyc-corona"), gpus="0000:13:00.0")
 

@@ -189,16 +189,13 @@ def bound(policy: str, nodes: str, cpus: str = str(FIRST)) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("policy", ["preferred-many", "bind", "interleave"])
+@pytest.mark.parametrize("policy", ["preferred-many", "bind", "interleave", "none"])
 def test_policy_and_mask_are_those_of_all_threads_and_children(policy: str) -> None:
-    found = bound(policy, "0")
+    nodes = "" if policy == "none" else "0"  # none: the kernel's
+    found = bound(policy, nodes)
     assert found["masks"] == found["child_masks"] == [str(FIRST)]
     assert found["threads"] == 2
-    assert found["own"] == found["child"] == [policy, "0"]
-
-
-def test_no_policy_is_the_kernels() -> None:
-    assert bound("none", "")["own"] == ["none", ""]
+    assert found["own"] == found["child"] == [policy, nodes]
 
 
 def test_a_mask_is_never_widened() -> None:

@@ -1,12 +1,14 @@
-"""Secrets lie in files that only their owner can open, under names that nobody else can take beforehand."""
+"""Secrets lie in files that only their owner can open, and in folders that nobody else can change."""
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import leaks
@@ -18,7 +20,9 @@ from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, HpcGpuError, TrustError
 from hpcgpu.host import private
 from hpcgpu.host.private import hidden_name, user_secret
-from hpcgpu.spill.storage import Scratch, expanded, sweep
+from hpcgpu.spill import storage
+from hpcgpu.spill.storage import Scratch, expanded, home_of, sweep, trust_note
+from hpcgpu.spill.store.buffer import GpuSpillBuffer
 
 
 def mode(path: Path) -> int:
@@ -30,10 +34,13 @@ def test_folder_and_file_are_closed_to_others(tmp_path: Path) -> None:
     try:
         folder = private.make_folder(tmp_path / "x" / "y" / "a")
         private.write(folder / "key", "secret")
+        made = Scratch.make(str(tmp_path / "scratch" / "b"), "run")
     finally:
         os.umask(before)
     assert (mode(folder), mode(folder / "key")) == (0o700, 0o600)
-    assert (mode(tmp_path / "x"), mode(tmp_path / "x" / "y")) == (0o700, 0o700)
+    above = (tmp_path / "x", tmp_path / "x" / "y", tmp_path / "scratch", tmp_path / "scratch" / "b", made.path)
+    assert [mode(p) for p in above] == [0o700] * 5
+    made.remove()
     assert private.read(folder / "key") == "secret"
     assert [p.name for p in folder.iterdir()] == ["key"]
 
@@ -210,3 +217,115 @@ def test_another_user_cannot_be_there_first(monkeypatch: pytest.MonkeyPatch) -> 
         ):
             neighbours.bind(guessed)
             ours.bind(name)
+
+
+def folder(above: Path, mode: int, *, owner: int = -1, group: int = -1) -> Path:
+    """Make a folder of a mode, and a private one in it; return that."""
+    made = above / "project"
+    made.mkdir()
+    os.chown(made, owner, group)
+    made.chmod(mode)
+    below = made / "me"
+    below.mkdir(mode=0o700)
+    return below
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o1777, 0o1770, 0o2750])
+def test_changed_by_with_a_closed_folder_is_empty(tmp_path: Path, mode: int) -> None:
+    assert storage.changed_by(folder(tmp_path, mode)) == ""
+    assert storage.changed_by(tmp_path / "not" / "there" / "yet") == ""
+
+
+def test_changed_by_with_an_open_folder_names_it(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o777)
+    (tmp_path / "link").symlink_to(below)
+    who = f"every user of this node can replace files in {below.parent} (mode 0777)"
+    assert storage.changed_by(below) == storage.changed_by(tmp_path / "link" / "x") == who
+
+
+@by_root
+def test_a_group_can(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o2770, group=NEIGHBOUR)
+    assert storage.changed_by(below).startswith(f"every member of group {NEIGHBOUR} ")
+
+
+def test_a_group_of_this_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = folder(tmp_path, 0o775)
+    me = pwd.getpwuid(os.getuid())
+
+    def group(name: str, *members: str) -> Callable[[int], object]:
+        return lambda gid: storage.grp.struct_group((name, "x", me.pw_gid, list(members)))
+
+    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name, me.pw_name))
+    assert storage.changed_by(below) == ""
+    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name, me.pw_name, "eve"))
+    assert "every member of group" in storage.changed_by(below)
+    monkeypatch.setattr(storage.grp, "getgrgid", group("users"))
+    assert "every member of group users" in storage.changed_by(below)
+
+
+@by_root
+@pytest.mark.parametrize("mode", [0o700, 0o1777])
+def test_changed_by_with_a_foreign_owner_names_it(tmp_path: Path, mode: int) -> None:
+    below = folder(tmp_path, mode, owner=NEIGHBOUR)
+    assert storage.changed_by(below) == f"{below.parent} belongs to user {NEIGHBOUR}, who can replace files in it"
+
+
+@by_root
+def test_changed_by_with_a_foreign_link_names_its_owner(tmp_path: Path) -> None:
+    shared, mine = tmp_path / "tmp", tmp_path / "mine"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    mine.mkdir(mode=0o700)
+    link = shared / "link"
+    link.symlink_to("../mine")
+    assert storage.changed_by(link / "x") == ""
+    os.lchown(link, NEIGHBOUR, NEIGHBOUR)
+    assert storage.changed_by(link / "x") == f"{link} belongs to user {NEIGHBOUR}, who can replace files in it"
+    shared.chmod(0o755)
+    assert storage.changed_by(link / "x") == ""  # made by root, or with root's permission
+
+
+@by_root
+def test_an_unknown_owner_is_root_only_where_root_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    below = folder(tmp_path, 0o755, owner=unknown)
+    monkeypatch.setattr(storage, "_is_in_namespace", lambda: True)
+    assert storage.changed_by(below) == ""
+    monkeypatch.setattr(storage, "_is_in_namespace", lambda: False)
+    assert f"{below.parent} belongs to user" in storage.changed_by(below)
+
+
+def test_such_a_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o777)
+    match = f"local_directory='{below}' is not safe .* files in {below.parent} .*chmod go-w.* trust_local_directory"
+    with pytest.raises(ConfigError, match=match):
+        Scratch.make(str(below), "run")
+    with pytest.raises(ConfigError, match=match):
+        GpuSpillBuffer(local_directory=str(below))
+    assert list(below.iterdir()) == []
+
+
+def test_it_is_taken_on_demand_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = folder(tmp_path, 0o777)
+    Scratch.make(str(below), "run", trusted=True).remove()
+    monkeypatch.setattr("tempfile.tempdir", str(below))
+    (note,) = trust_note(None)
+    assert note.startswith(f"local_directory='{below}' (TMPDIR)") and "trust_local_directory" in note
+    assert trust_note(str(tmp_path)) == ()
+
+
+def test_scratch_in_a_path_that_is_no_folder_fails(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for path, why in ((tmp_path / "a", ""), ("/dev/null", ": Not a directory")):
+        with pytest.raises(ConfigError, match=f"local_directory='{path}' cannot hold the files of a run{why}"):
+            Scratch.make(str(path), "run")
+
+
+def test_home_of_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may change the folder of its worker: files that were written before are still found."""
+    monkeypatch.chdir(tmp_path)
+    home = home_of("scratch")
+    monkeypatch.chdir("/")
+    assert home == tmp_path / "scratch"

@@ -30,7 +30,7 @@ def test_folders_mirror_the_package_and_give_the_markers() -> None:
 
 
 def test_leaks_of_processes_and_files_are_named_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaks, "LIMIT_S", 2.0)
+    monkeypatch.setattr(leaks, "LIMIT_S", 1.0)
     code = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=-3, stderr=-3, start_new_session=True).pid)"
     with pytest.raises(AssertionError, match=r"left behind: process \d+: sleep 600"), leaks.no_process_left(tmp_path):
         pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

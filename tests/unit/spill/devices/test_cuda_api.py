@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices.cuda import CoreBuffers, device_of, is_device_array
-from hpcgpu.spill.storage.buffer_pool import PinnedPool, is_pinned, pieces, pipelined
+from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pieces, pipelined
 from hpcgpu.spill.store import register_cupy
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ def test_pool_of_a_system_without_memory_tries_once() -> None:
     pool = PinnedPool(10 * MIB, allocate)
     one = pool.take(MIB)
     assert pool.take(MIB) is pool.take(MIB) is None
-    assert pool.held_bytes == MIB
+    assert pool._held_bytes == MIB
     del one
     assert pool.take(MIB) is not None and len(calls) == 2
 
@@ -70,8 +70,8 @@ def test_the_pool_stays_within_its_limit(steps: list[tuple[bool, int]]) -> None:
             lent.pop(nbytes % len(lent))
         taken = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in lent)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(taken))
-        assert sum(a.nbytes for a in lent) <= pool.held_bytes - pool.free_bytes
-        assert pool.held_bytes <= 5 * MIB
+        assert sum(a.nbytes for a in lent) <= pool._held_bytes - pool.free_bytes
+        assert pool._held_bytes <= 5 * MIB
 
 
 @given(st.integers(0, 1000), st.integers(1, 300))

@@ -23,7 +23,7 @@ from hpcgpu.spill.devices import AllocationFailureHook, cuda
 from hpcgpu.spill.devices.cuda import CudaDevice, device_of, is_device_array
 from hpcgpu.spill.devices.libraries import ArrayView, BytesView, extent_of, library_of
 from hpcgpu.spill.devices.pools import TensorView
-from hpcgpu.spill.proxies.proxy import asproxy, is_proxy, unproxy
+from hpcgpu.spill.proxies import asproxy, is_proxy, unproxy
 
 KIB = 1024
 EACH = 16 * KIB

@@ -22,7 +22,7 @@ from waiting import scaled
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimGpu
-from hpcgpu.spill.proxies.proxy import asproxy, is_proxy, make_proxy, register, release, replaced, source_of, unproxy
+from hpcgpu.spill.proxies import asproxy, is_proxy, make_proxy, register, release, source_of, unproxy
 
 register()
 
@@ -363,12 +363,6 @@ def test_unproxy_leaves_no_proxy_at_any_depth() -> None:
     assert not any(map(is_proxy, parts))
     plain = {"x": [(1, Pair(2, Record("r", 3)))]}
     assert unproxy(plain) is plain
-
-
-def test_something_else_can_be_put_in_to_be_sent() -> None:
-    stored = Stored([1])
-    assert replaced({"x": (stored.proxy(), 2)}, lambda source: source.nbytes) == {"x": (stored.nbytes, 2)}
-    assert stored.loads == 0
 
 
 @pytest.mark.parametrize("error", [AttributeError("no"), TypeError("no"), IndexError("no"), OSError(5, "no")], ids=repr)

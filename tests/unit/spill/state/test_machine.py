@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from spill_worlds import Instant, Story, World, explore
+from spill_worlds import Choice, Instant, Story, World, explore
 
 from hpcgpu.spill.state import (
     DEVICE,
@@ -30,7 +30,7 @@ from hpcgpu.spill.state import (
     headroom,
     victims,
 )
-from hpcgpu.spill.state.accounting import Accounting, Choice
+from hpcgpu.spill.state.accounting import Accounting
 from hpcgpu.spill.state.machine import SpillState
 
 FULL = OSError("No space left on device")
@@ -51,8 +51,8 @@ def copy_of(instructions: tuple[Instruction, ...]) -> Copy:
 
 def test_units_above_the_limit_go_down_least_recent_first() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    assert state.set("a", (a,)) == ()
-    copy = copy_of(state.set("b", (b,)))
+    assert state.set((a,)) == ()
+    copy = copy_of(state.set((b,)))
     assert copy == Copy(a, DEVICE, HOST, None, 6, a.age)
     assert state.moved(copy) == (Drop(a, DEVICE),)
     assert state.accounting.bytes == {DEVICE: 6, HOST: 6}
@@ -64,7 +64,7 @@ def test_units_on_their_way_down_are_not_chosen_again(monkeypatch: pytest.Monkey
     may_go = Accounting.may_go
     monkeypatch.setattr(Accounting, "may_go", lambda tiers, unit: looked_at.append(unit) or may_go(tiers, unit))
     state, many = SpillState({DEVICE: 10}), units(*[1] * 500)
-    copies = [c for unit in many for c in state.set(unit.name, (unit,)) if isinstance(c, Copy)]
+    copies = [c for unit in many for c in state.set((unit,)) if isinstance(c, Copy)]
     assert len(copies) >= 490
     assert len(looked_at) < 10 * len(many)
     for copy in copies:
@@ -75,8 +75,8 @@ def test_units_on_their_way_down_are_not_chosen_again(monkeypatch: pytest.Monkey
 
 def test_reader_of_a_unit_going_down_does_not_wait() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    state.set("a", (a,))
-    down = copy_of(state.set("b", (b,)))
+    state.set((a,))
+    down = copy_of(state.set((b,)))
     reader = Ticket((a,))
     assert state.need(reader)[0] == Resume(reader)
     assert Drop(a, DEVICE) not in state.moved(down)
@@ -85,7 +85,7 @@ def test_reader_of_a_unit_going_down_does_not_wait() -> None:
 
 def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
     state, (a,) = SpillState({DEVICE: 5}), units(6)
-    state.moved(copy_of(state.set("a", (a,))))
+    state.moved(copy_of(state.set((a,))))
     reader = Ticket((a,))
     assert state.moved(copy_of(state.need(reader))) == (Resume(reader),)
     assert state.release(reader) == (Drop(a, DEVICE, may_be_read=True),)
@@ -93,7 +93,7 @@ def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
 
 def test_peer_gets_host_bytes_without_the_device() -> None:
     state, (a,) = SpillState({DEVICE: 5, HOST: 5}), units(6)
-    state.moved(copy_of(state.moved(copy_of(state.set("a", (a,))))))
+    state.moved(copy_of(state.moved(copy_of(state.set((a,))))))
     assert a.tier == DISK
     peer = Ticket((a,), for_peer=True)
     up = copy_of(state.need(peer))
@@ -103,23 +103,23 @@ def test_peer_gets_host_bytes_without_the_device() -> None:
 
 def test_a_full_disk_is_said_once_and_tried_again_at_a_tick() -> None:
     state, (a, b) = SpillState({HOST: 5}), units(6, 7, top=HOST)
-    down = copy_of(state.set("a", (a,)))
+    down = copy_of(state.set((a,)))
     said = state.failed(down, FULL)
     assert said == (Say("stays", HOST, 6, FULL),)
-    assert state.set("b", (b,)) == () and state.is_stuck  # it is bigger
+    assert state.set((b,)) == () and state.is_stuck  # it is bigger
     assert kinds(state.tick()) == [Copy, Copy]
 
 
 def test_what_is_smaller_than_what_failed_is_tried_at_once() -> None:
     state, (a, b) = SpillState({HOST: 5}), units(6, 3, top=HOST)
-    state.failed(copy_of(state.set("a", (a,))), FULL)
-    assert copy_of(state.set("b", (b,))).unit is b
+    state.failed(copy_of(state.set((a,))), FULL)
+    assert copy_of(state.set((b,))).unit is b
 
 
 def test_what_cannot_be_pickled_stays_for_good() -> None:
     state, (a,) = SpillState({HOST: 5}), units(6, top=HOST)
     error = TypeError("cannot pickle")
-    assert state.failed(copy_of(state.set("a", (a,))), error, for_good=True) == (Say("immovable", HOST, 6, error),)
+    assert state.failed(copy_of(state.set((a,))), error, for_good=True) == (Say("immovable", HOST, 6, error),)
     assert state.tick() == () and not state.is_stuck
 
 
@@ -137,17 +137,17 @@ def test_disk_limit_holds_is_logged_and_copies_make_room() -> None:
 
 def test_failed_read_back_fails_readers_and_worker_leaves_once() -> None:
     state, (a,) = SpillState({HOST: 5}), units(6, top=HOST)
-    state.moved(copy_of(state.set("a", (a,))))
+    state.moved(copy_of(state.set((a,))))
     lost, first, second = OSError("Input/output error"), Ticket((a,)), Ticket((a,))
     up = copy_of(state.need(first))
-    assert state.failed(up, lost, for_good=True) == (Leave(a, lost), Fail(first, lost))
+    assert state.failed(up, lost, for_good=True) == (Leave(lost), Fail(first, lost))
     assert state.need(second) == (Fail(second, lost),)
 
 
 def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
     state, (a, b) = SpillState({}), units(6, 6)
-    state.set("a", (a,))
-    state.set("b", (b,))
+    state.set((a,))
+    state.set((b,))
     room = FailedAllocation(DEVICE, 10)
     first, second = state.alloc_failed(room)
     assert isinstance(first, Copy) and isinstance(second, Copy) and first.by is room
@@ -157,8 +157,8 @@ def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
 
 def test_shrinking_frees_idle_memory_then_moves_data() -> None:
     state, (a, b) = SpillState({HOST: 100}), units(6, 6, top=HOST)
-    state.set("a", (a,))
-    state.set("b", (b,))
+    state.set((a,))
+    state.set((b,))
     release, copy = state.shrink(HOST, 5)
     assert isinstance(copy, Copy) and release == Trim(HOST)
     assert state.moved(copy) == (Drop(copy.unit, HOST), Trim(HOST))
@@ -166,10 +166,10 @@ def test_shrinking_frees_idle_memory_then_moves_data() -> None:
 
 def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    state.set("a", (a,))
-    state.moved(copy_of(state.set("b", (b,))))
-    assert state.expect("task", ["a"], (0,), running=False) == ()  # no room, and nothing moves for it
-    drop, up = state.delete("b")
+    state.set((a,))
+    state.moved(copy_of(state.set((b,))))
+    assert state.expect("task", [a], (0,), running=False) == ()  # no room, and nothing moves for it
+    drop, up = state.delete((b,))
     assert drop == Drop(b, DEVICE)
     assert up == Copy(a, HOST, DEVICE, None, 6, a.age)
     reader = Ticket((a,))
@@ -181,10 +181,10 @@ def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
 
 def test_a_failed_prefetch_is_not_tried_again_before_a_tick() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
-    state.set("a", (a,))
-    state.moved(copy_of(state.set("b", (b,))))
-    state.expect("task", ["a"], (0,), running=False)
-    up = copy_of(state.delete("b"))
+    state.set((a,))
+    state.moved(copy_of(state.set((b,))))
+    state.expect("task", [a], (0,), running=False)
+    up = copy_of(state.delete((b,)))
     assert state.failed(up, MemoryError()) == () and state.is_stuck
     assert copy_of(state.tick()).unit is a
 
@@ -193,8 +193,8 @@ def test_only_the_next_few_tasks_are_looked_at_in_their_order() -> None:
     state, there = SpillState({DEVICE: 50}), units(*[10] * 6)
     for unit in there:
         unit.at = HOST
-        state.set(unit.name, (unit,))
-    ups = [state.expect(i, [i], (6 - i,), running=False) for i in range(6)]
+        state.set((unit,))
+    ups = [state.expect(i, [unit], (6 - i,), running=False) for i, unit in enumerate(there)]
     assert [copy_of(up).unit.name for up in ups if up] == [0]  # one at a time
     order = [0]
     copy = copy_of(ups[0])
@@ -208,7 +208,7 @@ def test_unit_without_a_key_is_not_needed_and_copies_end_once() -> None:
     state, (a,) = SpillState({DEVICE: 5}), units(6)
     with pytest.raises(ValueError, match="no key names"):
         state.need(Ticket((a,)))
-    copy = copy_of(state.set("a", (a,)))
+    copy = copy_of(state.set((a,)))
     state.moved(copy)
     with pytest.raises(ValueError, match="under way"):
         state.moved(copy)
@@ -222,8 +222,8 @@ def test_unit_without_a_key_is_not_needed_and_copies_end_once() -> None:
 RUNS, READY = 2, 1
 
 
-def unit(age: int, nbytes: int, needed: int = 0, *, pinned: bool = False, clean: bool = False) -> Candidate:
-    return Candidate(age, age, nbytes, pinned, needed, clean)
+def unit(age: int, nbytes: int, needed: int = 0, *, clean: bool = False) -> Candidate:
+    return Candidate(age, age, nbytes, needed, clean)
 
 
 def twins(*sizes: int) -> list[Candidate]:
@@ -236,7 +236,6 @@ EXAMPLES: dict[str, tuple[list[Candidate], int, list[int]]] = {
     "nothing there": ([], 10, []),
     "the oldest": ([unit(1, 10), unit(2, 10), unit(3, 10)], 15, [1, 2]),
     "all, where that is not enough": ([unit(1, 10), unit(2, 10)], 99, [1, 2]),
-    "never what is pinned": ([unit(1, 10, pinned=True), unit(2, 10)], 99, [2]),
     "what no task needs": ([unit(1, 10, READY), unit(2, 10, RUNS), unit(3, 10)], 10, [3]),
     "what is ready before what runs": ([unit(1, 10, RUNS), unit(2, 10, READY), unit(3, 10)], 20, [3, 2]),
     "what runs where all is needed": ([unit(1, 10, RUNS), unit(2, 10, READY), unit(3, 10)], 30, [3, 2, 1]),
@@ -261,11 +260,10 @@ def test_chosen(candidates: list[Candidate], need: int, names: list[int]) -> Non
 def streams(draw: st.DrawFn) -> list[Candidate]:
     """Draw candidates, longest untouched first; those that are ready have a priority."""
     small = st.integers(0, 3)
-    one = st.tuples(small, st.integers(1, 20), st.booleans(), small, st.booleans(), small)
-    facts = draw(st.lists(one, max_size=15))
+    facts = draw(st.lists(st.tuples(small, st.integers(1, 20), small, st.booleans(), small), max_size=15))
     return [
-        Candidate(i, age, nbytes, pinned, min(needed, 2), clean, (turn,) if needed == READY else ())
-        for i, (age, nbytes, pinned, needed, clean, turn) in enumerate(sorted(facts, key=lambda f: f[0]))
+        Candidate(i, age, nbytes, min(needed, 2), clean, (turn,) if needed == READY else ())
+        for i, (age, nbytes, needed, clean, turn) in enumerate(sorted(facts, key=lambda f: f[0]))
     ]
 
 
@@ -276,10 +274,6 @@ def nbytes(candidates: list[Candidate]) -> int:
     return sum(c.nbytes for c in candidates)
 
 
-def movable(candidates: list[Candidate]) -> list[Candidate]:
-    return [c for c in candidates if not c.pinned]
-
-
 def rank(c: Candidate) -> tuple[float, ...]:
     """Return when its turn to go comes."""
     return (c.needed, *(-p for p in c.priority), c.age)
@@ -288,16 +282,16 @@ def rank(c: Candidate) -> tuple[float, ...]:
 @given(streams(), NEEDS)
 def test_the_need_is_covered_by_what_goes_first(candidates: list[Candidate], need: int) -> None:
     """Nothing younger goes than plain LRU would take; what is needed sooner goes later; of two alike the older goes."""
-    chosen, free = list(victims(candidates, need)), movable(candidates)
+    chosen = list(victims(candidates, need))
     assert len({c.name for c in chosen}) == len(chosen)
-    assert set(chosen) <= set(free)
-    assert nbytes(chosen) >= min(need, nbytes(free))
+    assert set(chosen) <= set(candidates)
+    assert nbytes(chosen) >= min(need, nbytes(candidates))
     assert [c.needed for c in chosen] == sorted(c.needed for c in chosen)
     for c in chosen:
-        assert nbytes([b for b in free if rank(b) < rank(c)]) < need
-    for stays, goes in ((a, b) for a in free if a not in chosen for b in chosen):
+        assert nbytes([b for b in candidates if rank(b) < rank(c)]) < need
+    for stays, goes in ((a, b) for a in candidates if a not in chosen for b in chosen):
         is_older = stays.name < goes.name and stays._replace(name=goes.name, age=goes.age) == goes
-        is_clean = stays.clean and not goes.clean and stays.nbytes == goes.nbytes and stays[4::2] == goes[4::2]
+        is_clean = stays.clean and not goes.clean and stays.nbytes == goes.nbytes and stays[3::2] == goes[3::2]
         assert not is_older
         assert not is_clean or rank(stays) > rank(goes)
 
@@ -313,7 +307,7 @@ def test_a_clean_group_goes_before_anything_is_copied(candidates: list[Candidate
     clean = [c for c in candidates if c.clean]
     chosen = list(victims(sorted(candidates, key=lambda c: not c.clean), need))
     if any(not c.clean for c in chosen):
-        assert nbytes([c for c in movable(clean) if not c.needed]) < need
+        assert nbytes([c for c in clean if not c.needed]) < need
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(1, 200))
@@ -325,20 +319,20 @@ def test_of_one_age_one_is_taken_where_one_is_enough(sizes: list[int], need: int
 
 @given(st.integers(1, 500))
 def test_no_more_is_looked_at_than_what_covers_the_need(need: int) -> None:
-    """Of each three, one is pinned and one needed."""
+    """Of each two, one is needed."""
     seen = 0
 
     def endless() -> Iterator[Candidate]:
         nonlocal seen
         for seen in count(1):  # noqa: B007 (the test reads it)
-            yield unit(seen, 10, READY if seen % 3 == 1 else 0, pinned=seen % 3 == 2)
+            yield unit(seen, 10, READY if seen % 2 else 0)
 
     assert nbytes(list(victims(endless(), need))) - need < 10
-    assert seen <= 3 * (-(-need // 10) + 1)
+    assert seen <= 2 * (-(-need // 10) + 1)
 
 
 def test_headroom_ends_at_what_is_too_big_or_needed() -> None:
-    assert [c.name for c in headroom([unit(1, 3), unit(2, 3, pinned=True), unit(3, 3), unit(4, 9)], 10)] == [1, 3]
+    assert [c.name for c in headroom([unit(1, 3), unit(3, 3), unit(4, 9)], 10)] == [1, 3]
     assert [c.name for c in headroom([unit(1, 3), unit(2, 3, READY), unit(3, 3)], 10)] == [1]
 
 
@@ -357,10 +351,10 @@ def uploads_of_forty_uses(choose: Choice) -> int:
     """Use two arrays in turn that have been down once, beside cold ones that leave room for one of the two."""
     store = Instant({DEVICE: 10_000}, choose)
     hot, cold = [Unit(0, 1500), Unit(1, 1500)], [Unit(i, 1000) for i in range(2, 10)]
-    store.set(*hot, *cold, Unit(10, 1000), Unit(11, 1000))
+    last = Unit(10, 1000), Unit(11, 1000)
+    store.set(*hot, *cold, *last)
     assert [unit.tier for unit in hot] == [HOST, HOST]
-    for key in (10, 11):
-        store.run(store.state.delete(key))
+    store.run(store.state.delete(last))
     for i in range(40):
         store.use(hot[i % 2])
     return store.up // 1500
@@ -496,7 +490,7 @@ def walk(story: Story, choose: random.Random) -> None:
     world.check()
     while actions := list(world.actions(story)):
         world.do(actions[0] if choose.random() < in_turn else choose.choice(actions))
-    for key in list(world.state.keys):
+    for key in list(world.keys):
         world.do(("delete", key))
     while world.copies:
         world.do(("moved", 0))

@@ -28,10 +28,9 @@ from waiting import aside, scaled
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import Mount, mount_of, notes, segments
-from hpcgpu.spill.storage.buffer_pool import SMALLEST_BYTES, Slabs, round_up
-from hpcgpu.spill.storage.disk import Disk, Stored
+from hpcgpu.spill.storage.disk import SMALLEST_BYTES, Disk, Slabs, Stored, round_up
 from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Segments, divide, room_for
-from hpcgpu.spill.store import spill_thread
+from hpcgpu.spill.store import buffer
 
 KIB, MIB = 2**10, 2**20
 
@@ -177,6 +176,10 @@ def test_buffers_are_whole_pages_and_an_eighth_too_large_at_most(nbytes: int) ->
     assert len({round_up(n) for n in range(nbytes, 2 * nbytes, nbytes // 99 + 1)}) <= 9
 
 
+def bytes_lent(pool: Slabs) -> int:
+    return -pool.free_bytes + pool._held_bytes
+
+
 def test_memory_is_used_again_when_its_last_view_goes() -> None:
     pool = Slabs(10 * MIB)
     array = pool.empty(MIB)
@@ -190,21 +193,21 @@ def test_memory_is_used_again_when_its_last_view_goes() -> None:
     assert pool.empty(MIB).ctypes.data != where
     assert (view[0], pool.free_bytes) == (7, MIB)
     del view
-    assert (pool.used_bytes, pool.free_bytes) == (0, 2 * MIB)
+    assert (bytes_lent(pool), pool.free_bytes) == (0, 2 * MIB)
     assert {pool.empty(MIB).ctypes.data for _ in range(3)} <= {where, *[a.ctypes.data for a in [pool.empty(MIB)]]}
 
 
 def test_the_pool_is_bounded() -> None:
     pool = Slabs(3 * MIB)
     lent = [pool.empty(MIB) for _ in range(5)]
-    assert pool.used_bytes == 3 * MIB
+    assert bytes_lent(pool) == 3 * MIB
     assert [len(a) for a in lent] == [MIB] * 5
     lent.clear()
-    assert (pool.free_bytes, pool.used_bytes) == (3 * MIB, 0)
+    assert (pool.free_bytes, bytes_lent(pool)) == (3 * MIB, 0)
     other = pool.empty(2 * MIB)  # another size: what is free makes room for it
-    assert (pool.free_bytes, pool.used_bytes) == (MIB, 2 * MIB)
+    assert (pool.free_bytes, bytes_lent(pool)) == (MIB, 2 * MIB)
     assert pool.empty(SMALLEST_BYTES - 1).size == SMALLEST_BYTES - 1
-    assert pool.used_bytes == other.nbytes
+    assert bytes_lent(pool) == other.nbytes
 
 
 def resident_bytes() -> int:
@@ -220,7 +223,7 @@ def test_trim_gives_memory_back_to_the_system() -> None:
     assert resident_bytes() - before > 100 * MIB
     assert pool.trim() == 128 * MIB
     assert resident_bytes() - before < 30 * MIB
-    assert (pool.free_bytes, pool.used_bytes, pool.trim()) == (0, 0, 0)
+    assert (pool.free_bytes, bytes_lent(pool), pool.trim()) == (0, 0, 0)
 
 
 def test_arrays_that_gc_finds_in_the_middle_come_back() -> None:
@@ -236,7 +239,7 @@ def test_arrays_that_gc_finds_in_the_middle_come_back() -> None:
     finally:
         gc.set_threshold(*before)
     gc.collect()
-    assert pool.used_bytes == 0
+    assert bytes_lent(pool) == 0
 
 
 def test_threads_share_the_pool() -> None:
@@ -254,7 +257,7 @@ def test_threads_share_the_pool() -> None:
     for done in [aside(lambda n=n: work(n)) for n in range(4)]:
         done.result(scaled(60))
     assert wrong == []
-    assert pool.used_bytes == 0
+    assert bytes_lent(pool) == 0
     assert 0 < pool.free_bytes <= 8 * MIB
 
 
@@ -264,7 +267,7 @@ def test_the_disk_reads_into_the_pool(tmp_path: Path) -> None:
     stored = disk.write([some(10).data, some(MIB).data])
     small, large = disk.read(stored)
     assert (small.tobytes(), large.tobytes()) == (some(10).tobytes(), some(MIB).tobytes())
-    assert pool.used_bytes == MIB
+    assert bytes_lent(pool) == MIB
     where = large.ctypes.data
     del large
     assert disk.read(stored)[1].ctypes.data == where
@@ -383,15 +386,15 @@ def test_under_pressure_idle_memory_goes_before_data_does(idle_store: GpuSpillBu
 
 def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(stored: NewStore, monkeypatch: Any) -> None:
     """Else what the tier counts, with what it does not, would be twice its limit."""
-    monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
+    monkeypatch.setattr(buffer, "_FREE_S", 0.0)
     store = stored(0, 100 * MIB)
     lent = [store.disk.empty(MIB) for _ in range(50)]
     assert store.settle(scaled(10))
-    assert store.disk.slabs.held_bytes == 50 * MIB
+    assert store.disk.slabs._held_bytes == 50 * MIB
     del lent[2:]
     assert store.settle(scaled(10))
     assert store.idle_bytes <= store.host_limit_bytes / 8
-    assert store.disk.slabs.held_bytes >= 2 * MIB + store.host_limit_bytes // 8 - MIB
+    assert store.disk.slabs._held_bytes >= 2 * MIB + store.host_limit_bytes // 8 - MIB
 
 
 @pytest.mark.parametrize("stays", [0.0, 0.5], ids=["all that goes is freed", "half of it is not given back"])
@@ -429,7 +432,7 @@ def test_moves_to_disk_under_pressure_leave_no_buffers(idle_store: GpuSpillBuffe
     while store.tiers["host"]:
         store.evict()
         assert store.settle(scaled(10))
-    assert (store.idle_bytes, store.disk.slabs.held_bytes) == (0, 0)
+    assert (store.idle_bytes, store.disk.slabs._held_bytes) == (0, 0)
     assert resident_bytes() - before < 10 * MIB
     assert [int(store[i][-1]) for i in range(5)] == list(range(5))
 
@@ -587,7 +590,7 @@ def test_the_last_room_is_used_however_it_is_cut_up(tmp_path: Path, file_system:
 def test_the_files_take_no_more_than_may_and_what_the_tier_says(
     home: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
+    monkeypatch.setattr(buffer, "_FREE_S", 0.0)
     with tempfile.TemporaryDirectory(dir=home) as folder:
         store = GpuSpillBuffer(0, "1MB", folder, max_spill="20MB", quiet=True)
         rng = random.Random(0)
@@ -614,7 +617,7 @@ def assert_they_agree(store: GpuSpillBuffer) -> None:
 def test_room_that_is_used_again_soon_is_not_given_back(stored: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = FileSystem(reserves=True, makes_holes=True)
     monkeypatch.setattr(segments, "_fallocate", counting)
-    monkeypatch.setattr(spill_thread, "_FREE_S", 3600.0)
+    monkeypatch.setattr(buffer, "_FREE_S", 3600.0)
     store = stored(0, "1MB", quiet=True)
     for i in range(20):
         store[i] = np.full(MIB, i, "u1")

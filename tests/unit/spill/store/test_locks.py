@@ -18,7 +18,7 @@ from waiting import aside, scaled
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.proxies.proxy import asproxy, is_proxy, unproxy
+from hpcgpu.spill.proxies import asproxy, is_proxy, unproxy
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.identity_map import Reader
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spill_stores import KIB, NewStore, argument, to_disk
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
+from hpcgpu.spill.proxies import is_proxy, unproxy
 from hpcgpu.spill.storage.disk import Disk, Pickled
 from hpcgpu.spill.storage.segments import room_for
 from hpcgpu.spill.values.host_objects import held_by

@@ -19,7 +19,7 @@ from waiting import scaled
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.proxies.proxy import is_proxy, unproxy
+from hpcgpu.spill.proxies import is_proxy, unproxy
 
 EACH = 20 * KIB
 

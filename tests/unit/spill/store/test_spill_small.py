@@ -14,7 +14,7 @@ from waiting import aside, scaled
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.proxies.proxy import is_proxy
+from hpcgpu.spill.proxies import is_proxy
 from hpcgpu.spill.storage.disk import Disk
 
 EACH = 800
