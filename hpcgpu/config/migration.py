@@ -142,10 +142,13 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
         ours["dashboard"] = ours.get("dashboard", False)
     visible = ours.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
-        devices = [d.strip() for d in visible.split(",")] if isinstance(visible, str) else _devices(visible)
-        if not any(devices) or not all(devices) or len(set(devices)) < len(devices):
+        entries = visible.split(",") if isinstance(visible, str) else visible
+        entries = entries if isinstance(entries, (list, tuple)) else [entries]
+        devices = [str(d).strip() for d in entries if isinstance(d, (int, str)) and not isinstance(d, bool)]
+        if not devices or not all(devices) or len(set(devices)) < len(entries):
             raise ConfigError(
-                f"CUDA_VISIBLE_DEVICES={visible!r}: no GPU, or one twice; allowed: indices or UUIDs such as '0,1'"
+                f"CUDA_VISIBLE_DEVICES={visible!r}: no GPU, or one twice; allowed: indices or UUIDs, as text such as "
+                "'0,1' or as a list"
             )
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if isinstance(ours.get("gpus"), int) and "gpus_per_node" not in ours:
@@ -162,14 +165,6 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
     if ours.get("protocol") == "ucxx":
         ours["protocol"] = "ucx"
     return ours, environ
-
-
-def _devices(visible: object) -> list[str]:
-    if isinstance(visible, int) and not isinstance(visible, bool):
-        return [str(visible)]
-    if not isinstance(visible, (list, tuple)) or any(isinstance(d, bool) for d in visible):
-        raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible!r}; allowed: text such as '0,1', or a list")
-    return [str(d).strip() for d in visible]
 
 
 _SAME = ("queue", "walltime", "memory", "interface", "python", "log_directory", "local_directory", "death_timeout")

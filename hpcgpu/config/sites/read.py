@@ -197,18 +197,15 @@ _WRITTEN = {"gpus": "gpus-per-node", "memory": "mem", "cpus": True}
 
 def contradictions(site: Site) -> Iterator[str]:
     """Yield each value that contradicts another or names a missing one: its place, its path, the reason."""
-    for path, message in (*_sources(site), *_names(site), *_forbidden(site), *_defaults(site)):
+    for path, message in (*_names(site), *_forbidden(site), *_defaults(site)):
         yield f"{site.at(*path)}: {dotted(path)}: {message}"
 
 
-def _sources(site: Site) -> Iterator[tuple[Path, str]]:
+def _names(site: Site) -> Iterator[tuple[Path, str]]:
     for path, _, tags in site.blocks():
         for tag in tags_of(tags):
             if tag not in site.sources:
                 yield (*path, "source"), f"{tag!r} is not among the sources; {nearest(tag, site.sources) or 'none'}"
-
-
-def _names(site: Site) -> Iterator[tuple[Path, str]]:
     names = [queue.name for queue in site.queues]
     for i, queue in enumerate(site.queues):
         if queue.name in names[:i]:

@@ -139,12 +139,10 @@ class Strip:
         self.root.add_layout(models.ColorBar(color_mapper=colours, width=10, padding=2), "right")
         self.root.x_range.range_padding = 0
         self._last_s = 0.0
-        self._length = 0
 
     def append(self, time_s: float, image: np.ndarray) -> None:
         """Add one sample of the same workers."""
-        self._length = min(self._length + 1, 200)
-        self.source.stream(self._columns([self._last_s, time_s], [image]), rollover=200)
+        self.source.stream(self._columns([self._last_s, time_s], [image]), rollover=_SAMPLES)
         self._last_s = time_s
 
     def show(self, times_s: Sequence[float], images: Sequence[np.ndarray], names: Sequence[str]) -> None:
