@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -280,8 +280,7 @@ class Member(Leader):
         self.context.scheduler = {"addresses": file.addresses, "cert": file.cert, "key": file.key}
         self.security = security_of(self.context.scheduler)
         await self.start_workers(_REACH_S)
-        with self._launcher_watched():
-            return await self._stay()
+        return await self._stay_beside_launcher()
 
     async def _stay(self) -> int:
         goodbye = asyncio.ensure_future(self.hear_goodbye())
@@ -300,26 +299,25 @@ class Member(Leader):
         self.end(os.EX_UNAVAILABLE, f"{reason}: no goodbye from {self.watch.peer_address}")
         return self.exit_code
 
-    @contextlib.contextmanager
-    def _launcher_watched(self) -> Iterator[None]:
-        """Leave when srun is gone: Slurm has given the job up, and kills its processes without a warning."""
+    async def _stay_beside_launcher(self) -> int:
+        """Stay, but leave when srun is gone: Slurm has given the job up, and kills its processes without a warning."""
         # This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
         # SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
-        loop = asyncio.get_running_loop()
-        with contextlib.ExitStack() as stack:
-            launcher = process.find(self.context.environ.get(process.LAUNCHER, ""))
-            pidfd = stack.enter_context(process.watched(*launcher)) if launcher else None
-            if pidfd is not None:
+        loop, launcher = asyncio.get_running_loop(), process.find(self.context.environ.get(process.LAUNCHER, ""))
+        with process.watched(*launcher) if launcher else contextlib.nullcontext() as pidfd:
+            if pidfd is None:
+                return await self._stay()
 
-                def leave() -> None:
-                    loop.remove_reader(pidfd)
-                    self._leave(_GONE)
+            def leave() -> None:
+                loop.remove_reader(pidfd)
+                self._leave(_GONE)
 
-                name = "leaving without a launcher"
-                orphaned = supervise.log_errors(leave, name, lambda _: self.end(os.EX_SOFTWARE, _GONE))
-                loop.add_reader(pidfd, orphaned)
-                stack.callback(loop.remove_reader, pidfd)
-            yield
+            name = "leaving without a launcher"
+            loop.add_reader(pidfd, supervise.log_errors(leave, name, lambda _: self.end(os.EX_SOFTWARE, _GONE)))
+            try:
+                return await self._stay()
+            finally:
+                loop.remove_reader(pidfd)
 
     async def _find_scheduler(self) -> SchedulerFile:
         """Wait for the cluster's scheduler file."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Nic, Settings, Topology, WorkerSpec
+from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.plan.binding import gpu_at, usable_cores
 from hpcgpu.plan.binding.network import DISTANCE_WORDS, DISTANCES, FAR, SPARE, Ports, Why, label
 from hpcgpu.plan.binding.workers import NodeFacts
@@ -89,7 +89,15 @@ def describe(
     """Return the node, its workers and all ports, as ``hpcgpu topo --json`` prints them; host="": not this machine."""
     ports = Ports(topology, nics)
     return {
-        "machine": _described(topology, host),
+        "machine": {
+            "host": host,
+            "name": topology.name,
+            "packages": len({n.package for n in topology.numa_nodes}),
+            "cores": len(topology.cores),
+            "pus": sum(len(c) for c in topology.cores),
+            "numa_nodes": [_numa(n) for n in (*topology.numa_nodes, *topology.other_memory)],
+            "gpus": [_gpu(g) for g in topology.gpus],
+        },
         "source": topology.source,
         "warnings": list(topology.warnings),
         "workers": [_worker(topology, ports, spec) for spec in specs],
@@ -97,25 +105,9 @@ def describe(
     }
 
 
-def _described(topology: Topology, host: str) -> dict[str, Any]:
-    return {
-        "host": host,
-        "name": topology.name,
-        "packages": len({n.package for n in topology.numa_nodes}),
-        "cores": len(topology.cores),
-        "pus": sum(len(c) for c in topology.cores),
-        "numa_nodes": [
-            {
-                "index": n.os_index,
-                "package": n.package,
-                "kind": n.kind,
-                "cpuset": str(n.cpuset),
-                "memory_bytes": n.memory_bytes,
-            }
-            for n in (*topology.numa_nodes, *topology.other_memory)
-        ],
-        "gpus": [_gpu(g) for g in topology.gpus],
-    }
+def _numa(node: NumaNode) -> dict[str, Any]:
+    facts = {"index": node.os_index, "package": node.package, "kind": node.kind}
+    return {**facts, "cpuset": str(node.cpuset), "memory_bytes": node.memory_bytes}
 
 
 def _gpu(gpu: Gpu) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import itertools
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -36,6 +35,8 @@ NAMES = {
     "dask": ["dask", "gpu-worker"],
     "module": [sys.executable, "-m", "hpcgpu.worker"],
 }
+
+PATH = {"PATH": f"{ranks.BIN}:/usr/bin:/bin"}
 
 
 def free_port() -> int:
@@ -97,23 +98,17 @@ def test_command_of_a_seed_runs(line: str, name: str, scheduler: LocalCluster, t
     variables = dict(word.split("=") for word in words if re.match("[A-Z_]+=", word))
     argv = [word for word in words[len(variables) :] if word not in ("dask-cuda-worker", "dask", "worker")]
     variables |= {"DASK_SCHEDULER_ADDRESS": scheduler.scheduler_address, "HPCGPU_GPUS": "sim:1x64MiB"}
-    env = ranks.environment(PATH=f"{ranks.BIN}:/usr/bin:/bin", **variables)
-    with subprocess.Popen([*NAMES[name], *argv], env=env, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-        try:
-            with Client(scheduler) as client:
-                client.wait_for_workers(1, timeout=scaled(90))
-                memory = hpcgpu.memory(client).workers
-                assert "cores now" in CliRunner().invoke(config, [scheduler.scheduler_address]).output
-                jit = "jit" in line.lower()
-                assert all(client.run(lambda dask_worker: dask_worker.data.jit_unspill is jit).values())
-                expected = {"50000": 50000, "0.3": int(0.3 * 2**26)}.get(argv[-1] if argv else "")
-                assert expected is None or {w.device_limit_bytes for w in memory} == {expected}
-        finally:
-            process.terminate()
-            process.wait(scaled(60))
-
-
-PATH = {"PATH": f"{ranks.BIN}:/usr/bin:/bin"}
+    with (
+        ranks.started(["env", f"--chdir={tmp_path}", *NAMES[name], *argv], **PATH, **variables),
+        Client(scheduler) as client,
+    ):
+        client.wait_for_workers(1, timeout=scaled(90))
+        memory = hpcgpu.memory(client).workers
+        assert "cores now" in CliRunner().invoke(config, [scheduler.scheduler_address]).output
+        jit = "jit" in line.lower()
+        assert all(client.run(lambda dask_worker: dask_worker.data.jit_unspill is jit).values())
+        expected = {"50000": 50000, "0.3": int(0.3 * 2**26)}.get(argv[-1] if argv else "")
+        assert expected is None or {w.device_limit_bytes for w in memory} == {expected}
 
 
 @pytest.mark.parametrize(("diff", "line"), [(0, 0), (1, 2)], ids=["its ranks", "our ranks"])
@@ -124,17 +119,16 @@ def test_dask_mpi(tmp_path: Path, diff: int, line: int) -> None:
 
 
 def test_dask_mpis_command(tmp_path: Path) -> None:
-    argv, file = shlex.split(blocks("dask-mpi", "bash")[1]), tmp_path / "scheduler.json"
-    with subprocess.Popen(argv, cwd=tmp_path, env=ranks.environment(**PATH), stderr=subprocess.DEVNULL) as process:
-        try:
-            until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
-            assert process.poll() is None
-            with Client(scheduler_file=str(file), timeout=scaled(60)) as client:
-                client.wait_for_workers(2, timeout=scaled(90))
-                assert not hpcgpu.bindings(client).differences
-        finally:
-            process.terminate()
-            process.wait(scaled(30))
+    argv, file = (
+        ["env", f"--chdir={tmp_path}", *shlex.split(blocks("dask-mpi", "bash")[1])],
+        tmp_path / "scheduler.json",
+    )
+    with ranks.started(argv, **PATH) as process:
+        until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
+        assert process.poll() is None
+        with Client(scheduler_file=str(file), timeout=scaled(60)) as client:
+            client.wait_for_workers(2, timeout=scaled(90))
+            assert not hpcgpu.bindings(client).differences
 
 
 def test_local_cuda_cluster(tmp_path: Path) -> None:
@@ -154,7 +148,6 @@ def test_workers_of_a_page_join_dasks_own_scheduler(
     argv += ["--gpus", "sim:1"] if page == "sbatch" else []
     with Client(scheduler) as client:
         client.write_scheduler_file(str(file))
-        with subprocess.Popen(argv, env=ranks.environment(**PATH), stderr=subprocess.DEVNULL) as process:
+        with ranks.started(argv, **PATH):
             client.wait_for_workers(count, timeout=scaled(60))
             assert len(hpcgpu.bindings(client).workers) == count
-            process.terminate()

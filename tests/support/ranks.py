@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from waiting import STEADY
+from waiting import STEADY, scaled
 
 BIN = Path(sys.executable).parent
 MPIRUN = (str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none")
@@ -82,6 +82,20 @@ def run_command(
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=timeout, env=environment(**(env or {})), stdin=subprocess.DEVNULL
     )
+
+
+@contextlib.contextmanager
+def started(argv: Sequence[str], log: Path = Path(os.devnull), **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program that has to end when it is asked to; its output goes to a file."""
+    with log.open("wb") as out:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+        with subprocess.Popen(argv, **pipes, env=environment(**env)) as process:
+            try:
+                yield process
+                process.terminate()
+                process.wait(scaled(60))
+            finally:
+                process.kill()
 
 
 # Output that nobody has: what stands behind a command in a shell; DEAD is a pipe whose reader has gone.

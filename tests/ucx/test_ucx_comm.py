@@ -187,8 +187,7 @@ def test_all_paths_by_ucx_give_user_code_values(tmp_path: Path, mode: str) -> No
         from pathlib import Path
         from hpcgpu import sim
         from hpcgpu.sim import register
-        from store_clusters import cluster
-        from value_paths import by_all_paths, strange
+        from store_clusters import by_all_paths, cluster, strange
 
         async def main():
             sim.set_current_gpu(sim.SimGpu(64 << 20))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import fake_cuda
@@ -86,21 +83,6 @@ WORKER = """
 """
 
 
-@contextlib.contextmanager
-def started(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has to end when it is asked to."""
-    with log.open("wb") as out, subprocess.Popen(argv, stderr=out, stdout=out, env=ranks.environment()) as process:
-        try:
-            yield process
-            process.terminate()
-            process.wait(scaled(60))
-        except BaseException:
-            print(log.read_text())
-            raise
-        finally:
-            process.kill()
-
-
 def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dask's own, of one that knows nothing of hpcgpu: ``python -m hpcgpu.worker``, and ``hpcgpu.GPUWorker``."""
 
@@ -115,14 +97,14 @@ def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.M
     dask = [str(ranks.BIN / "dask"), "scheduler", "--protocol", "ucx", "--host", "127.0.0.1", "--port", "0"]
     joined = [sys.executable, "-m", "hpcgpu.worker", "--scheduler-file", str(file), "--gpus", "sim:1x16MiB"]
     named = ["--name", "joined", "--env", "UCX_NET_DEVICES=lo"]
-    with started([*dask, "--no-dashboard", "--scheduler-file", str(file)], tmp_path / "scheduler.log"):
+    with ranks.started([*dask, "--no-dashboard", "--scheduler-file", str(file)], tmp_path / "scheduler.log"):
         until(lambda: file.exists() and file.read_text().endswith("}"), "the scheduler")
         address = json.loads(file.read_text())["address"]
         ranked = [sys.executable, str(ranks.script(tmp_path, WORKER)), address]
         network.prepare(address)
         with (
-            started([*joined, *named], tmp_path / "joined.log") as process,
-            started(ranked, tmp_path / "ranked.log"),
+            ranks.started([*joined, *named], tmp_path / "joined.log") as process,
+            ranks.started(ranked, tmp_path / "ranked.log"),
             Client(address, timeout=scaled(60)) as client,
         ):
             client.wait_for_workers(2, timeout=scaled(60))

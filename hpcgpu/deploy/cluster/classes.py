@@ -18,7 +18,7 @@ from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Settings
 from hpcgpu.model.job import Backoff
-from hpcgpu.plan.jobs.request import workers_for
+from hpcgpu.plan.jobs.request import workers_per_node
 from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
 
@@ -40,15 +40,31 @@ def check_scale(n: object, jobs: object, cores: object, memory: object) -> None:
 
 
 def workers_with(settings: Settings, cores: object, memory: object, *, most: bool = False) -> int:
-    """Return the number of workers that have these cores and this memory together; ``most``: at most, not at least.
-
-    Raises ConfigError for a value that is no number, or if a worker's memory or cores are unknown.
-    """
+    """Return how many workers have these cores and this memory together, as in dask-jobqueue; ``most``: at most."""
+    # ConfigError for a value that is no number, or if a worker's memory or cores are unknown.
     count = 0.0 if cores is None else _number(cores)
     if not 0 <= count < math.inf:
         raise ConfigError(f"cores={cores!r} is no number of cores; allowed: 0 or more, for all workers together")
     size = 0 if memory is None else parse_bytes(memory)
-    return workers_for(settings, cores=count, memory_bytes=size, most=most) if count or size else 0
+    counts = []
+    if count:
+        if not settings.cores_per_gpu and settings.where("nthreads") == "default":
+            raise ConfigError(
+                "cores= of all workers: the number of cores of a worker is unknown; create the cluster with "
+                "cores_per_gpu=, or give the number of workers, scale(n), or of jobs, scale(jobs=n)"
+            )
+        each = settings.cores_per_gpu / settings.workers_per_gpu if settings.cores_per_gpu else settings.nthreads
+        counts.append(count / each)
+    if size:
+        of_each = settings.memory_limit.nbytes
+        if not of_each and not settings.memory_bytes:
+            raise ConfigError(
+                "memory= of all workers: the memory of a worker is unknown; create the cluster with memory= (of each "
+                "node) or memory_limit= (of each worker), or give the number of workers, scale(n), or of jobs, "
+                "scale(jobs=n)"
+            )
+        counts.append(size / (of_each or (settings.memory_bytes or 0) / workers_per_node(settings)))
+    return math.floor(min(counts, default=0)) if most else math.ceil(max(counts, default=0))
 
 
 def bounds(settings: Settings, first: int, per_job: int, options: dict[str, object]) -> dict[str, object]:

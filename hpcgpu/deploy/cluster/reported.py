@@ -255,8 +255,10 @@ class ReportedCluster(Cluster):
         return self.parts.answers.summary()
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
-        self._look_at_workers()
-        parts = self.parts
+        parts, count = self.parts, len(self.scheduler_info["workers"])
+        may_wait = self.status == Status.running and not self.asynchronous and not self.called_from_running_loop
+        if count and may_wait and parts.answers.is_due(count):
+            self.sync(parts.answers.ask_workers, self.scheduler_comm)
         link = parts.connection.browser.url if parts.connection.browser and not parts.end else ""
         if link:  # a line has shown it before
             drop = self.parts.progress.drop
@@ -272,13 +274,6 @@ class ReportedCluster(Cluster):
             0 if parts.end else parts.run.wanted_workers,
         )
         return page + (cluster_status or "")
-
-    def _look_at_workers(self) -> None:
-        """Ask the workers for the facts of the page, unless this thread must not wait for them."""
-        count, answers = len(self.scheduler_info["workers"]), self.parts.answers
-        may_wait = self.status == Status.running and not self.asynchronous and not self.called_from_running_loop
-        if count and may_wait and answers.is_due(count):
-            self.sync(answers.ask_workers, self.scheduler_comm)
 
     def _widget(self) -> Any:  # of ipywidgets, or None
         if self.status == Status.running:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,30 +27,6 @@ def first_workers(settings: Settings) -> int:
     """Return the workers of the job that has the scheduler; 0 if the submitting process has the scheduler."""
     here = settings.shape == "elastic" and settings.scheduler == "here"
     return 0 if here else settings.nodes * workers_per_node(settings)
-
-
-def workers_for(settings: Settings, *, cores: float = 0, memory_bytes: int = 0, most: bool = False) -> int:
-    """Return how many workers have these cores and memory together, as in dask-jobqueue (``most``: at most); 0: any."""
-    # ConfigError if the amount for one worker is not given.
-    counts = []
-    if cores:
-        if not settings.cores_per_gpu and settings.where("nthreads") == "default":
-            raise ConfigError(
-                "cores= of all workers: the number of cores of a worker is unknown; create the cluster with "
-                "cores_per_gpu=, or give the number of workers, scale(n), or of jobs, scale(jobs=n)"
-            )
-        each = settings.cores_per_gpu / settings.workers_per_gpu if settings.cores_per_gpu else settings.nthreads
-        counts.append(cores / each)
-    if memory_bytes:
-        size = settings.memory_limit.nbytes
-        if not size and not settings.memory_bytes:
-            raise ConfigError(
-                "memory= of all workers: the memory of a worker is unknown; create the cluster with memory= (of each "
-                "node) or memory_limit= (of each worker), or give the number of workers, scale(n), or of jobs, "
-                "scale(jobs=n)"
-            )
-        counts.append(memory_bytes / (size or (settings.memory_bytes or 0) / workers_per_node(settings)))
-    return math.floor(min(counts)) if most else math.ceil(max(counts))
 
 
 def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:

@@ -35,20 +35,6 @@ def scheduler(**options: Any) -> Iterator[tuple[str, Client]]:
         yield cluster.scheduler_address, client
 
 
-@contextlib.contextmanager
-def job(argv: tuple[str, ...] | list[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A job's command as a process, and its log; it has to end by itself when it is asked to."""
-    log = folder / "job.log"
-    pipes = {"stdin": subprocess.DEVNULL, "env": ranks.environment()}
-    with log.open("wb") as out, subprocess.Popen(argv, stderr=out, **pipes) as process:
-        try:
-            yield process, log
-            process.terminate()
-            process.wait(scaled(30))
-        finally:
-            process.kill()
-
-
 def workers(client: Client) -> dict[str, dict[str, Any]]:
     return {w["name"]: w for w in client.scheduler_info(n_workers=-1)["workers"].values()}
 
@@ -62,7 +48,7 @@ def test_dask_jobqueues_command_starts_bound_spilling_workers(tmp_path: Path) ->
     with SLURMCluster(**options) as cluster, Client(cluster) as client:
         line = shlex.split(cluster.job_script().splitlines()[-1])
         assert line[1:3] == ["-m", "hpcgpu.worker"]
-        with job(line, tmp_path) as (process, log):
+        with ranks.started(line, log := tmp_path / "job.log") as process:
             client.wait_for_workers(2, timeout=scaled(60))
             found = workers(client)
             bindings = hpcgpu.bindings(client)
@@ -88,24 +74,24 @@ def test_worker_by_scheduler_file_ends_when_retired_or_old(tmp_path: Path) -> No
     argv = [*WORKER, "--scheduler-file", str(file), "--name", "one", "--gpus", "sim:2x16MiB", "--nworkers", "1"]
     with scheduler() as (address, client):
         file.write_text(json.dumps({"address": address}))
-        with job([*argv, "--memory-limit", "1GB"], tmp_path) as (process, log):
+        with ranks.started([*argv, "--memory-limit", "1GB"], log := tmp_path / "job.log") as process:
             client.wait_for_workers(1, timeout=scaled(60))
             assert {n: w["memory_limit"] for n, w in workers(client).items()} == {"one": 10**9}  # the plain name
             assert "lowered" not in log.read_text()
             assert "protocol tcp of the scheduler is not encrypted" in log.read_text()
             client.retire_workers()
             assert process.wait(scaled(60)) == 0
-        with job([*argv, "--lifetime", "2s"], tmp_path) as (process, _):
+        with ranks.started([*argv, "--lifetime", "2s"]) as process:
             client.wait_for_workers(1, timeout=scaled(60))
             assert process.wait(scaled(60)) == 0
 
 
 def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
+    log = tmp_path / "job.log"
     with (
         scheduler() as (address, client),
-        job([*WORKER, address, "--name", "stays", "--gpus", "sim:1x16MiB"], tmp_path / "other"),
-        job([*WORKER, address, "--name", "goes", "--gpus", "sim:1x16MiB"], tmp_path) as (process, log),
+        ranks.started([*WORKER, address, "--name", "stays", "--gpus", "sim:1x16MiB"]),
+        ranks.started([*WORKER, address, "--name", "goes", "--gpus", "sim:1x16MiB"], log) as process,
     ):
         client.wait_for_workers(2, timeout=scaled(60))
         only = client.scatter(list(range(8)), workers=["goes"])
@@ -193,38 +179,26 @@ def test_dask_mpi_rank_beyond_the_gpus_is_an_error_of_its_own(tmp_path: Path) ->
     file, log = tmp_path / "scheduler.json", tmp_path / "log"
     argv = [*ranks.MPIRUN, "-n", "3", str(ranks.BIN / "dask-mpi"), "--worker-class", "hpcgpu.GPUWorker"]
     argv += ["--no-dashboard", "--worker-options", '{"gpus": "sim:1x16MiB"}', "--scheduler-file", str(file)]
-    with log.open("wb") as out, subprocess.Popen(argv, stderr=out, env=ranks.environment()) as process:
-        try:
-            until(lambda: process.poll() is not None or "LaunchError" in log.read_text(), "a rank says what is wrong")
-            until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
-            assert process.poll() is None, log.read_text()
-            with Client(scheduler_file=str(file), timeout=scaled(60)) as client:
-                client.wait_for_workers(1, timeout=scaled(60))
-                assert len(workers(client)) == 1
-        finally:
-            process.terminate()
-            process.wait(scaled(30))
+    with ranks.started(argv, log) as process:
+        until(lambda: process.poll() is not None or "LaunchError" in log.read_text(), "a rank says what is wrong")
+        until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
+        assert process.poll() is None, log.read_text()
+        with Client(scheduler_file=str(file), timeout=scaled(60)) as client:
+            client.wait_for_workers(1, timeout=scaled(60))
+            assert len(workers(client)) == 1
     assert re.search(r"LaunchError: each of the 1 GPUs of \S+ .* has its worker already", log.read_text())
 
 
-def test_a_worker_of_dask_worker_is_bound_too(tmp_path: Path) -> None:
+def test_a_worker_of_dask_worker_is_bound_too() -> None:
     """Any starter of Worker classes will do; its nanny has the place taken anew."""
     argv = [str(ranks.BIN / "dask"), "worker", "--worker-class", "hpcgpu.GPUWorker", "--nworkers", "2"]
-    with scheduler() as (address, client):
-        env = ranks.environment(HPCGPU_GPUS="sim:2x16MiB")
-        with subprocess.Popen([*argv, address], env=env, stderr=subprocess.DEVNULL) as process:
-            try:
-                client.wait_for_workers(2, timeout=scaled(90))
-                first = hpcgpu.bindings(client)
-                client.restart()
-                client.wait_for_workers(2, timeout=scaled(90))
-                second = hpcgpu.bindings(client)
-            finally:
-                process.terminate()
-                process.wait(scaled(60))
-    for table in (first, second):
-        assert len({w.spec.gpu.pci for w in table.workers}) == 2
-        assert not table.differences
+    with scheduler() as (address, client), ranks.started([*argv, address], HPCGPU_GPUS="sim:2x16MiB"):
+        for restart in (lambda: None, client.restart):
+            restart()
+            client.wait_for_workers(2, timeout=scaled(90))
+            table = hpcgpu.bindings(client)
+            assert len({w.spec.gpu.pci for w in table.workers}) == 2
+            assert not table.differences
 
 
 RUNNER = """

@@ -189,19 +189,15 @@ def test_cluster_not_awaited_is_an_error_and_submits_nothing(pbs: Pbs) -> None:
     assert pbs.calls("qsub") == []
 
 
-def test_scale_and_close_need_no_await(pbs: Pbs) -> None:
+async def test_scale_and_close_need_no_await(pbs: Pbs) -> None:
     """As dask-jobqueue's scale, which is no coroutine."""
-
-    async def use() -> None:
-        async with PBSGPUCluster(**ELASTIC, asynchronous=True) as cluster, Client(cluster, asynchronous=True) as client:
-            cluster.scale(1)
-            await cluster.wait_for_workers(2, timeout=scaled(60))
-            assert await client.submit(sum, [1, 2]) == 3
-            cluster.close()
-            async with asyncio.timeout(scaled(60)):
-                await when(lambda: cluster.status.name == "closed")
-
-    asyncio.run(use())
+    async with PBSGPUCluster(**ELASTIC, asynchronous=True) as cluster, Client(cluster, asynchronous=True) as client:
+        cluster.scale(1)
+        await cluster.wait_for_workers(2, timeout=scaled(60))
+        assert await client.submit(sum, [1, 2]) == 3
+        cluster.close()
+        async with asyncio.timeout(scaled(60)):
+            await when(lambda: cluster.status.name == "closed")
     assert all(map(pbs.over, pbs.ids()))
 
 

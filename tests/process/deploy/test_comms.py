@@ -13,9 +13,7 @@ from distributed import wait
 from distributed.comm.registry import backends
 from lock_guard import guarded_lock
 from spill_stores import KIB, SlowGpu
-from store_clusters import cluster
-from value_paths import by_all_paths, look, make, strange
-from waiting import scaled
+from store_clusters import by_all_paths, cluster, look, make_any, strange
 
 from hpcgpu import sim
 from hpcgpu.sim import SimArray, register
@@ -64,52 +62,41 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WatchedGpu]
 
 @pytest.mark.parametrize("jit_unspill", [False, True], ids=["whole", "jit"])
 @pytest.mark.parametrize("comm", COMMS)
-def test_all_paths_by_every_comm_give_user_code_values(tmp_path: Path, comm: str, jit_unspill: bool) -> None:
-    async def main() -> dict[str, Any]:
-        async with cluster(tmp_path, plugin=True, jit_unspill=jit_unspill, protocol=comm) as (client, a, b):
-            met = await by_all_paths(client, a, b)
-            assert min(sum(w.data.counters[way].number for w in (a, b)) for way in a.data.counters) > 0
-            return met
-
-    met = asyncio.run(asyncio.wait_for(main(), scaled(120)))
+async def test_all_paths_by_every_comm_give_user_code_values(tmp_path: Path, comm: str, jit_unspill: bool) -> None:
+    async with cluster(tmp_path, plugin=True, jit_unspill=jit_unspill, protocol=comm) as (client, a, b):
+        met = await by_all_paths(client, a, b)
+        assert min(sum(w.data.counters[way].number for w in (a, b)) for way in a.data.counters) > 0
     assert strange(met) == {}
 
 
 @pytest.mark.parametrize("jit_unspill", [False, True], ids=["whole", "jit"])
 @pytest.mark.parametrize("comm", ["inproc", "tcp"])
-def test_values_that_are_up_leave_without_a_copy_on_the_loop(
+async def test_values_that_are_up_leave_without_a_copy_on_the_loop(
     tmp_path: Path, comm: str, jit_unspill: bool, gpu: WatchedGpu
 ) -> None:
-    async def main() -> None:
-        async with cluster(tmp_path, plugin=True, jit_unspill=jit_unspill, protocol=comm) as (client, a, b):
-            futures = [client.submit(make, i, workers=["a"]) for i in (0, 2, 3)]
-            await wait(futures)
-            assert a.data.tiers["device"] > 200 * KIB
-            await client.replicate(futures, workers=[b.address])
-            assert all(future.key in b.data for future in futures)
-            assert gpu.on_loop == {}
-            sent = gpu.elsewhere["down"]
-            if comm == "tcp":
-                assert sent >= 3
-            await client.gather(futures)
-            await client.gather(futures, direct=True)
-            assert gpu.on_loop["down"] == 0  # the client is in this process: it brings values up on the same loop
-
-    asyncio.run(asyncio.wait_for(main(), scaled(60)))
+    async with cluster(tmp_path, plugin=True, jit_unspill=jit_unspill, protocol=comm) as (client, a, b):
+        futures = [client.submit(make_any, i, workers=["a"]) for i in (0, 2, 3)]
+        await wait(futures)
+        assert a.data.tiers["device"] > 200 * KIB
+        await client.replicate(futures, workers=[b.address])
+        assert all(future.key in b.data for future in futures)
+        assert gpu.on_loop == {}
+        sent = gpu.elsewhere["down"]
+        if comm == "tcp":
+            assert sent >= 3
+        await client.gather(futures)
+        await client.gather(futures, direct=True)
+        assert gpu.on_loop["down"] == 0  # the client is in this process: it brings values up on the same loop
 
 
-def test_the_loop_turns_while_a_peer_waits_for_a_copy(tmp_path: Path, gpu: WatchedGpu) -> None:
+async def test_the_loop_turns_while_a_peer_waits_for_a_copy(tmp_path: Path, gpu: WatchedGpu) -> None:
     """As with a kernel of minutes, for which a copy down waits: this loop, the worker's, ends the wait."""
-
-    async def main() -> None:
-        async with cluster(tmp_path, plugin=True) as (client, a, _):
-            future = client.submit(make, 3, workers=["a"])
-            await wait(future)
-            gpu.waits = True
-            copy = client.submit(look, future, workers=["b"])
-            assert await asyncio.to_thread(gpu.under_way.wait, 30)
-            assert (await client.run(lambda dask_worker: dask_worker.name, workers=[a.address]))[a.address] == "a"
-            gpu.go_on.set()
-            assert await copy == [3]
-
-    asyncio.run(asyncio.wait_for(main(), scaled(60)))
+    async with cluster(tmp_path, plugin=True) as (client, a, _):
+        future = client.submit(make_any, 3, workers=["a"])
+        await wait(future)
+        gpu.waits = True
+        copy = client.submit(look, future, workers=["b"])
+        assert await asyncio.to_thread(gpu.under_way.wait, 30)
+        assert (await client.run(lambda dask_worker: dask_worker.name, workers=[a.address]))[a.address] == "a"
+        gpu.go_on.set()
+        assert await copy == [3]

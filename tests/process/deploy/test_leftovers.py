@@ -90,7 +90,7 @@ WAYS = {
     "mpirun": [("first", TERM), ("first", KILL), ("follower", KILL)],
     "run": [(who, KILL) for who in ("", "leader", "fork_server", "scheduler", "worker", "script", "remover")],
     "launch": [("first", KILL), ("mpirun", KILL)],
-    "LocalGPUCluster": [("", KILL), ("first", TERM), ("first", KILL), ("leader", KILL)],
+    "LocalGPUCluster": [("", KILL), ("first", TERM), ("first", KILL)],
     "LocalGPUCluster by mpirun": [("first", KILL)],
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import re
@@ -121,16 +120,13 @@ def test_bindings_are_read_back_for_all_threads() -> None:
             assert "not as planned: " in found._repr_html_()
 
 
-def test_several_workers_share_a_gpu_of_an_asynchronous_cluster() -> None:
-    async def main() -> None:
-        options = {"gpus": "sim:2x256MiB", "workers_per_gpu": 2, "asynchronous": True}
-        async with LocalGPUCluster(**options) as cluster, Client(cluster, asynchronous=True) as client:
-            workers = (await cluster.bindings()).workers
-            assert [w.spec.gpu.uuid[-1] for w in workers] == ["0", "0", "1", "1"]
-            assert {w.spec.device_memory_bytes for w in workers} == {128 << 20}
-            assert await client.submit(sum, [1, 2]) == 3
-
-    asyncio.run(main())
+async def test_several_workers_share_a_gpu_of_an_asynchronous_cluster() -> None:
+    options = {"gpus": "sim:2x256MiB", "workers_per_gpu": 2, "asynchronous": True}
+    async with LocalGPUCluster(**options) as cluster, Client(cluster, asynchronous=True) as client:
+        workers = (await cluster.bindings()).workers
+        assert [w.spec.gpu.uuid[-1] for w in workers] == ["0", "0", "1", "1"]
+        assert {w.spec.device_memory_bytes for w in workers} == {128 << 20}
+        assert await client.submit(sum, [1, 2]) == 3
 
 
 def test_options_and_dasks_configuration_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

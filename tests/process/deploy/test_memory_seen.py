@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import ranks
 from distributed import Client, Worker
@@ -20,14 +20,18 @@ from hpcgpu.host import host_memory
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-def heap_left(blocks: int = 600) -> int:
-    """Fill the end of the heap with blocks of 60 KiB, free them, and return what glibc has kept of 35 MiB."""
-    process = psutil.Process()
-    held = [b"x" * (60 * KIB) for _ in range(blocks)]
-    full = process.memory_info().rss
-    while held:
-        held.pop()
-    return blocks * 60 * KIB - (full - process.memory_info().rss)
+def heap_left(mib: int = 32) -> int:
+    """Fill the end of the heap, free it, and return what of it glibc has kept: ``keepcost`` of mallinfo2(3)."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.mallinfo2.restype = type("Mallinfo2", (ctypes.Structure,), {"_fields_": [("numbers", ctypes.c_size_t * 10)]})
+    blocks = [0] * (mib * MIB // (60 * KIB))  # a list that grows would itself lie between them, or above
+    for i in range(len(blocks)):
+        blocks[i] = libc.malloc(60 * KIB)
+    for block in reversed(blocks):
+        libc.free(block)
+    return int(libc.mallinfo2().numbers[9])
 
 
 FRAGMENTS = 4000  # of 16 KiB: below the mmap threshold, so that they lie in the heap

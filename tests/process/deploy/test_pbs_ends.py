@@ -21,7 +21,7 @@ from hpcgpu.batch import Pbs
 from hpcgpu.deploy.jobs import runs
 from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
-from hpcgpu.errors import HpcGpuError, JobError
+from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, Patience
 from hpcgpu.plan.jobs import Job, describe
 from hpcgpu.plan.jobs.request import Policy
@@ -140,72 +140,60 @@ def test_a_run_on_a_dead_node_is_ended_with_its_folder(pbs: Server, tmp_path: Pa
     assert not run.folder.exists()
 
 
-def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: Path) -> None:
+async def test_a_job_on_a_lost_node_is_said_to_be_and_replaced(pbs: Server, tmp_path: Path) -> None:
     """PBS goes on to say that it runs."""
 
     seen: list[str] = []
 
-    async def run() -> None:
-        def look() -> None:
-            seen.extend(describe(member, date.today()).text for member in fleet.run.members)
+    def look() -> None:
+        seen.extend(describe(member, date.today()).text for member in fleet.run.members)
 
-        fleet = elastic(Policy(missing_limit_s=2.0, patience=Patience(ask_s=0.5)), tmp_path, changed=look)
-        await fleet.scale(1)
-        (lost,) = pbs.ids()
-        await asyncio.to_thread(until, lambda: pbs.processes(lost), "the job runs")
-        pbs.lose_node(lost)
-        await asyncio.to_thread(until, lambda: "STARTING 0/1 (node0001 is down)" in seen, "it is said")
-        await asyncio.to_thread(until, lambda: len(pbs.ids()) == 2, "another one is submitted")
-        await asyncio.to_thread(until, lambda: pbs.over(lost), "it is deleted by force")
-        await asyncio.to_thread(until, lambda: [m.id for m in fleet.run.members] == pbs.ids()[1:], "it is replaced")
-        await fleet.close()
-
-    asyncio.run(run())
+    fleet = elastic(Policy(missing_limit_s=2.0, patience=Patience(ask_s=0.5)), tmp_path, changed=look)
+    await fleet.scale(1)
+    (lost,) = pbs.ids()
+    await asyncio.to_thread(until, lambda: pbs.processes(lost), "the job runs")
+    pbs.lose_node(lost)
+    await asyncio.to_thread(until, lambda: "STARTING 0/1 (node0001 is down)" in seen, "it is said")
+    await asyncio.to_thread(until, lambda: len(pbs.ids()) == 2, "another one is submitted")
+    await asyncio.to_thread(until, lambda: pbs.over(lost), "it is deleted by force")
+    await asyncio.to_thread(until, lambda: [m.id for m in fleet.run.members] == pbs.ids()[1:], "it is replaced")
+    await fleet.close()
     assert all(map(pbs.over, pbs.ids()))
 
 
-def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, tmp_path: Path) -> None:
+async def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, tmp_path: Path) -> None:
     said: list[str] = []
-
-    async def run() -> None:
-        fleet = elastic(Policy(), tmp_path, say=said.append)
-        await fleet.scale(1)
-        refuse_to_delete(pbs.ids()[0], tmp_path / "bin")
-        await fleet.scale(0)
-        await fleet.scale(2)
-        assert fleet.error is None
-        fleet.stop()
-
-    asyncio.run(run())
+    fleet = elastic(Policy(), tmp_path, say=said.append)
+    await fleet.scale(1)
+    refuse_to_delete(pbs.ids()[0], tmp_path / "bin")
+    await fleet.scale(0)
+    await fleet.scale(2)
+    assert fleet.error is None
+    fleet.stop()
     assert said == ["qdel failed: no"]
     one, *others = pbs.ids()
     assert len(others) == 2
-    asyncio.run(cancel(Pbs(), others))
+    await cancel(Pbs(), others)
     until(lambda: all(map(pbs.over, others)), "the others are over")
     pbs.end(one, 271)
     until(lambda: pbs.over(one), "the first one is over")
 
 
-def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Path) -> None:
+async def test_the_log_in_the_error_is_that_of_the_job_in_it(pbs: Server, tmp_path: Path) -> None:
     """Another one, which was cancelled, is forgotten at the same time."""
     pbs.history(True)
     first = "1021[0].login01"
     go = tmp_path / "go"
     waits = f"until [ -e {go} ]; do sleep 0.05; done"
     fails = ("bash", "-c", f'[ "$PBS_ARRAY_INDEX" = 1 ] || {{ {waits}; echo why; exit 3; }}; sleep 600')
-
-    async def run() -> HpcGpuError:
-        fleet = elastic(Policy(breaker=1, patience=Patience(ask_s=0.5)), tmp_path, *fails)
-        await fleet.scale(2)
-        await asyncio.to_thread(until, lambda: all(map(pbs.processes, (first, "1021[1].login01"))), "both run")
-        go.touch()  # and not before: once the failure has been seen, one job is as many as are wanted
-        await fleet.scale(1)
-        await asyncio.to_thread(until, lambda: all(map(pbs.over, pbs.ids())), "both are over")
-        await asyncio.to_thread(until, lambda: fleet.error, "no more are submitted")
-        fleet.stop()
-        assert fleet.error
-        return fleet.error
-
-    message = str(asyncio.run(run()))
+    fleet = elastic(Policy(breaker=1, patience=Patience(ask_s=0.5)), tmp_path, *fails)
+    await fleet.scale(2)
+    await asyncio.to_thread(until, lambda: all(map(pbs.processes, (first, "1021[1].login01"))), "both run")
+    go.touch()  # and not before: once the failure has been seen, one job is as many as are wanted
+    await fleet.scale(1)
+    await asyncio.to_thread(until, lambda: all(map(pbs.over, pbs.ids())), "both are over")
+    await asyncio.to_thread(until, lambda: fleet.error, "no more are submitted")
+    fleet.stop()
+    message = str(fleet.error)
     assert f"the last was job {first}" in message
     assert message.endswith("x.o1021.0:\n  why"), message

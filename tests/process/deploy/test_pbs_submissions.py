@@ -65,7 +65,7 @@ def test_nothing_is_submitted_twice_while_qselect_fails(pbs: Pbs, said: Said) ->
 
 
 @pytest.mark.parametrize("options", [GANG, ELASTIC], ids=["gang", "elastic"])
-def test_jobs_of_a_cancelled_submission_are_deleted(pbs: Pbs, options: dict[str, object]) -> None:
+async def test_jobs_of_a_cancelled_submission_are_deleted(pbs: Pbs, options: dict[str, object]) -> None:
     pbs.auto(False)
     pbs.lose("accepted")
 
@@ -73,14 +73,11 @@ def test_jobs_of_a_cancelled_submission_are_deleted(pbs: Pbs, options: dict[str,
         async with PBSGPUCluster(**options, asynchronous=True) as cluster:
             await cluster.scale(jobs=2)
 
-    async def give_up() -> None:
-        submitting = asyncio.create_task(submit())
-        await asyncio.to_thread(until, pbs.ids, "the jobs are there")
-        submitting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await submitting
-
-    asyncio.run(give_up())
+    submitting = asyncio.create_task(submit())
+    await asyncio.to_thread(until, pbs.ids, "the jobs are there")
+    submitting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
     assert pbs.ids()
     assert all(map(pbs.over, pbs.ids()))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 import ranks
-from distributed import Client, Worker, wait
+from distributed import Client, LocalCluster, Worker, wait
 from paths import SUPPORT
-from waiting import scaled, until
+from waiting import until
 
 DASK = str(Path(sys.executable).with_name("dask"))
 PRELOAD = ("--preload", "hpcgpu.deploy.dask_preload")
@@ -35,29 +34,17 @@ MODULE = """
 
 @contextlib.contextmanager
 def dask_worker(folder: Path, *options: str) -> Iterator[tuple[Client, Path]]:
-    """A scheduler and one worker, as processes; the client, and the worker's log."""
+    """A scheduler here and one worker, as a process; the client, and the worker's log."""
     ranks.script(folder, MODULE, "spilling.py")
-    contact, log = folder / "scheduler.json", folder / "worker.log"
-    env = ranks.environment(PYTHONPATH=f"{folder}:{SUPPORT}")
-    files = ("--scheduler-file", str(contact))
-    common = {"env": env, "cwd": folder, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    with contextlib.ExitStack() as stack:
-
-        def start(*argv: str, out: Any) -> subprocess.Popen[bytes]:
-            process = stack.enter_context(subprocess.Popen([DASK, *argv, *files], stderr=out, **common))
-            stack.callback(process.kill)  # their own ways to end take up to 30 s
-            return process
-
-        start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", out=subprocess.DEVNULL)
-        out = stack.enter_context(log.open("wb"))
-        stack.callback(lambda: print(log.read_text()))  # shown if the test fails
-        limits = ("--nthreads", "2", "--memory-limit", "0", "--no-dashboard", "--local-directory", str(folder / "tmp"))
-        worker = start("worker", "--host", "127.0.0.1", *limits, *options, out=out)
-        client = stack.enter_context(Client(scheduler_file=str(contact), timeout=scaled(120)))
-        # beside other tests that start clusters it takes half a minute
-        until(lambda: client.nthreads() or worker.poll() is not None, "the worker is there, or has ended", limit_s=120)
-        assert worker.poll() is None
-        yield client, log
+    log, env = folder / "worker.log", {"PYTHONPATH": f"{folder}:{SUPPORT}"}
+    limits = ("--nthreads", "2", "--memory-limit", "0", "--no-dashboard", "--local-directory", str(folder / "tmp"))
+    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, Client(cluster) as client:
+        argv = [DASK, "worker", cluster.scheduler_address, "--host", "127.0.0.1", *limits, *options]
+        with ranks.started(argv, log, **env) as worker:
+            # beside other tests that start clusters it takes half a minute
+            until(lambda: client.nthreads() or worker.poll() is not None, "the worker is there, or gone", limit_s=120)
+            assert worker.poll() is None, log.read_text()
+            yield client, log
 
 
 def array(i: int) -> Any:

@@ -44,46 +44,40 @@ def gpu(tmp_path: Path) -> Iterator[SimGpu]:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_peer_gets_spilled_values_without_the_device(gpu: SimGpu, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(tmp_path, plugin=True) as (client, a, b):
-            futures = [client.submit(make, i, key=f"k-{i}", workers=["a"]) for i in range(20)]
-            await client.gather([client.submit(type, f, workers=["a"], pure=False) for f in futures])
-            assert await asyncio.to_thread(a.data.settle, 10)
-            with a.data.handing_out_handles():
-                below = [f for f in futures if type(a.data[f.key]) is not SimArray]
-            assert len(below) > 10
-            copies = gpu.h2d_copies, gpu.d2h_copies
-            await client.replicate(below, workers=[b.address])
-            assert all(f.key in b.data for f in below)
-            assert (gpu.h2d_copies, gpu.d2h_copies) == copies
-            sums = await client.gather([client.submit(lambda x: int(x[0]), f, workers=["b"]) for f in below])
-            assert sums == [int(f.key[2:]) for f in below]
-            # in keywords, lists and dicts, too
-            assert set(await client.submit(kinds, futures, x={"a": futures[3]}, workers=["b"])) == {"SimArray"}
-
-    asyncio.run(asyncio.wait_for(main(), scaled(120)))
+async def test_a_peer_gets_spilled_values_without_the_device(gpu: SimGpu, tmp_path: Path) -> None:
+    async with cluster(tmp_path, plugin=True) as (client, a, b):
+        futures = [client.submit(make, i, key=f"k-{i}", workers=["a"]) for i in range(20)]
+        await client.gather([client.submit(type, f, workers=["a"], pure=False) for f in futures])
+        assert await asyncio.to_thread(a.data.settle, 10)
+        with a.data.handing_out_handles():
+            below = [f for f in futures if type(a.data[f.key]) is not SimArray]
+        assert len(below) > 10
+        copies = gpu.h2d_copies, gpu.d2h_copies
+        await client.replicate(below, workers=[b.address])
+        assert all(f.key in b.data for f in below)
+        assert (gpu.h2d_copies, gpu.d2h_copies) == copies
+        sums = await client.gather([client.submit(lambda x: int(x[0]), f, workers=["b"]) for f in below])
+        assert sums == [int(f.key[2:]) for f in below]
+        # in keywords, lists and dicts, too
+        assert set(await client.submit(kinds, futures, x={"a": futures[3]}, workers=["b"])) == {"SimArray"}
 
 
-def test_a_thousand_reads_at_once_do_not_take_a_thread_each(gpu: SimGpu, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(tmp_path, plugin=True) as (client, a, _):
-            values = {f"k-{i}": np.full(2 * KIB, i) for i in range(1000)}
-            futures = await client.scatter(values, workers=[a.address], hash=False)
-            assert await asyncio.to_thread(a.data.settle, 30)
-            assert a.data.tiers["disk"] > 14_000 * KIB
-            counts = []
+async def test_a_thousand_reads_at_once_do_not_take_a_thread_each(gpu: SimGpu, tmp_path: Path) -> None:
+    async with cluster(tmp_path, plugin=True) as (client, a, _):
+        values = {f"k-{i}": np.full(2 * KIB, i) for i in range(1000)}
+        futures = await client.scatter(values, workers=[a.address], hash=False)
+        assert await asyncio.to_thread(a.data.settle, 30)
+        assert a.data.tiers["disk"] > 14_000 * KIB
+        counts = []
 
-            async def read(key: str) -> int:
-                found = await client.gather(futures[key], direct=True)
-                counts.append(threading.active_count())
-                return int(found[-1])
+        async def read(key: str) -> int:
+            found = await client.gather(futures[key], direct=True)
+            counts.append(threading.active_count())
+            return int(found[-1])
 
-            before = threading.active_count()
-            assert await asyncio.gather(*(read(key) for key in values)) == list(range(1000))
-            assert max(counts) <= before + 8  # dask's pool for serialization, and that of the event loop
-
-    asyncio.run(asyncio.wait_for(main(), scaled(120)))
+        before = threading.active_count()
+        assert await asyncio.gather(*(read(key) for key in values)) == list(range(1000))
+        assert max(counts) <= before + 8  # dask's pool for serialization, and that of the event loop
 
 
 class Asked:
@@ -99,21 +93,17 @@ class Asked:
         return "OK"
 
 
-def test_a_closed_worker_still_has_its_keys(gpu: SimGpu, tmp_path: Path) -> None:
+async def test_a_closed_worker_still_has_its_keys(gpu: SimGpu, tmp_path: Path) -> None:
     """It is right about itself, as distributed sees it, and a peer that asks at its end is told that it has nothing."""
-
-    async def main() -> None:
-        async with cluster(tmp_path, plugin=True) as (client, a, _):
-            futures = [client.submit(make, i, workers=["a"]) for i in range(9)]
-            await client.gather([client.submit(type, f, workers=["a"], pure=False) for f in futures])
-            keys = list(a.data)
-            await a.close()
-            assert {f.key for f in futures} <= set(keys) == set(a.data)
-            a.state.validate_state()
-            await a.handlers["get_data"](asked := Asked(), keys=keys, who="a peer")
-            assert (asked.answer["status"], asked.answer["data"]) == ("OK", {})
-
-    asyncio.run(asyncio.wait_for(main(), scaled(60)))
+    async with cluster(tmp_path, plugin=True) as (client, a, _):
+        futures = [client.submit(make, i, workers=["a"]) for i in range(9)]
+        await client.gather([client.submit(type, f, workers=["a"], pure=False) for f in futures])
+        keys = list(a.data)
+        await a.close()
+        assert {f.key for f in futures} <= set(keys) == set(a.data)
+        a.state.validate_state()
+        await a.handlers["get_data"](asked := Asked(), keys=keys, who="a peer")
+        assert (asked.answer["status"], asked.answer["data"]) == ("OK", {})
 
 
 def total(x: SimArray) -> int:
@@ -121,21 +111,18 @@ def total(x: SimArray) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_tasks_in_an_executors_processes_get_values(gpu: SimGpu, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(tmp_path, plugin=True) as (client, a, _):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as a.executors["processes"]:
-                pid = a.executors["processes"].submit(os.getpid).result()  # forked before anything moves
-                futures = [client.submit(make, i, workers=["a"]) for i in range(9)]
-                await wait(futures)
-                assert await asyncio.to_thread(a.data.settle, 10)
-                assert a.data.spilled_total.disk > 0
-                with dask.annotate(executor="processes", workers=["a"]):
-                    sums, there = client.map(total, futures), client.submit(os.getpid)
-                assert await client.gather(sums) == [i * 100 * KIB for i in range(9)]
-                assert await there == pid != os.getpid()
-
-    asyncio.run(asyncio.wait_for(main(), scaled(120)))
+async def test_tasks_in_an_executors_processes_get_values(gpu: SimGpu, tmp_path: Path) -> None:
+    async with cluster(tmp_path, plugin=True) as (client, a, _):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as a.executors["processes"]:
+            pid = a.executors["processes"].submit(os.getpid).result()  # forked before anything moves
+            futures = [client.submit(make, i, workers=["a"]) for i in range(9)]
+            await wait(futures)
+            assert await asyncio.to_thread(a.data.settle, 10)
+            assert a.data.spilled_total.disk > 0
+            with dask.annotate(executor="processes", workers=["a"]):
+                sums, there = client.map(total, futures), client.submit(os.getpid)
+            assert await client.gather(sums) == [i * 100 * KIB for i in range(9)]
+            assert await there == pid != os.getpid()
 
 
 def fail(*_: Any) -> None:
@@ -155,7 +142,7 @@ def shapes(x: SimArray) -> list[str]:
     return out
 
 
-def test_tracebacks_and_profiles_have_no_frames_of_the_store(gpu: SimGpu, tmp_path: Path) -> None:
+async def test_tracebacks_and_profiles_have_no_frames_of_the_store(gpu: SimGpu, tmp_path: Path) -> None:
     async def frames(*, plugin: bool) -> list[list[str]]:
         async with cluster(tmp_path, plugin=plugin) as (client, _, __):
             x = client.submit(make, 1)
@@ -164,12 +151,9 @@ def test_tracebacks_and_profiles_have_no_frames_of_the_store(gpu: SimGpu, tmp_pa
             seen = [[f.name for f in traceback.extract_tb(await future.traceback())] for future in failed]
             return [*seen, await client.submit(shapes, x)]
 
-    async def main() -> None:
-        plain = await frames(plugin=False)
-        assert plain == [["fail"], ["fail_later"], ["shapes", "__call__"]]
-        assert await frames(plugin=True) == plain
-
-    asyncio.run(asyncio.wait_for(main(), scaled(60)))
+    plain = await frames(plugin=False)
+    assert plain == [["fail"], ["fail_later"], ["shapes", "__call__"]]
+    assert await frames(plugin=True) == plain
 
 
 @pytest.mark.parametrize(("target", "on_disk"), [(0.7, 1), (0.4, 7), (False, 1)])

@@ -191,11 +191,9 @@ def test_a_launch_removes_folders_of_killed_ones_of_its_host(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "output", "end", "code"),
     [
-        ("run", "closed", 0, 0),
-        ("run", "full", 3, 3),
+        ("run", "full", 0, 0),
         ("run", "gone", -signal.SIGKILL, 128 + signal.SIGKILL),
         ("launch --launcher mpirun", "closed", -signal.SIGKILL, 128 + signal.SIGKILL),
-        ("launch --launcher mpirun", "full", 0, 0),
         ("launch --launcher mpirun", "gone", 3, 3),
     ],
 )

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import ranks
 import two_nodes
-from launch_probe import ME, PROBE, check, others
+from launch_probe import ME, PROBE, check
 from paths import ROOT
-from ranks import BIN, environment
+from ranks import environment
 from waiting import scaled
 
 from hpcgpu import config
@@ -94,15 +94,6 @@ def here(argv: tuple[str, ...]) -> dict[str, Any]:
     out = subprocess.run(command, capture_output=True, text=True, timeout=scaled(90), env=environment(), cwd=ROOT)
     assert out.returncode == 0, out.stderr
     return json.loads(out.stdout)
-
-
-def test_open_mpi_5_here() -> None:
-    world = World(per_node=3, as_root=os.getuid() == 0)
-    program = str(BIN / "mpirun")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=scaled(20)).stdout
-    seen = here(mpirun_command(ME, world, program, read_flavour(version)))
-    check(seen, world, [seen["ranks"][0]["host"]])
-    assert (seen["alive"], seen["returncode"], seen["err"]) == (others(world), 0, "")
 
 
 def test_mpich_here(mpich: str) -> None:
