@@ -258,14 +258,14 @@ def plan_node(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
 ) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
     """Return the workers of the leader ``rank``, and messages; LaunchError if GPUs of ``gpus_per_node`` are missing."""
-    from hpcgpu.deploy.processes.node import Machine, folder_notes
+    from hpcgpu.deploy.processes.node import facts_of, folder_notes
     from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
     from hpcgpu.plan.binding.workers import node_warnings, plan_workers
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     here = [n for n in layout.nodes if records[n.leader]["host"] == host]
     topology = discover.topology()
-    machine = Machine(host, topology, _gpus_of(settings, topology, environ, host))
+    gpus = _gpus_of(settings, topology, environ, host)
     masks = {r: CpuSet.parse(records[r]["cpus"]) for r in home.ranks}
     os.sched_setaffinity(0, CpuSet().union(*masks.values()))
     allocation = read_allocation(environ, host)
@@ -273,7 +273,7 @@ def plan_node(
     extra: dict[str, Any] = {"scratch": scratch, "masks": masks if settings.respect_launcher else {}}
     if run.shape == "member":  # named by their job; without a batch system, and an id from elsewhere, that is a process
         extra |= {"job_id": allocation.job_id or str(os.getpid()), "restart_count": allocation.restart_count}
-    facts = machine.facts(environ, allocation, run, part=part, **extra)
+    facts = facts_of(host, topology, gpus, environ, run, part, **extra)
     workers = tuple(spec for _, spec in plan_workers(settings, facts, home, [n for n in here if n.node < home.node]))
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, workers)

@@ -422,7 +422,7 @@ def _plan(settings: Settings, options: StandaloneOptions, scratch: str, protocol
     from hpcgpu.deploy import network
     from hpcgpu.deploy.processes import node
 
-    machine, name = node.Machine.read(settings, os.environ), options.name
+    machine, name = node.read_node(settings, dict(os.environ)), options.name
     most = len(machine.gpus) * settings.workers_per_gpu
     count = options.workers or most
     if count > most or count % settings.workers_per_gpu:
@@ -432,7 +432,7 @@ def _plan(settings: Settings, options: StandaloneOptions, scratch: str, protocol
         )
     if "/" in name or "\0" in name:
         raise ConfigError(f"--name {name!r} has a slash; allowed: the name of a file")
-    specs = node.plan_here(settings, machine, count, scratch=scratch, environ=dict(os.environ), kept_bytes=_OWN_BYTES)
+    specs = node.plan_here(settings, machine, count, scratch=scratch, kept_bytes=_OWN_BYTES)
     notes = (*process.replaced(os.environ, settings.env), *node.lowered(settings, specs))
     log.say_of(machine.name, (*notes, *node.folder_notes(settings, count), network.exposed(protocol)))
     if not name:

@@ -21,13 +21,7 @@ from hpcgpu.report import Table
 Function = Callable[..., Any]
 FILE = click.Path(readable=False)  # any text; the shell completes names of files
 # Kinds of options that may be repeated, and how each value is written.
-MANY: Mapping[str, str] = {
-    "texts": "TEXT",
-    "lines": "LINE",
-    "nics": "NAME",
-    "environment": "NAME=VALUE",
-    "numbers": "NAME=NUMBER",
-}
+MANY = {"texts": "TEXT", "lines": "LINE", "nics": "NAME", "environment": "NAME=VALUE", "numbers": "NAME=NUMBER"}
 _OPTION_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 # Where a setting of the command line comes from, in plans and errors.
 FROM = "option --{flag}"

@@ -17,18 +17,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
 from hpcgpu.model.allocation import WRITTEN, parse_simulated
 from hpcgpu.model.job import VERSION, RunDocument
-from hpcgpu.model.settings import (
-    MARKS,
-    Limit,
-    Settings,
-    one_line,
-    options,
-    plain_number,
-    read_flag,
-    read_option,
-    read_text,
-    user_name,
-)
+from hpcgpu.model.settings import Limit, Settings, one_line, options, plain_number, user_name
 from hpcgpu.units import format_bytes, meant, parse_duration_s
 
 if TYPE_CHECKING:
@@ -48,8 +37,8 @@ NIC_RULES = ("balanced", "nearest", "ucx")
 
 def read_value(option: Field[Any], value: object, where: str) -> Any:  # the option's own type
     """Read an option's value, a Python value or text, as Settings holds it; ConfigError, with ``where``, for others."""
-    read = READERS[option.metadata["kind"]]
-    return read_option(user_name(option), value, where, lambda plain: read(option, plain))
+    read, _ = KINDS[option.metadata["kind"]]
+    return settings.read_option(user_name(option), value, where, lambda plain: read(option, plain))
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -196,7 +185,7 @@ def _flag(option: Field[Any], value: object) -> bool:
             "a Security object is not accepted: each cluster makes its own certificate, which Client(cluster) uses; "
             "leave security out (TLS is on), or give security=False (TLS is off)"
         )
-    return read_flag(value)
+    return settings.read_flag(value)
 
 
 def _pairs(value: object, allowed: str, split: Callable[[str], Iterable[str]]) -> Mapping[Any, Any]:
@@ -249,32 +238,34 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
         if not isinstance(name, str) or not VARIABLE.fullmatch(name):
             raise ConfigError(f"{name!r} is not a variable's name; allowed: letters, digits and _, no digit first")
         text = str(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else raw
-        if not isinstance(text, str) or MARKS.search(text):
+        if not isinstance(text, str) or settings.MARKS.search(text):
             raise ConfigError(f"{name}: {raw!r} is not allowed; allowed: text without newline or control character")
         variables[name] = text
     return MappingProxyType(variables)
 
 
-READERS: Mapping[str, Callable[[Field[Any], object], Any]] = {
-    "count": lambda _, value: _whole(value, "count", 1),
-    "port": _port,
-    "number": lambda _, value: _whole(value, "number", 0),
-    "cores": _cores,
-    "nics": _nics,
-    "bytes": _node_bytes,
-    "duration": _duration,
-    "seconds": _seconds,
-    "limit": lambda _, value: settings.read_limit(value),
-    "device-limit": lambda _, value: settings.read_device_limit(value),
-    "host-limit": lambda _, value: settings.read_host_limit(value),
-    "gpus": _gpus,
-    "simulate": _simulate,
-    "choice": _choice,
-    "text": lambda _, value: read_text(value),
-    **dict.fromkeys(("texts", "lines"), _texts),
-    "flag": _flag,
-    "numbers": _numbers,
-    "environment": _environment,
+_LIMIT = "float, int or str"
+# The reader of each kind of option, and its types as numpydoc shows them; a choice has its values instead.
+KINDS: Mapping[str, tuple[Callable[[Field[Any], object], Any], str]] = {
+    "count": (lambda _, value: _whole(value, "count", 1), "int"),
+    "port": (_port, "int or str"),
+    "number": (lambda _, value: _whole(value, "number", 0), "int"),
+    "cores": (_cores, "str or int"),
+    "nics": (_nics, "str or list of str"),
+    "bytes": (_node_bytes, "int or str"),
+    "duration": (_duration, "int or str"),
+    "seconds": (_seconds, "float or str"),
+    "limit": (lambda _, value: settings.read_limit(value), _LIMIT),
+    "device-limit": (lambda _, value: settings.read_device_limit(value), _LIMIT),
+    "host-limit": (lambda _, value: settings.read_host_limit(value), _LIMIT),
+    "gpus": (_gpus, "int or str"),
+    "simulate": (_simulate, "int or str"),
+    "choice": (_choice, ""),
+    "text": (lambda _, value: settings.read_text(value), "str"),
+    **dict.fromkeys(("texts", "lines"), (_texts, "list of str")),
+    "flag": (_flag, "bool"),
+    "numbers": (_numbers, "dict of str to float"),
+    "environment": (_environment, "dict of str to str"),
 }
 
 
@@ -398,13 +389,13 @@ def read(text: str) -> RunDocument:
     expected = {f.name for f in fields(RunDocument)} | {"sources"}
     if set(raw) != expected:
         raise ConfigError(f"run document with keys {sorted(raw)}; expected {sorted(expected)}")
-    sources, script = raw["sources"], raw["script"]
     _check("shape", raw["shape"], raw["shape"] in SHAPES, f"one of {', '.join(SHAPES)}")
-    _check("script", script, isinstance(script, list) and _are_texts(script), "a list of texts")
-    for name in ("folder", "launch", "exit_file"):
-        _check(name, raw[name], isinstance(raw[name], str), "text")
-    _check("settings", raw["settings"], isinstance(raw["settings"], dict), "an object")
-    _check("sources", sources, isinstance(sources, dict) and _are_texts(sources.values()), "texts by name")
+    for name, value in raw.items():
+        kind = {"version": int, "script": list, "settings": dict, "sources": dict}.get(name, str)
+        _check(name, value, isinstance(value, kind), f"a {kind.__name__}")
+    sources, script = raw["sources"], raw["script"]
+    for name, texts in (("sources", sources.values()), ("script", script)):
+        _check(name, raw[name], all(isinstance(text, str) for text in texts), "texts")
     by_name = {option.name: option for option in options()}
     values: dict[str, Any] = {}
     for name, value in raw["settings"].items():
@@ -422,10 +413,6 @@ def _plain(value: object) -> object:
     if isinstance(value, Limit):
         return value.value
     return list(value) if isinstance(value, tuple) else value
-
-
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _check(path: str, value: object, right: bool, allowed: str) -> None:

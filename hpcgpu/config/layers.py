@@ -14,7 +14,7 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.config import check_settings, nearest, option_of, read_value
+from hpcgpu.config import KINDS, check_settings, nearest, option_of, read_value
 from hpcgpu.config.migration import HINTS
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.allocation import parse_simulated
@@ -280,21 +280,6 @@ def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str]
             raise ConfigError(f"{settings.cite(typed)}: {vain[typed].format(entry_point=entry_point)}")
 
 
-# The types of each kind of option; a choice has its values instead.
-TYPES: Mapping[str, str] = {
-    **dict.fromkeys(("count", "number"), "int"),
-    **dict.fromkeys(("bytes", "duration"), "int or str"),
-    **dict.fromkeys(("limit", "device-limit", "host-limit"), "float, int or str"),
-    **dict.fromkeys(("text",), "str"),
-    **dict.fromkeys(("gpus", "simulate", "port"), "int or str"),
-    **dict.fromkeys(("texts", "lines"), "list of str"),
-    "cores": "str or int",
-    "nics": "str or list of str",
-    "seconds": "float or str",
-    "flag": "bool",
-    "numbers": "dict of str to float",
-    "environment": "dict of str to str",
-}
 _KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
 _SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 
@@ -331,7 +316,7 @@ def type_of(f: Field[Any]) -> str:
     """Return an option's type as numpydoc shows it."""
     if choices := f.metadata["choices"]:
         return f"{{{', '.join(map(repr, choices))}}}"
-    return TYPES[f.metadata["kind"]]
+    return KINDS[f.metadata["kind"]][1]
 
 
 def default_of(f: Field[Any]) -> Any:  # the option's own type

@@ -66,6 +66,8 @@ JOBQUEUE = _hints(
     },
     **{"processes": (True,), "nanny": (True,), "worker_extra_args": ((), []), "scheduler_options": ({},)},
     silence_logs=ANYTHING,
+    worker_command=("distributed.cli.dask_worker", "hpcgpu.worker"),
+    shebang=("#!/usr/bin/env bash", "#!/bin/bash"),
 )
 # dask-cuda 26.10, and what it passes on to LocalCluster and Worker of distributed.
 DASK_CUDA = _hints(
@@ -140,10 +142,13 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
         ours["dashboard"] = ours.get("dashboard", False)
     visible = ours.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
-        devices = [d.strip() for d in visible.split(",")] if isinstance(visible, str) else _devices(visible)
-        if not any(devices) or not all(devices) or len(set(devices)) < len(devices):
+        entries = visible.split(",") if isinstance(visible, str) else visible
+        entries = entries if isinstance(entries, (list, tuple)) else [entries]
+        devices = [str(d).strip() for d in entries if isinstance(d, (int, str)) and not isinstance(d, bool)]
+        if not devices or not all(devices) or len(set(devices)) < len(entries):
             raise ConfigError(
-                f"CUDA_VISIBLE_DEVICES={visible!r}: no GPU, or one twice; allowed: indices or UUIDs such as '0,1'"
+                f"CUDA_VISIBLE_DEVICES={visible!r}: no GPU, or one twice; allowed: indices or UUIDs, as text such as "
+                "'0,1' or as a list"
             )
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if isinstance(ours.get("gpus"), int) and "gpus_per_node" not in ours:
@@ -162,14 +167,6 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
     return ours, environ
 
 
-def _devices(visible: object) -> list[str]:
-    if isinstance(visible, int) and not isinstance(visible, bool):
-        return [str(visible)]
-    if not isinstance(visible, (list, tuple)) or any(isinstance(d, bool) for d in visible):
-        raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible!r}; allowed: text such as '0,1', or a list")
-    return [str(d).strip() for d in visible]
-
-
 _SAME = ("queue", "walltime", "memory", "interface", "python", "log_directory", "local_directory", "death_timeout")
 # Our options and dask-jobqueue's keys, the newer key before the older ones that it replaces.
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -181,18 +178,11 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "job_script_prologue": ("job-script-prologue", "env-extra"),
 }
 _CORES = ("job-cpu", "cores")
-# Values that need no warning: they ask for the default behaviour, or have no effect.
-_HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "worker-command": ("distributed.cli.dask_worker", "hpcgpu.worker"),
-    "shebang": ("#!/usr/bin/env bash", "#!/bin/bash"),
-}
 # Workers have their folders there even if it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
-_ONLY_OPTIONS = "only whole options such as '--mem' can be left out"
-_WHY: Mapping[str, str] = {
+_WHY = {
     "python": "here it is one program",
-    "job-directives-skip": _ONLY_OPTIONS,
-    "header-skip": _ONLY_OPTIONS,
+    **dict.fromkeys(("job-directives-skip", "header-skip"), "only whole options such as '--mem' can be left out"),
 }
 _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
@@ -224,7 +214,7 @@ def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
     for key, value in entries.items():
         if key not in translated:
             hint = HINTS.get(key.replace("-", "_"))
-            if value not in _HARMLESS.get(key, ()):
+            if not hint or not hint.is_harmless(value):
                 out.append(f"{key} ({hint.instead if hint else 'no option of hpcgpu'})")
         elif _taken(key, value) != value and value not in _OWN_FOLDERS:
             out.append(f"{key}: {value!r} ({_WHY[key]})")

@@ -6,7 +6,6 @@ same neutral word wherever it stands, so related places remain related.
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import grp
 import ipaddress
@@ -152,7 +151,10 @@ def write(name: str | None, output: str | None) -> Path:
         raise ConfigError(f"{folder} cannot be made: {e.strerror}; give one that is not there yet: --output DIR") from e
     files, hosts = _of_machine(), set[str]()
     if run:
-        answers = asyncio.run(_answers(run))
+        queries = (
+            (run.system.status, run.system.history) if run.jobs else ()
+        )  # of jobs that it lists, and that have ended
+        answers = [programs.run_sync(ask(list(run.jobs))) for ask in queries]
         files, hosts = {**files, **_of_run(run, answers)}, _hosts(run, answers)
     hosts.update(node for text in files.values() for node in _ABOUT_NODE.findall(text))
     scrubber = Scrubber(_private_words(run, hosts))
@@ -184,13 +186,6 @@ def _of_machine() -> dict[str, str]:
     except HpcGpuError as e:
         out["plan.txt"] = f"{e}\n"
     return out
-
-
-async def _answers(run: Run) -> tuple[Result, ...]:
-    """Return the batch system's answers on the jobs: those that it lists, and those that have ended."""
-    ids = list(run.jobs)
-    asked = (run.system.status, run.system.history)
-    return tuple([await programs.run(ask(ids)) for ask in asked]) if ids else ()
 
 
 def _hosts(run: Run, answers: Iterable[Result]) -> set[str]:

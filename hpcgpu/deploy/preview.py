@@ -21,7 +21,7 @@ from hpcgpu.config.sites import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.jobs.batch_client import read_job
-from hpcgpu.deploy.processes.node import Machine
+from hpcgpu.deploy.processes.node import facts_of, read_node
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, ParseError, SubmitError
 from hpcgpu.host import discover
@@ -77,8 +77,7 @@ def this_machine(settings: Settings) -> NodeFacts:
     host, allocation = socket.gethostname(), read_allocation(os.environ)
     # on one of several nodes the process that starts this one tells it: the batch system is asked once for all
     more = () if {JOB_MEMORY, JOB_NODES} & os.environ.keys() else start.memory_env(settings, allocation)
-    allocation = read_allocation({**os.environ, **dict(more)}, host)
-    return Machine(host, discover.topology(), ()).facts(os.environ, allocation)
+    return facts_of(host, discover.topology(), (), {**os.environ, **dict(more)})
 
 
 def _cpuset(text: str, facts: NodeFacts) -> CpuSet:
@@ -315,7 +314,7 @@ def _starts(system: BatchSystem, script: str) -> str:
 
 def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
     settings = read.settings
-    gpus = Machine.read(settings, os.environ).gpus[: settings.gpus_per_node]
+    gpus = read_node(settings, os.environ).gpus[: settings.gpus_per_node]
     facts = this_machine(settings)
     return Preview(
         settings=settings,

@@ -17,26 +17,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcgpu import config
+from hpcgpu import launch as launchers
 from hpcgpu.config import layers
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import launcher_parent, log, private, process
-from hpcgpu.launch import (
-    LIST_MPI_TYPES,
-    REMOTE_SHELL,
-    LauncherFacts,
-    RankCommand,
-    brought,
-    check_allocation,
-    is_mpirun,
-    is_pals,
-    plan_launch,
-    read_allocation,
-    read_mpi_types,
-    render_memory,
-    split_command,
-)
+from hpcgpu.launch import RankCommand, read_allocation
 from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
 from hpcgpu.model.allocation import (
     ALL_OF_THE_NODE,
@@ -134,7 +121,7 @@ def _read(options: Mapping[str, object], options_from: str) -> Wanted:
     """Read the settings of a run in this allocation."""
     read = all_settings.read(options, options_from, entry_point=layers.LAUNCH)
     allocation = read_allocation(os.environ)
-    check_allocation(allocation, chosen="launcher" in options)
+    launchers.check_allocation(allocation, chosen="launcher" in options)
     return replace(read, settings=all_settings.in_job(read.settings, read.site, allocation.batch))
 
 
@@ -190,7 +177,7 @@ def plan_ranks(
     world = World(
         nodes=len(hosts) or allocation.node_count,
         hosts=hosts,
-        variables=brought(os.environ) if len(hosts) > 1 else (),
+        variables=launchers.brought(os.environ) if len(hosts) > 1 else (),
         per_node=1 if settings.ranks == "node" else _gpus_per_node(settings, allocation),
         extra=settings.ranks == "gpu" and shape != "member",  # a member has its scheduler elsewhere
         as_root=os.getuid() == 0,
@@ -198,7 +185,7 @@ def plan_ranks(
     memory = (f"{k}={v}" for k, v in memory_env(settings, allocation, shape))
     variables = (*(variables if world.nodes > 1 else ()), *memory)
     rank_argv = ("env", *variables, *argv) if variables else argv
-    return plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
+    return launchers.plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
 
 
 def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
@@ -215,7 +202,7 @@ def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> t
         if not settings.memory_bytes and host_memory.memory_limit().source == ALL_OF_THE_NODE:
             log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")
         return ()
-    return ((JOB_MEMORY, render_memory(granted)),) if granted else ()
+    return ((JOB_MEMORY, launchers.render_memory(granted)),) if granted else ()
 
 
 def _pbs_hosts(settings: Settings, shape: str) -> tuple[str, ...]:
@@ -239,10 +226,10 @@ def _gpus_per_node(settings: Settings, allocation: Allocation) -> int:
     return len(nvml.read().gpus) or 1
 
 
-def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
+def _find(settings: Settings, allocation: Allocation) -> launchers.LauncherFacts:
     """Find the launchers that may be used."""
     if settings.launcher == "fork" or (settings.launcher is None and allocation.batch == "local"):
-        return LauncherFacts()
+        return launchers.LauncherFacts()
     from hpcgpu.host import run as programs
 
     def query(*argv: str) -> Result:
@@ -257,19 +244,23 @@ def _find(settings: Settings, allocation: Allocation) -> LauncherFacts:
     def says(*argv: str) -> str:
         return query(*argv).stdout
 
-    beside, command = Path(sys.executable).parent / "mpirun", split_command(settings)
+    beside, command = Path(sys.executable).parent / "mpirun", launchers.split_command(settings)
     program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec") or ""
     if command:
         program = shutil.which(command[0]) or ""
-    facts = LauncherFacts(mpirun=program, mpirun_version=says(program, "--version") if is_mpirun(program) else "")
+    facts = launchers.LauncherFacts(
+        mpirun=program, mpirun_version=says(program, "--version") if launchers.is_mpirun(program) else ""
+    )
     if allocation.batch == "slurm":
-        listed = query(*LIST_MPI_TYPES)
-        facts = facts._replace(mpi_types=read_mpi_types(listed.stdout + listed.stderr))
+        listed = query(*launchers.LIST_MPI_TYPES)
+        facts = facts._replace(mpi_types=launchers.read_mpi_types(listed.stdout + listed.stderr))
     elif allocation.batch == "pbs":
-        if shutil.which("pbs_tmrsh") and not any(name in os.environ for name in REMOTE_SHELL):  # no ssh is needed then
+        if shutil.which("pbs_tmrsh") and not any(
+            name in os.environ for name in launchers.REMOTE_SHELL
+        ):  # no ssh is needed then
             facts = facts._replace(remote_shell=str(Path(process.__file__).with_name("pbs_ssh.sh")))
         pals = shutil.which("mpiexec") or ""
-        if command or not pals or not is_pals(says(pals, "--version")):
+        if command or not pals or not launchers.is_pals(says(pals, "--version")):
             return facts
         facts = facts._replace(pals=pals)
     else:

@@ -28,11 +28,7 @@ def fact(default: Any, text: str) -> Any:  # the field's own annotation says the
     return field(default=default, metadata={"text": text})
 
 
-def source() -> Any:
-    """Return the field for a block's sources, which every block has."""
-    return fact((), "tag or tags of `sources`: where the block was read")
-
-
+_SOURCE = "tag or tags of `sources`: where the block was read"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -55,12 +51,19 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class Block:
+    """A part of the file."""
+
+    text: str = fact("", "more words")
+    source: Tags = fact((), _SOURCE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match(Block):
     """How the machine is recognised: any variable that has this value, or the name of the host."""
 
     env: Mapping[str, str] = fact(NOTHING, "variables and their values")
     host: str = fact("", "regular expression for the whole name of a login node")
-    source: Tags = source()
 
     def __post_init__(self) -> None:
         try:
@@ -70,23 +73,21 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(Block):
     """The account that pays."""
 
     needed: bool = fact(False, "whether a job without one is refused")
     env: tuple[str, ...] = fact((), "variables that have it; the first that is set counts")
     text: str = fact("", "what to know of it, such as the error for a missing one")
-    source: Tags = source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Block):
     """One thing that jobs must say, or must not."""
 
     require: str = fact("", "setting (`walltime`) or batch system's option (`-l filesystems`) that a job must give")
     forbid: str = fact("", "option that a job must not give (`--mem`)")
     why: str = fact("", "what the site does otherwise, or what to do instead")
-    source: Tags = source()
 
     def __post_init__(self) -> None:
         if bool(self.require) == bool(self.forbid):
@@ -106,7 +107,7 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class Queue(Block):
     """A queue, partition or QOS, as `queue=` names it, and its limits. What is not said is not limited."""
 
     name: str = fact(MISSING, "as in `queue=`")
@@ -123,8 +124,6 @@ class Queue:
     directives: tuple[str, ...] = fact((), "what its jobs say besides the name, such as `--qos=debug`")
     preemption: Preemption | None = fact(None, "how its jobs are ended for others; not given: they are not")
     charge: float | None = fact(None, "factor of the site's charge")
-    text: str = fact("", "more words")
-    source: Tags = source()
 
     def __post_init__(self) -> None:
         for name, limits in (("nodes", self.nodes), ("gpus", self.gpus)):
@@ -154,7 +153,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeType:
+class NodeType(Block):
     """Nodes of one kind."""
 
     gpus: int = fact(MISSING, "GPUs of a node")
@@ -172,8 +171,6 @@ class NodeType:
     gpu_memory_nodes: bool = fact(False, "whether the GPUs' own memory shows as NUMA nodes, too (Grace Hopper)")
     ports: tuple[Port, ...] = fact((), "network ports")
     disk: str = fact("", "local disk")
-    text: str = fact("", "more words, such as doubts")
-    source: Tags = source()
 
     def __post_init__(self) -> None:
         for name in ("gpus", "cores", "cpus"):
@@ -195,19 +192,17 @@ class NodeType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Network(Block):
     """The network between the nodes, and what it carries."""
 
     kind: Literal["", "infiniband", "roce", "slingshot", "opa", "ethernet"] = fact("", "what it is")
     ucx: bool | None = fact(None, "has UCX a transport for it; `false`: `protocol='ucx'` is refused")
     interfaces: tuple[str, ...] = fact((), "IP interfaces that were seen in use")
     outgoing: str = fact("", "how nodes reach the outside")
-    text: str = fact("", "more words")
-    source: Tags = source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
+class Launcher(Block):
     """The program that starts ranks there."""
 
     family: str = fact("", "`srun`, `pals`, `openmpi`, `ibrun` ...: for people")
@@ -216,12 +211,10 @@ class Launcher:
         "words to start ranks with: a path or name of `mpirun` or `mpiexec`, which get the number of ranks and what "
         "else they need, or of a program that starts as many as it does",
     )
-    text: str = fact("", "more words")
-    source: Tags = source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scratch:
+class Scratch(Block):
     """Folders for data that may go."""
 
     path: str = fact("", "fast local folder of a node, with `$VARIABLES`: the default of `local_directory`")
@@ -229,8 +222,6 @@ class Scratch:
     size: str | int | None = fact(None, "its size, or the quota of it")
     needs: str = fact("", "option of the batch system that grants it")
     shared: str = fact("", "variable with the shared file system's folder")
-    text: str = fact("", "more words")
-    source: Tags = source()
 
     def __post_init__(self) -> None:
         if self.size is not None:
@@ -238,50 +229,44 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Modules:
+class Modules(Block):
     """Modules that every job must load: lines of its script before those of `job_script_prologue`."""
 
     use: tuple[str, ...] = fact((), "folders for `module use`")
     load: tuple[str, ...] = fact((), "for `module load`, in order")
     why: str = fact("", "what happens without")
-    source: Tags = source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+class Login(Block):
     """The login nodes."""
 
     arch: Literal["", "x86_64", "aarch64"] = fact("", "architecture of the CPUs")
     policy: str = fact("", "what happens to processes that compute there")
-    source: Tags = source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dashboard:
+class Dashboard(Block):
     """How a web page of a compute node is reached."""
 
     url: str = fact("", "address with `{node}` and `{port}`, of the site's own portal")
-    text: str = fact("", "more words")
-    source: Tags = source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
+class Charge(Block):
     """The price of a job; times the queue's `charge`."""
 
     unit: str = fact("", "the site's word, `SU`")
     per_node_hour: float | None = fact(None, "units for a node and hour")
     per_gpu_hour: float | None = fact(None, "units for a GPU and hour")
     text: str = fact("", "the site's rule")
-    source: Tags = source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(Block):
     """A remark for users."""
 
     text: str = fact(MISSING, "the words")
-    source: Tags = source()
 
 
 def tags_of(tags: Tags) -> tuple[str, ...]:
@@ -320,7 +305,7 @@ class SlurmDialect:
     cpus: bool | None = fact(None, "may `--cpus-per-task` be given")
     queue: Literal["partition", "qos"] | None = fact(None, "the option for `queue=`")
     array_limit: int | None = fact(None, f"{_ARRAY} (`MaxArraySize`; 1001 if not given)")
-    source: Tags = source()
+    source: Tags = fact((), _SOURCE)
 
     def __post_init__(self) -> None:
         _check_count("array_limit", self.array_limit)
@@ -352,7 +337,7 @@ class PbsDialect:
     direct_output: bool | None = fact(
         None, "`false`: the site refuses `-k doe`, and a job's log is there when the job has ended"
     )
-    source: Tags = source()
+    source: Tags = fact((), _SOURCE)
 
     def __post_init__(self) -> None:
         _check_count("array_limit", self.array_limit)

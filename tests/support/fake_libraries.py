@@ -1,11 +1,10 @@
-"""A GPU whose memory is the host's, and as much of PyTorch, numba and RMM as the store asks for on it."""
+"""A GPU whose memory is the host's, and as much of PyTorch and RMM as the store asks for on it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +23,6 @@ class Gpu:
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes, self.used_bytes, self.idle_bytes = memory_bytes, 0, 0
         self.downs = self.ups = 0
-        self.contexts: set[int] = set()  # threads in which numba has one
-        self.put_off = PutOff(self)
         self.kept_bytes = 0  # of torch's cache, of which no tensor is stored
 
     free_bytes = property(lambda self: self.memory_bytes - self.used_bytes)
@@ -45,17 +42,6 @@ class Gpu:
         assert after == 0
         ctypes.memmove(pointer, root.ctypes.data, root.nbytes)
         self.ups += 1
-
-
-class PutOff(list[int]):
-    """Bytes that numba has still to free."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-
-    def clear(self) -> None:
-        while self:
-            self._gpu.used_bytes -= self.pop()
 
 
 class Memory:
@@ -143,53 +129,6 @@ def torch(gpu: Gpu) -> Any:
     return _module("torch", names)
 
 
-class DeviceNDArray:
-    """As numba's: a shape, strides and whose memory it is."""
-
-    __module__ = "numba.cuda.cudadrv.devicearray"
-
-    def __init__(self, shape: Any, strides: Any, dtype: Any, pointer: int, owner: Any) -> None:
-        self.shape, self.strides, self.dtype = shape, strides, np.dtype(dtype)
-        self.owner, self._pointer = owner, pointer
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        layout = {"shape": self.shape, "strides": self.strides, "typestr": self.dtype.str, "descr": self.dtype.descr}
-        return {**layout, "data": (self._pointer, False), "version": 3}
-
-    def host(self) -> np.ndarray:
-        begin = self._pointer - self.owner.ptr
-        return np.ndarray(self.shape, self.dtype, self.owner.bytes.data, begin, self.strides)
-
-
-class NumbaMemory(Memory):
-    """As numba frees it: in the thread that lets go, which must have a context, and not at once."""
-
-    def __init__(self, gpu: Gpu, nbytes: int) -> None:
-        super().__init__(gpu, nbytes)
-        gpu.contexts.add(threading.get_ident())
-
-    def __del__(self) -> None:
-        if threading.get_ident() in self.gpu.contexts:
-            self.gpu.put_off.append(self.size)
-
-
-def numba(gpu: Gpu) -> Any:
-    """Return the module."""
-
-    def current_context() -> Any:
-        gpu.contexts.add(threading.get_ident())
-        # memory has a queue of its own; that of the context has modules, streams and events (driver.py, 0.30.4)
-        memory = types.SimpleNamespace(deallocations=gpu.put_off)
-        return types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=lambda: None), memory_manager=memory)
-
-    def from_cuda_array_interface(shown: dict[str, Any], owner: Any) -> DeviceNDArray:
-        return DeviceNDArray(shown["shape"], shown["strides"], shown["typestr"], shown["data"][0], owner)
-
-    names = {"from_cuda_array_interface": from_cuda_array_interface, "current_context": current_context}
-    return _module("numba", {"cuda": types.SimpleNamespace(**names)})
-
-
 class DeviceBuffer(Memory):
     """As RMM's."""
 
@@ -258,6 +197,6 @@ def install(patch: pytest.MonkeyPatch, memory_bytes: int) -> Gpu:
     patch.setattr("fake_libraries._installed", [device])
     patch.setattr(CudaDevice, "current", staticmethod(current))
     rmm = _module("rmm", {"DeviceBuffer": lambda size: DeviceBuffer(gpu, size)})
-    for name, module in {"torch": torch(gpu), "numba": numba(gpu), "rmm": rmm}.items():
+    for name, module in {"torch": torch(gpu), "rmm": rmm}.items():
         patch.setitem(sys.modules, name, module)
     return gpu

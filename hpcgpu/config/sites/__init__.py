@@ -95,20 +95,37 @@ def _queue_for(site: Site, values: Said) -> Queue | None:
     seconds = None if walltime is None else parse_duration_s(walltime)
     elastic = values.get("shape", ("", ""))[0] == "elastic"
     others = [q for q in site.queues if q.node == default.node and q.preemption is None]
-    fitting = (q for q in (default, *others) if _takes(q, nodes, total, seconds, elastic=elastic))
+    fitting = (q for q in (default, *others) if not any(_exceeded(q, nodes, total, seconds, elastic=elastic)))
     return next(fitting, default)
 
 
-def _takes(queue: Queue, nodes: int, gpus: int, walltime_s: int | None, *, elastic: bool) -> bool:
-    """Return whether such a job, and with ``elastic`` jobs of one node beside it, are within the limits."""
+def _exceeded(
+    queue: Queue, nodes: int, gpus: int, walltime_s: int | None, *, elastic: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Yield each limit of a queue that a job exceeds: its key, the excess, and the options to change.
+
+    ``elastic``: jobs of one node come beside it.
+    """
+    takes = f"queue {queue.name} takes"
+    if queue.nodes and not queue.nodes[0] <= nodes <= queue.nodes[1]:
+        yield "nodes", f"nodes={nodes}, but {takes} {_range(queue.nodes)} nodes", "nodes="
+    if queue.gpus and gpus and not queue.gpus[0] <= gpus <= queue.gpus[1]:
+        yield "gpus", f"{gpus} GPUs, but {takes} {_range(queue.gpus)}", "gpus=, nodes="
     longest = queue.walltime_s(nodes)
-    alone = 1 in (queue.jobs_per_user, queue.submitted_per_user) or (queue.nodes is not None and queue.nodes[0] > 1)
-    return (
-        (queue.nodes is None or queue.nodes[0] <= nodes <= queue.nodes[1])
-        and (queue.gpus is None or not gpus or queue.gpus[0] <= gpus <= queue.gpus[1])
-        and (longest is None or walltime_s is None or walltime_s <= longest)
-        and not (elastic and alone)
-    )
+    if walltime_s and longest is not None and walltime_s > longest:
+        of, most = f" of {nodes} nodes" if queue.walltime_by_nodes else "", f"{format_duration(longest)} at most"
+        text = f"walltime={format_duration(walltime_s)}, but jobs{of} in queue {queue.name} have {most}"
+        yield "walltime", text, "walltime="
+    if elastic and 1 in (queue.jobs_per_user, queue.submitted_per_user):
+        text = f"shape='elastic' needs several jobs, but queue {queue.name} has one job of each user at a time"
+        yield "jobs_per_user", text, "shape="
+    if elastic and queue.nodes and queue.nodes[0] > 1:
+        text = "the jobs that come and go with shape='elastic' have one node"
+        yield "nodes", f"{text}, but {takes} {queue.nodes[0]} at least", "shape="
+
+
+def _range(limits: tuple[int, int]) -> str:
+    return str(limits[0]) if limits[0] == limits[1] else f"{limits[0]} to {limits[1]}"
 
 
 def _in_proportion(site: Site, node: NodeType, queue: Queue | None, values: Said) -> dict[str, tuple[Any, str]]:
@@ -195,44 +212,13 @@ def _check_required(settings: Settings, site: Site) -> None:
 
 def beyond(settings: Settings, site: Site) -> Iterator[str]:
     """Yield each limit of the job's queue that the job exceeds, with its source and what to change."""
-    queue = site.queue(settings.queue)
-    if queue is None:
+    if (queue := site.queue(settings.queue)) is None:
         return
-
     names = [other.name for other in site.queues if other.name != queue.name]
     others = f" ({', '.join(names)})" if names else ""
-
-    def change(key: str, options: str) -> str:
-        return f" ({site.cited(queue, key)}); change {options} or queue={others}"
-
-    nodes, takes = settings.nodes, f"queue {queue.name} takes"
-    if queue.nodes and not queue.nodes[0] <= nodes <= queue.nodes[1]:
-        yield f"nodes={nodes}, but {takes} {_range(queue.nodes)} nodes{change('nodes', 'nodes=')}"
-    total = nodes * (settings.gpus_per_node or 0)
-    if queue.gpus and total and not queue.gpus[0] <= total <= queue.gpus[1]:
-        yield f"{total} GPUs, but {takes} {_range(queue.gpus)}{change('gpus', 'gpus=, nodes=')}"
-    longest = queue.walltime_s(nodes)
-    if settings.walltime_s and longest is not None and settings.walltime_s > longest:
-        of = f" of {nodes} nodes" if queue.walltime_by_nodes else ""
-        yield (
-            f"walltime={format_duration(settings.walltime_s)}, but jobs{of} in queue {queue.name} have "
-            f"{format_duration(longest)} at most{change('walltime', 'walltime=')}"
-        )
-    most = min((n for n in (queue.jobs_per_user, queue.submitted_per_user) if n), default=None)
-    if settings.shape == "elastic" and most == 1:
-        yield (
-            f"shape='elastic' needs several jobs, but queue {queue.name} has one job of each user at a time"
-            f"{change('jobs_per_user', 'shape=')}"
-        )
-    if settings.shape == "elastic" and queue.nodes and queue.nodes[0] > 1:
-        yield (
-            f"the jobs that come and go with shape='elastic' have one node, but {takes} {queue.nodes[0]} at least"
-            f"{change('nodes', 'shape=')}"
-        )
-
-
-def _range(limits: tuple[int, int]) -> str:
-    return str(limits[0]) if limits[0] == limits[1] else f"{limits[0]} to {limits[1]}"
+    gpus, elastic = settings.nodes * (settings.gpus_per_node or 0), settings.shape == "elastic"
+    for key, text, options_ in _exceeded(queue, settings.nodes, gpus, settings.walltime_s, elastic=elastic):
+        yield f"{text} ({site.cited(queue, key)}); change {options_} or queue={others}"
 
 
 # A key at the top of a file, and all lines that belong to it.

@@ -191,33 +191,21 @@ def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 _KNOWN = frozenset(user_name(f) for f in options()) - {"site"}
-# The option that each value of a dialect writes into a script.
-_WRITES = {
-    ("gpus", "gpus-per-node"): "--gpus-per-node",
-    ("gpus", "gres"): "--gres",
-    ("gpus", "gpus"): "--gpus",
-    ("memory", "mem"): "--mem",
-    ("memory", "mem-per-cpu"): "--mem-per-cpu",
-    ("memory", "mem-per-gpu"): "--mem-per-gpu",
-    ("cpus", True): "--cpus-per-task",
-}
+# What Slurm's dialect writes into a script if the file does not say: names of options; cpus is --cpus-per-task.
 _WRITTEN = {"gpus": "gpus-per-node", "memory": "mem", "cpus": True}
 
 
 def contradictions(site: Site) -> Iterator[str]:
     """Yield each value that contradicts another or names a missing one: its place, its path, the reason."""
-    for path, message in (*_sources(site), *_names(site), *_forbidden(site), *_defaults(site)):
+    for path, message in (*_names(site), *_forbidden(site), *_defaults(site)):
         yield f"{site.at(*path)}: {dotted(path)}: {message}"
 
 
-def _sources(site: Site) -> Iterator[tuple[Path, str]]:
+def _names(site: Site) -> Iterator[tuple[Path, str]]:
     for path, _, tags in site.blocks():
         for tag in tags_of(tags):
             if tag not in site.sources:
                 yield (*path, "source"), f"{tag!r} is not among the sources; {nearest(tag, site.sources) or 'none'}"
-
-
-def _names(site: Site) -> Iterator[tuple[Path, str]]:
     names = [queue.name for queue in site.queues]
     for i, queue in enumerate(site.queues):
         if queue.name in names[:i]:
@@ -242,7 +230,8 @@ def _forbidden(site: Site) -> Iterator[tuple[Path, str]]:
             yield ("rules", i, "require"), f"{rule.require} is required here and forbidden by rules[{other}]"
     if site.batch == "slurm":
         for key, default in _WRITTEN.items():
-            option = _WRITES.get((key, site.dialect.get(key, default)), "")
+            value = site.dialect.get(key, default)
+            option = "--cpus-per-task" if value is True else f"--{value}"
             if option in forbidden:
                 yield (
                     ("dialect", key) if key in site.dialect else ("rules", forbidden[option], "forbid"),

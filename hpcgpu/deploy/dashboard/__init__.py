@@ -61,7 +61,7 @@ class WorkerMetrics(WorkerPlugin):
         worker.stream_handlers[ASK] = lambda: worker.batched_send({"op": ANSWER, "facts": self._now()})
         if self._spec.simulated:
             # distributed's own names: its pages of GPUs read them
-            worker.metrics["gpu_memory_used"] = lambda _: self._simulated_bytes()
+            worker.metrics["gpu_memory_used"] = lambda _: _read_device(self._spec)["device_used_bytes"]
             worker.metrics["gpu-memory-total"] = lambda _: self._spec.device_memory_bytes
             worker.metrics["gpu_utilization"] = lambda _: self._utilisation()
 
@@ -101,10 +101,6 @@ class WorkerMetrics(WorkerPlugin):
             new = (str(e),)
         self._differences = (now, new)
         return new
-
-    def _simulated_bytes(self) -> int:
-        sim = sys.modules.get("hpcgpu.sim")
-        return sim.current_gpu().used_bytes if sim else 0
 
     def _utilisation(self) -> int:
         """Return the percentage of the time since the last heartbeat in which a task ran."""

@@ -14,22 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from bokeh import models
 from bokeh.layouts import column, row
-from bokeh.models import (
-    BasicTicker,
-    ColorBar,
-    Column,
-    ColumnDataSource,
-    CustomJSTickFormatter,
-    DataTable,
-    Div,
-    FixedTicker,
-    HoverTool,
-    HTMLTemplateFormatter,
-    LinearColorMapper,
-    TableColumn,
-    TapTool,
-)
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 from distributed import Scheduler
@@ -66,7 +52,7 @@ _ACROSS, _DOWN = 16, 12  # names per axis
 def _figure(title: str, **more: Any) -> Any:  # bokeh has no types
     plot = figure(title=title, tools="", toolbar_location=None, height=_HEIGHT, sizing_mode="stretch_width", **more)
     if more.get("x_axis_type") == "datetime":
-        plot.xaxis.formatter = CustomJSTickFormatter(code=_CLOCK)
+        plot.xaxis.formatter = models.CustomJSTickFormatter(code=_CLOCK)
     plot.xgrid.visible = False
     plot.xaxis.minor_tick_line_color = plot.yaxis.minor_tick_line_color = None
     return plot
@@ -74,8 +60,8 @@ def _figure(title: str, **more: Any) -> Any:  # bokeh has no types
 
 def _in_bytes(plot: Any, unit: str = "") -> None:
     """Count a figure's y axis in bytes, from 0, and put its legend beside it."""
-    plot.yaxis.ticker = BasicTicker(base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
-    plot.yaxis.formatter = CustomJSTickFormatter(args={"unit": unit}, code=_BYTES)
+    plot.yaxis.ticker = models.BasicTicker(base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    plot.yaxis.formatter = models.CustomJSTickFormatter(args={"unit": unit}, code=_BYTES)
     plot.y_range.start = 0
     legend = plot.legend[0]
     plot.add_layout(legend, "right")
@@ -86,7 +72,7 @@ def _in_bytes(plot: Any, unit: str = "") -> None:
 def _name_places(axis: Any, names: Sequence[str], places: Sequence[float], room: int) -> None:
     """Label an axis with names at equal distances, as many as have room."""
     step = -(-len(names) // room)
-    axis.ticker = FixedTicker(ticks=list(places[::step]))
+    axis.ticker = models.FixedTicker(ticks=list(places[::step]))
     axis.major_label_overrides = dict(zip(places[::step], names[::step], strict=True))
 
 
@@ -94,7 +80,7 @@ class Bars:
     """Each worker's data by tier, now: one bar, with a red triangle over a worker that is not as planned."""
 
     def __init__(self) -> None:
-        self.source = ColumnDataSource({name: [] for name in (*self._columns(()),)})
+        self.source = models.ColumnDataSource({name: [] for name in (*self._columns(()),)})
         self.root = _figure("Dask's data of each GPU's worker by tier; tap one to see it over time", x_range=(0, 1))
         look = {"color": [TIER_COLOURS[tier] for tier in TIERS], "line_color": None, "legend_label": list(TIERS)}
         self.root.vbar_stack([f"{tier}_now" for tier in TIERS], x="x", width=0.85, source=self.source, **look)
@@ -103,8 +89,8 @@ class Bars:
         mark = {"marker": "inverted_triangle", "size": 11, "fill_color": RED, "line_color": "black"}
         self.root.scatter("x", "mark", **mark, source=self.source, legend_label="not as planned")
         _in_bytes(self.root)
-        hover = HoverTool(tooltips=[("worker", "@name"), ("GPU", "@gpu"), ("now", "@said"), ("", "@wrong")])
-        self.root.add_tools(hover, TapTool())
+        hover = models.HoverTool(tooltips=[("worker", "@name"), ("GPU", "@gpu"), ("now", "@said"), ("", "@wrong")])
+        self.root.add_tools(hover, models.TapTool())
 
     def show(self, gpus: Sequence[WorkerFacts], *, fresh: bool) -> None:
         """Show these GPUs; ``fresh``: the workers have changed."""
@@ -146,19 +132,17 @@ class Strip:
     """A number of each GPU over time, as colour: a row of pixels for each GPU, the first on top."""
 
     def __init__(self, title: str) -> None:
-        self.source = ColumnDataSource({"image": [], "x": [], "dw": [], "dh": []})
+        self.source = models.ColumnDataSource({"image": [], "x": [], "dw": [], "dh": []})
         self.root = _figure(title, x_axis_type="datetime", y_range=(0, 1))
-        colours = LinearColorMapper(Viridis256, low=0, high=100, nan_color=_ABSENT)
+        colours = models.LinearColorMapper(Viridis256, low=0, high=100, nan_color=_ABSENT)
         self.root.image("image", x="x", y=0, dw="dw", dh="dh", color_mapper=colours, source=self.source)
-        self.root.add_layout(ColorBar(color_mapper=colours, width=10, padding=2), "right")
+        self.root.add_layout(models.ColorBar(color_mapper=colours, width=10, padding=2), "right")
         self.root.x_range.range_padding = 0
         self._last_s = 0.0
-        self._length = 0
 
     def append(self, time_s: float, image: np.ndarray) -> None:
         """Add one sample of the same workers."""
-        self._length = min(self._length + 1, 200)
-        self.source.stream(self._columns([self._last_s, time_s], [image]), rollover=200)
+        self.source.stream(self._columns([self._last_s, time_s], [image]), rollover=_SAMPLES)
         self._last_s = time_s
 
     def show(self, times_s: Sequence[float], images: Sequence[np.ndarray], names: Sequence[str]) -> None:
@@ -181,7 +165,7 @@ class Lines:
     """One worker, or all together, over time: data by tier, and the bytes that are moved."""
 
     def __init__(self) -> None:
-        self.source = ColumnDataSource({name: [] for name in ("time", *TIERS, *DIRECTIONS)})
+        self.source = models.ColumnDataSource({name: [] for name in ("time", *TIERS, *DIRECTIONS)})
         self.memory = _figure("", x_axis_type="datetime")
         self.memory.varea_stack(
             list(TIERS), x="time", color=[TIER_COLOURS[t] for t in TIERS], legend_label=list(TIERS), source=self.source
@@ -210,16 +194,20 @@ class Table:
     )
 
     def __init__(self) -> None:
-        self.source = ColumnDataSource({name: [] for name in (*(c[0] for c in self._COLUMNS), "wrong", "reasons")})
-        red = HTMLTemplateFormatter(template=_CELL.replace("STYLE", f"color:{RED};font-weight:bold"))
-        plain = HTMLTemplateFormatter(template=_CELL.replace("STYLE", ""))
+        self.source = models.ColumnDataSource(
+            {name: [] for name in (*(c[0] for c in self._COLUMNS), "wrong", "reasons")}
+        )
+        red = models.HTMLTemplateFormatter(template=_CELL.replace("STYLE", f"color:{RED};font-weight:bold"))
+        plain = models.HTMLTemplateFormatter(template=_CELL.replace("STYLE", ""))
         shown = (*((*c, plain) for c in self._COLUMNS), ("wrong", "not as planned", 160, red))
         columns = [
-            TableColumn(field=field, title=title, width=width, formatter=how)
+            models.TableColumn(field=field, title=title, width=width, formatter=how)
             for field, title, width, how in (*shown, ("reasons", "why so", 265, plain))
         ]
         options = {"autosize_mode": "none", "row_height": _ROW, "index_position": None}
-        self.root = DataTable(source=self.source, columns=columns, height=60, sizing_mode="stretch_width", **options)
+        self.root = models.DataTable(
+            source=self.source, columns=columns, height=60, sizing_mode="stretch_width", **options
+        )
 
     def show(self, gpus: Sequence[WorkerFacts]) -> None:
         """Show these workers, first those that are not as planned."""
@@ -333,7 +321,7 @@ class GpuPage:
         self._history, self._gpus = History(_SAMPLES), list[WorkerFacts]()
         self._chosen = ""
         self._fixed: tuple[object, ...] = ()
-        self._head = Div(sizing_mode="stretch_width")
+        self._head = models.Div(sizing_mode="stretch_width")
         self._bars = Bars()
         self._strips = {
             SHARE: Strip("Dask's data on each device over time, % of its limit"),
@@ -343,7 +331,7 @@ class GpuPage:
         self._table = Table()
         for source in (self._bars.source, self._table.source):
             source.selected.on_change("indices", functools.partial(self._choose, source))
-        self.root: Column = column(
+        self.root: models.Column = column(
             self._head,
             self._bars.root,
             row(*(strip.root for strip in self._strips.values()), sizing_mode="stretch_width"),

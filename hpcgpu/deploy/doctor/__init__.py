@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -27,7 +28,7 @@ from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, Patience, Result, RunDocument, Settings
 from hpcgpu.plan import doctor as checks
-from hpcgpu.plan.doctor import CheckResult, LoginFacts, Request, TrialFacts, examine
+from hpcgpu.plan.doctor import CheckResult, LoginFacts, TrialFacts, examine
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs import HEAD, Job, describe, format_end, format_missing
 
@@ -199,6 +200,10 @@ class _DoctorJob:
         ended = format_end(job.id, status) if status else format_missing(job=f"job {job.id}")
         if status and self._ending_s is not None:
             ended = f"job {job.id} is ending ({status.trouble})"
+        output = ""
+        with suppress(OSError):
+            if len(nodes) < self._spec.nodes:
+                output = " / ".join(last_lines(Path(job.log), _OUTPUT_LINES)[0].splitlines())
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
@@ -208,7 +213,7 @@ class _DoctorJob:
             python=node.python(),
             nodes=nodes,
             ended=ended,
-            output="" if len(nodes) >= self._spec.nodes else _output(Path(job.log)),
+            output=output,
             launcher=next(iter(node.read_all(self._folder, node.LAUNCHER, checks.Launcher)), None),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
@@ -226,15 +231,6 @@ def _short(settings: Settings, folder: Path) -> Settings:
         client_grace_s=_GRACE_S,
         job_name=f"{settings.job_name}-doctor",
     )
-
-
-def _output(log: Path) -> str:
-    """Return the last lines of the job's output; "" without any."""
-    try:
-        text, _ = last_lines(log, _OUTPUT_LINES)
-    except OSError:
-        return ""
-    return " / ".join(text.splitlines())
 
 
 _LIMIT_S = 4.0
@@ -281,7 +277,7 @@ def facts(job: PlannedJob | None, no_job: str) -> LoginFacts:
     return LoginFacts(**results, unknown={"request": no_job, "scratch": no_scratch, **unknown})
 
 
-def _request(job: PlannedJob) -> Request:
+def _request(job: PlannedJob) -> CheckResult:
     """Ask the batch system whether it would accept the job; nothing is submitted."""
     user, spec, system = job
     command = system.test(system.script(spec))
@@ -289,17 +285,17 @@ def _request(job: PlannedJob) -> Request:
         return _queue(job)
     program = command.argv[0]
     if not shutil.which(program):
-        return Request(batch=user.batch, unasked=f"there is no {program} on this machine")
+        return checks.not_looked_at(f"there is no {program} on this machine")
     try:
         starts = system.read_test(programs.run_sync(replace(command, timeout_s=_LIMIT_S - 0.5)))
     except SubmitError as error:
         if error.transient:
-            return Request(batch=user.batch, unasked=f"{program} does not answer now: {error}")
-        return Request(batch=user.batch, refused=str(error))
-    return Request(batch=user.batch, starts=starts)
+            return checks.not_looked_at(f"{program} does not answer now: {error}")
+        return checks.failed(str(error), checks.refusal_advice(user.batch, str(error)))
+    return checks.ok(f"{user.batch} would take the job: {starts}")
 
 
-def _queue(job: PlannedJob) -> Request:
+def _queue(job: PlannedJob) -> CheckResult:
     """Check that the queue is open, for a batch system that tests a request by a submission only."""
     user, spec, _ = job
 
@@ -310,8 +306,7 @@ def _queue(job: PlannedJob) -> Request:
     queues = batch.read(user.batch, asyncio.run(ask()))
     queue, open_ = spec.queue or queues.default, [queue.name for queue in queues.queues]
     if queue and open_ and queue not in open_:
-        return Request(batch=user.batch, refused=f"queue {queue} takes no jobs; open queues: {', '.join(open_)}")
+        refused = f"queue {queue} takes no jobs; open queues: {', '.join(open_)}"
+        return checks.failed(refused, checks.refusal_advice(user.batch, refused))
     about_queue = f"; its queue {queue} takes jobs" if queue and open_ else ""
-    return Request(
-        batch=user.batch, unasked=f"{user.batch} tests a request by a submission only, as --submit does{about_queue}"
-    )
+    return checks.not_looked_at(f"{user.batch} tests a request by a submission only, as --submit does{about_queue}")

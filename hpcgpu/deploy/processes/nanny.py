@@ -153,8 +153,18 @@ class ForkedWorker:
 
     def _fork(self) -> Child:
         nanny = self.nanny
+        kwargs = {
+            "scheduler_ip": nanny.scheduler_addr,
+            "local_directory": compat.original_local_directory(nanny),
+            "nanny": nanny.address,
+            "memory_limit": nanny.memory_manager.memory_limit,
+            **{name: getattr(nanny, name) for name in _HANDED_ON},
+            **nanny.worker_kwargs,
+        }
+        # sys.path travels: UploadDirectory(update_path=True) changes it in the nanny's process
+        start = WorkerStart(nanny.spec, kwargs, dict(nanny.env), dask.config.config, tuple(sys.path))
         try:
-            return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", self._start_spec())
+            return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", start)
         except Exception as e:  # no descriptor, no memory
             if nanny.status == Status.running:  # distributed's Nanny would stay forever, without a worker
                 self._give_up(e)
@@ -215,19 +225,6 @@ class ForkedWorker:
     def pid(self) -> int | None:
         """Pid of the running process."""
         return self.process.pid if self.process else None
-
-    def _start_spec(self) -> WorkerStart:
-        nanny = self.nanny
-        kwargs = {
-            "scheduler_ip": nanny.scheduler_addr,
-            "local_directory": compat.original_local_directory(nanny),
-            "nanny": nanny.address,
-            "memory_limit": nanny.memory_manager.memory_limit,
-            **{name: getattr(nanny, name) for name in _HANDED_ON},
-            **nanny.worker_kwargs,
-        }
-        # sys.path travels: UploadDirectory(update_path=True) changes it in the nanny's process
-        return WorkerStart(nanny.spec, kwargs, dict(nanny.env), dask.config.config, tuple(sys.path))
 
     def _on_exit(self, child: Child, code: int) -> None:
         if self.process is None or self.process.pid != child.pid:

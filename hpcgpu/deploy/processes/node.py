@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import addresses, discover, host_memory, log, nvml
 from hpcgpu.host.nvml import openable
 from hpcgpu.launch import read_allocation
-from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
+from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import SIMULATE, parse_simulated
 from hpcgpu.model.settings import SHARE, read_disk_limit
 from hpcgpu.plan.binding import simulated_gpus
@@ -22,59 +22,46 @@ from hpcgpu.report.machine import format_other_gpus
 from hpcgpu.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A node and its GPUs, or simulated ones, that this process may use."""
-
-    name: str
-    topology: Topology
-    gpus: tuple[Gpu, ...]
-
-    @classmethod
-    def read(cls, settings: Settings, environ: Mapping[str, str]) -> Machine:
-        """Read the node's topology and GPUs; raise LaunchError without a GPU."""
-        host, topology = environ.get("SLURMD_NODENAME") or socket.gethostname(), discover.topology()
-        if settings.gpus is None:
-            log.say_of(host, topology.warnings)
-        gpus = gpus_of(settings, topology, environ, host)
-        if not gpus:
-            devices = environ.get("CUDA_VISIBLE_DEVICES")
-            shown = f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else ""
-            reasons = "; ".join(filter(None, (shown, format_other_gpus(topology), nvml.read().trouble)))
-            why = f" ({reasons})" if reasons else ""
-            raise LaunchError(
-                f"no GPU can be opened on {host}{why}: request GPUs from the batch system, or simulate them: {SIMULATE}"
-            )
-        return cls(host, topology, gpus)
-
-    def facts(
-        self,
-        environ: Mapping[str, str],
-        allocation: Allocation,
-        run: RunDocument | None = None,
-        *,
-        kept_bytes: int = 0,
-        part: tuple[int, int] = (1, 1),
-        **more: Any,
-    ) -> NodeFacts:
-        """Return what this process may use: cores, memory nodes, interfaces, and its part of the job's memory here.
-
-        ``kept_bytes`` are for other processes, ``part`` is this planner's share and the sum of all planners' shares,
-        ``more`` are further fields.
-        """
-        memory = plan_host_memory(host_memory.memory_limit(), allocation, run)
-        return NodeFacts(
-            name=self.name,
-            topology=self.topology,
-            gpus=self.gpus,
-            allowed=CpuSet(os.sched_getaffinity(0)),
-            allowed_nodes=host_memory.granted_memory_nodes(),
-            memory=share_of(HostMemory(memory.nbytes - kept_bytes, memory.source), *part),
-            environ=environ,
-            interfaces=addresses.usable_interfaces(),
-            in_job=allocation.batch != "local",
-            **more,
+def read_node(settings: Settings, environ: Mapping[str, str]) -> NodeFacts:
+    """Read this node with the GPUs, or simulated ones, that this process may use; raise LaunchError without a GPU."""
+    host, topology = environ.get("SLURMD_NODENAME") or socket.gethostname(), discover.topology()
+    if settings.gpus is None:
+        log.say_of(host, topology.warnings)
+    gpus = gpus_of(settings, topology, environ, host)
+    if not gpus:
+        devices = environ.get("CUDA_VISIBLE_DEVICES")
+        shown = f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else ""
+        reasons = "; ".join(filter(None, (shown, format_other_gpus(topology), nvml.read().trouble)))
+        why = f" ({reasons})" if reasons else ""
+        raise LaunchError(
+            f"no GPU can be opened on {host}{why}: request GPUs from the batch system, or simulate them: {SIMULATE}"
         )
+    return facts_of(host, topology, gpus, environ)
+
+
+def facts_of(
+    host: str,
+    topology: Topology,
+    gpus: tuple[Gpu, ...],
+    environ: Mapping[str, str],
+    run: RunDocument | None = None,
+    part: tuple[int, int] = (1, 1),
+    **more: Any,
+) -> NodeFacts:
+    """Return what this process may use here: cores, memory nodes, interfaces, and a part of the memory of its job."""
+    allocation = read_allocation(environ, host)
+    return NodeFacts(
+        name=host,
+        topology=topology,
+        gpus=gpus,
+        allowed=CpuSet(os.sched_getaffinity(0)),
+        allowed_nodes=host_memory.granted_memory_nodes(),
+        memory=share_of(plan_host_memory(host_memory.memory_limit(), allocation, run), *part),
+        environ=environ,
+        interfaces=addresses.usable_interfaces(),
+        in_job=allocation.batch != "local",
+        **more,
+    )
 
 
 def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
@@ -87,27 +74,21 @@ def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], 
 
 
 def plan_here(
-    settings: Settings,
-    machine: Machine,
-    workers: int,
-    *,
-    scratch: str,
-    environ: Mapping[str, str],
-    kept_bytes: int = 0,
-    sharers: int = 1,
+    settings: Settings, facts: NodeFacts, workers: int, *, scratch: str, kept_bytes: int = 0, sharers: int = 1
 ) -> tuple[WorkerSpec, ...]:
     """Plan ``workers`` workers, a multiple of ``workers_per_gpu``, for one of ``sharers`` processes of a job and node.
 
-    Raises LaunchError, ConfigError, BindingError: more workers than GPUs, or impossible limits and cores.
+    ``kept_bytes`` of the job's memory are for other processes. Raises LaunchError, ConfigError, BindingError: more
+    workers than GPUs, or impossible limits and cores.
     """
     # A limit in bytes comes from a caller that does not see the node (dask-jobqueue: the job's memory divided by
     # processes). It is lowered to the worker's share: otherwise the kernel would end the job before a worker spills.
     limit_bytes = settings.memory_limit.nbytes
     planned = replace(settings, memory_limit=SHARE) if limit_bytes else settings
     layout = NodeLayout(0, (0,), (tuple(range(workers)),))
-    allocation = read_allocation(environ, machine.name)
-    facts = machine.facts(environ, allocation, kept_bytes=kept_bytes, part=(1, sharers), scratch=scratch)
-    specs = tuple(spec for _, spec in plan_workers(planned, facts, layout))
+    memory = share_of(HostMemory(facts.memory.nbytes - kept_bytes, facts.memory.source), 1, sharers)
+    planned_workers = plan_workers(planned, replace(facts, memory=memory, scratch=scratch), layout)
+    specs = tuple(spec for _, spec in planned_workers)
     if not limit_bytes:
         return specs
     return tuple(replace(s, memory_limit_bytes=min(limit_bytes, s.memory_limit_bytes or limit_bytes)) for s in specs)

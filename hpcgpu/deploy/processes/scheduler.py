@@ -317,7 +317,11 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
 
     lease = LeaseServer(spec.client_grace_s, control, woken, lambda: _kill_rank(spec.rank_pid))
     scheduler.handlers["hpcgpu_lease"] = lease.renew
-    scheduler.handlers["hpcgpu_silent"] = lambda: silent_workers(scheduler)
+    # The connections of silent workers may be open: of a frozen node, a suspended job, a task that holds the GIL.
+    # distributed gives one up after 5 minutes (worker-ttl, 2026.8.0). The batch system knows about their jobs earlier.
+    scheduler.handlers["hpcgpu_silent"] = lambda: [
+        address for address, worker in scheduler.workers.items() if time.time() - worker.last_seen > _SILENT_S
+    ]
     scheduler.handlers["hpcgpu_retire"] = lambda workers: retire(scheduler, workers)
 
     def stalled(what: str, reason: str) -> None:
@@ -363,14 +367,6 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
     if spec.progress:
         scheduler.add_plugin(TaskProgress(scheduler), name="hpcgpu-progress")
     return await scheduler
-
-
-def silent_workers(scheduler: Scheduler) -> list[str]:
-    """Return the addresses of workers without a recent sign of life (``hpcgpu_silent``)."""
-    # Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. distributed gives
-    # such a worker up after 5 minutes (worker-ttl, 2026.8.0). The batch system knows about their jobs earlier.
-    now = time.time()
-    return [address for address, worker in scheduler.workers.items() if now - worker.last_seen > _SILENT_S]
 
 
 def _kill_rank(pid: int) -> None:

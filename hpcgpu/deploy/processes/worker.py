@@ -259,9 +259,15 @@ def main(start: WorkerStart, control: socket.socket) -> int:
 
 
 async def _serve(start: WorkerStart, sock: socket.socket) -> int:
-    control = await Control.open(sock)
+    control, spec = await Control.open(sock), start.spec
     try:
-        worker = await make_worker(start)
+        plugins = (SpillPlugin(spec), WorkerMetrics(spec))
+        worker = SilentWorker(**start.kwargs, data=store_of(spec), dashboard=False, plugins=plugins)
+        compat.exclude_simulated(worker, usage_reader(spec))
+        if logger.getEffectiveLevel() == logging.WARNING:
+            logger.setLevel(logging.INFO)
+        check_room(spec)
+        await worker  # until it has registered
     except Exception as e:
         report, is_known = _failure(e)
         control.send("error", **report)
@@ -284,19 +290,6 @@ def _failure(error: Exception) -> tuple[dict[str, str], bool]:
     message = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
     reason = message or "".join(traceback.format_exception_only(cause)).strip()
     return {"text": "".join(traceback.format_exception(error)), "reason": reason}, bool(message)
-
-
-async def make_worker(start: WorkerStart) -> Worker:
-    """Start a worker with the spill store; it has registered when this returns."""
-    spec = start.spec
-    worker = SilentWorker(
-        **start.kwargs, data=store_of(spec), dashboard=False, plugins=(SpillPlugin(spec), WorkerMetrics(spec))
-    )
-    compat.exclude_simulated(worker, usage_reader(spec))
-    if logger.getEffectiveLevel() == logging.WARNING:
-        logger.setLevel(logging.INFO)
-    check_room(spec)
-    return await worker
 
 
 def check_room(spec: WorkerSpec) -> None:
@@ -381,7 +374,11 @@ class GPUWorker(SilentWorker):
                 "data= of GPUWorker: it has hpcgpu's own store; options of it are device_memory_limit, memory_limit, "
                 "local_directory and jit_unspill"
             )
-        settings = _read_settings(kwargs)
+        options = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
+        # the Worker itself takes protocol, resources and death_timeout
+        shared = ("nthreads", "memory_limit", "local_directory", "interface")
+        options |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
+        settings = all_settings.read(options, "keyword {name} of GPUWorker").settings
         scratch = Scratch.make(settings.local_directory, "worker", trusted=settings.trust_local_directory)
         remover.start(str(scratch.lock_path))
         atexit.register(scratch.remove)
@@ -410,33 +407,26 @@ class GPUWorker(SilentWorker):
             log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))
 
 
-def _read_settings(kwargs: dict[str, Any]) -> Settings:
-    """Return the settings; options that distributed's Worker does not know are taken out of its arguments."""
-    options = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
-    # the Worker itself takes protocol, resources and death_timeout
-    shared = ("nthreads", "memory_limit", "local_directory", "interface")
-    options |= {name: kwargs[name] for name in shared if kwargs.get(name) not in (None, "")}
-    return all_settings.read(options, "keyword {name} of GPUWorker").settings
-
-
 def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> WorkerSpec:
     """Return this process's worker, planned as one of all workers of this node: no two have the same cores."""
     rank, each = read_rank(environ), settings.workers_per_gpu
-    machine = node.Machine.read(settings, environ)
+    # a rank's own share of the node, and no other rank's
+    tied = settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
+    is_alone = tied or is_isolated(environ)
+    if not is_alone:
+        _widen(rank, socket.gethostname())
+    machine = node.read_node(settings, environ)
     shares = [gpu for gpu in machine.gpus for _ in range(each)]
     ranks = _ranks_here(rank, environ)
     # the scheduler's rank counts, too: ranks are not told which it is
     together = min(len(shares), ranks or len(shares))
     together += -together % each
     number = _take_share(shares[:together], each, environ)
-    common: dict[str, Any] = {"scratch": scratch, "environ": environ, "kept_bytes": _OTHERS_BYTES}
-    # a rank's own share of the node, and no other rank's
-    tied = settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
-    if is_isolated(environ) or tied:
+    common: dict[str, Any] = {"scratch": scratch, "kept_bytes": _OTHERS_BYTES}
+    if is_alone:
         alone = replace(machine, gpus=(shares[number],) * each)
         spec = node.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
     else:
-        _widen(rank, machine.name)
         spec = node.plan_here(settings, machine, together, **common)[number]
     notes = node.folder_notes(settings, together) if number == 0 else ()
     log.say_of(machine.name, (*node.lowered(settings, (spec,)), *notes))

@@ -15,16 +15,6 @@ from hpcgpu.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The job as the batch system is asked for it."""
-
-    batch: str
-    starts: str = ""  # the expected start in the batch system's format; "": it cannot be asked
-    refused: str = ""  # its message if it would refuse the job; "": it would not
-    unasked: str = ""  # why it was not asked; "": it was
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
     """A folder and its file system."""
 
@@ -74,7 +64,7 @@ class Python:
 class LoginFacts:
     """The facts of the login node; of a fact that is None, ``unknown`` has the reason."""
 
-    request: Request | None = None
+    request: CheckResult | None = None  # of asking whether the batch system would accept the job
     python: Python | None = None
     environment: Folder | None = None
     home: Folder | None = None
@@ -213,7 +203,7 @@ def on(node: NodeFacts, seen: CheckResult) -> CheckResult:
     return seen._replace(seen=f"{node.host}: {seen.seen}")
 
 
-def each(facts: TrialFacts, fact: str, look: Callable[[NodeFacts, Any], CheckResult]) -> CheckResult:
+def each(fact: str, look: Callable[[NodeFacts, Any], CheckResult], facts: TrialFacts) -> CheckResult:
     """Return the worst result of the nodes, each judged by this fact of it."""
     return worst(
         on(node, not_looked_at(node.unknown.get(fact, "it is not known")) if value is None else look(node, value))
@@ -240,22 +230,13 @@ IMPORTANT = ("hpcgpu", "dask", "distributed")
 def confirmed(facts: LoginFacts, trial: TrialFacts) -> LoginFacts:
     """Return the facts with the job's results: it was accepted, its nodes have the home and this Python."""
     request, home, environment = facts.request, facts.home, facts.environment
-    if request and (request.unasked or request.refused):
-        request = replace(request, unasked="", refused="", starts=f"it took job {trial.job_id}")
+    if request and request.verdict is not Verdict.OK:
+        request = ok(f"it took job {trial.job_id}")
     if len(trial.nodes) >= trial.wanted_nodes:
         home = home and replace(home, network=True)
         if all(node.python.path == trial.python.path for node in trial.nodes):
             environment = environment and replace(environment, network=True)
     return replace(facts, request=request, home=home, environment=environment)
-
-
-def check_request(request: Request) -> CheckResult:
-    """Check that the batch system would accept the job."""
-    if request.unasked:
-        return not_looked_at(request.unasked)
-    if not request.refused:
-        return ok(f"{request.batch} would take the job: {request.starts}")
-    return failed(request.refused, refusal_advice(request.batch, request.refused))
 
 
 def refusal_advice(batch: str, message: str) -> str:
@@ -399,7 +380,7 @@ def check_names(names: Names) -> CheckResult:
 
 
 LOGIN_CHECKS: tuple[Check, ...] = (
-    Check("job request", "request", check_request),
+    Check("job request", "request", lambda result: result),
     Check("Python", "python", check_python),
     Check("Python's folder", "environment", check_environment),
     Check("home", "home", check_home),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from hpcgpu.model import Hop, Nic
 from hpcgpu.plan.doctor import (
@@ -104,12 +105,8 @@ def _describe(links: Sequence[Link]) -> str:
     return "; ".join(f"{k.source} to {k.target} at {k.address} ({k.interface}): {k.error}" for k in links[:_MOST_LINKS])
 
 
-def check_nics(facts: TrialFacts) -> CheckResult:
+def check_nics(node: NodeFacts, nics: Sequence[Nic]) -> CheckResult:
     """Check that the network ports are alive: an unused port may be dead, a port that a GPU would use may not."""
-    return each(facts, "nics", _nics_of)
-
-
-def _nics_of(node: NodeFacts, nics: Sequence[Nic]) -> CheckResult:
     ports = [nic for nic in nics if not nic.virtual]
     fast = [nic for nic in ports if nic.kind in RDMA] or ports
     alive = [f"{nic.name}:{nic.port}" for nic in fast if nic.active]
@@ -152,7 +149,7 @@ def check_ucx(facts: TrialFacts) -> CheckResult:
             return failed(summary, f"{advice}; --protocol tls does without")
         return warning(summary, advice)
 
-    return each(facts, "ucx", judge)
+    return each("ucx", judge, facts)
 
 
 # Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
@@ -276,11 +273,6 @@ def check_cpus(facts: TrialFacts) -> CheckResult:
     return ok(summary)
 
 
-def check_node_limits(facts: TrialFacts) -> CheckResult:
-    """Check the limits in the job."""
-    return worst(on(node, check_limits(node.limits)) for node in facts.nodes)
-
-
 def check_node_locked_memory(facts: TrialFacts) -> CheckResult:
     """Check how much memory may be locked in the job, if a network card registers memory."""
     return worst(
@@ -336,12 +328,8 @@ def check_copies(facts: TrialFacts) -> CheckResult:
     return warning("; ".join(obstacles), advice) if obstacles else ok("one copy by the kernel")
 
 
-def check_node_scratch(facts: TrialFacts) -> CheckResult:
+def check_node_scratch(_: NodeFacts, folder: Folder) -> CheckResult:
     """Check that the folder for spilling has room and is fast."""
-    return each(facts, "scratch", lambda _, folder: _scratch_of(folder))
-
-
-def _scratch_of(folder: Folder) -> CheckResult:
     if folder.error:
         return failed(
             f"{folder.path}: {folder.error}",
@@ -370,14 +358,14 @@ JOB_CHECKS: tuple[Check, ...] = (
     Check("GPUs", "", check_gpus),
     Check("GPU drivers", "", check_drivers),
     Check("CPUs", "", check_cpus),
-    Check("limits in the job", "", check_node_limits),
+    Check("limits in the job", "", partial(each, "limits", lambda _, limits: check_limits(limits))),
     Check("locked memory in the job", "", check_node_locked_memory),
     Check("values within a node", "", check_copies),
-    Check("network ports", "", check_nics),
+    Check("network ports", "", partial(each, "nics", check_nics)),
     Check("UCX", "", check_ucx),
     Check("launcher and MPI", "launcher", check_launcher),
     Check("socket paths", "", check_temporary),
-    Check("scratch of the nodes", "", check_node_scratch),
+    Check("scratch of the nodes", "", partial(each, "scratch", check_node_scratch)),
 )
 
 

@@ -19,7 +19,7 @@ from hypothesis import given as draw
 from hypothesis import strategies as st
 from programs import python
 
-from hpcgpu.config import READERS, migration, read_value
+from hpcgpu.config import KINDS, migration, read_value
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
 from hpcgpu.errors import ConfigError
@@ -75,7 +75,7 @@ def test_names_of_others_and_of_flags() -> None:
 
 def test_options_have_a_user_name_and_a_reader() -> None:
     assert {user_name(f) for f in options()} <= set(BY_NAME)
-    assert set(READERS) == {f.metadata["kind"] for f in options()} | {"duration"}
+    assert set(KINDS) == {f.metadata["kind"] for f in options()} | {"duration"}
 
 
 def test_an_unknown_option_gives_the_nearest_or_lists_all() -> None:

@@ -31,7 +31,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.agent import __main__ as agent
 from hpcgpu.deploy.preview import plan_machine
-from hpcgpu.deploy.processes.node import Machine
+from hpcgpu.deploy.processes.node import read_node
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings, Topology
 from hpcgpu.plan.binding import plan_bindings
@@ -114,7 +114,7 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "seen, not NVIDIA: no worker: 0000:13:00.0 AMD; 0000:23:00.0 AMD;" in live.table.to_text()
     assert not any("even share" in warning for warning in live.facts.topology.warnings)
     with pytest.raises(LaunchError, match=r"no GPU can be opened on \S+ \(seen, .*: 0000:13:00.0 AMD;.* NVML: "):
-        Machine.read(Settings(), {})
+        read_node(Settings(), {})
     with pytest.raises(LaunchError, match=r"but 0 can be opened on n1 \(seen, .*: 0000:13:00.0 AMD;.* NVML: "):
         agent._gpus_of(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
 

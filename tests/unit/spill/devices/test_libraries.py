@@ -1,6 +1,7 @@
-"""Objects that show device memory by ``__cuda_array_interface__``: tensors of PyTorch, arrays of numba, buffers of RMM.
+"""Objects that show device memory by ``__cuda_array_interface__``: tensors of PyTorch, buffers of RMM.
 
-The libraries are stand-ins (``support/fake_libraries.py``); ``tests/gpu/spill/test_libraries_gpu.py`` has real ones.
+The libraries are stand-ins (``support/fake_libraries.py``); ``tests/gpu/spill/test_libraries_gpu.py`` has real ones,
+``tests/cupy`` arrays of numba.
 """
 
 from __future__ import annotations
@@ -50,21 +51,14 @@ def tensor(n: float) -> Any:
     return made
 
 
-def numba_array(gpu: fake.Gpu, n: float) -> fake.DeviceNDArray:
-    memory = fake.NumbaMemory(gpu, EACH)
-    made = fake.DeviceNDArray((EACH // 8,), (8,), "f8", memory.ptr, memory)
-    made.host()[:] = n
-    return made
-
-
 def buffer(n: float) -> Any:
     made = sys.modules["rmm"].DeviceBuffer(size=EACH)
     made.bytes[:] = n
     return made
 
 
-def value(kind: str, gpu: fake.Gpu, n: int) -> Any:
-    return {"torch": lambda: tensor(n), "numba": lambda: numba_array(gpu, n), "rmm": lambda: buffer(n)}[kind]()
+def value(kind: str, n: int) -> Any:
+    return tensor(n) if kind == "torch" else buffer(n)
 
 
 def used(gpu: fake.Gpu) -> int:
@@ -78,14 +72,14 @@ def content(x: Any) -> list[float]:
     return [float(v) for v in np.unique(host)]
 
 
-@pytest.mark.parametrize("kind", ["torch", "numba", "rmm"])
+@pytest.mark.parametrize("kind", ["torch", "rmm"])
 def test_it_goes_through_every_tier(store: GpuSpillBuffer, gpu: fake.Gpu, kind: str) -> None:
     for n in range(20):
-        store[n] = {"x": [value(kind, gpu, n)]} if n % 2 else value(kind, gpu, n)
+        store[n] = {"x": [value(kind, n)]} if n % 2 else value(kind, n)
         assert store.settle()
         assert used(gpu) == store.tiers["device"] <= 4 * EACH
     assert store.tiers["disk"] > 0
-    expected = type(value(kind, gpu, 0))
+    expected = type(value(kind, 0))
     for n in range(20):
         found = store[n]
         found = found["x"][0] if n % 2 else found
@@ -254,10 +248,10 @@ def test_who_is_on_the_device(gpu: fake.Gpu) -> None:
 
 
 def test_a_proxy_is_not_brought_up_to_be_asked(gpu: fake.Gpu) -> None:
-    proxy = asproxy(numba_array(gpu, 1))
+    proxy = asproxy(buffer(1))
     assert is_proxy(proxy)
     assert library_of(type(proxy)) == ""
-    assert library_of(type(unproxy(proxy))) == "numba"
+    assert library_of(type(unproxy(proxy))) == "rmm"
 
 
 @pytest.mark.parametrize("index", [np.s_[:], np.s_[::2, 3:], np.s_[::-1], np.s_[:, ::-2], np.s_[2:2], np.s_[1, 2, ...]])
