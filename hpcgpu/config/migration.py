@@ -1,9 +1,6 @@
 """Options of dask-jobqueue, dask-cuda and distributed: hints, and the sections of Dask's configuration translated.
 
-Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`. All others are in these tables:
-users are told what to write instead, and nothing is dropped silently. The sections ``jobqueue.slurm`` and
-``jobqueue.pbs`` are dask-jobqueue's (0.9), whose jobs have one node: here ``memory`` is that of each node, and
-``cores``, the cores of a job, are divided among the node's GPUs.
+Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`; nothing else is dropped silently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The doctor in a job: start ranks; on each node gather facts, listen, connect to the others, write the facts.
-
-Machines meet by files in a folder of the shared home, and by connections to each other.
-"""
+"""The doctor in a job: ranks are started; each node gathers facts, connects to the others, and writes into a folder."""
 
 from __future__ import annotations
 

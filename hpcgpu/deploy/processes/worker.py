@@ -30,11 +30,11 @@ from distributed import Worker
 from distributed.http.routing import RoutingApplication
 
 from hpcgpu import supervise
-from hpcgpu.deploy import compat, network
+from hpcgpu.deploy import compat, network, processes
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.network.node_copies import this_process
-from hpcgpu.deploy.processes import Control, encode, node
+from hpcgpu.deploy.processes import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
@@ -415,7 +415,7 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     is_alone = tied or is_isolated(environ)
     if not is_alone:
         _widen(rank, socket.gethostname())
-    machine = node.read_node(settings, environ)
+    machine = processes.read_node(settings, environ)
     shares = [gpu for gpu in machine.gpus for _ in range(each)]
     ranks = _ranks_here(rank, environ)
     # the scheduler's rank counts, too: ranks are not told which it is
@@ -425,11 +425,11 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     common: dict[str, Any] = {"scratch": scratch, "kept_bytes": _OTHERS_BYTES}
     if is_alone:
         alone = replace(machine, gpus=(shares[number],) * each)
-        spec = node.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
+        spec = processes.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
     else:
-        spec = node.plan_here(settings, machine, together, **common)[number]
-    notes = node.folder_notes(settings, together) if number == 0 else ()
-    log.say_of(machine.name, (*node.lowered(settings, (spec,)), *notes))
+        spec = processes.plan_here(settings, machine, together, **common)[number]
+    notes = processes.folder_notes(settings, together) if number == 0 else ()
+    log.say_of(machine.name, (*processes.lowered(settings, (spec,)), *notes))
     return spec
 
 
