@@ -417,7 +417,9 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
         _widen(rank, socket.gethostname())
     machine = processes.read_node(settings, environ)
     shares = [gpu for gpu in machine.gpus for _ in range(each)]
-    ranks = _ranks_here(rank, environ)
+    ranks = rank.local_size  # of this node, about
+    if not ranks and rank.launcher != "none":  # srun does not tell a rank how many its node has
+        ranks = math.ceil(rank.size / int(environ.get("SLURM_STEP_NUM_NODES", "1")))
     # the scheduler's rank counts, too: ranks are not told which it is
     together = min(len(shares), ranks or len(shares))
     together += -together % each
@@ -452,14 +454,6 @@ def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
         f"each of the {len(shares) // each} GPUs of {socket.gethostname()} that this process may use has its worker "
         "already: start one rank for each GPU of a node, and those of the scheduler and of the client beside them"
     )
-
-
-def _ranks_here(rank: RankFacts, environ: Mapping[str, str]) -> int | None:
-    """Return the number of this node's ranks, about; None without a launcher."""
-    if rank.local_size or rank.launcher == "none":
-        return rank.local_size
-    nodes = environ.get("SLURM_STEP_NUM_NODES", "1")  # srun does not tell a rank how many its node has
-    return math.ceil(rank.size / int(nodes))
 
 
 def _widen(rank: RankFacts, host: str) -> None:
