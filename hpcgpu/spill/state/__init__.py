@@ -189,10 +189,7 @@ class Candidate(NamedTuple):
 
 
 def victims(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candidate]:
-    """Yield the candidates to move, in this order, to free ``need_bytes``; all of them if these have less.
-
-    ``candidates`` come longest untouched first; they are read up to the first one after the window.
-    """
+    """Yield the candidates to move, in this order, to free ``need_bytes``; they come longest untouched first."""
     chosen: list[Candidate] = []
     left = need_bytes
     for _, equals in groupby(_window(_in_order(candidates), need_bytes), key=lambda c: (c.needed, c.priority)):

@@ -138,7 +138,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def trouble(self) -> tuple[str, ...]:
         """Why a tier stays above its limit: a sentence for each such tier."""
-        return tuple(self._executor.trouble.values())
+        return tuple(self._executor.reports.trouble.values())
 
     def trim(self) -> int:
         """Give memory that waits to be used again back; return the bytes of the host's, page-locked too."""
@@ -284,20 +284,20 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
                 out = executor.state.used(entry.used_units, mode is None)
                 if not out:
                     return value
-            todo = Todo()
-            if value is not ABSENT:
-                executor.record(out, todo)
-            elif mode:
-                value = self._reader.handle(entry, todo)
+                executor.record(out, todo := Todo())
             else:
-                executor.record(executor.name(entry), todo)  # meanwhile other threads may delete the key, or set it
-        if value is not ABSENT:
-            executor.carry_out(todo)
-            return value
+                handle = self._reader.handle(entry, todo := Todo())  # other threads may delete the key meanwhile
+        executor.carry_out(todo)
+        if value is not ABSENT or mode:
+            return handle if value is ABSENT else value
         if not self._hinted and on_event_loop():
             self._hinted = True
             logger.warning(_HINT)
-        return self._reader.read(entry, todo)
+        try:
+            return self._reader.restore(entry, writes=True)
+        finally:
+            del handle
+            executor.carry_out(Todo())
 
     def __delitem__(self, key: Any) -> None:
         todo = Todo()
@@ -355,7 +355,6 @@ class SpillThread:
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._log = executor, SpillLog()
-        # called in the spill thread; if the kernel has little memory left, the store gives back memory that it keeps
         self.host_is_short: Callable[[], bool] | None = None
         self._due = threading.Condition(LeafLock())
         self._idle = False

@@ -50,8 +50,7 @@ class Executor:
         self.values: dict[int, Entry] = {}  # by the ids of values that are whole and have a name
         self.on_fault: Callable[[SpillError], None] | None = None  # called once, in the thread that copied up
         self.counters = {n: Count() for n in ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")}
-        self._reports = Reports(self.state.stays)
-        self.trouble = self._reports.trouble  # by tier, why it stays above its limit
+        self.reports = Reports(self.state.stays)
         self.immovable: dict[int, int] = {}  # bytes of units that cannot be pickled, by their names
         # Entries whose handle or proxy is gone, and tickets of generators that are gone: the garbage collector may add
         # to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
@@ -354,7 +353,8 @@ class Executor:
                 if content.names:
                     self._forget_names(content)
                 if content.stored_objects:
-                    todo.released = [*todo.released, *content.living_objects()]
+                    living = filter(None, [ref() for ref in content.stored_objects.values()])
+                    todo.released = [*todo.released, *living]
             for entry in unit.entries:
                 if not entry.lazy or unit is entry.skeleton:
                     self._forget_value(entry, garbage)
@@ -402,7 +402,7 @@ class Executor:
             self.wants_trim = True
             self.wake()
         elif kind is Say and not self.closed:
-            self._reports.say(instruction)
+            self.reports.say(instruction)
         elif kind is Leave and (on_fault := self.on_fault) is not None:
             try:
                 on_fault(instruction.error)

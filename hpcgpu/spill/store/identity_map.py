@@ -268,17 +268,6 @@ class Reader:
         return unit, position
 
     # --- values of entries --------------------------------------------------------------------------------------------
-    def read(self, entry: Entry, todo: Todo) -> Any:
-        """Bring up a value for code that may write to it; then take the name that the caller gave the entry."""
-        try:
-            self.executor.carry_out(todo)
-            return self.restore(entry, writes=True)
-        finally:
-            todo = Todo()
-            with self.lock:
-                self.executor.unname(entry, todo)
-            self.executor.carry_out(todo)
-
     def restore(self, entry: Entry, *, writes: bool = False) -> Any:
         """Bring up the value of an entry that has a name, and return it; SpillError if it cannot be read back."""
         # a pin is not enough: without a name members of a bundle go, and parts of a value that comes up by parts

@@ -124,11 +124,6 @@ class ObjectContent(Content):
             self.kinds = self.kinds or {}
             self.kinds[index] = kind
 
-    def living_objects(self) -> list[Any]:
-        """Return the objects that may have proxies."""
-        refs = tuple((self.stored_objects or {}).values())  # in one step: another thread may add one
-        return [living for ref in refs if (living := ref()) is not None]
-
     @abstractmethod
     def object_at(self, index: int) -> Any:
         """Return one of its objects, while it is up."""
