@@ -322,8 +322,8 @@ def wait_for_leader(launch: str) -> None:
         time.sleep(_LEADER_POLL_S)
 
 
-def _leads(process: process.Process, launch: str) -> bool:
-    environ = process.environ
+def _leads(other: process.Process, launch: str) -> bool:
+    environ = other.environ
     try:
         return read_launch(environ) == launch and read_rank(environ).local_rank == 0
     except ValueError:
