@@ -93,13 +93,11 @@ class ForkServer:
             if message[0] == "refused":
                 with _launch_errors():
                     raise OSError(message[1], os.strerror(message[1]))
-            self._exits[message[1]] = message[2]
 
     def exits(self) -> dict[int, int]:
         """Return the exit codes of children that have ended, by pid, without waiting; EOFError if the server died."""
         while select.select([self.sock], [], [], 0)[0]:
-            _, pid, code = self._receive()
-            self._exits[pid] = code
+            self._receive()
         out, self._exits = self._exits, {}
         return out
 
@@ -110,8 +108,7 @@ class ForkServer:
             while pid not in self._exits:
                 if not select.select([self.sock], [], [], max(0.0, end - time.monotonic()))[0]:
                     return None
-                _, ended, code = self._receive()
-                self._exits[ended] = code
+                self._receive()
             return self._exits[pid]
         return None
 
@@ -128,6 +125,7 @@ class ForkServer:
             os.kill(self.pid, signal.SIGKILL)
 
     def _receive(self) -> tuple[str, int, int]:
+        """Return the server's next message; keep the exit code if it has one."""
         try:
             data = self.sock.recv(_MESSAGE_BYTES)
         except TimeoutError:
@@ -138,6 +136,8 @@ class ForkServer:
         if not data:
             raise EOFError("the fork server died")
         message: tuple[str, int, int] = pickle.loads(data)
+        if message[0] == "exit":
+            self._exits[message[1]] = message[2]
         return message
 
 

@@ -419,10 +419,9 @@ def run_standalone(typed: Mapping[str, object], typed_from: str, options: Standa
 
 def _plan(settings: Settings, options: StandaloneOptions, scratch: str, protocol: str) -> tuple[WorkerSpec, ...]:
     """Return the workers, named as ``dask worker`` does; LaunchError for too many, ConfigError for a bad name."""
-    from hpcgpu.deploy import network
-    from hpcgpu.deploy.processes import node
+    from hpcgpu.deploy import network, processes
 
-    machine, name = node.read_node(settings, dict(os.environ)), options.name
+    machine, name = processes.read_node(settings, dict(os.environ)), options.name
     most = len(machine.gpus) * settings.workers_per_gpu
     count = options.workers or most
     if count > most or count % settings.workers_per_gpu:
@@ -432,9 +431,9 @@ def _plan(settings: Settings, options: StandaloneOptions, scratch: str, protocol
         )
     if "/" in name or "\0" in name:
         raise ConfigError(f"--name {name!r} has a slash; allowed: the name of a file")
-    specs = node.plan_here(settings, machine, count, scratch=scratch, kept_bytes=_OWN_BYTES)
-    notes = (*process.replaced(os.environ, settings.env), *node.lowered(settings, specs))
-    log.say_of(machine.name, (*notes, *node.folder_notes(settings, count), network.exposed(protocol)))
+    specs = processes.plan_here(settings, machine, count, scratch=scratch, kept_bytes=_OWN_BYTES)
+    notes = (*process.replaced(os.environ, settings.env), *processes.lowered(settings, specs))
+    log.say_of(machine.name, (*notes, *processes.folder_notes(settings, count), network.exposed(protocol)))
     if not name:
         return specs
     return tuple(replace(spec, name=f"{name}-{i}" if len(specs) > 1 else name) for i, spec in enumerate(specs))

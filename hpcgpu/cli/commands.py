@@ -1,7 +1,4 @@
-"""The command line: plan, launch, run, template, and ``dask worker`` for this node's GPUs (``hpcgpu worker``).
-
-dask-jobqueue runs the latter as ``python -m hpcgpu.worker``.
-"""
+"""The command line: plan, launch, run, template, and worker, which dask-jobqueue runs as ``hpcgpu.worker``."""
 
 from __future__ import annotations
 

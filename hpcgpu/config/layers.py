@@ -61,8 +61,10 @@ def read_settings(
         from hpcgpu.config.sites import nodes_for
 
         values = nodes_for(values, site)
-    if "gpus" not in layers[0]:
-        values = _fewer_simulated(values)
+    (gpus, where), (count, _) = values.get("gpus", ("", "")), values.get("gpus_per_node", (None, ""))
+    if "gpus" not in layers[0] and count and gpus.startswith("sim") and count < parse_simulated(gpus).per_node:
+        # a script takes some of the GPUs of the machine that HPCGPU_GPUS simulates
+        values["gpus"] = (re.sub(r"\d+", str(count), gpus, count=1), f"{where} and gpus_per_node")
     if jobqueue is not None:
         values = _from_jobqueue(*jobqueue, values, site) | values
     if site:
@@ -77,14 +79,6 @@ def read_settings(
     )
     check_settings(settings, site)
     return settings
-
-
-def _fewer_simulated(values: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
-    """Return the values with the simulated GPUs that a script takes of the machine that HPCGPU_GPUS simulates."""
-    (gpus, where), (count, _) = values.get("gpus", ("", "")), values.get("gpus_per_node", (None, ""))
-    if not count or not gpus.startswith("sim") or count >= parse_simulated(gpus).per_node:
-        return values
-    return values | {"gpus": (re.sub(r"\d+", str(count), gpus, count=1), f"{where} and gpus_per_node")}
 
 
 def chosen_site(

@@ -1,9 +1,6 @@
 """Options of dask-jobqueue, dask-cuda and distributed: hints, and the sections of Dask's configuration translated.
 
-Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`. All others are in these tables:
-users are told what to write instead, and nothing is dropped silently. The sections ``jobqueue.slurm`` and
-``jobqueue.pbs`` are dask-jobqueue's (0.9), whose jobs have one node: here ``memory`` is that of each node, and
-``cores``, the cores of a job, are divided among the node's GPUs.
+Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`; nothing else is dropped silently.
 """
 
 from __future__ import annotations
@@ -223,16 +220,12 @@ def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
 
 def without(section: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:
     """Return a section without the defaults that ``import dask_jobqueue`` adds to Dask's configuration."""
-    canonical = {_canonical(key): value for key, value in defaults.items()}
-    return {k: v for k, v in section.items() if _canonical(k) not in canonical or v != canonical[_canonical(k)]}
+    added = {(key.replace("_", "-"), repr(value)) for key, value in defaults.items()}
+    return {key: value for key, value in section.items() if (key.replace("_", "-"), repr(value)) not in added}
 
 
 def _set_entries(section: Mapping[str, object]) -> dict[str, object]:
-    return {_canonical(key): value for key, value in section.items() if value not in _NOTHING}
-
-
-def _canonical(key: str) -> str:
-    return key.replace("_", "-")
+    return {key.replace("_", "-"): value for key, value in section.items() if value not in _NOTHING}
 
 
 def _taken(key: str, value: object) -> object:

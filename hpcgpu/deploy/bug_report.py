@@ -1,7 +1,6 @@
 """Write a folder for a bug report: versions, topology, plan, and a run's record, states and logs, made anonymous.
 
-Words that identify people or machines are replaced: names, paths, addresses and serial numbers. One word becomes the
-same neutral word wherever it stands, so related places remain related.
+One private word becomes the same neutral word wherever it stands, so related places remain related.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ The worker itself must have the store. The command line of ``dask worker`` canno
     $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.deploy.dask_preload
 
 ``hpcgpu.GPUWorker`` is a worker class that is bound to a GPU of the node, too. It needs no preload.
-
-A nanny hands the preload on to its worker; ``--preload-nanny`` is not needed.
 """
 
 from __future__ import annotations

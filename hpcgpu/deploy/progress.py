@@ -1,7 +1,4 @@
-"""Lines for people about a wait: one that changes, in a terminal or a notebook; elsewhere each change is a line.
-
-They go to standard error: results of the script that made a cluster go to standard output.
-"""
+"""Lines on standard error about a wait: one that changes, in a terminal or a notebook; elsewhere each change is one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Every option, declared once: name, default, kind of value, and what it means; flags, numbers and memory limits.
 
-``config`` reads values by ``kind``, the classes and the command line take their options from here.
 The name users type is the field's name, or ``user_name`` where the field carries a unit.
 """
 

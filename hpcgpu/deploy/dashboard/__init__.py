@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -186,7 +187,7 @@ class UsagePlugin(SchedulerPlugin):
         self._begin_s = clock()
         self._live: dict[str, tuple[Any, float]] = {}  # distributed's WorkerState, and since when
         self._ended: list[WorkerFacts] = []
-        self._began: dict[str, int] = {}
+        self._began = Counter[str]()
         self._silent: set[str] = set()  # workers that were asked and have not answered
         self._answered = asyncio.Event()
 
@@ -202,7 +203,7 @@ class UsagePlugin(SchedulerPlugin):
         """Begin a life; distributed calls this when a worker has registered."""
         state = scheduler.workers[worker]
         self._live[worker] = state, self._clock()
-        self._began[str(state.name)] = self._began.get(str(state.name), 0) + 1
+        self._began[str(state.name)] += 1
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """End a life; distributed calls this when a worker is gone."""
@@ -231,7 +232,7 @@ class UsagePlugin(SchedulerPlugin):
             {**now, "busy_s": min(now.get("busy_s", 0.0), end_s - begin_s)},
             device_used_bytes=metrics.get("gpu_memory_used"),
             utilisation_percent=metrics.get("gpu_utilization"),
-            restarts=max(0, self._began.get(str(worker.name), 0) - 1),
+            restarts=max(0, self._began[str(worker.name)] - 1),
             begin_s=begin_s,
             end_s=end_s,
         )

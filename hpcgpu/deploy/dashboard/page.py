@@ -1,7 +1,4 @@
-"""The page "GPUs" of the dashboard: memory by tier, utilisation, spill traffic and bindings of all GPUs, 4 or 400.
-
-All of it is one Bokeh document of one browser tab. It reads the usage while it is open; a closed page costs nothing.
-"""
+"""The page "GPUs" of the dashboard: memory by tier, utilisation, spill traffic and bindings of all GPUs, 4 or 400."""
 
 from __future__ import annotations
 

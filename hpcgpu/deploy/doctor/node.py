@@ -1,7 +1,4 @@
-"""The doctor in a job: start ranks; on each node gather facts, listen, connect to the others, write the facts.
-
-Machines meet by files in a folder of the shared home, and by connections to each other.
-"""
+"""The doctor in a job: ranks are started; each node gathers facts, connects to the others, and writes into a folder."""
 
 from __future__ import annotations
 
@@ -258,16 +255,9 @@ def _connect(host: str, endpoint: Endpoint, token: str) -> Link:
         return _link(host, endpoint, error="another program listens there")
 
 
-def _link(host: str, endpoint: Endpoint, *, took_s: float = 0.0, clock_s: float = 0.0, error: str = "") -> Link:
-    return Link(
-        source=os.uname().nodename,
-        target=host,
-        interface=endpoint.interface,
-        address=endpoint.address,
-        took_s=took_s,
-        clock_s=clock_s,
-        error=error,
-    )
+def _link(host: str, endpoint: Endpoint, **more: Any) -> Link:
+    interface, address, _ = endpoint
+    return Link(source=os.uname().nodename, target=host, interface=interface, address=address, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,4 @@
-"""distributed's Nanny with another start of the worker's process: a fork server forks it.
-
-``client.restart()``, ``restart_workers``, retire, lifetime, memory terminate, plugins and ``run(nanny=True)`` work as
-everywhere. A worker that died is back in 60 ms, not in 600.
-"""
+"""distributed's Nanny, whose worker a fork server forks: one that died is back in 60 ms, not in 600."""
 
 from __future__ import annotations
 

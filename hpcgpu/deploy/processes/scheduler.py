@@ -315,7 +315,11 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         for worker in scheduler.workers.values():
             worker.last_seen = time.time()
 
-    lease = LeaseServer(spec.client_grace_s, control, woken, lambda: _kill_rank(spec.rank_pid))
+    def overdue() -> None:  # the end of rank 0 is this process's end
+        log.say(f"rank 0, process {spec.rank_pid}, does not end the run, as if it had been stopped; it is killed")
+        os.kill(spec.rank_pid, signal.SIGKILL)
+
+    lease = LeaseServer(spec.client_grace_s, control, woken, overdue)
     scheduler.handlers["hpcgpu_lease"] = lease.renew
     # The connections of silent workers may be open: of a frozen node, a suspended job, a task that holds the GIL.
     # distributed gives one up after 5 minutes (worker-ttl, 2026.8.0). The batch system knows about their jobs earlier.
@@ -367,12 +371,6 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
     if spec.progress:
         scheduler.add_plugin(TaskProgress(scheduler), name="hpcgpu-progress")
     return await scheduler
-
-
-def _kill_rank(pid: int) -> None:
-    """Kill rank 0, and with it this process."""
-    log.say(f"rank 0, process {pid}, does not end the run, as if it had been stopped; it is killed")
-    os.kill(pid, signal.SIGKILL)
 
 
 class WorkerCount(SchedulerPlugin):

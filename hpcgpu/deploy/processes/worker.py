@@ -30,11 +30,11 @@ from distributed import Worker
 from distributed.http.routing import RoutingApplication
 
 from hpcgpu import supervise
-from hpcgpu.deploy import compat, network
+from hpcgpu.deploy import compat, network, processes
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.network.node_copies import this_process
-from hpcgpu.deploy.processes import Control, encode, node
+from hpcgpu.deploy.processes import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
@@ -415,9 +415,11 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     is_alone = tied or is_isolated(environ)
     if not is_alone:
         _widen(rank, socket.gethostname())
-    machine = node.read_node(settings, environ)
+    machine = processes.read_node(settings, environ)
     shares = [gpu for gpu in machine.gpus for _ in range(each)]
-    ranks = _ranks_here(rank, environ)
+    ranks = rank.local_size  # of this node, about
+    if not ranks and rank.launcher != "none":  # srun does not tell a rank how many its node has
+        ranks = math.ceil(rank.size / int(environ.get("SLURM_STEP_NUM_NODES", "1")))
     # the scheduler's rank counts, too: ranks are not told which it is
     together = min(len(shares), ranks or len(shares))
     together += -together % each
@@ -425,11 +427,11 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     common: dict[str, Any] = {"scratch": scratch, "kept_bytes": _OTHERS_BYTES}
     if is_alone:
         alone = replace(machine, gpus=(shares[number],) * each)
-        spec = node.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
+        spec = processes.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
     else:
-        spec = node.plan_here(settings, machine, together, **common)[number]
-    notes = node.folder_notes(settings, together) if number == 0 else ()
-    log.say_of(machine.name, (*node.lowered(settings, (spec,)), *notes))
+        spec = processes.plan_here(settings, machine, together, **common)[number]
+    notes = processes.folder_notes(settings, together) if number == 0 else ()
+    log.say_of(machine.name, (*processes.lowered(settings, (spec,)), *notes))
     return spec
 
 
@@ -452,14 +454,6 @@ def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
         f"each of the {len(shares) // each} GPUs of {socket.gethostname()} that this process may use has its worker "
         "already: start one rank for each GPU of a node, and those of the scheduler and of the client beside them"
     )
-
-
-def _ranks_here(rank: RankFacts, environ: Mapping[str, str]) -> int | None:
-    """Return the number of this node's ranks, about; None without a launcher."""
-    if rank.local_size or rank.launcher == "none":
-        return rank.local_size
-    nodes = environ.get("SLURM_STEP_NUM_NODES", "1")  # srun does not tell a rank how many its node has
-    return math.ceil(rank.size / int(nodes))
 
 
 def _widen(rank: RankFacts, host: str) -> None:

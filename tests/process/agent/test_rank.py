@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 import ranks
 from waiting import scaled, until
@@ -100,6 +102,19 @@ def test_a_dead_scheduler_or_leader_ends_everything(tmp_path: Path, who: str, co
     path = ranks.script(tmp_path, f"c = Client()\nos.kill({who}, signal.SIGKILL)\ntime.sleep(600)")
     done = ranks.run(path, ranks=3)
     assert done.returncode in codes, done.stderr
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_mpirun_ends_everything(tmp_path: Path, sig: signal.Signals) -> None:
+    path = ranks.script(tmp_path, "c = Client()\nprint('up', flush=True)\ntime.sleep(600)")
+    argv = ranks.command(path, options=("--gpus", "sim:2"), ranks=3)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=ranks.environment(), text=True) as mpirun:
+        assert mpirun.stdout.readline() == "up\n"
+        family = psutil.Process(mpirun.pid).children(recursive=True)
+        assert len(family) > 5
+        mpirun.send_signal(sig)
+        assert mpirun.wait(scaled(30)) != 0
+        assert psutil.wait_procs(family, timeout=scaled(15))[1] == []  # mpirun does not wait for them
 
 
 def start_by_files(path: Path, argument: Path) -> list[subprocess.Popen[str]]:

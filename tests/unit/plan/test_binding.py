@@ -1,22 +1,29 @@
-"""Bindings: the plans of recorded and documented machines, and single cases; test_binding_laws.py has the laws."""
+"""Bindings: the plans of recorded and documented machines, single cases, and laws on every machine.
+
+Names P1 to P18 are those of the project's law list; scipy's assignment solver is the oracle for what is optimal.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from golden import check_golden
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from machines import DOCUMENTED, GIB, GRANTED, LUMI_CORES, MACHINES, gpus_of, machine, pus
 from paths import TOPOLOGIES
+from scipy.optimize import linear_sum_assignment
 
 from hpcgpu.errors import BindingError, ConfigError
-from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NumaNode, Settings, Topology, WorkerSpec
+from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.model.settings import SHARE, Limit
-from hpcgpu.plan.binding import network, plan_bindings, simulated_gpus
+from hpcgpu.plan.binding import network, plan_bindings, simulated_gpus, split_cores, usable_cores
 from hpcgpu.plan.binding.memory import plan_memory_limit_bytes, plan_memory_nodes
-from hpcgpu.plan.binding.network import Ports
+from hpcgpu.plan.binding.network import NODE, Ports, plan_nics
+from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
 from hpcgpu.report.machine import workers_table
 
 
@@ -274,3 +281,400 @@ def test_device_memory_limit_is_a_fraction_or_bytes() -> None:
     assert Limit(5 * GIB).of_device(0) == 5 * GIB
     with pytest.raises(ConfigError, match="NVML does not answer"):
         Limit(0.8).of_device(0)
+
+
+def symmetric(packages: int, nodes: int, cores: int, gpus: int) -> Topology:
+    """Equal packages of equal NUMA nodes, each with as many GPUs and one port."""
+    numa, places, gpu_list, nics = [], [], [], []
+    for n in range(packages * nodes):
+        mine = [CpuSet([2 * (n * cores + c), 2 * (n * cores + c) + 1]) for c in range(cores)]
+        places += mine
+        numa.append(NumaNode(n, CpuSet().union(*mine), GIB, n // nodes))
+        gpu_list += [Gpu(f"0000:{n:02x}:{g:02x}.0", f"GPU-{n}-{g}", numa_node=n) for g in range(gpus)]
+        nics.append(Nic(f"mlx5_{n}", f"0001:{n:02x}:00.0", numa_node=n, interface=f"ib{n}"))
+    return Topology(tuple(numa), tuple(places), tuple(gpu_list), tuple(nics))
+
+
+@dataclass(frozen=True)
+class Case:
+    topology: Topology
+    gpus: tuple[Gpu, ...]
+    allowed: CpuSet
+    wanted: Settings
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return plan_bindings(self.topology, self.gpus, self.allowed, self.wanted)
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """A recorded, documented or symmetric machine, with some ports dead, and some more than were there."""
+    sizes = [st.integers(1, n) for n in (2, 4, 4, 2)]
+    recorded = st.sampled_from(MACHINES).map(machine) | st.sampled_from(list(DOCUMENTED.values()))
+    topology = draw(recorded | st.builds(symmetric, *sizes))
+    nics = list(topology.nics)
+    homes = st.sampled_from([*(n.os_index for n in topology.numa_nodes), None])
+    for i in range(draw(st.integers(0, 6))):
+        address, rate = f"0002:{i // 2:02x}:00.{i % 2}", draw(st.sampled_from([100.0, 200.0]))  # cards of two functions
+        nics.append(Nic(f"mlx5_{90 + i}", address, rate_gbps=rate, numa_node=draw(homes)))
+    dead = draw(st.sets(st.sampled_from(range(len(nics))))) if nics and draw(st.booleans()) else set()
+    nics = [replace(n, state="down") if i in dead else n for i, n in enumerate(nics)]
+    return replace(topology, nics=tuple(nics))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Some of a machine's GPUs in any order, some of its PUs, and options."""
+    topology = draw(topologies())
+    everything = topology.gpus or simulated_gpus(topology, 4, GIB, "node")
+    gpus = tuple(draw(st.lists(st.sampled_from(everything), min_size=1, unique=True)))
+    lost = draw(st.sets(st.sampled_from(gpus)))
+    gpus = tuple(replace(g, numa_node=None) if g in lost else g for g in gpus)
+    pieces = topology.cores if draw(st.booleans()) else tuple(CpuSet([i]) for i in sorted(pus(topology)))
+    some = draw(st.one_of(st.just(pieces), st.lists(st.sampled_from(pieces), min_size=1, unique=True)))
+    wanted = Settings(
+        workers_per_gpu=draw(st.sampled_from([1, 1, 2, 3])),
+        cores=draw(st.sampled_from(["all", "all", "local"])),
+        memory_policy=draw(st.sampled_from(["preferred-many", "preferred-many", "bind", "interleave", "none"])),
+        nics=draw(st.sampled_from(["balanced", "balanced", "nearest", "ucx"])),
+    )
+    return Case(topology, gpus, CpuSet(i for c in some for i in c), wanted)
+
+
+def laws(examples: int = 100):
+    return settings(deadline=None, max_examples=examples)
+
+
+@given(cases())
+@laws(100)
+def test_p1_p2_p3_p12_cores_are_granted_disjoint_and_whole(case: Case) -> None:
+    """And local where there are enough; half of the memory of a package is on NUMA nodes without a GPU."""
+    bindings, each = case.bindings, case.wanted.workers_per_gpu
+    assert [b.gpus[0] for b in bindings] == [g for g in case.gpus for _ in range(each)]
+    cores = usable_cores(case.topology, case.allowed)
+    for b in bindings:
+        assert b.cpuset
+        assert b.cpuset <= case.allowed
+        assert all(core <= b.cpuset for core in cores if core & b.cpuset)
+        assert set(b.gpus) == set(case.gpus)
+        assert b.shared_cores == (len(cores) < len(bindings))
+    if len(cores) >= len(bindings):
+        assert sum(len(b.cpuset) for b in bindings) == len(frozenset().union(*(b.cpuset for b in bindings)))
+        if case.wanted.cores == "all":
+            counts = [sum(core <= b.cpuset for core in cores) for b in bindings]
+            assert sum(counts) == len(cores)
+            assert max(counts) - min(counts) <= 1
+        for node in case.topology.numa_nodes:
+            mine = [b for b in bindings if b.gpus[0].numa_node == node.os_index]
+            there = usable_cores(case.topology, node.cpuset & case.allowed)
+            assert len(there) < max(len(mine), 1) or all(b.cpuset & node.cpuset for b in mine)
+    packages = {n.os_index: n.package for n in case.topology.numa_nodes}
+    if case.wanted.memory_policy in ("preferred-many", "bind") and len(packages) > 1 and case.wanted.cores == "all":
+        used = {packages[g.numa_node] for g in case.gpus if g.numa_node is not None}
+        reach = frozenset().union(*(b.memory_nodes for b in bindings))
+        assert reach == {n for n, p in packages.items() if p in used}
+    again = replace(case, allowed=CpuSet(i for b in bindings for i in b.cpuset))
+    assert again.bindings == case.bindings == bindings
+
+
+@given(cases(), st.integers(1, 5), st.integers(1, 4), st.integers(0, 3))
+@laws(60)
+def test_cpu_workers_have_separate_cores_away_from_the_gpus(
+    case: Case, count: int, threads: int, reserved: int
+) -> None:
+    """They have their threads or a fair share, and leave the others' GPUs and ports as these are without them."""
+    topology, each = case.topology, case.wanted.workers_per_gpu
+    wanted = replace(case.wanted, nthreads=threads, reserved_cores=reserved)
+    cores = usable_cores(topology, case.allowed)
+    on_gpus = len(case.gpus) * each
+    assume(len(cores) < on_gpus + count or len(cores) >= on_gpus + count + reserved)
+    together = plan_bindings(topology, case.gpus, case.allowed, wanted, cpu_workers=count)
+    with_gpus, beside = together[:on_gpus], together[on_gpus:]
+    assert len(beside) == count
+    for a, b in zip(with_gpus, case.bindings, strict=True):
+        assert (a.gpus, a.nics, a.interface) == (b.gpus, b.nics, b.interface)
+    for b in beside:
+        assert b.gpus == ()
+        assert b.cpuset <= case.allowed
+        assert b.memory_nodes <= {n.os_index for n in topology.numa_nodes}
+        assert b.shared_cores == (len(cores) < len(together))
+    if len(cores) < len(together):
+        assert {b.cpuset for b in together} == {CpuSet(case.allowed)}
+        return
+    sizes = [sum(core <= b.cpuset for core in cores) for b in together]
+    assert set(sizes[on_gpus:]) == {min(threads, (len(cores) - reserved) // len(together))}
+    assert all(sizes)
+    used = frozenset().union(*(b.cpuset for b in together))
+    assert sum(len(b.cpuset) for b in together) == len(used)
+    assert sum(core.isdisjoint(used) for core in cores) >= reserved
+    if wanted.cores == "all":
+        assert sum(sizes) + reserved == len(cores)
+    if wanted.memory_policy in ("preferred-many", "bind"):
+        for b in beside:
+            touched = {n.os_index for n in topology.numa_nodes if n.cpuset & b.cpuset and n.memory_bytes}
+            assert not b.memory_nodes or b.memory_nodes >= touched
+
+
+def test_workers_without_a_gpu_take_the_numa_node_that_has_none() -> None:
+    topology = symmetric(1, 2, 4, 1)
+    near, far = topology.gpus[0], topology.numa_nodes[1]
+    bindings = plan_bindings(topology, [near], pus(topology), Settings(nthreads=2), cpu_workers=2)
+    assert [str(b.cpuset) for b in bindings] == ["0-7", "8-11", "12-15"]
+    assert {b.memory_nodes for b in bindings[1:]} == {CpuSet([far.os_index])}
+    assert {b.nics[0].name for b in bindings[1:]} == {"mlx5_0", "mlx5_1"}
+    topology = symmetric(1, 1, 4, 2)
+    with pytest.raises(ConfigError, match="cores=2 for each of 2 workers with a core for each of 1 CPU workers are"):
+        plan_bindings(topology, topology.gpus, pus(topology), Settings(cores=2), cpu_workers=1)
+    with pytest.raises(ConfigError, match="a core for each of 4 workers and reserved_cores=1 are more than the 4"):
+        plan_bindings(topology, topology.gpus, pus(topology), Settings(reserved_cores=1), cpu_workers=2)
+
+
+@given(cases())
+@laws(60)
+def test_local_cores_are_of_the_gpus_own_node_where_each_has_one(case: Case) -> None:
+    case = replace(case, wanted=replace(case.wanted, cores="local"))
+    nodes = {n.os_index: n.cpuset for n in case.topology.numa_nodes}
+    bindings = case.bindings
+    fallen_back = any("is impossible" in r for b in bindings for r in b.reasons)
+    for b in bindings:
+        home = nodes.get(b.gpus[0].numa_node, CpuSet()) & case.allowed  # type: ignore[arg-type]
+        if home and not b.shared_cores and not fallen_back:
+            assert b.cpuset <= home
+
+
+@given(cases(), st.data())
+@laws(60)
+def test_p4_memory_is_dram_that_is_allowed_and_near(case: Case, data: st.DataObject) -> None:
+    nodes = {n.os_index: n for n in case.topology.numa_nodes}
+    allowed = CpuSet(data.draw(st.sets(st.sampled_from(sorted(nodes)), min_size=1)))
+    for b in plan_bindings(case.topology, case.gpus, case.allowed, case.wanted, allowed):
+        assert b.memory_nodes <= allowed
+        if b.memory_policy == "none":
+            assert len(allowed) == 1 or case.wanted.memory_policy == "none" or not b.memory_nodes
+        elif b.memory_policy != "interleave":
+            home = b.gpus[0].numa_node
+            assert home is not None
+            assert {nodes[n].package for n in b.memory_nodes} == {nodes[home].package}
+            assert home in b.memory_nodes or home not in allowed
+
+
+@given(cases())
+@laws(80)
+def test_p5_p9_p10_ports_are_usable_and_balanced(case: Case) -> None:
+    ports = Ports(case.topology, case.wanted.nics)
+    bindings = case.bindings
+    used = [n for b in bindings for n in b.nics]
+    assert set(used) <= set(ports.usable)
+    assert all(n.active and n.kind != "ethernet" for n in used)
+    if case.wanted.nics == "ucx":
+        assert used == []
+        return
+    assert all(bool(b.nics) == bool(ports.usable) for b in bindings)
+    assert all(len(set(b.nics)) == len(b.nics) for b in bindings)
+    if case.wanted.nics == "nearest":
+        for b in filter(lambda b: b.nics, bindings):
+            assert ports.distance(b.gpus[0], b.nics[0]) == min(ports.distance(b.gpus[0], n) for n in ports.usable)
+    elif ports.usable:
+        loads = [used.count(n) for n in ports.usable]
+        assert max(loads) - min(loads) <= 1
+        if len(bindings) * 2 > len(ports.usable):
+            assert all(len(b.nics) == 1 for b in bindings)
+
+
+@given(cases())
+@laws(60)
+def test_p9_no_swap_of_two_workers_ports_is_nearer(case: Case) -> None:
+    case = replace(case, wanted=replace(case.wanted, nics="balanced"))
+    ports, bindings = Ports(case.topology), case.bindings
+    for a, b in itertools.combinations(bindings, 2):
+        for x, y in itertools.product(set(a.nics) - set(b.nics), set(b.nics) - set(a.nics)):
+            now = [ports.distance(a.gpus[0], x), ports.distance(b.gpus[0], y)]
+            then = [ports.distance(a.gpus[0], y), ports.distance(b.gpus[0], x)]
+            assert sum(d.kind for d in now) <= sum(d.kind for d in then)
+
+
+@given(cases())
+@laws(60)
+def test_p9_no_balanced_plan_of_ports_is_nearer(case: Case) -> None:
+    """Sums of distance classes, where loads and rates leave a choice."""
+    ports = Ports(case.topology)
+    workers = [g for g in case.gpus for _ in range(case.wanted.workers_per_gpu)]
+    assume(ports.usable and len({n.rate_gbps for n in ports.usable}) == 1)
+    plans = plan_nics(case.topology, workers)
+    found = sum(ports.distance(g, n).kind for g, p in zip(workers, plans, strict=True) for n in p.nics)
+    rails = max(len(ports.usable) // len(workers), 1)
+    if rails > 1:  # several for each, not those beyond the NUMA node: the nearest must be as near as can be
+        kinds = [min(ports.distance(g, n).kind for n in ports.usable) for g in workers]
+        assert all(p.nics for p in plans)
+        assert all(ports.distance(g, n).kind <= NODE for g, p in zip(workers, plans, strict=True) for n in p.nics[1:])
+        assert found >= sum(kinds)
+        return
+    full = len(workers) // len(ports.usable)
+    slots = [n for n in ports.usable for _ in range(full)]
+    extra = list(ports.usable) if len(workers) % len(ports.usable) else []
+    near = [[ports.distance(g, n).kind for n in (*slots, *extra)] for g in workers]
+    cost = np.array(near)
+    cost[:, len(slots) :] += 10**6
+    rows, columns = linear_sum_assignment(cost)
+    assert found == cost[rows, columns].sum() % 10**6
+
+
+def distance(topology: Topology, home: int | None, core: CpuSet) -> int:
+    """0 on the worker's NUMA node, 1 on its package, 2 elsewhere or where one of the two is unknown."""
+    package = {n.os_index: n.package for n in topology.numa_nodes}
+    at = next((n.os_index for n in topology.numa_nodes if n.cpuset & core), None)
+    if home not in package or at is None:
+        return 2
+    return 0 if at == home else 1 if package[at] == package[home] else 2
+
+
+def cost(topology: Topology, homes: list[int | None], shares: tuple[tuple[CpuSet, ...], ...]) -> int:
+    return sum(distance(topology, h, c) for h, cores in zip(homes, shares, strict=True) for c in cores)
+
+
+def least_cost(
+    topology: Topology, homes: list[int | None], cores: tuple[CpuSet, ...], rule: str | int, kept: int
+) -> int:
+    """By scipy: a slot for each core of each worker; under "all" one more for each that may stay empty."""
+    full = rule if isinstance(rule, int) else (len(cores) - kept) // len(homes)
+    more = 0 if isinstance(rule, int) else (len(cores) - kept) % len(homes)
+    must = [h for h in homes for _ in range(full)]
+    may = homes if more else []
+    free = len(cores) - len(must) - more
+    never = 10**6
+    rows = [[distance(topology, h, c) for h in (*must, *may)] + [0] * free for c in cores]
+    rows += [[never] * len(must) + [0] * len(may) + [never] * free for _ in range(len(may) - more)]
+    table = np.array(rows)
+    i, j = linear_sum_assignment(table)
+    return int(table[i, j].sum())
+
+
+@given(cases(), st.sampled_from(["all", 1, 2, 4]), st.integers(0, 3))
+@laws(60)
+def test_p8_no_other_share_of_the_cores_is_nearer(case: Case, rule: str | int, kept: int) -> None:
+    cores = usable_cores(case.topology, case.allowed)
+    homes = [g.numa_node for g in case.gpus]
+    need = (rule if isinstance(rule, int) else 1) * len(homes) + kept
+    if need > len(cores):
+        if isinstance(rule, int) or len(cores) >= len(homes):
+            with pytest.raises(ConfigError, match="more than the"):
+                split_cores(case.topology, cores, homes, rule, kept)
+        return
+    shares = split_cores(case.topology, cores, homes, rule, kept).shares
+    taken = [c for s in shares for c in s]
+    assert len(set(taken)) == len(taken)
+    if rule == "all":
+        assert len(taken) == len(cores) - kept
+    else:
+        assert {len(s) for s in shares} == {rule}
+    # under "all" the shares are dealt without the reserved cores, which are given up then: the next law
+    dealt = kept if isinstance(rule, int) else 0
+    found = split_cores(case.topology, cores, homes, rule, dealt).shares
+    assert cost(case.topology, homes, found) == least_cost(case.topology, homes, cores, rule, dealt)
+
+
+@given(cases(), st.integers(1, 12))
+@laws(60)
+def test_a_worker_gives_up_cores_of_its_share_and_gets_no_others(case: Case, kept: int) -> None:
+    cores, homes = usable_cores(case.topology, case.allowed), [g.numa_node for g in case.gpus]
+    assume(len(homes) + kept <= len(cores))
+    whole, less = (split_cores(case.topology, cores, homes, "all", n).shares for n in (0, kept))
+    assert all(set(b) <= set(a) for a, b in zip(whole, less, strict=True))
+    for home, had, has in zip(homes, whole, less, strict=True):
+        near, far = ([distance(case.topology, home, c) for c in cores] for cores in (has, set(had) - set(has)))
+        assert max(near) <= min(far, default=2), "a core is given up, and one that is farther stays"
+    lost = [len(a) - len(b) for a, b in zip(whole, less, strict=True)]
+    assert sum(lost) == kept
+    assert max(lost) - min(lost) <= 2
+    assert max(map(len, less)) - min(map(len, less)) <= 1
+
+
+@given(cases(), st.integers(0, 20))
+@laws(40)
+def test_p10_a_port_that_dies_changes_ports_only(case: Case, which: int) -> None:
+    bindings = case.bindings
+    used = [n for b in bindings for n in b.nics]
+    assume(used)
+    victim = used[which % len(used)]
+    nics = tuple(replace(n, state="down") if n == victim else n for n in case.topology.nics)
+    after = replace(case, topology=replace(case.topology, nics=nics)).bindings
+    assert (victim.name, victim.port, victim.pci) not in {(n.name, n.port, n.pci) for b in after for n in b.nics}
+    assert [(b.cpuset, b.memory_nodes, b.gpus) for b in after] == [(b.cpuset, b.memory_nodes, b.gpus) for b in bindings]
+
+
+@given(cases(), st.randoms(use_true_random=False))
+@laws(30)
+def test_p11_order_of_devices_does_not_matter(case: Case, random) -> None:
+    t = case.topology
+    shuffled = [list(x) for x in (t.gpus, t.nics, t.hops, t.cores, t.numa_nodes)]
+    for x in (*shuffled, mixed := list(case.gpus)):
+        random.shuffle(x)
+    g, n, h, c, m = (tuple(x) for x in shuffled)
+    other = replace(case, topology=replace(t, gpus=g, nics=n, hops=h, cores=c, numa_nodes=m), gpus=tuple(mixed))
+    first, again = ({(b.gpus[0].pci, b.cpuset): b for b in x.bindings} for x in (case, other))
+    assert first == again
+
+
+@given(cases(), st.randoms(use_true_random=False))
+@laws(30)
+def test_p11_names_of_ports_do_not_matter(case: Case, random) -> None:
+    """mlx5_0 of one node of a cluster can be mlx5_3 of the next: the plan is by PCI address."""
+    names = [n.name for n in case.topology.nics]
+    random.shuffle(names)
+    nics = tuple(replace(n, name=m) for n, m in zip(case.topology.nics, names, strict=True))
+    other = replace(case, topology=replace(case.topology, nics=nics))
+    first, again = ([[(n.pci, n.port) for n in b.nics] for b in x.bindings] for x in (case, other))
+    assume(len({(n.pci, n.port) for n in nics}) == len(nics))
+    assert first == again
+
+
+@given(st.integers(1, 2), st.integers(1, 4), st.integers(1, 6), st.integers(1, 2))
+@laws(40)
+def test_p16_a_symmetric_machine_has_a_symmetric_plan(packages: int, nodes: int, cores: int, gpus: int) -> None:
+    topology = symmetric(packages, nodes, max(cores, gpus), gpus)
+    for b in plan_bindings(topology, topology.gpus, pus(topology)):
+        home = b.gpus[0].numa_node
+        assert b.cpuset <= topology.numa_nodes[home].cpuset
+        assert [n.numa_node for n in b.nics] == [home]
+        assert b.memory_nodes == {home}
+        assert b.reasons == ()
+
+
+@given(cases())
+@laws(40)
+def test_p17_unknown_locality_is_bound_to_what_is_allowed(case: Case) -> None:
+    gpus = tuple(replace(g, numa_node=None) for g in case.gpus)
+    bindings = replace(case, gpus=gpus, wanted=Settings(memory_policy=case.wanted.memory_policy)).bindings
+    assert frozenset().union(*(b.cpuset for b in bindings)) == case.allowed
+    assert all(any("NUMA node of this GPU is unknown" in r for r in b.reasons) for b in bindings)
+    assert all(b.memory_policy in ("none", "interleave") for b in bindings)
+
+
+@given(cases(), st.integers(1, 4), st.sampled_from([SHARE, Limit(0.1), Limit(1 << 20)]))
+@laws(60)
+def test_p6_p7_p18_workers_of_a_node(case: Case, ranks: int, limit: Limit) -> None:
+    """Limits fit, what the user set stays, and each rank's part is a part of one plan."""
+    assume(case.wanted.memory_policy != "bind" or limit.is_share)
+    mine = NodeFacts(
+        **{"name": "n", "topology": case.topology, "gpus": case.gpus, "allowed": case.allowed, "scratch": ""},
+        **{"allowed_nodes": CpuSet(), "memory": HostMemory(64 * GIB, ""), "environ": {"UCX_NET_DEVICES": "user"}},
+    )
+    wanted = replace(case.wanted, memory_limit=limit, device_memory_limit=Limit(0))
+    count = len(case.gpus) * wanted.workers_per_gpu
+    positions = tuple(range(count))
+    blocks = tuple(positions[i::ranks] for i in range(ranks))
+    if limit.is_part and count > 10:
+        with pytest.raises(ConfigError, match="memory_limit"):
+            plan_workers(wanted, mine, NodeLayout(0, (0,), (positions,)))
+        return
+    whole = [spec for _, spec in plan_workers(wanted, mine, NodeLayout(0, (0,), (positions,)))]
+    parts = plan_workers(wanted, mine, NodeLayout(0, tuple(range(ranks)), blocks))
+    assert {(r, s.name): s for r, s in parts} == {(r, whole[i].name): whole[i] for r, b in enumerate(blocks) for i in b}
+    assert sum(s.memory_limit_bytes or 0 for s in whole) <= 64 * GIB
+    assert all("UCX_NET_DEVICES" not in dict(s.env) for s in whole)
+    if wanted.memory_policy == "bind":
+        for node in case.topology.numa_nodes:
+            bound = [s for s in whole if s.binding.memory_policy == "bind"]
+            used = sum(s.memory_limit_bytes or 0 for s in bound if s.binding.memory_nodes == {node.os_index})
+            assert used <= node.memory_bytes or not node.memory_bytes
