@@ -21,7 +21,7 @@ def classes(folder: str) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 34_632),
+    "lines of hpcgpu": (lambda: lines(PACKAGE), 34_625),
     "lines of tests": (lambda: lines(TESTS), 35_298),
     "modules of hpcgpu": (lambda: len(MODULES), 126),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 90),

@@ -22,7 +22,6 @@ from hpcgpu.spill.values import Slot
 
 ABSENT = object()
 NUMBERS = itertools.count()  # the names of units
-_FEW = 8
 
 
 class Content(Unit, ABC):
@@ -32,7 +31,7 @@ class Content(Unit, ABC):
 
     # The values with names that it is a part of. Containers are set only when they change: every value has a unit, and
     # with their containers a million of them would cost the garbage collector seconds.
-    entries: tuple[Entry, ...] | dict[Entry, None] = ()
+    entries: tuple[()] | tuple[Entry] | dict[Entry, None] = ()
     on_disk: Any = None  # the stored buffers first, then what reading needs
 
     @property
@@ -44,21 +43,15 @@ class Content(Unit, ABC):
         """Become a part of one more value that has a name."""
         if isinstance(self.entries, dict):
             self.entries[entry] = None
-        elif not self.entries:
-            self.entries = (entry,)
-        elif len(self.entries) < _FEW:
-            self.entries += (entry,)
-        else:  # many views of one array
-            self.entries = dict.fromkeys((*self.entries, entry))
+        else:
+            self.entries = dict.fromkeys((*self.entries, entry)) if self.entries else (entry,)
 
     def leave(self, entry: Entry) -> None:
         """Forget a value that has lost its last name."""
         if isinstance(self.entries, dict):
             del self.entries[entry]
-        elif len(self.entries) == 1:
-            self.entries = ()
         else:
-            self.entries = tuple(e for e in self.entries if e is not entry)
+            self.entries = ()
 
     def take(self, tier: int) -> Any:
         """Give up the data in a tier, and return it: the memory is free when the last reference goes."""
