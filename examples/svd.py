@@ -33,7 +33,8 @@ def main() -> int:
     with Client() as client:
         print(hpcgpu.bindings(client))
         x = da.random.default_rng(1).random((options.rows, 100), chunks=(10_000, 100))
-        _, s, _ = da.linalg.svd(x.map_blocks(to_device))
+        # kept, so that all of it is there at once: Dask may fuse a block with its QR, and no block is stored then
+        _, s, _ = da.linalg.svd(x.map_blocks(to_device).persist())
         found = s.compute().get()
         expected = np.sqrt(np.linalg.eigvalsh((x.T @ x).compute())[::-1])
         worst = float(np.max(np.abs(found - expected) / expected))

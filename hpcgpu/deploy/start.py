@@ -35,7 +35,7 @@ from hpcgpu.model.allocation import (
     parse_simulated,
 )
 from hpcgpu.model.job import TIMED_OUT
-from hpcgpu.plan.binding.memory import asks_granted_memory
+from hpcgpu.plan.binding.workers import asks_granted_memory
 
 _QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"

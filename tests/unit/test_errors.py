@@ -28,7 +28,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import HostMemory, Settings
 from hpcgpu.model.allocation import NOT_TOLD
 from hpcgpu.model.settings import SHARE, Limit, read_device_limit
-from hpcgpu.plan.binding.memory import plan_memory_limit_bytes
+from hpcgpu.plan.binding.workers import plan_memory_limit_bytes
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.store.buffer import read_limits
 from hpcgpu.units import format_duration, parse_bytes, parse_duration_s

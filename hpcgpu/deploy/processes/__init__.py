@@ -18,8 +18,7 @@ from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Setti
 from hpcgpu.model.allocation import SIMULATE, parse_simulated
 from hpcgpu.model.settings import SHARE, read_disk_limit
 from hpcgpu.plan.binding import simulated_gpus
-from hpcgpu.plan.binding.memory import plan_host_memory, share_of
-from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_workers
+from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_host_memory, plan_workers, share_of
 from hpcgpu.report.machine import format_other_gpus
 from hpcgpu.units import format_bytes
 

@@ -1,8 +1,8 @@
 """Decisions about one node: its workers, and the cores, memory and network ports of each, near its GPU.
 
-Here are the bindings, and the division of the cores, the nearest first. Distances on a tree of NUMA nodes, packages and
-the machine are an ultrametric. So matching from the bottom up is optimal: near cores first, and the surplus goes one
-level up.
+Here are the bindings, and the division of cores, the nearest first, and of memory nodes. Distances on a tree of NUMA
+nodes, packages and the machine are an ultrametric. So matching from the bottom up is optimal: near cores first, and the
+surplus goes one level up.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hpcgpu.errors import BindingError, ConfigError
-from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
-from hpcgpu.plan.binding.memory import plan_memory_nodes, plan_memory_nodes_of_cpu_workers
+from hpcgpu.model import Binding, CpuSet, Gpu, NumaNode, Settings, Topology
 from hpcgpu.plan.binding.network import plan_nics
 from hpcgpu.units import counted
 
@@ -381,3 +380,81 @@ def _even(limits: Sequence[int], available: int) -> list[int]:
                 got[i] += 1
                 available -= 1
     return got
+
+
+def plan_memory_nodes(
+    topology: Topology,
+    homes: Sequence[int | None],
+    cpusets: Sequence[CpuSet] = (),
+    allowed: CpuSet | None = None,
+    policy: str = "preferred-many",
+    *,
+    divide_all: bool = True,
+) -> tuple[tuple[str, CpuSet], ...]:
+    """Plan each worker's memory policy and NUMA nodes; policy ``none`` for one node or a GPU of unknown locality."""
+    # homes are the NUMA nodes of the workers' GPUs (None: unknown), cpusets the workers' PUs, allowed the NUMA nodes of
+    # the process (None: all). The NUMA nodes of a package are divided among its workers: each has its home; a node
+    # without a GPU goes to the workers with cores there, else (not without divide_all) to the worker with the least
+    # memory so far. On machines with several NUMA nodes per package, half of the memory is on nodes without a GPU (all
+    # 6 recorded types), and a worker that spills needs its share. preferred-many is a preference: if these nodes are
+    # full, the kernel uses others.
+    nodes = _usable_nodes(topology, allowed)
+    everywhere = CpuSet(n.os_index for n in nodes)
+    if policy == "none" or len(nodes) <= 1:
+        return tuple(("none", everywhere if policy != "none" else CpuSet()) for _ in homes)
+    if policy == "interleave":
+        return tuple((policy, everywhere) for _ in homes)
+    if not divide_all:
+        nodes = [n for n in nodes if n.os_index in homes or any(n.cpuset & c for c in cpusets)]
+    shares = _shares(topology, nodes, homes, cpusets or [CpuSet()] * len(homes))
+    return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
+
+
+def _shares(
+    topology: Topology, nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Sequence[CpuSet]
+) -> list[CpuSet]:
+    """Return which of these NUMA nodes each worker has; they are of its own package."""
+    packages = {n.os_index: n.package for n in topology.numa_nodes}
+    shares: list[CpuSet] = [CpuSet()] * len(homes)
+    for package in sorted(set(packages.values())):
+        mine = [i for i, h in enumerate(homes) if h in packages and packages[h] == package]
+        near = [n for n in nodes if n.package == package]
+        divided = _divide(near, [homes[i] for i in mine], [cpusets[i] for i in mine])
+        for i, share in zip(mine, divided, strict=True):
+            shares[i] = share
+    return shares
+
+
+def plan_memory_nodes_of_cpu_workers(
+    topology: Topology, cpusets: Sequence[CpuSet], allowed: CpuSet | None = None, policy: str = "preferred-many"
+) -> tuple[tuple[str, CpuSet], ...]:
+    """Return memory policy and NUMA nodes of workers without a GPU: the nodes of their cores."""
+    nodes = _usable_nodes(topology, allowed)
+    if policy in ("none", "interleave") or len(nodes) <= 1:
+        return plan_memory_nodes(topology, [None] * len(cpusets), cpusets, allowed, policy)
+    shares = [CpuSet(n.os_index for n in nodes if n.cpuset & cpuset) for cpuset in cpusets]
+    return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
+
+
+def _usable_nodes(topology: Topology, allowed: CpuSet | None) -> list[NumaNode]:
+    """Return the allowed NUMA nodes that have memory, by number."""
+    has_sizes = any(n.memory_bytes for n in topology.numa_nodes)
+    nodes = [n for n in topology.numa_nodes if n.memory_bytes or not has_sizes]
+    return sorted((n for n in nodes if allowed is None or n.os_index in allowed), key=lambda n: n.os_index)
+
+
+def _divide(nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Sequence[CpuSet]) -> list[CpuSet]:
+    """Divide the NUMA nodes of one package among the workers that are at home on it."""
+    shares: list[set[int]] = [{n.os_index for n in nodes if n.os_index == h} for h in homes]
+    room = [sum(n.memory_bytes / homes.count(h) for n in nodes if n.os_index == h) for h in homes]
+    for node in nodes if homes else ():
+        if node.os_index in homes:
+            continue
+        users = [i for i, c in enumerate(cpusets) if c & node.cpuset]
+        if not users:
+            users = [min((room[i], abs((h or 0) - node.os_index), i) for i, h in enumerate(homes))[-1]]
+        for i in users:
+            shares[i].add(node.os_index)
+            room[i] += (node.memory_bytes or 1) / len(users)
+    # Some homes are not in the cgroup, or have no memory: then the package's other nodes are the nearest.
+    return [CpuSet(s) if s else CpuSet(n.os_index for n in nodes) for s in shares]

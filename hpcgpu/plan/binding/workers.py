@@ -1,4 +1,4 @@
-"""The workers of one node: the bindings, limits and variables with which they start."""
+"""The workers of one node: the bindings, memory limits, parts of RMM and cuDF, and variables with which they start."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
-from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, Settings, Topology, WorkerSpec
+from hpcgpu.model import (
+    Allocation,
+    Binding,
+    CpuSet,
+    Gpu,
+    HostMemory,
+    NodeLayout,
+    RunDocument,
+    Settings,
+    Topology,
+    WorkerSpec,
+)
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
-from hpcgpu.model.settings import NO_LIMIT
+from hpcgpu.model.settings import GPU_MEMORY, NO_LIMIT, NODE_MEMORY, RMM, Limit
+from hpcgpu.model.topology import Rapids
 from hpcgpu.plan.binding import plan_bindings
-from hpcgpu.plan.binding.memory import memory_reason, plan_memory_limit_bytes, plan_rapids, strict_room_bytes
 from hpcgpu.plan.binding.network import nccl_env, ucx_env
 from hpcgpu.plan.jobs import member_worker_name
 from hpcgpu.units import format_bytes
@@ -242,3 +253,110 @@ def plan_whole_node(settings: Settings, facts: NodeFacts, gpus: tuple[Gpu, ...])
     unlimited = replace(settings, device_memory_limit=NO_LIMIT)
     planned = plan_workers(unlimited, replace(facts, name="worker", gpus=gpus), everyone)
     return tuple(spec for _, spec in planned)
+
+
+def strict_room_bytes(topology: Topology, shares: Sequence[CpuSet]) -> tuple[int, ...]:
+    """Return the bytes that each worker's NUMA nodes have for it; a node of several workers is divided."""
+    users = {n.os_index: sum(n.os_index in s for s in shares) for n in topology.numa_nodes}
+    return tuple(
+        sum(n.memory_bytes // users[n.os_index] for n in topology.numa_nodes if n.os_index in s) for s in shares
+    )
+
+
+def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocument | None = None) -> HostMemory:
+    """Return the host memory that the job may use on its node: what the kernel grants, or less if the job has less."""
+    # On many sites no cgroup limits a job to the memory that it has requested, and more would harm the other jobs of
+    # its node. The batch system's answer comes before the run's memory, which counts in a job that was submitted for
+    # the run, and in each job of PBS, which may not report it: a user's own allocation may have been made with another
+    # number.
+    requested, settings = allocation.memory, run.settings if run else None
+    ours = run is not None and (run.shape != "in-allocation" or allocation.batch == "pbs")
+    if requested is None and ours and allocation.batch != "local" and settings and settings.memory_bytes:
+        source = f"memory={format_bytes(settings.memory_bytes)} (set by {settings.where('memory')})"
+        requested = HostMemory(settings.memory_bytes, source)
+    return requested if requested and requested.nbytes < granted.nbytes else granted
+
+
+def asks_granted_memory(allocation: Allocation, settings: Settings, shape: str) -> bool:
+    """Return whether to ask the batch system for the granted memory: PBS has no variable for it."""
+    # A job that was submitted with memory needs no question. Jobs of arrays do not ask: the number of questions must
+    # not grow with the number of jobs.
+    knows = shape == "gang" and settings.memory_bytes
+    return allocation.batch == "pbs" and shape != "member" and not knows
+
+
+def share_of(memory: HostMemory, workers: int, together: int) -> HostMemory:
+    """Return the memory of one leader's workers, if several leaders share the node."""
+    if workers >= together:
+        return memory
+    return HostMemory(memory.nbytes * workers // together, f"{workers} of {together} parts of {memory.source}")
+
+
+def memory_reason(limit_bytes: int | None, memory: HostMemory, *, others: bool) -> str:
+    """Explain a worker's memory limit, None: unknown; "" if the job has the node without ``others``' jobs."""
+    if limit_bytes is None:
+        return f"no memory limit: {memory.source}"
+    share = f"memory limit {format_bytes(limit_bytes)}: its share of {format_bytes(memory.nbytes)}, {memory.source}"
+    if memory.source != ALL_OF_THE_NODE:
+        return share if memory.source else ""
+    return f"{share}, which other jobs may also use: nothing limits this job (ask for memory=)" if others else ""
+
+
+def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simulated_bytes: int = 0) -> int | None:
+    """Return each worker's host memory limit, None for no limit; ConfigError if the limits of all do not fit."""
+    # limit is a part of the node's memory, or bytes. simulated_bytes is the memory of the node's simulated GPUs: host
+    # memory that the workers cannot use.
+    room, why = memory.nbytes - simulated_bytes, f" ({memory.source})" if memory.source else ""
+    if not limit:
+        return None
+    setting = f"memory_limit={limit!r}"
+    if not memory.has_size:
+        return limit.bytes_of(0, setting, NODE_MEMORY) or None
+    if room <= 0:
+        raise ConfigError(
+            f"the simulated GPUs of this node have {format_bytes(simulated_bytes)} together, but this job may use "
+            f"{format_bytes(memory.nbytes)} of host memory in all{why}: simulate fewer or smaller GPUs "
+            "(simulate='2x256MiB'), or ask for more memory"
+        )
+    nbytes = limit.bytes_of(room, setting, NODE_MEMORY, workers)
+    if nbytes * workers > room:
+        raise ConfigError(
+            f"{setting} for each of {workers} workers is {format_bytes(nbytes * workers)}, but this job "
+            f"may use {format_bytes(room)} on this node{why}: leave memory_limit out for equal shares, or ask for more"
+        )
+    return nbytes
+
+
+_ALIGNED_BYTES = 256  # of the sizes that RMM's pools take
+
+
+def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Rapids | None:
+    """Plan a worker's RMM and cuDF, by its name and share of its GPU (0: unknown); ConfigError for a wrong size."""
+    cite = settings.cite
+    sizes = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
+    limits: list[Limit] = [getattr(settings, name) for name in sizes]
+    nbytes = [limit.bytes_of(device_memory_bytes, cite(n), GPU_MEMORY) for n, limit in zip(sizes, limits, strict=True)]
+    pool, most, threshold = (n // _ALIGNED_BYTES * _ALIGNED_BYTES if n else None for n in nbytes)
+    if pool and not settings.rmm_managed_memory and 0 < device_memory_bytes < pool:
+        raise ConfigError(f"{cite(sizes[0])}, but the worker's GPU has {format_bytes(device_memory_bytes)} for it")
+    if pool and most and most < pool:
+        raise ConfigError(f"{cite(sizes[1])} is less than {cite(sizes[0])}: {format_bytes(pool)} of the worker's GPU")
+    layers: list[tuple[str, dict[str, int | str | None]]] = []
+    if settings.rmm_async:
+        layers.append(("CudaAsyncMemoryResource", {"initial_pool_size": pool, "release_threshold": threshold}))
+        layers += [("LimitingResourceAdaptor", {"allocation_limit": most})] if most else []
+    else:
+        layers.append(("ManagedMemoryResource" if settings.rmm_managed_memory else "CudaMemoryResource", {}))
+        layers += [("PoolMemoryResource", {"initial_pool_size": pool, "maximum_pool_size": most})] if pool else []
+    if settings.rmm_log_directory:
+        path = f"{settings.rmm_log_directory.rstrip('/')}/rmm_log_{worker}.txt"  # dask-cuda's name for it
+        layers.append(("LoggingResourceAdaptor", {"log_file_name": path}))
+    if settings.rmm_track_allocations:
+        layers.append(("TrackingResourceAdaptor", {}))
+    rmm_settings = [cite(name) for name in RMM if getattr(settings, name)]
+    needs = [("rmm", rmm_settings[0])] if rmm_settings else []
+    needs += [(name, cite("rmm_allocator_external_lib_list")) for name in settings.rmm_libraries]
+    needs += [("cudf", cite("enable_cudf_spill"))] if settings.enable_cudf_spill else []
+    layers_given = [(name, tuple((k, v) for k, v in arguments.items() if v is not None)) for name, arguments in layers]
+    resources = () if layers_given == [("CudaMemoryResource", ())] else tuple(layers_given)  # RMM's own choice
+    return Rapids(resources, settings.rmm_libraries, tuple(needs)) if needs else None

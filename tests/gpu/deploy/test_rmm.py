@@ -11,7 +11,7 @@ from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import worker
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.model.topology import Rapids
-from hpcgpu.plan.binding.memory import plan_rapids
+from hpcgpu.plan.binding.workers import plan_rapids
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.libraries import CudfObjects, is_cudf
 

@@ -19,8 +19,7 @@ from hpcgpu.deploy.processes import worker
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, Topology, WorkerSpec
 from hpcgpu.model.topology import Rapids
-from hpcgpu.plan.binding.memory import plan_rapids
-from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
+from hpcgpu.plan.binding.workers import NodeFacts, plan_rapids, plan_workers
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices import evict

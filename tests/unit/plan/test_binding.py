@@ -20,10 +20,9 @@ from scipy.optimize import linear_sum_assignment
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.model.settings import SHARE, Limit
-from hpcgpu.plan.binding import network, plan_bindings, simulated_gpus, split_cores, usable_cores
-from hpcgpu.plan.binding.memory import plan_memory_limit_bytes, plan_memory_nodes
+from hpcgpu.plan.binding import network, plan_bindings, plan_memory_nodes, simulated_gpus, split_cores, usable_cores
 from hpcgpu.plan.binding.network import NODE, Ports, plan_nics
-from hpcgpu.plan.binding.workers import NodeFacts, plan_workers
+from hpcgpu.plan.binding.workers import NodeFacts, plan_memory_limit_bytes, plan_workers
 from hpcgpu.report.machine import workers_table
 
 

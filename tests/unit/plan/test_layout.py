@@ -15,8 +15,15 @@ from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, Nic, NodeLayout, N
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.model.settings import SHARE, Limit
 from hpcgpu.plan import RankRecord, plan_layout
-from hpcgpu.plan.binding.memory import asks_granted_memory, plan_host_memory, plan_memory_limit_bytes, share_of
-from hpcgpu.plan.binding.workers import NodeFacts, node_warnings, plan_workers
+from hpcgpu.plan.binding.workers import (
+    NodeFacts,
+    asks_granted_memory,
+    node_warnings,
+    plan_host_memory,
+    plan_memory_limit_bytes,
+    plan_workers,
+    share_of,
+)
 from hpcgpu.report.machine import workers_table
 
 HOSTS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5)
