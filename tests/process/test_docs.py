@@ -73,9 +73,9 @@ def test_the_docstring_of_the_runner_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["mpirun ", "hpcgpu run "])
 def test_the_examples_of_the_readme_run(start: str) -> None:
-    """Both are an SVD."""
+    """Both are an SVD, the second on devices that do not hold it."""
     argv = ["env", f"--chdir={ROOT}", *line(start)]
     done = ranks.run_command(argv, {"PATH": f"{ranks.BIN}:/usr/bin:/bin"}, scaled(120))
     assert done.returncode == 0, done.stderr
     assert float(re.search(r"singular values of .*: largest relative difference (.+)", done.stdout)[1]) < 1e-12
-    assert re.search(r"^spilled: device_to_host .+, host_to_device \d.*B$", done.stdout, re.M), done.stdout
+    assert start == "mpirun " or re.search(r"^spilled: device_to_host [1-9].+, host_to_device [1-9]", done.stdout, re.M)
