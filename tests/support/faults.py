@@ -126,7 +126,7 @@ def make_ready(lab: Lab) -> None:
     def ready() -> bool:
         nodes = [state.split() for state in states()]
         for node in (name for name, state in nodes if state.startswith(("drain", "down"))):
-            lab.root("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            lab.exec(lab.login, ["scontrol", "update", f"NodeName={node}", "State=RESUME"], user="root")
         return bool(nodes) and {state for _, state in nodes} <= {"idle", "mixed", "allocated"}
 
     until(ready, "all nodes are ready", limit_s=240, every_s=0.3, shown=states)
