@@ -160,7 +160,7 @@ WAYS = {
     "LocalCluster, tls": "LocalCluster, tls",
     "LocalCluster, tcp": "LocalCluster, tcp",
 }
-UCX_BESIDE = ("tcp", "tls", "ucx", "ucx, polling")
+UCX_BESIDE = ("hpcgpu, tls", "hpcgpu, tcp", "hpcgpu, ucx", "hpcgpu, ucx, polling")
 
 
 def bytes_between_workers(f: Figures) -> Question:
@@ -176,9 +176,7 @@ def bytes_between_workers(f: Figures) -> Question:
         figure = by_who[who]
         return short(figure.value if figure else None)
 
-    # Before there were copies within a node, the rows had no "hpcgpu".
-    rest = f.select("protocols", "cores", lambda row: row["who"].removeprefix("hpcgpu, ") in UCX_BESIDE)
-    before = ", without copies within the node" if rest[0]["who"] in UCX_BESIDE else ""
+    rest = f.select("protocols", "cores", lambda row: row["who"] in UCX_BESIDE)
     beside = {
         "gib_per_s": ("GiB/s, arrays of 64 MiB", "8 arrays of 64 MiB, host"),
         "cpu_ms_per_task": ("CPU ms per task that does nothing", "1000 tasks that do nothing"),
@@ -203,7 +201,7 @@ def bytes_between_workers(f: Figures) -> Question:
         f"{say(speed, 'LocalCluster, tls')}. CPU seconds per GiB fall from {say(cpu, 'LocalCluster, tls')} to "
         f"{say(cpu, 'hpcgpu, tls')}.",
         [
-            (f"{rest[0]['measured'][:10]}{before}", *(row["who"] for row in rest)),
+            ("beside UCX", *(row["who"] for row in rest)),
             *(
                 (text, *(short(f.value("protocols", case, measure, row["who"])) for row in rest))
                 for measure, (text, case) in beside.items()
