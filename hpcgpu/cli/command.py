@@ -74,8 +74,9 @@ class Group(_WithExamples, click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands; called by click."""
-        others = set(self.commands).difference(*self.headings.values())
-        width = max(map(len, self.commands))
+        shown = {name for name, command in self.commands.items() if not command.hidden}
+        others = shown.difference(*self.headings.values())
+        width = max(map(len, shown))
         for heading, names in {**self.headings, "Commands": sorted(others)}.items():
             if names:
                 helps = (self.commands[name].get_short_help_str(formatter.width - width - 6) for name in names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
 from hpcgpu.config import layers
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import log
 from hpcgpu.model import settings
 from hpcgpu.report import Column, Table
 
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 
 _PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+
+
+# Other names of hpcgpu plan, for one release.
+_DRY_RUN = click.option("--dry-run", is_flag=True, hidden=True, help="As hpcgpu plan.")
+_DRY_JSON = click.option("--json", "as_json", is_flag=True, hidden=True, help="With --dry-run: as hpcgpu plan --json.")
 
 
 class _LikeDasks(Command):
@@ -206,13 +213,18 @@ def demo(memory_limit: str) -> None:
         "srun -n 9 --overcommit hpcgpu run my_script.py": "one rank each, in a Slurm job",
     },
 )
+@_DRY_RUN
+@_DRY_JSON
 @setting_options(layers.RUN)
 @click.argument("script", **_SCRIPT)
-def run(script: tuple[str, ...], **arguments: object) -> None:
+def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
     from hpcgpu.deploy import start
 
-    start.run(typed_settings(arguments), FROM, _checked(script, layers.RUN))
+    if dry_run or as_json:
+        _plan_instead("hpcgpu run --dry-run", dry_run, {**arguments, "script": script, "as_json": as_json})
+    else:
+        start.run(typed_settings(arguments), FROM, _checked(script, layers.RUN))
 
 
 @hpcgpu.command(
@@ -224,18 +236,33 @@ def run(script: tuple[str, ...], **arguments: object) -> None:
     },
 )
 @click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
+@click.option("--print", "only_script", is_flag=True, hidden=True, help="As hpcgpu plan --script.")
+@_DRY_RUN
+@_DRY_JSON
 @setting_options(layers.LAUNCH)
 @click.argument("script", **_SCRIPT)
-def launch(script: tuple[str, ...], document: str | None, **arguments: object) -> None:
+def launch(
+    script: tuple[str, ...],
+    document: str | None,
+    only_script: bool,
+    dry_run: bool,
+    as_json: bool,
+    **arguments: object,
+) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
     from hpcgpu.deploy import start
 
     options = typed_settings(arguments)
     if document is not None:
-        if options or script:
+        if options or script or only_script or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_document(document)
-    start.launch(options, FROM, _checked(script, layers.LAUNCH))
+    if only_script:
+        _plan_instead("hpcgpu launch --print", True, {**arguments, "script": script, "only_script": True})
+    elif dry_run or as_json:
+        _plan_instead("hpcgpu launch --dry-run", dry_run, {**arguments, "script": script, "as_json": as_json})
+    else:
+        start.launch(options, FROM, _checked(script, layers.LAUNCH))
 
 
 @hpcgpu.command(
@@ -277,10 +304,9 @@ def plan(  # each is an option
     With --diff the exit code is diff's: 0 for plans that are alike, 1 for differences, 2 for trouble.
     """
     from hpcgpu.deploy import preview
-    from hpcgpu.deploy.preview import named, read_machine
 
     script = _checked(script, "hpcgpu plan")
-    machine = None if file is None else (read_machine(file), named(file))
+    machine = None if file is None else (preview.read_machine(file), preview.named(file))
     planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask and not only_script)
     if only_script:
         click.echo(planned.script.rstrip("\n"))
@@ -291,6 +317,30 @@ def plan(  # each is an option
         return int(bool(differing))
     _show(planned, as_json)
     return 0
+
+
+@hpcgpu.command(
+    hidden=True,
+    context_settings={"ignore_unknown_options": True},
+    examples={"hpcgpu plan --batch slurm --gpus sim:4 --script": "the same"},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def jobscript(words: tuple[str, ...]) -> int:
+    """Do as hpcgpu plan --script."""
+    _say_alias("hpcgpu jobscript", "hpcgpu plan --script")
+    return int(plan.main(["--script", *words], "hpcgpu plan", standalone_mode=False) or 0)
+
+
+def _plan_instead(older: str, has_flag: bool, arguments: Mapping[str, Any]) -> None:
+    """Run ``hpcgpu plan`` for an option that is another name of it, for one release."""
+    if not has_flag:
+        raise ConfigError("--json needs --dry-run: a run prints the output of its script; give both, or neither")
+    _say_alias(older, "hpcgpu plan --script" if "only_script" in arguments else "hpcgpu plan")
+    click.get_current_context().invoke(plan, **arguments)
+
+
+def _say_alias(older: str, better: str) -> None:
+    log.say(f"{older} is another name of '{better}', and will be gone in the next release")
 
 
 @hpcgpu.command(
