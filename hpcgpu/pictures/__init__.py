@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from xml.sax.saxutils import escape, quoteattr
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.pictures.shapes import (
-    BOLD,
     GAP,
     TAG,
     Box,
-    Node,
-    NumaContents,
     Text,
     Tile,
     bottom,
     columns_for,
     fit,
-    gib,
-    gpu_name,
     in_rows,
-    is_same_gpu,
-    node_of,
     tags,
-    worker_cells,
+    to_svg,
+    walk,
     wrap,
 )
-from hpcgpu.plan.binding.network import DISTANCE_WORDS
-from hpcgpu.report.machine import port_name
-from hpcgpu.units import counted
+from hpcgpu.plan.binding.network import DISTANCE_WORDS, UNKNOWN, Ports
+from hpcgpu.report.machine import MAKERS, port_name
+from hpcgpu.units import counted, format_bytes
 
 WIDTH = 1000
 MARGIN = 24
@@ -51,6 +44,109 @@ _KINDS |= {"usnic": "usNIC", "ethernet": "Ethernet"}
 _MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "memory without cores"}
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A topology and the bindings that are planned on it."""
+
+    topology: Topology
+    bindings: tuple[Binding, ...]
+    names: tuple[str, ...]
+    cores: tuple[CpuSet, ...]  # the topology's, and one for each planned PU without a core, as in the plan
+    gpus: tuple[Gpu, ...]  # the topology's, and other (simulated) ones of the bindings, by PCI address
+
+    def of_port(self, nic: Nic) -> tuple[int, ...]:
+        """Return the workers that use this port."""
+        used = (nic.name, nic.port)
+        return tuple(i for i, b in enumerate(self.bindings) if used in [(n.name, n.port) for n in b.nics])
+
+    def by_distance(self, nic: Nic) -> dict[int, list[int]]:
+        """Return the workers that use this port by its distance from their GPU, the nearest first."""
+        ports, out = Ports(self.topology), defaultdict[int, list[int]](list)
+        for worker in self.of_port(nic):
+            gpus = self.bindings[worker].gpus
+            out[ports.distance(gpus[0], nic).kind if gpus else UNKNOWN].append(worker)
+        return dict(sorted(out.items()))
+
+    @property
+    def title(self) -> str:
+        """The machine's name, or its GPUs."""
+        names = ", ".join(dict.fromkeys(map(gpu_name, self.gpus)))
+        parts = f"{counted(len(self.gpus), 'GPU')}: {names}" if self.gpus else counted(len(self.cores), "core")
+        return self.topology.name or f"Machine with {parts}"
+
+    def near(self, device: Gpu | Nic) -> int | None:
+        """Return the NUMA node with cores that is next to a device; None if it is unknown."""
+        return next((n.os_index for n in self.topology.numa_nodes if n.os_index == device.numa_node), None)
+
+    def home(self, pus: CpuSet) -> int | None:
+        """Return the NUMA node with cores that has one of these PUs; None without one."""
+        return next((n.os_index for n in self.topology.numa_nodes if n.cpuset & pus), None)
+
+    def format_workers(self, workers: Sequence[int]) -> str:
+        """Format workers by number and name."""
+        named = [f"{i}" if self.names[i] == str(i) else f"{i} ({self.names[i]})" for i in workers]
+        return f"worker{'s' if len(named) > 1 else ''} {', '.join(named)}" if named else "no worker"
+
+
+def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str]) -> Node:
+    """Return the node with its bindings; raise ValueError unless there is a name for each binding, or no name."""
+    names = tuple(names) or tuple(str(i) for i in range(len(bindings)))
+    if len(names) != len(bindings):
+        raise ValueError(f"{len(names)} names for {len(bindings)} bindings; give one for each, or none")
+    rest = CpuSet().union(*(b.cpuset for b in bindings)).difference(*topology.cores)
+    gpus = list(topology.gpus)
+    for gpu in (b.gpus[0] for b in bindings if b.gpus):
+        if not any(is_same_gpu(gpu, g) for g in gpus):
+            gpus.append(gpu)
+    return Node(
+        topology,
+        tuple(bindings),
+        names,
+        tuple(sorted([*topology.cores, *(CpuSet([i]) for i in rest)], key=min)),
+        tuple(sorted(gpus, key=lambda g: (g.pci, g.uuid))),
+    )
+
+
+def is_same_gpu(a: Gpu, b: Gpu) -> bool:
+    """Return whether a binding's GPU is this one, as far as their UUIDs are known."""
+    return a.pci == b.pci and (a.uuid == b.uuid or (not (a.uuid and b.uuid) and a.mig == b.mig))
+
+
+def gpu_name(gpu: Gpu) -> str:
+    """Return the model, or the maker, and the profile of a MIG slice."""
+    name = gpu.model or MAKERS.get(gpu.vendor, gpu.vendor)
+    return f"{name} MIG {gpu.mig}" if gpu.mig else name
+
+
+def gib(size_bytes: int) -> str:
+    """Return a size in GiB; a simulated GPU may have less than one. 0 is an unknown size."""
+    if size_bytes == 0:
+        return "? GiB"
+    return f"{size_bytes / 2**30:.0f} GiB" if size_bytes >= 2**30 else format_bytes(size_bytes)
+
+
+def worker_cells(node: Node, worker: int) -> tuple[str, str, str, str, str]:
+    """Return the worker's name, GPU, cores, memory policy and port."""
+    binding = node.bindings[worker]
+    gpu = binding.gpus[0] if binding.gpus else None
+    count = counted(sum(bool(core & binding.cpuset) for core in node.cores), "core")
+    nodes = binding.memory_nodes
+    where = f", node{'s' if len(nodes) > 1 else ''} {nodes}" if nodes else ""
+    memory = "not bound" if binding.memory_policy == "none" else binding.memory_policy + where
+    shared = ", shared" if binding.shared_cores else ""
+    ports = [
+        port_name(n) + (f" ({binding.interface})" if binding.interface not in ("", n.name) else "")
+        for n in binding.nics
+    ]
+    return (
+        node.names[worker],
+        f"GPU {next(i for i, g in enumerate(node.gpus) if is_same_gpu(gpu, g))}, {gpu.pci}" if gpu else "-",
+        f"{count}{shared}: PUs {binding.cpuset}",
+        memory,
+        ", ".join(ports) or "-",
+    )
+
+
 def machine(node: Node, y: float) -> tuple[Tile, ...]:
     """Lay out the packages in one column, or in two if each has one NUMA node; then the parts of unknown locality."""
     packages: dict[int, list[NumaNode]] = {}
@@ -61,7 +157,7 @@ def machine(node: Node, y: float) -> tuple[Tile, ...]:
     makers = [partial(_package, node, number, nodes, min(most, 4)) for number, nodes in packages.items()]
     out = in_rows(makers, MARGIN, y, WIDTH - 2 * MARGIN, beside)
     header, below = ("locality unknown", "", "the NUMA node of these is not known"), bottom(out, y - GAP) + GAP
-    lost = _parts(node, "unknown", header, node.contents_of(None), MARGIN, below, WIDTH - 2 * MARGIN)
+    lost = _parts(node, "unknown", header, None, MARGIN, below, WIDTH - 2 * MARGIN)
     return (*out, lost) if lost.inside else out
 
 
@@ -78,25 +174,27 @@ def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x:
 
 
 def _numa_node(node: Node, numa: NumaNode, x: float, y: float, width: float) -> Tile:
-    contents = node.contents_of(numa.os_index)
-    subtitle = f"{counted(len(contents.cores), 'core')}, PUs {numa.cpuset}"
-    return _parts(node, "node", (f"NUMA node {numa.os_index}", gib(numa.memory_bytes), subtitle), contents, x, y, width)
+    count = sum(node.home(core) == numa.os_index for core in node.cores)
+    header = f"NUMA node {numa.os_index}", gib(numa.memory_bytes), f"{counted(count, 'core')}, PUs {numa.cpuset}"
+    return _parts(node, "node", header, numa.os_index, x, y, width)
 
 
 def _parts(
-    node: Node, kind: str, header: tuple[str, str, str], contents: NumaContents, x: float, y: float, width: float
+    node: Node, kind: str, header: tuple[str, str, str], numa: int | None, x: float, y: float, width: float
 ) -> Tile:
-    """Lay out a box with a header, and cores, GPUs, ports and other memory below each other."""
-    title, right, subtitle = header
+    """Lay out a box with a header, and cores, GPUs, ports and memory of a NUMA node, or of an unknown one."""
+    topology, (title, right, subtitle) = node.topology, header
     left, inner = x + _PAD, width - 2 * _PAD
     texts = [Text(left, y + 20, title, _LARGE, bold=True), Text(left, y + 37, fit(subtitle, inner, _SMALL), _SMALL)]
     if right:
         texts.append(Text(left + inner, y + 20, right, _PLAIN, anchor="end"))
-    inside = list(_cores(node, contents.cores, left, y + 46, inner))
+    others = {n.package for n in topology.numa_nodes} if numa is None else ()
+    memories = [m for m in topology.other_memory if m.package not in others and node.home(m.cpuset) == numa]
+    inside = _cores(node, [core for core in node.cores if node.home(core) == numa], left, y + 46, inner)
     groups: list[tuple[Sequence[Callable[[float, float, float], Tile]], float]] = [
-        ([partial(_gpu, node, g) for g in contents.gpus], _GPU_WIDTH),
-        ([partial(_port, node, n) for n in contents.nics], _PORT_WIDTH),
-        ([partial(_memory, m) for m in contents.memories], _MEMORY_WIDTH),
+        ([partial(_gpu, node, g) for g in node.gpus if node.near(g) == numa], _GPU_WIDTH),
+        ([partial(_port, node, n) for n in topology.nics if node.near(n) == numa], _PORT_WIDTH),
+        ([partial(_memory, m) for m in memories], _MEMORY_WIDTH),
     ]
     for makers, smallest in groups:
         top = bottom(inside, y + 46 - GAP) + GAP
@@ -134,7 +232,7 @@ def _gpu(node: Node, gpu: Gpu, x: float, y: float, width: float) -> Tile:
     name = f"{number} · {model}"
     room = width - 3 * 8 - min(len(workers), 2) * TAG
     fits = fit(name, room, _PLAIN, bold=True) == name
-    lines = [name] if fits else [number, *wrap(model, room / BOLD, _PLAIN)]
+    lines = [name] if fits else [number, *wrap(model, room, _PLAIN, bold=True)]
     texts = [Text(x + 8, y + 18 + _LINE_PX * i, line, _PLAIN, bold=True) for i, line in enumerate(lines)]
     size = gib(gpu.memory_bytes) if gpu.memory_bytes else ""
     place = fit(" · ".join(filter(None, (gpu.pci, size))), room, _SMALL)
@@ -177,17 +275,8 @@ def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
     return Tile("memory", Box(x, y, width, 41), texts, tooltip=", ".join(lines))
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A laid-out picture, ``WIDTH`` wide."""
-
-    height: float
-    texts: tuple[Text, ...]
-    tiles: tuple[Tile, ...]
-
-
-def lay_out(node: Node) -> Picture:
-    """Lay out the picture of the node: title, machine, legend, notes."""
+def lay_out(node: Node) -> Tile:
+    """Lay out the picture of the node, ``WIDTH`` wide: title, machine, legend, notes."""
     topology = node.topology
     inner = WIDTH - 2 * MARGIN
     parts: list[Collection[object]] = [{n.package for n in topology.numa_nodes}, topology.numa_nodes, node.cores]
@@ -203,7 +292,7 @@ def lay_out(node: Node) -> Picture:
     tiles += _samples(tiles, bottom(tiles, 78) + 12)
     tiles += _legend(node, bottom(tiles, 78) + 12)
     tiles += _notes(node, bottom(tiles, 78) + 10)
-    return Picture(bottom(tiles, 78) + MARGIN, texts, tuple(tiles))
+    return Tile("paper", Box(0, 0, WIDTH, bottom(tiles, 78) + MARGIN), texts, tuple(tiles))
 
 
 def _samples(tiles: Sequence[Tile], y: float) -> list[Tile]:
@@ -282,123 +371,7 @@ def _workers(numbers: Sequence[int]) -> str:
     return f"worker{'s' if len(numbers) > 1 else ''} {CpuSet(numbers)}"
 
 
-def walk(tiles: Sequence[Tile]) -> Iterator[Tile]:
-    """Yield the tiles and all tiles inside them."""
-    for tile in tiles:
-        yield tile
-        yield from walk(tile.inside)
-
-
-# Paul Tol's "light" scheme (SRON technical note 3.2), made to be told apart by colour-blind readers under dark text;
-# then eight with the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic and
-# tritanopic eyes see them (model of Machado et al., 2009). The number in each box has the same meaning without colour.
-COLOURS = (
-    *("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00"),
-    *("#8888EE", "#BBFFBB", "#AA88AA", "#EE6677", "#BB8833", "#AACC99", "#DDFFDD", "#779977"),
-)
-INK = "#1A1A1A"
-FADED = "#5F5F5F"
-_LINE, _PALE = "#8A8A8A", "#F1F1F1"
-# fill, outline, its width, radius of the corners
-_STYLES = {
-    "package": ("#FAFAFA", "#444444", 1.5, 8),
-    "node": ("#FFFFFF", _LINE, 1, 6),
-    "unknown": ("#FFFFFF", _LINE, 1, 6),
-    "core": ("#FFFFFF", _LINE, 1, 2),
-    "gpu": ("#FFFFFF", "#333333", 1.2, 4),
-    "port": ("#FFFFFF", INK, 2, 4),
-    "port idle": (_PALE, "#777777", 1, 4),
-    "memory": ("#FFFFFF", _LINE, 1, 4),
-    "tag": ("#FFFFFF", "#333333", 0.8, 2),
-}
-# From a port to a GPU, by the kind of distance: width and dashes of a line.
-_DISTANCES = ((4, "none"), (1.5, "none"), (2, "8 3"), (2, "6 3 2 3"), (2, "2 3"), (0, "none"))
-
-
 def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> str:
     """Render a node and its workers (``names``, or their numbers) as a self-contained SVG 1.1; or ValueError."""
     node = node_of(topology, bindings, names)
-    picture = lay_out(node)
-    size = f'width="{WIDTH}" height="{_n(picture.height)}" viewBox="0 0 {WIDTH} {_n(picture.height)}"'
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" version="1.1" {size}',
-        "  font-family=\"Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif\">",
-        f"<title>{_escape(node.title)}</title>",
-        f'<rect width="{WIDTH}" height="{_n(picture.height)}" fill="#FFFFFF"/>',
-        *(_text(t) for t in picture.texts),
-        *(line for tile in picture.tiles for line in _tile(tile)),
-        "</svg>",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def colour(worker: int) -> str:
-    """Return the worker's fill; sixteen colours repeat."""
-    return COLOURS[worker % len(COLOURS)]
-
-
-def _tile(tile: Tile) -> Iterator[str]:
-    workers = f' data-workers="{" ".join(map(str, tile.workers))}"' if tile.workers else ""
-    yield f"<g class={quoteattr(tile.kind + ' crossed' * tile.crossed)}{workers}>"
-    if tile.tooltip:
-        yield f"<title>{_escape(tile.tooltip)}</title>"
-    yield from _shape(tile)
-    for text in tile.texts:
-        yield _text(text, FADED if tile.kind == "port idle" else INK)
-    for inside in tile.inside:
-        yield from _tile(inside)
-    yield "</g>"
-
-
-def _shape(tile: Tile) -> Iterator[str]:
-    kind = tile.kind.removeprefix("sample ")
-    box = tile.box
-    if kind == "row":
-        yield f'<path d="M{_n(box.x)} {_n(box.bottom)}h{_n(box.width)}" stroke="#CCCCCC"/>'
-    if kind.startswith("distance "):
-        width, dashes = _DISTANCES[int(kind.split()[1])]
-        line = f'stroke="{INK}" stroke-width="{width}" stroke-dasharray="{dashes}"'
-        yield f'<path d="M{_n(box.x)} {_n(box.y + box.height / 2)}h{_n(box.width)}" {line}/>'
-    if kind not in _STYLES:
-        return
-    fill, line, width, radius = _STYLES[kind]
-    if len(tile.workers) == 1:
-        fill = colour(tile.workers[0])
-    elif tile.crossed:
-        fill = _PALE
-    if kind == "core":
-        line = INK if tile.workers else "#AAAAAA"
-    outline = f'rx="{radius}" stroke="{line}" stroke-width="{width}"'
-    if kind == "port idle":
-        outline += ' stroke-dasharray="4 3"'
-    yield f'<rect {_box(box)} {outline} fill="{fill}"/>'
-    if kind == "gpu" and len(tile.workers) > 1:
-        each = box.width / len(tile.workers)
-        for i, worker in enumerate(tile.workers):
-            strip = Box(box.x + i * each, box.y, each, box.height)
-            yield f'<rect class="strip" {_box(strip)} fill="{colour(worker)}"/>'
-        yield f'<rect {_box(box)} {outline} fill="none"/>'
-    if tile.crossed:
-        across = f"M{_n(box.x)} {_n(box.y)}L{_n(box.right)} {_n(box.bottom)}"
-        back = f"M{_n(box.right)} {_n(box.y)}L{_n(box.x)} {_n(box.bottom)}"
-        yield f'<path class="cross" d="{across}{back}" stroke="#BDBDBD" stroke-width="1.5"/>'
-
-
-def _text(text: Text, fill: str = INK) -> str:
-    anchor = f' text-anchor="{text.anchor}"' if text.anchor != "start" else ""
-    weight = ' font-weight="bold"' if text.bold else ""
-    attributes = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{_n(text.size)}"'
-    return f'<text {attributes} fill="{fill}"{anchor}{weight}>{_escape(text.text)}</text>'
-
-
-def _box(box: Box) -> str:
-    return f'x="{_n(box.x)}" y="{_n(box.y)}" width="{_n(box.width)}" height="{_n(box.height)}"'
-
-
-def _n(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def _escape(text: str) -> str:
-    """Escape text for XML; characters that XML 1.0 forbids, or that change the direction, become U+FFFD."""
-    return escape("".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" else c for c in text))
+    return to_svg(node.title, lay_out(node))

@@ -1,17 +1,13 @@
-"""Boxes, lines of text and tiles of a picture, and the contents of a NUMA node. Lengths are in SVG user units (px)."""
+"""Boxes, lines of text and tiles of a picture, and their SVG. Lengths are in SVG user units (px)."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-
-from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.binding.network import UNKNOWN, Ports
-from hpcgpu.report.machine import MAKERS, port_name
-from hpcgpu.units import counted, format_bytes
+from xml.sax.saxutils import escape, quoteattr
 
 GAP = 6
 TAG = 20  # side of a worker's numbered square
@@ -21,7 +17,7 @@ _EMS = dict.fromkeys(map(chr, range(32, 127)), 0.64)
 _EMS |= dict.fromkeys(" ,.'iljIJ·", 0.33) | dict.fromkeys(":;|!/\\()[]ftr-", 0.43) | dict.fromkeys('"`*_', 0.52)
 _EMS |= dict.fromkeys("ABCEFKPRSTVXYZ", 0.7) | dict.fromkeys("wOQGDNUH#&+<>=~^", 0.84) | dict.fromkeys("mMW@%", 1.0)
 _OTHER = 1.05  # what is not ASCII may be as wide as it is high
-BOLD = 1.16
+_BOLD = 1.16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class Tile:
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """Return the greatest width of the text in any of the usual sans-serif fonts."""
-    return sum(_EMS.get(c, _OTHER) for c in text) * size * (BOLD if bold else 1.0)
+    return sum(_EMS.get(c, _OTHER) for c in text) * size * (_BOLD if bold else 1.0)
 
 
 def fit(text: str, width: float, size: float, bold: bool = False) -> str:
@@ -90,16 +86,16 @@ def fit(text: str, width: float, size: float, bold: bool = False) -> str:
     return text + "…"
 
 
-def wrap(text: str, width: float, size: float) -> list[str]:
+def wrap(text: str, width: float, size: float, bold: bool = False) -> list[str]:
     """Break the text into lines no wider than ``width``, at blanks and commas; inside a word if nothing else fits."""
     lines = [""]
     for piece in re.findall(r"[^\s,]*[\s,]+|[^\s,]+", text):
-        if text_width(lines[-1] + piece.rstrip(), size) > width and lines[-1]:
+        if text_width(lines[-1] + piece.rstrip(), size, bold) > width and lines[-1]:
             lines.append("")
         lines[-1] += piece
-        while text_width(lines[-1].rstrip(), size) > width and len(lines[-1]) > 1:
+        while text_width(lines[-1].rstrip(), size, bold) > width and len(lines[-1]) > 1:
             last = lines[-1]
-            cut = next(n for n in range(len(last) - 1, 0, -1) if n == 1 or text_width(last[:n], size) <= width)
+            cut = next(n for n in range(len(last) - 1, 0, -1) if n == 1 or text_width(last[:n], size, bold) <= width)
             lines[-1:] = [last[:cut], last[cut:]]
     return [line.rstrip() for line in lines]
 
@@ -142,122 +138,117 @@ def bottom(tiles: Sequence[Tile], otherwise: float) -> float:
     return max((t.box.bottom for t in tiles), default=otherwise)
 
 
-@dataclass(frozen=True, slots=True)
-class NumaContents:
-    """The parts of one NUMA node, or the parts without a known one."""
-
-    cores: tuple[CpuSet, ...]
-    gpus: tuple[Gpu, ...]
-    nics: tuple[Nic, ...]
-    memories: tuple[NumaNode, ...]
+def walk(tiles: Sequence[Tile]) -> Iterator[Tile]:
+    """Yield the tiles and all tiles inside them."""
+    for tile in tiles:
+        yield tile
+        yield from walk(tile.inside)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A topology and the bindings that are planned on it."""
-
-    topology: Topology
-    bindings: tuple[Binding, ...]
-    names: tuple[str, ...]
-    cores: tuple[CpuSet, ...]  # the topology's, and one for each planned PU without a core, as in the plan
-    gpus: tuple[Gpu, ...]  # the topology's, and other (simulated) ones of the bindings, by PCI address
-
-    def of_port(self, nic: Nic) -> tuple[int, ...]:
-        """Return the workers that use this port."""
-        used = (nic.name, nic.port)
-        return tuple(i for i, b in enumerate(self.bindings) if used in [(n.name, n.port) for n in b.nics])
-
-    def by_distance(self, nic: Nic) -> dict[int, list[int]]:
-        """Return the workers that use this port by its distance from their GPU, the nearest first."""
-        ports, out = Ports(self.topology), defaultdict[int, list[int]](list)
-        for worker in self.of_port(nic):
-            gpus = self.bindings[worker].gpus
-            out[ports.distance(gpus[0], nic).kind if gpus else UNKNOWN].append(worker)
-        return dict(sorted(out.items()))
-
-    @property
-    def title(self) -> str:
-        """The machine's name, or its GPUs."""
-        names = ", ".join(dict.fromkeys(map(gpu_name, self.gpus)))
-        parts = f"{counted(len(self.gpus), 'GPU')}: {names}" if self.gpus else counted(len(self.cores), "core")
-        return self.topology.name or f"Machine with {parts}"
-
-    def contents_of(self, numa: int | None) -> NumaContents:
-        """Return the parts of the NUMA node with this OS index; None: the parts without a known one."""
-        homes = {n.os_index for n in self.topology.numa_nodes}
-        others = {n.package for n in self.topology.numa_nodes} if numa is None else ()
-        memories = (m for m in self.topology.other_memory if m.package not in others)
-        return NumaContents(
-            tuple(c for c in self.cores if self.home(c) == numa),
-            tuple(g for g in self.gpus if (g.numa_node if g.numa_node in homes else None) == numa),
-            tuple(n for n in self.topology.nics if (n.numa_node if n.numa_node in homes else None) == numa),
-            tuple(m for m in memories if self.home(m.cpuset) == numa),
-        )
-
-    def home(self, pus: CpuSet) -> int | None:
-        """Return the NUMA node with cores that has one of these PUs; None without one."""
-        return next((n.os_index for n in self.topology.numa_nodes if n.cpuset & pus), None)
-
-    def format_workers(self, workers: Sequence[int]) -> str:
-        """Format workers by number and name."""
-        named = [f"{i}" if self.names[i] == str(i) else f"{i} ({self.names[i]})" for i in workers]
-        return f"worker{'s' if len(named) > 1 else ''} {', '.join(named)}" if named else "no worker"
+# Paul Tol's "light" scheme (SRON technical note 3.2), made to be told apart by colour-blind readers under dark text;
+# then eight with the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic and
+# tritanopic eyes see them (model of Machado et al., 2009). The number in each box has the same meaning without colour.
+COLOURS = (
+    *("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00"),
+    *("#8888EE", "#BBFFBB", "#AA88AA", "#EE6677", "#BB8833", "#AACC99", "#DDFFDD", "#779977"),
+)
+INK = "#1A1A1A"
+FADED = "#5F5F5F"
+_LINE, _PALE = "#8A8A8A", "#F1F1F1"
+# fill, outline, its width, radius of the corners
+_STYLES = {
+    "package": ("#FAFAFA", "#444444", 1.5, 8),
+    "node": ("#FFFFFF", _LINE, 1, 6),
+    "unknown": ("#FFFFFF", _LINE, 1, 6),
+    "core": ("#FFFFFF", _LINE, 1, 2),
+    "gpu": ("#FFFFFF", "#333333", 1.2, 4),
+    "port": ("#FFFFFF", INK, 2, 4),
+    "port idle": (_PALE, "#777777", 1, 4),
+    "memory": ("#FFFFFF", _LINE, 1, 4),
+    "tag": ("#FFFFFF", "#333333", 0.8, 2),
+}
+# From a port to a GPU, by the kind of distance: width and dashes of a line.
+_DISTANCES = ((4, "none"), (1.5, "none"), (2, "8 3"), (2, "6 3 2 3"), (2, "2 3"), (0, "none"))
 
 
-def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str]) -> Node:
-    """Return the node with its bindings; raise ValueError unless there is a name for each binding, or no name."""
-    names = tuple(names) or tuple(str(i) for i in range(len(bindings)))
-    if len(names) != len(bindings):
-        raise ValueError(f"{len(names)} names for {len(bindings)} bindings; give one for each, or none")
-    rest = CpuSet().union(*(b.cpuset for b in bindings)).difference(*topology.cores)
-    gpus = list(topology.gpus)
-    for gpu in (b.gpus[0] for b in bindings if b.gpus):
-        if not any(is_same_gpu(gpu, g) for g in gpus):
-            gpus.append(gpu)
-    return Node(
-        topology,
-        tuple(bindings),
-        names,
-        tuple(sorted([*topology.cores, *(CpuSet([i]) for i in rest)], key=min)),
-        tuple(sorted(gpus, key=lambda g: (g.pci, g.uuid))),
-    )
-
-
-def is_same_gpu(a: Gpu, b: Gpu) -> bool:
-    """Return whether a binding's GPU is this one, as far as their UUIDs are known."""
-    return a.pci == b.pci and (a.uuid == b.uuid or (not (a.uuid and b.uuid) and a.mig == b.mig))
-
-
-def gpu_name(gpu: Gpu) -> str:
-    """Return the model, or the maker, and the profile of a MIG slice."""
-    name = gpu.model or MAKERS.get(gpu.vendor, gpu.vendor)
-    return f"{name} MIG {gpu.mig}" if gpu.mig else name
-
-
-def gib(size_bytes: int) -> str:
-    """Return a size in GiB; a simulated GPU may have less than one. 0 is an unknown size."""
-    if size_bytes == 0:
-        return "? GiB"
-    return f"{size_bytes / 2**30:.0f} GiB" if size_bytes >= 2**30 else format_bytes(size_bytes)
-
-
-def worker_cells(node: Node, worker: int) -> tuple[str, str, str, str, str]:
-    """Return the worker's name, GPU, cores, memory policy and port."""
-    binding = node.bindings[worker]
-    gpu = binding.gpus[0] if binding.gpus else None
-    count = counted(sum(bool(core & binding.cpuset) for core in node.cores), "core")
-    nodes = binding.memory_nodes
-    where = f", node{'s' if len(nodes) > 1 else ''} {nodes}" if nodes else ""
-    memory = "not bound" if binding.memory_policy == "none" else binding.memory_policy + where
-    shared = ", shared" if binding.shared_cores else ""
-    ports = [
-        port_name(n) + (f" ({binding.interface})" if binding.interface not in ("", n.name) else "")
-        for n in binding.nics
+def to_svg(title: str, paper: Tile) -> str:
+    """Render a picture as a self-contained SVG 1.1."""
+    width, height = _n(paper.box.width), _n(paper.box.height)
+    size = f'width="{width}" height="{height}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" version="1.1" {size} viewBox="0 0 {width} {height}"',
+        "  font-family=\"Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif\">",
+        f"<title>{_escape(title)}</title>",
+        f'<rect {size} fill="#FFFFFF"/>',
+        *map(_text, paper.texts),
+        *(line for tile in paper.inside for line in _tile(tile)),
+        "</svg>",
     ]
-    return (
-        node.names[worker],
-        f"GPU {next(i for i, g in enumerate(node.gpus) if is_same_gpu(gpu, g))}, {gpu.pci}" if gpu else "-",
-        f"{count}{shared}: PUs {binding.cpuset}",
-        memory,
-        ", ".join(ports) or "-",
-    )
+    return "\n".join(lines) + "\n"
+
+
+def _tile(tile: Tile) -> Iterator[str]:
+    workers = f' data-workers="{" ".join(map(str, tile.workers))}"' if tile.workers else ""
+    yield f"<g class={quoteattr(tile.kind + ' crossed' * tile.crossed)}{workers}>"
+    if tile.tooltip:
+        yield f"<title>{_escape(tile.tooltip)}</title>"
+    yield from _shape(tile)
+    for text in tile.texts:
+        yield _text(text, FADED if tile.kind == "port idle" else INK)
+    for inside in tile.inside:
+        yield from _tile(inside)
+    yield "</g>"
+
+
+def _shape(tile: Tile) -> Iterator[str]:
+    kind = tile.kind.removeprefix("sample ")
+    box = tile.box
+    if kind == "row":
+        yield f'<path d="M{_n(box.x)} {_n(box.bottom)}h{_n(box.width)}" stroke="#CCCCCC"/>'
+    if kind.startswith("distance "):
+        width, dashes = _DISTANCES[int(kind.split()[1])]
+        line = f'stroke="{INK}" stroke-width="{width}" stroke-dasharray="{dashes}"'
+        yield f'<path d="M{_n(box.x)} {_n(box.y + box.height / 2)}h{_n(box.width)}" {line}/>'
+    if kind not in _STYLES:
+        return
+    fill, line, width, radius = _STYLES[kind]
+    if len(tile.workers) == 1:
+        fill = COLOURS[tile.workers[0] % len(COLOURS)]
+    elif tile.crossed:
+        fill = _PALE
+    if kind == "core":
+        line = INK if tile.workers else "#AAAAAA"
+    outline = f'rx="{radius}" stroke="{line}" stroke-width="{width}"'
+    if kind == "port idle":
+        outline += ' stroke-dasharray="4 3"'
+    yield f'<rect {_box(box)} {outline} fill="{fill}"/>'
+    if kind == "gpu" and len(tile.workers) > 1:
+        each = box.width / len(tile.workers)
+        for i, worker in enumerate(tile.workers):
+            strip = Box(box.x + i * each, box.y, each, box.height)
+            yield f'<rect class="strip" {_box(strip)} fill="{COLOURS[worker % len(COLOURS)]}"/>'
+        yield f'<rect {_box(box)} {outline} fill="none"/>'
+    if tile.crossed:
+        across = f"M{_n(box.x)} {_n(box.y)}L{_n(box.right)} {_n(box.bottom)}"
+        back = f"M{_n(box.right)} {_n(box.y)}L{_n(box.x)} {_n(box.bottom)}"
+        yield f'<path class="cross" d="{across}{back}" stroke="#BDBDBD" stroke-width="1.5"/>'
+
+
+def _text(text: Text, fill: str = INK) -> str:
+    anchor = f' text-anchor="{text.anchor}"' if text.anchor != "start" else ""
+    weight = ' font-weight="bold"' if text.bold else ""
+    attributes = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{_n(text.size)}"'
+    return f'<text {attributes} fill="{fill}"{anchor}{weight}>{_escape(text.text)}</text>'
+
+
+def _box(box: Box) -> str:
+    return f'x="{_n(box.x)}" y="{_n(box.y)}" width="{_n(box.width)}" height="{_n(box.height)}"'
+
+
+def _n(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _escape(text: str) -> str:
+    """Escape text for XML; characters that XML 1.0 forbids, or that change the direction, become U+FFFD."""
+    return escape("".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" else c for c in text))

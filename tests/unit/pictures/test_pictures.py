@@ -16,8 +16,8 @@ from machines import GIB, MACHINES, gpus_of, machine
 from paths import ROOT
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.pictures import COLOURS, FADED, INK, WIDTH, Picture, lay_out, render_svg, walk
-from hpcgpu.pictures.shapes import Box, Tile, node_of, text_width, wrap
+from hpcgpu.pictures import WIDTH, lay_out, node_of, render_svg
+from hpcgpu.pictures.shapes import COLOURS, FADED, INK, Box, Tile, text_width, walk, wrap
 from hpcgpu.plan.binding import plan_bindings
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -126,7 +126,7 @@ def test_legend_says_of_each_worker_what_it_is_tied_to() -> None:
 
 
 def test_a_node_without_workers_is_still_a_picture() -> None:
-    sizes = {text.size for tile in walk(laid_out(machine("opa-hfi"), ()).tiles) for text in tile.texts}
+    sizes = {text.size for tile in walk([laid_out(machine("opa-hfi"), ())]) for text in tile.texts}
     assert min(sizes) * 840 / WIDTH >= 10  # GitHub shows a README 840 px wide
     with pytest.raises(ValueError, match="1 names for 4 bindings"):
         render_svg(machine("coral-lassen"), planned(machine("coral-lassen")), ["one"])
@@ -161,7 +161,7 @@ def test_markup_in_names_stays_text() -> None:
     assert root.find(f"{SVG}title").text == nasty.replace("\x07\n\u202e", "\N{REPLACEMENT CHARACTER}" * 3)
 
 
-def laid_out(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> Picture:
+def laid_out(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> Tile:
     return lay_out(node_of(topology, bindings, names))
 
 
@@ -180,9 +180,8 @@ def boxes(texts: Sequence, tiles: Sequence[Tile]) -> Iterator[tuple[str, Box]]:
     yield from ((t.kind, t.box) for t in tiles)
 
 
-def check(picture: Picture) -> None:
+def check(paper: Tile) -> None:
     """Everything is in the box around it, and no two texts or boxes of one box overlap."""
-    paper = Tile("paper", Box(0, 0, WIDTH, picture.height), picture.texts, picture.tiles)
     for tile in walk([paper]):
         things = list(boxes(tile.texts, tile.inside))
         for what, box in things:
@@ -196,7 +195,7 @@ def test_nothing_overlaps_on_a_large_node() -> None:
     bindings = planned(topology)
     picture = laid_out(topology, bindings * 3, [f"gpu-of-a-node-with-a-long-name-{i}" for i in range(48)])
     check(picture)
-    assert {w for t in walk(picture.tiles) for w in t.workers} == set(range(48))
+    assert {w for t in walk([picture]) for w in t.workers} == set(range(48))
 
 
 @st.composite
