@@ -183,7 +183,7 @@ class BatchGPUCluster(GPUCluster):
     @property
     def jobs(self) -> Jobs:
         """The cluster's jobs with the state of each, and the last few that are gone; it prints as a table."""
-        return self.parts.run.jobs
+        return self._run.jobs
 
     def scale(
         self, n: int | None = None, jobs: int | None = None, memory: int | str | None = None, cores: float | None = None
@@ -210,8 +210,8 @@ class BatchGPUCluster(GPUCluster):
             The batch system refused, in its own words.
 
         """
-        self.parts.must_run()
-        run = self.parts.run
+        self._must_run()
+        run = self._run
         run.check_elastic()
         check_scale(n, jobs, cores, memory)
         if jobs is None:
@@ -237,15 +237,15 @@ class BatchGPUCluster(GPUCluster):
             The cluster is one job of fixed size, or the minimum is above the maximum.
 
         """
-        self.parts.must_run()
-        run = self.parts.run
+        self._must_run()
+        run = self._run
         run.check_elastic()
         options = bounds(self.settings, run.first_workers, run.member_workers, options)
         return super().adapt(Adaptive=JobAdaptive, **options)
 
     async def adapt_to(self, workers: int) -> None:
         """Set the number of workers for now; called by :class:`JobAdaptive`."""
-        run = self.parts.run
+        run = self._run
         await run.scale(run.members_for(workers), adapting=True)
 
 

@@ -1,4 +1,4 @@
-"""The cluster object that people hold: distributed's interface to a session and a run, done by its parts."""
+"""The cluster object that people hold: distributed's interface to a run and a connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcgpu.config import layers
 from hpcgpu.config.layers import documented, parameters
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.reported import Answers, Parts, ReportedCluster, check_loop, first_line, without_workers
+from hpcgpu.deploy.cluster.reported import ReportedCluster, check_loop, first_line, without_workers
 from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ConfigError, JobError
@@ -93,25 +93,17 @@ class GPUCluster(ReportedCluster):
         """Make the run of these options, without a start."""
 
     def _make(self, run: ClusterRun, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
-        kind = type(self).__name__
-        check_loop(kind, asynchronous=asynchronous, loop=loop)
+        check_loop(type(self).__name__, asynchronous=asynchronous, loop=loop)
         self.settings = run.settings
         register()  # a client of this process can scatter arrays of CuPy: distributed's own way needs numba
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=quiet, name=self.settings.job_name)
         self._watch_worker_status_comm: Any = None  # distributed's, for the scheduler's news of its workers
         self._changed = asyncio.Event()
         progress = Progress(self._cluster_manager_logs, quiet, 0.0 if self.waits_in_queue else SHORT_S)
+        self._run, self._progress = run, progress
         changed = self._changed.set
-        self.parts = Parts(
-            kind=kind,
-            run=run,
-            connection=Connection(
-                run, progress, self.patience, reconnected=self._start_again, lost=self._lost, changed=changed
-            ),
-            progress=progress,
-            answers=Answers(kind),
-            status=lambda: self.status,
-            reason=lambda: self.scheduler_info.get("stalled", ""),
+        self._connection = Connection(
+            run, progress, self.patience, reconnected=self._start_again, lost=self._lost, changed=changed
         )
         self._calls: set[asyncio.Future[Any]] = set()
         self._starting: asyncio.Task[Any] | None = None
@@ -139,47 +131,52 @@ class GPUCluster(ReportedCluster):
             It is lost or closed.
 
         """
-        self.parts.must_run()
-        return self.parts.connection.security
+        self._must_run()
+        return self._connection.security
 
     @property
     def scheduler_address(self) -> str:
         """The scheduler's address, as distributed writes it."""
-        return "<Not Connected>" if self.parts.end else str(super().scheduler_address)
+        return "<Not Connected>" if self._end else str(super().scheduler_address)
 
     @property
     def job_id(self) -> str:
         """The batch system's id of the job; empty before it is submitted."""
-        return self.parts.run.job.id if self.parts.run.job else ""
+        return self._run.job.id if self._run.job else ""
 
     def job_script(self) -> str:
         """Return the submitted script, or the command; "" before the submission."""
-        return self.parts.run.script
+        return self._run.script
 
     @property
     def wanted_workers(self) -> int:
         """The number of workers that the cluster is to have."""
-        return self.parts.run.wanted_workers
+        return self._run.wanted_workers
 
     @property
     def _supports_scaling(self) -> bool:
-        return self.parts.run.scales
+        return self._run.scales
 
     @property
     def plan(self) -> set[str]:
         """As in distributed's clusters: the wanted workers; workers that have not registered yet have no real names."""
-        return self.parts.named(self.observed, self.wanted_workers)
+        return self._named(self.wanted_workers)
 
     @property
     def requested(self) -> set[str]:
         """As in distributed's clusters: the workers of :attr:`plan` whose jobs have been submitted."""
-        return self.parts.named(self.observed, self.parts.run.requested_workers)
+        return self._named(self._run.requested_workers)
+
+    def _named(self, count: int) -> set[str]:
+        """Return names for ``count`` workers; workers that have not registered yet have none of their own."""
+        names = set(map(str, self.observed))
+        return names | {f"not registered yet, {i}" for i in range(len(names), 0 if self._end else count)}
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_INSTEAD.get(name, '')}")
 
     def __repr__(self) -> str:
-        if state := self.parts.state:
+        if state := self._state:
             return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
         names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
         gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
@@ -195,10 +192,10 @@ class GPUCluster(ReportedCluster):
 
     def explain(self) -> Explanation:
         """Return the plan of the job, with where each part was set."""
-        text, state = self.parts.run.explain(), self.parts.state
-        if state and not self.parts.stalled:
+        text, state = self._run.explain(), self._state
+        if state and not self._stalled:
             return Explanation(f"{text}\nthis cluster is {state}\n")
-        if facts := self.parts.connection.scheduler_file:
+        if facts := self._connection.scheduler_file:
             text += f"\nscheduler of job {self.job_id or '-'} on {facts.node}\n"
             text += f"dashboard: {'cluster.dashboard_link' if self.dashboard_link else 'none'}\n"
         return Explanation(text)
@@ -209,8 +206,8 @@ class GPUCluster(ReportedCluster):
 
         Empty where the cluster has none (``dashboard=False``), or has ended.
         """
-        browser = self.parts.connection.browser
-        return browser.url if browser and not self.parts.end else ""
+        browser = self._connection.browser
+        return browser.url if browser and not self._end else ""
 
     def sync(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a coroutine function. In an asynchronous cluster it begins at once, whether or not it is awaited."""
@@ -223,7 +220,7 @@ class GPUCluster(ReportedCluster):
 
     def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:
         """Return the logs of the cluster, the scheduler and the workers; after the end, of the cluster only."""
-        if self.parts.end and not self.asynchronous:  # the thread of its event loop may have ended, too
+        if self._end and not self.asynchronous:  # the thread of its event loop may have ended, too
             text = "\n".join(line for _, line in self._cluster_manager_logs)
             return Logs({"Cluster": Log(text)} if cluster else {})
         return super().get_logs(cluster, scheduler, workers)
@@ -246,7 +243,7 @@ class GPUCluster(ReportedCluster):
             More workers than a cluster of fixed size has.
 
         """
-        self.parts.must_run()
+        self._must_run()
         if not self.waits_in_queue and n_workers > self.wanted_workers:
             raise ConfigError(
                 f"wait_for_workers({n_workers}): this cluster always has {self.wanted_workers} workers; to have more, "
@@ -255,13 +252,13 @@ class GPUCluster(ReportedCluster):
         return self.sync(self._wait_for_workers, n_workers, timeout)
 
     async def _wait_for_workers(self, n_workers: int = 0, timeout: float | str | None = None) -> None:
-        progress, limit_s = self.parts.progress, parse_timedelta(timeout)
+        progress, limit_s = self._progress, parse_timedelta(timeout)
         try:
             async with asyncio.timeout(limit_s):
                 while len(self.scheduler_info["workers"]) < n_workers:
-                    self.parts.must_run()
-                    why = self.parts.connection.trouble
-                    if error := JobError(why) if why else self.parts.run.given_up:
+                    self._must_run()
+                    why = self._connection.trouble
+                    if error := JobError(why) if why else self._run.given_up:
                         raise error
                     progress.show(self._line(n_workers))
                     self._changed.clear()
@@ -276,26 +273,26 @@ class GPUCluster(ReportedCluster):
     def _line(self, target: int) -> str:
         """Return one line for the whole cluster."""
         workers = self.scheduler_info["workers"].values()
-        jobs = [job for job in self.parts.run.jobs.rows if job.has != "scheduler"]
+        jobs = [job for job in self._run.jobs.rows if job.has != "scheduler"]
         return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
 
     async def _show_ready(self) -> None:
-        self.parts.run.ready(len(self.scheduler_info["workers"]))
+        self._run.ready(len(self.scheduler_info["workers"]))
         await self._show_notes()
         workers = len(self.scheduler_info["workers"])
-        self.parts.progress.show(self._line(workers) if workers or not self._supports_scaling else _NO_WORKERS)
-        self.parts.progress.end()
-        if self.dashboard_link and self.parts.connection.browser and not self.quiet:
-            self.parts.progress.say(*self.parts.connection.browser.lines)
+        self._progress.show(self._line(workers) if workers or not self._supports_scaling else _NO_WORKERS)
+        self._progress.end()
+        if self.dashboard_link and self._connection.browser and not self.quiet:
+            self._progress.say(*self._connection.browser.lines)
 
     async def _show_notes(self) -> None:
         with contextlib.suppress(OSError):  # the connection has just broken, which _watch_worker_status reports
-            self.parts.progress.show_notes(await self.scheduler_comm.hpcgpu_notes(), quiet=self.quiet)
+            self._progress.show_notes(await self.scheduler_comm.hpcgpu_notes(), quiet=self.quiet)
 
     def _log(self, log: str) -> None:
         """Print a line instead of distributed's clusters; warnings are printed by the progress, even if quiet."""
         if not self.quiet:
-            self.parts.progress.say(log)
+            self._progress.say(log)
 
     def __await__(self) -> Any:
         async def started() -> Self:
@@ -314,7 +311,7 @@ class GPUCluster(ReportedCluster):
             await self._show_ready()
         except asyncio.CancelledError:
             await self._close()
-            if self.parts.connection.keeps_job:
+            if self._connection.keeps_job:
                 raise JobError(f"job {self.job_id or '-'} was detached before its workers were there") from None
             raise
         except BaseException:
@@ -323,14 +320,14 @@ class GPUCluster(ReportedCluster):
 
     async def _connect(self) -> None:
         """Start or take up the run, and connect to its scheduler."""
-        run, connection = self.parts.run, self.parts.connection
+        run, connection = self._run, self._connection
         view = SchedulerView(
             scheduler=lambda: self.scheduler_comm,
             workers=lambda: self.scheduler_info["workers"],
             searching=lambda: connection.is_searching,
             changed=self._changed.set,
             say=self._log,
-            end=lambda: self.parts.end,
+            end=lambda: self._end,
         )
         await run.start(await connection.begin(), view)
         self.scheduler_comm = await connection.connect()
@@ -346,7 +343,7 @@ class GPUCluster(ReportedCluster):
         if self._sync_cluster_info_task:
             self._sync_cluster_info_task.cancel()
         self.scheduler_comm = scheduler
-        self.parts.connection.hold(scheduler)
+        self._connection.hold(scheduler)
         await super()._start()
         await old.close_rpc()
 
@@ -358,33 +355,33 @@ class GPUCluster(ReportedCluster):
             reason = f"a message of the scheduler about its workers could not be read: {reason_of(e)}"
             comm.abort()
         if self.status == Status.running and comm is self._watch_worker_status_comm:
-            self.parts.connection.lose(reason)
+            self._connection.lose(reason)
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
-        if self.parts.end:
+        if self._end:
             return
         if op == "stalled":
             self.scheduler_info["stalled"] = msg
-            self.parts.progress.say(msg or "tasks go on again")
+            self._progress.say(msg or "tasks go on again")
         else:
             super()._update_worker_status(op, msg)
         self._changed.set()
-        self.parts.run.workers_changed()
+        self._run.workers_changed()
 
     def _over(self, end: End, text: str) -> None:
         """Record that there is no scheduler, and so no worker, from now on."""
-        self.parts.over(end, text)
+        self._end, self._end_text, self._connection.why_lost = end, text, ""
         self.scheduler_info = without_workers(self.scheduler_info)
 
     def _lost(self, why: str) -> None:
         """Report that the scheduler is gone for ever, and end all waiting for it."""
-        self.parts.run.stop()
+        self._run.stop()
         self._over(End.LOST, f"lost: {why}")
         self.status = Status.failed
         if self._adaptive:
             self._adaptive.stop()
         self._changed.set()
-        self.parts.progress.say(f"the cluster is lost: {why}")
+        self._progress.say(f"the cluster is lost: {why}")
 
     def detach(self) -> Any:
         """Leave the cluster running without this process; ``attach`` of its class takes it up again.
@@ -399,16 +396,16 @@ class GPUCluster(ReportedCluster):
             Another object owns the run.
 
         """
-        if self.parts.run.job is None or self.status != Status.starting:
-            self.parts.must_run()
+        if self._run.job is None or self.status != Status.starting:
+            self._must_run()
         detached = self.sync(self._detach)
         if not self.asynchronous:
             self._loop_runner.stop()
         return detached
 
     async def _detach(self) -> None:
-        await self.parts.run.check_detachable()
-        await self.parts.connection.detach(self.job_id)
+        await self._run.check_detachable()
+        await self._connection.detach(self.job_id)
         if self.status == Status.starting and self._starting:
             self._starting.cancel()
         else:
@@ -430,8 +427,8 @@ class GPUCluster(ReportedCluster):
             This object has left the job already, or the object that owns it is alive; with the way to take it over.
 
         """
-        if self.parts.end is End.LEFT:
-            raise JobError(f"this {type(self).__name__} is {self.parts.state}")
+        if self._end is End.LEFT:
+            raise JobError(f"this {type(self).__name__} is {self._state}")
         if self.status == Status.closed:
             return self.close()
         closed = self.sync(self._shutdown)
@@ -440,49 +437,49 @@ class GPUCluster(ReportedCluster):
         return closed
 
     async def _shutdown(self) -> None:
-        await self.parts.run.claim("end")
-        self.parts.connection.keeps_job = False
+        await self._run.claim("end")
+        self._connection.keeps_job = False
         await self._close()
 
     async def _close(self) -> None:
-        self.parts.run.stop()
+        self._run.stop()
         if self.status != Status.closed:
             self._closing = self._closing or asyncio.create_task(self._close_once())
             await asyncio.shield(self._closing)  # several may wait for it, and some not for long
 
     async def _close_once(self) -> None:
-        run, connection = self.parts.run, self.parts.connection
+        run, connection = self._run, self._connection
         self.status = Status.closing
         self._changed.set()  # ends all waiting for workers
-        self.parts.progress.end()
-        self.parts.answers.close()
-        if not self.parts.end and not connection.is_searching:
-            await self.parts.answers.ask_summary(self.scheduler_comm)
+        self._progress.end()
+        self._stop_asking()
+        if not self._end and not connection.is_searching:
+            await self._ask_summary()
         connection.keeps_job |= not await run.is_mine()
         await connection.leave()
         await super()._close()
         self.status = Status.closing  # as long as the job exists
         try:
             await connection.close()
-            end = f"closed; it was {self.parts.end_text}" if self.parts.end is End.LOST else "closed"
-            if connection.keeps_job and not self.parts.end:
+            end = f"closed; it was {self._end_text}" if self._end is End.LOST else "closed"
+            if connection.keeps_job and not self._end:
                 end = run.goes_on(type(self).__name__) or end
             self._over(End.LEFT, end)
             if not connection.keeps_job:
-                with self.parts.progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
+                with self._progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
                     await run.end()
                 await connection.remove_folder()  # the guard needs it as long as a job may exist
-                self.parts.end = End.CLOSED
+                self._end = End.CLOSED
             await run.close()
         finally:
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
-            self.parts.answers.show_end()
+            self._show_end()
 
 
 def object_of(kind: type[Kind], run: ClusterRun, *, keeps_job: bool, asynchronous: bool) -> Kind:
     """Return the cluster object of an existing run, and start it; ``attach`` calls this."""
     cluster = kind.__new__(kind)
     cluster._make(run, asynchronous=asynchronous)
-    cluster.parts.connection.keeps_job = keeps_job
+    cluster._connection.keeps_job = keeps_job
     cluster._begin()
     return cluster
