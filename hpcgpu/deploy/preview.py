@@ -29,8 +29,6 @@ from hpcgpu.host import run as programs
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import Command, CpuSet, Gpu, HostMemory, JobSpec, Layout, Settings, Site, Topology
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, parse_simulated
-from hpcgpu.model.settings import Limit, user_name
-from hpcgpu.model.settings import options as all_options
 from hpcgpu.pictures import render_svg
 from hpcgpu.plan.binding import simulated_gpus
 from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
@@ -38,7 +36,7 @@ from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of
 from hpcgpu.report.machine import MachinePlan, describe, format_gpu, node_differences
 from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
-from hpcgpu.units import counted, format_bytes, format_duration
+from hpcgpu.units import counted
 
 _STDIN = "-"
 _WRITER_S = 10.0
@@ -224,7 +222,6 @@ def of_job(planned: Wanted, spec: JobSpec, script: str, machine: Described | Non
     node = _planned_node(settings, spec, topology, node_from) if topology else None
     return Preview(
         settings=settings,
-        values=changed_settings(settings),
         spec=spec,
         script=script,
         site=site,
@@ -232,15 +229,6 @@ def of_job(planned: Wanted, spec: JobSpec, script: str, machine: Described | Non
         node=node,
         node_from=node_from,
         starts=starts,
-    )
-
-
-def changed_settings(settings: Settings) -> tuple[tuple[str, str, str], ...]:
-    """Return name, value and place of each setting that is not a default."""
-    return tuple(
-        (name, _format(option.name, getattr(settings, option.name)), where)
-        for option in all_options()
-        if (where := settings.where(name := user_name(option))) != "default"
     )
 
 
@@ -253,25 +241,6 @@ def compare(path: str, plan: Preview) -> tuple[str, ...]:
     if not isinstance(before, dict) or "request" not in before:
         raise ConfigError(f"--diff {path} is no plan; write one: hpcgpu plan --json > {path}")
     return differences(before, json.loads(json.dumps(described(plan))))
-
-
-def _format(name: str, value: Any) -> str:  # of any option
-    """Format a value as people write it on a command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        return shlex.join(f"{key}={_format('', each)}" for key, each in value.items())
-    if isinstance(value, tuple):
-        return shlex.join(value)
-    if isinstance(value, Limit):
-        return format_bytes(value.value) if value and isinstance(value.value, int) else str(value.value)
-    if isinstance(value, int) and name.endswith("_bytes"):
-        return format_bytes(value)
-    if isinstance(value, int) and name.endswith("_s"):
-        return format_duration(value)
-    if isinstance(value, float):
-        return f"{value:g}{' s' if name.endswith('_s') else ''}"
-    return str(value)
 
 
 def _machine(settings: Settings, site: Site | None, machine: Described | None) -> tuple[Topology | None, str]:
@@ -318,7 +287,6 @@ def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
     facts = this_machine(settings)
     return Preview(
         settings=settings,
-        values=changed_settings(settings),
         spec=None,
         granted=granted(),
         script=line,

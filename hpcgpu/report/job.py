@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcgpu.model import JobSpec, Layout, Settings, Site
+from hpcgpu.model.settings import Limit, options, user_name
 from hpcgpu.plan import RankRecord, plan_layout
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report import Column, Table
@@ -24,7 +26,6 @@ class Preview:
     """The plan of a job."""
 
     settings: Settings  # with where each was set
-    values: tuple[tuple[str, str, str], ...]  # name, value and place of each setting that is not a default
     spec: JobSpec | None  # None: no request, as the job exists already
     script: str  # of the job; without a request the command
     site: Site | None
@@ -91,7 +92,7 @@ def tables(plan: Preview) -> list[Table]:
     node = plan.node.workers if plan.node else Table((), ())
     request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
     sections = {
-        "settings": settings_table(plan.values),
+        "settings": settings_table(plan.settings),
         "request" if plan.spec else "job": request if plan.spec else _lines([plan.granted]),
         "layout": _lines(_layout(plan)),
         "node": replace(node, title=plan.node_from),
@@ -105,9 +106,35 @@ def tables(plan: Preview) -> list[Table]:
     return [replace(t, title="\n".join(filter(None, (f"{name}:", t.title)))) for name, t in filled.items()]
 
 
-def settings_table(values: Sequence[tuple[str, str, str]]) -> Table:
-    """Show settings: name, value and place of each."""
+def settings_table(settings: Settings) -> Table:
+    """Show name, value and place of each setting that is not a default."""
+    values = list(_changed(settings))
     return Table(_SETTING, values, notes=() if values else ["all settings are defaults"])
+
+
+def _changed(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    for option in options():
+        if (where := settings.where(name := user_name(option))) != "default":
+            yield name, _format(option.name, getattr(settings, option.name)), where
+
+
+def _format(name: str, value: Any) -> str:  # of any option
+    """Format a value as people write it on a command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return shlex.join(f"{key}={_format('', each)}" for key, each in value.items())
+    if isinstance(value, tuple):
+        return shlex.join(value)
+    if isinstance(value, Limit):
+        return format_bytes(value.value) if value and isinstance(value.value, int) else str(value.value)
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return format_bytes(value)
+    if isinstance(value, int) and name.endswith("_s"):
+        return format_duration(value)
+    if isinstance(value, float):
+        return f"{value:g}{' s' if name.endswith('_s') else ''}"
+    return str(value)
 
 
 def _lines(lines: Iterable[str]) -> Table:
@@ -129,7 +156,7 @@ def described(plan: Preview) -> dict[str, Any]:
     node = plan.node
     workers = describe(node.facts.topology, node.specs, "", node.settings.nics) if node else {}
     return {
-        "settings": {name: {"value": value, "from": where} for name, value, where in plan.values},
+        "settings": {name: {"value": value, "from": where} for name, value, where in _changed(plan.settings)},
         "request": {name: f"{value} ({where})" for name, value, where in _request(plan)},
         "dialect": {name: f"{value} ({where})" for name, value, where in _dialect(plan)},
         "layout": [{"ranks": list(n.ranks), "workers": n.worker_count} for n in plan.layout.nodes],

@@ -218,11 +218,11 @@ class ClusterRun:
 
     def explain(self) -> str:
         """Return the plan of the submitted job; of other runs the settings, and the command."""
-        from hpcgpu.deploy import preview  # brings what reads machines, which no other call needs
+        from hpcgpu.deploy import preview  # both bring what reads machines, which no other call needs
         from hpcgpu.report.job import render, settings_table
 
         if not self._spec:
-            text = settings_table(preview.changed_settings(self.settings)).to_text()
+            text = settings_table(self.settings).to_text()
             return text if self._batch else f"{text}\n{self.script}"
         return render(preview.of_job(Wanted(self.settings, self.site), self._spec, self.script))
 

@@ -184,8 +184,7 @@ SPEC = JobSpec(name="a", argv=("hpcgpu",), nodes=2, tasks_per_node=4, gpus_per_n
 
 def planned(spec: JobSpec = SPEC, site: Site | None = SITE, settings: Settings | None = None) -> Preview:
     return Preview(
-        settings=settings or Settings(),
-        values=(("queue", "gpu", "option --queue"),),
+        settings=settings or Settings(queue="gpu", sources={"queue": "option --queue"}),
         spec=spec,
         script="#!/bin/bash\nhpcgpu\n",
         site=site,
