@@ -27,6 +27,7 @@ from hpcgpu.cli.command import (
 )
 from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
 from hpcgpu.config import layers
+from hpcgpu.config import read as read_document
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
@@ -256,7 +257,7 @@ def launch(
     if document is not None:
         if options or script or only_script or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
-        start.launch_document(document)
+        start.launch_run(read_document(document))
     if only_script:
         _plan_instead("hpcgpu launch --print", True, {**arguments, "script": script, "only_script": True})
     elif dry_run or as_json:

@@ -68,7 +68,7 @@ def launch(options: Mapping[str, object], options_from: str, script: tuple[str, 
 
     Raises ConfigError for a wrong setting, or without allocation and launcher; LaunchError if no launcher fits.
     """
-    _execute(RunDocument(settings=_read(options, options_from).settings, script=script))
+    launch_run(RunDocument(settings=_read(options, options_from).settings, script=script))
 
 
 def ld_preload(settings: Settings) -> str:
@@ -81,11 +81,6 @@ def ld_preload(settings: Settings) -> str:
     if not library and not read_allocation(os.environ).rank.rank:
         log.say(host_memory.NOT_FOUND)
     return library
-
-
-def launch_document(text: str) -> None:
-    """Start the ranks of a cluster object's job; does not return."""
-    _execute(config.read(text))
 
 
 def launch_line(options: Mapping[str, Any], options_from: str, script: tuple[str, ...]) -> tuple[Wanted, str]:
@@ -133,7 +128,8 @@ def local_launch(run: RunDocument) -> RankCommand:
     return plan_ranks(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
 
 
-def _execute(run: RunDocument) -> None:
+def launch_run(run: RunDocument) -> None:
+    """Start the ranks of a run in this allocation; does not return."""
     if run.settings.rendezvous == "file":
         run = replace(run, launch=secrets.token_hex(8))
     added = process.rank_env(os.environ, ld_preload(run.settings))

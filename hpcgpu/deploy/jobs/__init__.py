@@ -288,7 +288,7 @@ class Run:
     def add(self, jobs: Iterable[Job], now_s: float) -> None:
         """Add jobs that have been submitted."""
         for job in jobs:
-            self._put(replace(job, submitted_s=now_s, expected=self.expected.get(job.role, 0)))
+            self.jobs[job.id] = replace(job, submitted_s=now_s, expected=self.expected.get(job.role, 0))
 
     def unknown(self, present: Mapping[str, JobWorkers]) -> list[str]:
         """Return jobs with workers that are not recorded: an answer of sbatch's was lost."""
@@ -303,35 +303,36 @@ class Run:
         """Apply the batch system's answer about the polled jobs."""
         for job_id in ids:
             if job := self.jobs.get(job_id):
-                self._put(job.listed(listed.get(job_id), now_s))
+                self.jobs[job_id] = job.listed(listed.get(job_id), now_s)
 
     def unanswered(self, now_s: float) -> None:
         """Mark the scheduler's job as unknown if no worker is heard: the batch system does not answer."""
         if (head := self.head) and not head.heard:
-            self._put(head.listed(_SILENT, now_s))
+            self.jobs[head.id] = head.listed(_SILENT, now_s)
 
     def left(self, has_left: bool, code: int | None, now_s: float) -> bool:
         """Record whether the script of the scheduler's job has ended; return True if that changed."""
         before = self.head
         assert before
-        self._put(before.left(has_left, code, now_s))
+        self.jobs[before.id] = before.left(has_left, code, now_s)
         return (before.left_s is not None) != has_left
 
     def registered(self, present: Mapping[str, JobWorkers], now_s: float) -> None:
         """Apply the registered workers."""
         for job in tuple(self.jobs.values()):
-            workers = present.get(job.id, NO_WORKERS)
-            self._put(job.registered(len(workers.addresses), now_s, workers.restarts, silent=workers.silent))
+            here = present.get(job.id, NO_WORKERS)
+            job = job.registered(len(here.addresses), now_s, here.restarts, silent=here.silent)
+            self.jobs[job.id] = job
 
     def cancelled(self, job_ids: Iterable[str], now_s: float) -> None:
         """Record that jobs have been cancelled."""
         for job_id in job_ids:
             if job := self.jobs.get(job_id):
-                self._put(replace(job, cancelled_s=now_s))
+                self.jobs[job_id] = replace(job, cancelled_s=now_s)
 
     def retired(self, job_id: str, now_s: float) -> None:
         """Record that a job has been asked to leave."""
-        self._put(replace(self.jobs[job_id], retired_s=now_s))
+        self.jobs[job_id] = replace(self.jobs[job_id], retired_s=now_s)
 
     def ended(self, job_id: str, why: str, at: datetime) -> None:
         """Remove a job that has ended, and keep it among the gone ones if its end was not asked for."""
@@ -354,9 +355,6 @@ class Run:
         job = self.jobs.pop(job_id)
         self._forgotten[job_id] = job.restarts
         return job
-
-    def _put(self, job: Job) -> None:
-        self.jobs[job.id] = job
 
 
 def with_exit_code(job: Job, status: JobStatus) -> JobStatus:

@@ -33,13 +33,8 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
     """Request a gang: one job, one rank per GPU (or per node) and the scheduler's beside them.
 
     ``settings`` are checked and have a site's number of GPUs; ``argv`` starts the ranks with the run document. Raises
-    ConfigError for a missing number of GPUs, or a number that no job can have.
+    ConfigError for a missing number of GPUs.
     """
-    for name in ("nodes", "gpus_per_node", "cores_per_gpu", "memory_bytes", "walltime_s"):
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            user = name.removesuffix("_bytes").removesuffix("_s")
-            raise ConfigError(f"{user}={value}, set by {settings.where(user)}; allowed: 1 or more")
     count = gpus_per_node(settings)
     _check_cores(settings, count)
     tasks = count if settings.ranks == "gpu" else 1
@@ -81,16 +76,9 @@ def _check_cores(settings: Settings, count: int) -> None:
 
 def gpus_per_node(settings: Settings) -> int:
     """Return the GPUs of each node; simulated ones are not requested of the batch system."""
-    count = settings.gpus_per_node
     if settings.gpus:
-        simulated = parse_simulated(settings.gpus).per_node
-        if count is not None and count > simulated:
-            raise ConfigError(
-                f"gpus_per_node={count}, set by {settings.where('gpus_per_node')}, but gpus={settings.gpus!r} (set by "
-                f"{settings.where('gpus')}) makes {simulated} on each node; leave gpus_per_node out"
-            )
-        return count or simulated
-    if count is None:
+        return parse_simulated(settings.gpus).per_node
+    if (count := settings.gpus_per_node) is None:
         gres = next((d for d in settings.job_extra_directives if re.search(_GPU_DIRECTIVE, d)), "")
         if gres:
             number = re.search(r"\d+$", gres)
