@@ -122,16 +122,15 @@ class Directive:
 
 def script_body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[str, ...]:
     """Return the script below its options, with the command's exit code; ``index`` is the array index's variable."""
-    env = tuple(f"export {name}={shlex.quote(value)}" for name, value in spec.env)
     command = f"{shlex.join(spec.argv)} {spec.arguments}".rstrip()
     if not (spec.exit_file or spec.warn_s):
-        return (*before, *spec.prologue, *env, command, "")
+        return (*before, *spec.prologue, command, "")
     # A bash that SIGTERM ends would write 0 to the file (5.2). So it catches the signal, in the prologue to end with
     # 143.
     file = exit_file(spec, index)
     record = (f"trap {shlex.quote(f'code=$?; umask 77; echo $code > {file}')} EXIT",) if spec.exit_file else ()
     first = (*record, "trap 'exit 143' TERM", "trap : USR1")
-    return (*before, *first, *spec.prologue, *env, *_waited_for(command), "")
+    return (*before, *first, *spec.prologue, *_waited_for(command), "")
 
 
 def exit_file(spec: JobSpec, index: str) -> str:

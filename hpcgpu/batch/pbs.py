@@ -26,6 +26,7 @@ from hpcgpu.batch.common import (
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
+from hpcgpu.model.site import PbsDialect
 from hpcgpu.units import format_duration
 
 # How many of the mark's 16 hexadecimal digits a name has; qstat shows 16 characters of a name.
@@ -133,21 +134,9 @@ _UNSENT = "cannot connect to server"
 
 
 @dataclass(frozen=True, slots=True)
-class Pbs(BatchSystem):
+class Pbs(PbsDialect, BatchSystem):
     """PBS in the dialect of a site."""
 
-    gpus: str = "ngpus"  # the chunk's resource for GPUs: ngpus, gpus; none if jobs get whole nodes
-    mpiprocs: bool = True  # whether chunks may have mpiprocs (and ncpus for the ranks)
-    place: str = "scatter"  # without scatter, two chunks may be put on one node
-    resources: str = ""  # more of the chunk: system=polaris
-    gpu_chunks: tuple[str, ...] = ()  # queues whose chunk is one GPU, all on one node (ALCF's Sophia, by-gpu)
-    cpus: bool = True  # whether ncpus may be given
-    memory: str = "mem"  # mem; none if it may not be given
-    account: str = "-A"  # the option: -A, or -P (NCI)
-    array_limit: int = 10000  # the most elements of an array: the server's max_array_size
-    select: bool = True  # False: totals, -l ngpus=8 -l ncpus=96, without place and mpiprocs (NCI's Gadi)
-    cpus_multiple_of: int = 1  # of each GPU's cores: 12 if the site's rule is ncpus = 12 x ngpus
-    direct_output: bool = True  # output goes to its final path (-k doe); else the node keeps it until the job ends
     # options that the site refuses, each with its rule
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -22,6 +22,7 @@ from hpcgpu.batch.common import (
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT
+from hpcgpu.model.site import SlurmDialect
 from hpcgpu.units import format_duration, parse_duration_s
 
 # AssocMaxSubmitJobLimit is not here: sites use it also for users without an account (CSC Roihu).
@@ -86,15 +87,9 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm(BatchSystem):
+class Slurm(SlurmDialect, BatchSystem):
     """Slurm in the dialect of a site."""
 
-    gpus: str = "gpus-per-node"  # gpus-per-node, gres, gpus (the job's total); none if jobs get whole nodes
-    gpu_type: str = ""  # a100 for --gpus-per-node=a100:4
-    memory: str = "mem"  # mem, mem-per-cpu, mem-per-gpu; none if it may not be given
-    cpus: bool = True  # whether --cpus-per-task may be given
-    queue: str = "partition"  # whether a job's queue is a partition or a qos
-    array_limit: int = 1001  # the most elements of an array: the site's MaxArraySize
     # options that the site refuses, each with its rule
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -105,7 +105,6 @@ class RunDocument:
     version: int = VERSION
 
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Python decodes a path's undecodable bytes as U+DC80 to U+DCFF; no other lone surrogate can be encoded.
 _NO_BYTES = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
@@ -165,7 +164,6 @@ class JobSpec:
     extra_directives: tuple[str, ...] = ()
     skipped_directives: tuple[str, ...] = ()  # options of ours to leave out
     log_directory: str | None = None
-    env: tuple[tuple[str, str], ...] = ()
     arguments: str = ""  # shell text after the command, for templates: ``"$@"``
     # Where the script writes its exit code, for batch systems that forget ended jobs; empty: nowhere. Each job of an
     # array has a file of its own, with its index appended: ``exit.3``.
@@ -180,12 +178,8 @@ class JobSpec:
         for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0), ("count", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} of job {self.name!r}; allowed: {least} or more")
-        for name, _ in self.env:
-            if not _VARIABLE.fullmatch(name):
-                raise ConfigError(f"{name!r} is not an environment variable's name; allowed: letters, digits and _")
         texts = (self.name, self.queue, self.account, self.log_directory, self.exit_file, self.arguments, self.mark)
-        variables = [value for _, value in self.env]
-        lists = (self.argv, self.prologue, self.extra_directives, self.skipped_directives, variables)
+        lists = (self.argv, self.prologue, self.extra_directives, self.skipped_directives)
         for value in (*texts, *(value for values in lists for value in values)):
             if value and (match := _NO_BYTES.search(value)):
                 raise ConfigError(f"{value!r} has the character {match[0]!r}, which no command can carry; take it out")

@@ -295,16 +295,17 @@ _ARRAY = "the most jobs of one array"
 class SlurmDialect:
     """For Slurm."""
 
-    gpus: Literal["gpus-per-node", "gres", "gpus", "none"] | None = fact(
-        None, "the option for GPUs, `gpus` with those of the whole job; `none`: whole nodes come with theirs"
+    gpus: Literal["gpus-per-node", "gres", "gpus", "none"] = fact(
+        "gpus-per-node",
+        "the option for GPUs, `gpus` with those of the whole job; `none`: whole nodes come with theirs",
     )
-    gpu_type: str | None = fact(None, "type of the GPU in that request, where the site wants one")
-    memory: Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"] | None = fact(
-        None, "the option for memory; `none`: it may not be asked for"
+    gpu_type: str = fact("", "type of the GPU in that request, where the site wants one")
+    memory: Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"] = fact(
+        "mem", "the option for memory; `none`: it may not be asked for"
     )
-    cpus: bool | None = fact(None, "may `--cpus-per-task` be given")
-    queue: Literal["partition", "qos"] | None = fact(None, "the option for `queue=`")
-    array_limit: int | None = fact(None, f"{_ARRAY} (`MaxArraySize`; 1001 if not given)")
+    cpus: bool = fact(True, "may `--cpus-per-task` be given")
+    queue: Literal["partition", "qos"] = fact("partition", "the option for `queue=`")
+    array_limit: int = fact(1001, f"{_ARRAY} (`MaxArraySize`; 1001 if not given)")
     source: Tags = fact((), _SOURCE)
 
     def __post_init__(self) -> None:
@@ -315,27 +316,28 @@ class SlurmDialect:
 class PbsDialect:
     """For PBS, where each node is one chunk of `select` unless `select` says otherwise."""
 
-    gpus: Literal["ngpus", "gpus", "none"] | None = fact(
-        None, "the chunk's resource for GPUs; `none`: whole nodes come with theirs"
+    gpus: Literal["ngpus", "gpus", "none"] = fact(
+        "ngpus", "the chunk's resource for GPUs; `none`: whole nodes come with theirs"
     )
-    gpu_chunks: tuple[str, ...] | None = fact(None, "queues in which a chunk is one GPU, and all are on one node")
-    mpiprocs: bool | None = fact(None, "may `mpiprocs` be given")
-    cpus: bool | None = fact(None, "may `ncpus` be given")
-    memory: Literal["mem", "none"] | None = fact(None, "the resource for memory; `none`: it may not be asked for")
-    place: str | None = fact(None, "the value of `-l place=`")
-    resources: str | None = fact(None, "resources added to each chunk, such as `system=polaris`")
-    account: Literal["-A", "-P"] | None = fact(None, "the option for `account=`")
-    array_limit: int | None = fact(None, f"{_ARRAY} (`max_array_size`; 10000 if not given)")
-    select: bool | None = fact(
-        None,
+    gpu_chunks: tuple[str, ...] = fact((), "queues in which a chunk is one GPU, and all are on one node")
+    mpiprocs: bool = fact(True, "may `mpiprocs` be given")
+    cpus: bool = fact(True, "may `ncpus` be given")
+    memory: Literal["mem", "none"] = fact("mem", "the resource for memory; `none`: it may not be asked for")
+    # without scatter, two chunks may be put on one node
+    place: str = fact("scatter", "the value of `-l place=`")
+    resources: str = fact("", "resources added to each chunk, such as `system=polaris`")
+    account: Literal["-A", "-P"] = fact("-A", "the option for `account=`")
+    array_limit: int = fact(10000, f"{_ARRAY} (`max_array_size`; 10000 if not given)")
+    select: bool = fact(
+        True,
         "`false`: no `-l select`, but totals of the job, `-l ngpus=8`, `-l ncpus=96`, `-l mem=`; without `mpiprocs` "
         "and `place`; `resources` are `-l` of their own",
     )
-    cpus_multiple_of: int | None = fact(
-        None, "the cores of each GPU are a multiple of it: 12 where the rule is `ncpus = 12 x ngpus`"
+    cpus_multiple_of: int = fact(
+        1, "the cores of each GPU are a multiple of it: 12 where the rule is `ncpus = 12 x ngpus`"
     )
-    direct_output: bool | None = fact(
-        None, "`false`: the site refuses `-k doe`, and a job's log is there when the job has ended"
+    direct_output: bool = fact(
+        True, "`false`: the site refuses `-k doe`, and a job's log is there when the job has ended"
     )
     source: Tags = fact((), _SOURCE)
 

@@ -18,7 +18,7 @@ from hpcgpu.config import nearest, option_of
 from hpcgpu.config.layers import read_layer
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
-from hpcgpu.model.site import DIALECTS, Path, Site, dotted, tags_of
+from hpcgpu.model.site import DIALECTS, Path, Site, SlurmDialect, dotted, tags_of
 from hpcgpu.units import format_duration, parse_duration_s
 
 VERSION = 2
@@ -191,8 +191,6 @@ def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 _KNOWN = frozenset(user_name(f) for f in options()) - {"site"}
-# What Slurm's dialect writes into a script if the file does not say: names of options; cpus is --cpus-per-task.
-_WRITTEN = {"gpus": "gpus-per-node", "memory": "mem", "cpus": True}
 
 
 def contradictions(site: Site) -> Iterator[str]:
@@ -229,8 +227,8 @@ def _forbidden(site: Site) -> Iterator[tuple[Path, str]]:
             other = forbidden[rule.require]
             yield ("rules", i, "require"), f"{rule.require} is required here and forbidden by rules[{other}]"
     if site.batch == "slurm":
-        for key, default in _WRITTEN.items():
-            value = site.dialect.get(key, default)
+        for key in ("gpus", "memory", "cpus"):  # what the script has if the file does not say; cpus: --cpus-per-task
+            value = site.dialect.get(key, getattr(SlurmDialect(), key))
             option = "--cpus-per-task" if value is True else f"--{value}"
             if option in forbidden:
                 yield (

@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -44,7 +44,6 @@ SPEC = JobSpec(
     **{"nodes": 2, "tasks_per_node": 4, "cpus_per_task": 8, "gpus_per_node": 4, "memory_per_node_bytes": 200 << 30},
     **{"queue": "gpu", "account": "proj", "walltime_s": 7200},
     prologue=("module load cuda",),
-    env=(("UCX_LOG_LEVEL", "warn"),),
     log_directory="/scratch/user1/logs",
     exit_file="/scratch/user1/logs/exit",
 )
@@ -135,8 +134,7 @@ def test_a_program_that_failed_is_said_in_its_words(name: str) -> None:
 def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     """What CONTRIBUTING.md says under "To add one"."""
     assert list((BATCH / name).glob("*/*.txt")), "no recorded outputs"
-    said = {f.name for f in fields(site.DIALECTS[name])} - {"source"}
-    assert said == {f.name for f in fields(batch.SYSTEMS[name])} - {"forbidden"}
+    assert issubclass(batch.SYSTEMS[name], site.DIALECTS[name])
     assert read_site(f"version: 2\nname: x\nbatch: {name}\n", "x").batch == name
     assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
     assert name in next(p for p in plan.params if p.name == "batch").type.choices
@@ -516,7 +514,7 @@ def test_sbatch_keeps_names_and_the_id_after_a_wrappers_output() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *({"nodes": 0}, {"count": 0}, {"gpus_per_node": -1}, {"env": (("A B", ""),)}),
+        *({"nodes": 0}, {"count": 0}, {"gpus_per_node": -1}),
         *({"name": "\ud800"}, {"name": ""}, {"queue": "a\0"}, {"argv": ("\udfff",)}, {"argv": ()}, {"argv": ("a\0",)}),
     ],
 )
@@ -608,13 +606,13 @@ def bash(script: str, cwd: Path | None = None) -> subprocess.CompletedProcess[by
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(TEXT, max_size=4), TEXT)
-@example(NASTY, "it's $(id)\n`x` \\")
-def test_values_come_through_bash_unharmed(values: list[str], variable: str) -> None:
-    shown = ("bash", "-c", 'printf "%s\\0" "$V" "$@"', "x", *values)
-    spec = JobSpec(name="x", argv=shown, env=(("V", variable),), warn_s=60)
+@given(st.lists(TEXT, max_size=4))
+@example([*NASTY, "it's $(id)\n`x` \\"])
+def test_values_come_through_bash_unharmed(values: list[str]) -> None:
+    shown = ("bash", "-c", 'printf "%s\\0" "$0" "$@"', "x", *values)
+    spec = JobSpec(name="x", argv=shown, warn_s=60)
     done = [bash(batch.get(name).script(spec)) for name in SYSTEMS]
-    expected = "".join(f"{value}\0" for value in (variable, *values)).encode()
+    expected = "".join(f"{value}\0" for value in ("x", *values)).encode()
     assert [(d.stdout, d.stderr, d.returncode) for d in done] == [(expected, b"", 0)] * len(SYSTEMS)
 
 

@@ -15,7 +15,6 @@ trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit' EXIT
 trap 'exit 143' TERM
 trap : USR1
 module load cuda
-export UCX_LOG_LEVEL=warn
 {
     exec {out}>&1
     job= warned=

@@ -16,7 +16,6 @@ trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit."$SLURM_ARRAY_TAS
 trap 'exit 143' TERM
 trap : USR1
 module load cuda
-export UCX_LOG_LEVEL=warn
 {
     exec {out}>&1
     job= warned=
