@@ -106,21 +106,18 @@ class _DoctorJob:
         await supervise.to_thread(partial(lease.touch, self._folder))
         alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
         try:
-            return await self._facts()
-        finally:
-            alive.cancel()
-            await supervise.to_thread(self._run.end_guard)
-
-    async def _facts(self) -> TrialFacts:
-        try:
             await submit_guarded(self._run, self._submit)
             answered = await supervise.until(self._have_answered, _POLL_S)
             facts = await supervise.to_thread(self._gather)
         except BaseException:
             await self._cancel()
             raise
-        await (self._end() if answered else self._cancel())
-        return facts
+        else:
+            await (self._end() if answered else self._cancel())
+            return facts
+        finally:
+            alive.cancel()
+            await supervise.to_thread(self._run.end_guard)
 
     async def _submit(self) -> None:
         self._job = await self._submitter.submit_head()
@@ -188,15 +185,13 @@ class _DoctorJob:
             token = self._order.token
             self._links = tuple(link for place in listening.items() for link in node.connect_all(*place, token))
             node.write_value(self._folder, node.CONNECTED, True)
-        return (
-            self._links is not None
-            and len(node.read_all(self._folder, node.NODE, checks.NodeFacts)) >= self._spec.nodes
-        )
+        answers = node.read_all(self._folder, node.NODE, checks.NodeFacts)
+        return self._links is not None and len(answers) >= self._spec.nodes
 
     def _gather(self) -> TrialFacts:
         job, status = self._job, self._status
         assert job
-        nodes = node.read_all(self._folder, node.NODE, checks.NodeFacts)
+        nodes = tuple(node.read_all(self._folder, node.NODE, checks.NodeFacts).values())
         ended = format_end(job.id, status) if status else format_missing(job=f"job {job.id}")
         if status and self._ending_s is not None:
             ended = f"job {job.id} is ending ({status.trouble})"
@@ -214,7 +209,7 @@ class _DoctorJob:
             nodes=nodes,
             ended=ended,
             output=output,
-            launcher=next(iter(node.read_all(self._folder, node.LAUNCHER, checks.Launcher)), None),
+            launcher=node.read_all(self._folder, node.LAUNCHER, checks.Launcher).get(""),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
         )

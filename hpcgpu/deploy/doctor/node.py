@@ -79,11 +79,10 @@ def limits() -> Limits:
 
 def names() -> Names:
     """Return this machine's name, the addresses it resolves to, and its interfaces' addresses."""
-    host = socket.gethostname()
-    resolved: tuple[str, ...] = ()
+    host, resolved = socket.gethostname(), dict[str, None]()
     with contextlib.suppress(OSError):
-        resolved = tuple(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
-    return Names(host=host, resolved=resolved, interfaces=interfaces())
+        resolved = dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None))
+    return Names(host=host, resolved=tuple(resolved), interfaces=interfaces())
 
 
 def interfaces() -> tuple[tuple[str, str], ...]:
@@ -234,10 +233,12 @@ def connect_all(host: str, endpoints: tuple[Endpoint, ...], token: str) -> tuple
 
 def connect(host: str, endpoint: Endpoint, token: str) -> Link:
     """Connect TRIES times to a machine's Listener; return a failed attempt at once, or else the fastest."""
-    links = [_connect(host, endpoint, token)]
-    while len(links) < TRIES and not links[-1].error:
-        links.append(_connect(host, endpoint, token))
-    return links[-1] if links[-1].error else min(links, key=lambda link: link.took_s)
+    links = []
+    for _ in range(TRIES):
+        links.append(link := _connect(host, endpoint, token))
+        if link.error:
+            return link
+    return min(links, key=lambda link: link.took_s)
 
 
 def _connect(host: str, endpoint: Endpoint, token: str) -> Link:
@@ -282,17 +283,15 @@ def read_order(folder: Path) -> Order:
         raise HpcGpuError(f"{os.uname().nodename} has no {folder}: {NOT_SHARED}, or the doctor has ended") from e
 
 
+def read_all(folder: Path, prefix: str, kind: type[Content]) -> dict[str, Content]:
+    """Read the facts in the files of this prefix, by the rest of their names: the node that has written them."""
+    paths = sorted(folder.glob(f"{prefix}*"))
+    return {path.name.removeprefix(prefix): msgspec.json.decode(private.read(path), type=kind) for path in paths}
+
+
 def read_listening(folder: Path) -> dict[str, tuple[Endpoint, ...]]:
     """Read the endpoints of the nodes that listen, by host."""
-    paths = sorted(folder.glob(f"{LISTENS}*"))
-    return {
-        p.name.removeprefix(LISTENS): msgspec.json.decode(private.read(p), type=tuple[Endpoint, ...]) for p in paths
-    }
-
-
-def read_all(folder: Path, prefix: str, kind: type[Content]) -> tuple[Content, ...]:
-    """Read the facts in the files of this prefix: of the nodes that have answered, of the launcher of the ranks."""
-    return tuple(msgspec.json.decode(private.read(path), type=kind) for path in sorted(folder.glob(f"{prefix}*")))
+    return read_all(folder, LISTENS, tuple[Endpoint, ...])
 
 
 _MEET_S = 30.0  # for the other nodes to come, and for the login node to have connected

@@ -53,7 +53,7 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
     finally:
         for process in there:
             process.kill()
-    seen = read_all(folder, NODE, NodeFacts)
+    seen = [*read_all(folder, NODE, NodeFacts).values()]
     assert [facts.host for facts in seen] == ["n1", "n2"]
     assert {link.target for link in links} == {"n1", "n2"}
     for facts, other in zip(seen, ("n2", "n1"), strict=True):
