@@ -48,48 +48,68 @@ _NO_WAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/plain\r\nConnection: 
 
 
 class Forwarder:
-    """A port of this machine's loopback that leads to the dashboard; ``carrying`` are its open connections."""
+    """A port of this machine's loopback that leads to the dashboard.
 
-    def __init__(self, server: asyncio.Server, carrying: set[asyncio.Task[Any]]) -> None:
-        self._server, self._carrying = server, carrying
-        self.port: int = server.sockets[0].getsockname()[1]
+    ``connect`` returns a connection to the scheduler's :data:`HANDLER`, or raises OSError if there is no scheduler now.
+    ``secret`` returns the first part of the dashboard's paths; requests without it get no connection.
+    """
 
-    @classmethod
-    async def open(cls, connect: Connect, secret: Callable[[], str], port: int = 0) -> Self:
-        """Listen on ``port``, or on the next free one.
+    def __init__(self, connect: Connect, secret: Callable[[], str]) -> None:
+        self._connect, self._secret = connect, secret
+        self._carrying: set[asyncio.Task[Any]] = set()
+        self._waiting = 0
 
-        ``connect`` returns a connection to the scheduler's :data:`HANDLER`, or raises OSError if there is no scheduler
-        now. ``secret`` returns the first part of the dashboard's paths; requests without it get no connection.
-        """
-        carrying: set[asyncio.Task[Any]] = set()
-        waiting = 0
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal waiting
-            task = asyncio.current_task()
-            assert task
-            carrying.add(task)
-            waiting += 1
-            try:
-                first = await _first_line(reader) if waiting <= _MOST_WAITING else b""
-            finally:
-                waiting -= 1
-            try:
-                if first:
-                    await _answer(first, reader, writer, connect, secret())
-            except (OSError, asyncio.CancelledError):
-                pass  # the browser has gone, or this end closes: no reader is left
-            finally:
-                writer.close()
-                carrying.discard(task)
-
-        return cls(await _listen(serve, port), carrying)
+    async def listen(self, port: int = 0) -> Self:
+        """Listen on ``port`` of loopback; if it is taken, on the next free port, which is logged."""
+        for number in (*range(port, min(port + _NEXT_PORTS, 1 << 16)), 0) if port else (0,):
+            with contextlib.suppress(OSError):
+                self._server = await asyncio.start_server(self._serve, _HOST, number)
+                self.port: int = self._server.sockets[0].getsockname()[1]
+                if number != port:
+                    log.say(f"port {port} of this machine is taken: the link to the dashboard has port {self.port}")
+                return self
+        raise OSError(f"no port of {_HOST} is free")
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
         self._server.close()
         for task in tuple(self._carrying):
             task.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._carrying.add(task)
+        self._waiting += 1
+        try:
+            first = await _first_line(reader) if self._waiting <= _MOST_WAITING else b""
+        finally:
+            self._waiting -= 1
+        try:
+            if first:
+                await self._answer(first, reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # the browser has gone, or this end closes: no reader is left
+        finally:
+            writer.close()
+            self._carrying.discard(task)
+
+    async def _answer(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry a browser's connection if its first request has the secret; the scheduler checks later requests."""
+        parts = first.split()
+        prefix = parts[1].lstrip(b"/").partition(b"/")[0].partition(b"?")[0] if len(parts) > 1 else b""
+        if not hmac.compare_digest(prefix, self._secret().encode()):
+            writer.write(_NOT_FOUND)
+            await writer.drain()
+            return
+        try:
+            comm = await self._connect()
+            await comm.write(first)
+        except OSError as e:
+            writer.write(_NO_WAY + f"The scheduler does not answer: {e}\n".encode())
+            await writer.drain()
+            return
+        await carry(comm, reader, writer)
 
 
 class BrowserLink:
@@ -123,7 +143,7 @@ class BrowserLink:
         is_new, self._scheduler, self._secret = secret != self._secret, scheduler, secret
         if not secret or not is_new:
             return False
-        self._forwarder = self._forwarder or await Forwarder.open(self._connect, lambda: self._secret, self._port)
+        self._forwarder = self._forwarder or await Forwarder(self._connect, lambda: self._secret).listen(self._port)
         await supervise.to_thread(private.write, self._file, f"{self.url}\n")
         return True
 
@@ -145,18 +165,6 @@ class BrowserLink:
         return comm
 
 
-async def _listen(serve: Callable[..., Awaitable[None]], port: int) -> asyncio.Server:
-    """Listen on a port of loopback; if it is taken, on the next free port, which is logged."""
-    for number in (*range(port, min(port + _NEXT_PORTS, 1 << 16)), 0) if port else (0,):
-        with contextlib.suppress(OSError):
-            server = await asyncio.start_server(serve, _HOST, number)
-            if number != port:
-                now = server.sockets[0].getsockname()[1]
-                log.say(f"port {port} of this machine is taken: the link to the dashboard has port {now}")
-            return server
-    raise OSError(f"no port of {_HOST} is free")
-
-
 async def _first_line(reader: asyncio.StreamReader) -> bytes:
     """Read the request line; b"" if it does not come."""
     try:
@@ -164,26 +172,6 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
             return await reader.readuntil(b"\n")
     except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
         return b""
-
-
-async def _answer(
-    first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connect: Connect, secret: str
-) -> None:
-    """Carry a browser's connection if its first request has the secret; the scheduler checks later requests."""
-    parts = first.split()
-    prefix = parts[1].lstrip(b"/").partition(b"/")[0].partition(b"?")[0] if len(parts) > 1 else b""
-    if not hmac.compare_digest(prefix, secret.encode()):
-        writer.write(_NOT_FOUND)
-        await writer.drain()
-        return
-    try:
-        comm = await connect()
-        await comm.write(first)
-    except OSError as e:
-        writer.write(_NO_WAY + f"The scheduler does not answer: {e}\n".encode())
-        await writer.drain()
-        return
-    await carry(comm, reader, writer)
 
 
 async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

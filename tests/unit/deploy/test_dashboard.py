@@ -65,7 +65,7 @@ async def no_scheduler() -> object:
 
 
 async def test_no_way_to_the_scheduler_is_said_in_the_browser() -> None:
-    forwarder = await Forwarder.open(no_scheduler, lambda: "SECRET")
+    forwarder = await Forwarder(no_scheduler, lambda: "SECRET").listen()
     reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
     writer.write(b"GET /SECRET/status HTTP/1.1\r\n\r\n")
     answer = await reader.read()
@@ -77,7 +77,7 @@ async def test_no_way_to_the_scheduler_is_said_in_the_browser() -> None:
 
 async def test_neighbours_who_only_connect_are_limited() -> None:
     """One more than may wait is turned away at once; who goes makes room."""
-    forwarder = await Forwarder.open(no_scheduler, lambda: "SECRET")
+    forwarder = await Forwarder(no_scheduler, lambda: "SECRET").listen()
     silent = [await asyncio.open_connection("127.0.0.1", forwarder.port) for _ in range(64)]
     reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
     assert await reader.read() == b""
