@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -54,7 +55,7 @@ class SchedulerProcess:
 
     def __init__(self, run: RunDocument, resources: LeaderResources, allocation: Allocation, *, local: bool) -> None:
         from hpcgpu.deploy.network import exposed, is_ucx_installed, ucx_missing
-        from hpcgpu.deploy.network.scheduler_file import Certificate, secret
+        from hpcgpu.deploy.network.scheduler_file import Certificate
         from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 
         settings = run.settings
@@ -65,7 +66,7 @@ class SchedulerProcess:
         if self.protocol == "ucx" and not is_ucx_installed():
             raise LaunchError(f"protocol='ucx' {ucx_missing()}")
         self.certificate = Certificate.make() if self.protocol == "tls" else None
-        self.secret = secret() if settings.dashboard else ""
+        self.secret = secrets.token_urlsafe() if settings.dashboard else ""
         if warning := exposed(self.protocol):
             log.say(warning)
         spec = SchedulerSpec(

@@ -133,19 +133,12 @@ def is_held(folder: Path, grace_s: float) -> bool:
     if is_detached(folder):
         return True
     try:
-        now = _server_time(folder)
-        # NFS's cache may answer a plain stat(); open() asks the server
-        with (folder / _LEASE).open() as f:
-            return now - os.fstat(f.fileno()).st_mtime <= grace_s
+        # the file server dates both: clocks of nodes differ; NFS's cache may answer a plain stat(), open() asks it
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".now-") as now, (folder / _LEASE).open() as lease:
+            os.utime(now.fileno())
+            return os.fstat(now.fileno()).st_mtime - os.fstat(lease.fileno()).st_mtime <= grace_s
     except FileNotFoundError:
         return folder.is_dir()
-
-
-def _server_time(folder: Path) -> float:
-    """Return the time of the file server, which dates the lease: clocks of nodes differ."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".now-") as f:
-        os.utime(f.fileno())
-        return os.fstat(f.fileno()).st_mtime
 
 
 def take_up(folder: Path) -> None:

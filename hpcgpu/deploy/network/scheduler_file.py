@@ -127,11 +127,6 @@ _arguments: dict[tuple[str, str, str], dict[str, Any]] = {}
 _ROLES = ("client", "scheduler", "worker")
 
 
-def secret() -> str:
-    """Return a random token, fit for a URL."""
-    return secrets.token_urlsafe(24)
-
-
 class TlsSocket(ssl.SSLSocket):
     """An SSLSocket that leaves no error behind, for ``SSLContext.sslsocket_class``: a broken one breaks no other.
 
@@ -304,7 +299,7 @@ def make_folder(home: Path) -> Path:
     try:
         private.make_folder(home)
         folder = private.make_folder(home / secrets.token_hex(8))
-        private.write(folder / _NONCE, secret())
+        private.write(folder / _NONCE, secrets.token_urlsafe())
     except OSError as e:
         raise HpcGpuError(
             f"a cluster's files cannot be written to {home}: {e.strerror}. They need a home folder (HOME) that can be "
@@ -353,25 +348,18 @@ def read(folder: Path) -> SchedulerFile | None:
     # a listing makes NFS ask the server; its cache may answer for a single name
     if _FILE not in {p.name for p in folder.iterdir()}:
         return None
-    try:
-        content = _parse(private.read(folder / _FILE))
-    except ValueError as e:
-        raise TrustError(f"{folder / _FILE} is damaged, or of another version of hpcgpu: {e}") from e
-    if content.nonce != private.read(folder / _NONCE):
-        raise TrustError(f"{folder / _FILE} was not written by the scheduler of this run: its nonce is another one")
-    return content
-
-
-def _parse(text: str) -> SchedulerFile:
     import msgspec  # 10 to 30 ms, which the scheduler need not pay: it only writes the file
 
-    facts = json.loads(text)
+    wrong = f"{folder / _FILE} is damaged, or of another version of hpcgpu"
     try:
+        facts = json.loads(private.read(folder / _FILE))
         content = msgspec.convert(facts, SchedulerFile)
-    except msgspec.MsgspecError as e:  # a ValueError from msgspec 0.22 on
-        raise ValueError(str(e)) from e
+    except (ValueError, msgspec.MsgspecError) as e:  # a ValueError from msgspec 0.22 on
+        raise TrustError(f"{wrong}: {e}") from e
     if more := facts.keys() - {field.name for field in fields(SchedulerFile)}:
-        raise ValueError(f"holds more than this hpcgpu reads - at `$.{min(more)}`")
+        raise TrustError(f"{wrong}: holds more than this hpcgpu reads - at `$.{min(more)}`")
+    if content.nonce != private.read(folder / _NONCE):
+        raise TrustError(f"{folder / _FILE} was not written by the scheduler of this run: its nonce is another one")
     return content
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from distributed.comm.core import CommClosedError
@@ -25,6 +25,7 @@ _CLOSE_S = 1.0
 _LOOK_S = 1.0
 # ucxx sets it on import. In a process without CUDA, UCX then warns that it does not know the variable.
 _CUDAS = "UCX_MEMTYPE_CACHE"
+_MESSAGES = ("tag_send", "tag_recv", "stream_send", "stream_recv")
 
 
 class Progress:
@@ -98,31 +99,15 @@ class _Endpoint:
         self._endpoint, self._progress = endpoint, progress
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._endpoint, name)
+        return functools.partial(self._begin, name) if name in _MESSAGES else getattr(self._endpoint, name)
 
-    def tag_send(self, buffer: object, *how: object) -> _Request:
-        return _Request(self._endpoint.tag_send(buffer, *how), buffer, self._progress)
-
-    def tag_recv(self, buffer: object, *how: object) -> _Request:
-        return _Request(self._endpoint.tag_recv(buffer, *how), buffer, self._progress)
-
-    def stream_send(self, buffer: object) -> _Request:
-        return _Request(self._endpoint.stream_send(buffer), buffer, self._progress)
-
-    def stream_recv(self, buffer: object) -> _Request:
-        return _Request(self._endpoint.stream_recv(buffer), buffer, self._progress)
+    def _begin(self, name: str, buffer: object, *how: object) -> Any:  # with ucxx's method wait
+        request = getattr(self._endpoint, name)(buffer, *how)
+        return SimpleNamespace(wait=functools.partial(self._progress.until_completed, request, buffer))
 
     def close_blocking(self, **limits: int) -> None:
         self._endpoint.close_blocking(**limits)
         self._progress.soon()  # tasks that await its messages hear that none will come
-
-
-class _Request:
-    def __init__(self, request: Any, buffer: object, progress: Progress) -> None:
-        self._request, self._buffer, self._progress = request, buffer, progress
-
-    def wait(self) -> Coroutine[Any, Any, None]:
-        return self._progress.until_completed(self._request, self._buffer)
 
 
 class UcxComm(UCXX):
