@@ -6,9 +6,8 @@ import functools
 import html
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from bokeh import models
@@ -126,36 +125,32 @@ def _describe_tiers(g: WorkerFacts) -> str:
 
 
 class Strip:
-    """A number of each GPU over time, as colour: a row of pixels for each GPU, the first on top."""
+    """A row of the samples over time, as colour: a row of pixels for each GPU, the first on top."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, row: int) -> None:
+        self._row = row
         self.source = models.ColumnDataSource({"image": [], "x": [], "dw": [], "dh": []})
         self.root = _figure(title, x_axis_type="datetime", y_range=(0, 1))
         colours = models.LinearColorMapper(Viridis256, low=0, high=100, nan_color=_ABSENT)
         self.root.image("image", x="x", y=0, dw="dw", dh="dh", color_mapper=colours, source=self.source)
         self.root.add_layout(models.ColorBar(color_mapper=colours, width=10, padding=2), "right")
         self.root.x_range.range_padding = 0
-        self._last_s = 0.0
 
-    def append(self, time_s: float, image: np.ndarray) -> None:
-        """Add one sample of the same workers."""
-        self.source.stream(self._columns([self._last_s, time_s], [image]), rollover=_SAMPLES)
-        self._last_s = time_s
-
-    def show(self, times_s: Sequence[float], images: Sequence[np.ndarray], names: Sequence[str]) -> None:
-        """Show all samples anew, because the workers have changed."""
-        begin_s = times_s[0] - (times_s[1] - times_s[0] if len(times_s) > 1 else 1.0)
-        self.source.data = self._columns([begin_s, *times_s], images)
-        self._last_s = times_s[-1]
+    def show(self, samples: Sequence[Sample], *, fresh: bool) -> None:
+        """Add the last sample; ``fresh``: the workers have changed, so show all samples anew."""
+        names, new = samples[-1].names, list(samples if fresh else (samples[-1],))
+        times_s = [sample.time_s for sample in samples]
+        begin_s = 2 * times_s[0] - times_s[1] if len(times_s) > 1 else times_s[0] - 1.0
+        times = 1e3 * np.array([begin_s, *times_s][-len(new) - 1 :])
+        images = [strip_column(sample, self._row, names) for sample in new]
+        data = {"image": images, "x": times[:-1], "dw": np.diff(times), "dh": [float(len(names))] * len(new)}
+        if not fresh:
+            self.source.stream(data, rollover=_SAMPLES)
+            return
+        self.source.data = data
         self.root.y_range.end = len(names)
         _name_places(self.root.yaxis, [*reversed(names)], [i + 0.5 for i in range(len(names))], _DOWN)
         self.root.height = _HEIGHT if len(names) <= _DOWN else _HIGH
-
-    @staticmethod
-    def _columns(times_s: Sequence[float], images: Sequence[np.ndarray]) -> dict[str, Any]:
-        times = 1e3 * np.asarray(times_s)
-        dh = [float(len(image)) for image in images]
-        return {"image": list(images), "x": times[:-1], "dw": np.diff(times), "dh": dh}
 
 
 class Lines:
@@ -185,21 +180,25 @@ class Lines:
 class Table:
     """The workers' bindings; differences from the plan are red."""
 
-    _COLUMNS = (
-        *(("name", "worker", 85), ("gpu", "GPU", 140), ("cores", "cores", 115), ("memory", "memory", 90)),
-        *(("nic", "NIC", 70), ("limit", "limit", 70), ("restarts", "restarts", 55)),
-    )
+    _COLUMNS: ClassVar[dict[str, tuple[str, int, Callable[[WorkerFacts], object]]]] = {
+        "name": ("worker", 85, lambda g: g.name),
+        "gpu": ("GPU", 140, lambda g: g.gpu_text),
+        "cores": ("cores", 115, lambda g: g.cores),
+        "memory": ("memory", 90, lambda g: g.numa),
+        "nic": ("NIC", 70, lambda g: g.nic),
+        "limit": ("limit", 70, lambda g: format_bytes(g.limits.get("device", 0))),
+        "restarts": ("restarts", 55, lambda g: g.restarts),
+        "wrong": ("not as planned", 160, lambda g: "; ".join(g.differences)),
+        "reasons": ("why so", 265, lambda g: "; ".join(g.reasons)),
+    }
 
     def __init__(self) -> None:
-        self.source = models.ColumnDataSource(
-            {name: [] for name in (*(c[0] for c in self._COLUMNS), "wrong", "reasons")}
-        )
-        red = models.HTMLTemplateFormatter(template=_CELL.replace("STYLE", f"color:{RED};font-weight:bold"))
-        plain = models.HTMLTemplateFormatter(template=_CELL.replace("STYLE", ""))
-        shown = (*((*c, plain) for c in self._COLUMNS), ("wrong", "not as planned", 160, red))
+        self.source = models.ColumnDataSource({name: [] for name in self._COLUMNS})
+        styles = dict.fromkeys(self._COLUMNS, "") | {"wrong": f"color:{RED};font-weight:bold"}
+        cells = {name: models.HTMLTemplateFormatter(template=_CELL.replace("STYLE", styles[name])) for name in styles}
         columns = [
-            models.TableColumn(field=field, title=title, width=width, formatter=how)
-            for field, title, width, how in (*shown, ("reasons", "why so", 265, plain))
+            models.TableColumn(field=name, title=title, width=width, formatter=cells[name])
+            for name, (title, width, _) in self._COLUMNS.items()
         ]
         options = {"autosize_mode": "none", "row_height": _ROW, "index_position": None}
         self.root = models.DataTable(
@@ -209,17 +208,7 @@ class Table:
     def show(self, gpus: Sequence[WorkerFacts]) -> None:
         """Show these workers, first those that are not as planned."""
         gpus = sorted(gpus, key=lambda g: not g.differences)
-        self.source.data = {
-            "name": [g.name for g in gpus],
-            "gpu": [g.gpu_text for g in gpus],
-            "cores": [g.cores for g in gpus],
-            "memory": [g.numa for g in gpus],
-            "nic": [g.nic for g in gpus],
-            "limit": [format_bytes(g.limits.get("device", 0)) for g in gpus],
-            "restarts": [g.restarts for g in gpus],
-            "wrong": ["; ".join(g.differences) for g in gpus],
-            "reasons": ["; ".join(g.reasons) for g in gpus],
-        }
+        self.source.data = {name: [read(g) for g in gpus] for name, (_, _, read) in self._COLUMNS.items()}
         self.root.height = 27 + _ROW * min(6, len(gpus))
 
 
@@ -231,27 +220,19 @@ _ALL = "all GPUs"
 SHARE, UTILISATION = len(TIERS) + len(DIRECTIONS), len(TIERS) + len(DIRECTIONS) + 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class Sample(NamedTuple):
     """All GPUs at one moment."""
 
     time_s: float  # since the epoch
     names: tuple[str, ...]  # of the workers
     values: np.ndarray  # float64, shape (rows, GPUs); NaN: unknown
 
-    @classmethod
-    def of(cls, time_s: float, gpus: Sequence[WorkerFacts]) -> Sample:
-        """Return a sample of these facts."""
-        values = np.array([_row(g) for g in gpus], np.float64).reshape(len(gpus), UTILISATION + 1).T
-        return cls(time_s, tuple(g.name for g in gpus), values)
-
 
 def _row(g: WorkerFacts) -> tuple[float | None, ...]:
-    tiers, moved = g.tiers, g.moved
     share = g.device_share
     return (
-        *(tiers.get(tier, 0) for tier in TIERS),
-        *(moved.get(way, Moved()).nbytes for way in DIRECTIONS),
+        *(g.tiers.get(tier, 0) for tier in TIERS),
+        *(g.moved.get(way, Moved()).nbytes for way in DIRECTIONS),
         None if share is None else 100 * share,
         g.utilisation_percent,
     )
@@ -263,8 +244,10 @@ class History:
     def __init__(self, length: int) -> None:
         self.samples: deque[Sample] = deque(maxlen=length)
 
-    def add(self, sample: Sample) -> bool:
-        """Add a sample; return True if it has the workers of the sample before."""
+    def add(self, time_s: float, gpus: Sequence[WorkerFacts]) -> bool:
+        """Add a sample of these facts; return True if it has the workers of the sample before."""
+        values = np.array([_row(g) for g in gpus], np.float64).reshape(len(gpus), UTILISATION + 1).T
+        sample = Sample(time_s, tuple(g.name for g in gpus), values)
         same = bool(self.samples) and self.samples[-1].names == sample.names
         self.samples.append(sample)
         return same
@@ -283,14 +266,9 @@ class History:
         columns = np.column_stack([1e3 * times, sums[:, : len(TIERS)], np.maximum(moved, 0) / seconds[:, None]])
         return dict(zip(("time", *TIERS, *DIRECTIONS), columns.T.tolist(), strict=True))
 
-    def strip(self, row: int) -> list[np.ndarray]:
-        """Return each sample's row as an image, one pixel wide, float32 of shape (GPUs of now, 1)."""
-        names = self.samples[-1].names
-        return [strip_column(sample, row, names) for sample in self.samples]
-
 
 def strip_column(sample: Sample, row: int, names: tuple[str, ...]) -> np.ndarray:
-    """Return one row of a sample as an image, its GPUs in the order of ``names``, the first on top."""
+    """Return a row of a sample as an image, float32 of shape (GPUs, 1), in the order of ``names``, the first on top."""
     values = sample.values[row]
     if sample.names != names:
         by_name = dict(zip(sample.names, values, strict=True))
@@ -320,10 +298,10 @@ class GpuPage:
         self._fixed: tuple[object, ...] = ()
         self._head = models.Div(sizing_mode="stretch_width")
         self._bars = Bars()
-        self._strips = {
-            SHARE: Strip("Dask's data on each device over time, % of its limit"),
-            UTILISATION: Strip("Utilisation of each GPU over time, %"),
-        }
+        self._strips = (
+            Strip("Dask's data on each device over time, % of its limit", SHARE),
+            Strip("Utilisation of each GPU over time, %", UTILISATION),
+        )
         self._lines = Lines()
         self._table = Table()
         for source in (self._bars.source, self._table.source):
@@ -331,7 +309,7 @@ class GpuPage:
         self.root: models.Column = column(
             self._head,
             self._bars.root,
-            row(*(strip.root for strip in self._strips.values()), sizing_mode="stretch_width"),
+            row(*(strip.root for strip in self._strips), sizing_mode="stretch_width"),
             row(self._lines.memory, self._lines.traffic, sizing_mode="stretch_width"),
             self._table.root,
             sizing_mode="stretch_width",
@@ -348,18 +326,14 @@ class GpuPage:
         self._head.text = _head(self._gpus)
         if not self._gpus:
             return
-        sample = Sample.of(time.time(), self._gpus)
-        same = self._history.add(sample)
-        for number, strip in self._strips.items():
-            if same:
-                strip.append(sample.time_s, strip_column(sample, number, sample.names))
-            else:
-                strip.show([s.time_s for s in self._history.samples], self._history.strip(number), sample.names)
-        self._bars.show(self._gpus, fresh=not same)
+        fresh = not self._history.add(time.time(), self._gpus)
+        for strip in self._strips:
+            strip.show(self._history.samples, fresh=fresh)
+        self._bars.show(self._gpus, fresh=fresh)
         if (fixed := tuple((g.name, *g.differences, g.restarts) for g in self._gpus)) != self._fixed:
             self._fixed = fixed
             self._table.show(self._gpus)
-        if self._chosen not in {"", *sample.names}:
+        if self._chosen not in {"", *(g.name for g in self._gpus)}:
             self._chosen = ""
         self._lines.show(self._history.series(self._chosen), self._chosen or _ALL)
 

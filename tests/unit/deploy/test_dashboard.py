@@ -14,7 +14,7 @@ import dask
 import pytest
 
 from hpcgpu.deploy.dashboard import KEY, UsagePlugin, WorkerMetrics
-from hpcgpu.deploy.dashboard.page import SHARE, History, Sample
+from hpcgpu.deploy.dashboard.page import SHARE, History, strip_column
 from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
 from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
@@ -202,12 +202,12 @@ def test_history_of_workers_that_come_and_go() -> None:
         return WorkerFacts(name=name, tiers={"device": 10}, device_limit_bytes=20, moved=ways)
 
     history = History(3)
-    assert not history.add(Sample.of(1.0, [gpu("a", 0)]))
-    assert history.add(Sample.of(2.0, [gpu("a", 100)]))
-    assert not history.add(Sample.of(4.0, [gpu("a", 0), gpu("b", 10)]))
+    assert not history.add(1.0, [gpu("a", 0)])
+    assert history.add(2.0, [gpu("a", 100)])
+    assert not history.add(4.0, [gpu("a", 0), gpu("b", 10)])
     assert history.series("a")["device_to_host"] == [0, 100, 0]  # it was started anew
     assert history.series("")["device"] == [10, 10, 20]
-    older, *_, newest = history.strip(SHARE)
+    older, *_, newest = (strip_column(sample, SHARE, ("a", "b")) for sample in history.samples)
     assert older.shape == newest.shape == (2, 1)
     assert newest.tolist() == [[50], [50]]
     assert older[1] == 50  # the first worker is on top
