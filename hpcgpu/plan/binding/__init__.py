@@ -56,16 +56,11 @@ def _plan(
     """Plan the bindings of the workers, which are in PCI order, those without a GPU last."""
     gpus = [g for g in workers if g]
     cores = _cores(topology, workers, masks, settings)
-    cpusets, rule = [c for c, _, _ in cores], settings.memory_policy
-    near, others = cpusets[: len(gpus)], cpusets[len(gpus) :]
-    homes, divide_all = [g.numa_node for g in gpus], settings.cores == "all"
-    memory = (
-        *plan_memory_nodes(topology, homes, near, allowed_nodes, rule, divide_all=divide_all),
-        *plan_memory_nodes_of_cpu_workers(topology, others, allowed_nodes, rule),
-    )
+    cpusets, homes, divide_all = [c for c, _, _ in cores], [g.numa_node for g in gpus], settings.cores == "all"
+    memory = plan_memory_nodes(topology, homes, cpusets, allowed_nodes, settings.memory_policy, divide_all=divide_all)
     # Each kind is balanced on its own: workers without a GPU do not change the ports of the others.
-    rules = (settings.nics, settings.interface or "")
-    ports = (*plan_nics(topology, gpus, *rules), *plan_nics(topology, [gpu_at(topology, c) for c in others], *rules))
+    kinds = (gpus, [gpu_at(topology, cpuset) for cpuset in cpusets[len(gpus) :]])
+    ports = [port for kind in kinds for port in plan_nics(topology, kind, settings.nics, settings.interface or "")]
     out = []
     for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
         binding = Binding(
@@ -392,8 +387,9 @@ def plan_memory_nodes(
     divide_all: bool = True,
 ) -> tuple[tuple[str, CpuSet], ...]:
     """Plan each worker's memory policy and NUMA nodes; policy ``none`` for one node or a GPU of unknown locality."""
-    # homes are the NUMA nodes of the workers' GPUs (None: unknown), cpusets the workers' PUs, allowed the NUMA nodes of
-    # the process (None: all). The NUMA nodes of a package are divided among its workers: each has its home; a node
+    # homes are the NUMA nodes of the workers' GPUs (None: unknown), cpusets the workers' PUs; those after homes are of
+    # workers without a GPU, which have the nodes of their cores. allowed are the NUMA nodes of the process (None: all).
+    # The NUMA nodes of a package are divided among its workers: each has its home; a node
     # without a GPU goes to the workers with cores there, else (not without divide_all) to the worker with the least
     # memory so far. On machines with several NUMA nodes per package, half of the memory is on nodes without a GPU (all
     # 6 recorded types), and a worker that spills needs its share. preferred-many is a preference: if these nodes are
@@ -401,12 +397,13 @@ def plan_memory_nodes(
     nodes = _usable_nodes(topology, allowed)
     everywhere = CpuSet(n.os_index for n in nodes)
     if policy == "none" or len(nodes) <= 1:
-        return tuple(("none", everywhere if policy != "none" else CpuSet()) for _ in homes)
+        return (("none", everywhere if policy != "none" else CpuSet()),) * len(cpusets or homes)
     if policy == "interleave":
-        return tuple((policy, everywhere) for _ in homes)
-    if not divide_all:
-        nodes = [n for n in nodes if n.os_index in homes or any(n.cpuset & c for c in cpusets)]
-    shares = _shares(topology, nodes, homes, cpusets or [CpuSet()] * len(homes))
+        return ((policy, everywhere),) * len(cpusets or homes)
+    near, others = cpusets[: len(homes)], cpusets[len(homes) :]
+    divided = [n for n in nodes if divide_all or n.os_index in homes or any(n.cpuset & c for c in near)]
+    shares = _shares(topology, divided, homes, near or [CpuSet()] * len(homes))
+    shares += [CpuSet(n.os_index for n in nodes if n.cpuset & c) for c in others]
     return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
 
 
@@ -423,17 +420,6 @@ def _shares(
         for i, share in zip(mine, divided, strict=True):
             shares[i] = share
     return shares
-
-
-def plan_memory_nodes_of_cpu_workers(
-    topology: Topology, cpusets: Sequence[CpuSet], allowed: CpuSet | None = None, policy: str = "preferred-many"
-) -> tuple[tuple[str, CpuSet], ...]:
-    """Return memory policy and NUMA nodes of workers without a GPU: the nodes of their cores."""
-    nodes = _usable_nodes(topology, allowed)
-    if policy in ("none", "interleave") or len(nodes) <= 1:
-        return plan_memory_nodes(topology, [None] * len(cpusets), cpusets, allowed, policy)
-    shares = [CpuSet(n.os_index for n in nodes if n.cpuset & cpuset) for cpuset in cpusets]
-    return tuple((policy, share) if share else ("none", CpuSet()) for share in shares)
 
 
 def _usable_nodes(topology: Topology, allowed: CpuSet | None) -> list[NumaNode]:

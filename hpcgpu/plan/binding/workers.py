@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -147,12 +148,14 @@ def _reachable(binding: Binding, settings: Settings, node: NodeFacts) -> Binding
 def _memory_limits(
     settings: Settings, node: NodeFacts, gpus: Sequence[Gpu], bindings: Sequence[Binding]
 ) -> list[int | None]:
-    """Return the host memory limit of each worker; under ``bind`` at most its share of its NUMA nodes."""
+    """Return the host memory limit of each worker; under ``bind`` at most its share of its NUMA nodes' memory."""
     simulated_bytes = sum(g.memory_bytes for g in gpus if g.vendor == "simulated")
     limit = plan_memory_limit_bytes(settings.memory_limit, node.memory, max(len(bindings), 1), simulated_bytes)
-    rooms = strict_room_bytes(node.topology, [b.memory_nodes for b in bindings])
+    users = Counter(number for b in bindings for number in b.memory_nodes)
     out: list[int | None] = []
-    for binding, room in zip(bindings, rooms, strict=True):
+    for binding in bindings:
+        mine = [n for n in node.topology.numa_nodes if n.os_index in binding.memory_nodes]
+        room = sum(n.memory_bytes // users[n.os_index] for n in mine)
         if limit is None or binding.memory_policy != "bind" or not room or limit <= room:
             out.append(limit)
         elif settings.memory_limit.is_share:
@@ -167,12 +170,17 @@ def _memory_limits(
 
 
 def _explained(settings: Settings, node: NodeFacts, binding: Binding, limit: int | None) -> Binding:
-    """Add the reason of the worker's memory limit."""
-    if not settings.memory_limit.is_share or (limit is None and node.memory.has_size):
+    """Add the reason of the worker's memory limit, unless nothing but the node limits it."""
+    memory = node.memory
+    if not settings.memory_limit.is_share or (limit is None and memory.has_size):
         return binding
-    others = node.in_job and node.allowed < CpuSet(pu for core in node.topology.cores for pu in core)
-    why = memory_reason(limit, node.memory, others=others)
-    return replace(binding, reasons=(*binding.reasons, why)) if why else binding
+    why = f"memory limit {format_bytes(limit or 0)}: its share of {format_bytes(memory.nbytes)}, {memory.source}"
+    if limit is None:
+        why = f"no memory limit: {memory.source}"
+    elif memory.source == ALL_OF_THE_NODE:
+        others = node.in_job and node.allowed < CpuSet(pu for core in node.topology.cores for pu in core)
+        why = f"{why}, which other jobs may also use: nothing limits this job (ask for memory=)" if others else ""
+    return replace(binding, reasons=(*binding.reasons, why)) if why and memory.source else binding
 
 
 def _spec(
@@ -255,14 +263,6 @@ def plan_whole_node(settings: Settings, facts: NodeFacts, gpus: tuple[Gpu, ...])
     return tuple(spec for _, spec in planned)
 
 
-def strict_room_bytes(topology: Topology, shares: Sequence[CpuSet]) -> tuple[int, ...]:
-    """Return the bytes that each worker's NUMA nodes have for it; a node of several workers is divided."""
-    users = {n.os_index: sum(n.os_index in s for s in shares) for n in topology.numa_nodes}
-    return tuple(
-        sum(n.memory_bytes // users[n.os_index] for n in topology.numa_nodes if n.os_index in s) for s in shares
-    )
-
-
 def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocument | None = None) -> HostMemory:
     """Return the host memory that the job may use on its node: what the kernel grants, or less if the job has less."""
     # On many sites no cgroup limits a job to the memory that it has requested, and more would harm the other jobs of
@@ -290,16 +290,6 @@ def share_of(memory: HostMemory, workers: int, together: int) -> HostMemory:
     if workers >= together:
         return memory
     return HostMemory(memory.nbytes * workers // together, f"{workers} of {together} parts of {memory.source}")
-
-
-def memory_reason(limit_bytes: int | None, memory: HostMemory, *, others: bool) -> str:
-    """Explain a worker's memory limit, None: unknown; "" if the job has the node without ``others``' jobs."""
-    if limit_bytes is None:
-        return f"no memory limit: {memory.source}"
-    share = f"memory limit {format_bytes(limit_bytes)}: its share of {format_bytes(memory.nbytes)}, {memory.source}"
-    if memory.source != ALL_OF_THE_NODE:
-        return share if memory.source else ""
-    return f"{share}, which other jobs may also use: nothing limits this job (ask for memory=)" if others else ""
 
 
 def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simulated_bytes: int = 0) -> int | None:
