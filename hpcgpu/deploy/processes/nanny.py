@@ -248,11 +248,9 @@ class ProcessHandle:
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
-    def terminate(self) -> None:
-        """Send SIGKILL: a worker outlasts a SIGTERM, which a batch system sends to all processes of a job."""
-        self.kill()
-
     def kill(self) -> None:
         """Send SIGKILL."""
         with contextlib.suppress(ProcessLookupError):  # it has just ended, which the fork server reports
             os.kill(self.pid, signal.SIGKILL)
+
+    terminate = kill  # a worker outlasts a SIGTERM, which a batch system sends to all processes of a job

@@ -155,8 +155,9 @@ def serve(scheduler: Scheduler, secret: str) -> None:
 
 def _load(scheduler: Scheduler) -> None:
     """Add the pages and Prometheus' metrics, at the first request: bokeh's import takes 0.3 CPU s."""
-    metrics = (f"/{METRICS}", MetricsHandler, {"usage": scheduler.plugins[UsagePlugin.name]})
-    scheduler.http_application.add_handlers(".*", [metrics])
+    usage = scheduler.plugins[UsagePlugin.name]
+    metrics = {"text": lambda: render(usage.gpus()), "status": 200, "content_type": CONTENT_TYPE}
+    scheduler.http_application.add_handlers(".*", [(f"/{METRICS}", _PlainText, metrics)])
     try:
         import distributed.dashboard.scheduler as dashboard
     except ImportError:
@@ -181,31 +182,20 @@ def add_page(scheduler: Scheduler, dashboard: Any) -> None:
         pages.insert(pages.index("workers") + 1, _PAGE)
 
 
-class MetricsHandler(RequestHandler):
-    """Answers Prometheus."""
-
-    def initialize(self, usage: UsagePlugin) -> None:
-        """Keep the route's arguments; tornado calls this."""
-        self._usage = usage
-
-    def get(self) -> None:
-        """Send the metrics."""
-        self.set_header("Content-Type", CONTENT_TYPE)
-        self.write(render(self._usage.gpus()))
-
-
 class _PlainText(RequestHandler):
-    """A page of plain text, for each method of HTTP."""
+    """A page of plain text, for each method of HTTP; ``text`` may be a function that returns it."""
 
-    def initialize(self, text: str, status: int = 404) -> None:
+    def initialize(
+        self, text: str | Callable[[], str], status: int = 404, content_type: str = "text/plain; charset=utf-8"
+    ) -> None:
         """Keep the route's arguments; tornado calls this."""
-        self._text, self._status = text, status
+        self._text, self._status, self._content_type = text, status, content_type
 
     def prepare(self) -> None:
         """Send the page."""
         self.set_status(self._status)
-        self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish(self._text)
+        self.set_header("Content-Type", self._content_type)
+        self.finish(self._text if isinstance(self._text, str) else self._text())
 
 
 _EVERY_S = 1.0
@@ -390,10 +380,8 @@ class LeaderConnections:
     """Hold the leaders' connections, and tell rank 0 which are lost, and how many have workers."""
 
     def __init__(self, control: Control, *, grows: bool = False) -> None:
-        """Take the way to rank 0; ``grows``: more leaders may come, whatever happens to these."""
-        self._control, self._grows = control, grows
-        self._comms: set[Any] = set()
-        self._notes: dict[Any, tuple[str, Sequence[str]]] = {}
+        self._control, self._grows = control, grows  # more leaders may come, whatever happens to these
+        self._notes: dict[Any, tuple[str, Sequence[str]]] = {}  # node and notes, by connection
         self._working: set[Any] = set()  # connections of leaders with workers, running or being restarted
         self._died: list[str] = []
         self._had_workers = False
@@ -417,7 +405,6 @@ class LeaderConnections:
         workers: int = 0,
     ) -> None:
         """Hold a leader's connection (``hpcgpu_watch``) until it ends."""
-        self._comms.add(comm)
         self._notes[comm] = (node, notes)
         if workers:
             self._had_workers = True
@@ -433,7 +420,6 @@ class LeaderConnections:
                     self._tell()
                 lost = False
         finally:
-            self._comms.discard(comm)
             del self._notes[comm]
             self._left.set()
             if lost and not self._dismissed:
@@ -449,12 +435,12 @@ class LeaderConnections:
     async def dismiss(self) -> None:
         """Tell the leaders that the run ends, and wait until they have ended their workers."""
         self._dismissed = True  # before the scheduler closes: a nanny without one takes 1.6 s to close
-        for comm in tuple(self._comms):
+        for comm in tuple(self._notes):
             with contextlib.suppress(CommClosedError):
                 await comm.write("end")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISMISS_S):
-                while self._comms:
+                while self._notes:
                     self._left.clear()
                     await self._left.wait()
 
