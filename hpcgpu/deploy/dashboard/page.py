@@ -212,7 +212,7 @@ class Table:
         self.root.height = 27 + _ROW * min(6, len(gpus))
 
 
-# Workers send heartbeats 0.5 to 3 s apart (distributed 2026.8.0): with many workers, seldom.
+# Intervals of updates. Workers send heartbeats 0.5 to 3 s apart (distributed 2026.8.0): with many workers, seldom.
 _SMALL, _OFTEN_MS, _SELDOM_MS = 64, 1000, 3000
 _SAMPLES = 200
 _ALL = "all GPUs"
@@ -278,9 +278,10 @@ def strip_column(sample: Sample, row: int, names: tuple[str, ...]) -> np.ndarray
 
 def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Fill the document of a browser tab; Bokeh calls this when the page is opened."""
-    page = GpuPage(scheduler.plugins[UsagePlugin.name])
+    usage = scheduler.plugins[UsagePlugin.name]
+    page = GpuPage(usage)
     page.update()
-    add_periodic_callback(doc, page, page.every_ms)
+    add_periodic_callback(doc, page, _OFTEN_MS if len(usage.gpus()) <= _SMALL else _SELDOM_MS)
     doc.title = "Dask: GPUs"
     doc.add_root(page.root)
     doc.template = env.get_template("simple.html")
@@ -314,11 +315,6 @@ class GpuPage:
             self._table.root,
             sizing_mode="stretch_width",
         )
-
-    @property
-    def every_ms(self) -> int:
-        """The interval of updates: about that of a worker's heartbeats."""
-        return _OFTEN_MS if len(self._gpus) <= _SMALL else _SELDOM_MS
 
     def update(self) -> None:
         """Show the present state; Bokeh calls this at intervals while the page is open."""

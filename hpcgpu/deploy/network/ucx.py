@@ -140,17 +140,9 @@ class UcxComm(UCXX):
 class _Connector(UCXXConnector):
     comm_class = UcxComm
 
-    async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> UcxComm:
-        _prepare()
-        return await super().connect(address, deserialize, **arguments)
-
 
 class _Listener(UCXXListener):
     comm_class = UcxComm
-
-    async def start(self) -> None:
-        _prepare()
-        await super().start()
 
 
 def _awaited_here(endpoint: Any) -> Any:  # UCXEndpoint
@@ -181,9 +173,11 @@ def _prepare() -> dict[asyncio.AbstractEventLoop, Any]:
 
 class _Backend(UCXXBackend):
     def get_connector(self) -> _Connector:
+        _prepare()
         return _Connector()
 
     def get_listener(self, loc: str, handle_comm: Any, deserialize: bool, **connection_args: Any) -> _Listener:
+        _prepare()
         return _Listener(loc, handle_comm, deserialize, **connection_args)
 
 

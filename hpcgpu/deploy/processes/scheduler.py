@@ -30,7 +30,7 @@ from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
 from hpcgpu.deploy.processes import Control
 from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subscribe, tell
-from hpcgpu.deploy.progress import Surface, surface
+from hpcgpu.deploy.progress import surface
 from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import host_memory, log, process
@@ -59,16 +59,13 @@ async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:
     while not (await asyncio.wait([leaving], timeout=_LOOK_S))[0]:
         amm = scheduler.extensions.get("amm")
         # only once: until the data has arrived, each run requests it again
-        if not pushed and amm and amm.running and _is_copied(scheduler, workers):
-            pushed = True
-            amm.run_once()
+        if not pushed and amm and amm.running:
+            going = {scheduler.workers[address] for address in workers if address in scheduler.workers}
+            if all(set(task.who_has or ()) - going for worker in going for task in worker.has_what):
+                pushed = True
+                amm.run_once()
     await leaving
     return [address for address in workers if address not in scheduler.workers]
-
-
-def _is_copied(scheduler: Scheduler, workers: Sequence[str]) -> bool:
-    going = {scheduler.workers[address] for address in workers if address in scheduler.workers}
-    return all(set(ts.who_has or ()) - going for ws in going for ts in ws.has_what)
 
 
 class LeaseServer:
@@ -205,10 +202,10 @@ _LEFT = ("processing", "waiting", "queued", "no-worker")
 
 
 class TaskProgress(SchedulerPlugin):
-    """Reads the scheduler's counts once a second, and shows changes on ``shown_on``, by default standard error."""
+    """Reads the scheduler's counts once a second, and shows changes on standard error."""
 
-    def __init__(self, scheduler: Scheduler, shown_on: Surface | None = None) -> None:
-        self._scheduler, self._surface = scheduler, shown_on or surface()
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._surface = scheduler, surface()
         self._shown, self._part = "", -1
         self._shown_s = time.monotonic()
         self._timer = supervise.Ticker(self.look, _EVERY_S, "the look at how many tasks are done")

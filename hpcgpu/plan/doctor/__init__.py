@@ -198,17 +198,16 @@ def worst(results: Iterable[CheckResult]) -> CheckResult:
     return min(results, key=lambda seen: order.index(seen.verdict))
 
 
-def on(node: NodeFacts, seen: CheckResult) -> CheckResult:
-    """Return a result with the node's name."""
-    return seen._replace(seen=f"{node.host}: {seen.seen}")
+def each(fact: str, look: Callable[[TrialFacts, NodeFacts, Any], CheckResult], facts: TrialFacts) -> CheckResult:
+    """Return the worst result of the nodes, each judged by this fact of it, with the node's name."""
 
+    def judge(node: NodeFacts) -> CheckResult:
+        value = getattr(node, fact)
+        missing = not_looked_at(node.unknown.get(fact, "it is not known"))
+        result = missing if value is None else look(facts, node, value)
+        return result._replace(seen=f"{node.host}: {result.seen}")
 
-def each(fact: str, look: Callable[[NodeFacts, Any], CheckResult], facts: TrialFacts) -> CheckResult:
-    """Return the worst result of the nodes, each judged by this fact of it."""
-    return worst(
-        on(node, not_looked_at(node.unknown.get(fact, "it is not known")) if value is None else look(node, value))
-        for node, value in ((node, getattr(node, fact)) for node in facts.nodes)
-    )
+    return worst(map(judge, facts.nodes))
 
 
 def exit_code(findings: Iterable[CheckResult]) -> int:

@@ -13,6 +13,7 @@ from hpcgpu.plan.doctor import (
     CheckResult,
     Folder,
     Launcher,
+    Limits,
     Link,
     NodeFacts,
     Python,
@@ -24,9 +25,7 @@ from hpcgpu.plan.doctor import (
     failed,
     not_looked_at,
     ok,
-    on,
     warning,
-    worst,
 )
 from hpcgpu.units import format_bytes
 
@@ -105,7 +104,7 @@ def _describe(links: Sequence[Link]) -> str:
     return "; ".join(f"{k.source} to {k.target} at {k.address} ({k.interface}): {k.error}" for k in links[:_MOST_LINKS])
 
 
-def check_nics(node: NodeFacts, nics: Sequence[Nic]) -> CheckResult:
+def check_nics(_: TrialFacts, node: NodeFacts, nics: Sequence[Nic]) -> CheckResult:
     """Check that the network ports are alive: an unused port may be dead, a port that a GPU would use may not."""
     ports = [nic for nic in nics if not nic.virtual]
     fast = [nic for nic in ports if nic.kind in RDMA] or ports
@@ -136,20 +135,16 @@ def _nearest(node: NodeFacts) -> list[Hop]:
     return [hop for hop in node.hops if length(hop) == least[hop.gpu]]
 
 
-def check_ucx(facts: TrialFacts) -> CheckResult:
+def check_ucx(facts: TrialFacts, node: NodeFacts, ucx: Ucx) -> CheckResult:
     """Check that UCX has a transport for the network."""
-
-    def judge(node: NodeFacts, ucx: Ucx) -> CheckResult:
-        summary = f"UCX {ucx.version}: {', '.join(ucx.transports)}"
-        fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx.transports)
-        if fast or not any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()):
-            return ok(summary)
-        advice = "UCX sees no InfiniBand: install rdma-core on the nodes, or a UCX that was built with it"
-        if facts.protocol == "ucx":
-            return failed(summary, f"{advice}; --protocol tls does without")
-        return warning(summary, advice)
-
-    return each("ucx", judge, facts)
+    summary = f"UCX {ucx.version}: {', '.join(ucx.transports)}"
+    fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx.transports)
+    if fast or not any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()):
+        return ok(summary)
+    advice = "UCX sees no InfiniBand: install rdma-core on the nodes, or a UCX that was built with it"
+    if facts.protocol == "ucx":
+        return failed(summary, f"{advice}; --protocol tls does without")
+    return warning(summary, advice)
 
 
 # Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
@@ -259,28 +254,23 @@ def check_drivers(facts: TrialFacts) -> CheckResult:
     return ok(f"{next(iter(drivers.values()))} on each node")
 
 
-def check_cpus(facts: TrialFacts) -> CheckResult:
+def check_cpus(facts: TrialFacts, node: NodeFacts, cpus: int) -> CheckResult:
     """Check that the job's processes have enough cores."""
-    workers = max(facts.wanted_gpus, 1)
-    for node in facts.nodes:
-        summary = f"{node.host}: {node.cpus} of {node.cores} CPUs, {format_bytes(node.memory_bytes)} of memory"
-        if node.cpus <= workers and node.cpus < node.cores:
-            return warning(
-                summary,
-                "the job was granted so few cores that copies, spilling and tasks wait for each other: ask for more "
-                "by --cores-per-gpu",
-            )
-    return ok(summary)
-
-
-def check_node_locked_memory(facts: TrialFacts) -> CheckResult:
-    """Check how much memory may be locked in the job, if a network card registers memory."""
-    return worst(
-        on(node, check_locked_memory(node.limits, needed=facts.protocol == "ucx"))
-        if any(nic.kind in RDMA for nic in node.nics or ())
-        else on(node, ok("no network card there registers memory"))
-        for node in facts.nodes
+    summary = f"{cpus} of {node.cores} CPUs, {format_bytes(node.memory_bytes)} of memory"
+    if max(facts.wanted_gpus, 1) < cpus or cpus >= node.cores:
+        return ok(summary)
+    return warning(
+        summary,
+        "the job was granted so few cores that copies, spilling and tasks wait for each other: ask for more by "
+        "--cores-per-gpu",
     )
+
+
+def check_node_locked_memory(facts: TrialFacts, node: NodeFacts, limits: Limits) -> CheckResult:
+    """Check how much memory may be locked in the job, if a network card registers memory."""
+    if any(nic.kind in RDMA for nic in node.nics or ()):
+        return check_locked_memory(limits, needed=facts.protocol == "ucx")
+    return ok("no network card there registers memory")
 
 
 def check_launcher(launcher: Launcher) -> CheckResult:
@@ -305,17 +295,16 @@ def check_launcher(launcher: Launcher) -> CheckResult:
     return ok(f"{command}: {len(launcher.worlds)} ranks{library} met")
 
 
-def check_temporary(facts: TrialFacts) -> CheckResult:
+def check_temporary(_: TrialFacts, __: NodeFacts, temporary: str) -> CheckResult:
     """Check that TMPDIR leaves room for the names of sockets."""
-    for node in facts.nodes:
-        size = len(node.temporary.encode(errors="surrogateescape"))
-        if size > LONGEST_TMPDIR:
-            return warning(
-                f"{node.host}: TMPDIR has {size} bytes, {node.temporary}",
-                "names of Unix sockets have 107 bytes at most. hpcgpu takes any TMPDIR, multiprocessing in tasks one "
-                f"of {LONGEST_TMPDIR}: give a short one, --job-script-prologue 'export TMPDIR=/tmp'",
-            )
-    return ok(f"{facts.nodes[0].temporary}, short enough for sockets")
+    size = len(temporary.encode(errors="surrogateescape"))
+    if size <= LONGEST_TMPDIR:
+        return ok(f"{temporary}, short enough for sockets")
+    return warning(
+        f"TMPDIR has {size} bytes, {temporary}",
+        "names of Unix sockets have 107 bytes at most. hpcgpu takes any TMPDIR, multiprocessing in tasks one of "
+        f"{LONGEST_TMPDIR}: give a short one, --job-script-prologue 'export TMPDIR=/tmp'",
+    )
 
 
 def check_copies(facts: TrialFacts) -> CheckResult:
@@ -328,7 +317,7 @@ def check_copies(facts: TrialFacts) -> CheckResult:
     return warning("; ".join(obstacles), advice) if obstacles else ok("one copy by the kernel")
 
 
-def check_node_scratch(_: NodeFacts, folder: Folder) -> CheckResult:
+def check_node_scratch(_: TrialFacts, __: NodeFacts, folder: Folder) -> CheckResult:
     """Check that the folder for spilling has room and is fast."""
     if folder.error:
         return failed(
@@ -357,14 +346,14 @@ JOB_CHECKS: tuple[Check, ...] = (
     Check("clocks", "", check_clock),
     Check("GPUs", "", check_gpus),
     Check("GPU drivers", "", check_drivers),
-    Check("CPUs", "", check_cpus),
-    Check("limits in the job", "", partial(each, "limits", lambda _, limits: check_limits(limits))),
-    Check("locked memory in the job", "", check_node_locked_memory),
+    Check("CPUs", "", partial(each, "cpus", check_cpus)),
+    Check("limits in the job", "", partial(each, "limits", lambda _, __, limits: check_limits(limits))),
+    Check("locked memory in the job", "", partial(each, "limits", check_node_locked_memory)),
     Check("values within a node", "", check_copies),
     Check("network ports", "", partial(each, "nics", check_nics)),
-    Check("UCX", "", check_ucx),
+    Check("UCX", "", partial(each, "ucx", check_ucx)),
     Check("launcher and MPI", "launcher", check_launcher),
-    Check("socket paths", "", check_temporary),
+    Check("socket paths", "", partial(each, "temporary", check_temporary)),
     Check("scratch of the nodes", "", partial(each, "scratch", check_node_scratch)),
 )
 
