@@ -255,10 +255,8 @@ class History:
     def series(self, worker: str) -> dict[str, list[float]]:
         """Return times in ms, bytes by tier, and bytes per second by direction, of one worker or, for "", of all."""
         rows = len(TIERS) + len(DIRECTIONS)
-        sums = np.zeros((len(self.samples), rows))
-        for i, sample in enumerate(self.samples):
-            chosen = [j for j, name in enumerate(sample.names) if worker in ("", name)]
-            sums[i] = sample.values[:rows, chosen].sum(axis=1)
+        chosen = [np.array([worker in ("", name) for name in sample.names]) for sample in self.samples]
+        sums = np.array([s.values[:rows, c].sum(axis=1) for s, c in zip(self.samples, chosen, strict=True)])
         times = np.array([sample.time_s for sample in self.samples])
         moved = np.diff(sums[:, len(TIERS) :], axis=0, prepend=sums[:1, len(TIERS) :])
         seconds = np.maximum(np.diff(times, prepend=times[:1]), 1e-3)

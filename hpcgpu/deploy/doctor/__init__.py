@@ -230,6 +230,7 @@ def _short(settings: Settings, folder: Path) -> Settings:
 
 _LIMIT_S = 4.0
 _WRITE_BYTES = 4 << 20
+_SYSTEMS = (("slurm", "sbatch"), ("pbs", "qsub"))
 _NO_SYSTEM = "no batch system here (neither sbatch nor qsub): this is no login node of a cluster"
 
 
@@ -240,7 +241,7 @@ def read(
 
     Raises ConfigError for wrong values, and if the job ``must`` be submitted also for too few.
     """
-    here = batch or settings.batch_here()
+    here = batch or next((name for name, program in _SYSTEMS if shutil.which(program)), "")
     try:
         return read_job(options, options_from, (), batch if "site" in options else here or None), ""
     except ConfigError as error:

@@ -235,25 +235,18 @@ def connect(host: str, endpoint: Endpoint, token: str) -> Link:
     """Connect TRIES times to a machine's Listener; return a failed attempt at once, or else the fastest."""
     links = []
     for _ in range(TRIES):
-        links.append(link := _connect(host, endpoint, token))
-        if link.error:
-            return link
+        began_s, before_s = time.perf_counter(), time.time()
+        try:
+            with socket.create_connection(endpoint[1:], timeout=CONNECT_S) as sock, sock.makefile() as answers:
+                sock.sendall(token.encode())
+                line = answers.readline()
+            took_s = time.perf_counter() - began_s
+            links.append(_link(host, endpoint, took_s=took_s, clock_s=float(line) - before_s - took_s / 2))
+        except OSError as error:
+            return _link(host, endpoint, error=str(error.strerror or error))
+        except ValueError:
+            return _link(host, endpoint, error="another program listens there")
     return min(links, key=lambda link: link.took_s)
-
-
-def _connect(host: str, endpoint: Endpoint, token: str) -> Link:
-    began_s, before_s = time.perf_counter(), time.time()
-    try:
-        with socket.create_connection(endpoint[1:], timeout=CONNECT_S) as sock, sock.makefile() as answers:
-            sock.sendall(token.encode())
-            line = answers.readline()
-    except OSError as error:
-        return _link(host, endpoint, error=str(error.strerror or error))
-    took_s = time.perf_counter() - began_s
-    try:
-        return _link(host, endpoint, took_s=took_s, clock_s=float(line) - before_s - took_s / 2)
-    except ValueError:
-        return _link(host, endpoint, error="another program listens there")
 
 
 def _link(host: str, endpoint: Endpoint, **more: Any) -> Link:

@@ -77,10 +77,7 @@ def open_device(spec: WorkerSpec) -> None:
         # CUDA_VISIBLE_DEVICES names it first: it is device 0, and its first user opens it
         # torch's or numba's arrays may be in the store before CuPy's
         wrapt.register_post_import_hook(lambda _: evict_on_failure(), "cupy")
-        if spec.rapids is not None:
-            set_up_rmm(spec.rapids)
-        else:
-            _evict_once_imported()
+        set_up_rmm(spec.rapids or Rapids())
         return
     from hpcgpu import sim
     from hpcgpu.sim import register_sizes, register_with_arrays

@@ -59,7 +59,7 @@ def plan_workers(
     leaders: the numbers in the workers' names continue after theirs. Raises LaunchError if the node has fewer GPUs than
     the layout; ConfigError or BindingError for memory limits or cores that the node does not have.
     """
-    count = sum(len(s) for s in shares.workers)
+    count = shares.worker_count
     needed = (count - shares.cpu_workers) // settings.workers_per_gpu
     if len(node.gpus) < needed:
         raise LaunchError(f"{node.name} should have {needed} GPUs, but only {len(node.gpus)} can be opened there")
@@ -87,15 +87,14 @@ def plan_workers(
 
 
 def _names(node: NodeFacts, shares: NodeLayout, before: Sequence[NodeLayout]) -> list[str]:
-    def on_gpus(layout: NodeLayout) -> int:
-        return sum(len(s) for s in layout.workers) - layout.cpu_workers
-
+    count, first, first_cpu = (
+        shares.worker_count,
+        sum(n.worker_count for n in before),
+        sum(n.cpu_workers for n in before),
+    )
     if node.job_id:
-        earlier = sum(len(s) for n in before for s in n.workers)
-        count = sum(len(s) for s in shares.workers)
-        return [member_worker_name(node.job_id, node.restart_count, earlier + i) for i in range(count)]
-    first, first_cpu = sum(on_gpus(n) for n in before), sum(n.cpu_workers for n in before)
-    named = [f"{node.name}-{first + i}" for i in range(on_gpus(shares))]
+        return [member_worker_name(node.job_id, node.restart_count, first + i) for i in range(count)]
+    named = [f"{node.name}-{first - first_cpu + i}" for i in range(count - shares.cpu_workers)]
     return [*named, *(f"{node.name}-cpu{first_cpu + i}" for i in range(shares.cpu_workers))]
 
 
