@@ -102,10 +102,8 @@ def _cores(
         if not cores:
             raise BindingError(f"none of the PUs {mask} of a rank's mask may be used by this job")
         homes = [gpu.numa_node for i in mine if (gpu := workers[i])]
-        others, threads = len(mine) - len(homes), settings.nthreads
-        division = split_cores_with_cpu_workers(
-            topology, cores, homes, others, threads, settings.cores, settings.reserved_cores
-        )
+        rules = (settings.cores, settings.reserved_cores, len(mine) - len(homes), settings.nthreads)
+        division = split_cores(topology, cores, homes, *rules)
         notes = (division.note,) if division.note else ()
         shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
         if len(cores) < len(mine):
@@ -188,64 +186,47 @@ def split_cores(
     homes: Sequence[int | None],
     rule: str | int = "all",
     reserved: int = 0,
-    for_cpu_workers: int = 0,
+    others: int = 0,
+    threads: int = 1,
 ) -> CoreShares:
     """Divide ``cores``, sorted by lowest PU, among workers; ConfigError if there are fewer than the rule asks for."""
     # homes are the NUMA nodes of the workers' GPUs, None: unknown. With fewer cores than workers, each worker has all
     # cores. The rule "all" divides all cores, the numbers differ by one at most; "local" divides only the cores of each
     # home among its workers; a number is that of each worker. reserved cores stay free, under "all" an equal part of
-    # each worker's, the farthest first; so do the farthest for_cpu_workers.
-    if isinstance(rule, int) and rule * len(homes) + reserved + for_cpu_workers > len(cores):
-        _refuse(f"cores={rule} for each of {len(homes)} workers", reserved + for_cpu_workers, len(cores))
-    if len(cores) < len(homes):
-        return CoreShares(tuple(tuple(cores) for _ in homes))
-    if len(homes) + reserved + for_cpu_workers > len(cores):
-        _refuse(f"a core for each of {len(homes)} workers", reserved + for_cpu_workers, len(cores))
-    packages = {n.os_index: n.package for n in topology.numa_nodes}
-    localities = _localities(topology, cores, packages)
-    shares = [_Share(_Locality(h, packages[h]) if h in packages else _Locality(None, None)) for h in homes]
-    given_up, note = _set_sizes(shares, localities, rule, reserved, for_cpu_workers)
-    free = list(range(len(cores)))
-    for level in (lambda p: p.node, lambda p: p.package, lambda _: 0):
-        free = _deal(free, shares, localities, level)
-    for _ in range(given_up):
-        _give_up(shares, localities)
-    return CoreShares(tuple(tuple(cores[i] for i in sorted(s.cores)) for s in shares), note)
-
-
-def split_cores_with_cpu_workers(
-    topology: Topology,
-    cores: Sequence[CpuSet],
-    homes: Sequence[int | None],
-    others: int,
-    threads: int,
-    rule: str | int = "all",
-    reserved: int = 0,
-) -> CoreShares:
-    """Divide the cores as :func:`split_cores` among workers with a GPU, and ``others`` workers without one."""
-    # A worker without a GPU has a core for each of its threads, or an even share if that is less, far from the workers
-    # with GPUs, on NUMA nodes without a GPU first.
+    # each worker's, the farthest first. The others, workers without a GPU, are last: each has a core for each of its
+    # threads, or an even share if that is less, far from the workers with GPUs, on NUMA nodes without a GPU first.
     everyone, room = len(homes) + others, len(cores) - reserved
-    if not others:
-        return split_cores(topology, cores, homes, rule, reserved)
     if isinstance(rule, int):
-        size = min(threads, (room - rule * len(homes)) // others)
-        request = f"cores={rule} for each of {len(homes)} workers with a core for each of {others} CPU workers"
+        request = f"cores={rule} for each of {len(homes)} workers"
+        request += f" with a core for each of {others} CPU workers" if others else ""
+        left = room - rule * len(homes)
+        size = min(threads, left // others) if others else 0
     elif len(cores) < everyone:
         return CoreShares(tuple(tuple(cores) for _ in range(everyone)))
     else:
-        size, request = min(threads, room // everyone), f"a core for each of {everyone} workers"
-    if size < 1:
+        request, left = f"a core for each of {everyone} workers", room - len(homes)
+        size = min(threads, room // everyone) if others else 0
+    if left < 0 or (others and size < 1):
         _refuse(request, reserved, len(cores))
-    division = split_cores(topology, cores, homes, rule, reserved, size * others) if homes else CoreShares(())
-    taken = {core for share in division.shares for core in share}
-    node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
-    free = [(node_of.get(min(core), -1), core) for core in cores if core not in taken]
-    free.sort(key=lambda entry: (entry[0] not in homes, entry[0], min(entry[1])))
-    last = [core for _, core in free[len(free) - size * others :]]
-    return CoreShares(
-        (*division.shares, *(tuple(last[i : i + size]) for i in range(0, len(last), size))), division.note
-    )
+    packages = {n.os_index: n.package for n in topology.numa_nodes}
+    localities, note = _localities(topology, cores, packages), ""
+    shares = [_Share(_Locality(h, packages[h]) if h in packages else _Locality(None, None)) for h in homes]
+    free = list(range(len(cores)))
+    if shares:
+        given_up, note = _set_sizes(shares, localities, rule, reserved, size * others)
+        for level in (lambda p: p.node, lambda p: p.package, lambda _: 0):
+            free = _deal(free, shares, localities, level)
+        for _ in range(given_up):
+            free.append(_give_up(shares, localities))
+
+    def nearness(core: int) -> tuple[bool, int, int]:
+        node = localities[core].node
+        number = -1 if node is None else node
+        return number not in homes, number, core
+
+    last = sorted(free, key=nearness)[len(free) - size * others :]
+    parts = [*(sorted(s.cores) for s in shares), *(last[i * size : (i + 1) * size] for i in range(others))]
+    return CoreShares(tuple(tuple(cores[i] for i in part) for part in parts), note)
 
 
 def _localities(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[int, int]) -> list[_Locality]:
@@ -281,8 +262,8 @@ def _set_sizes(
     return reserved, note if rule == "local" else ""
 
 
-def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> None:
-    """Take the farthest core from one of the largest shares."""
+def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> int:
+    """Take the farthest core from one of the largest shares; return it."""
     # Among equals take it from the NUMA node with the fewest cores of that share.
 
     def cost(share: _Share, core: int) -> tuple[int, int, int]:
@@ -294,6 +275,7 @@ def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> None:
     candidates = [(cost(s, core), -i) for i, s in enumerate(shares) if len(s.cores) == largest for core in s.cores]
     (_, _, core), last = max(candidates)
     shares[-last].cores.remove(core)
+    return core
 
 
 def _set_local_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> bool:
