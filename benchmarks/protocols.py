@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -24,18 +25,18 @@ import psutil
 from distributed import Client, LocalCluster, Security, wait
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.deploy.network import is_ucx_installed
 
 MIB = 1 << 20
 SIZES = {16 << 10: 1000, 64 << 10: 1000, 1 * MIB: 128, 64 * MIB: 8}  # of an array, and how many of them
 TASKS, REST_S = 1000, 5.0
 POLLING = {"UCXPY_PROGRESS_MODE": "polling"}
 UCX: dict[str, Any] = {"protocol": "ucx"}
+HAS_UCX = importlib.util.find_spec("distributed_ucxx") is not None
 WHO: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     **{f"hpcgpu, {p}": ({"protocol": p}, {}) for p in ("tls", "tcp")},
     **{f"hpcgpu, {p}, node_copies=False": ({"protocol": p, "node_copies": False}, {}) for p in ("tls", "tcp")},
     **{f"LocalCluster, {p}": ({"peer": p}, {}) for p in ("tls", "tcp")},
-    **({"hpcgpu, ucx": (UCX, {}), "hpcgpu, ucx, polling": (UCX, POLLING)} if is_ucx_installed() else {}),
+    **({"hpcgpu, ucx": (UCX, {}), "hpcgpu, ucx, polling": (UCX, POLLING)} if HAS_UCX else {}),
 }
 Figures = dict[tuple[str, str, str], float]
 

@@ -54,7 +54,7 @@ class SchedulerProcess:
     """
 
     def __init__(self, run: RunDocument, resources: LeaderResources, allocation: Allocation, *, local: bool) -> None:
-        from hpcgpu.deploy.network import exposed, is_ucx_installed, ucx_missing
+        from hpcgpu.deploy.network import exposed, require_ucx
         from hpcgpu.deploy.network.scheduler_file import Certificate
         from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 
@@ -63,8 +63,8 @@ class SchedulerProcess:
         self._interface = settings.interface
         self._own_address = local_address(settings.interface) if local else ""
         self.protocol = protocol(settings)
-        if self.protocol == "ucx" and not is_ucx_installed():
-            raise LaunchError(f"protocol='ucx' {ucx_missing()}")
+        if self.protocol == "ucx":
+            require_ucx("protocol='ucx'")
         self.certificate = Certificate.make() if self.protocol == "tls" else None
         self.secret = secrets.token_urlsafe() if settings.dashboard else ""
         if warning := exposed(self.protocol):

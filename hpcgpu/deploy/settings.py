@@ -264,8 +264,7 @@ def _check_ucx(settings: Settings) -> None:
     from hpcgpu.deploy import network
     from hpcgpu.host.discover import slingshot_interfaces
 
-    if not network.is_ucx_installed():
-        raise ConfigError(f"{settings.cite('protocol')} {network.ucx_missing()}")
+    network.require_ucx(settings.cite("protocol"), ConfigError)
     if interfaces := slingshot_interfaces():
         raise ConfigError(
             f"{settings.cite('protocol')}, but this machine's network is Slingshot ({', '.join(interfaces)}), for "

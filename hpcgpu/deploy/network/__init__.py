@@ -5,20 +5,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import HpcGpuError, LaunchError
 
 
-def is_ucx_installed() -> bool:
-    """Return whether this Python has UCX's connections."""
-    return importlib.util.find_spec("distributed_ucxx") is not None
-
-
-def ucx_missing() -> str:
-    """Return the advice if it has none; the caller puts the option or address before it."""
-    return (
-        f"needs distributed-ucxx, which {sys.executable} has not: pip install 'hpcgpu[ucx]'; or leave protocol out, "
-        "which gives tls"
-    )
+def require_ucx(user: str, error: type[HpcGpuError] = LaunchError) -> None:
+    """Raise an error unless this Python has UCX's connections, which an option or address needs."""
+    if importlib.util.find_spec("distributed_ucxx") is None:
+        raise error(
+            f"{user} needs distributed-ucxx, which {sys.executable} has not: pip install 'hpcgpu[ucx]'; or leave "
+            "protocol out, which gives tls"
+        )
 
 
 def exposed(protocol: str) -> str:
@@ -38,8 +34,7 @@ def prepare(address: str) -> None:
 
         node_copies.adopt()
         return
-    if not is_ucx_installed():
-        raise LaunchError(f"{address} {ucx_missing()}")
+    require_ucx(address)
     from hpcgpu.deploy.network import ucx
 
     ucx.adopt()

@@ -82,7 +82,10 @@ class Forwarder:
         self._carrying.add(task)
         self._waiting += 1
         try:
-            first = await _first_line(reader) if self._waiting <= _MOST_WAITING else b""
+            async with asyncio.timeout(_FIRST_LINE_S):
+                first = await reader.readuntil(b"\n") if self._waiting <= _MOST_WAITING else b""
+        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
+            first = b""
         finally:
             self._waiting -= 1
         try:
@@ -163,15 +166,6 @@ class BrowserLink:
         comm = await self._scheduler.live_comm()
         await comm.write({"op": HANDLER, "reply": False})
         return comm
-
-
-async def _first_line(reader: asyncio.StreamReader) -> bytes:
-    """Read the request line; b"" if it does not come."""
-    try:
-        async with asyncio.timeout(_FIRST_LINE_S):
-            return await reader.readuntil(b"\n")
-    except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
-        return b""
 
 
 async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
