@@ -107,8 +107,7 @@ def _cores(
         notes = (division.note,) if division.note else ()
         shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
         if len(cores) < len(mine):
-            few = f"{len(cores)} core{'s' if len(cores) > 1 else ''} for {len(mine)} workers"
-            notes = (*notes, f"{few}: all workers share all cores")
+            notes = (*notes, f"{counted(len(cores), 'core')} for {len(mine)} workers: all workers share all cores")
         for i, share in zip(mine, division.shares, strict=True):
             out[i] = (CpuSet(pu for core in share for pu in core), shared, notes)
     return out

@@ -198,7 +198,7 @@ class PortPlan(NamedTuple):
 def plan_nics(
     topology: Topology, gpus: Sequence[Gpu], nics: str | tuple[str, ...] = "balanced", interface: str = ""
 ) -> tuple[PortPlan, ...]:
-    """Plan each worker's ports; raise ConfigError if ``nics`` names a port that the node does not have."""
+    """Plan the ports of workers in PCI order; ConfigError if ``nics`` names a port that the node does not have."""
     # nics: balanced, nearest (whatever its load), ucx (no port: UCX chooses), or names of ports to balance over.
     # interface is for Dask's own traffic, "": that of the worker's first port. Under balanced the loads of ports differ
     # by at most one; among such plans the sum of distances is the least, then the loads of cards are even. Ties go by
@@ -208,11 +208,8 @@ def plan_nics(
     if not ports.usable or not gpus:
         nothing = "no port that nics names is active" if isinstance(nics, tuple) else ""
         return tuple(PortPlan((), interface, (nothing,) if nothing else ()) for _ in gpus)
-    order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
-    ranked = [gpus[i] for i in order]
-    chosen = _nearest(ports, ranked) if nics == "nearest" else _balanced(ports, ranked)
-    out = [PortPlan()] * len(gpus)
-    for i, gpu, mine in zip(order, ranked, chosen, strict=True):
+    out = []
+    for gpu, mine in zip(gpus, _nearest(ports, gpus) if nics == "nearest" else _balanced(ports, gpus), strict=True):
         reasons = [*ports.passed_over(gpu, mine[0])]
         beside = mine[0].interface
         if interface and beside and beside != interface:
@@ -220,9 +217,8 @@ def plan_nics(
         if not interface and beside == "":
             reasons.append(f"{label(mine[0])} has no IP interface: Dask's own traffic takes the route to the scheduler")
         if nics == "ucx":
-            out[i] = PortPlan((), interface or beside or "", ("nics='ucx': UCX chooses among all ports itself",))
-        else:
-            out[i] = PortPlan(mine, interface or beside or "", tuple(reasons))
+            mine, reasons = (), ["nics='ucx': UCX chooses among all ports itself"]
+        out.append(PortPlan(mine, interface or beside or "", tuple(reasons)))
     return tuple(out)
 
 
