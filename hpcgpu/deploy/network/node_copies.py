@@ -147,7 +147,7 @@ class _Lender:
         self.peer_has_data = False  # it receives by data connections
         self.ended = asyncio.Event()
         self.frames: deque[list[memoryview]] = deque()  # of each message
-        self.all_returned: asyncio.Event | None = None
+        self.all_returned = asyncio.Event()
 
     def lend(self, frames: list[memoryview]) -> list[tuple[int, int]] | None:
         """Return address and size of each frame, address 0 for one that goes by the connection; None: all do."""
@@ -163,7 +163,7 @@ class _Lender:
     def returned(self) -> None:
         """Let the frames of the oldest message go."""
         self.frames.popleft()
-        if not self.frames and self.all_returned:
+        if not self.frames:
             self.all_returned.set()
 
     def end(self) -> None:
@@ -175,8 +175,7 @@ class _Lender:
             self.data.close()
         self.ended.set()
         self.frames.clear()
-        if self.all_returned:
-            self.all_returned.set()
+        self.all_returned.set()
 
 
 def _end(closed: weakref.ref[NodeTCP], lender: _Lender) -> None:
@@ -435,7 +434,7 @@ class NodeTCP(tcp.TCP):
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_LAST_COPIES_S):
                 if self._is_reading and lender.frames:
-                    lender.all_returned = asyncio.Event()
+                    lender.all_returned.clear()
                     await lender.all_returned.wait()
                 while lender.frames:
                     await self._next()  # messages that come now are read by no one

@@ -215,8 +215,7 @@ async def connect_first(addresses: Sequence[str], security: Security, deadline_s
     failures: dict[str, _Failure] = {}
     try:
         while pending:
-            refused = any(f.refused for f in failures.values())
-            limit_s = _REFUSED_S if refused else None
+            limit_s = _REFUSED_S if any(f.refused for f in failures.values()) else None
             done, pending = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 answer = task.result()
@@ -230,9 +229,8 @@ async def connect_first(addresses: Sequence[str], security: Security, deadline_s
             task.cancel()
     reasons = [f"{a}: {failures[a].why if a in failures else 'no answer'}" for a in addresses]
     text = "; ".join(reasons) or "it has published no address"
-    waited_s = time.monotonic() - began
     kind = TrustError if any(f.other_cluster for f in failures.values()) else LaunchError
-    raise kind(f"the scheduler could not be reached ({text}); tried for {waited_s:.1f} s")
+    raise kind(f"the scheduler could not be reached ({text}); tried for {time.monotonic() - began:.1f} s")
 
 
 async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Route | _Failure:
@@ -243,7 +241,13 @@ async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[
         async with asyncio.timeout(deadline_s):
             comm = await connect(address, timeout=deadline_s, **arguments)
     except FatalCommClosedError as e:
-        return _refusal(e.__cause__ or e)
+        # Only our own check of a certificate is certain: a middlebox without TLS may stand between us and it.
+        if not isinstance(error := e.__cause__, ssl.SSLCertVerificationError):
+            return _Failure(f"the certificates do not belong together: {error or e}", refused=True)
+        why = f"the certificates do not belong together: {error}"
+        if error.verify_code in _DATES:
+            why = f"{error.verify_message}, by this host's clock ({time.strftime('%F %T %z')})"
+        return _Failure(why, refused=True, other_cluster=True)
     except CommClosedError as e:
         # TLS 1.3: the peer checks our certificate when the handshake is over for us. A reset may lose its alert.
         return _Failure(f"it closed the connection, as it does to a certificate that it does not know: {e}", True)
@@ -255,15 +259,6 @@ async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[
         host = str(get_local_address_for(address)).partition("://")[2].strip("[]")
     await comm.close()
     return Route(address, f"[{host}]" if ":" in host else host)
-
-
-def _refusal(error: BaseException) -> _Failure:
-    # Only our own check of a certificate is certain: a middlebox without TLS may stand between us and the scheduler.
-    other_cluster = isinstance(error, ssl.SSLCertVerificationError)
-    why = f"the certificates do not belong together: {error}"
-    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _DATES:
-        why = f"{error.verify_message}, by this host's clock ({time.strftime('%F %T %z')})"
-    return _Failure(why, refused=True, other_cluster=other_cluster)
 
 
 _NONCE = "nonce"

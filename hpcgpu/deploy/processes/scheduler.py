@@ -442,9 +442,6 @@ class LeaderConnections:
                     await self._left.wait()
 
 
-_ROUTES = "distributed.worker.http.routes"
-
-
 def prepare_forks(*, simulated: bool) -> None:
     """Prepare a process for its forks, scheduler, workers and nannies; raise ConfigError for Dask's memory limits."""
     # Without it each worker takes 30 CPU ms more at its start (distributed 2026.8.0): it reads the versions of nine
@@ -455,7 +452,7 @@ def prepare_forks(*, simulated: bool) -> None:
 
     if simulated:
         import hpcgpu.sim  # noqa: F401
-    for module in dask.config.get(_ROUTES):
+    for module in dask.config.get("distributed.worker.http.routes"):
         if module.startswith("distributed."):  # others are the user's: a worker imports them, and reports errors
             importlib.import_module(module)
     get_versions()

@@ -134,14 +134,10 @@ def _allocate_by(rapids: Rapids) -> None:
     import rmm
 
     below: tuple[Any, ...] = ()
-    for name, arguments in rapids.resources:
-        if name in _OBSERVERS:
-            continue
+    for name, arguments in (each for each in rapids.resources if each[0] not in _OBSERVERS):
         below = (getattr(rmm.mr, name)(*below, **dict(arguments)),)
     resource = evicting(below[0] if below else rmm.mr.get_current_device_resource())
-    for name, arguments in rapids.resources:
-        if name not in _OBSERVERS:
-            continue
+    for name, arguments in (each for each in rapids.resources if each[0] in _OBSERVERS):
         options = dict(arguments)
         if "log_file_name" in options:
             storage.make_private(Path(str(options["log_file_name"])).parent)
