@@ -23,7 +23,7 @@ from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
-from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
+from hpcgpu.host.discover import local_address, loopback, reachable_addresses
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import reason_of

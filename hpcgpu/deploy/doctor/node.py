@@ -30,7 +30,7 @@ from hpcgpu import __version__, config
 from hpcgpu.deploy import start
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError, LaunchError
-from hpcgpu.host import addresses, discover, host_memory, nvml, private, process
+from hpcgpu.host import discover, host_memory, nvml, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.launch import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
@@ -88,9 +88,9 @@ def names() -> Names:
 def interfaces() -> tuple[tuple[str, str], ...]:
     """Return (interface, address) of all addresses that other nodes can reach, by interface."""
     pairs: list[tuple[str, str]] = []
-    for name in sorted(addresses.usable_interfaces()):
+    for name in sorted(discover.usable_interfaces()):
         with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
-            pairs += ((name, each) for each in addresses.reachable_addresses(("0.0.0.0", "::"), name))
+            pairs += ((name, each) for each in discover.reachable_addresses(("0.0.0.0", "::"), name))
     return tuple(pairs)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import addresses, discover, host_memory, log, nvml
+from hpcgpu.host import discover, host_memory, log, nvml
 from hpcgpu.host.nvml import openable
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
@@ -106,7 +106,7 @@ def facts_of(
         allowed_nodes=host_memory.granted_memory_nodes(),
         memory=share_of(plan_host_memory(host_memory.memory_limit(), allocation, run), *part),
         environ=environ,
-        interfaces=addresses.usable_interfaces(),
+        interfaces=discover.usable_interfaces(),
         in_job=allocation.batch != "local",
         **more,
     )
