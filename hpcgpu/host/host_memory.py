@@ -37,18 +37,8 @@ _FILES = {
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.M)
 _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.M)
 _NODES = re.compile(r"^Mems_allowed_list:\s*(\S*)", re.M)
-
-
-# 36 35 0:31 /root /point options … - kind source super-options
+# 36 35 0:31 /root /point options … - kind source super-options: root is the mounted part of the hierarchy
 _MOUNT = re.compile(r"^\d+ \d+ \S+ (\S+) (\S+) .*- (cgroup2?) \S+ (\S+)$", re.M)
-
-
-class _Mount(NamedTuple):
-    """A cgroup hierarchy: its kind, the mounted part of it, and the mount point."""
-
-    kind: str
-    root: PurePosixPath
-    point: Path
 
 
 def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
@@ -79,29 +69,20 @@ def memory_left(proc: Path = _PROC) -> float:
 
 def _folders(proc: Path) -> Iterator[tuple[str, Path]]:
     """Yield the kind and folder of the process's own memory cgroup and of those above it."""
-    mounts = _mounts(text_of(proc / "self" / "mountinfo"))
+    mounts = _MOUNT.findall(text_of(proc / "self" / "mountinfo"))
     for line in text_of(proc / "self" / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         kind = "cgroup2" if number == "0" else "cgroup"
         if kind == "cgroup" and "memory" not in controllers.split(","):
             continue
-        for mount in mounts:
-            if mount.kind == kind:
+        for root, point, mounted, options in mounts:
+            if mounted == kind and (kind == "cgroup2" or "memory" in options.split(",")):
                 # A container may see only its own part of the hierarchy, and the path as the host names it.
                 inside = PurePosixPath(path)
-                inside = inside.relative_to(mount.root) if inside.is_relative_to(mount.root) else PurePosixPath()
+                inside = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath()
                 if ".." in inside.parts or inside.is_absolute():
                     inside = PurePosixPath()
-                yield from ((kind, mount.point / part) for part in (inside, *inside.parents))
-
-
-def _mounts(text: str) -> list[_Mount]:
-    """Return the mounted hierarchies of memory cgroups from mountinfo."""
-    return [
-        _Mount(kind, PurePosixPath(root), Path(point.replace(r"\040", " ")))
-        for root, point, kind, options in _MOUNT.findall(text)
-        if kind == "cgroup2" or "memory" in options.split(",")
-    ]
+                yield from ((kind, Path(point.replace(r"\040", " "), part)) for part in (inside, *inside.parents))
 
 
 def _limits(kind: str, folder: Path) -> list[int]:
