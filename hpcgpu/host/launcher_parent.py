@@ -81,7 +81,7 @@ def main(path: str, pid: int) -> int:
     try:
         if code < 0:  # it was killed: no success, whatever has been written before
             return 128 - code
-        run_code = private.read_exit_code(path) if code else private.await_exit_code(path)
+        run_code = private.read_exit_code(path, 0.0 if code else private.SEEN_S)
         if run_code is not None:
             return run_code
         if code == 0:

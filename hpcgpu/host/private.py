@@ -15,8 +15,8 @@ from typing import BinaryIO
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
 from hpcgpu.host import log, process
 
-# On a shared file system, another node's file may appear later than the end of that node's process.
-_SEEN_S = 3.0
+# On a shared file system, another node's file may appear so much later than the end of that node's process.
+SEEN_S = 3.0
 _LOOK_S = 0.2
 
 
@@ -146,16 +146,12 @@ def write_exit_code(path: str, code: int) -> None:
         log.say(f"the run's exit code, {code}, could not be written: {e}")
 
 
-def read_exit_code(path: str) -> int | None:
-    """Return the run's exit code; None if it is not written yet."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        return int(read(Path(path)))
-    return None
-
-
-def await_exit_code(path: str) -> int | None:
-    """Return the run's exit code, waiting a few seconds for a file system to show the file; None without one."""
-    end = time.monotonic() + _SEEN_S
-    while (code := read_exit_code(path)) is None and time.monotonic() < end:
+def read_exit_code(path: str, wait_s: float = 0.0) -> int | None:
+    """Return the run's exit code; None if it is not there within ``wait_s`` seconds."""
+    end = time.monotonic() + wait_s
+    while True:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(read(Path(path)))
+        if time.monotonic() >= end:
+            return None
         time.sleep(_LOOK_S)
-    return code
