@@ -200,9 +200,12 @@ class Ticker:
             self._failures.went_well()
 
 
-def start(work: Callable[[], Awaitable[object]], name: str, failed: Failed) -> asyncio.Task[None]:
+def start(
+    work: Callable[[], Awaitable[object]], name: str, failed: Failed, among: set[asyncio.Task[None]] | None = None
+) -> asyncio.Task[None]:
     """Run work once; log its exception and call ``failed``, which ends everything that needs the work."""
-    # To cancel the task is no failure; any other CancelledError is a failure.
+    # To cancel the task is no failure; any other CancelledError is a failure. The task is in the set ``among`` until it
+    # ends, for an owner that waits for none of its tasks.
 
     async def run() -> None:
         try:
@@ -213,25 +216,11 @@ def start(work: Callable[[], Awaitable[object]], name: str, failed: Failed) -> a
             _say(name, e)
             failed(e)
 
-    return asyncio.create_task(run(), name=name)
-
-
-class Group:
-    """Tasks of one owner, which waits for none of them."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Callable[[], Awaitable[object]], name: str, failed: Failed) -> None:
-        """Start a task as :func:`start` does."""
-        task = start(work, name, failed)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def cancel(self) -> None:
-        """Cancel all tasks."""
-        for task in self._tasks:
-            task.cancel()
+    task = asyncio.create_task(run(), name=name)
+    if among is not None:
+        among.add(task)
+        task.add_done_callback(among.discard)
+    return task
 
 
 async def to_thread(call: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs) -> Answer:

@@ -33,7 +33,7 @@ class Mux:
         self._reader, self._writer, self._connect = reader, writer, connect
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.StreamWriter] = {}
-        self._pumps = supervise.Group()
+        self._pumps: set[asyncio.Task[None]] = set()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a connection that was accepted here, until it ends."""
@@ -61,8 +61,8 @@ class Mux:
             except OSError:
                 self._send(number, b"")
                 return
-            pump = functools.partial(self._pump, number, reader)
-            self._pumps.start(pump, f"the relay's connection {number}", supervise.only_log)  # it ends in any case
+            pump, name = functools.partial(self._pump, number, reader), f"the relay's connection {number}"
+            supervise.start(pump, name, supervise.only_log, self._pumps)  # it ends in any case
         writer = self._open[number]
         if not data:
             writer.close()

@@ -102,16 +102,16 @@ async def test_what_a_task_raises_is_logged_and_handed_on(caplog: pytest.LogCapt
     assert record.exc_info
 
 
-async def test_a_group_ends_its_tasks_and_forgets_those_that_are_over() -> None:
+async def test_a_set_of_tasks_forgets_those_that_are_over() -> None:
     failed: list[BaseException] = []
-    group = supervise.Group()
-    group.start(Work(ValueError("no")), "one that fails", failed.append)
-    group.start(asyncio.Event().wait, "one that stays", failed.append)
+    tasks: set[asyncio.Task[None]] = set()
+    supervise.start(Work(ValueError("no")), "one that fails", failed.append, tasks)
+    stays = supervise.start(asyncio.Event().wait, "one that stays", failed.append, tasks)
     await asyncio.sleep(0.01)
-    (left,) = group._tasks
-    group.cancel()
-    await asyncio.wait([left])
-    assert left.cancelled()
+    assert tasks == {stays}
+    stays.cancel()
+    await asyncio.wait([stays])
+    assert not tasks
     assert len(failed) == 1
 
 

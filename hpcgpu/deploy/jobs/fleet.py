@@ -90,7 +90,7 @@ class Fleet:
         self._held_back_until_s = NEVER_S
         self._answer = asyncio.Event()
         self._acting, self._writing = asyncio.Lock(), asyncio.Lock()
-        self._requests = supervise.Group()
+        self._requests: set[asyncio.Task[None]] = set()
         self._looking: supervise.Loop | None = None
         self._listening: supervise.Loop | None = None  # to the workers' heartbeats
 
@@ -141,7 +141,8 @@ class Fleet:
     def stop(self) -> None:
         """Stop polling; the jobs stay."""
         self._stopped = True
-        self._requests.cancel()
+        for request in self._requests:
+            request.cancel()
         for loop in filter(None, (self._looking, self._listening)):
             loop.cancel()
         self._answer.set()
@@ -410,4 +411,5 @@ class Fleet:
                 say(f"{workers}: {e}")
 
         # the scheduler's errors arrive unchanged
-        self._requests.start(run, f"the request to the scheduler about {workers}", lambda e: say(f"{workers}: {e!r}"))
+        name = f"the request to the scheduler about {workers}"
+        supervise.start(run, name, lambda e: say(f"{workers}: {e!r}"), self._requests)
