@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hpcgpu.agent.leader import LeaderContext
     from hpcgpu.agent.rank0 import SchedulerProcess
     from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
-    from hpcgpu.plan import RankRecord
 
 
 Records = list[dict[str, Any]]
@@ -76,7 +75,7 @@ class Rank:
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
         from hpcgpu.model import Layout
-        from hpcgpu.plan import plan_layout
+        from hpcgpu.plan import RankRecord, plan_layout
 
         # Slurm's warning before the time limit reaches every process; only a leader has something to do then
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -84,7 +83,7 @@ class Rank:
         if self._facts.launcher != "none":
             # SIGKILL of mpirun leaves its ranks alive (Open MPI 5.0.11)
             process.die_with_parent(os.getppid(), signal.SIGTERM)
-        with self._held as stack:
+        with self._held:
             resources = None
             try:
                 if self.exit_file:
@@ -93,7 +92,7 @@ class Rank:
                     private.check_exit_file(self.exit_file, self._host)
                 self._check_lease()
                 if self._isolated or self._facts.local_rank == 0:
-                    resources = stack.enter_context(self._make_resources())
+                    resources = self._make_resources()
                     if rank == 0 and shape != "member":
                         from hpcgpu.agent.rank0 import SchedulerProcess
 
@@ -104,7 +103,7 @@ class Rank:
             records = self._meet(resources)
             if shape == "head" and resources:
                 return self._serve(self._context(resources, records[0]["scheduler"], workers=()), resources, Layout(()))
-            met = [rank_record(r) for r in records]
+            met = [RankRecord(*(record[name] for name in RankRecord._fields)) for record in records]
             each, beside = self._bootstrap.workers_per_gpu, self._bootstrap.cpu_workers
             layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
             home = layout.node_of(rank)
@@ -112,7 +111,7 @@ class Rank:
                 process.outlast(signal.SIGTERM, _OUTLAST_S)
                 return follow(rank, records[home.leader]["leader_socket"])
             if resources is None:
-                resources = stack.enter_context(self._make_resources(after_mpi=True))
+                resources = self._make_resources(after_mpi=True)
             return self._lead(resources, records, layout)
 
     def _check_lease(self) -> None:
@@ -131,10 +130,10 @@ class Rank:
             )
 
     def _make_resources(self, *, after_mpi: bool = False) -> LeaderResources:
-        """Make a leader's resources; ranks that only wait do without the imports for them."""
+        """Make a leader's resources, held to the end; ranks that only wait do without the imports for them."""
         from hpcgpu.agent.fork_server import LeaderResources
 
-        return LeaderResources.make(self._run.settings, after_mpi=after_mpi)
+        return self._held.enter_context(LeaderResources.make(self._run.settings, after_mpi=after_mpi))
 
     def _meet(self, resources: LeaderResources | None) -> Records:
         """Return the records of all ranks; raise WorldError if one of them has failed."""
@@ -245,13 +244,6 @@ def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[st
         count, trouble = len(nvml.visible_gpus(facts.gpus, environ.get("CUDA_VISIBLE_DEVICES"))), facts.trouble
     per_node, cpus = bootstrap.gpus_per_node, str(CpuSet(os.sched_getaffinity(0)))
     return {"gpus": min(count, per_node or count), "devices": devices, "cpus": cpus, "trouble": trouble}
-
-
-def rank_record(record: Mapping[str, Any]) -> RankRecord:
-    """Return the part of a record that the layout is planned from."""
-    from hpcgpu.plan import RankRecord
-
-    return RankRecord(*(record[name] for name in RankRecord._fields))
 
 
 def plan_node(

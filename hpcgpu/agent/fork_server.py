@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
 from hpcgpu import supervise
 from hpcgpu.agent import LeaderSocket
@@ -288,14 +288,16 @@ class ForkServerSpawner:
         self._on_death()
 
 
-class LeaderResources:
+class LeaderResources(NamedTuple):
     """A leader's fork server, folder and socket; the end of the context ends all children and removes the folder."""
 
-    def __init__(self, fork_server: ForkServer, scratch: Scratch, leader_socket: LeaderSocket) -> None:
-        self.fork_server, self.scratch, self.leader_socket = fork_server, scratch, leader_socket
+    fork_server: ForkServer
+    scratch: Scratch
+    leader_socket: LeaderSocket
 
     @classmethod
-    def make(cls, settings: Settings, *, after_mpi: bool = False) -> Self:
+    @contextlib.contextmanager
+    def make(cls, settings: Settings, *, after_mpi: bool = False) -> Iterator[Self]:
         """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already."""
         # ConfigError if the folder cannot be used, checked before the imports (1 s), or for an invalid memory limit of
         # Dask's.
@@ -314,18 +316,9 @@ class LeaderResources:
             # forked processes hold the lock, too: the folder stays as long as one process writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
-            resources = cls(fork_server, scratch, LeaderSocket(str(scratch.path / "leader")))
-            undo.pop_all()
-        return resources
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self.leader_socket.close()
-        self.fork_server.close()
-        self.scratch.remove()
+            leader_socket = LeaderSocket(str(scratch.path / "leader"))
+            undo.callback(leader_socket.close)
+            yield cls(fork_server, scratch, leader_socket)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ class Leader:
         self.nannies: list[Nanny] = []
         self.watch: Any = None  # a comm of distributed
         self._outliving: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None  # hands over the workers' data
         self.ended = asyncio.Event()
         self.on_end: Callable[[], object] = lambda: None
         self.exit_code = 0
@@ -190,8 +191,8 @@ class Leader:
 
     async def close(self) -> None:
         """End the workers, the busy ones by force."""
-        if self._outliving:
-            self._outliving.cancel()
+        for task in filter(None, (self._outliving, self._leaving)):
+            task.cancel()
         await asyncio.gather(*(n.close(timeout=self.close_s, reason="the run ended") for n in self.nannies))
         if self.watch:
             if self.exit_code != os.EX_SOFTWARE:
@@ -271,7 +272,6 @@ class Member(Leader):
 
     def __init__(self, context: LeaderContext) -> None:
         super().__init__(context)
-        self._retiring: asyncio.Task[None] | None = None
         self._cancelled = ""
 
     async def serve(self) -> int:
@@ -353,8 +353,8 @@ class Member(Leader):
         log.say(f"the workers of this job hand over their data and leave: {why}")
         if self.watch is None:
             self.end(os.EX_UNAVAILABLE, f"{why}, and it has not found its cluster yet")
-        elif self._retiring is None:
-            self._retiring = supervise.start(
+        elif self._leaving is None:
+            self._leaving = supervise.start(
                 self._hand_over,
                 "handing over the workers' data",
                 lambda e: self.end(os.EX_SOFTWARE, f"its workers could not be retired: {reason_of(e)}"),
@@ -375,55 +375,45 @@ class Member(Leader):
                 await asyncio.sleep(_AGAIN_S)
             self.end(0)
 
-    async def close(self) -> None:
-        """End the workers that are left."""
-        if self._retiring:
-            self._retiring.cancel()
-        await super().close()
-
 
 # The part of the job's memory for this process and the fork server: twice the 62 MiB of both for 2 workers (Pss,
 # distributed 2026.8).
 _OWN_BYTES = 128 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandaloneOptions:
-    """Options of ``dask worker`` beside those of a worker."""
-
-    scheduler: str
-    name: str = ""  # several workers are name-0, name-1 ..., by which dask-jobqueue counts
-    workers: int | None = None  # None: one for each GPU
-    # files: tls_ca_file, tls_worker_cert, tls_worker_key
-    tls: Mapping[str, str]
-    options: Mapping[str, Any]  # further arguments of distributed's Nanny: lifetime, preload ...
-
-
-def run_standalone(typed: Mapping[str, object], typed_from: str, options: StandaloneOptions) -> int:
+def run_standalone(
+    settings: Settings,
+    scheduler: str,
+    name: str,
+    workers: int | None,
+    *,
+    tls: Mapping[str, str],
+    nanny: Mapping[str, Any],
+) -> int:
     """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
-    from hpcgpu.deploy import settings as read_settings
+    # Several workers are name-0, name-1 ..., by which dask-jobqueue counts; workers=None is one for each GPU. tls has
+    # files: tls_ca_file, tls_worker_cert, tls_worker_key. nanny has more arguments of distributed's Nanny.
     from hpcgpu.deploy.start import ld_preload
 
-    settings = read_settings.read(typed, typed_from).settings
     if process.rank_env(os.environ):  # parts of it are read before main only: execute this program again
         added = process.rank_env(os.environ, ld_preload(settings))
         process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
-    protocol = options.scheduler.partition("://")[0] if "://" in options.scheduler else "tcp"
+    protocol = scheduler.partition("://")[0] if "://" in scheduler else "tcp"
     with LeaderResources.make(settings) as resources:
-        specs = _plan(settings, options, str(resources.scratch.path), protocol)
+        specs = _plan(settings, name, workers, str(resources.scratch.path), protocol)
         process.hide_gpus(protocol)
         run, fork_server = RunDocument(settings), resources.fork_server
         context = LeaderContext(run=run, environ=os.environ, fork_server=fork_server, scheduler={}, workers=specs)
-        return asyncio.run(Standalone(context, options).run())
+        return asyncio.run(Standalone(context, scheduler, tls, nanny).run())
 
 
-def _plan(settings: Settings, options: StandaloneOptions, scratch: str, protocol: str) -> tuple[WorkerSpec, ...]:
+def _plan(settings: Settings, name: str, workers: int | None, scratch: str, protocol: str) -> tuple[WorkerSpec, ...]:
     """Return the workers, named as ``dask worker`` does; LaunchError for too many, ConfigError for a bad name."""
     from hpcgpu.deploy import network, processes
 
-    machine, name = processes.read_node(settings, dict(os.environ)), options.name
+    machine = processes.read_node(settings, dict(os.environ))
     most = len(machine.gpus) * settings.workers_per_gpu
-    count = options.workers or most
+    count = workers or most
     if count > most or count % settings.workers_per_gpu:
         raise LaunchError(
             f"--nworkers {count}: {machine.name} has {len(machine.gpus)} GPUs for this job, and each has "
@@ -445,24 +435,25 @@ class Standalone(Leader):
     # ``python -m hpcgpu.worker SCHEDULER`` stands where ``dask worker`` stands in the jobs of dask-jobqueue.
     close_s = 10.0  # as in dask worker
 
-    def __init__(self, context: LeaderContext, options: StandaloneOptions) -> None:
+    def __init__(
+        self, context: LeaderContext, scheduler: str, tls: Mapping[str, str], nanny: Mapping[str, Any]
+    ) -> None:
         from distributed.security import Security
 
         super().__init__(context)
-        self.security = Security(**options.tls)
-        self._options = options
-        self._leaving: asyncio.Task[None] | None = None
+        self.security = Security(**tls)
+        self._scheduler, self._nanny = scheduler, nanny
 
     async def serve(self) -> int:
         """Start the workers, and stay while one lives; return the exit code."""
         from hpcgpu.deploy.network.scheduler_file import connect_first
 
-        scheduler, specs = self._options.scheduler, self.context.workers
-        reached = await connect_first([scheduler], self.security, self.context.run.settings.death_timeout_s)
-        if failed := await self.start_nannies(reached, **self._options.options):
+        specs = self.context.workers
+        reached = await connect_first([self._scheduler], self.security, self.context.run.settings.death_timeout_s)
+        if failed := await self.start_nannies(reached, **self._nanny):
             raise LaunchError(f"{len(failed)} of {len(specs)} workers could not be started: {failed[0]}")
         text = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in specs)
-        log.say(f"{len(specs)} workers at {scheduler}: {text}")
+        log.say(f"{len(specs)} workers at {self._scheduler}: {text}")
         await self.workers_ended()
         return 0
 
@@ -481,8 +472,7 @@ class Standalone(Leader):
         stay = {"close_workers": False, "remove": False}
         try:
             async with asyncio.timeout(_CANCELLED_S):
-                scheduler = self._options.scheduler
-                left, count = await hand_over(self.nannies, scheduler, self.security, "retire_workers", **stay)
+                left, count = await hand_over(self.nannies, self._scheduler, self.security, "retire_workers", **stay)
             log.say(f"handed over the data of {left} of {count} workers")
         except (OSError, TimeoutError) as error:
             log.say(f"data could not be handed over: {error or 'out of time'}")

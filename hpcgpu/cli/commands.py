@@ -95,7 +95,8 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask
     gpu worker', 'dask gpu-worker' and 'python -m hpcgpu.worker' are the same command.
     """
-    from hpcgpu.agent.leader import StandaloneOptions, run_standalone
+    from hpcgpu.agent.leader import run_standalone
+    from hpcgpu.deploy.settings import read
 
     if not options.pop("nanny"):
         raise ConfigError(f"--no-nanny: {DASK_WORKER['nanny'].instead}")
@@ -105,14 +106,15 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     tls = {n: options.pop(n) for n in ("tls_ca_file", "tls_worker_cert", "tls_worker_key")}
     nanny = {n: options.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
     nanny |= {n: list(options.pop(n)) or None for n in ("preload", "preload_nanny")}
-    standalone = StandaloneOptions(
-        scheduler=_address(scheduler, scheduler_file),
-        name=options.pop("name"),
-        workers=options.pop("nworkers"),
+    address, name, workers = _address(scheduler, scheduler_file), options.pop("name"), options.pop("nworkers")
+    return run_standalone(
+        read(typed_settings(options), FROM).settings,
+        address,
+        name,
+        workers,
         tls={n: path for n, path in tls.items() if path},
-        options={n: value for n, value in nanny.items() if value is not None},
+        nanny={n: value for n, value in nanny.items() if value is not None},
     )
-    return run_standalone(typed_settings(options), FROM, standalone)
 
 
 @command(short_help="Show bindings.", examples={"dask gpu config tls://HOST:8786": ""}, params=worker.params[:5])
