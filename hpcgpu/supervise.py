@@ -98,24 +98,16 @@ class Loop:
     ) -> None:
         self._work, self._changed = work, changed
         self._failures = FailureLog(name, backoff)
-        self._task = asyncio.create_task(self._run(), name=name)
+        self.task = asyncio.create_task(self._run(), name=name)
 
     @property
     def trouble(self) -> str:
         """The reason of the present failures, for waiting callers; "" if it works."""
         return self._failures.trouble
 
-    def done(self) -> bool:
-        """Return whether it has ended or was cancelled."""
-        return self._task.done()
-
-    async def finished(self) -> None:
-        """Wait until it ends."""
-        await self._task
-
     def cancel(self) -> None:
         """Cancel it."""
-        self._task.cancel()
+        self.task.cancel()
 
     async def _run(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import pkgutil
 import select
 import signal
 import socket
@@ -230,7 +231,7 @@ def _fork_child(fds: list[int], inherited: tuple[int, ...]) -> int:
         # draw the same numbers.
         if numpy_random := sys.modules.get("numpy.random"):
             numpy_random.seed()
-        code = process.call(entry, spec, socket.socket(fileno=control))
+        code = int(pkgutil.resolve_name(entry)(spec, socket.socket(fileno=control)) or 0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -256,10 +257,6 @@ class ForkServerSpawner:
         with theirs:
             pid = self.fork_server.spawn(entry, spec, (theirs.fileno(), 1, 2))
         return self.adopt(pid, ours)
-
-    def kill(self) -> None:
-        """Kill a fork server that does not answer; its end is noticed as any other."""
-        self.fork_server.kill()
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
         """Report the end of a child that was forked before this spawner was made."""

@@ -12,7 +12,6 @@ from typing import Protocol
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, CpuSet, JobSpec, JobStatus, Offer, Result
 
-_OPTION = re.compile(r"^#(?:SBATCH|PBS) (.+)$", re.MULTILINE)
 _WHERE = "job_extra_directives or job_directives_skip:"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -171,11 +170,6 @@ def _waited_for(command: str) -> tuple[str, ...]:
         '    exit "${code:-137}"',  # no exit code was told: the waiting bash was killed
         "}",
     )
-
-
-def options_text(script: str) -> str:
-    """Return the options of a job script on one line."""
-    return " ".join(_OPTION.findall(script))
 
 
 def options_in(text: str) -> Iterator[tuple[str, str | None]]:

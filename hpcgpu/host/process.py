@@ -7,7 +7,6 @@ import ctypes
 import errno
 import functools
 import gc
-import importlib
 import os
 import platform
 import re
@@ -260,13 +259,6 @@ def titled(new_title: str) -> Iterator[None]:
         yield
     finally:
         set_title(before)
-
-
-def call(entry: str, *args: object) -> int:
-    """Call ``module:function``; return its exit code."""
-    module, _, name = entry.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    return int(function(*args) or 0)
 
 
 def refused(error: BaseException) -> str:

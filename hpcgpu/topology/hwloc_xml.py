@@ -32,23 +32,18 @@ _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: .*)?",
 _SCRUBBED = "several GPUs have the UUID {}: it is ignored"
 
 
-def _checked(root: ET.Element, text: str) -> Topology:
+def _topology(root: ET.Element, text: str) -> Topology:
     """Convert the root of hwloc's XML, of which ``text`` is for errors."""
-    topology = _topology(root)
-    if not topology.cores:
-        raise ParseError(_NOTHING, evidence=text[:400])
-    if not topology.numa_nodes:
-        raise ParseError("this hwloc XML has no NUMA node with memory and PUs", evidence=text[:400])
-    return topology
-
-
-def _topology(root: ET.Element) -> Topology:
     objects = list(_walk(root, ()))
     machines = [o for o, _ in objects if o.get("type") == "Machine"]
     facts = [_infos(o) for o in machines]
     is_power = any(f.get("Architecture", "")[:5] == "ppc64" for f in facts)
     numa, other = read_numa_nodes(root, objects, is_power=is_power)
     cores, warnings = _cores([o for o, _ in objects], numa)
+    if not cores:
+        raise ParseError(_NOTHING, evidence=text[:400])
+    if not numa:
+        raise ParseError("this hwloc XML has no NUMA node with memory and PUs", evidence=text[:400])
     gpus, nics, chains = _devices(objects, numa, version3=root.get("version", "").startswith("3"))
     # Some people scrub the UUIDs of their files.
     equal = [uuid for uuid, count in Counter(g.uuid for g in gpus if g.uuid).items() if count > 1]
@@ -57,9 +52,7 @@ def _topology(root: ET.Element) -> Topology:
     left_out = [_LEFT_OUT.format(CpuSet(missing))] if (missing := nodes - _described(objects)) else []
     warnings = (*warnings, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
     # "Cache" with a depth until hwloc 1.11.
-    l3 = {
-        _cpus(o) for o, _ in objects if (o.get("type"), o.get("depth")) == ("Cache", "3") or o.get("type") == "L3Cache"
-    }
+    caches = [o for o, _ in objects if o.get("type") == "L3Cache" or (o.get("type"), o.get("depth")) == ("Cache", "3")]
     return Topology(
         tuple(numa),
         cores,
@@ -70,7 +63,7 @@ def _topology(root: ET.Element) -> Topology:
         warnings=(*warnings, *(() if chains else (pci.NO_PCI,))),
         other_memory=tuple(other),
         name=pci.product_name(*(f.get(key, "") for f in facts for key in ("DMIProductName", "PlatformModel"))),
-        l3=tuple(sorted(l3 - {CpuSet()}, key=min)),
+        l3=tuple(sorted({pci.cpuset(o, "cpuset") for o in caches} - {CpuSet()}, key=min)),
         allowed=_allowed(machines, "allowed_cpuset"),
         allowed_nodes=_allowed(machines, "allowed_nodeset"),
     )
@@ -78,13 +71,13 @@ def _topology(root: ET.Element) -> Topology:
 
 def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tuple[CpuSet, ...], tuple[str, ...]]:
     core_of: dict[int, CpuSet] = {}
-    for o, cpus in ((o, _cpus(o)) for o in objects if o.get("type") == "Core"):
+    for o, cpus in ((o, pci.cpuset(o, "cpuset")) for o in objects if o.get("type") == "Core"):
         if not core_of.keys().isdisjoint(cpus):
             raise pci.Misread(o, "cpuset", "PUs that no other core has")
         core_of |= dict.fromkeys(cpus, cpus)
     if core_of:
         return tuple(sorted({*core_of.values()}, key=min)), ()
-    rest = {_cpus(o) for o in objects if o.get("type") == "PU"} - {CpuSet()}
+    rest = {pci.cpuset(o, "cpuset") for o in objects if o.get("type") == "PU"} - {CpuSet()}
     cores_by_mask, how = cores_of_masks(n.cpuset for n in numa)
     alone = sorted(pu for pu in rest if not any(pu & core for core in cores_by_mask))
     return tuple(sorted([*cores_by_mask, *alone], key=min)), (_NO_CORES.format(how),) if cores_by_mask or alone else ()
@@ -130,10 +123,6 @@ def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]
     for child in node.findall("object"):
         yield child, parents
         yield from _walk(child, (*parents, child))
-
-
-def _cpus(node: ET.Element) -> CpuSet:
-    return pci.cpuset(node, "cpuset")
 
 
 def _ids(device: ET.Element) -> tuple[str, str, str]:
@@ -222,16 +211,16 @@ def read_file(text: str) -> Topology:
     """Parse hwloc's or NCCL's XML into a topology; ParseError for another format, or a text over :data:`MAX_BYTES`."""
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
         problem = f"this file has more than {MAX_BYTES >> 20} MiB, so it is no topology file"
-        raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
-    if not text.lstrip("\ufeff \t\r\n").startswith("<"):
-        start = f"it begins with {text[:40]!r}" if text.strip() else "empty"
-        raise ParseError(f"not a topology file: {start}; allowed: {_ALLOWED}", evidence=text[:400])
-    with pci.reading(text, "a topology file") as root:
-        if root.tag == "topology":
-            return _checked(root, text)
-        if root.tag == "system":
-            return nccl_xml.topology_of(root, text)
-    raise ParseError(f"not a topology file: it begins with <{root.tag[:40]}>; allowed: {_ALLOWED}", evidence=text[:400])
+    elif not text.lstrip("\ufeff \t\r\n").startswith("<"):
+        problem = f"not a topology file: {f'it begins with {text[:40]!r}' if text.strip() else 'empty'}"
+    else:
+        with pci.reading(text, "a topology file") as root:
+            if root.tag == "topology":
+                return _topology(root, text)
+            if root.tag == "system":
+                return nccl_xml.topology_of(root, text)
+        problem = f"not a topology file: it begins with <{root.tag[:40]}>"
+    raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
 
 
 # An object and its ancestors, the outermost first.

@@ -32,7 +32,7 @@ class Work:
 
 
 async def kept(work: Work) -> None:
-    await supervise.Loop(work, "the loop", backoff=SOON).finished()
+    await supervise.Loop(work, "the loop", backoff=SOON).task
 
 
 async def test_a_round_that_raises_is_said_once_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,9 +48,9 @@ async def test_loop_reports_trouble_after_some_failures_and_its_end() -> None:
     told: list[str] = []
     work = Work(*[JobError("home is full")] * 4, None, None)
     loop = supervise.Loop(work, "the loop", backoff=SOON, changed=lambda: told.append(loop.trouble))
-    assert not loop.done()
-    await loop.finished()
-    assert loop.done()
+    assert not loop.task.done()
+    await loop.task
+    assert loop.task.done()
     assert loop.trouble == ""
     said = "the loop has failed {} times in a row: home is full"
     assert told == ["", "", said.format(3), said.format(4), ""]
@@ -77,8 +77,8 @@ async def test_a_loop_that_is_cancelled_ends_and_says_nothing(caplog: pytest.Log
     loop = supervise.Loop(asyncio.Event().wait, "the loop")
     await asyncio.sleep(0)
     loop.cancel()
-    await asyncio.wait([loop._task])
-    assert loop._task.cancelled()
+    await asyncio.wait([loop.task])
+    assert loop.task.cancelled()
     assert not logged(caplog, 0)
 
 

@@ -65,7 +65,7 @@ class Connection:
     @property
     def is_searching(self) -> bool:
         """True if the scheduler does not answer, and is searched."""
-        return self._returning is not None and not self._returning.done()
+        return self._returning is not None and not self._returning.task.done()
 
     @property
     def trouble(self) -> str:

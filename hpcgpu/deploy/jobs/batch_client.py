@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from hpcgpu import config, supervise
 from hpcgpu.batch import BatchSystem, get
-from hpcgpu.batch.common import options_text
 from hpcgpu.config import layers
 from hpcgpu.config.sites import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
@@ -61,7 +60,8 @@ async def submit(
         if result.returncode == _NOT_THERE:
             raise SubmitError(f"{str(refusal).strip()}; {_ELSEWHERE}", evidence=refusal.evidence) from refusal
         if not refusal.transient and not refusal.over_limit:  # batch systems do not name the missing resource
-            text = "\n".join((f"{refusal}\nThe request was {options_text(script)}", *await beyond(system, spec)))
+            options = " ".join(re.findall(r"^#(?:SBATCH|PBS) (.+)$", script, re.MULTILINE))
+            text = "\n".join((f"{refusal}\nThe request was {options}", *await beyond(system, spec)))
             raise SubmitError(text, evidence=refusal.evidence, unsure=refusal.unsure)
         jobs: tuple[str, ...] | None = None  # None: the batch system has not told whether they exist
         while jobs is None:

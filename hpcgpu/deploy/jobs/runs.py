@@ -201,7 +201,7 @@ async def abandon(folder: Path, token: str) -> None:
                 raise
         return True  # also if another process has stopped the run, and removed its folder
 
-    await supervise.Loop(once, f"the end of the run in {folder}").finished()
+    await supervise.Loop(once, f"the end of the run in {folder}").task
 
 
 async def _abandon(folder: Path, token: str) -> None:

@@ -211,7 +211,7 @@ class ForkedWorker:
                 return
             dead += not process.alive(pid)
         logger.error("The fork server does not report the end of worker process %d; it is killed", pid)
-        self.nanny.spawner.kill()
+        self.nanny.spawner.fork_server.kill()
 
     def is_alive(self) -> bool:
         """Return True until the process is reaped."""

@@ -179,7 +179,7 @@ async def test_who_cannot_give_signs_of_life_is_told_once_and_why(log: pytest.Lo
 async def test_lease_before_submission_is_renewed_after_any_error(log: pytest.LogCaptureFixture) -> None:
     loop = keep_touched(Path("/tmp/with\0nul"), 0.1)
     await when(lambda: failures(log))
-    assert not loop.done()
+    assert not loop.task.done()
     loop.cancel()
     (said,) = failures(log)
     assert "embedded null " in said  # byte; from Python 3.13 on: character
@@ -189,9 +189,9 @@ async def test_lease_before_submission_ends_with_its_folder(tmp_path: Path) -> N
     touch(tmp_path)
     loop = keep_touched(tmp_path, 0.1)
     await asyncio.sleep(0.05)
-    assert not loop.done()
+    assert not loop.task.done()
     (tmp_path / "lease").unlink()
-    await loop.finished()
+    await loop.task
 
 
 @pytest.mark.parametrize("part", ["send", "woken"])
