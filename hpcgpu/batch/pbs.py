@@ -141,7 +141,6 @@ class Pbs(PbsDialect, BatchSystem):
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def script(self, spec: JobSpec) -> str:
-        """Return the job script."""
         ours = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in self._options(spec) if v]
         extra = [d for text in spec.extra_directives for d in _extra(text)]
         kept = merge_options(ours, extra, spec.skipped_directives, option_names, _REFUSED, self.forbidden)
@@ -162,13 +161,11 @@ class Pbs(PbsDialect, BatchSystem):
         return f"{marked_name(spec.name, spec.mark)}.o{number}{'.' if index else ''}{index}"
 
     def submit(self, script: str, spec: JobSpec) -> Command:
-        """Return the qsub that reads the script from its standard input."""
         # With -f qsub submits in the foreground. Else a background process does (seen on 23.06.06), which would not
         # end with a qsub that is killed for taking too long.
         return Command(("qsub", "-f"), stdin=script)
 
     def read_submit(self, result: Result) -> str:
-        """Return the job id, or raise SubmitError with qsub's message."""
         ids = re.findall(rf"^\s*({_ID})\s*$", result.stdout, re.M)
         if result.returncode == 0 and ids:
             return str(ids[-1])
@@ -242,7 +239,6 @@ class Pbs(PbsDialect, BatchSystem):
         return tuple(Command(("qdel", word)) for word in ids)
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False if the job has ended or is ending already; raise SubmitError with qdel's message."""
         over = bool(_GONE.search(result.stderr) or _ENDING.search(result.stderr))
         if result.returncode != 0 and not over:
             raise _refused("qdel failed", result)

@@ -94,7 +94,6 @@ class Slurm(SlurmDialect, BatchSystem):
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def script(self, spec: JobSpec) -> str:
-        """Return the batch script."""
         ours = [_directive(f"--{name}", value) for name, value in self._options(spec) if value is not None]
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
         kept = merge_options(ours, extra, spec.skipped_directives, _keys, _REFUSED, self.forbidden)
@@ -102,15 +101,12 @@ class Slurm(SlurmDialect, BatchSystem):
         return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *lines])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
-        """Return the path of the job's output."""
         return f"{_folder(spec)}slurm-{job_id}.out"
 
     def submit(self, script: str, spec: JobSpec) -> Command:
-        """Return the sbatch that reads the script from its standard input."""
         return Command(("sbatch", "--parsable"), stdin=script)
 
     def read_submit(self, result: Result) -> str:
-        """Return the job id, or raise SubmitError with sbatch's message."""
         # Sites' wrappers print whole pages before the id (TACC).
         ids = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)
         if result.returncode == 0 and ids:
@@ -122,7 +118,6 @@ class Slurm(SlurmDialect, BatchSystem):
         return Command(("squeue", "--noheader", "--me", "--array", "--Format=JobArrayID:|,Comment:|"))
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
-        """Return the ids of the jobs with the comment ``mark``."""
         if result.returncode != 0:
             raise _refused("squeue did not answer", result)
         return tuple(re.findall(rf"^(\d+(?:_\d+)?)\|{re.escape(mark)}\|$", result.stdout, re.M))
@@ -179,7 +174,6 @@ class Slurm(SlurmDialect, BatchSystem):
         )
 
     def test(self, script: str) -> Command:
-        """Return the sbatch that checks a script and prints the expected start of its job."""
         return Command(("sbatch", "--test-only"), stdin=script, timeout_s=20.0)
 
     def read_test(self, result: Result) -> str:
@@ -216,14 +210,12 @@ class Slurm(SlurmDialect, BatchSystem):
         return (Command(("scancel", *ids)),) if ids else ()
 
     def read_cancel(self, result: Result) -> bool:
-        """Return False if one of the jobs was gone already; raise SubmitError with scancel's message."""
         gone = bool(_GONE.search(result.stderr))
         if result.returncode != 0 and not gone:
             raise _refused("scancel failed", result)
         return not gone
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return messages on given parts that this site's jobs cannot request."""
         return unasked(spec, memory=self.memory != "none", cpus=self.cpus)
 
     def _options(self, spec: JobSpec) -> list[tuple[str, str | None]]:
