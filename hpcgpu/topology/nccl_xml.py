@@ -35,6 +35,9 @@ class _Function:
 
     element: ET.Element
     address: str
+    klass: str  # 0302; class, vendor and device are "" where the file does not name them
+    vendor: str
+    device: str
     switches: tuple[str, ...]  # above it
     numaid: int  # -1: unknown
 
@@ -61,7 +64,7 @@ def topology_of(root: ET.Element, text: str) -> Topology:
     warnings.insert(0, _COARSE.format(cores=how))
     gpus = [Gpu(f.address, vendor=v, numa_node=homes.get(f.numaid)) for f in functions if (v := _gpu_vendor(f))]
     nics = [nic for f in functions for nic in _nics(f, homes.get(f.numaid))]
-    nameless = sorted({f.address for f in functions if _class(f).startswith("02")} - {n.pci for n in nics})
+    nameless = sorted({f.address for f in functions if f.klass.startswith("02")} - {n.pci for n in nics})
     if nameless:
         warnings.append(f"network cards without a name here, so they are left out: {', '.join(nameless)}")
     return Topology(
@@ -171,21 +174,16 @@ def cores_of_masks(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], str]:
 def _below(node: ET.Element, switches: tuple[str, ...], numaid: int) -> Iterator[_Function]:
     for child in node.findall("pci"):
         address = pci.read(child, "busid", pci.address, "a PCI address such as 0000:06:00.0")
-        yield _Function(child, address, switches, numaid)
+        klass, vendor, device = (
+            child.get(name, "").strip().lower().removeprefix("0x") for name in ("class", "vendor", "device")
+        )
+        yield _Function(child, address, klass[:4], vendor, device, switches, numaid)
         yield from _below(child, (*switches, address), numaid)
-
-
-def _attribute(function: _Function, name: str) -> str:
-    return function.element.get(name, "").strip().lower().removeprefix("0x")
-
-
-def _class(function: _Function) -> str:
-    return _attribute(function, "class")[:4]
 
 
 def _gpu_vendor(function: _Function) -> str:
     """Return the GPU's vendor, "" for other devices. Azure's files name no vendor; RCCL adds ``gcn`` to ``<gpu>``."""
-    klass, vendor, gpu = _class(function), _attribute(function, "vendor"), function.element.find("gpu")
+    klass, vendor, gpu = function.klass, function.vendor, function.element.find("gpu")
     if kind := pci.gpu_vendor(klass, vendor):
         return kind
     if gpu is not None:
@@ -194,8 +192,7 @@ def _gpu_vendor(function: _Function) -> str:
 
 
 def _nics(function: _Function, near: int | None) -> list[Nic]:
-    klass, vendor, number = _class(function), _attribute(function, "vendor"), _attribute(function, "device")
-    virtual = pci.is_virtual(vendor, number)
+    virtual = pci.is_virtual(function.vendor, function.device)
     link = pci.link_gbytes_s(*(function.element.get(name, "") for name in ("link_speed", "link_width")))
     out = []
     for i, net in enumerate(n for n in function.element.findall("nic/net") if n.get("name")):
@@ -206,7 +203,7 @@ def _nics(function: _Function, near: int | None) -> list[Nic]:
             continue
         # NCCL's net_ib adds to the port the number of devices before it on this card (ncclIbDev.realPort).
         port = max(number_of_port - i, 1)
-        kind = pci.nic_kind(klass, vendor, number)
+        kind = pci.nic_kind(function.klass, function.vendor, function.device)
         out.append(Nic(name, function.address, port, kind, "unknown", rate, near, None, virtual, link))
     return out
 
