@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcgpu.agent.fork_server import LeaderResources
-    from hpcgpu.agent.leader import LeaderContext
     from hpcgpu.agent.rank0 import SchedulerProcess
     from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
 
@@ -102,7 +101,7 @@ class Rank:
                 self._failure = str(e)  # reported in the rendezvous: the others would wait for this rank
             records = self._meet(resources)
             if shape == "head" and resources:
-                return self._serve(self._context(resources, records[0]["scheduler"], workers=()), resources, Layout(()))
+                return self._serve(resources, records[0]["scheduler"], Layout(()))
             met = [RankRecord(*(record[name] for name in RankRecord._fields)) for record in records]
             each, beside = self._bootstrap.workers_per_gpu, self._bootstrap.cpu_workers
             layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
@@ -197,28 +196,24 @@ class Rank:
                     asyncio.run(report_failure(scheduler, f"{self._host}: {e}"))
                 raise
             os.sched_setaffinity(resources.fork_server.pid, os.sched_getaffinity(0))
-            context = self._context(resources, scheduler, workers=workers, notes=notes)
-            return self._serve(context, resources, layout)
+            return self._serve(resources, scheduler, layout, workers=workers, notes=notes)
         finally:
             resources.leader_socket.dismiss(len(layout.node_of(rank).ranks) - 1)
             if self._folder and rank == 0:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _context(self, resources: LeaderResources, scheduler: Mapping[str, Any] | None, **more: Any) -> LeaderContext:
-        from hpcgpu.agent.leader import LeaderContext
-        from hpcgpu.agent.rank0 import protocol
-
-        process.hide_gpus(protocol(self._run.settings))
-        in_job = self._allocation.batch != "local"
-        common = {"environ": self._environ, "node": self._host, "in_job": in_job, **more}
-        return LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **common)
-
-    def _serve(self, context: LeaderContext, resources: LeaderResources, layout: Layout) -> int:
+    def _serve(
+        self, resources: LeaderResources, scheduler: Mapping[str, Any] | None, layout: Layout, **node: Any
+    ) -> int:
         """Lead: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
-        from hpcgpu.agent.leader import ForcedEnd, Leader, Member
-        from hpcgpu.agent.rank0 import Rank0Leader
+        from hpcgpu.agent.leader import ForcedEnd, Leader, LeaderContext, Member
+        from hpcgpu.agent.rank0 import Rank0Leader, protocol
+
+        process.hide_gpus(protocol(self._run.settings))
+        node |= {"environ": self._environ, "node": self._host, "in_job": self._allocation.batch != "local"}
+        context = LeaderContext(run=self._run, scheduler=scheduler or {}, fork_server=resources.fork_server, **node)
 
         async def lead() -> int:
             leader = Leader(context) if context.scheduler else Member(context)

@@ -50,7 +50,7 @@ class LeaderContext:
     environ: Mapping[str, str]  # of this rank at its start
     fork_server: ForkServer
     scheduler: Mapping[str, Any]  # addresses, cert and key of rank 0's record
-    workers: Sequence[WorkerSpec]
+    workers: Sequence[WorkerSpec] = ()
     node: str = ""  # the host's name
     in_job: bool = False  # in a batch job, which has a time limit
     notes: Sequence[str] = ()  # messages about the node, for people

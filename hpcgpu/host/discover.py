@@ -233,23 +233,20 @@ def _sys() -> Path:
     return Path(os.environ.get("HWLOC_FSROOT") or "/") / "sys"
 
 
-def machine_files(root: Path | None = None) -> dict[str, str]:
+def machine_files() -> dict[str, str]:
     """Gather the files of /sys that :func:`hpcgpu.topology.sysfs.read` needs."""
-    root = root or _sys()
     patterns = [f"devices/system/cpu/cpu[0-9]*/{name}" for name in _CPU_FILES]
     patterns += [f"devices/system/node/node[0-9]*/{name}" for name in ("cpulist", "meminfo")]
     patterns += [f"bus/pci/devices/*/{name}" for name in _PCI_FILES]
-    files = _texts(root, "class/dmi/id/product_name", *patterns)
-    return files | _links(root, "bus/pci/devices/*") | network_files(root)
+    return _texts("class/dmi/id/product_name", *patterns) | _links("bus/pci/devices/*") | network_files()
 
 
-def network_files(root: Path | None = None) -> dict[str, str]:
+def network_files() -> dict[str, str]:
     """Gather what /sys says of network ports: a few files for each, however large the machine."""
-    root = root or _sys()
     patterns = [f"class/net/*/{name}" for name in ("operstate", "dev_port", "speed")]
     patterns += [f"class/infiniband/*/ports/*/{name}" for name in ("state", "link_layer", "rate", "lid")]
-    files = _texts(root, *patterns) | _links(root, "class/net/*", "class/infiniband/*")
-    for entry in (*root.glob("class/net/*/device"), *root.glob("class/infiniband/*/device")):
+    files = _texts(*patterns) | _links("class/net/*", "class/infiniband/*")
+    for entry in (*_sys().glob("class/net/*/device"), *_sys().glob("class/infiniband/*/device")):
         device = entry.resolve()  # a PCI function, whose facts the reader expects among the others'
         files |= {f"bus/pci/devices/{device.name}/{n}": text for n in _PCI_FILES if (text := text_of(device / n))}
         if (device / "physfn").exists():
@@ -257,17 +254,19 @@ def network_files(root: Path | None = None) -> dict[str, str]:
     return files
 
 
-def _texts(root: Path, *patterns: str) -> dict[str, str]:
+def _paths(patterns: Sequence[str]) -> dict[str, Path]:
+    return {str(path.relative_to(_sys())): path for pattern in patterns for path in _sys().glob(pattern)}
+
+
+def _texts(*patterns: str) -> dict[str, str]:
     """Return the text of each file, by its path below /sys."""
-    paths = (path for pattern in patterns for path in root.glob(pattern))
-    return {str(path.relative_to(root)): text for path in paths if (text := text_of(path))}
+    return {name: text for name, path in _paths(patterns).items() if (text := text_of(path))}
 
 
-def _links(root: Path, *patterns: str) -> dict[str, str]:
+def _links(*patterns: str) -> dict[str, str]:
     """Return the target of each link; both are relative to /sys."""
-    sys_root, links = root.resolve(), [link for pattern in patterns for link in root.glob(pattern)]
-    targets = {str(link.relative_to(root)): link.resolve() for link in links}
-    return {name: str(to.relative_to(sys_root)) for name, to in targets.items() if to.is_relative_to(sys_root)}
+    root, targets = _sys().resolve(), {name: link.resolve() for name, link in _paths(patterns).items()}
+    return {name: str(to.relative_to(root)) for name, to in targets.items() if to.is_relative_to(root)}
 
 
 _LOOPBACK = "127.0.0.1"

@@ -274,11 +274,6 @@ def refused(error: BaseException) -> str:
     )
 
 
-def alive(pid: int) -> bool:
-    """Return whether the process lives and is not a zombie."""
-    return start_time(pid) is not None
-
-
 # System call numbers of (set_mempolicy, get_mempolicy): libnuma is not on every node, and is not needed.
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
 _POLICIES = ("none", "preferred", "bind", "interleave", "local", "preferred-many")

@@ -209,7 +209,7 @@ class ForkedWorker:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), look_s)
                 return
-            dead += not process.alive(pid)
+            dead += process.start_time(pid) is None
         logger.error("The fork server does not report the end of worker process %d; it is killed", pid)
         self.nanny.spawner.fork_server.kill()
 

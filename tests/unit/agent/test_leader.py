@@ -77,7 +77,7 @@ def test_at_its_end_what_it_forked_is_gone() -> None:
                 "operator:call", operator.methodcaller("recv", 1), (theirs.fileno(), 1, 2)
             )  # it waits
         fork_server.close()
-        assert not process.alive(pid)
+        assert not process.start_time(pid)
     assert os.waitpid(fork_server.pid, 0)[1] == 0
 
 

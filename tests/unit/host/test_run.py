@@ -21,7 +21,7 @@ from waiting import scaled, until
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log
 from hpcgpu.host import run as host
-from hpcgpu.host.process import alive
+from hpcgpu.host.process import start_time
 from hpcgpu.model import Command
 
 
@@ -64,7 +64,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     assert (result.returncode, result.stdout) == (124, "before\n")
     assert result.stderr == "why\nbash: no answer in 0.5 s; it was killed\n"
     # nobody can wait for a grandchild: its end may come a moment after its SIGKILL
-    until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), "all are gone", limit_s=20)
+    until(lambda: not any(start_time(int(pid)) for pid in pids.read_text().split()), "all are gone", limit_s=20)
 
 
 async def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not alive(pid)
+    assert not start_time(pid)
 
 
 def test_program_with_a_child_on_its_output_does_not_block() -> None:
