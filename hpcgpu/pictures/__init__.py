@@ -26,7 +26,7 @@ from hpcgpu.pictures.shapes import (
     wrap,
 )
 from hpcgpu.plan.binding.network import DISTANCE_WORDS, UNKNOWN, Ports
-from hpcgpu.report.machine import MAKERS, port_name
+from hpcgpu.report.machine import MAKERS, format_ports, port_name
 from hpcgpu.units import counted, format_bytes
 
 WIDTH = 1000
@@ -134,16 +134,12 @@ def worker_cells(node: Node, worker: int) -> tuple[str, str, str, str, str]:
     where = f", node{'s' if len(nodes) > 1 else ''} {nodes}" if nodes else ""
     memory = "not bound" if binding.memory_policy == "none" else binding.memory_policy + where
     shared = ", shared" if binding.shared_cores else ""
-    ports = [
-        port_name(n) + (f" ({binding.interface})" if binding.interface not in ("", n.name) else "")
-        for n in binding.nics
-    ]
     return (
         node.names[worker],
         f"GPU {next(i for i, g in enumerate(node.gpus) if is_same_gpu(gpu, g))}, {gpu.pci}" if gpu else "-",
         f"{count}{shared}: PUs {binding.cpuset}",
         memory,
-        ", ".join(ports) or "-",
+        format_ports(binding),
     )
 
 
