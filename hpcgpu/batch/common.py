@@ -121,7 +121,7 @@ class Directive:
 
 def script_body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[str, ...]:
     """Return the script below its options, with the command's exit code; ``index`` is the array index's variable."""
-    command = f"{shlex.join(spec.argv)} {spec.arguments}".rstrip()
+    command = shlex.join(spec.argv)
     if not (spec.exit_file or spec.warn_s):
         return (*before, *spec.prologue, command, "")
     # A bash that SIGTERM ends would write 0 to the file (5.2). So it catches the signal, in the prologue to end with

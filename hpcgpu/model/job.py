@@ -164,7 +164,6 @@ class JobSpec:
     extra_directives: tuple[str, ...] = ()
     skipped_directives: tuple[str, ...] = ()  # options of ours to leave out
     log_directory: str | None = None
-    arguments: str = ""  # shell text after the command, for templates: ``"$@"``
     # Where the script writes its exit code, for batch systems that forget ended jobs; empty: nowhere. Each job of an
     # array has a file of its own, with its index appended: ``exit.3``.
     exit_file: str = ""
@@ -178,7 +177,7 @@ class JobSpec:
         for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0), ("count", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} of job {self.name!r}; allowed: {least} or more")
-        texts = (self.name, self.queue, self.account, self.log_directory, self.exit_file, self.arguments, self.mark)
+        texts = (self.name, self.queue, self.account, self.log_directory, self.exit_file, self.mark)
         lists = (self.argv, self.prologue, self.extra_directives, self.skipped_directives)
         for value in (*texts, *(value for values in lists for value in values)):
             if value and (match := _NO_BYTES.search(value)):
