@@ -110,11 +110,6 @@ class Limit:
         return isinstance(self.value, float)
 
     @property
-    def is_share(self) -> bool:
-        """True if it is an equal share of a memory."""
-        return isinstance(self.value, str)
-
-    @property
     def nbytes(self) -> int:
         """The bytes, if given as bytes; else 0."""
         return self.value if isinstance(self.value, int) else 0

@@ -20,7 +20,7 @@ from hpcgpu.model import (
     WorkerSpec,
 )
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
-from hpcgpu.model.settings import GPU_MEMORY, NO_LIMIT, NODE_MEMORY, RMM, Limit
+from hpcgpu.model.settings import GPU_MEMORY, NO_LIMIT, NODE_MEMORY, RMM, SHARE, Limit
 from hpcgpu.model.topology import Rapids
 from hpcgpu.plan.binding import plan_bindings
 from hpcgpu.plan.binding.network import nccl_env, ucx_env
@@ -157,7 +157,7 @@ def _memory_limits(
         room = sum(n.memory_bytes // users[n.os_index] for n in mine)
         if limit is None or binding.memory_policy != "bind" or not room or limit <= room:
             out.append(limit)
-        elif settings.memory_limit.is_share:
+        elif settings.memory_limit == SHARE:
             out.append(room)
         else:
             raise ConfigError(
@@ -171,7 +171,7 @@ def _memory_limits(
 def _explained(settings: Settings, node: NodeFacts, binding: Binding, limit: int | None) -> Binding:
     """Add the reason of the worker's memory limit, unless nothing but the node limits it."""
     memory = node.memory
-    if not settings.memory_limit.is_share or (limit is None and memory.has_size):
+    if settings.memory_limit != SHARE or (limit is None and memory.has_size):
         return binding
     why = f"memory limit {format_bytes(limit or 0)}: its share of {format_bytes(memory.nbytes)}, {memory.source}"
     if limit is None:

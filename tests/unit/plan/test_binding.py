@@ -654,7 +654,7 @@ def test_p17_unknown_locality_is_bound_to_what_is_allowed(case: Case) -> None:
 @laws(60)
 def test_p6_p7_p18_workers_of_a_node(case: Case, ranks: int, limit: Limit) -> None:
     """Limits fit, what the user set stays, and each rank's part is a part of one plan."""
-    assume(case.wanted.memory_policy != "bind" or limit.is_share)
+    assume(case.wanted.memory_policy != "bind" or limit == SHARE)
     mine = NodeFacts(
         **{"name": "n", "topology": case.topology, "gpus": case.gpus, "allowed": case.allowed, "scratch": ""},
         **{"allowed_nodes": CpuSet(), "memory": HostMemory(64 * GIB, ""), "environ": {"UCX_NET_DEVICES": "user"}},
