@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from datetime import timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,6 @@ def stop(name: str) -> None:
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    from hpcgpu.deploy.jobs import now
     from hpcgpu.deploy.jobs.runs import jobs_of
     from hpcgpu.plan.jobs import phases_line
 
@@ -121,7 +120,7 @@ def _row(run: Run) -> tuple[str, ...]:
         phases_line(jobs_of(run)),
         "-" if run.workers is None else str(len(run.workers)),
         f"{run.owner.pid}@{run.owner.host}" if state == "alive" else state,
-        format_duration(int((now() - run.record.created) / timedelta(seconds=1))),
+        format_duration(int((datetime.now(UTC) - run.record.created).total_seconds())),
     )
 
 

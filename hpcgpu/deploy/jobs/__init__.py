@@ -66,7 +66,7 @@ class Owner:
         except (KeyError, OSError):  # a container without this user
             user = str(os.getuid())
         started = process.start_time(os.getpid()) or 0
-        return cls(socket.gethostname(), os.getpid(), started, user, now(), secrets.token_hex(4))
+        return cls(socket.gethostname(), os.getpid(), started, user, datetime.now(UTC), secrets.token_hex(4))
 
     def __str__(self) -> str:
         return f"{self.user} {self.pid}@{self.host} since {self.since.astimezone():%Y-%m-%d %H:%M}"
@@ -103,8 +103,6 @@ class Run:
         self.workers: tuple[str, ...] | None = None  # registered names; None: the scheduler was not reached
         # Each job is replaced as a whole: the user's thread reads while the event loop's thread writes.
         self.jobs: dict[str, Job] = {}
-        self.gone: deque[Job] = deque(maxlen=_GONE)  # the last few that ended unasked, the newest first
-        self.target, self.submitting = record.target, record.submitting
         self._forgotten: dict[str, int] = {}
         self._token = ""  # of the object that made this Run, if it has ever owned it
         self._guard: Started | None = None
@@ -119,7 +117,7 @@ class Run:
             batch=batch,
             dialect=site.spoken if site else {},
             document=config.render(run),
-            created=now(),
+            created=datetime.now(UTC),
             submitting=True,
         )
         begun = cls(Path(run.folder), record, Owner.here())
@@ -348,7 +346,7 @@ class Run:
         nodes = self.document.settings.nodes
         new = [job for job_id, job in recorded.items() if job_id not in self.jobs]
         self.add([replace(job, nodes=nodes) if job.is_head else job for job in new], now_s)
-        self.gone = deque(self.record.gone, maxlen=_GONE)
+        self.gone = deque(self.record.gone, maxlen=_GONE)  # the last few that ended unasked, the newest first
         self.target, self.submitting = self.record.target, self.record.submitting
 
     def _forget(self, job_id: str) -> Job:
@@ -384,11 +382,6 @@ def sweep(home: Path, age_s: float = _UNWRITTEN_S) -> None:
             newest = max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
             if not (folder / _RECORD).exists() and time.time() - newest > age_s:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def now() -> datetime:
-    """Return the present time in UTC."""
-    return datetime.now(UTC)
 
 
 def _listed(runs: Sequence[Run]) -> str:

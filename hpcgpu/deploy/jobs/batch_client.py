@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from hpcgpu import config, supervise
 from hpcgpu.batch import BatchSystem, get
@@ -22,14 +21,10 @@ from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import log, process
 from hpcgpu.host.run import run
 from hpcgpu.launch import inherited_variables
-from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDocument
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDocument, Site
 from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
 from hpcgpu.spill import storage
-
-if TYPE_CHECKING:
-    from hpcgpu.model import Site
-
 
 # Return codes of host.run: the program timed out, or does not exist.
 _TIMED_OUT, _NOT_THERE = 124, 127
@@ -252,19 +247,16 @@ async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) 
 
 
 class Submitter:
-    """Submits one request: for the job with the scheduler (HEAD), or for jobs that join it (MEMBER).
-
-    Each submission of members has an exit file beside ``spec.exit_file``. ``write`` records that a submission is under
-    way: jobs may appear after a client that was killed during it. ``say`` takes a line for the user.
-    """
+    """Submits one request: for the job with the scheduler (HEAD), or for jobs that join it (MEMBER)."""
 
     def __init__(
         self,
         system: BatchSystem,
         spec: JobSpec,
-        say: Callable[[str], None],
+        say: Callable[[str], None],  # takes a line for the user
         patience: Patience,
         *,
+        # records that a submission is under way: jobs may appear after a client that was killed during it
         write: Callable[[], Awaitable[None]] | None = None,
         role: str = MEMBER,
     ) -> None:
@@ -323,7 +315,7 @@ class Submitter:
 
     async def _submit_array(self, count: int, past_ids: Collection[str]) -> list[Job]:
         spec = replace(self._spec, count=count)
-        if self._role == MEMBER:
+        if self._role == MEMBER:  # each submission of members has exit files of its own
             self._number += 1
             spec = replace(spec, exit_file=f"{spec.exit_file}-{self._number}")
         self._asking = True

@@ -78,7 +78,7 @@ class Fleet:
         self.run, self.policy, self.view = run, policy, view
         self.alarm = supervise.PollTimer()
         self.error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
-        self._head_spec: JobSpec | None = None
+        self._head_spec: JobSpec | None = None  # None: another process made it
         self._member_spec: JobSpec | None = None
         self._head_submitter: Submitter | None = None
         self._submitter: Submitter | None = None  # of members; None: the run has a fixed size
@@ -110,10 +110,7 @@ class Fleet:
         """Submit the job with the scheduler; raise SubmitError in the batch system's words."""
         say, patience = self.view.say, self.policy.patience
         self._head_submitter = Submitter(system, spec, lambda text: say(f"job -: {text}"), patience, role=HEAD)
-        self.add_head(await self._head_submitter.submit_head(), spec)
-
-    def add_head(self, job: Job, spec: JobSpec | None = None) -> None:
-        """Add the job with the scheduler, and its request (None: another process made it)."""
+        job = await self._head_submitter.submit_head()
         self._head_spec = spec
         self.run.add([job], self.alarm.now_s())
         self.start()
@@ -210,7 +207,7 @@ class Fleet:
                 await runs.close(self.run.system, self.run.members, _END_S, self.view.say)
 
     async def close_head(self) -> None:
-        """End the job with the scheduler; raise SubmitError as :func:`ending.close_head`."""
+        """End the job with the scheduler; raise SubmitError as :func:`runs.close_head`."""
         await runs.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
 
     async def write(self) -> None:

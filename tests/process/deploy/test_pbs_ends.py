@@ -112,7 +112,8 @@ def test_a_job_that_takes_long_to_end_has_ended_with_its_script(pbs: Server, tmp
 
     async def check() -> None:
         jobs = make_fleet(make_run(tmp_path / "run", Pbs()), Policy(late_limit_s=1.0))
-        jobs.add_head(Job(id=job_id, role="head", log=str(log), exit_file=str(exit_file)))
+        jobs.run.add([Job(id=job_id, role="head", log=str(log), exit_file=str(exit_file))], jobs.alarm.now_s())
+        jobs.start()
         try:
             while True:
                 await jobs.check()

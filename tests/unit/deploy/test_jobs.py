@@ -179,7 +179,8 @@ def recorded(job_id: str, folder: Path) -> Job:
 def looked_after(tmp_path: Path, policy: Policy = QUIET, **calls: Any) -> Fleet:
     """Return the fleet of a run with a head job."""
     fleet = make_fleet(make_run(tmp_path / "run", Slurm()), policy, **calls)
-    fleet.add_head(recorded(HEAD_ID, tmp_path))
+    fleet.run.add([recorded(HEAD_ID, tmp_path)], fleet.alarm.now_s())
+    fleet.start()
     return fleet
 
 
@@ -234,7 +235,8 @@ async def test_a_refusal_reaches_the_caller_of_scale(
     """Also if the loop acts while scale() writes the new number of jobs."""
     program(tmp_path / "sbatch", "echo sbatch: error: QOSMaxSubmitJobPerUserLimit >&2; exit 1")
     fleet = make_fleet(make_run(tmp_path / "run", Slurm()), QUIET, JobSpec(name="x", argv=("true",)))
-    fleet.add_head(recorded(HEAD_ID, tmp_path))
+    fleet.run.add([recorded(HEAD_ID, tmp_path)], fleet.alarm.now_s())
+    fleet.start()
     fleet.start()
     write = fleet.write
 
@@ -311,7 +313,8 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
 def led_by(job_id: str, folder: Path) -> Fleet:
     """Return the fleet of a run of this job alone."""
     fleet = make_fleet(make_run(folder / "run", Slurm()), Policy())
-    fleet.add_head(Job(id=job_id, role=HEAD, log="no.log"))
+    fleet.run.add([Job(id=job_id, role=HEAD, log="no.log")], fleet.alarm.now_s())
+    fleet.start()
     return fleet
 
 

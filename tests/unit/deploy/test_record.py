@@ -83,7 +83,7 @@ def test_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
     folder = scheduler_file.make_folder(tmp_path)
     begun = Run.begin(replace(DOCUMENT, folder=str(folder)), "slurm", None)
     begun.add([Job(id="12", role="head", log="a"), Job(id="13", log="b"), Job(id="14")], 1.0)
-    begun.ended("14", "exit code 1", run_files.now())
+    begun.ended("14", "exit code 1", datetime.now(UTC))
     begun.target, begun.submitting = 3, False
     begun.save()
     read = Run.open(folder)
