@@ -1,7 +1,4 @@
-"""The cluster objects that people hold.
-
-Here is the run of one cluster object: processes of this machine, or jobs of a batch system, submitted or taken up.
-"""
+"""The run of one cluster object: processes of this machine, or jobs of a batch system, submitted or taken up."""
 
 from __future__ import annotations
 
@@ -39,19 +36,15 @@ _LOCAL_END_S = 10.0
 
 
 class LocalRanks:
-    """The ranks as processes of this machine, which die with this process.
-
-    ``environ`` is added for the ranks, ``preload`` is a library that they preload. ``log_directory`` keeps the log;
-    otherwise it lies in ``folder``, the run's, and goes with it.
-    """
+    """The ranks as processes of this machine, which die with this process."""
 
     def __init__(
         self,
         launch: RankCommand,
-        environ: Mapping[str, str],
-        folder: Path,
-        log_directory: str | None = None,
-        preload: str = "",
+        environ: Mapping[str, str],  # added for the ranks
+        folder: Path,  # the run's
+        log_directory: str | None = None,  # keeps the log; None: it lies in the run's folder, and goes with it
+        preload: str = "",  # library that the ranks preload
     ) -> None:
         self.id = ""
         self.script = f"{shlex.join(launch.argv)}\n"
@@ -121,21 +114,16 @@ class LocalRanks:
 
 
 class ClusterRun:
-    """The processes or jobs of one cluster object, which calls it on its event loop; any thread may read properties.
-
-    Without a batch system its processes are of this machine, with ``environ`` added to their environment, and its
-    folder lies among temporary files. ``attached`` is a run to take up in place of a submission; with ``takes_over``
-    this object becomes its owner.
-    """
+    """The processes or jobs of one cluster object, which calls it on its event loop; any thread may read properties."""
 
     def __init__(
         self,
         user: Wanted,
         patience: Patience,
         *,
-        environ: Mapping[str, str] | None = None,
-        attached: runs.Run | None = None,
-        takes_over: bool = False,
+        environ: Mapping[str, str] | None = None,  # added for processes of this machine
+        attached: runs.Run | None = None,  # to take up in place of a submission
+        takes_over: bool = False,  # this object becomes its owner
     ) -> None:
         self.settings, self.site, self.takes_over = user.settings, user.site, takes_over
         self.scales = bool(user.batch) and user.settings.shape == "elastic"  # whether jobs come and go

@@ -19,7 +19,7 @@ from hpcgpu.config import layers
 from hpcgpu.config.layers import documented, parameters
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.reported import ReportedCluster, check_loop, first_line, without_workers
+from hpcgpu.deploy.cluster.reported import ReportedCluster, first_line
 from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ConfigError, JobError
@@ -93,7 +93,14 @@ class GPUCluster(ReportedCluster):
         """Make the run of these options, without a start."""
 
     def _make(self, run: ClusterRun, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
-        check_loop(type(self).__name__, asynchronous=asynchronous, loop=loop)
+        if asynchronous and loop is None:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                raise ConfigError(
+                    f"asynchronous=True outside of an event loop: leave it out, or write 'cluster = await "
+                    f"{type(self).__name__}(asynchronous=True, ...)' in a coroutine"
+                ) from None
         self.settings = run.settings
         register()  # a client of this process can scatter arrays of CuPy: distributed's own way needs numba
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=quiet, name=self.settings.job_name)
@@ -371,7 +378,9 @@ class GPUCluster(ReportedCluster):
     def _over(self, end: End, text: str) -> None:
         """Record that there is no scheduler, and so no worker, from now on."""
         self._end, self._end_text, self._connection.why_lost = end, text, ""
-        self.scheduler_info = without_workers(self.scheduler_info)
+        info = self.scheduler_info  # distributed's SchedulerInfo, or a dict
+        none = {name: 0 for name in ("n_workers", "total_threads", "total_memory") if name in info}
+        self.scheduler_info = type(info)({**info, **none, "workers": {}})
 
     def _lost(self, why: str) -> None:
         """Report that the scheduler is gone for ever, and end all waiting for it."""
@@ -398,10 +407,7 @@ class GPUCluster(ReportedCluster):
         """
         if self._run.job is None or self.status != Status.starting:
             self._must_run()
-        detached = self.sync(self._detach)
-        if not self.asynchronous:
-            self._loop_runner.stop()
-        return detached
+        return self._end_thread(self.sync(self._detach))
 
     async def _detach(self) -> None:
         await self._run.check_detachable()
@@ -413,10 +419,13 @@ class GPUCluster(ReportedCluster):
 
     def close(self, timeout: float | None = None) -> Any:
         """Close the cluster: its job ends, and so does the thread of its event loop."""
-        closed = super().close(timeout)
+        return self._end_thread(super().close(timeout))
+
+    def _end_thread(self, result: Any) -> Any:
+        """End the thread of the event loop after a call that ended the cluster; return the call's result."""
         if not self.asynchronous:
             self._loop_runner.stop()
-        return closed
+        return result
 
     def shutdown(self) -> Any:
         """End the job, even if :meth:`close` would leave it running, unless another object owns it.
@@ -431,10 +440,7 @@ class GPUCluster(ReportedCluster):
             raise JobError(f"this {type(self).__name__} is {self._state}")
         if self.status == Status.closed:
             return self.close()
-        closed = self.sync(self._shutdown)
-        if not self.asynchronous:
-            self._loop_runner.stop()
-        return closed
+        return self._end_thread(self.sync(self._shutdown))
 
     async def _shutdown(self) -> None:
         await self._run.claim("end")

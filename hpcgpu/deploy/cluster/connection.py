@@ -34,9 +34,7 @@ _REACH_S = 10.0
 class Connection:
     """Holds a run for one cluster object, through all lives of the job with the scheduler.
 
-    ``reconnected`` takes the connection pool to a scheduler that answers again, or raises OSError; ``lost`` the reason
-    why there will be no scheduler any more; ``changed`` is called when the search for it has news. On the event loop's
-    thread only; properties may be read by any thread.
+    On the event loop's thread only; properties may be read by any thread.
     """
 
     def __init__(
@@ -45,9 +43,9 @@ class Connection:
         progress: Progress,
         patience: Patience,
         *,
-        reconnected: Callable[[Any], Awaitable[None]],
-        lost: Callable[[str], None],
-        changed: Callable[[], object],
+        reconnected: Callable[[Any], Awaitable[None]],  # gets the connection pool of one that answers again
+        lost: Callable[[str], None],  # takes the reason why there will be no scheduler any more
+        changed: Callable[[], object],  # called when the search for it has news
     ) -> None:
         self._run, self._settings, self._progress, self._patience = run, run.settings, progress, patience
         self._reconnected, self._lost, self._changed = reconnected, lost, changed

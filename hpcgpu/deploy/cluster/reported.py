@@ -30,25 +30,6 @@ _SUMMARY_S = 3.0
 _SHORTEST_S, _PER_WORKER_S = 2.0, 0.08
 
 
-def check_loop(kind: str, *, asynchronous: bool, loop: object) -> None:
-    """Raise ConfigError if an asynchronous cluster has no event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        if not asynchronous or loop is not None:
-            return
-        raise ConfigError(
-            f"asynchronous=True outside of an event loop: leave it out, or write 'cluster = await "
-            f"{kind}(asynchronous=True, ...)' in a coroutine"
-        ) from None
-
-
-def without_workers(info: Any) -> Any:  # distributed's SchedulerInfo, or a dict
-    """Return the scheduler's facts about itself, without workers."""
-    none = {name: 0 for name in ("n_workers", "total_threads", "total_memory") if name in info}
-    return type(info)({**info, **none, "workers": {}})
-
-
 def first_line(text: str) -> str:
     """Return the first line of a state, without the colon at its end."""
     return text.partition("\n")[0].rstrip(":")
