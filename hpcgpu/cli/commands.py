@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -33,10 +33,6 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
 from hpcgpu.model import settings
 from hpcgpu.report import Column, Table
-
-if TYPE_CHECKING:
-    from hpcgpu.report.job import Preview
-
 
 _PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
@@ -307,6 +303,7 @@ def plan(  # each is an option
     With --diff the exit code is diff's: 0 for plans that are alike, 1 for differences, 2 for trouble.
     """
     from hpcgpu.deploy import preview
+    from hpcgpu.report.job import described, render
 
     script = _checked(script, "hpcgpu plan")
     machine = None if file is None else (preview.read_machine(file), preview.named(file))
@@ -318,7 +315,8 @@ def plan(  # each is an option
         differing = preview.compare(other, planned)
         click.echo("".join(f"{line}\n" for line in differing), nl=False)
         return int(bool(differing))
-    _show(planned, as_json)
+    text = render(planned, shutil.get_terminal_size((0, 0)).columns)
+    show_text(text, described(planned) if as_json else None)
     return 0
 
 
@@ -368,12 +366,6 @@ def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     elif name:
         text = paths[name].read_text()
     show_text(text, about if as_json else None)
-
-
-def _show(plan: Preview, as_json: bool) -> None:
-    from hpcgpu.report.job import described, render
-
-    show_text(render(plan, shutil.get_terminal_size((0, 0)).columns), described(plan) if as_json else None)
 
 
 def _checked(script: tuple[str, ...], command: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from hpcgpu.config import KINDS, check_settings, nearest, option_of, read_value
 from hpcgpu.config.migration import HINTS
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.allocation import parse_simulated
-from hpcgpu.model.settings import Limit, Settings, options, user_name
+from hpcgpu.model.settings import GROUPS, Limit, Settings, options, user_name
 
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site  # 20 dataclasses: 10 CPU ms, which each command and rank would pay
@@ -210,10 +210,7 @@ def _from_dask(section: Mapping[str, object], places: Mapping[str, str]) -> Laye
     return read_layer(values, where)
 
 
-REQUEST = (
-    *("nodes", "cores_per_gpu", "memory", "queue", "account", "job_name", "log_directory", "site_limits"),
-    *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
-)
+REQUEST = ("nodes", *(name for name in GROUPS["Batch job"] if name != "walltime"))
 TIME = ("walltime", "drain")
 CLIENT = ("shape", "scheduler", "client_grace", "dashboard_port")
 START = ("ranks", "launcher")

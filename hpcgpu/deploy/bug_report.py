@@ -150,9 +150,8 @@ def write(name: str | None, output: str | None) -> Path:
         raise ConfigError(f"{folder} cannot be made: {e.strerror}; give one that is not there yet: --output DIR") from e
     files, hosts = _of_machine(), set[str]()
     if run:
-        queries = (
-            (run.system.status, run.system.history) if run.jobs else ()
-        )  # of jobs that it lists, and that have ended
+        # of jobs that it lists, and that have ended
+        queries = (run.system.status, run.system.history) if run.jobs else ()
         answers = [programs.run_sync(ask(list(run.jobs))) for ask in queries]
         files, hosts = {**files, **_of_run(run, answers)}, _hosts(run, answers)
     hosts.update(node for text in files.values() for node in _ABOUT_NODE.findall(text))

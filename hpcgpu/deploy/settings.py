@@ -97,7 +97,8 @@ def described(site: Site) -> dict[str, Any]:
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(replace(site, origins={}), enc_hook=dict)  # of read-only mappings
-    return {name: value for name, value in plain.items() if name != "origins"}
+    del plain["origins"]
+    return plain
 
 
 def recognize(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -113,17 +114,19 @@ def recognize(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 def say_hint(environ: Mapping[str, str]) -> None:
     """Log which known machine this looks like, once for each machine and user; it changes no setting."""
-    from hpcgpu.config.sites import hint
-
-    if not (match := recognize(environ)) or match[0] in _logged:
+    name, why = recognize(environ) or ("", "")
+    if not name or name in _logged:
         return
-    _logged.add(match[0])
+    _logged.add(name)
     with suppress(OSError, HpcGpuError):  # a home that is not writable: the next process repeats the hint
-        mark = private.make_folder(user_folder("hints")) / match[0]
+        mark = private.make_folder(user_folder("hints")) / name
         if mark.exists():
             return
         private.write(mark, "")
-    log.say(hint(*match))
+    log.say(
+        f"this looks like {name} ({why}): site={name!r} (or HPCGPU_SITE={name}) knows its queues, limits and nodes. "
+        "Nothing is assumed without it, and this is said once; HPCGPU_SITE=none says that you want none"
+    )
 
 
 def batch_here() -> str:

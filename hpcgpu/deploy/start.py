@@ -251,9 +251,8 @@ def _find(settings: Settings, allocation: Allocation) -> launchers.LauncherFacts
         listed = query(*launchers.LIST_MPI_TYPES)
         facts = facts._replace(mpi_types=launchers.read_mpi_types(listed.stdout + listed.stderr))
     elif allocation.batch == "pbs":
-        if shutil.which("pbs_tmrsh") and not any(
-            name in os.environ for name in launchers.REMOTE_SHELL
-        ):  # no ssh is needed then
+        # no ssh is needed then
+        if shutil.which("pbs_tmrsh") and not any(name in os.environ for name in launchers.REMOTE_SHELL):
             facts = facts._replace(remote_shell=str(Path(process.__file__).with_name("pbs_ssh.sh")))
         pals = shutil.which("mpiexec") or ""
         if command or not pals or not launchers.is_pals(says(pals, "--version")):

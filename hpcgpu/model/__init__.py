@@ -1,8 +1,7 @@
-"""Floor 1, the nouns: frozen values that check themselves. Standard library only, no I/O.
+"""Frozen values that check themselves: standard library only, no I/O."""
 
-Names are loaded at their first use (PEP 562): a rank that only takes part in the rendezvous needs two of them, and
-making a dataclass takes a millisecond.
-"""
+# Names are loaded at their first use (PEP 562): a rank that only takes part in the rendezvous needs two of them, and
+# making a dataclass takes a millisecond.
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Floor 3, decisions: facts in, plans out. Pure.
-
-Rooms, the lowest first: ``jobs`` (what is asked of the batch system), ``binding`` (what each worker of a node gets),
-``doctor`` (the checks of a machine).
-
-Here is the layout of a run: which rank does what, for any number of ranks.
-"""
+"""Plan from facts, purely; here the layout of a run: which rank does what, for any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Tables, pages for notebooks and metrics, as text, HTML and JSON.
-
-Here is one table for all that people and programs see: frozen data. Pages take the colours of the notebook, light or
-dark: text in the current colour, lines in transparent grey.
-"""
+"""One table for all that people and programs see, as text, HTML and JSON; pages for notebooks."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ _MOST_ROWS = 64
 _WIDEST = 1 << 12  # of text without a limit: a longer line is broken
 # Stands for a text below a row while rich lays the table out; of Unicode's private use, one column wide.
 _BELOW = "\ue000"
+# In the colours of the notebook, light or dark: text in the current colour, lines in transparent grey.
 _STYLE = """<style>
 .hpcgpu { font-size: 13px; line-height: 1.4; max-width: 1000px; overflow-x: auto }
 .hpcgpu h3 { margin: 0; font-size: 16px } .hpcgpu p { margin: 2px 0 6px }

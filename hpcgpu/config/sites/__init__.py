@@ -20,6 +20,8 @@ from hpcgpu.units import format_duration, parse_bytes, parse_duration_s
 NEVERTHELESS = (
     "sites change: site_limits=False submits it nevertheless, and site= also takes the path of a file of your own"
 )
+
+
 Said = Mapping[str, tuple[Any, str]]  # as in config.layers: a value, and where it was set
 
 
@@ -251,14 +253,6 @@ def _match_of(text: str) -> Match:
         return Match(env={str(k): str(v) for k, v in block.get("env", {}).items()}, host=str(block.get("host", "")))
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ConfigError):
         return Match()  # a user's file with a mistake, reported when it is used
-
-
-def hint(name: str, why: str) -> str:
-    """Return the hint for people, printed once."""
-    return (
-        f"this looks like {name} ({why}): site={name!r} (or HPCGPU_SITE={name}) knows its queues, limits and nodes. "
-        "Nothing is assumed without it, and this is said once; HPCGPU_SITE=none says that you want none"
-    )
 
 
 def apply_live_facts(site: Site, inventory: Inventory) -> Site:

@@ -1,7 +1,4 @@
-"""Decide about jobs: one job, its end, its phase and its text for people.
-
-The scheduler's job is never replaced.
-"""
+"""Decide about jobs: one job, its end, its phase and its text for people."""
 
 from __future__ import annotations
 
