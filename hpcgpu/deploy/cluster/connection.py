@@ -37,6 +37,8 @@ class Connection:
     On the event loop's thread only; properties may be read by any thread.
     """
 
+    _folder: Path  # the run's, from begin() on
+
     def __init__(
         self,
         run: ClusterRun,
@@ -49,7 +51,6 @@ class Connection:
     ) -> None:
         self._run, self._settings, self._progress, self._patience = run, run.settings, progress, patience
         self._reconnected, self._lost, self._changed = reconnected, lost, changed
-        self.folder: Path | None = None  # the run's
         self.keeps_job = False  # the job goes on when this object closes
         self.scheduler_file: SchedulerFile | None = None  # of the scheduler that was reached last
         self.why_lost = ""  # why there is no connection to the scheduler at present; "" if there is one
@@ -74,15 +75,15 @@ class Connection:
         """Join the run's folder, or make a new one and take its lease: a job without signs of life ends itself."""
 
         def begin() -> None:
-            self.folder = self._run.make_folder()  # set at once: a start that is cancelled meanwhile removes it
-            lease.touch(self.folder)
+            self._folder = self._run.make_folder()  # set at once: a start that is cancelled meanwhile removes it
+            lease.touch(self._folder)
 
-        self.folder = self._run.folder
-        if not self.folder:
+        if folder := self._run.folder:
+            self._folder = folder
+        else:
             await supervise.to_thread(begin)
-        assert self.folder
-        self._touching = keep_touched(self.folder, self._settings.client_grace_s)
-        return self.folder
+        self._touching = keep_touched(self._folder, self._settings.client_grace_s)
+        return self._folder
 
     async def connect(self) -> Any:
         """Wait for the scheduler, hold its lease, and return a connection pool to it (distributed's rpc).
@@ -90,19 +91,17 @@ class Connection:
         Raises JobError if the job has ended or its state cannot be read; LaunchError if no address answers, and there
         is no way through the batch system; TrustError if a process with another certificate answers.
         """
-        assert self.folder
         scheduler = await self._reach(await supervise.until(self._look, _POLL_S))
         self.hold(scheduler)
-        self.browser = BrowserLink(self.folder, self._settings.dashboard_port)
+        self.browser = BrowserLink(self._folder, self._settings.dashboard_port)
         await self._lead_browsers(scheduler)
         return scheduler
 
     def hold(self, scheduler: Any) -> None:
         """Hold the lease by this connection pool from now on."""
-        assert self.folder
         if self._holder:
             self._holder.stop()
-        is_detached = functools.partial(lease.is_detached, self.folder)
+        is_detached = functools.partial(lease.is_detached, self._folder)
         self._holder = LeaseHolder(scheduler, self._settings.client_grace_s, self.lose, is_detached)
 
     def lose(self, reason: str) -> None:
@@ -115,13 +114,12 @@ class Connection:
 
     async def detach(self, job_id: str) -> None:
         """Give the lease up: the job goes on. Raise LaunchError, without a change, if the scheduler is silent."""
-        assert self.folder
-        await supervise.to_thread(lease.detach, self.folder)
+        await supervise.to_thread(lease.detach, self._folder)
         try:
             if self._holder:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
-            await supervise.to_thread(lease.take_up, self.folder)
+            await supervise.to_thread(lease.take_up, self._folder)
             raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
         self.keeps_job = True
 
@@ -143,8 +141,8 @@ class Connection:
 
     async def remove_folder(self) -> None:
         """Remove the run's folder; its jobs have ended."""
-        if self.folder:
-            await supervise.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        if folder := getattr(self, "_folder", None):  # it has begun
+            await supervise.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _return(self, reason: str, before: SchedulerFile) -> bool:
         """Take the scheduler up again, or report that the cluster is lost; return False if neither was possible."""
@@ -159,7 +157,7 @@ class Connection:
             self._lost(str(e))
             return True
         except OSError as e:
-            if self.folder is None or not await asyncio.to_thread(self.folder.exists):
+            if not await asyncio.to_thread(self._folder.exists):
                 self._lost(f"{reason}; its folder is gone: another process has stopped it")
                 return True
             self._progress.say(f"the scheduler has answered and is gone again: {e}")
@@ -224,18 +222,16 @@ class Connection:
 
     async def _read(self) -> SchedulerFile | None:
         """Read the scheduler file; in a thread, since a file server may be silent for a while."""
-        assert self.folder
-        return await asyncio.to_thread(scheduler_file.read, self.folder)
+        return await asyncio.to_thread(scheduler_file.read, self._folder)
 
     async def _look(self) -> SchedulerFile | None:
         """Return the scheduler file; without one show the job and return None."""
         if facts := await self._read():
             return facts
-        assert self.folder
         job = await self._run.check()
         if self._run.trouble:
             raise JobError(self._run.trouble)
-        workers = await asyncio.to_thread(scheduler_file.read_progress, self.folder)
+        workers = await asyncio.to_thread(scheduler_file.read_progress, self._folder)
         self._show(job.registered(workers, asyncio.get_running_loop().time()))
         return None
 
