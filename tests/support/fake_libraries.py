@@ -170,13 +170,14 @@ class Pool:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
-    def allocate(self, device: Any, nbytes: int) -> tuple[Memory, int, int]:
+    def allocate(self, nbytes: int) -> tuple[Memory, int, int]:
         from hpcgpu.spill.devices import with_room
 
+        device = _installed[0]
         memory = with_room(device, nbytes, lambda: Memory(self._gpu, nbytes), device.give_back)
         return memory, memory.ptr, 0
 
-    used_bytes = lambda self, device: 0  # noqa: E731 - torch counts all
+    used_bytes = lambda self: 0  # noqa: E731 - torch counts all
     give_back = lambda self: None  # noqa: E731
 
 

@@ -92,43 +92,59 @@ class Device(Protocol):
         """
 
 
-class Copies(Protocol):
+class Copies:
     """Copies between a device and host memory; a copy is finished when its call returns.
 
-    Thread-safe. Host memory is an array of shape (nbytes,) and dtype uint8.
+    Thread-safe. Host memory is an array of shape (nbytes,) and dtype uint8. A subclass either overrides all methods, or
+    copies ordinary host memory, which is not kept, by ``_copy_down`` and ``_copy_up``: each copy waits for the device.
     """
 
     memory_bytes: int  # of the whole device
+    _copy_down: Callable[[np.ndarray, int], None]
+    _copy_up: Callable[[np.ndarray, int], None]
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the device that the driver can give."""
+        raise NotImplementedError
 
     @property
     def idle_bytes(self) -> int:
         """Page-locked host memory that waits for the next copy."""
+        return 0
 
     def trim(self) -> int:
         """Give that memory back to the system; return its bytes."""
+        return 0
 
     def synchronize(self) -> None:
         """Wait for all work that the device has got so far, on all streams."""
+        raise NotImplementedError
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory, made after all work that the device has got so far."""
+        root = empty(nbytes)
+        self.synchronize()  # a copy waits for no kernel on a non-blocking stream
+        if nbytes:
+            self._copy_down(root, pointer)
+        return root
 
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
         """Return copies of several allocations, by address and bytes."""
+        return [self.to_host(*extent, empty) for extent in extents]
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
         """Copy to device memory that was allocated on the stream ``after``, once that stream has come so far."""
+        self.synchronize()
+        self._copy_up(root, pointer)
+        self.synchronize()  # CUDA may return before a copy from ordinary memory is complete
 
 
 class Kind:
     """The arrays of one library on one device, which calls it in any thread, in several at once."""
 
     def __init__(self, device: Gpu) -> None:
-        del device
+        self.device = device
 
     def extent_of(self, array: Any) -> tuple[int, int]:
         """Return address and bytes of the array's allocation."""
@@ -138,7 +154,7 @@ class Kind:
         """Return the layout of the array in its allocation; it can be pickled."""
         raise NotImplementedError
 
-    def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
+    def allocate(self, nbytes: int) -> tuple[Any, int, int]:
         """Return new device memory, its address, and the stream of the allocation."""
         raise NotImplementedError
 
@@ -146,9 +162,8 @@ class Kind:
         """Return an array in allocated memory."""
         raise NotImplementedError
 
-    def used_bytes(self, device: Gpu) -> int:
+    def used_bytes(self) -> int:
         """Return the bytes that the library's arrays hold; 0 if it does not count, or another library counts them."""
-        del device
         return 0
 
     def give_back(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
+from hpcgpu.spill.devices import Copies
 from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pieces, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
@@ -44,7 +45,7 @@ def is_lasting(error: BaseException | None) -> bool:
     return number is not None and getattr(error, number, 0) in _LASTING
 
 
-class DriverCopies:
+class DriverCopies(Copies):
     """Copies by cuda.bindings, on two non-blocking streams, one for each direction; each thread has its own event."""
 
     def __init__(self, number: int) -> None:
@@ -92,7 +93,6 @@ class DriverCopies:
 
     @property
     def idle_bytes(self) -> int:
-        """Page-locked memory that is kept for the next copies."""
         return self._host.free_bytes + self._stages.free_bytes
 
     def lock_at_most(self, nbytes: int) -> None:
@@ -100,7 +100,6 @@ class DriverCopies:
         self._host.limit_bytes = min(self._host.limit_bytes, nbytes)
 
     def trim(self) -> int:
-        """Give this memory back to the system; return its bytes."""
         return self._host.trim() + self._stages.trim()
 
     def synchronize(self) -> None:
@@ -199,7 +198,6 @@ class DriverCopies:
             self.call("cuEventRecord", stage.done, self.up_stream)
 
         def finish(stage: _Stage, part: slice) -> None:
-            del part
             self._wait(stage.done)
 
         self._by_stages(root.nbytes, self.up_stream, start, finish)

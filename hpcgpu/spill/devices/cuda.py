@@ -68,7 +68,7 @@ class CudaDevice:
 
     @property
     def used_bytes(self) -> int:
-        return sum(kind.used_bytes(self) for kind in tuple(self.kinds.values()))
+        return sum(kind.used_bytes() for kind in tuple(self.kinds.values()))
 
     def kind(self, name: str) -> Kind:
         """Return the adapter for the arrays of a library; made at the first call."""
@@ -108,33 +108,28 @@ class CudaDevice:
         return (LIBRARIES.index(library) << 64 | pointer) << 64 | nbytes, nbytes
 
     def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
-        if is_cudf(arrays[0]):
-            return CudfObjects(self).pack(arrays, empty)
-        return self._pack_each([arrays], empty)[0]
+        return self.pack_each([arrays], empty)[0]
 
     def pack_each(
         self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
     ) -> list[tuple[np.ndarray, list[Any]]]:
         """Copy several small allocations to the host, after one wait for the device; cuDF copies its own."""
-        plain = iter(self._pack_each([arrays for arrays in groups if not is_cudf(arrays[0])], empty))
-        return [self.pack(arrays, empty) if is_cudf(arrays[0]) else next(plain) for arrays in groups]
-
-    def _pack_each(
-        self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
-    ) -> list[tuple[np.ndarray, list[Any]]]:
         views, extents = [], []
         for arrays in groups:
             first: type = type(arrays[0])
-            kind = self.kind(library_of(first))
-            views.append([kind.view_of(array) for array in arrays])  # raises if one cannot be moved
-            extents.append(kind.extent_of(arrays[0]))
-        return list(zip(self.copies.to_host_each(extents, empty), views, strict=True))
+            if not is_cudf(arrays[0]):
+                kind = self.kind(library_of(first))
+                views.append([kind.view_of(array) for array in arrays])  # raises if one cannot be moved
+                extents.append(kind.extent_of(arrays[0]))
+        roots = self.copies.to_host_each(extents, empty) if extents else []
+        plain = iter(zip(roots, views, strict=True))
+        return [CudfObjects(self).pack(arrays, empty) if is_cudf(arrays[0]) else next(plain) for arrays in groups]
 
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
         if isinstance(views[0], CudfView):
             return CudfObjects(self).unpack(root, views)
         kind = self.kind(views[0].library)
-        memory, pointer, stream = kind.allocate(self, root.nbytes)
+        memory, pointer, stream = kind.allocate(root.nbytes)
         if root.nbytes:
             self.copies.to_device(root, pointer, stream)
         return [kind.array_of(memory, view) for view in views]
@@ -179,6 +174,7 @@ class CoreBuffers(Kind):
     """Buffers of cuda.core in device memory; a Buffer that came back up has ``memory_resource`` None."""
 
     def __init__(self, device: Gpu) -> None:
+        super().__init__(device)
         copies = device.copies
         if not isinstance(copies, DriverCopies):
             raise SpillError(
@@ -192,8 +188,9 @@ class CoreBuffers(Kind):
     def view_of(self, array: Any) -> BytesView:
         return BytesView("cuda", int(array.size))
 
-    def allocate(self, device: Gpu, nbytes: int) -> tuple[_Memory, int, int]:
+    def allocate(self, nbytes: int) -> tuple[_Memory, int, int]:
         """Allocate on the stream of the copies to the device."""
+        device = self.device
         memory = with_room(device, nbytes, lambda: _Memory(self._copies, nbytes, device.waste), device.give_back)
         return memory, memory.pointer, int(self._copies.up_stream)
 
@@ -203,9 +200,8 @@ class CoreBuffers(Kind):
 
         return Buffer.from_handle(memory.pointer, view.nbytes, owner=memory)
 
-    def used_bytes(self, device: Gpu) -> int:
+    def used_bytes(self) -> int:
         """Return the bytes in use of the device's current memory pool: cuda.core allocates from it by default."""
-        del device
         copies = self._copies
         if not copies.has_pools:
             return 0

@@ -185,7 +185,7 @@ class CudfObjects:
         part = root[begin : begin + nbytes]
         if not on_device:  # the object keeps it, while the packed bytes are used again
             return memoryview(part.copy())  # type: ignore[arg-type]
-        memory, pointer, stream = self._device.kind("rmm").allocate(self._device, nbytes)
+        memory, pointer, stream = self._device.kind("rmm").allocate(nbytes)
         if nbytes:
             self._device.copies.to_device(part, pointer, stream)
         return memory
@@ -227,12 +227,12 @@ class NumbaArrays(Kind):
         # the array's own dtype: the interface has no fields of records (numba-cuda 0.30.4)
         return ArrayView("numba", shape, np.dtype(array.dtype), strides, offset)
 
-    def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
+    def allocate(self, nbytes: int) -> tuple[Any, int, int]:
         """Allocate by CuPy if it is in use, since its pool may have all memory; else by the driver."""
         try:
-            return device.kind("cupy" if "cupy" in sys.modules else "cuda").allocate(device, nbytes)
+            return self.device.kind("cupy" if "cupy" in sys.modules else "cuda").allocate(nbytes)
         except SpillError:  # cuda.bindings is not installed
-            return device.kind("cupy").allocate(device, nbytes)
+            return self.device.kind("cupy").allocate(nbytes)
 
     def array_of(self, memory: Any, view: ArrayView) -> Any:
         from numba import cuda
@@ -261,15 +261,14 @@ class RmmBuffers(Kind):
     def view_of(self, array: Any) -> BytesView:
         return BytesView("rmm", int(array.size))
 
-    def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
+    def allocate(self, nbytes: int) -> tuple[Any, int, int]:
         """Allocate on RMM's default stream, the legacy one."""
         import rmm
 
-        memory = with_room(device, nbytes, lambda: rmm.DeviceBuffer(size=nbytes), device.give_back)
+        memory = with_room(self.device, nbytes, lambda: rmm.DeviceBuffer(size=nbytes), self.device.give_back)
         return memory, int(memory.ptr), 0
 
     def array_of(self, memory: Any, view: BytesView) -> Any:
-        del view
         return memory
 
 

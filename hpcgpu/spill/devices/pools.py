@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Gpu, Kind, attached_gpu, with_room
+from hpcgpu.spill.devices import Copies, Gpu, Kind, attached_gpu, with_room
 from hpcgpu.spill.devices.libraries import ArrayView
 from hpcgpu.spill.storage.disk import ImmovableError
 
 
-class PlainCopies:
-    """Copies from and to ordinary host memory, which it does not keep; each waits for the whole device."""
-
-    idle_bytes = 0
-    synchronize: Callable[[], None]  # these three are by a library
-    _down: Callable[[np.ndarray, int], None]
-    _up: Callable[[np.ndarray, int], None]
-
-    def trim(self) -> int:
-        return 0
-
-    def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
-        root = empty(nbytes)
-        self.synchronize()  # a copy waits for no kernel on a non-blocking stream
-        if nbytes:
-            self._down(root, pointer)
-        return root
-
-    def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
-        return [self.to_host(*extent, empty) for extent in extents]
-
-    def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
-        del after
-        self.synchronize()
-        self._up(root, pointer)
-        self.synchronize()  # CUDA may return before a copy from ordinary memory is complete
-
-
-class NoCopies(PlainCopies):
+class NoCopies(Copies):
     """Stands in if no library can copy: there is no driver, or no library. Objects on the device count, and stay."""
 
     # The size is unknown. So each object is above the limit, is tried at once, and is named.
@@ -62,7 +34,7 @@ class NoCopies(PlainCopies):
         self.to_host()
 
 
-class CupyCopies(PlainCopies):
+class CupyCopies(Copies):
     """Copies by CuPy."""
 
     # not through CuPy's page-locked pool: it rounds up to a power of two, so it could lock twice the host tier, and
@@ -83,16 +55,16 @@ class CupyCopies(PlainCopies):
     def synchronize(self) -> None:
         self._cuda.Device(self._number).synchronize()
 
-    def _down(self, root: np.ndarray, pointer: int) -> None:
+    def _copy_down(self, root: np.ndarray, pointer: int) -> None:
         with self._cuda.Device(self._number):
             self._runtime.memcpy(root.ctypes.data, pointer, root.nbytes, self._runtime.memcpyDeviceToHost)
 
-    def _up(self, root: np.ndarray, pointer: int) -> None:
+    def _copy_up(self, root: np.ndarray, pointer: int) -> None:
         with self._cuda.Device(self._number):
             self._runtime.memcpy(pointer, root.ctypes.data, root.nbytes, self._runtime.memcpyHostToDevice)
 
 
-class TorchCopies(PlainCopies):
+class TorchCopies(Copies):
     """Copies by torch, without CuPy."""
 
     def __init__(self, number: int) -> None:
@@ -108,10 +80,10 @@ class TorchCopies(PlainCopies):
     def synchronize(self) -> None:
         self._torch.cuda.synchronize(self._number)
 
-    def _down(self, root: np.ndarray, pointer: int) -> None:
+    def _copy_down(self, root: np.ndarray, pointer: int) -> None:
         self._torch.from_numpy(root).copy_(self._tensor_at(pointer, root.nbytes))
 
-    def _up(self, root: np.ndarray, pointer: int) -> None:
+    def _copy_up(self, root: np.ndarray, pointer: int) -> None:
         source = root if root.flags.writeable else root.copy()  # torch warns about read-only arrays
         self._tensor_at(pointer, root.nbytes).copy_(self._torch.from_numpy(source))
 
@@ -155,7 +127,8 @@ class CupyArrays(Kind):
     def __init__(self, device: Gpu) -> None:
         import cupy
 
-        self._device, self._cupy = device, cupy
+        super().__init__(device)
+        self._cupy = cupy
         evict_on_failure()
         with cupy.cuda.Device(device.number):
             pool = cupy.get_default_memory_pool()
@@ -169,24 +142,22 @@ class CupyArrays(Kind):
     def view_of(self, array: Any) -> ArrayView:
         return ArrayView("cupy", array.shape, array.dtype, array.strides, int(array.data.ptr - array.data.mem.ptr))
 
-    def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
+    def allocate(self, nbytes: int) -> tuple[Any, int, int]:
         """Allocate on the calling thread's stream of CuPy, where freed memory may still be in use."""
         cuda = self._cupy.cuda
-        with cuda.Device(device.number):
+        with cuda.Device(self.device.number):
             pointer = cuda.alloc(nbytes)
             return pointer, int(pointer.ptr), int(cuda.get_current_stream().ptr)
 
     def array_of(self, memory: Any, view: ArrayView) -> Any:
-        with self._cupy.cuda.Device(self._device.number):
+        with self._cupy.cuda.Device(self.device.number):
             return self._cupy.ndarray(view.shape, view.dtype, memory + view.offset, view.strides)
 
-    def used_bytes(self, device: Gpu) -> int:
-        """Return the bytes that arrays hold in CuPy's pool."""
-        with self._cupy.cuda.Device(device.number):
+    def used_bytes(self) -> int:
+        with self._cupy.cuda.Device(self.device.number):
             return int(self._cupy.get_default_memory_pool().used_bytes())
 
     def give_back(self) -> bool:
-        """Free the unused blocks of CuPy's pool; return whether there were any."""
         pool = self._cupy.get_default_memory_pool()
         before = pool.total_bytes()
         pool.free_all_blocks()
@@ -220,6 +191,7 @@ class Tensors(Kind):
     def __init__(self, device: Gpu) -> None:
         import torch
 
+        super().__init__(device)
         self._number, self._torch = device.number, torch
 
     def extent_of(self, array: Any) -> tuple[int, int]:
@@ -237,7 +209,7 @@ class Tensors(Kind):
         layout = tuple(array.shape), array.dtype, tuple(array.stride()), int(array.storage_offset())
         return TensorView(*layout, _is_parameter(type(array)), bool(array.requires_grad))
 
-    def allocate(self, device: Gpu, nbytes: int) -> tuple[Any, int, int]:
+    def allocate(self, nbytes: int) -> tuple[Any, int, int]:
         """Allocate on the calling thread's stream of torch."""
         torch = self._torch
 
@@ -247,7 +219,7 @@ class Tensors(Kind):
             except torch.cuda.OutOfMemoryError as e:  # a RuntimeError
                 raise MemoryError(str(e)) from e
 
-        memory = with_room(device, nbytes, new, device.give_back)
+        memory = with_room(self.device, nbytes, new, self.device.give_back)
         return memory, int(memory.data_ptr()), self._stream()
 
     def _stream(self) -> int:
@@ -262,10 +234,9 @@ class Tensors(Kind):
             return torch.nn.Parameter(tensor, requires_grad=view.requires_grad)
         return tensor.requires_grad_(view.requires_grad)
 
-    def used_bytes(self, device: Gpu) -> int:
-        """Return the bytes that tensors hold; 0 if torch does not allocate them itself."""
+    def used_bytes(self) -> int:
         try:
-            return int(self._torch.cuda.memory_allocated(device.number))
+            return int(self._torch.cuda.memory_allocated(self._number))
         except RuntimeError:  # a pluggable allocator, such as RMM's, does not count for torch
             return 0
 
