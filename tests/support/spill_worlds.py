@@ -361,7 +361,7 @@ def broken(
             yield f"unit {unit.name} waits for room, and a copy down waits for it"
     if state.waiting != len(waiting):
         yield f"{state.waiting} tickets are said to wait, and {len(waiting)} do"
-    if not under_way and (waiting or state.allocations.waiting):
+    if not under_way and (waiting or state.allocations):
         yield "somebody waits, and nothing is under way"
 
 

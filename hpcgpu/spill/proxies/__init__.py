@@ -246,7 +246,6 @@ class Proxy(BASE, metaclass=_Meta):
         return call(getattr(ufunc, method), inputs, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        del types
         return call(function, args, kwargs)
 
     def __copy__(self) -> Any:

@@ -16,10 +16,7 @@ from hpcgpu.spill.state import (
     Candidate,
     Copy,
     Drop,
-    Fail,
-    FailedAllocation,
     Instruction,
-    Resume,
     Trim,
     Unit,
     Waiter,
@@ -416,35 +413,3 @@ def _is_urgent(unit: Unit) -> bool:
 
 def _above(unit: Unit) -> int:
     return unit.top if unit.tier == HOST else HOST
-
-
-class FailedAllocations:
-    """The failed allocations that are ``waiting``, in order: freed bytes count for the first, then for the next."""
-
-    def __init__(self, accounting: Accounting) -> None:
-        self._accounting = accounting
-        self.waiting: list[FailedAllocation] = []
-
-    def add(self, allocation: FailedAllocation) -> None:
-        """Let an allocation wait."""
-        last = max((a.until_bytes for a in self.waiting if a.tier == allocation.tier), default=0)
-        allocation.had_bytes = self._accounting.freed.get(allocation.tier, 0)
-        allocation.until_bytes = max(last, allocation.had_bytes) + allocation.nbytes
-        self.waiting.append(allocation)
-
-    def forget(self, allocation: FailedAllocation) -> None:
-        """Forget an allocation; the later ones may still wait for its bytes, too."""
-        if allocation in self.waiting:
-            self.waiting.remove(allocation)
-
-    def serve(self, out: list[Instruction]) -> None:
-        """Send down missing bytes that are not under way; resume allocations with room; fail hopeless ones."""
-        accounting = self._accounting
-        for allocation in tuple(self.waiting):
-            freed, leaving = accounting.freed.get(allocation.tier, 0), accounting.leaving.get(allocation.tier, 0)
-            if (missing := allocation.until_bytes - freed - leaving) > 0:
-                accounting.send_down(allocation.tier, missing, missing, allocation, out)
-            freed = accounting.freed.get(allocation.tier, 0)
-            if freed >= allocation.until_bytes or not accounting.leaving.get(allocation.tier):
-                self.waiting.remove(allocation)
-                out.append(Resume(allocation) if freed > allocation.had_bytes else Fail(allocation, None))

@@ -37,7 +37,7 @@ from hpcgpu.spill.state import (
     Trim,
     Unit,
 )
-from hpcgpu.spill.state.accounting import Accounting, FailedAllocations, Prefetch, Unspills
+from hpcgpu.spill.state.accounting import Accounting, Prefetch, Unspills
 
 Instructions = tuple[Instruction, ...]
 
@@ -49,7 +49,8 @@ class SpillState:
 
     def __init__(self, limits: Mapping[int, int]) -> None:
         self.accounting, self.prefetch = Accounting(limits), Prefetch()
-        self.unspills, self.allocations = Unspills(self.accounting), FailedAllocations(self.accounting)
+        self.unspills = Unspills(self.accounting)
+        self.allocations: list[FailedAllocation] = []  # that wait: freed bytes count for the first, then for the next
         self.waiting = 0  # the number of tickets that wait
         self.stays: set[int] = set()  # tiers logged as above their limit, or as tiers from which copies fail
         self._is_leaving = False
@@ -199,12 +200,16 @@ class SpillState:
         """Make room on a device, whatever its limit; resume the thread when enough units, or all, have gone."""
         # the thread makes its copies down before it waits; the spill thread never calls this, since others wait for its
         # copies
-        self.allocations.add(allocation)
+        last = max((a.until_bytes for a in self.allocations if a.tier == allocation.tier), default=0)
+        allocation.had_bytes = self.accounting.freed.get(allocation.tier, 0)
+        allocation.until_bytes = max(last, allocation.had_bytes) + allocation.nbytes
+        self.allocations.append(allocation)
         return self._settled([])
 
     def alloc_given_up(self, allocation: FailedAllocation) -> Instructions:
         """Forget an allocation; the copies under way for it continue in another thread."""
-        self.allocations.forget(allocation)
+        if allocation in self.allocations:  # the later ones may still wait for its bytes, too
+            self.allocations.remove(allocation)
         return self._settled([])
 
     def limit(self, tier: int, nbytes: int) -> Instructions:
@@ -303,7 +308,7 @@ class SpillState:
     def _settled(self, out: list[Instruction]) -> Instructions:
         """Add the instructions that follow from the new state."""
         accounting = self.accounting
-        if accounting.lower or accounting.shrunk or self.allocations.waiting or accounting.is_over:
+        if accounting.lower or accounting.shrunk or self.allocations or accounting.is_over:
             self._continue(out)  # else all units are up, and have room
         for tier in tuple(self.stays) if self.stays else ():
             if tier not in accounting.blocked and accounting.fits(tier, 0):
@@ -314,8 +319,7 @@ class SpillState:
     def _continue(self, out: list[Instruction]) -> None:
         accounting = self.accounting
         accounting.refused = False
-        if self.allocations.waiting:
-            self.allocations.serve(out)
+        self._serve(out)
         accounting.settle(out)
         if accounting.refused and accounting.over(HOST) > 0 and HOST not in self.stays:
             self.stays.add(HOST)
@@ -323,5 +327,16 @@ class SpillState:
         if accounting.shrunk:
             accounting.end_shrinking(out)
         self.unspills.proceed(out)
-        if self.prefetch and accounting.lower and not self.waiting and not self.allocations.waiting:
+        if self.prefetch and accounting.lower and not self.waiting and not self.allocations:
             self.unspills.fetch_ahead(self.prefetch, out)
+
+    def _serve(self, out: list[Instruction]) -> None:
+        """Send down the missing bytes of allocations; resume those that have room, and fail hopeless ones."""
+        freed, leaving = self.accounting.freed, self.accounting.leaving
+        for allocation in tuple(self.allocations):
+            tier = allocation.tier
+            if (missing := allocation.until_bytes - freed.get(tier, 0) - leaving.get(tier, 0)) > 0:
+                self.accounting.send_down(tier, missing, missing, allocation, out)
+            if freed.get(tier, 0) >= allocation.until_bytes or not leaving.get(tier):
+                self.allocations.remove(allocation)
+                out.append(Resume(allocation) if freed.get(tier, 0) > allocation.had_bytes else Fail(allocation, None))

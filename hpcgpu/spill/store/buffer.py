@@ -253,14 +253,16 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         ours = isinstance(value, Handle) and value.reader is reader
         if isinstance(value, Handle) and not ours:  # a handle is never kept as a value
             value = unproxy(value.resolve())
-        traversed = None if ours or is_owner(value) else reader.traverse(value)
+        make = None if ours or is_owner(value) else reader.traverse(value)
         todo = None
         with executor.lock:
             old = self._entries.get(key)  # first: it fails if the key cannot be hashed or compared
-            if traversed is None:
-                entry = value.entry if ours else reader.entry_of_owner(value)
+            if make:
+                entry = make(todo := Todo())
+            elif ours:
+                entry = value.entry
             else:
-                entry = reader.entry_of(traversed, todo := Todo())
+                entry = reader.entry_of_owner(value)
             entry.key = key
             out = executor.name(entry)
             self._entries[key] = entry

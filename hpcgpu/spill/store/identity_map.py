@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -52,14 +52,8 @@ _Content = TypeVar("_Content", Buffer, SkeletonUnit)
 Sizes = list[tuple[Content, int]]
 
 
-class Traversed(NamedTuple):
-    """A value after its traversal. Immutable; only Reader uses it."""
-
-    value: Any  # ABSENT if it came from a peer
-    skeleton: Any  # the value without its parts; a Slot if it is an array or a table
-    skeleton_bytes: int = 0
-    parts: Sequence[Callable[[Sizes], Location]] = ()  # each finds or makes the unit of a part, under the lock
-    lazy: bool = False  # its parts come up one by one
+# Finds or makes the unit of a part, under the lock.
+Locate = Callable[[Sizes], Location]
 
 
 class StoredObject(Handle):
@@ -111,9 +105,9 @@ class StoredObject(Handle):
 class Reader:
     """Makes entries of values, and values of entries; the store, as handles and proxies see it. Thread-safe.
 
-    :meth:`traverse` looks into a value, which runs code of users and libraries, without the store's lock.
-    :meth:`entry_of` makes the value's entry, under the lock. Other methods bring up the units that are below, in the
-    calling thread, and keep them up while in use.
+    :meth:`traverse` looks into a value, which runs code of users and libraries, without the store's lock. Its result
+    makes the value's entry, under the lock. Other methods bring up the units that are below, in the calling thread, and
+    keep them up while in use.
     """
 
     # Executor removes units and values that move from its ``contents`` (by the names of their allocations) and
@@ -128,36 +122,48 @@ class Reader:
         self._open: dict[tuple[int, int], Bundle] = {}  # bundles, by the tiers of use and of the data
 
     # --- entries of values --------------------------------------------------------------------------------------------
-    def traverse(self, value: Any) -> Traversed:
-        """Return the parts of a value; without the lock. It never raises: distributed would wait for ever."""
+    def traverse(self, value: Any) -> Callable[[Todo], Entry]:
+        """Find the parts of a value, without the lock; return the function that makes its entry, under the lock."""
+        # it never raises: distributed would wait for ever
         if isinstance(value, Packed):
-            return self._traversed_packed(value)
+            return self._traverse_packed(value)
         try:
             held = held_by(value)
             if held and sum(held.values()) >= SMALL_BYTES:  # one object in host memory
-                return Traversed(value, Slot(0), 0, (partial(self._locate_in_host, value, held),))
-            return self._traversed_in_parts(value)
+                return self._maker(value, Slot(0), [partial(self._locate_in_host, value, held)])
+            skeleton, objects = take_apart(value, (lambda x: _is_part(x) or is_proxy(x)) if self._lazily else _is_part)
+            parts = [self._traverse_part(x) for x in objects]
+            return self._maker(value, skeleton, parts, [source_of(x).kind if is_proxy(x) else type(x) for x in objects])
         except Exception:  # of the __copy__ or __setattr__ of a user's class
             # as text: a log handler that keeps records would keep the frames, with the arrays and proxies in them
             logger.warning("the arrays in a %s stay up, since: %s", type(value), traceback.format_exc())
-            return Traversed(value, value, size_of(value))
+            return self._maker(value, value, ())
 
-    def entry_of(self, traversed: Traversed, todo: Todo) -> Entry:
+    def _maker(
+        self, value: Any, skeleton: Any, parts: Sequence[Locate], kinds: Sequence[type] = ()
+    ) -> Callable[[Todo], Entry]:
+        """Return the function that makes the entry of a value, or of ABSENT if it came from a peer."""
+        if type(skeleton) is Slot:
+            return partial(self._entry_of, value, NO_SKELETON, parts, False)
+        # Methods give an object's arrays to compiled code, which takes no proxies. So the arrays come up with the
+        # object.
+        lazy = self._lazily and bool(kinds) and is_data(skeleton) and not any(map(is_unproxied, kinds))
+        return partial(self._entry_of, value, SkeletonUnit(skeleton, size_of(skeleton)), parts, lazy)
+
+    def _entry_of(self, value: Any, skeleton: SkeletonUnit, parts: Sequence[Locate], lazy: bool, todo: Todo) -> Entry:
         """Return the existing or new entry of a value; under the lock."""
-        value, skeleton, sizes = traversed.value, NO_SKELETON, list[tuple[Content, int]]()
+        sizes: Sizes = []
         if (existing := self._values.get(id(value))) is not None:
             return existing
-        locations = [locate(sizes) for locate in traversed.parts]
+        locations = [locate(sizes) for locate in parts]
         for unit, nbytes in sizes:
             if unit.valid:
                 self.executor.record(self.executor.state.grow(unit, nbytes), todo)
             else:
                 unit.nbytes = nbytes
-        if type(traversed.skeleton) is not Slot:
-            skeleton = SkeletonUnit(traversed.skeleton, traversed.skeleton_bytes)
-            if not locations and skeleton.nbytes < SMALL_BYTES and is_plain(traversed.skeleton):
-                self._bundled(skeleton)
-        entry = Entry(ABSENT if traversed.lazy else value, skeleton, locations, traversed.lazy)
+        if not locations and skeleton.nbytes < SMALL_BYTES and is_plain(skeleton.value):
+            self._bundled(skeleton)
+        entry = Entry(ABSENT if lazy else value, skeleton, locations, lazy)
         if entry.value is not ABSENT and (locations or skeleton.nbytes >= SMALL_BYTES):
             self._values[id(value)] = entry
         return entry
@@ -177,36 +183,20 @@ class Reader:
             entry = self._values[number] = Entry(array, NO_SKELETON, ((unit, position),))
         return entry
 
-    def _traversed_packed(self, packed: Packed) -> Traversed:
-        """Return the parts of a value from a peer, whose buffers stay host bytes until their first use."""
+    def _traverse_packed(self, packed: Packed) -> Callable[[Todo], Entry]:
+        """Find the parts of a value from a peer, whose buffers stay host bytes until their first use."""
         buffers = [Buffer.of_packed(d, self.executor.tier_of(d), root, views) for d, root, views in packed.buffers]
-        hosts = [self._traversed_part(x) for x in packed.hosts]
-        parts: list[Callable[[Sizes], Location]] = []
+        hosts = [self._traverse_part(x) for x in packed.hosts]
+        parts: list[Locate] = []
         for number, i, kind in packed.locations:
             if number is None:
                 parts.append(hosts[i])
             else:
                 buffers[number].set_kind(i, kind)
                 parts.append(partial(self._locate_packed, buffers[number], i))
-        if type(packed.skeleton) is Slot:
-            return Traversed(ABSENT, packed.skeleton, 0, parts)
-        lazy = self._is_lazy(packed.skeleton, [kind for _, _, kind in packed.locations])
-        return Traversed(ABSENT, packed.skeleton, size_of(packed.skeleton), parts, lazy)
+        return self._maker(ABSENT, packed.skeleton, parts, [kind for _, _, kind in packed.locations])
 
-    def _traversed_in_parts(self, value: Any) -> Traversed:
-        skeleton, objects = take_apart(value, (lambda x: _is_part(x) or is_proxy(x)) if self._lazily else _is_part)
-        parts = [self._traversed_part(x) for x in objects]
-        if type(skeleton) is Slot:
-            return Traversed(value, skeleton, 0, parts)
-        kinds = [source_of(x).kind if is_proxy(x) else type(x) for x in objects]
-        return Traversed(value, skeleton, size_of(skeleton), parts, self._is_lazy(skeleton, kinds))
-
-    def _is_lazy(self, skeleton: Any, kinds: Sequence[type]) -> bool:
-        # Methods give an object's arrays to compiled code, which takes no proxies. So the arrays come up with the
-        # object.
-        return self._lazily and bool(kinds) and is_data(skeleton) and not any(map(is_unproxied, kinds))
-
-    def _traversed_part(self, x: Any) -> Callable[[Sizes], Location]:
+    def _traverse_part(self, x: Any) -> Locate:
         if self._lazily and is_proxy(x):
             source = source_of(x)
             if isinstance(source, StoredObject) and source.reader is self:

@@ -62,7 +62,6 @@ def contents(x: Any) -> tuple[Callable[..., Any], Iterable[Any]] | None:
         hold arrays to any depth. With None the object stays as it is, and its arrays stay on the device.
 
     """
-    del x
     return None
 
 

@@ -157,14 +157,12 @@ class HostObjects(ObjectContent):
         return self.nbytes if self._held is None else sum(self._held.values())
 
     def take_up(self, tier: int) -> Any:
-        del tier
         objects, self.objects = self.objects, []
         if self._positions or self._held:  # most objects have neither, and these would be their first
             self._positions = self._held = None
         return objects
 
     def put_up(self, tier: int, data: Any) -> None:
-        del tier
         self.names = ()
         for x, held in zip(*data, strict=True):
             if x is None:
@@ -173,7 +171,6 @@ class HostObjects(ObjectContent):
                 self._append(x, held)
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        del source
         if to != DISK:
             objects = self.on_disk.read(disk)
             return objects, [{} if x is None else held_by(x) for x in objects]  # None: it has no name

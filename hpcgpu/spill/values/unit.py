@@ -82,7 +82,6 @@ class Content(Unit, ABC):
     @staticmethod
     def bytes_up(data: Any) -> int:
         """Return the size in host memory of a copy from disk, if it may differ from before; else 0."""
-        del data
         return 0
 
 
@@ -123,7 +122,6 @@ class ObjectContent(Content):
 
     def length_of(self, index: int) -> int | None:
         """Return the length of an object from the copies below; None if they do not have it."""
-        del index
         return None
 
 
@@ -135,20 +133,16 @@ class SkeletonUnit(ObjectContent):
         self.value = value
 
     def object_at(self, index: int) -> Any:
-        del index
         return self.value
 
     def take_up(self, tier: int) -> Any:
-        del tier
         value, self.value = self.value, None
         return value
 
     def put_up(self, tier: int, data: Any) -> None:
-        del tier
         self.value = data
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        del source
         return Pickled.write(disk, self.value) if to == DISK else self.on_disk.read(disk)
 
 
@@ -351,7 +345,6 @@ class Values(Bundle):
     """Small values (SkeletonUnits) in host memory; on disk one pickle."""
 
     def copied(self, source: int, to: int, disk: Disk) -> Any:
-        del source
         if to == DISK:
             members = self.contents
             written = Pickled.write(disk, [member.value for member in members])

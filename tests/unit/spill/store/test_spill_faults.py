@@ -75,7 +75,7 @@ def test_an_allocation_waits_for_what_another_thread_moves(store: GpuSpillBuffer
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
     assert gpu.under_way.wait(scaled(20))
     answer = aside(lambda: devices.evict(0, 8 * KIB))
-    until(lambda: store._executor.state.allocations.waiting, "the allocation waits", answer)
+    until(lambda: store._executor.state.allocations, "the allocation waits", answer)
     gpu.go_on.set()
     assert answer.result(scaled(20))
     assert not devices.evict(0, 8 * KIB)

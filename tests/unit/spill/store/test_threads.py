@@ -233,7 +233,7 @@ def test_an_allocation_that_is_interrupted_leaves_no_copy_behind(
     try:
         assert interrupted.wait(scaled(20))
         until(lambda: not store._executor.state.accounting.moves, "no copy is left", limit_s=20)
-        assert not store._executor.state.allocations.waiting
+        assert not store._executor.state.allocations
         del store[0]
         store[5] = gpu.asarray(np.full(20 * KIB, 5, "u1"))
         assert store.settle(scaled(20))
