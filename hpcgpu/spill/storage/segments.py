@@ -8,6 +8,7 @@ import errno
 import itertools
 import logging
 import os
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -122,15 +123,15 @@ class Extent(NamedTuple):
 
 
 class Extents:
-    """Free room in files: extents that do not touch each other; no call takes longer if there are many."""
+    """Free room in files: extents that do not touch each other; a call takes longer only if there are many sizes."""
 
     def __init__(self) -> None:
         self.nbytes = 0  # of all extents; read without the lock, too
         # by first byte, and by end: no extent ends where another one starts
         self._edges: dict[Segment, dict[int, Extent]] = {}
-        # by size; the last one in goes out first: its pages are in the cache
-        self._bins: dict[int, dict[Extent, None]] = {}
-        self._filled = 0  # the bins that are not empty, as bits
+        # the sizes in order, and by size its extents; the last one in goes out first: its pages are in the cache
+        self._sizes: list[int] = []
+        self._by_size: dict[int, dict[Extent, None]] = {}
 
     def add(self, extent: Extent) -> Extent:
         """Add an extent; return it, merged with its neighbours."""
@@ -147,45 +148,32 @@ class Extents:
     def remove(self, extent: Extent) -> None:
         """Take an extent out."""
         file, start, nbytes = extent
-        number = _bin_of(nbytes)
-        bin_, edges = self._bins[number], self._edges[file]
-        bin_.pop(extent, None)
+        equals, edges = self._by_size[nbytes], self._edges[file]
+        equals.pop(extent, None)
         del edges[start], edges[start + nbytes]
-        if not bin_:
-            self._filled ^= 1 << number
+        if not equals:
+            del self._by_size[nbytes], self._sizes[bisect_left(self._sizes, nbytes)]
         if not edges:
             del self._edges[file]
         self.nbytes -= nbytes
 
     def take(self, nbytes: int) -> Extent | None:
         """Take ``nbytes`` out, in one piece; None if no extent is that large."""
-        number = _bin_of(nbytes)
-        # popitem: to find the last item otherwise takes longer after others were removed (a dict keeps their slots)
-        extent = self._bins[number].popitem()[0] if self._filled >> number & 1 else None
-        if extent is None or extent.nbytes < nbytes:
-            if extent is not None:
-                self._bins[number][extent] = None
-            larger = self._filled >> number + 1
-            if not larger:
-                return None
-            number += (larger & -larger).bit_length()
-            extent = self._bins[number].popitem()[0]
-        file, start, size = extent
-        if size > nbytes and _bin_of(size - nbytes) == number:  # as each time when a file was made longer
-            bin_, edges = self._bins[number], self._edges[file]
-            del edges[start]
-            rest = Extent(file, start + nbytes, size - nbytes)
-            bin_[rest], edges[start + nbytes], edges[start + size] = None, rest, rest
-            self.nbytes -= nbytes
-        else:
-            self.remove(extent)
-            if size > nbytes:
-                self._put(Extent(file, start + nbytes, size - nbytes))
+        number = bisect_left(self._sizes, nbytes)
+        if number == len(self._sizes):
+            return None
+        file, start, size = self._pop(number)
+        if size > nbytes:
+            self._put(Extent(file, start + nbytes, size - nbytes))
         return Extent(file, start, nbytes)
 
     def take_large(self) -> Extent:
         """Take one of the largest extents out; there must be one."""
-        extent = self._bins[self._filled.bit_length() - 1].popitem()[0]
+        return self._pop(-1)
+
+    def _pop(self, number: int) -> Extent:
+        # popitem: to find the last item otherwise takes longer after others were removed (a dict keeps their slots)
+        extent, _ = self._by_size[self._sizes[number]].popitem()
         self.remove(extent)
         return extent
 
@@ -196,20 +184,14 @@ class Extents:
 
     def _put(self, extent: Extent) -> Extent:
         file, start, nbytes = extent
-        number = _bin_of(nbytes)
-        self._bins.setdefault(number, {})[extent] = None
-        self._filled |= 1 << number
+        if nbytes not in self._by_size:
+            insort(self._sizes, nbytes)
+            self._by_size[nbytes] = {}
+        self._by_size[nbytes][extent] = None
         edges = self._edges.setdefault(file, {})
         edges[start] = edges[start + nbytes] = extent
         self.nbytes += nbytes
         return extent
-
-
-def _bin_of(nbytes: int) -> int:
-    """Return the number of an extent's bin: one bin for each size up to 15 pages, then eight for each power of two."""
-    pages = nbytes // PAGE_BYTES
-    step = max(pages.bit_length() - 4, 0)
-    return (step << 3) + (pages >> step)
 
 
 # The room of one object: one extent, or several if only small ones are left.
