@@ -289,10 +289,10 @@ class World:
             for t in (r.ticket,)
         )
         orders = tuple((tier, tuple(o)) for tier, o in tiers.orders.items() if o)
-        queues = tuple((p, tuple(u.name for u in q)) for p, q in state.unspills._queues.items() if q)
+        queues = tuple((p, tuple(u.name for u in q)) for p, q in state._coming_up.items() if q)
         rooms = tuple((r.tier, r.until_bytes - tiers.freed.get(r.tier, 0)) for r in self.allocations)
         by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits))
-        rest = by_place, tuple(sorted(tiers.stuck)), tuple(sorted(state.stays)), state.unspills.pauses
+        rest = by_place, tuple(sorted(tiers.stuck)), tuple(sorted(state.stays)), state.pauses
         aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in self.keys.items()))
         state_key = (units, copies, readers, orders, queues, rooms, rest, aliases)
         return (*state_key, tuple(self.todo), self.failures, self.losses)

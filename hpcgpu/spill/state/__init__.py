@@ -1,8 +1,8 @@
 """The decisions of the spill store, pure: events in, instructions out; no threads, no I/O, no clock.
 
-Callers use ``machine`` only, which has the events and the laws, and failed allocations. ``accounting`` counts bytes,
-decides which units go down, and has units on their way up and prefetch. Here are the nouns, units, waiting threads and
-instructions, and the choice of the units that go down next. All sizes are in bytes.
+Callers use ``machine`` only, which has the events and the laws, units on their way up and failed allocations.
+``accounting`` counts bytes, decides which units go down, and has the needs of tasks. Here are the nouns, units,
+waiting threads and instructions, and the choice of the units that go down next. All sizes are in bytes.
 
 The machine changes Unit, Ticket and FailedAllocation, only under the store's lock. The instructions (Copy, Drop, Trim,
 Resume, Fail, Say, Leave) are immutable. :class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread

@@ -1,4 +1,4 @@
-"""The accounting of the state machine: bytes by tier, orders of use, moves down, and waits for moves up.
+"""The accounting of the state machine: bytes by tier, orders of use, moves down, and the needs of tasks.
 
 The classes are pure: SpillState makes one of each, and calls it under the store's lock.
 """
@@ -6,7 +6,7 @@ The classes are pure: SpillState makes one of each, and calls it under the store
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -361,55 +361,3 @@ class Prefetch:
         """Yield the units that the next ready tasks need and that are not up."""
         for need in self._ready[:_NEXT]:
             yield from (unit for unit in need.units if unit.valid and unit.tier != unit.top)
-
-
-class Unspills:
-    """Units on their way up, by the next tier. The first one waits for room there, and the others wait for it."""
-
-    def __init__(self, accounting: Accounting) -> None:
-        self._accounting = accounting
-        self._queues: dict[int, deque[Unit]] = {}
-        self.ahead: Unit | None = None  # the unit that comes up before a task needs it: one, while no thread waits
-        self.pauses = False  # a unit could not be brought up: no unit comes up ahead until the next tick
-
-    def add(self, unit: Unit) -> None:
-        """Let a unit continue up, if a ticket waits for it and no copy of it is under way."""
-        if unit.waiters and unit.move is None:
-            queue = self._queues.setdefault(_above(unit), deque())
-            (queue.appendleft if _is_urgent(unit) else queue.append)(unit)
-
-    def proceed(self, out: list[Instruction]) -> None:
-        """Start the copies that have room now."""
-        for tier, queue in self._queues.items():
-            while queue and self._start(queue[0], tier, out):
-                queue.popleft()
-
-    def _start(self, unit: Unit, to: int, out: list[Instruction]) -> bool:
-        """Start a copy up, if there is room or none can be made; return False if the unit must wait."""
-        if unit.move is not None or not unit.waiters or unit.tier >= to or _above(unit) != to:
-            return True  # its tickets were given up, or it is on its way, or has gone to disk
-        self._accounting.make_room(to, out, unit.nbytes)
-        if not self._accounting.fits(to, unit.nbytes) and self._accounting.leaving.get(to) and not _is_urgent(unit):
-            return False
-        self._accounting.start(unit, to, unit.waiters[0], out)
-        return True
-
-    def fetch_ahead(self, prefetch: Prefetch, out: list[Instruction]) -> None:
-        """Bring up the first unit that the next tasks need and that fits without another move."""
-        if self.ahead or self.pauses:
-            return
-        for unit in prefetch.soon():
-            to = _above(unit)
-            room = all(self._accounting.fits(tier, unit.nbytes, self._accounting.low) for tier in (to, unit.top))
-            if room and unit.move is None and unit.lost is None:
-                self.ahead = unit
-                self._accounting.start(unit, to, None, out)
-                return
-
-
-def _is_urgent(unit: Unit) -> bool:
-    return any(ticket.at_once for ticket in unit.waiters)
-
-
-def _above(unit: Unit) -> int:
-    return unit.top if unit.tier == HOST else HOST

@@ -20,6 +20,7 @@ small stores.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 
 from hpcgpu.spill.state import (
@@ -37,7 +38,7 @@ from hpcgpu.spill.state import (
     Trim,
     Unit,
 )
-from hpcgpu.spill.state.accounting import Accounting, Prefetch, Unspills
+from hpcgpu.spill.state.accounting import Accounting, Prefetch
 
 Instructions = tuple[Instruction, ...]
 
@@ -49,7 +50,10 @@ class SpillState:
 
     def __init__(self, limits: Mapping[int, int]) -> None:
         self.accounting, self.prefetch = Accounting(limits), Prefetch()
-        self.unspills = Unspills(self.accounting)
+        # units on their way up, by the next tier: the first one waits for room there, and the others wait for it
+        self._coming_up: dict[int, deque[Unit]] = {}
+        self._ahead: Unit | None = None  # the unit that comes up before a task needs it: one, while no thread waits
+        self.pauses = False  # a unit could not be brought up: no unit comes up ahead until the next tick
         self.allocations: list[FailedAllocation] = []  # that wait: freed bytes count for the first, then for the next
         self.waiting = 0  # the number of tickets that wait
         self.stays: set[int] = set()  # tiers logged as above their limit, or as tiers from which copies fail
@@ -107,7 +111,7 @@ class SpillState:
             ticket.missing = len(missing)
             for unit in missing:
                 unit.waiters += (ticket,)
-                self.unspills.add(unit)
+                self._bring_up(unit)
         return self._settled(out)
 
     def release(self, ticket: Ticket) -> Instructions:
@@ -184,7 +188,7 @@ class SpillState:
         if copy.to < copy.source:
             self._keep_up(copy, error, for_good, out)
         else:
-            self.unspills.pauses = True
+            self.pauses = True
             if for_good:
                 unit.lost = error
                 if unit.keys and not self._is_leaving:
@@ -238,13 +242,13 @@ class SpillState:
     def tick(self) -> Instructions:
         """Try failed copies again; to be called about once a second while :attr:`is_stuck`."""
         self.accounting.unblock()
-        self.unspills.pauses = False
+        self.pauses = False
         return self._settled([])
 
     @property
     def is_stuck(self) -> bool:
         """True if a copy has failed that may succeed later."""
-        return bool(self.accounting.blocked) or self.unspills.pauses
+        return bool(self.accounting.blocked) or self.pauses
 
     def _forget(self, unit: Unit, out: list[Instruction]) -> None:
         if not unit.keys and not unit.pins and unit.move is None and unit.valid:
@@ -271,12 +275,12 @@ class SpillState:
     def _end_copy(self, copy: Copy) -> None:
         if copy.unit.move != copy.to:
             raise ValueError(f"no copy to tier {copy.to} is under way")
-        if copy.unit is self.unspills.ahead:
-            self.unspills.ahead = None
+        if copy.unit is self._ahead:
+            self._ahead = None
         self.accounting.end(copy)
 
     def _proceed(self, unit: Unit, out: list[Instruction]) -> Instructions:
-        self.unspills.add(unit)
+        self._bring_up(unit)
         self._forget(unit, out)
         self.accounting.mark_idle(unit)
         return self._settled(out)
@@ -326,9 +330,41 @@ class SpillState:
             out.append(Say("stays", HOST, accounting.over(HOST), None))
         if accounting.shrunk:
             accounting.end_shrinking(out)
-        self.unspills.proceed(out)
+        for tier, queue in self._coming_up.items():
+            while queue and self._start(queue[0], tier, out):
+                queue.popleft()
         if self.prefetch and accounting.lower and not self.waiting and not self.allocations:
-            self.unspills.fetch_ahead(self.prefetch, out)
+            self._fetch_ahead(out)
+
+    def _bring_up(self, unit: Unit) -> None:
+        """Let a unit continue up, if a ticket waits for it and no copy of it is under way."""
+        if unit.waiters and unit.move is None:
+            queue = self._coming_up.setdefault(_above(unit), deque())
+            (queue.appendleft if _is_urgent(unit) else queue.append)(unit)
+
+    def _start(self, unit: Unit, to: int, out: list[Instruction]) -> bool:
+        """Start a copy up, if there is room or none can be made; return False if the unit must wait."""
+        accounting = self.accounting
+        if unit.move is not None or not unit.waiters or unit.tier >= to or _above(unit) != to:
+            return True  # its tickets were given up, or it is on its way, or has gone to disk
+        accounting.make_room(to, out, unit.nbytes)
+        if not accounting.fits(to, unit.nbytes) and accounting.leaving.get(to) and not _is_urgent(unit):
+            return False
+        accounting.start(unit, to, unit.waiters[0], out)
+        return True
+
+    def _fetch_ahead(self, out: list[Instruction]) -> None:
+        """Bring up the first unit that the next tasks need and that fits without another move."""
+        accounting = self.accounting
+        if self._ahead or self.pauses:
+            return
+        for unit in self.prefetch.soon():
+            to = _above(unit)
+            room = all(accounting.fits(tier, unit.nbytes, accounting.low) for tier in (to, unit.top))
+            if room and unit.move is None and unit.lost is None:
+                self._ahead = unit
+                accounting.start(unit, to, None, out)
+                return
 
     def _serve(self, out: list[Instruction]) -> None:
         """Send down the missing bytes of allocations; resume those that have room, and fail hopeless ones."""
@@ -340,3 +376,11 @@ class SpillState:
             if freed.get(tier, 0) >= allocation.until_bytes or not leaving.get(tier):
                 self.allocations.remove(allocation)
                 out.append(Resume(allocation) if freed.get(tier, 0) > allocation.had_bytes else Fail(allocation, None))
+
+
+def _is_urgent(unit: Unit) -> bool:
+    return any(ticket.at_once for ticket in unit.waiters)
+
+
+def _above(unit: Unit) -> int:
+    return unit.top if unit.tier == HOST else HOST
