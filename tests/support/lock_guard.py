@@ -17,14 +17,15 @@ from hpcgpu.spill import proxies
 from hpcgpu.spill import proxies as proxies_dask
 from hpcgpu.spill.proxies import State
 from hpcgpu.spill.storage import LeafLock, disk
-from hpcgpu.spill.storage.disk import Disk, Pool
+from hpcgpu.spill.storage.disk import Disk, Pool, Slabs
 from hpcgpu.spill.store import executor, identity_map
 from hpcgpu.spill.values import host_objects
 
 # Where what must not happen under the lock is looked up when it does.
 WATCHED: tuple[tuple[Any, str], ...] = (
     *((SimGpu, name) for name in ("pack", "unpack", "buffer_of", "_free", "_allocate")),
-    *((Disk, name) for name in ("write", "read", "empty", "empty_bin")),
+    *((Disk, name) for name in ("write", "read", "empty_bin")),
+    (Slabs, "empty"),
     (Pool, "trim"),
     *((disk.Pickled, name) for name in ("write", "read")),
     (identity_map, "size_of"),

@@ -55,7 +55,7 @@ class SpillPlugin(WorkerPlugin):
         keep_packed()
         compat.measure_device_shards()
         read_in_threads(worker, self._readable)
-        this_process.allocate, this_process.is_page_locked = worker.data.disk.empty, is_pinned
+        this_process.allocate, this_process.is_page_locked = worker.data.disk.slabs.empty, is_pinned
         worker.data.on_fault = self._on_fault
         worker.data.above_target = functools.partial(compat.above_target, worker)
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one

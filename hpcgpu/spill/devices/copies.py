@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices import Copies
-from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pieces, pipelined
+from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
 PINNED_BYTES = 4 * 2**30
@@ -217,7 +217,7 @@ class DriverCopies(Copies):
                 memory = np.empty(_STAGE_BYTES, np.uint8) if memory is None else memory
                 stages.append(_Stage(memory, self._new_event()))
             with self._finished(stream):
-                pipelined(pieces(nbytes, _STAGE_BYTES), stages, start, finish)
+                pipelined(nbytes, _STAGE_BYTES, stages, start, finish)
         finally:
             for stage in stages:
                 self.call("cuEventDestroy", stage.done)

@@ -18,7 +18,6 @@ from hpcgpu.spill.devices import Copies, Device, Gpu, Kind, on_event_loop, with_
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.libraries import (
     LIBRARIES,
-    UNPROXIED,
     BytesView,
     CudfObjects,
     CudfView,
@@ -284,11 +283,6 @@ def is_immovable(array: Any) -> bool:
 def always_moves(kind: type) -> bool:
     """Tell whether no array of a class is, or becomes, immovable."""
     return library_of(kind) not in ("torch", "other")
-
-
-def is_unproxied(kind: type) -> bool:
-    """Tell whether compiled code takes no proxies for objects of a class: these come up together with their value."""
-    return library_of(kind) in UNPROXIED
 
 
 def is_left_to_cudf(x: Any) -> bool:

@@ -20,7 +20,7 @@ from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices import Gpu, Kind, with_room
 from hpcgpu.spill.storage.disk import ImmovableError
 
-# Compiled code may get objects of these libraries, and takes no proxies for them.
+# Compiled code may get objects of these libraries, and takes no proxies for them: they come up with their value.
 UNPROXIED = frozenset({"torch", "numba", "rmm", "other"})
 LIBRARIES = ("cuda", "cupy", "torch", "numba", "rmm", "other")  # whose arrays the store finds by address
 

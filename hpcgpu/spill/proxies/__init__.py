@@ -223,9 +223,6 @@ class Proxy(BASE, metaclass=_Meta):
         source = self._self_state.source
         return f"<proxy of {source.kind.__module__}.{source.kind.__qualname__}, {source.nbytes} bytes>"
 
-    def __hash__(self) -> int:
-        return hash(self.__wrapped__)
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_self_"):
             super().__setattr__(name, value)

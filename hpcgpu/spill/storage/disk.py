@@ -24,7 +24,7 @@ import os
 import pickle
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -105,8 +105,7 @@ class Pool:
                 self._held_bytes -= size
                 if isinstance(e, MemoryError):
                     self.limit_bytes = self._held_bytes  # the system has no more: do not try again at every move
-            if isinstance(e, MemoryError):
-                return None
+                    return None
             raise
         return np.asarray(Loan(slab, nbytes, self))
 
@@ -175,20 +174,17 @@ def is_pinned(array: np.ndarray) -> bool:
     return isinstance(array.base, Loan) and isinstance(array.base.pool, PinnedPool)
 
 
-def pieces(nbytes: int, size: int) -> Iterator[slice]:
-    """Divide ``nbytes`` into pieces of one size; the last piece may be smaller."""
-    return (slice(start, min(start + size, nbytes)) for start in range(0, nbytes, size))
-
-
 def pipelined(
-    parts: Iterator[slice],
+    nbytes: int,
+    size: int,
     stages: Sequence[_S],
     start: Callable[[_S, slice], None],
     finish: Callable[[_S, slice], None],
 ) -> None:
-    """Send parts through the stages in turn: a stage finishes its part before it starts the next one."""
+    """Send ``nbytes``, in parts of one size, through the stages in turn: each finishes a part, then starts the next."""
     under_way: deque[tuple[_S, slice]] = deque()
-    for i, part in enumerate(parts):
+    for i, begin in enumerate(range(0, nbytes, size)):
+        part = slice(begin, min(begin + size, nbytes))
         if len(under_way) == len(stages):
             finish(*under_way.popleft())
         stage = stages[i % len(stages)]
@@ -258,11 +254,6 @@ class Disk:
             raise
         return Stored(slot, sizes, self.waste)
 
-    def empty(self, nbytes: int) -> np.ndarray:
-        """Return host memory for a buffer."""
-        # np.empty and preadv release the GIL; bytearray(n) holds it while it clears the memory
-        return self.slabs.empty(nbytes)
-
     def empty_bin(self) -> None:
         """Make the room in the bin usable again, or remove its files."""
         if self.waste:
@@ -284,7 +275,8 @@ class Disk:
 
     def read(self, stored: Stored) -> list[np.ndarray]:
         """Return the buffers; OSError if any of them is missing."""
-        out = [self.empty(size) for size in stored.sizes]
+        # np.empty and preadv release the GIL; bytearray(n) holds it while it clears the memory
+        out = [self.slabs.empty(size) for size in stored.sizes]
         transfer(stored.slot, [o.data for o in out if o.nbytes], os.preadv)
         return out
 

@@ -288,7 +288,8 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
                     return value
                 executor.record(out, todo := Todo())
             else:
-                handle = self._reader.handle(entry, todo := Todo())  # other threads may delete the key meanwhile
+                executor.record(executor.name(entry), todo := Todo())
+                handle = Handle(self._reader, entry)  # other threads may delete the key meanwhile
         executor.carry_out(todo)
         if value is not ABSENT or mode:
             return handle if value is ABSENT else value
@@ -364,7 +365,7 @@ class SpillThread:
         self._above_target: Callable[[], int] | None = None
         self._excess_s: float | None = None  # the beginning of an excess
         self._moved, self._moved_s = 0, math.inf  # the moves down from devices, and the time of the last one
-        self._loop = ThreadLoop(self._round, "the spill thread", pause=self._pause, backoff=_BACKOFF)
+        self._loop = ThreadLoop(self._round, "the spill thread", pause=time.sleep, backoff=_BACKOFF)
 
     def request_shrink(self, above_target: Callable[[], int] | None) -> None:
         """Ask to free host memory: a tenth at a time until ``above_target`` returns 0; without it, one tenth."""
@@ -492,7 +493,3 @@ class SpillThread:
             executor.disk.close()
         except Exception:  # a device or a file server does not answer
             logger.exception("the spill store could not be closed; its folder may stay until the next worker starts")
-
-    def _pause(self, seconds: float) -> None:
-        with self._due:
-            self._due.wait_for(lambda: self._executor.closed, seconds)

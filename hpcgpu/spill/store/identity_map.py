@@ -14,14 +14,8 @@ import numpy as np
 
 from hpcgpu.spill import proxies as proxies
 from hpcgpu.spill.devices import Device
-from hpcgpu.spill.devices.cuda import (
-    always_moves,
-    device_of,
-    is_device_array,
-    is_immovable,
-    is_left_to_cudf,
-    is_unproxied,
-)
+from hpcgpu.spill.devices.cuda import always_moves, device_of, is_device_array, is_immovable, is_left_to_cudf
+from hpcgpu.spill.devices.libraries import UNPROXIED, library_of
 from hpcgpu.spill.proxies import is_proxy, make_proxy, source_of, unproxy
 from hpcgpu.spill.store import Handle, Packed, Todo
 from hpcgpu.spill.store.executor import Executor
@@ -147,7 +141,7 @@ class Reader:
             return partial(self._entry_of, value, NO_SKELETON, parts, False)
         # Methods give an object's arrays to compiled code, which takes no proxies. So the arrays come up with the
         # object.
-        lazy = self._lazily and bool(kinds) and is_data(skeleton) and not any(map(is_unproxied, kinds))
+        lazy = self._lazily and bool(kinds) and is_data(skeleton) and UNPROXIED.isdisjoint(map(library_of, kinds))
         return partial(self._entry_of, value, SkeletonUnit(skeleton, size_of(skeleton)), parts, lazy)
 
     def _entry_of(self, value: Any, skeleton: SkeletonUnit, parts: Sequence[Locate], lazy: bool, todo: Todo) -> Entry:
@@ -185,7 +179,8 @@ class Reader:
 
     def _traverse_packed(self, packed: Packed) -> Callable[[Todo], Entry]:
         """Find the parts of a value from a peer, whose buffers stay host bytes until their first use."""
-        buffers = [Buffer.of_packed(d, self.executor.tier_of(d), root, views) for d, root, views in packed.buffers]
+        tier_of = self.executor.tier_of
+        buffers = [Buffer(d, root.nbytes, tier_of(d), (root, list(views))) for d, root, views in packed.buffers]
         hosts = [self._traverse_part(x) for x in packed.hosts]
         parts: list[Locate] = []
         for number, i, kind in packed.locations:
@@ -250,7 +245,8 @@ class Reader:
             if is_new:
                 sizes.append((unit.unit, unit.unit.nbytes))
         else:
-            unit = self._contents[name] = Buffer(device, nbytes, tier, name)
+            unit = self._contents[name] = Buffer(device, nbytes, tier)
+            unit.names = (name,)
             position, _ = unit.position_of(array)
             if always_moves(type(array)):
                 self._bundled(unit)
@@ -289,11 +285,6 @@ class Reader:
             )
             roots = tuple((b.device, *b.packed(disk)) for b in buffers)
             return Packed(entry.skeleton.value, locations, roots, tuple(u.object_at(i) for u, i in hosts))
-
-    def handle(self, entry: Entry, todo: Todo) -> Handle:
-        """Return a handle of an entry; under the lock."""
-        self.executor.record(self.executor.name(entry), todo)
-        return Handle(self, entry)
 
     def _part(self, unit: ObjectContent, index: int) -> StoredObject:
         """Return the stored object of a proxy: the existing one, or a new one."""

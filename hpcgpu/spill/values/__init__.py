@@ -123,12 +123,12 @@ _BASES: dict[type, Base] = {
 }
 
 
-class Opened(NamedTuple):
+class Node(NamedTuple):
     """An object's contents, and what makes it again."""
 
     kind: Any  # a class, or a function of ``contents``, as Made
     names: tuple[str, ...] | None  # of its attributes; None if it is a dict that has its items for attributes
-    parts: list[Any]  # items, values of attributes, values of slots
+    parts: Sequence[Any]  # items, values of attributes, values of slots, not copied; in a skeleton also Slot and Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +154,18 @@ class Container:
     contents directly. The contents of other classes are accessed by methods.
     """
 
-    __slots__ = ("_attributed", "_base", "_dict", "_kind", "_slots", "is_data")
+    __slots__ = ("_base", "_dict", "_kind", "_slots", "is_data")
 
     def __init__(self, kind: type, base: type, attributes: Any, slots: tuple[Any, ...]) -> None:
         self._kind, self._base, self._dict, self._slots = kind, _BASES[base], attributes, slots
-        self._attributed = attributes is not None or bool(slots)
         is_record = hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__")
         self.is_data = is_record or base is not object
 
-    def __call__(self, x: Any) -> Opened | None:
+    def __call__(self, x: Any) -> Node | None:
         """Return an object's contents; None if it must stay closed."""
         parts = self._base.items(x)
-        if not self._attributed:  # most containers
-            return Opened(self._kind, (), parts)
+        if self._dict is None and not self._slots:  # most containers
+            return Node(self._kind, (), parts)
         names: tuple[str, ...] | None = ()
         more: list[Any] = []
         if self._dict is not None and (attributes := self._dict.__get__(x)):
@@ -181,7 +180,7 @@ class Container:
                 more.append(Unset)
         if more and _holds_live(more):
             return None
-        return Opened(self._kind, names, parts + more if more else parts)
+        return Node(self._kind, names, parts + more if more else parts)
 
     def new(self) -> Any:
         """Return an empty object; Unset if it can only be made from its contents."""
@@ -213,15 +212,15 @@ contents.register(types.MethodType, lambda x: (_make_method, (x.__func__, x.__se
 
 
 @functools.lru_cache(1024)
-def opener_of(kind: type) -> Callable[[Any], Opened | None] | None:
+def opener_of(kind: type) -> Callable[[Any], Node | None] | None:
     """Return the function that opens objects of a class; None if they hold no others, or stay closed."""
     function = contents.dispatch(kind)
     if function is _closed:  # nearly all classes
         return container_of(kind)
 
-    def opened(x: Any) -> Opened | None:
+    def opened(x: Any) -> Node | None:
         made = function(x)
-        return made and Opened(Made(made[0]), (), [*made[1]])
+        return made and Node(Made(made[0]), (), [*made[1]])
 
     return opened
 
@@ -287,21 +286,12 @@ class Ref(NamedTuple):
     number: int
 
 
-class Node(NamedTuple):
-    """One object that leads to arrays."""
-
-    kind: int  # the index of its class in the skeleton
-    names: tuple[str, ...] | None  # of its attributes, as in Opened
-    parts: tuple[Any, ...]  # slots, references, Unset, or the value's own objects, not copied
-
-
 class Skeleton(NamedTuple):
     """A value without its arrays: the objects that lead to arrays, each once, the value itself last."""
 
     # It is flat, and its nodes are not of the objects' classes. So no code of these classes runs when it is pickled (it
     # would find slots where it expects arrays), and Python does not run out of stack, however deep objects are nested.
 
-    kinds: tuple[Any, ...]  # classes, and Made
     nodes: tuple[Node, ...]
 
 
@@ -338,8 +328,8 @@ def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:
         return arrays[skeleton.number]
     if type(skeleton) is not Skeleton:
         return skeleton
-    makers = [_maker_of(kind) for kind in skeleton.kinds]
-    made = [makers[node.kind].new() for node in skeleton.nodes]
+    makers = [_maker_of(node.kind) for node in skeleton.nodes]
+    made = [maker.new() for maker in makers]
     todo: Sequence[int] = range(len(made))
     while todo:  # twice only where a tuple is in a circle
         late = []
@@ -355,7 +345,7 @@ def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:
                 else:
                     parts.append(arrays[part.number] if type(part) is Slot else part)
             else:
-                made[i] = makers[node.kind].filled(made[i], node.names, parts)
+                made[i] = makers[i].filled(made[i], node.names, parts)
         if len(late) == len(todo):
             raise SpillError("a value of tuples that contain each other cannot be made again")
         todo = late
@@ -364,7 +354,7 @@ def put_together(skeleton: Any, arrays: Sequence[Any]) -> Any:
 
 def is_data(skeleton: Any) -> bool:
     """Tell whether arrays lie in containers and records only, and in no object whose methods use them."""
-    return type(skeleton) is not Skeleton or all(_maker_of(kind).is_data for kind in skeleton.kinds)
+    return type(skeleton) is not Skeleton or all(_maker_of(node.kind).is_data for node in skeleton.nodes)
 
 
 def _maker_of(kind: Any) -> Container | Made:
@@ -392,7 +382,7 @@ class _Graph:
         self.numbers: dict[int, int] = {}  # of the arrays, by their ids
         self.circles = False
         # with ids of parts that are arrays, or are opened; each object after the objects in it, except in circles
-        self._opened: dict[int, tuple[Opened, list[int]]] = {}
+        self._opened: dict[int, tuple[Node, list[int]]] = {}
         self._leads_on: list[Any] = []
         self._marks: dict[int, Slot | Ref] = {}
         begun = {id(value)}
@@ -421,7 +411,7 @@ class _Graph:
                 self._opened[this] = opened, inside
                 stack.pop()
 
-    def _open(self, x: Any, closed: set[int]) -> Opened | None:
+    def _open(self, x: Any, closed: set[int]) -> Node | None:
         """Return the opened object; None if it stays closed."""
         kind: type = type(x)
         opener = opener_of(kind)
@@ -433,29 +423,23 @@ class _Graph:
 
     def skeleton(self) -> Skeleton:
         """Return the skeleton of a value with arrays."""
-        leading = self._leading_to_arrays()
-        order = [key for key in self._opened if key in leading]
-        self._marks = {key: Ref(i) for i, key in enumerate(order)}
-        self._marks |= {key: Slot(number) for key, number in self.numbers.items()}
-        kinds: dict[Any, int] = {}
-        nodes = []
-        for key in order:
-            opened, _ = self._opened[key]
-            parts = tuple([self._marks.get(id(part), part) for part in opened.parts])
-            nodes.append(Node(kinds.setdefault(opened.kind, len(kinds)), opened.names, parts))
-        return Skeleton(tuple(kinds), tuple(nodes))
-
-    def led_back_to(self) -> set[int]:
-        """Return the ids of the objects in the skeleton to which a closed object leads."""
-        return {id(x) for part in self._leads_on for x in _behind(part) if type(self._marks.get(id(x))) is Ref}
-
-    def _leading_to_arrays(self) -> set[int]:
         leading = set(self.numbers)
         before = 0
         while len(leading) > before:  # more than twice only where objects are in circles
             before = len(leading)
             leading.update(key for key, (_, inside) in self._opened.items() if not leading.isdisjoint(inside))
-        return leading
+        order = [key for key in self._opened if key in leading]
+        self._marks = {key: Ref(i) for i, key in enumerate(order)}
+        self._marks |= {key: Slot(number) for key, number in self.numbers.items()}
+        nodes = []
+        for key in order:
+            node, _ = self._opened[key]
+            nodes.append(node._replace(parts=tuple([self._marks.get(id(part), part) for part in node.parts])))
+        return Skeleton(tuple(nodes))
+
+    def led_back_to(self) -> set[int]:
+        """Return the ids of the objects in the skeleton to which a closed object leads."""
+        return {id(x) for part in self._leads_on for x in _behind(part) if type(self._marks.get(id(x))) is Ref}
 
 
 def _behind(x: Any) -> Iterator[Any]:

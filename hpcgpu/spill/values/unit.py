@@ -204,24 +204,19 @@ _DEPTH = 3
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
+# The result of Device.pack: bytes (shape (nbytes,), dtype uint8, contiguous, never written to), and the layout.
+InHost = tuple[np.ndarray, list[Any]]
+
+
 class Buffer(ObjectContent):
     """One allocation of a device, and the arrays in it: they move together, in one copy."""
 
-    def __init__(self, device: Device, nbytes: int, top: int, name: Hashable) -> None:
-        super().__init__(next(NUMBERS), nbytes, top, top)
+    def __init__(self, device: Device, nbytes: int, top: int, in_host: InHost | None = None) -> None:
+        super().__init__(next(NUMBERS), nbytes, top, HOST if in_host else top)
         self.device = device
         self.arrays: list[Any] = []  # of any shapes, strides and dtypes; empty while it is not on the device
         self._positions: dict[int, int] = {}  # by the array's id
-        self.names = (name,)
-        # the result of Device.pack: bytes (shape (nbytes,), dtype uint8, contiguous, never written to), and the layout
-        self.in_host: tuple[np.ndarray, list[Any]] | None = None
-
-    @classmethod
-    def of_packed(cls, device: Device, top: int, root: np.ndarray, views: Sequence[Any]) -> Buffer:
-        """Return a buffer from a peer, which stays in host memory until its first use."""
-        buffer = cls(device, root.nbytes, top, None)
-        buffer.names, buffer.at, buffer.in_host = (), HOST, (root, list(views))
-        return buffer
+        self.in_host = in_host  # in the beginning, if it came from a peer
 
     def position_of(self, array: Any) -> tuple[int, bool]:
         """Return the position of an array, and whether the array is new, so that no copy has its layout."""
@@ -240,9 +235,9 @@ class Buffer(ObjectContent):
         shape = getattr(below[1][index], "shape", None) if below and index < len(below[1]) else None
         return shape[0] if shape else None
 
-    def packed(self, disk: Disk) -> tuple[np.ndarray, list[Any]]:
+    def packed(self, disk: Disk) -> InHost:
         """Return its bytes in host memory, and the layout of the arrays; it does not move, and is not on disk."""
-        return self.in_host or self.device.pack(tuple(self.arrays), disk.empty)
+        return self.in_host or self.device.pack(tuple(self.arrays), disk.slabs.empty)
 
     def take_up(self, tier: int) -> Any:
         data: Any
@@ -267,7 +262,7 @@ class Buffer(ObjectContent):
             stored, views = self.on_disk
             return disk.read(stored)[0], views
         if to == HOST:
-            return self.device.pack(tuple(self.arrays), disk.empty)
+            return self.device.pack(tuple(self.arrays), disk.slabs.empty)
         assert self.in_host is not None
         return self.unpacked(*self.in_host)
 
@@ -333,7 +328,7 @@ class Buffers(Bundle):
             return [(member, (root, views)) for root, (member, views) in zip(roots, members, strict=True)]
         if to == HOST:
             up = [(member, arrays) for member in self.contents if (arrays := tuple(member.arrays))]
-            packed = up[0][0].device.pack_each([arrays for _, arrays in up], disk.empty) if up else []
+            packed = up[0][0].device.pack_each([arrays for _, arrays in up], disk.slabs.empty) if up else []
             return [(member, piece) for (member, _), piece in zip(up, packed, strict=True)]
         pieces = [(member, *piece) for member in self.contents if (piece := member.in_host) is not None]
         if to == DISK:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.devices.cuda import CoreBuffers, device_of, is_device_array
-from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pieces, pipelined
+from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pipelined
 from hpcgpu.spill.store import register_cupy
 
 MIB = 1 << 20
@@ -75,8 +75,9 @@ def test_the_pool_stays_within_its_limit(steps: list[tuple[bool, int]]) -> None:
 
 
 @given(st.integers(0, 1000), st.integers(1, 300))
-def test_pieces_cover_everything_once(nbytes: int, size: int) -> None:
-    parts = list(pieces(nbytes, size))
+def test_parts_cover_everything_once(nbytes: int, size: int) -> None:
+    parts = list[slice]()
+    pipelined(nbytes, size, [0], lambda _, part: parts.append(part), lambda *_: None)
     assert [i for p in parts for i in range(p.start, p.stop)] == list(range(nbytes))
     assert all(p.stop - p.start <= size for p in parts)
 
@@ -98,7 +99,7 @@ def test_a_stage_is_empty_before_it_is_filled_again(data: bytes, size: int, stag
         assert under_way.pop(stage) == part
         target[part] = source[part]
 
-    pipelined(pieces(len(data), size), range(stages), start, finish)
+    pipelined(len(data), size, range(stages), start, finish)
     np.testing.assert_array_equal(target, source)
     assert not under_way
     assert most == min(stages, -(-len(data) // size))

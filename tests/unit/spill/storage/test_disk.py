@@ -360,7 +360,7 @@ def idle_store(stored: NewStore) -> GpuSpillBuffer:
     """A store that keeps 20 MiB of unused buffers, and 2 MiB of data."""
     store = stored(0, 300 * MIB)
     assert not store.fast  # then distributed takes the memory for not managed, and does not call evict
-    room = store.disk.empty(20 * MIB)
+    room = store.disk.slabs.empty(20 * MIB)
     room[:] = 1
     del room
     assert store.fast
@@ -388,7 +388,7 @@ def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(stored: NewStore, mo
     """Else what the tier counts, with what it does not, would be twice its limit."""
     monkeypatch.setattr(buffer, "_FREE_S", 0.0)
     store = stored(0, 100 * MIB)
-    lent = [store.disk.empty(MIB) for _ in range(50)]
+    lent = [store.disk.slabs.empty(MIB) for _ in range(50)]
     assert store.settle(scaled(10))
     assert store.disk.slabs._held_bytes == 50 * MIB
     del lent[2:]
@@ -424,7 +424,7 @@ def test_moves_to_disk_under_pressure_leave_no_buffers(idle_store: GpuSpillBuffe
     store = idle_store
     store.trim()
     for i in range(5):
-        store[i] = store.disk.empty(4 * MIB)
+        store[i] = store.disk.slabs.empty(4 * MIB)
     before = resident_bytes()
     for i in range(5):
         store[i][:] = i

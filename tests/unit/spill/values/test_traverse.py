@@ -491,7 +491,8 @@ def test_who_is_asked() -> None:
 
 def test_a_class_that_changed_is_an_error_in_words() -> None:
     rest, found = take_apart(Plain(1, a=Array(1)), is_array)
-    other = rest._replace(kinds=tuple(threading.Thread if kind is Plain else kind for kind in rest.kinds))
+    nodes = [node._replace(kind=threading.Thread) if node.kind is Plain else node for node in rest.nodes]
+    other = rest._replace(nodes=tuple(nodes))
     with pytest.raises(SpillError, match=r"threading\.Thread cannot be made"):
         put_together(other, found)
 
