@@ -248,11 +248,7 @@ class DriverCopies(Copies):
         # not cuMemHostRegister on memory of ours: in a process that forks, later writes go to other pages
         with self.context():
             pointer = int(self.call("cuMemHostAlloc", nbytes, self.driver.CU_MEMHOSTALLOC_PORTABLE))
-        return np.asarray(_Locked(pointer, nbytes, self._unlock_pages))
-
-    def _unlock_pages(self, pointer: int) -> None:
-        with self.context():
-            self.call("cuMemFreeHost", pointer)
+        return np.asarray(_Locked(pointer, nbytes, self))
 
 
 class _Stage(NamedTuple):
@@ -263,12 +259,13 @@ class _Stage(NamedTuple):
 class _Locked:
     """Page-locked memory, for numpy."""
 
-    def __init__(self, pointer: int, nbytes: int, unlock: Callable[[int], None]) -> None:
+    def __init__(self, pointer: int, nbytes: int, copies: DriverCopies) -> None:
         self.__array_interface__ = {"data": (pointer, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-        self._unlock, self._pointer = unlock, pointer
+        self._copies, self._pointer = copies, pointer
 
     def __del__(self) -> None:
         try:
-            self._unlock(self._pointer)
+            with self._copies.context():
+                self._copies.call("cuMemFreeHost", self._pointer)
         except SpillError:  # the process ends, and the driver has ended before
             return

@@ -220,10 +220,7 @@ class Tensors(Kind):
                 raise MemoryError(str(e)) from e
 
         memory = with_room(self.device, nbytes, new, self.device.give_back)
-        return memory, int(memory.data_ptr()), self._stream()
-
-    def _stream(self) -> int:
-        return int(self._torch.cuda.current_stream(self._number).cuda_stream)
+        return memory, int(memory.data_ptr()), int(torch.cuda.current_stream(self._number).cuda_stream)
 
     def array_of(self, memory: Any, view: TensorView) -> Any:
         torch = self._torch

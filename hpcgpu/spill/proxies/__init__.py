@@ -119,12 +119,8 @@ _TOUCHES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _touch(operation: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda placeholder, *args: operation(_state_of(placeholder).load(), *args)
-
-
 for _name, _operation in _TOUCHES.items():
-    setattr(Placeholder, f"__{_name}__", _touch(_operation))
+    setattr(Placeholder, f"__{_name}__", lambda self, *args, do=_operation: do(_state_of(self).load(), *args))
 
 
 def up(source: Source) -> Any:
@@ -268,11 +264,6 @@ def _forward(operation: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _reflected(operation: Callable[..., Any]) -> Callable[..., Any]:
-    forward = _forward(operation)
-    return lambda self, other, *more: forward(other, self, *more)
-
-
 def _inplace(operation: Callable[..., Any]) -> Callable[..., Any]:
     def write(self: Any, other: Any) -> Any:
         with ExitStack() as stack:
@@ -288,8 +279,9 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{"and": operator.and_, "or": operator.or_, "xor": operator.xor},
 }
 for _name, _operation in _ARITHMETIC.items():
-    setattr(Proxy, f"__{_name}__", _forward(_operation))
-    setattr(Proxy, f"__r{_name}__", _reflected(_operation))
+    _forwards = _forward(_operation)
+    setattr(Proxy, f"__{_name}__", _forwards)
+    setattr(Proxy, f"__r{_name}__", lambda self, other, *more, do=_forwards: do(other, self, *more))
     if _name != "divmod":
         setattr(Proxy, f"__i{_name}__", _inplace(getattr(operator, f"__i{_name}__")))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert"):

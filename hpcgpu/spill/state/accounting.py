@@ -328,9 +328,6 @@ class Prefetch:
         self._ready: list[_Need] = []  # of the ready tasks, the next to run first
         self._count = 0
 
-    def __len__(self) -> int:
-        return len(self._needs)
-
     def add(self, task: Hashable, units: tuple[Unit, ...], priority: tuple[Any, ...], running: bool) -> None:
         """Keep the needs of a task in place of its earlier needs."""
         self.forget(task)

@@ -333,7 +333,7 @@ class SpillState:
         for tier, queue in self._coming_up.items():
             while queue and self._start(queue[0], tier, out):
                 queue.popleft()
-        if self.prefetch and accounting.lower and not self.waiting and not self.allocations:
+        if accounting.lower and not self.waiting and not self.allocations:
             self._fetch_ahead(out)
 
     def _bring_up(self, unit: Unit) -> None:

@@ -178,7 +178,7 @@ class Container:
                 more.append(slot.__get__(x))
             except AttributeError:
                 more.append(Unset)
-        if more and _holds_live(more):
+        if any(map(_is_live, {*map(type, more)} - SIMPLE)):
             return None
         return Node(self._kind, names, parts + more if more else parts)
 
@@ -256,10 +256,6 @@ def _is_closed(kind: type) -> bool:
             return True
     # the object and its copy would both free the same resource
     return any("__del__" in b.__dict__ for b in kind.__mro__)
-
-
-def _holds_live(held: Iterable[Any]) -> bool:
-    return not SIMPLE.issuperset(map(type, held)) and any(map(_is_live, {*map(type, held)} - SIMPLE))
 
 
 @functools.lru_cache(1024)
