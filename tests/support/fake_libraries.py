@@ -173,8 +173,7 @@ class Pool:
     def allocate(self, nbytes: int) -> tuple[Memory, int, int]:
         from hpcgpu.spill.devices import with_room
 
-        device = _installed[0]
-        memory = with_room(device, nbytes, lambda: Memory(self._gpu, nbytes), device.give_back)
+        memory = with_room(_installed[0], nbytes, lambda: Memory(self._gpu, nbytes), _installed[0].give_back)
         return memory, memory.ptr, 0
 
     used_bytes = lambda self: 0  # noqa: E731 - torch counts all

@@ -25,8 +25,7 @@ from hpcgpu.spill.values import host_objects
 WATCHED: tuple[tuple[Any, str], ...] = (
     *((SimGpu, name) for name in ("pack", "unpack", "buffer_of", "_free", "_allocate")),
     *((Disk, name) for name in ("write", "read", "empty_bin")),
-    (Slabs, "empty"),
-    (Pool, "trim"),
+    *((Slabs, "empty"), (Pool, "trim")),
     *((disk.Pickled, name) for name in ("write", "read")),
     (identity_map, "size_of"),
     (disk, "_dumps"),

@@ -31,10 +31,9 @@ import numpy as np
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill.storage import LeafLock, Scratch
-from hpcgpu.spill.storage.segments import Room, Segments, transfer
+from hpcgpu.spill.storage.segments import PAGE_BYTES, Room, Segments, transfer
 
 _S = TypeVar("_S")
-_PAGE_BYTES = 4096
 # malloc takes smaller blocks from its heap, whose pages it uses again, and maps larger ones anew each time
 # (M_MMAP_THRESHOLD; malloc would raise it, but not if MALLOC_TRIM_THRESHOLD_ is set, and distributed's nanny sets it).
 SMALLEST_BYTES = 128 * 2**10
@@ -44,7 +43,7 @@ _KEPT = 8
 
 def round_up(nbytes: int) -> int:
     """Return the size of the buffer for ``nbytes``: whole pages, eight sizes from one power of two to the next."""
-    step = max(_PAGE_BYTES, 1 << max((nbytes - 1).bit_length() - 4, 0))
+    step = max(PAGE_BYTES, 1 << max((nbytes - 1).bit_length() - 4, 0))
     return -(-nbytes // step) * step
 
 

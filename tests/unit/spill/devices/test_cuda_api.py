@@ -76,8 +76,7 @@ def test_the_pool_stays_within_its_limit(steps: list[tuple[bool, int]]) -> None:
 
 @given(st.integers(0, 1000), st.integers(1, 300))
 def test_parts_cover_everything_once(nbytes: int, size: int) -> None:
-    parts = list[slice]()
-    pipelined(nbytes, size, [0], lambda _, part: parts.append(part), lambda *_: None)
+    pipelined(nbytes, size, [parts := list[slice]()], list.append, lambda *_: None)
     assert [i for p in parts for i in range(p.start, p.stop)] == list(range(nbytes))
     assert all(p.stop - p.start <= size for p in parts)
 

@@ -491,8 +491,7 @@ def test_who_is_asked() -> None:
 
 def test_a_class_that_changed_is_an_error_in_words() -> None:
     rest, found = take_apart(Plain(1, a=Array(1)), is_array)
-    nodes = [node._replace(kind=threading.Thread) if node.kind is Plain else node for node in rest.nodes]
-    other = rest._replace(nodes=tuple(nodes))
+    other = rest._replace(nodes=[n._replace(kind=threading.Thread) if n.kind is Plain else n for n in rest.nodes])
     with pytest.raises(SpillError, match=r"threading\.Thread cannot be made"):
         put_together(other, found)
 
