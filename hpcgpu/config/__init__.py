@@ -292,7 +292,7 @@ def _check_network(settings: Settings, site: Site | None) -> None:
             f"{settings.cite('rendezvous')} with {settings.cite('protocol')}: MPI brings a UCX of its own into the "
             "process, with which the other does not work; leave rendezvous out: the ranks meet by files then"
         )
-    if settings.protocol == "ucx" and site is not None and not site.ucx:
+    if settings.protocol == "ucx" and site is not None and site.network.ucx is False:
         cited = site.cited(site.network, "ucx")
         raise ConfigError(
             f"{settings.cite('protocol')} on {site.name}: UCX has no transport for this site's network "

@@ -398,11 +398,6 @@ class Site:
     origins: Mapping[Path, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def ucx(self) -> bool:
-        """True if UCX may have a transport for the site's network."""
-        return self.network.ucx is not False
-
-    @property
     def settings(self) -> dict[str, Any]:
         """The defaults, without their source."""
         return {name: value for name, value in self.defaults.items() if name != "source"}

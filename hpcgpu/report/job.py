@@ -49,8 +49,6 @@ def warnings(plan: Preview) -> Iterator[str]:
     """Yield the faults of the plan that people may not expect, each with advice."""
     if plan.spec:
         yield from _poor_request(plan, plan.spec)
-    if plan.settings.protocol == "ucx" and plan.site and not plan.site.ucx:
-        yield f"UCX has no transport for the network of {plan.site.name}"
     if plan.node:
         yield from poor(plan.node)
 
@@ -227,7 +225,7 @@ def _network(plan: Preview) -> Iterator[str]:
     protocol = settings.protocol or ("tcp" if settings.security is False else "tls")
     yield f"protocol {protocol} ({settings.where('protocol' if settings.protocol else 'security')})"
     if site and (kind := site.network.kind):
-        ucx = "" if site.ucx else ", for which UCX has no transport"
+        ucx = ", for which UCX has no transport" if site.network.ucx is False else ""
         yield f"{kind}{ucx} ({site.cited(site.network)})"
     if plan.node:
         ports = {format_ports(spec.binding) for spec in plan.node.specs} - {"-"}

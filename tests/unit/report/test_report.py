@@ -182,9 +182,9 @@ SITE = Site(
 SPEC = JobSpec(name="a", argv=("hpcgpu",), nodes=2, tasks_per_node=4, gpus_per_node=4, walltime_s=7200, queue="gpu")
 
 
-def planned(spec: JobSpec = SPEC, site: Site | None = SITE, settings: Settings | None = None) -> Preview:
+def planned(spec: JobSpec = SPEC, site: Site | None = SITE) -> Preview:
     return Preview(
-        settings=settings or Settings(queue="gpu", sources={"queue": "option --queue"}),
+        settings=Settings(queue="gpu", sources={"queue": "option --queue"}),
         spec=spec,
         script="#!/bin/bash\nhpcgpu\n",
         site=site,
@@ -230,8 +230,6 @@ def test_a_poor_request_says_what_to_write() -> None:
     assert list(preview.warnings(planned(good))) == []
     whole = replace(SITE, dialect={"cpus": False, "memory": "none"})
     assert list(preview.warnings(planned(site=whole))) == []
-    ucx = Settings(protocol="ucx")
-    assert list(preview.warnings(planned(good, settings=ucx))) == ["UCX has no transport for the network of here"]
 
 
 def test_plan_equals_itself_and_differences_have_paths() -> None:
