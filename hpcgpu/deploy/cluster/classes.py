@@ -11,7 +11,7 @@ from distributed.deploy.adaptive import Adaptive
 from hpcgpu.config import layers
 from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy.cluster import ClusterRun
-from hpcgpu.deploy.cluster.cluster import GPUCluster, object_of
+from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
@@ -174,7 +174,7 @@ class BatchGPUCluster(GPUCluster):
             )
         user = Wanted(existing.document.settings, None, cls.batch)
         run = ClusterRun(user, cls.patience, attached=existing, takes_over=take_over or shutdown_on_close)
-        return object_of(cls, run, keeps_job=True, asynchronous=asynchronous)
+        return cls._of_run(run, asynchronous=asynchronous)
 
     def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
         user = read(keywords, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)

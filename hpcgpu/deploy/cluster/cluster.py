@@ -8,7 +8,7 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from dask.utils import parse_timedelta
 from distributed.core import Status
@@ -29,7 +29,6 @@ from hpcgpu.report import Explanation
 from hpcgpu.spill.store import register
 from hpcgpu.supervise import reason_of
 
-Kind = TypeVar("Kind", bound="GPUCluster")
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
 # Attributes of distributed's LocalCluster that people expect.
 _INSTEAD = {
@@ -115,6 +114,15 @@ class GPUCluster(ReportedCluster):
         self._calls: set[asyncio.Future[Any]] = set()
         self._starting: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
+
+    @classmethod
+    def _of_run(cls, run: ClusterRun, *, asynchronous: bool) -> Self:
+        """Start the object of an existing run, which leaves its job running when it closes; ``attach`` calls this."""
+        cluster = cls.__new__(cls)
+        cluster._make(run, asynchronous=asynchronous)
+        cluster._connection.keeps_job = True
+        cluster._begin()
+        return cluster
 
     def _begin(self) -> None:
         """Start; an asynchronous object starts when it is awaited."""
@@ -458,7 +466,8 @@ class GPUCluster(ReportedCluster):
         self.status = Status.closing
         self._changed.set()  # ends all waiting for workers
         self._progress.end()
-        self._stop_asking()
+        if self._asking:
+            self._asking.cancel()
         if not self._end and not connection.is_searching:
             await self._ask_summary()
         connection.keeps_job |= not await run.is_mine()
@@ -480,12 +489,3 @@ class GPUCluster(ReportedCluster):
         finally:
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
             self._show_end()
-
-
-def object_of(kind: type[Kind], run: ClusterRun, *, keeps_job: bool, asynchronous: bool) -> Kind:
-    """Return the cluster object of an existing run, and start it; ``attach`` calls this."""
-    cluster = kind.__new__(kind)
-    cluster._make(run, asynchronous=asynchronous)
-    cluster._connection.keeps_job = keeps_job
-    cluster._begin()
-    return cluster

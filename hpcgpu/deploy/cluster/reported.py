@@ -192,11 +192,6 @@ class ReportedCluster(Cluster):
         if self._asking is None:
             self._asking = supervise.Loop(self._ask_when_due, "the questions to the workers for a notebook")
 
-    def _stop_asking(self) -> None:
-        if self._asking:
-            self._asking.cancel()
-        self._facts = {}
-
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         present = self.scheduler_info["workers"]
         may_wait = self.status == Status.running and not self.asynchronous and not self.called_from_running_loop
