@@ -20,8 +20,6 @@ from hpcgpu.units import format_duration, parse_bytes, parse_duration_s
 NEVERTHELESS = (
     "sites change: site_limits=False submits it nevertheless, and site= also takes the path of a file of your own"
 )
-
-
 Said = Mapping[str, tuple[Any, str]]  # as in config.layers: a value, and where it was set
 
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from hpcgpu import config, supervise
 from hpcgpu.batch import BatchSystem, get
@@ -130,10 +129,7 @@ async def proven(system: BatchSystem, spec: JobSpec, listed: dict[str, JobStatus
 
 
 async def on_lost_nodes(
-    system: BatchSystem,
-    listed: dict[str, JobStatus],
-    heard: Collection[str] = (),
-    ran_on: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    system: BatchSystem, listed: dict[str, JobStatus], heard: Collection[str], ran_on: Mapping[str, Sequence[str]]
 ) -> dict[str, JobStatus]:
     """Add the troubles of the jobs' nodes, or of the nodes that they had last, to their statuses.
 
@@ -181,12 +177,7 @@ PlannedJob = tuple[settings.Wanted, JobSpec, BatchSystem]
 
 
 def read_job(
-    options: Mapping[str, object],
-    given_from: str,
-    script: tuple[str, ...] = (),
-    batch: str | None = None,
-    *,
-    live: bool = False,
+    options: Mapping[str, object], given_from: str, script: tuple[str, ...], batch: str | None, *, live: bool = False
 ) -> PlannedJob:
     """Plan the job for a script, or for a cluster object without one; ConfigError for a wrong or missing setting."""
     user = settings.read(options, given_from, batch or "", layers.JOBSCRIPT if script else "", live=live)
@@ -260,8 +251,8 @@ class Submitter:
         write: Callable[[], Awaitable[None]] | None = None,
         role: str = MEMBER,
     ) -> None:
-        self._system, self._spec, self._say, self._patience = system, spec, say, patience
-        self._write, self._role = write, role
+        self._system, self.spec, self._say, self._patience = system, spec, say, patience
+        self._write, self.role = write, role
         self._number = 0
         self._asking = False
         self.unsure: SubmitError | None = None  # why an answer was lost, until its jobs are found
@@ -273,7 +264,7 @@ class Submitter:
 
     async def submit_head(self) -> Job:
         """Submit the job with the scheduler; raise SubmitError in the batch system's words."""
-        for note in self._system.notes(self._spec):
+        for note in self._system.notes(self.spec):
             self._say(note)
         (job,) = [job async for jobs in self.submit(1, ()) for job in jobs]
         return job
@@ -304,18 +295,18 @@ class Submitter:
         """Return existing jobs of an unanswered submission, [] without one; SubmitError if there is no answer now."""
         if not self.unsure:
             return []
-        ids = await look(self._system, self._spec.name, self._spec.mark, past_ids)
+        ids = await look(self._system, self.spec.name, self.spec.mark, past_ids)
         if ids:
             self.unsure = None
         return [self.lost_job(job_id) for job_id in ids]
 
     def lost_job(self, job_id: str) -> Job:
         """Return a job whose id was lost."""
-        return self._job(job_id, self._spec, self._spec.exit_file if self._role == HEAD else "")
+        return self._job(job_id, self.spec, self.spec.exit_file if self.role == HEAD else "")
 
     async def _submit_array(self, count: int, past_ids: Collection[str]) -> list[Job]:
-        spec = replace(self._spec, count=count)
-        if self._role == MEMBER:  # each submission of members has exit files of its own
+        spec = replace(self.spec, count=count)
+        if self.role == MEMBER:  # each submission of members has exit files of its own
             self._number += 1
             spec = replace(spec, exit_file=f"{spec.exit_file}-{self._number}")
         self._asking = True
@@ -343,4 +334,4 @@ class Submitter:
 
     def _job(self, job_id: str, spec: JobSpec, exit_file: str) -> Job:
         log = str(Path(self._system.log(spec, job_id)).absolute())
-        return Job(id=job_id, role=self._role, log=log, exit_file=exit_file, nodes=spec.nodes)
+        return Job(id=job_id, role=self.role, log=log, exit_file=exit_file, nodes=spec.nodes)

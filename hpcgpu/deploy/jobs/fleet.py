@@ -78,9 +78,7 @@ class Fleet:
         self.run, self.policy, self.view = run, policy, view
         self.alarm = supervise.PollTimer()
         self.error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
-        self._head_spec: JobSpec | None = None  # None: another process made it
-        self._member_spec: JobSpec | None = None
-        self._head_submitter: Submitter | None = None
+        self._head_submitter: Submitter | None = None  # None: another process has submitted it
         self._submitter: Submitter | None = None  # of members; None: the run has a fixed size
         self._asked_s: float | None = None  # last poll
         self._answered_s: float | None = None  # last answer
@@ -111,13 +109,11 @@ class Fleet:
         say, patience = self.view.say, self.policy.patience
         self._head_submitter = Submitter(system, spec, lambda text: say(f"job -: {text}"), patience, role=HEAD)
         job = await self._head_submitter.submit_head()
-        self._head_spec = spec
         self.run.add([job], self.alarm.now_s())
         self.start()
 
     def manage_members(self, spec: JobSpec) -> None:
         """Look after member jobs of this request, from the recorded ones on."""
-        self._member_spec = spec
         # each owner's jobs have exit files of their own
         spec = replace(spec, exit_file=f"{spec.exit_file}-{self.run.owner.token}")
         self._submitter = Submitter(self.run.system, spec, self.view.say, self.policy.patience, write=self.write)
@@ -297,9 +293,10 @@ class Fleet:
         jobs = by_id.values()
         listed = await ask(system, ids)
         heads = {job.id for job in jobs if job.is_head}
-        for spec, is_head in ((self._head_spec, True), (self._member_spec, False)):
-            if spec:
-                listed |= await proven(system, spec, {i: s for i, s in listed.items() if (i in heads) is is_head})
+        for submitter in filter(None, (self._head_submitter, self._submitter)):
+            is_head = submitter.role == HEAD
+            of_role = {i: s for i, s in listed.items() if (i in heads) is is_head}
+            listed |= await proven(system, submitter.spec, of_role)
         heard = [job.id for job in jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(system, listed, heard, {job.id: job.hosts for job in jobs})
         return await asyncio.to_thread(  # it reads files

@@ -324,11 +324,7 @@ def _wakes(
 
 
 def poll_in_s(
-    now_s: float,
-    asked_s: float | None,
-    jobs: Sequence[Job],
-    acted: Collection[str] = (),
-    patience: Patience = Patience(),  # frozen
+    now_s: float, asked_s: float | None, jobs: Sequence[Job], acted: Collection[str], patience: Patience
 ) -> float | None:
     """Return in how many seconds to poll for these jobs; None if their workers show everything.
 

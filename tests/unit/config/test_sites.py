@@ -102,7 +102,7 @@ def test_a_job_that_joins_an_elastic_cluster(name: str) -> None:
     text = script(site, asked(site, {"shape": "elastic"}), member=True)
     check_golden(DATA / "sites" / name / "elastic.sh", head(text))
     given = {"site": name, "account": "a", "walltime": "00:15:00", "gpus": 1}
-    _, spec, system = read_job(given, "keyword {name}")
+    _, spec, system = read_job(given, "keyword {name}", (), None)
     printed = system.script(spec)  # as the command prints it
     assert all(directive in printed for directive in site.defaults.get("job_extra_directives", ()))
 

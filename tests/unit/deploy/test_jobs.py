@@ -330,8 +330,8 @@ async def test_lost_node_of_a_job_that_keeps_the_others_is_named(turn: Turn) -> 
     turn(DOWN)
     listed = {"1": JobStatus(JobState.RUNNING, "COMPLETING", trouble="in state COMPLETING")}
     before = {"1": ("node3", "node4")}
-    assert (await on_lost_nodes(Slurm(), listed, ran_on=before))["1"].trouble == "node4 is down: Not responding"
-    assert await on_lost_nodes(Slurm(), listed) == listed
+    assert (await on_lost_nodes(Slurm(), listed, (), before))["1"].trouble == "node4 is down: Not responding"
+    assert await on_lost_nodes(Slurm(), listed, (), {}) == listed
 
 
 @pytest.mark.parametrize(("job_id", "code"), [(ONE, ""), (TWO, ", exit code 143")])
