@@ -42,6 +42,21 @@ help:
 	@echo 'make slurm-up     a Slurm cluster in containers; slurm-shell: its login node; slurm-down: remove it'
 	@echo 'make clean        remove what make made here'
 
+# uv takes 7 CPU s for these packages, and pip 42. uv reads none of pip's settings: it is given those of the network, and
+# where it cannot install, pip does.
+SAME   := s/^[^=]*\.index-url=/UV_DEFAULT_INDEX=/p; s/^[^=]*\.no-index=/UV_NO_INDEX=/p
+SAME   += ; s/^[^=]*\.proxy=/ALL_PROXY=/p; s/^[^=]*\.cert=/SSL_CERT_FILE=/p
+UV     := set -a; eval "$$($(BIN)/python -m pip config list | sed -n '$(SAME)')"; $(BIN)/uv
+# A comma in a word of a call.
+,      := ,
+define environment
+	$(UV) venv --quiet --clear --seed --python $(BIN)/python $(1) || $(PYTHON) -m venv --clear $(1)
+endef
+define install
+	$(UV) pip install --quiet --python $(1)/bin/python $(2) || \
+	  $(1)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check $(2)
+endef
+
 # What is imported is compiled then: most of what the packages bring never is, and pip need not.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -50,10 +65,12 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo '$(PYTHON) has no venv. On Debian: apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installing hpcgpu and what it needs into $(VENV) (a minute or two):'
-	@set -o pipefail; $(BIN)/python -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv && \
+	  $(UV) pip install --python $(BIN)/python -c constraints.txt -e '.[dev]' || { set -o pipefail; \
+	  $(BIN)/python -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt \
 	  -e '.[dev]' | while read -r word name rest; do case "$$word" in \
 	    Collecting) printf ' %s' "$${name%%[][<>=!~;(]*}" ;; \
-	    Installing) [ "$$name" != collected ] || printf '\n... all are here, and are put into place\n' ;; esac; done || \
+	    Installing) [ "$$name" != collected ] || printf '\n... all are here, and are put into place\n' ;; esac; done; } || \
 	  { echo; echo 'pip could not install the packages (its words are above). Is a package index reachable? See: $(BIN)/pip config list' >&2; exit 1; }
 	@echo 'installed. In your shell: . $(BIN)/activate'
 	@touch $(STAMP)
@@ -101,12 +118,13 @@ oldest: $(STAMP)
 	scripts/packaging.sh oldest
 
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one, and those of
-# UCX: all others run beside them. What they print comes last. The lab's image and the environment of UCX, which the lab
-# needs too, are made while packages are installed, that of CuPy beside the first tests. Where the image cannot be
-# built, its tests say why.
+# UCX: all others run beside them. What they print comes last. The lab's image is made while packages are installed, the
+# environment of UCX, which the lab needs too, while they are compiled, that of CuPy beside the first tests. Where the
+# image cannot be built, its tests say why.
 test: system
 	@log=$$(mktemp) pbslog=$$(mktemp) envlog=$$(mktemp); \
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
+	  $(MAKE) --no-print-directory $(STAMP) || exit; \
 	  $(MAKE) --no-print-directory -k $(UCX)/.installed & ucx=$$!; \
 	  trap 'kill $$ucx 2> /dev/null' EXIT; \
 	  $(MAKE) --no-print-directory $(VENV)/.compiled && wait $$ucx || exit; \
@@ -131,28 +149,16 @@ clusters: $(VENV)/.compiled
 	$(BIN)/python $(RUN) process $(STEAL) -n $$(( $(CORES) < 7 ? $(CORES) + 2 : 8 )) tests/process tests/gpu
 	@[ -z "$(NOW)" ] || $(DECIDE) process
 
-# A comma in a word of a call.
-,      := ,
-# uv takes seconds where pip takes half a minute; it knows none of pip's settings, so pip does it where uv finds no index.
-UV     := $(UCX)/bin/uv
-define install
-	$(UV) pip install --quiet --python $(1)/bin/python $(2) || \
-	  $(1)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check $(2)
-endef
-
-$(UV): constraints.txt
-	$(PYTHON) -m venv $(UCX)
-	@$(UCX)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-
-$(UCX)/.installed: pyproject.toml constraints.txt constraints-ucx.txt $(UV)
+$(UCX)/.installed: $(STAMP) constraints-ucx.txt
+	$(call environment,$(UCX))
 	@echo 'installing hpcgpu with UCX into $(UCX)'
 	@grep -vE '^(dask|distributed|cuda-bindings)==' constraints.txt | cat - constraints-ucx.txt > $(UCX)/constraints.txt
 	$(call install,$(UCX),-c $(UCX)/constraints.txt -e '.[ucx$(,)mpi-runtime]' hypothesis pytest pytest-timeout pytest-xdist)
 	@$(UCX)/bin/python $(COLLECT) tests/ucx > /dev/null || true
 	@touch $@
 
-$(CUPY)/.installed: pyproject.toml constraints.txt constraints-cupy.txt tests/support/real_cupy.py tests/support/fakert.c $(UV)
-	$(PYTHON) -m venv $(CUPY)
+$(CUPY)/.installed: $(STAMP) constraints-cupy.txt tests/support/real_cupy.py tests/support/fakert.c
+	$(call environment,$(CUPY))
 	@echo 'installing CuPy, numba and RMM into $(CUPY), and CuPy without its runtime (half a minute)'
 	$(call install,$(CUPY),-c constraints.txt -c constraints-cupy.txt \
 	  -e . cuda-core cupy-cuda13x numba-cuda rmm-cu13 hypothesis pytest pytest-timeout pytest-xdist \

@@ -163,7 +163,7 @@ def page(url: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any
         return condition(shown["data"])
 
     with contextlib.closing(IOLoop(make_current=False)) as loop, pull_session(None, url, loop) as first:
-        until(holds, f"what is awaited of {url}", every_s=0.3)
+        until(holds, f"what is awaited of {url}", every_s=1)
     return shown
 
 

@@ -105,13 +105,16 @@ def test_run_reports_parts_that_exist(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [word for word in part.arguments if "/" in word and not (ROOT / word).exists()] == []
 
 
-# In place of the Python that makes the environment, and of the one in it.
+# In place of the Python that makes the environment, of the one in it, and of uv.
 PYTHON = """#!/bin/bash
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; printf '#!/bin/sh\\n' > "$3/bin/hpcgpu"
                chmod +x "$3/bin/hpcgpu" ;;
+  *" uv")      printf '#!/bin/sh\\necho $UV_DEFAULT_INDEX $SSL_CERT_FILE uv $1 $2; exec [ $WORKS = uv ]' > "${0%/*}/uv"
+               chmod +x "${0%/*}/uv" ;;
+  *" list")    echo "global.index-url='https://mirror'"; echo ":env:.cert='/a b.pem'" ;;
   "-m pip "*)  echo 'Collecting numpy>=1.24 (from hpcgpu)'
-               [ "$PIP_GOES_ON" = on ] || { echo 'ERROR: No matching distribution' >&2; exit 1; }
+               [ "$WORKS" = pip ] || { echo 'ERROR: No matching distribution' >&2; exit 1; }
                echo 'Collecting dask[array]~=2026.8; python_version > "3"'
                echo 'Installing collected packages: numpy, dask' ;;
 esac
@@ -124,13 +127,16 @@ def test_an_installation_shows_that_it_goes_on_and_how_to_use_it(tmp_path: Path)
     python.chmod(0o755)
     argv = ["make", "--no-print-directory", "demo", f"VENV={venv}", f"PYTHON={python}"]
 
-    def make(pip: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PIP_GOES_ON": pip, "MAKEFLAGS": ""}
+    def make(works: str) -> subprocess.CompletedProcess[str]:
+        (venv / ".installed").unlink(missing_ok=True)
+        env = {**os.environ, "WORKS": works, "MAKEFLAGS": ""}
         return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=env, timeout=scaled(60))
 
-    failed = make("no")
+    failed = make("neither")
     assert (failed.returncode, (venv / ".installed").exists()) == (2, False)
     assert "pip could not install the packages (its words are above)" in failed.stderr
-    done = make("on")
-    assert (done.returncode, " numpy dask\n" in done.stdout) == (0, True)
-    assert done.stdout.endswith(f"On your own: . {venv}/bin/activate; hpcgpu run --gpus sim:4 examples/svd.py\n")
+    for works, words in (("pip", " numpy dask\n"), ("uv", "https://mirror /a b.pem uv pip install\n")):
+        done = make(works)
+        assert (done.returncode, words in done.stdout) == (0, True), done
+        assert ("numpy" in done.stdout) == (works == "pip")
+        assert done.stdout.endswith(f"On your own: . {venv}/bin/activate; hpcgpu run --gpus sim:4 examples/svd.py\n")
