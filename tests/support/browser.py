@@ -75,7 +75,7 @@ class Page:
 
     def wait_for(self, condition: str) -> Any:
         """Return the value of an expression as soon as it is true."""
-        look = f"const t = setInterval(() => {{ const v = {condition}; if (v) {{ clearInterval(t); kept(v) }} }}, 30)"
+        look = f"const t = setInterval(() => {{ const v = {condition}; if (v) {{ clearInterval(t); kept(v) }} }}, 150)"
         return self.evaluate(f"new Promise(kept => {{ {look} }})")
 
     def go(self, url: str, until: str) -> None:
