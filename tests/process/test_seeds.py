@@ -27,7 +27,7 @@ from hpcgpu.cli.commands import config
 
 SEEDS = DATA / "seeds"
 CALLS = [ast.unparse(node) for node in ast.parse((SEEDS / "calls.py.txt").read_text()).body]
-CALLS.remove("cluster = LocalCUDACluster(protocol='ucx')")  # tests/ucx
+CALLS.remove("cluster = LocalCUDACluster(protocol='ucx')")  # tests/ucx/test_ucx_cluster.py
 COMMANDS = (SEEDS / "commands.txt").read_text().splitlines()
 # The same command under three names.
 NAMES = {

@@ -31,15 +31,6 @@ def client(own_folders: Path) -> Iterator[Client]:
         yield client
 
 
-def test_call_of_a_seed_runs(monkeypatch: pytest.MonkeyPatch, own_folders: Path) -> None:
-    (call,) = [line for line in (DATA / "seeds/calls.py.txt").read_text().splitlines() if "'ucx'" in line]
-    monkeypatch.setenv("HPCGPU_GPUS", "sim:1x64MiB")
-    names = {"LocalCUDACluster": LocalGPUCluster}
-    exec(call, names)
-    with names["cluster"] as cluster, Client(cluster) as client:
-        assert client.submit(sum, [1, 2]).result(scaled(60)) == 3
-
-
 def two(client: Client) -> tuple[str, str]:
     client.wait_for_workers(2, timeout=scaled(60))
     first, second = sorted(client.scheduler_info()["workers"])
@@ -106,10 +97,15 @@ def family(leader: str) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def test_nothing_lives_on_after_close(own_folders: Path) -> None:
-    """With data on the way, and with the client's connection still open."""
-    cluster = LocalGPUCluster(gpus="sim:2", protocol="ucx")
+def test_nothing_lives_on_after_close(monkeypatch: pytest.MonkeyPatch, own_folders: Path) -> None:
+    """The call of a seed; with data on the way, and with the client's connection still open."""
+    (call,) = [line for line in (DATA / "seeds/calls.py.txt").read_text().splitlines() if "'ucx'" in line]
+    monkeypatch.setenv("HPCGPU_GPUS", "sim:2")
+    names = {"LocalCUDACluster": LocalGPUCluster}
+    exec(call, names)
+    cluster = names["cluster"]
     client = Client(cluster)
+    assert client.submit(sum, [1, 2]).result(scaled(60)) == 3
     first, second = two(client)
     data = client.submit(bytes, 64 * MIB, workers=[first])
     size = client.submit(len, data, workers=[second])

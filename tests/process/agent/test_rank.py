@@ -34,22 +34,21 @@ def test_any_number_of_ranks_gives_every_gpu_one_worker(tmp_path: Path, count: i
     assert f"4 workers on 1 node ready{idle}; dashboard: cat " in done.stderr
 
 
-@pytest.mark.parametrize(("code", "expected"), [("raise ValueError", 1), ("os.kill(os.getpid(), 9)", 137)])
+BUSY = """
+    c = Client()
+    running = sys.argv[1]
+    os.mkfifo(running)
+    f = c.submit(lambda: (open(running, "w").close(), time.sleep(600)))
+    open(running).close()  # comes back when the task has opened it, too
+    raise ValueError
+"""
+
+
+@pytest.mark.parametrize(("code", "expected"), [(BUSY, 1), ("os.kill(os.getpid(), 9)", 137)], ids=["busy", "killed"])
 def test_the_exit_code_is_the_scripts(tmp_path: Path, code: str, expected: int) -> None:
-    assert ranks.run(ranks.script(tmp_path, code), ranks=3).returncode == expected
-
-
-def test_a_busy_worker_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    code = """
-        c = Client()
-        running = sys.argv[1]
-        os.mkfifo(running)
-        f = c.submit(lambda: (open(running, "w").close(), time.sleep(600)))
-        open(running).close()  # comes back when the task has opened it, too
-        sys.exit(5)
-    """
+    """A busy worker does not hold up the end."""
     done = ranks.run(ranks.script(tmp_path, code), str(tmp_path / "running"), ranks=3)
-    assert done.returncode == 5, done.stderr
+    assert done.returncode == expected, done.stderr
 
 
 def test_a_dead_worker_is_back_and_the_clients_calls_work(tmp_path: Path) -> None:

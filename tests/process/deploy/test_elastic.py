@@ -42,19 +42,16 @@ def kill(pbs: Pbs, job_id: str) -> None:
     signal_all(pbs.processes(job_id), signal.SIGKILL)
 
 
-def test_waiting_says_the_state_of_the_jobs(home: Path, pbs: Pbs) -> None:
+def test_wait_for_workers_says_why_the_job_loop_fails(home: Path, pbs: Pbs) -> None:
     pbs.auto(False)
     with PBSGPUCluster(**OPTIONS) as cluster:
         cluster.scale(jobs=1)
         with pytest.raises(TimeoutError, match=r"not 2 workers within 1 s: (SUBMITTED|PENDING|1)"):
             cluster.wait_for_workers(2, timeout=1)
-
-
-def test_wait_for_workers_says_why_the_job_loop_fails(home: Path, pbs: Pbs) -> None:
-    with PBSGPUCluster(**OPTIONS) as cluster:
-        cluster.scale(jobs=1)
-        cluster.wait_for_workers(2)
+        pbs.auto(True)
         (job,) = ids(cluster)
+        pbs.start(job)
+        cluster.wait_for_workers(2)
         (written,) = (home / ".hpcgpu" / "runs").glob("*/record")
         written.unlink()
         written.mkdir()  # as a home that is full, or a file server that has lost the handle
@@ -78,7 +75,8 @@ def everywhere(clusters: tuple[PBSGPUCluster, ...], workers: int) -> None:
 IN_A_JOB = OPTIONS | {"scheduler": "job"}
 
 
-def test_only_the_owner_scales_and_others_read(home: Path, pbs: Pbs) -> None:
+def test_only_the_owner_scales_and_others_read(home: Path, pbs: Pbs, said: Said) -> None:
+    """So does an owner whose run is taken over."""
     with PBSGPUCluster(**IN_A_JOB, job_name="mine") as owner:
         with PBSGPUCluster.attach("mine") as attached:
             owner.scale(4)
@@ -96,25 +94,18 @@ def test_only_the_owner_scales_and_others_read(home: Path, pbs: Pbs) -> None:
             assert [job.id for job in attached.jobs.gone] == [job.id for job in owner.jobs.gone] == [member]
             everywhere((owner, attached), 4)
             until(lambda: set(ids(owner)) == set(ids(attached)), "both know the same jobs")
-        assert len(ids(owner)) == 1  # the close of an object that reads has changed nothing
-
-
-def test_an_owner_whose_run_is_taken_over_only_reads(home: Path, pbs: Pbs, said: Said) -> None:
-    with PBSGPUCluster(**IN_A_JOB, job_name="mine") as first:
-        first.scale(4)
-        first.wait_for_workers(4)
-        (member,) = ids(first)
+        (member,) = ids(owner)  # the close of an object that reads has changed nothing
         second = PBSGPUCluster.attach("mine", take_over=True)
         assert second.wanted_workers == 4
         assert ids(second) == [member]
         second.scale(6)
-        everywhere((first, second), 6)
-        until(lambda: set(ids(first)) == set(ids(second)) > {member}, "both know the same jobs")
+        everywhere((owner, second), 6)
+        until(lambda: set(ids(owner)) == set(ids(second)) > {member}, "both know the same jobs")
         assert "another object has taken this cluster over: " in said.text
         with pytest.raises(JobError, match="this object cannot scale the cluster"):
-            first.scale(2)
+            owner.scale(2)
     assert not pbs.over(member), "the close of an object that owns the run no more has ended its jobs"
-    assert f"closed: job {first.job_id} goes on" in repr(first)
+    assert f"closed: job {owner.job_id} goes on" in repr(owner)
     second.detach()
     with PBSGPUCluster.attach("mine") as reads, pytest.raises(JobError, match="and has detached it"):
         reads.scale(2)

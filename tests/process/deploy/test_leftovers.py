@@ -88,9 +88,9 @@ def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Sig
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 WAYS = {
     "mpirun": [("first", TERM), ("first", KILL), ("follower", KILL)],
-    "run": [(who, KILL) for who in ("", "leader", "fork_server", "scheduler", "worker", "script", "remover")],
+    "run": [(who, KILL) for who in ("leader", "fork_server", "scheduler", "worker", "script", "remover")],
     "launch": [("first", KILL), ("mpirun", KILL)],
-    "LocalGPUCluster": [("", KILL), ("first", TERM), ("first", KILL)],
+    "LocalGPUCluster": [("first", TERM), ("first", KILL)],
     "LocalGPUCluster by mpirun": [("first", KILL)],
 }
 

@@ -18,6 +18,7 @@ from hpcgpu import LocalGPUCluster, sim
 from hpcgpu.host import host_memory
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+THRESHOLD = "MALLOC_TRIM_THRESHOLD_"
 
 
 def heap_left(mib: int = 32) -> int:
@@ -43,9 +44,18 @@ def fill(dask_worker: Worker) -> None:
     dask_worker.left = [blocks[-1], *blocks[:-1:100]]
 
 
+def check_threshold(client: Client, kept: bool, threshold: str) -> None:
+    """Compare with what glibc does in the forked workers."""
+    assert {nbytes > 16 * MIB for nbytes in client.run(heap_left).values()} == {kept}
+    assert set(client.run(os.getenv, THRESHOLD).values()) == {threshold}
+
+
 @pytest.mark.usefixtures("importable")
-def test_trimming_gives_back_what_was_freed() -> None:
+def test_trimming_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the end of the heap, without being asked, beyond a threshold of ours."""
+    monkeypatch.delenv(THRESHOLD, raising=False)
     with LocalGPUCluster(gpus="sim:2") as cluster, Client(cluster) as client:
+        check_threshold(client, False, "65536")
         client.run(fill)
         given_back = cluster.trim_memory()
         names = [w.spec.name for w in cluster.bindings().workers]
@@ -59,16 +69,10 @@ def test_trimming_gives_back_what_was_freed() -> None:
 
 
 @pytest.mark.usefixtures("importable")
-@pytest.mark.parametrize(("own", "env"), [("", ""), (str(GIB), ""), ("", "1000000000")])
-def test_the_thresholds_of_glibc_are_in_force(own: str, env: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default, or the user's, or the workers': by what glibc does in the forked worker."""
-    name = "MALLOC_TRIM_THRESHOLD_"
-    monkeypatch.setenv(name, own) if own else monkeypatch.delenv(name, raising=False)
-    with LocalGPUCluster(gpus="sim:1", env={name: env} if env else {}) as cluster, Client(cluster) as client:
-        [kept] = client.run(heap_left).values()
-        assert (kept > 16 * MIB) == bool(own or env)
-        [threshold] = client.run(lambda: os.environ["MALLOC_TRIM_THRESHOLD_"]).values()
-        assert threshold == (env or own or "65536")
+def test_the_users_threshold_of_glibc_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THRESHOLD, str(GIB))
+    with LocalGPUCluster(gpus="sim:1") as cluster, Client(cluster) as client:
+        check_threshold(client, True, str(GIB))
 
 
 def test_the_workers_of_a_cluster_have_jemalloc() -> None:
@@ -78,12 +82,17 @@ def test_the_workers_of_a_cluster_have_jemalloc() -> None:
         assert cluster.memory().total.allocator.startswith("jemalloc 5.")
 
 
+@pytest.mark.usefixtures("importable")
 def test_where_there_is_no_jemalloc_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Then the workers' threshold of glibc is in force."""
+    monkeypatch.delenv(THRESHOLD, raising=False)
     monkeypatch.setattr(host_memory, "find_jemalloc", lambda environ: "")  # a machine without it
-    with LocalGPUCluster(gpus="sim:1", allocator="jemalloc") as cluster, Client(cluster):
+    options = {"allocator": "jemalloc", "env": {THRESHOLD: "1000000000"}}
+    with LocalGPUCluster(gpus="sim:1", **options) as cluster, Client(cluster) as client:
         assert cluster.memory().total.allocator == "system"
+        check_threshold(client, True, "1000000000")
     assert capfd.readouterr().err.count("no libjemalloc.so.2 in ") == 1
 
 

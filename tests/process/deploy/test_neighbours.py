@@ -70,25 +70,6 @@ def created(*folders: Path) -> Iterator[dict[Path, set[str]]]:
     os.close(file)
 
 
-@pytest.mark.parametrize("start", ["mpirun", "cluster"])
-def test_no_name_in_a_shared_folder_can_be_guessed(place: Place, tmp_path: Path, start: str) -> None:
-    seen: list[dict[Path, set[str]]] = []
-    for _ in range(2):
-        with created(*place.shared) as appeared:
-            code, said, wrong = place.run(commands(place, tmp_path)[start])
-        assert (code, said) == (0, "55\n"), wrong
-        seen.append(appeared)
-    names = set().union(*(found[folder] for found in seen for folder in (place.tmp, place.spill)))
-    assert any(name.startswith("hpcgpu-run-") for name in names)
-    assert [name for name in names if not RANDOM.fullmatch(name)] == []
-    # Each of Open MPI's ranks tries whether segments can be made there, and passes over a name that is taken, by its
-    # brother or by anybody (O_EXCL, O_NOFOLLOW).
-    assert [name for found in seen for name in found[place.shm] if not re.fullmatch(r"open_mpi\.\d{4}", name)] == []
-    for folder in (place.tmp, place.spill):
-        assert not seen[0][folder] & seen[1][folder]
-        assert list(folder.iterdir()) == []
-
-
 def names_of_dask(folder: Path) -> list[Path]:
     """The folders that Dask takes below ``folder`` (distributed 2026.8.0, diskutils.py), now and in older ones."""
     return [folder / name for name in ("dask-scratch-space", f"dask-scratch-space-{os.getuid()}", "dask-worker-space")]
@@ -136,17 +117,28 @@ def picture(folder: Path) -> dict[str, tuple[object, ...]]:
     [("link", "cluster"), ("folder-of-fifos", "run"), ("folder-of-held-locks", "mpirun")],
 )
 def test_names_taken_by_a_neighbour_change_nothing(place: Place, tmp_path: Path, kind: str, start: str) -> None:
+    """No other name can be guessed."""
     (place.home / "precious").write_text("mine")
-    (place.home / ".hpcgpu").mkdir(mode=0o700)
-    as_neighbour(lambda: lay(place, kind))
-    before = {folder: picture(folder) for folder in (*place.shared, place.home)}
-    with locked(place):
-        code, said, wrong = place.run(commands(place, tmp_path)[start])
-    assert (code, said) == (0, "55\n"), wrong
-    after = {folder: picture(folder) for folder in (*place.shared, place.home)}
-    made = place.home / ".hpcgpu" / "runs"
-    after[place.home].pop(str(made), None)  # the folder of all runs stays, empty
-    assert after == before
+    for folder in (place.home / ".hpcgpu", place.home / ".hpcgpu" / "runs"):
+        folder.mkdir(mode=0o700)
+    seen: list[dict[Path, set[str]]] = []
+    for taken in (True,) if start == "run" else (False, True):
+        if taken:
+            as_neighbour(lambda: lay(place, kind))
+        before = {folder: picture(folder) for folder in (*place.shared, place.home)}
+        with locked(place), created(*place.shared) as appeared:
+            code, said, wrong = place.run(commands(place, tmp_path)[start])
+        assert (code, said) == (0, "55\n"), wrong
+        assert {folder: picture(folder) for folder in before} == before
+        seen.append(appeared)
+    names = set().union(*(found[folder] for found in seen for folder in (place.tmp, place.spill)))
+    assert any(name.startswith("hpcgpu-run-") for name in names)
+    assert [name for name in names if not RANDOM.fullmatch(name)] == []
+    # Each of Open MPI's ranks tries whether segments can be made there, and passes over a name that is taken, by its
+    # brother or by anybody (O_EXCL, O_NOFOLLOW).
+    assert [name for found in seen for name in found[place.shm] if not re.fullmatch(r"open_mpi\.\d{4}", name)] == []
+    for folder in (place.tmp, place.spill):
+        assert len(seen) == 1 or not seen[0][folder] & seen[1][folder]
 
 
 def test_folder_that_a_group_can_replace_needs_trust(place: Place, tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ PLAIN = {"gpus": "sim:2", "nodes": 1, "queue": "gpu", "account": "a-b", "walltim
 
 
 def test_a_cluster_from_start_to_end(pbs: Pbs, tmp_path: Path) -> None:
+    """Beside a malformed job of another user."""
+    pbs.history(True)
+    pbs.write("others", ",\n".join(quirks()))
     folder = tmp_path / "new" / "logs"
     with PBSGPUCluster(**PLAIN, log_directory="~/new/logs") as cluster, Client(cluster) as client:
         assert cluster.job_id == JOB
@@ -94,16 +97,26 @@ def starting(pbs: Pbs, **options: object) -> Future:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("build", ["head"])
-def test_a_job_that_waits_or_is_held_runs_and_is_forgotten(pbs: Pbs, said: Said) -> None:
+def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said) -> None:
+    """Nor does a job that waits, or is held."""
     made = starting(pbs)
     pbs.say(JOB, "Q", FULL)
     until(lambda: f"PENDING ({FULL})" in said.text, "it is said that the job waits", made)
     pbs.say(JOB, "H")  # by its owner
     ask_again(pbs, 2, made)
+    pbs.trouble("down")
+    ask_again(pbs, 3, made)
+    pbs.trouble("")
     pbs.start(JOB)
     with made.result() as cluster, Client(cluster) as client:
         assert client.submit(sum, [1, 2]).result() == 3
         assert "#PBS -l place=scatter\n" in cluster.job_script()
+        pbs.trouble("down")
+        assert client.submit(sum, [1, 3]).result() == 4
+        pbs.trouble("")
+    assert said.text.count("qstat did not answer: Connection refused") == 1
+    assert "cannot connect to server login01" in said.text
+    assert f"job {JOB}: UNKNOWN (the batch system does not answer)" in said.text
     assert (pbs.get(JOB, "state"), pbs.get(JOB, "exit")) == ("F", "0")
     assert pbs.calls("qdel") == []
 
@@ -168,23 +181,6 @@ def test_failed_job_gives_its_exit_code_with_or_without_history(pbs: Pbs, histor
     assert "900" in str(caught.value).splitlines()[-1]
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said) -> None:
-    made = starting(pbs)
-    pbs.trouble("down")
-    ask_again(pbs, 3, made)
-    pbs.trouble("")
-    pbs.start(JOB)
-    with made.result() as cluster, Client(cluster) as client:
-        assert client.submit(sum, [1, 2]).result() == 3
-        pbs.trouble("down")
-        assert client.submit(sum, [1, 3]).result() == 4
-        pbs.trouble("")
-    assert said.text.count("qstat did not answer: Connection refused") == 1
-    assert "cannot connect to server login01" in said.text
-    assert f"job {JOB}: UNKNOWN (the batch system does not answer)" in said.text
-
-
 def test_a_job_that_waits_is_cancelled_when_the_server_is_back(pbs: Pbs, said: Said) -> None:
     made = starting(pbs)
     pbs.trouble("qdel")
@@ -197,9 +193,9 @@ def test_a_job_that_waits_is_cancelled_when_the_server_is_back(pbs: Pbs, said: S
     assert said.text.count("qdel failed: Connection refused") == 1
 
 
-@pytest.mark.parametrize("history", [True, False])
-def test_malformed_job_of_another_user_hides_none_of_ours(pbs: Pbs, history: bool) -> None:
-    pbs.history(history)
+def test_malformed_job_of_another_user_hides_none_of_ours(pbs: Pbs) -> None:
+    """Without history; ``test_a_cluster_from_start_to_end`` has it."""
+    pbs.history(False)
     pbs.write("others", ",\n".join(quirks()))
     with PBSGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
         assert client.submit(sum, [1, 2]).result() == 3
