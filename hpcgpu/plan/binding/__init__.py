@@ -348,14 +348,13 @@ def _take(groups: dict[int | None, list[int]], count: int) -> list[int]:
 
 
 def _even(limits: Sequence[int], available: int) -> list[int]:
-    """Return how many of ``there`` each gets: at most what it wants, and otherwise equal numbers within one."""
-    got = [0] * len(limits)
-    while available > 0 and any(g < w for g, w in zip(got, limits, strict=True)):
-        for i, w in enumerate(limits):
-            if available and got[i] < w:
-                got[i] += 1
-                available -= 1
-    return got
+    """Return how many of the available each gets: at most its limit, and otherwise equal numbers within one."""
+    out = [0] * len(limits)
+    while available > 0 and (short := [i for i, limit in enumerate(limits) if out[i] < limit]):
+        for i in short[:available]:
+            out[i] += 1
+        available -= len(short)
+    return out
 
 
 def plan_memory_nodes(
@@ -393,14 +392,21 @@ def _shares(
 ) -> list[CpuSet]:
     """Return which of these NUMA nodes each worker has; they are of its own package."""
     packages = {n.os_index: n.package for n in topology.numa_nodes}
-    shares: list[CpuSet] = [CpuSet()] * len(homes)
-    for package in sorted(set(packages.values())):
-        mine = [i for i, h in enumerate(homes) if h in packages and packages[h] == package]
-        near = [n for n in nodes if n.package == package]
-        divided = _divide(near, [homes[i] for i in mine], [cpusets[i] for i in mine])
-        for i, share in zip(mine, divided, strict=True):
-            shares[i] = share
-    return shares
+    shares = [{n.os_index for n in nodes if n.os_index == h} for h in homes]
+    room = [sum(n.memory_bytes / homes.count(h) for n in nodes if n.os_index == h) for h in homes]
+    for node in nodes:
+        mine = [i for i, h in enumerate(homes) if h in packages and packages[h] == node.package]
+        if node.os_index in homes or not mine:
+            continue
+        users = [i for i in mine if cpusets[i] & node.cpuset]
+        if not users:
+            users = [min((room[i], abs((homes[i] or 0) - node.os_index), i) for i in mine)[-1]]
+        for i in users:
+            shares[i].add(node.os_index)
+            room[i] += (node.memory_bytes or 1) / len(users)
+    # Some homes are not in the cgroup, or have no memory: then the package's other nodes are the nearest.
+    near = [[n.os_index for n in nodes if h in packages and packages[h] == n.package] for h in homes]
+    return [CpuSet(share or others) for share, others in zip(shares, near, strict=True)]
 
 
 def _usable_nodes(topology: Topology, allowed: CpuSet | None) -> list[NumaNode]:
@@ -408,20 +414,3 @@ def _usable_nodes(topology: Topology, allowed: CpuSet | None) -> list[NumaNode]:
     has_sizes = any(n.memory_bytes for n in topology.numa_nodes)
     nodes = [n for n in topology.numa_nodes if n.memory_bytes or not has_sizes]
     return sorted((n for n in nodes if allowed is None or n.os_index in allowed), key=lambda n: n.os_index)
-
-
-def _divide(nodes: Sequence[NumaNode], homes: Sequence[int | None], cpusets: Sequence[CpuSet]) -> list[CpuSet]:
-    """Divide the NUMA nodes of one package among the workers that are at home on it."""
-    shares: list[set[int]] = [{n.os_index for n in nodes if n.os_index == h} for h in homes]
-    room = [sum(n.memory_bytes / homes.count(h) for n in nodes if n.os_index == h) for h in homes]
-    for node in nodes if homes else ():
-        if node.os_index in homes:
-            continue
-        users = [i for i, c in enumerate(cpusets) if c & node.cpuset]
-        if not users:
-            users = [min((room[i], abs((h or 0) - node.os_index), i) for i, h in enumerate(homes))[-1]]
-        for i in users:
-            shares[i].add(node.os_index)
-            room[i] += (node.memory_bytes or 1) / len(users)
-    # Some homes are not in the cgroup, or have no memory: then the package's other nodes are the nearest.
-    return [CpuSet(s) if s else CpuSet(n.os_index for n in nodes) for s in shares]
