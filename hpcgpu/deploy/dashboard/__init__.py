@@ -213,10 +213,6 @@ class UsagePlugin(SchedulerPlugin):
             if not self._silent:
                 self._answered.set()
 
-    def lives(self) -> list[WorkerFacts]:
-        """Return the lives of all workers, until now or to their ends."""
-        return [*self._ended, *(self._facts(*life) for life in self._live.values())]
-
     def gpus(self) -> list[WorkerFacts]:
         """Return the last heartbeat's facts of each worker with a GPU, in the order of nodes and numbers."""
         workers = [self._facts(*life) for life in self._live.values()]
@@ -239,7 +235,8 @@ class UsagePlugin(SchedulerPlugin):
 
     def summary(self) -> Summary:
         """Return the run's usage until the workers' last heartbeats."""
-        return sum_up(self.lives(), self._clock() - self._begin_s, self._walltime_s)
+        lives = [*self._ended, *(self._facts(*life) for life in self._live.values())]
+        return sum_up(lives, self._clock() - self._begin_s, self._walltime_s)
 
     async def fresh_summary(self) -> dict[str, Any]:
         """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``)."""

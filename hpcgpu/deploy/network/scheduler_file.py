@@ -79,7 +79,8 @@ def security(certificate: Certificate | None) -> Security:
     """Return distributed's Security: TLS both ways, encryption required; no TLS without a certificate."""
     if certificate is None:
         return Security()
-    roles = {f"tls_{role}_{part}": getattr(certificate, f"{part}_pem") for role in _ROLES for part in ("cert", "key")}
+    parts = {"cert": certificate.cert_pem, "key": certificate.key_pem}
+    roles = {f"tls_{role}_{part}": pem for role in ("client", "scheduler", "worker") for part, pem in parts.items()}
     return ClusterSecurity(tls_ca_file=certificate.cert_pem, require_encryption=True, **roles)
 
 
@@ -124,7 +125,6 @@ def _in_memory(text: str) -> Iterator[str]:
 
 
 _arguments: dict[tuple[str, str, str], dict[str, Any]] = {}
-_ROLES = ("client", "scheduler", "worker")
 
 
 class TlsSocket(ssl.SSLSocket):
