@@ -145,20 +145,16 @@ class _DoctorJob:
         if now_s() >= self._ask_at_s:
             await self._ask()
             self._ask_at_s = now_s() + _ASK_S
-        over = self._is_over(now_s())
-        if await supervise.to_thread(self._have_all):
-            return True
-        return False if over else None
-
-    def _is_over(self, now_s: float) -> bool:
-        """Return True if no more answers will come; a job may be ending for minutes."""
         status = self._status
         if status is None or not status.is_ending:
             self._ending_s = None
         elif self._ending_s is None:
-            self._ending_s = now_s
-        waited = self._ending_s is not None and now_s - self._ending_s > _WRITTEN_S
-        return waited or (status is not None and status.state in (JobState.ENDED, JobState.STUCK))
+            self._ending_s = now_s()
+        is_late = self._ending_s is not None and now_s() - self._ending_s > _WRITTEN_S  # a job may end for minutes
+        over = is_late or (status is not None and status.state in (JobState.ENDED, JobState.STUCK))
+        if await supervise.to_thread(self._have_all):
+            return True
+        return False if over else None
 
     async def _ask(self) -> None:
         job = self._job
