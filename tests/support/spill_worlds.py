@@ -18,13 +18,12 @@ from hpcgpu.spill.state import (
     DEVICE,
     DISK,
     HOST,
+    Answer,
     Candidate,
     Copy,
     Drop,
-    Fail,
     FailedAllocation,
     Instruction,
-    Resume,
     Ticket,
     Unit,
     below,
@@ -218,7 +217,7 @@ class World:
                 used = any(do.unit in r.ticket.units and not r.ticket.for_peer for r in self.readers if r.is_told)
                 holds(not used or do.tier != do.unit.top, "what is used is not taken away")
                 holds(self.contents[do.unit.name].pop(do.tier, None) is not None, "what is not there is not given up")
-            elif isinstance(do, (Resume, Fail)):
+            elif isinstance(do, Answer):
                 self.tell(do)
 
     def start(self, copy: Copy) -> None:
@@ -235,7 +234,7 @@ class World:
         self.copies.append(copy)
         self.captured.append(self.contents[unit.name][copy.source])
 
-    def tell(self, do: Resume | Fail) -> None:
+    def tell(self, do: Answer) -> None:
         if isinstance(do.waiter, FailedAllocation):
             holds(do.waiter in self.allocations, "an allocation is told once")
             self.allocations.remove(do.waiter)
@@ -243,8 +242,8 @@ class World:
         reader = next((r for r in self.readers if r.ticket is do.waiter), None)
         assert reader is not None, "a reader that has gone is not told"
         holds(not reader.is_told, "a reader is told once")
-        reader.is_told, reader.has_failed = True, isinstance(do, Fail)
-        for unit in do.waiter.units if isinstance(do, Resume) else ():
+        reader.is_told, reader.has_failed = True, do.error is not None
+        for unit in do.waiter.units if do.error is None else ():
             tier = unit.tier if do.waiter.for_peer else unit.top
             version = self.contents[unit.name].get(tier)
             holds(version is not None and tier >= HOST, "a reader is resumed when its units are up")

@@ -1,11 +1,11 @@
 """The decisions of the spill store, pure: events in, instructions out; no threads, no I/O, no clock.
 
-Callers use ``machine`` only, which has the events and the laws, units on their way up and failed allocations.
-``accounting`` counts bytes, decides which units go down, and has the needs of tasks. Here are the nouns, units,
-waiting threads and instructions, and the choice of the units that go down next. All sizes are in bytes.
+Callers use ``machine`` only, which has the events and the laws, units on their way up, the needs of tasks and failed
+allocations. ``accounting`` counts bytes, and decides which units go down. Here are the nouns, units, waiting threads
+and instructions, and the choice of the units that go down next. All sizes are in bytes.
 
 The machine changes Unit, Ticket and FailedAllocation, only under the store's lock. The instructions (Copy, Drop, Trim,
-Resume, Fail, Say, Leave) are immutable. :class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread
+Answer, Say, Leave) are immutable. :class:`hpcgpu.spill.store.executor.Executor` carries them out in the thread
 that reported the event; a Copy in the thread that it names.
 
 The order of the units that go down is that of the last use, longest ago first. But units that a ready task needs go
@@ -116,7 +116,6 @@ class FailedAllocation(Waiter):
     nbytes: int
     until_bytes: int = 0  # the count of freed bytes at which it has room
     had_bytes: int = 0  # the count at its beginning
-    has_room: bool = False  # it was resumed, and has not failed
 
 
 class Copy(NamedTuple):
@@ -144,17 +143,11 @@ class Trim(NamedTuple):
     tier: int
 
 
-class Resume(NamedTuple):
+class Answer(NamedTuple):
     """Let a thread continue: its units are up, or it has room, and all drops before this instruction are done."""
 
     waiter: Waiter
-
-
-class Fail(NamedTuple):
-    """Let a thread continue with an error; for an allocation None: no more units can go."""
-
-    waiter: Waiter
-    error: Exception | None
+    error: Exception | None = None  # the reason why not; for an allocation MemoryError: no more units can go
 
 
 class Say(NamedTuple):
@@ -172,7 +165,7 @@ class Leave(NamedTuple):
     error: Exception
 
 
-Instruction = Copy | Drop | Trim | Resume | Fail | Say | Leave
+Instruction = Copy | Drop | Trim | Answer | Say | Leave
 
 
 class Candidate(NamedTuple):

@@ -1,14 +1,9 @@
-"""The accounting of the state machine: bytes by tier, orders of use, moves down, and the needs of tasks.
-
-The classes are pure: SpillState makes one of each, and calls it under the store's lock.
-"""
+"""The accounting of the state machine: bytes by tier, orders of use, and moves down; pure, under the store's lock."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import OrderedDict, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
 
 from hpcgpu.spill.state import (
     DISK,
@@ -307,54 +302,3 @@ class Accounting:
             nbytes -= unit.size(tier)
             units.append(unit)
         return units
-
-
-# The number of ready tasks to look at: with more, units would come up that other tasks push down before their turn.
-_NEXT = 4
-
-
-class _Need(NamedTuple):
-    priority: tuple[Any, ...]
-    number: int  # of its own, so that needs of one priority have an order
-    running: bool
-    units: tuple[Unit, ...]
-
-
-class Prefetch:
-    """The units that tasks need, by task: they go down last, and come up before the task starts."""
-
-    def __init__(self) -> None:
-        self._needs: dict[Hashable, _Need] = {}
-        self._ready: list[_Need] = []  # of the ready tasks, the next to run first
-        self._count = 0
-
-    def add(self, task: Hashable, units: tuple[Unit, ...], priority: tuple[Any, ...], running: bool) -> None:
-        """Keep the needs of a task in place of its earlier needs."""
-        self.forget(task)
-        self._count += 1
-        need = self._needs[task] = _Need(priority, self._count, running, units)
-        if not running:
-            insort(self._ready, need)
-        for unit in units:
-            if running:
-                unit.running += 1
-            else:
-                unit.waiting = unit.waiting or {}
-                unit.waiting[task] = priority
-
-    def forget(self, task: Hashable) -> None:
-        """Forget the needs of a task."""
-        if (need := self._needs.pop(task, None)) is None:
-            return
-        if not need.running:
-            del self._ready[bisect_left(self._ready, need)]
-        for unit in need.units:
-            if need.running:
-                unit.running -= 1
-            elif unit.waiting:
-                unit.waiting.pop(task, None)
-
-    def soon(self) -> Iterator[Unit]:
-        """Yield the units that the next ready tasks need and that are not up."""
-        for need in self._ready[:_NEXT]:
-            yield from (unit for unit in need.units if unit.valid and unit.tier != unit.top)

@@ -20,27 +20,37 @@ small stores.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from hpcgpu.spill.state import (
     DISK,
     HOST,
+    Answer,
     Copy,
     Drop,
-    Fail,
     FailedAllocation,
     Instruction,
     Leave,
-    Resume,
     Say,
     Ticket,
     Trim,
     Unit,
 )
-from hpcgpu.spill.state.accounting import Accounting, Prefetch
+from hpcgpu.spill.state.accounting import Accounting
 
 Instructions = tuple[Instruction, ...]
+# The number of ready tasks to look at: with more, units would come up that other tasks push down before their turn.
+_NEXT = 4
+
+
+class _Need(NamedTuple):
+    priority: tuple[Any, ...]
+    number: int  # of its own, so that needs of one priority have an order
+    running: bool
+    units: tuple[Unit, ...]
 
 
 class SpillState:
@@ -49,7 +59,11 @@ class SpillState:
     # All calls are under the store's lock; single numbers, and ``is_stuck``, are read without it.
 
     def __init__(self, limits: Mapping[int, int]) -> None:
-        self.accounting, self.prefetch = Accounting(limits), Prefetch()
+        self.accounting = Accounting(limits)
+        # the units that tasks need, by task: they go down last, and come up before the task starts
+        self._needs: dict[Hashable, _Need] = {}
+        self._ready: list[_Need] = []  # of the ready tasks, the next to run first
+        self._count = 0
         # units on their way up, by the next tier: the first one waits for room there, and the others wait for it
         self._coming_up: dict[int, deque[Unit]] = {}
         self._ahead: Unit | None = None  # the unit that comes up before a task needs it: one, while no thread waits
@@ -102,7 +116,7 @@ class SpillState:
             unit.pins += 1
         missing = [unit for unit in ticket.units if ticket.lacks(unit)]
         if lost := next((unit.lost for unit in missing if unit.lost), None):
-            self._end(ticket, Fail(ticket, lost), out)
+            self._end(ticket, lost, out)
         elif not missing:
             self._resume(ticket, out)
             if not ticket.writes:
@@ -197,7 +211,7 @@ class SpillState:
             waiters, unit.waiters = unit.waiters, ()
             for ticket in waiters:
                 if not ticket.over:
-                    self._end(ticket, Fail(ticket, error), out)
+                    self._end(ticket, error, out)
         return self._proceed(unit, out)
 
     def alloc_failed(self, allocation: FailedAllocation) -> Instructions:
@@ -231,12 +245,23 @@ class SpillState:
 
     def expect(self, task: Hashable, units: Iterable[Unit], priority: tuple[float, ...], running: bool) -> Instructions:
         """Record the units that a ready or running task needs; the ready task of the least priority runs next."""
-        self.prefetch.add(task, tuple(unit for unit in dict.fromkeys(units) if unit.valid), priority, running)
+        self._forget_need(task)
+        self._count += 1
+        units = tuple(unit for unit in dict.fromkeys(units) if unit.valid)
+        need = self._needs[task] = _Need(priority, self._count, running, units)
+        if not running:
+            insort(self._ready, need)
+        for unit in units:
+            if running:
+                unit.running += 1
+            else:
+                unit.waiting = unit.waiting or {}
+                unit.waiting[task] = priority
         return self._settled([])
 
     def task_over(self, task: Hashable) -> Instructions:
         """Forget the needs of a task that is over, or does not run here."""
-        self.prefetch.forget(task)
+        self._forget_need(task)
         return self._settled([])
 
     def tick(self) -> Instructions:
@@ -250,6 +275,17 @@ class SpillState:
         """True if a copy has failed that may succeed later."""
         return bool(self.accounting.blocked) or self.pauses
 
+    def _forget_need(self, task: Hashable) -> None:
+        if (need := self._needs.pop(task, None)) is None:
+            return
+        if not need.running:
+            del self._ready[bisect_left(self._ready, need)]
+        for unit in need.units:
+            if need.running:
+                unit.running -= 1
+            elif unit.waiting:
+                unit.waiting.pop(task, None)
+
     def _forget(self, unit: Unit, out: list[Instruction]) -> None:
         if not unit.keys and not unit.pins and unit.move is None and unit.valid:
             if unit.valid == 1 << unit.top:
@@ -259,14 +295,14 @@ class SpillState:
             if unit.dirty or unit.disk_bytes:  # most objects have neither, and these would be their first
                 unit.dirty, unit.disk_bytes = False, 0
 
-    def _end(self, ticket: Ticket, answer: Resume | Fail, out: list[Instruction]) -> None:
+    def _end(self, ticket: Ticket, error: Exception | None, out: list[Instruction]) -> None:
         ticket.over, self.waiting = True, self.waiting - 1
-        out.append(answer)
+        out.append(Answer(ticket, error))
 
     def _resume(self, ticket: Ticket, out: list[Instruction]) -> None:
         for unit in ticket.units if ticket.writes else ():
             self._spoil(unit, out)
-        self._end(ticket, Resume(ticket), out)
+        self._end(ticket, None, out)
 
     def _spoil(self, unit: Unit, out: list[Instruction]) -> None:
         unit.dirty = True
@@ -358,13 +394,13 @@ class SpillState:
         accounting = self.accounting
         if self._ahead or self.pauses:
             return
-        for unit in self.prefetch.soon():
-            to = _above(unit)
-            room = all(accounting.fits(tier, unit.nbytes, accounting.low) for tier in (to, unit.top))
-            if room and unit.move is None and unit.lost is None:
-                self._ahead = unit
-                accounting.start(unit, to, None, out)
-                return
+        for unit in (unit for need in self._ready[:_NEXT] for unit in need.units):
+            if unit.valid and unit.tier != unit.top and unit.move is None and unit.lost is None:
+                to = _above(unit)
+                if all(accounting.fits(tier, unit.nbytes, accounting.low) for tier in (to, unit.top)):
+                    self._ahead = unit
+                    accounting.start(unit, to, None, out)
+                    return
 
     def _serve(self, out: list[Instruction]) -> None:
         """Send down the missing bytes of allocations; resume those that have room, and fail hopeless ones."""
@@ -375,7 +411,8 @@ class SpillState:
                 self.accounting.send_down(tier, missing, missing, allocation, out)
             if freed.get(tier, 0) >= allocation.until_bytes or not leaving.get(tier):
                 self.allocations.remove(allocation)
-                out.append(Resume(allocation) if freed.get(tier, 0) > allocation.had_bytes else Fail(allocation, None))
+                has_room = freed.get(tier, 0) > allocation.had_bytes
+                out.append(Answer(allocation, None if has_room else MemoryError()))
 
 
 def _is_urgent(unit: Unit) -> bool:

@@ -24,7 +24,7 @@ from hpcgpu.model.settings import Limit
 from hpcgpu.spill import store
 from hpcgpu.spill.devices import Device, attach, detach
 from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
-from hpcgpu.spill.state import DEVICE, DISK, HOST, Copy, Drop, Fail, FailedAllocation, Leave, Resume, Say, Ticket, Trim
+from hpcgpu.spill.state import DEVICE, DISK, HOST, Answer, Copy, Drop, FailedAllocation, Leave, Say, Ticket, Trim
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.storage import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.storage.disk import Disk, ImmovableError, Stored
@@ -145,8 +145,7 @@ class Executor:
             self._forget_value(entry, todo.garbage)
             for content in entry.small:
                 self._release_member(content, todo)
-            if out := self.state.delete(entry.units):
-                self.record(out, todo)
+            self.record(self.state.delete(entry.units), todo)
 
     def _release_member(self, content: ObjectContent, todo: Todo) -> None:
         """Take one name from a member of a bundle, which it leaves with its last name; under the lock."""
@@ -154,8 +153,7 @@ class Executor:
             self.record(out, todo)
         if not content.keys:
             del content.bundle.members[content]
-            if content.names:
-                self._forget_names(content)
+            self._forget_names(content)
             todo.garbage.append(content.take(HOST))
             if content.top != HOST:
                 todo.garbage.append(content.take(content.top))
@@ -265,7 +263,7 @@ class Executor:
                 self.report(self.state.alloc_given_up, allocation)
             for copy in store.take_unmade(allocation):  # another thread has freed enough, or Ctrl-C
                 self._send_to_spill_thread(copy)
-        return self.free_unread() or allocation.has_room
+        return self.free_unread() or allocation.error is None
 
     def count_rescue(self) -> None:
         """Count an allocation that has room now; in the thread that allocates."""
@@ -350,8 +348,7 @@ class Executor:
         garbage.append(unit.take(tier))
         if tier == unit.top:
             for content in unit.contents:
-                if content.names:
-                    self._forget_names(content)
+                self._forget_names(content)
                 if content.stored_objects:
                     living = filter(None, [ref() for ref in content.stored_objects.values()])
                     todo.released = [*todo.released, *living]
@@ -365,7 +362,8 @@ class Executor:
         for name in content.names:
             if self.contents.get(name) is content:
                 del self.contents[name]
-        content.names = ()
+        if content.names:  # not an attribute of each content
+            content.names = ()
 
     def _forget_value(self, entry: Entry, garbage: list[Any]) -> None:
         if (value := entry.value) is not ABSENT:
@@ -389,13 +387,9 @@ class Executor:
             instruction.by.inbox.put((self, instruction))
         elif kind is Copy:
             self._send_to_spill_thread(instruction)
-        elif kind is Resume or kind is Fail:
+        elif kind is Answer:
             waiter = instruction.waiter
-            if kind is Fail:
-                waiter.error = instruction.error
-            elif type(waiter) is FailedAllocation:
-                waiter.has_room = True
-            waiter.answered = True
+            waiter.error, waiter.answered = instruction.error, True
             if waiter.inbox is not this_thread.inbox:
                 waiter.inbox.put(None)
         elif kind is Trim:

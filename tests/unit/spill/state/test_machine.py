@@ -15,14 +15,13 @@ from hpcgpu.spill.state import (
     DEVICE,
     DISK,
     HOST,
+    Answer,
     Candidate,
     Copy,
     Drop,
-    Fail,
     FailedAllocation,
     Instruction,
     Leave,
-    Resume,
     Say,
     Ticket,
     Trim,
@@ -78,7 +77,7 @@ def test_reader_of_a_unit_going_down_does_not_wait() -> None:
     state.set((a,))
     down = copy_of(state.set((b,)))
     reader = Ticket((a,))
-    assert state.need(reader)[0] == Resume(reader)
+    assert state.need(reader)[0] == Answer(reader)
     assert Drop(a, DEVICE) not in state.moved(down)
     assert a.tier == DEVICE and a.is_clean
 
@@ -87,7 +86,7 @@ def test_a_way_up_goes_above_the_limit_where_nothing_can_go() -> None:
     state, (a,) = SpillState({DEVICE: 5}), units(6)
     state.moved(copy_of(state.set((a,))))
     reader = Ticket((a,))
-    assert state.moved(copy_of(state.need(reader))) == (Resume(reader),)
+    assert state.moved(copy_of(state.need(reader))) == (Answer(reader),)
     assert state.release(reader) == (Drop(a, DEVICE, may_be_read=True),)
 
 
@@ -98,7 +97,7 @@ def test_peer_gets_host_bytes_without_the_device() -> None:
     peer = Ticket((a,), for_peer=True)
     up = copy_of(state.need(peer))
     assert (up.source, up.to) == (DISK, HOST)
-    assert state.moved(up) == (Resume(peer),)
+    assert state.moved(up) == (Answer(peer),)
 
 
 def test_a_full_disk_is_said_once_and_tried_again_at_a_tick() -> None:
@@ -140,8 +139,8 @@ def test_failed_read_back_fails_readers_and_worker_leaves_once() -> None:
     state.moved(copy_of(state.set((a,))))
     lost, first, second = OSError("Input/output error"), Ticket((a,)), Ticket((a,))
     up = copy_of(state.need(first))
-    assert state.failed(up, lost, for_good=True) == (Leave(lost), Fail(first, lost))
-    assert state.need(second) == (Fail(second, lost),)
+    assert state.failed(up, lost, for_good=True) == (Leave(lost), Answer(first, lost))
+    assert state.need(second) == (Answer(second, lost),)
 
 
 def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
@@ -152,7 +151,7 @@ def test_an_allocation_that_failed_goes_on_when_enough_has_gone() -> None:
     first, second = state.alloc_failed(room)
     assert isinstance(first, Copy) and isinstance(second, Copy) and first.by is room
     assert state.moved(first) == (Drop(first.unit, DEVICE),)
-    assert state.moved(second) == (Drop(second.unit, DEVICE), Resume(room))
+    assert state.moved(second) == (Drop(second.unit, DEVICE), Answer(room))
 
 
 def test_shrinking_frees_idle_memory_then_moves_data() -> None:
@@ -174,7 +173,7 @@ def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
     assert up == Copy(a, HOST, DEVICE, None, 6, a.age)
     reader = Ticket((a,))
     assert state.need(reader) == ()
-    assert state.moved(up) == (Resume(reader),)
+    assert state.moved(up) == (Answer(reader),)
     state.release(reader)
     assert state.task_over("task") == ()
 
