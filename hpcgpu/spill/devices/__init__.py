@@ -215,7 +215,7 @@ class AllocationFailureHook:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.stores: list[Store] = []
+        self.stores: dict[Store, None] = {}
 
     def __call__(self, need_bytes: int) -> bool:
         """Return whether a store has made room; called in the thread that allocates."""
@@ -279,15 +279,14 @@ def attach(device: Device, store: Store) -> None:
     if not isinstance(hook, AllocationFailureHook):
         hook = device.on_alloc_failure = AllocationFailureHook(device)
         _hooks.append(hook)
-    if store not in hook.stores:
-        hook.stores.append(store)
+    hook.stores[store] = None
 
 
 def detach(device: Device, store: Store) -> None:
     """Forget a store that closes; without stores the device has no hook."""
     hook = device.on_alloc_failure
     if isinstance(hook, AllocationFailureHook) and store in hook.stores:
-        hook.stores.remove(store)
+        del hook.stores[store]
         if not hook.stores:
             device.on_alloc_failure = None
             _hooks.remove(hook)

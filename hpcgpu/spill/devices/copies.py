@@ -197,10 +197,7 @@ class DriverCopies(Copies):
             self.call("cuMemcpyHtoDAsync", pointer + part.start, stage.memory.ctypes.data, nbytes, self.up_stream)
             self.call("cuEventRecord", stage.done, self.up_stream)
 
-        def finish(stage: _Stage, part: slice) -> None:
-            self._wait(stage.done)
-
-        self._by_stages(root.nbytes, self.up_stream, start, finish)
+        self._by_stages(root.nbytes, self.up_stream, start, lambda stage, _: self._wait(stage.done))
 
     def _by_stages(
         self,

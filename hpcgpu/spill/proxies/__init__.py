@@ -272,14 +272,9 @@ def _inplace(operation: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "matmul": operator.matmul, "pow": pow},
-    **{"truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "divmod": divmod},
-    **{"lshift": operator.lshift, "rshift": operator.rshift},
-    **{"and": operator.and_, "or": operator.or_, "xor": operator.xor},
-}
-for _name, _operation in _ARITHMETIC.items():
-    _forwards = _forward(_operation)
+_BUILTIN: dict[str, Callable[..., Any]] = {"pow": pow, "divmod": divmod}  # operator's pow takes no third argument
+for _name in "add sub mul matmul pow truediv floordiv mod divmod lshift rshift and or xor".split():
+    _forwards = _forward(_BUILTIN.get(_name) or getattr(operator, f"__{_name}__"))
     setattr(Proxy, f"__{_name}__", _forwards)
     setattr(Proxy, f"__r{_name}__", lambda self, other, *more, do=_forwards: do(other, self, *more))
     if _name != "divmod":

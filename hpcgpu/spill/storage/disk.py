@@ -149,10 +149,6 @@ class Slabs(Pool):
         """True if more memory is free than the pool keeps for long."""
         return self.free_bytes > self.limit_bytes // _KEPT
 
-    def shrink(self) -> None:
-        """Give this excess back."""
-        self.trim(self.limit_bytes // _KEPT)
-
 
 def _map(size: int) -> np.ndarray:
     try:
@@ -270,7 +266,7 @@ class Disk:
     def shrink(self) -> None:
         """Give back some of the excess; call it again while :attr:`has_excess`."""
         self.segments.trim()
-        self.slabs.shrink()
+        self.slabs.trim(self.slabs.limit_bytes // _KEPT)
 
     def read(self, stored: Stored) -> list[np.ndarray]:
         """Return the buffers; OSError if any of them is missing."""
