@@ -193,9 +193,8 @@ class ReportedCluster(Cluster):
             self._asking = supervise.Loop(self._ask_when_due, "the questions to the workers for a notebook")
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
-        present = self.scheduler_info["workers"]
         may_wait = self.status == Status.running and not self.asynchronous and not self.called_from_running_loop
-        if present and may_wait and self._is_due():
+        if self.scheduler_info["workers"] and may_wait and self._is_due():
             self.sync(self._ask_workers)
         if link := str(self.dashboard_link):  # a line has shown it before
             drop = self._progress.drop
@@ -203,7 +202,7 @@ class ReportedCluster(Cluster):
             self.loop.add_callback(drop, f"dashboard: {link}")
         workers = [  # of those that have not answered, the scheduler's facts
             self._facts.get(address) or read_facts(str(facts["name"]), {"node": facts["host"]}, facts.get(KEY, {}))
-            for address, facts in present.items()
+            for address, facts in self.scheduler_info["workers"].items()
         ]
         page = cluster_page(
             type(self).__name__,
