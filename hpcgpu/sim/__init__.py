@@ -85,7 +85,7 @@ class SimGpu:
         self._used = 0
         self._lock = threading.Lock()
         self._freed: deque[int] = deque()
-        self._allocations: dict[int, weakref.ref[Allocation]] = {}
+        self._allocations = weakref.WeakValueDictionary[int, Allocation]()
         self._blocks = Blocks(memory_bytes // _KEPT, lambda: self._free(0))
         self._usage = None if usage_file is None else map_usage(usage_file)
 
@@ -136,8 +136,7 @@ class SimGpu:
     def allocation_of(self, result: np.ndarray) -> Allocation:
         """Return the buffer of an array's memory; a new one is counted."""
         root = root_of(result)
-        reference = self._allocations.get(id(root))
-        allocation = reference() if reference else None
+        allocation = self._allocations.get(id(root))
         if allocation is None:
             _check(root.dtype)
             allocation = self._register(root, self._allocate(root.nbytes))
@@ -211,13 +210,8 @@ class SimGpu:
 
     def _register(self, root: np.ndarray, allocation: Allocation) -> Allocation:
         # No lock: an array drops its allocation before its memory, so an id leaves the dict before it is used again.
-        key = id(root)
-        self._allocations[key] = weakref.ref(allocation, functools.partial(self._forget, key))
+        self._allocations[id(root)] = allocation
         return allocation
-
-    def _forget(self, key: int, reference: weakref.ref[Allocation]) -> None:
-        if self._allocations.get(key) is reference:  # else another buffer has this id now
-            del self._allocations[key]
 
     def _free(self, nbytes: int) -> None:
         self._freed.append(nbytes)
