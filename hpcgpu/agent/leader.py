@@ -1,6 +1,7 @@
 """Lead a node, or a job that joins a running cluster: start its workers, watch them, and end them.
 
-The cluster is one of hpcgpu, or a scheduler that others started.
+The cluster is one of hpcgpu, or a scheduler that others started. This imports distributed: after the leader's resources
+are made, whose fork server has imported it in its way.
 """
 
 from __future__ import annotations
@@ -12,26 +13,27 @@ import logging
 import math
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from distributed import Nanny
+from distributed.comm import connect
+from distributed.core import rpc
+from distributed.security import Security
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner, LeaderResources
+from hpcgpu.deploy import network, processes
+from hpcgpu.deploy.network import scheduler_file
+from hpcgpu.deploy.network.scheduler_file import Certificate, Route, SchedulerFile, connect_first, security
+from hpcgpu.deploy.processes.nanny import hand_over, make_nanny
 from hpcgpu.errors import ConfigError, LaunchError, cause_of
 from hpcgpu.host import log, process
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
 from hpcgpu.supervise import reason_of
-
-if TYPE_CHECKING:
-    from distributed import Nanny
-    from distributed.security import Security
-
-    from hpcgpu.deploy.network.scheduler_file import Route, SchedulerFile
-
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -137,10 +139,6 @@ class Leader:
 
     async def start_workers(self, reach_s: float = math.inf) -> None:
         """Start this node's workers; hold a connection to the scheduler (tried for ``reach_s``) that ends with it."""
-        from distributed.comm import connect
-
-        from hpcgpu.deploy.network.scheduler_file import connect_first
-
         deadline_s = min(self.context.run.settings.death_timeout_s, reach_s)
         reached = await connect_first(self.context.scheduler["addresses"], self.security, deadline_s)
         self.watch = await connect(reached.address, timeout=deadline_s, **self.security.get_connection_args("worker"))
@@ -159,8 +157,6 @@ class Leader:
 
     async def start_nannies(self, reached: Route, **options: Any) -> list[BaseException]:
         """Start the workers, with ``options`` for their nannies; return the errors of those that did not start."""
-        from hpcgpu.deploy.processes.nanny import make_nanny
-
         options |= {"spawner": self.spawner, "security": self.security}
         settings = self.context.run.settings
         self.nannies = [make_nanny(reached, settings, spec, **options) for spec in self.context.workers]
@@ -237,17 +233,11 @@ class ForcedEnd:
 
 def security_of(scheduler: Mapping[str, Any]) -> Security:
     """Return the Security for connections to the scheduler in a rank's record."""
-    from hpcgpu.deploy.network.scheduler_file import Certificate, security
-
     return security(Certificate(scheduler["cert"], scheduler["key"]) if scheduler.get("cert") else None)
 
 
 async def report_failure(scheduler: Mapping[str, Any], text: str) -> None:
     """Report to rank 0 why this node has no workers: it would wait for them."""
-    from distributed.core import rpc
-
-    from hpcgpu.deploy.network.scheduler_file import connect_first
-
     trust = security_of(scheduler)
     reached = await connect_first(scheduler["addresses"], trust, _REPORT_S)
     async with rpc(reached.address, connection_args=trust.get_connection_args("worker")) as to:
@@ -321,8 +311,6 @@ class Member(Leader):
 
     async def _find_scheduler(self) -> SchedulerFile:
         """Wait for the cluster's scheduler file."""
-        from hpcgpu.deploy.network import scheduler_file
-
         folder, deadline_s = Path(self.context.run.folder), self.context.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
@@ -361,8 +349,6 @@ class Member(Leader):
             )
 
     async def _hand_over(self) -> None:
-        from hpcgpu.deploy.processes.nanny import hand_over
-
         for nanny in self.nannies:
             nanny.close_gracefully(reason="hpcgpu-drain")  # a worker that dies meanwhile is not replaced
         with contextlib.suppress(OSError):  # then the scheduler is gone, which serve() sees
@@ -383,6 +369,7 @@ _OWN_BYTES = 128 << 20
 
 def run_standalone(
     settings: Settings,
+    resources: LeaderResources,
     scheduler: str,
     name: str,
     workers: int | None,
@@ -393,24 +380,16 @@ def run_standalone(
     """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
     # Several workers are name-0, name-1 ..., by which dask-jobqueue counts; workers=None is one for each GPU. tls has
     # files: tls_ca_file, tls_worker_cert, tls_worker_key. nanny has more arguments of distributed's Nanny.
-    from hpcgpu.deploy.start import ld_preload
-
-    if process.rank_env(os.environ):  # parts of it are read before main only: execute this program again
-        added = process.rank_env(os.environ, ld_preload(settings))
-        process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
     protocol = scheduler.partition("://")[0] if "://" in scheduler else "tcp"
-    with LeaderResources.make(settings) as resources:
-        specs = _plan(settings, name, workers, str(resources.scratch.path), protocol)
-        process.hide_gpus(protocol)
-        run, fork_server = RunDocument(settings), resources.fork_server
-        context = LeaderContext(run=run, environ=os.environ, fork_server=fork_server, scheduler={}, workers=specs)
-        return asyncio.run(Standalone(context, scheduler, tls, nanny).run())
+    specs = _plan(settings, name, workers, str(resources.scratch.path), protocol)
+    process.hide_gpus(protocol)
+    run, fork_server = RunDocument(settings), resources.fork_server
+    context = LeaderContext(run=run, environ=os.environ, fork_server=fork_server, scheduler={}, workers=specs)
+    return asyncio.run(Standalone(context, scheduler, tls, nanny).run())
 
 
 def _plan(settings: Settings, name: str, workers: int | None, scratch: str, protocol: str) -> tuple[WorkerSpec, ...]:
     """Return the workers, named as ``dask worker`` does; LaunchError for too many, ConfigError for a bad name."""
-    from hpcgpu.deploy import network, processes
-
     machine = processes.read_node(settings, dict(os.environ))
     most = len(machine.gpus) * settings.workers_per_gpu
     count = workers or most
@@ -438,16 +417,12 @@ class Standalone(Leader):
     def __init__(
         self, context: LeaderContext, scheduler: str, tls: Mapping[str, str], nanny: Mapping[str, Any]
     ) -> None:
-        from distributed.security import Security
-
         super().__init__(context)
         self.security = Security(**tls)
         self._scheduler, self._nanny = scheduler, nanny
 
     async def serve(self) -> int:
         """Start the workers, and stay while one lives; return the exit code."""
-        from hpcgpu.deploy.network.scheduler_file import connect_first
-
         specs = self.context.workers
         reached = await connect_first([self._scheduler], self.security, self.context.run.settings.death_timeout_s)
         if failed := await self.start_nannies(reached, **self._nanny):
@@ -467,8 +442,6 @@ class Standalone(Leader):
 
     async def _hand_over(self) -> None:
         """Have the scheduler move the data. Where all workers end, none can take it."""
-        from hpcgpu.deploy.processes.nanny import hand_over
-
         stay = {"close_workers": False, "remove": False}
         try:
             async with asyncio.timeout(_CANCELLED_S):

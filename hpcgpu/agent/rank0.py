@@ -16,22 +16,24 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dask
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import Leader, LeaderContext
+from hpcgpu.deploy.network import exposed, lease, require_ucx, scheduler_file
+from hpcgpu.deploy.network.scheduler_file import Certificate
+from hpcgpu.deploy.processes import Child, Control
+from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
 from hpcgpu.host.discover import local_address, loopback, reachable_addresses
-from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model import Allocation, Layout, RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import reason_of
 from hpcgpu.units import counted
-
-if TYPE_CHECKING:
-    from hpcgpu.deploy.processes import Child, Control
-    from hpcgpu.model import Allocation, Layout
 
 # Limits for the script's end after SIGTERM, and for the scheduler to hear all other nodes' goodbyes.
 _SCRIPT_S = 2.0
@@ -54,10 +56,6 @@ class SchedulerProcess:
     """
 
     def __init__(self, run: RunDocument, resources: LeaderResources, allocation: Allocation, *, local: bool) -> None:
-        from hpcgpu.deploy.network import exposed, require_ucx
-        from hpcgpu.deploy.network.scheduler_file import Certificate
-        from hpcgpu.deploy.processes.scheduler import SchedulerSpec
-
         settings = run.settings
         loopback()  # the dashboard is there
         self._interface = settings.interface
@@ -160,8 +158,6 @@ class Rank0Leader(Leader):
 
     async def serve(self) -> int:
         """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
-        from hpcgpu.deploy.processes import Control
-
         scheduler = self._scheduler
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
         self._child.exited.add_done_callback(lambda _: self.end(os.EX_SOFTWARE, "the scheduler process died"))
@@ -198,8 +194,6 @@ class Rank0Leader(Leader):
 
     async def _publish(self, control: Control) -> None:
         """Write the scheduler file for the cluster object outside, which must show a sign of life from now on."""
-        from hpcgpu.deploy.network import scheduler_file
-
         scheduler, job = self.context.scheduler, self._allocation
         facts = scheduler_file.SchedulerFile(
             addresses=tuple(scheduler["addresses"]),
@@ -219,8 +213,6 @@ class Rank0Leader(Leader):
 
     async def _is_detached(self) -> bool:
         """Return whether the client has detached: then its silence ends nothing."""
-        from hpcgpu.deploy.network import lease
-
         return await supervise.to_thread(lease.is_detached, self._run_folder)
 
     async def _listen(self, control: Control) -> None:
@@ -269,8 +261,6 @@ class Rank0Leader(Leader):
             self._control.send("event", facts={"action": "time-limit", "left_s": left_s})
 
     async def _wait_for_workers(self) -> None:
-        from hpcgpu.deploy.network import scheduler_file
-
         deadline_s = self.context.run.settings.death_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
@@ -316,8 +306,6 @@ class Rank0Leader(Leader):
 
     def _client_env(self, address: str) -> dict[str, str]:
         """Return the variables with which a plain ``Client()`` reaches this cluster; secrets stay in files."""
-        import dask
-
         env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address}
         if self._scheduler.secret:
             env[SCRIPT_DASHBOARD] = str(self._folder / _DASHBOARD)
@@ -350,8 +338,6 @@ class Rank0Leader(Leader):
         if self._child:
             await asyncio.wait([self._child.exited], timeout=_SCHEDULER_S)
         if self.context.run.shape in ("gang", "head"):
-            from hpcgpu.deploy.network import scheduler_file
-
             # without a batch system the ranks die with their client, and are not restarted
             forever = self._client_gone or not self.context.in_job
             await supervise.to_thread(scheduler_file.retract, self._run_folder, forever=forever)

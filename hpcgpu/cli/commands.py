@@ -91,7 +91,8 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask
     gpu worker', 'dask gpu-worker' and 'python -m hpcgpu.worker' are the same command.
     """
-    from hpcgpu.agent.leader import run_standalone
+    from hpcgpu.agent.fork_server import LeaderResources
+    from hpcgpu.deploy import start
     from hpcgpu.deploy.settings import read
 
     if not options.pop("nanny"):
@@ -103,14 +104,13 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     nanny = {n: options.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
     nanny |= {n: list(options.pop(n)) or None for n in ("preload", "preload_nanny")}
     address, name, workers = _address(scheduler, scheduler_file), options.pop("name"), options.pop("nworkers")
-    return run_standalone(
-        read(typed_settings(options), FROM).settings,
-        address,
-        name,
-        workers,
-        tls={n: path for n, path in tls.items() if path},
-        nanny={n: value for n, value in nanny.items() if value is not None},
-    )
+    tls, nanny = {n: file for n, file in tls.items() if file}, {n: v for n, v in nanny.items() if v is not None}
+    chosen = read(typed_settings(options), FROM).settings
+    start.execute_with_rank_env(chosen)
+    with LeaderResources.make(chosen) as resources:
+        from hpcgpu.agent.leader import run_standalone
+
+        return run_standalone(chosen, resources, address, name, workers, tls=tls, nanny=nanny)
 
 
 @command(short_help="Show bindings.", examples={"dask gpu config tls://HOST:8786": ""}, params=worker.params[:5])

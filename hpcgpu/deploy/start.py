@@ -71,6 +71,13 @@ def launch(options: Mapping[str, object], options_from: str, script: tuple[str, 
     launch_run(RunDocument(settings=_read(options, options_from).settings, script=script))
 
 
+def execute_with_rank_env(settings: Settings) -> None:
+    """Execute this program again unless it has a rank's variables: some are read before main only."""
+    if process.rank_env(os.environ):
+        added = process.rank_env(os.environ, ld_preload(settings))
+        process.execute((sys.executable, *sys.orig_argv[1:]), {**os.environ, **added})
+
+
 def ld_preload(settings: Settings) -> str:
     """Return the library to preload for the allocator setting; the first rank reports a missing one."""
     if settings.allocator != "jemalloc":
