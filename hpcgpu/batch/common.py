@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 from hpcgpu.errors import ConfigError
@@ -25,6 +24,8 @@ class BatchSystem(Protocol):
 
     __slots__ = ()
     array_limit: int = 1  # the most elements of an array; 1: no arrays
+    memory: str  # the option for a job's memory; none if the site has no such option
+    cpus: bool  # whether the site has an option for cores
 
     def script(self, spec: JobSpec) -> str:
         """Return the job script: options, prologue, environment, and one quoted command whose exit code is the job's.
@@ -36,8 +37,16 @@ class BatchSystem(Protocol):
         """Return the path of the job's output, relative to the folder of submission if no folder was given."""
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return messages about such a request, for people."""
-        return ()
+        """Return messages about such a request, for people: parts of it for which the site has no option."""
+        parts = {
+            "memory=": spec.memory_per_node_bytes is not None and self.memory == "none",
+            "cores_per_gpu=": spec.cpus_per_task is not None and not self.cpus,
+        }
+        return tuple(
+            f"{name} is not asked of the batch system: at this site jobs get it with their GPUs or nodes"
+            for name, is_given in parts.items()
+            if is_given
+        )
 
     def submit(self, script: str, spec: JobSpec) -> Command:
         """Return the command that submits the script, which it reads from its standard input."""
@@ -208,7 +217,7 @@ def merge_options(
     skipped: tuple[str, ...],
     key: Callable[[str], set[str]],
     refused: Mapping[str, str],
-    forbidden: Mapping[str, str] = MappingProxyType({}),
+    forbidden: Mapping[str, str],
 ) -> list[Directive]:
     """Return hpcgpu's options that the user neither skips nor gives, then the user's, in their order."""
     # refused are options that the user may not give, each with its alternative; forbidden are options that the site
@@ -268,16 +277,3 @@ def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[
 def index_runs(indexes: Iterable[int]) -> tuple[str, ...]:
     """Return single indexes and ranges without a hole, in order: ``1``, ``3-4`` for 1, 3, 4."""
     return tuple(filter(None, str(CpuSet(indexes)).split(",")))
-
-
-def unasked(spec: JobSpec, *, memory: bool, cpus: bool) -> tuple[str, ...]:
-    """Return a message on each part of a request for which the site's dialect has no option."""
-    parts = {
-        "memory=": spec.memory_per_node_bytes is not None and not memory,
-        "cores_per_gpu=": spec.cpus_per_task is not None and not cpus,
-    }
-    return tuple(
-        f"{name} is not asked of the batch system: at this site jobs get it with their GPUs or nodes"
-        for name, is_given in parts.items()
-        if is_given
-    )

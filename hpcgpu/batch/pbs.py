@@ -21,7 +21,6 @@ from hpcgpu.batch.common import (
     options_in,
     refuse_control,
     script_body,
-    unasked,
 )
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
@@ -267,7 +266,7 @@ class Pbs(PbsDialect, BatchSystem):
 
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
         """Return messages on requests so small that they may be mistakes, and on parts that cannot be requested."""
-        vain = unasked(spec, memory=self.memory != "none", cpus=self.cpus)
+        vain = BatchSystem.notes(self, spec)  # no super() in a class with slots that a decorator has made anew
         options = {key for text in (*spec.extra_directives, *spec.skipped_directives) for key in option_names(text)}
         if self.gpus == "none" or not spec.gpus_per_node or options & {"-l select", "-l"}:
             return vain

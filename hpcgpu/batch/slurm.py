@@ -17,7 +17,6 @@ from hpcgpu.batch.common import (
     options_in,
     refuse_control,
     script_body,
-    unasked,
 )
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
@@ -214,9 +213,6 @@ class Slurm(SlurmDialect, BatchSystem):
         if result.returncode != 0 and not gone:
             raise _refused("scancel failed", result)
         return not gone
-
-    def notes(self, spec: JobSpec) -> tuple[str, ...]:
-        return unasked(spec, memory=self.memory != "none", cpus=self.cpus)
 
     def _options(self, spec: JobSpec) -> list[tuple[str, str | None]]:
         gpus = f"{self.gpu_type}:{spec.gpus_per_node}" if self.gpu_type else str(spec.gpus_per_node)
