@@ -57,6 +57,9 @@ def started(lab: Lab) -> Iterator[Lab]:
         if not keep:
             stack.enter_context(lab.down_at_the_end())
         lab.up()
+        jobs = lab.jobs()
+        assert not jobs, f"the Slurm lab is in use: {jobs}. End these jobs (scancel -u hpc) or 'make slurm-down'."
+        lab.others = lab.processes()
         yield lab
 
 
@@ -74,13 +77,10 @@ def _lab(pytestconfig: pytest.Config) -> Iterator[Lab]:
 @contextmanager
 def idle(lab: Lab) -> Iterator[Lab]:
     """The lab, idle. Whatever a test leaves behind on it, jobs or processes, fails the test."""
-    jobs = lab.jobs()
-    assert not jobs, f"the Slurm lab is in use: {jobs}. End these jobs (scancel -u hpc) or 'make slurm-down'."
-    before = lab.processes()
     yield lab
-    left = lab.wait_idle(before)
+    left = lab.wait_idle()
     if left:
-        lab.clean_up(before)
+        lab.clean_up()
     assert not left, f"left behind on the lab: {left}"
 
 

@@ -80,10 +80,10 @@ def test_what_is_deleted_or_run_again(lab: PbsLab, gang: Client, elastic: Client
     first, second = scale(elastic, 2)
     only = start(gang, GANG)
     lab.on("login01", f"qdel {only}; qdel '{first}'")
-    until(lambda: first not in members(elastic) and workers(elastic) == 2, "it is replaced", every_s=0.5)
+    until(lambda: first not in members(elastic) and workers(elastic) == 2, "it is replaced", every_s=1)
     lab.on("login01", f"qrerun '{second}'", user="root")
     again = "[w['name'] for w in cluster.scheduler_info['workers'].values()]"
-    until(lambda: f"{second}-0r1" in elastic(again), "it joins again under another name", every_s=0.5)
+    until(lambda: f"{second}-0r1" in elastic(again), "it joins again under another name", every_s=1)
     elastic("client.wait_for_workers(2, timeout=90)")
     assert elastic(WORK) == DONE
     until(lambda: "the cluster is lost" in gang.said, "the loss of the gang is said")
@@ -108,7 +108,7 @@ def test_without_a_server_nothing_is_lost_or_submitted_twice(lab: PbsLab, gang: 
     until(lambda: "hpcgpu tries again in" in elastic.said, "qsub is tried again")
     lab.breaks("server-start")
     elastic.answer()
-    until(lambda: len(lab.states()) == 4, "there are the gang's job and three", every_s=0.5)
+    until(lambda: len(lab.states()) == 4, "there are the gang's job and three", every_s=1)
     *run, waits = (lab.states()[job_id] for job_id in (only, *members(elastic)))
     assert run == ["R"] * 3
     assert waits in ("Q", "R")  # once a busy server that had just started gave it a node of others
@@ -130,12 +130,12 @@ def test_broken_nodes_stop_neither_ends_nor_work(lab: PbsLab, gang: Client, elas
     lab.breaks("off", off)
     lab.breaks("cut", other)
     assert elastic(WORK) == DONE
-    until(lambda: f"{off} is down" in elastic("str(cluster.jobs)"), "the node is named", limit_s=90, every_s=0.5)
-    until(lambda: workers(gang) == 1, "the gang's other worker is gone", limit_s=90, every_s=0.5)
+    until(lambda: f"{off} is down" in elastic("str(cluster.jobs)"), "the node is named", limit_s=90, every_s=1)
+    until(lambda: workers(gang) == 1, "the gang's other worker is gone", limit_s=90, every_s=1)
     assert gang(WORK) == DONE
     lab.breaks("heal", other)
     lab.breaks("off", first)
-    until(lambda: f"{first} is down" in gang.said, "its first node is named", limit_s=90, every_s=0.5)
+    until(lambda: f"{first} is down" in gang.said, "its first node is named", limit_s=90, every_s=1)
     assert lab.states()[only] == "R"
     until(lambda: lost not in members(elastic) and len(members(elastic)) == 2, "it is replaced", limit_s=150, every_s=1)
     assert lost not in lab.states()
@@ -154,12 +154,12 @@ def test_killed_clients_leave_no_job(lab: PbsLab, gang: Client, elastic: Client)
     start(elastic, ELASTIC)
     scale(elastic, 2)
     elastic("cluster.scale(jobs=4)")
-    until(lambda: sorted(lab.states().values()) == ["Q", "Q", "R", "R", "R"], "two wait", every_s=0.5)
+    until(lambda: sorted(lab.states().values()) == ["Q", "Q", "R", "R", "R"], "two wait", every_s=1)
     lab.breaks("kill-mom", node)
     lab.kill(gang)
     lab.kill(elastic)
     over = "their guards have ended all"
-    until(lambda: lab.states() == {} and lab.run_folders() == [], over, limit_s=90, every_s=0.5)
+    until(lambda: lab.states() == {} and lab.run_folders() == [], over, limit_s=90, every_s=1)
 
 
 def test_a_job_hands_over_before_its_time_is_over(lab: PbsLab, elastic: Client) -> None:
@@ -167,7 +167,7 @@ def test_a_job_hands_over_before_its_time_is_over(lab: PbsLab, elastic: Client) 
     start(elastic, ELASTIC, walltime=f"{scaled(30):.0f} s")
     first, *_ = scale(elastic, 1)  # on a slow machine its successor is there already
     elastic("kept = client.scatter(list(range(4)), broadcast=False)")
-    until(lambda: first not in lab.states(), "the first job is over", limit_s=120, every_s=0.5)
+    until(lambda: first not in lab.states(), "the first job is over", limit_s=120, every_s=1)
     assert elastic("client.gather(kept)") == [0, 1, 2, 3]
     elastic(CLOSE)
 
@@ -216,7 +216,7 @@ def test_the_other_templates_run(lab: PbsLab) -> None:
         more = "-J 1-2" if name == "array" else f"-o {name}.out"
         submit = f"{variables} qsub -f {more} -N {name} -v {names} {name}.sh"
         lab.on("login01", f"cd {work}; sed '{site}' {ROOT}/jobscripts/pbs-{name}.sh > {name}.sh; {submit}")
-    until(lambda: not lab.states(), "all have ended", limit_s=120, every_s=0.5)
+    until(lambda: not lab.states(), "all have ended", limit_s=120, every_s=1)
     logs = {path.name.partition(".")[0]: path.read_text() for path in work.glob("*.out")}
     array = sorted(line for path in work.glob("array.o*") for line in path.read_text().splitlines() if "HOSTS" in line)
     assert "HOSTS 2 WORKERS 2 ARGUMENTS its arguments" in logs["full"]

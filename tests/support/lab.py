@@ -79,6 +79,7 @@ class Lab:
         """Take the lab of that number, with slurmdbd or without."""
         self.number, self.accounting = number, accounting
         self._roots: dict[str, Client] = {}
+        self.others: set[str] = set()  # processes of the user that were there before the tests
 
     def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
         """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them."""
@@ -258,7 +259,7 @@ class Lab:
         while (facts := self.job(job_id))["JobState"] not in states:
             assert facts["JobState"] not in ENDED, f"job {job_id} ended before it was {states}: {facts}"
             assert time.monotonic() < deadline, f"job {job_id} is not {states} after {timeout} s: {facts}"
-            time.sleep(0.4)  # each look costs 20 ms of CPU
+            time.sleep(0.8)  # each look costs 20 ms of CPU
         return facts
 
     def processes(self, user: str = "hpc") -> set[str]:
@@ -271,23 +272,23 @@ class Lab:
         with ThreadPoolExecutor() as pool:
             return set().union(*pool.map(there, (self.login, *self.nodes)))
 
-    def wait_idle(self, before: set[str] = frozenset(), timeout: float = 60) -> list[str]:
+    def wait_idle(self, timeout: float = 60) -> list[str]:
         """Wait until no jobs and no new processes are left; return what still is after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         # Processes come last: they are a ps on each machine, 100 ms of CPU.
-        while left := [*map(str, self.jobs().items())] or [*(self.processes() - before)]:
+        while left := [*map(str, self.jobs().items())] or [*(self.processes() - self.others)]:
             if time.monotonic() > deadline:
                 return left
-            time.sleep(0.4)
+            time.sleep(0.6)
         return []
 
-    def clean_up(self, before: set[str] = frozenset()) -> None:
+    def clean_up(self) -> None:
         """End all jobs, and all processes of the user that were not there before."""
         self.exec(self.login, ["scancel", "--full", "-u", "hpc"])
-        for line in self.processes() - before:
+        for line in self.processes() - self.others:
             container, rest = line.split(": ", 1)
             self.exec(container, ["kill", "-9", rest.split()[0]], user="root")
-        self.wait_idle(before)
+        self.wait_idle()
 
     @contextmanager
     def dropped(self, container: str, rule: str) -> Iterator[None]:

@@ -152,4 +152,4 @@ class PbsLab:
 
     def wait_idle(self, limit_s: float = 60) -> None:
         """Return when nothing is left of any run."""
-        until(lambda: not self.left(), "nothing is left on the lab", limit_s=limit_s, every_s=0.5, shown=self.left)
+        until(lambda: not self.left(), "nothing is left on the lab", limit_s=limit_s, every_s=1, shown=self.left)
