@@ -162,7 +162,7 @@ $(CUPY)/.installed: $(STAMP) constraints-cupy.txt tests/support/real_cupy.py tes
 	@echo 'installing CuPy, numba and RMM into $(CUPY), and CuPy without its runtime (half a minute)'
 	$(call install,$(CUPY),-c constraints.txt -c constraints-cupy.txt \
 	  -e . cuda-core cupy-cuda13x numba-cuda rmm-cu13 hypothesis pytest pytest-timeout pytest-xdist \
-	  cython nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-profiler-api)
+	  cython setuptools nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-profiler-api)
 	$(call install,$(CUPY),--no-deps -c constraints-cupy.txt cudf-cu13)
 	$(CUPY)/bin/python tests/support/real_cupy.py
 	@$(CUPY)/bin/python $(COLLECT) tests/cupy > /dev/null || true
