@@ -206,14 +206,10 @@ class Rank0Leader(Leader):
             dashboard_secret=self._scheduler.secret,
         )
         try:
-            control.send("lease", detached=await self._is_detached())
+            control.send("lease", detached=await supervise.to_thread(lease.is_detached, self._run_folder))
             await supervise.to_thread(scheduler_file.publish, self._run_folder, facts)
         except FileNotFoundError as e:
             raise LaunchError(f"the client has closed this cluster: its folder is gone: {e}") from e
-
-    async def _is_detached(self) -> bool:
-        """Return whether the client has detached: then its silence ends nothing."""
-        return await supervise.to_thread(lease.is_detached, self._run_folder)
 
     async def _listen(self, control: Control) -> None:
         """Handle the scheduler process's messages."""
@@ -234,8 +230,8 @@ class Rank0Leader(Leader):
                 self._end_without_workers()
             elif message["op"] == "leader_lost":
                 log.say(f"node {message['node']} lost its leader; its workers are gone")
-            elif message["op"] == "silent" and await self._is_detached():
-                control.send("lease", detached=True)
+            elif message["op"] == "silent" and await supervise.to_thread(lease.is_detached, self._run_folder):
+                control.send("lease", detached=True)  # then the silence of its client ends nothing
             elif message["op"] in {"end", "silent"}:
                 log.say(f"the job ends: {message['reason']}")
                 self._client_gone = True

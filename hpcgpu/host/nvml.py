@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,11 +185,6 @@ def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
         gpus=tuple(g if g.numa_node is not None else replace(g, numa_node=only) for g in topology.gpus),
         nics=tuple(n if n.numa_node is not None else replace(n, numa_node=only) for n in topology.nics),
     )
-
-
-def openable(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs and MIG slices of this node that this process may use: those of NVML that CUDA would show."""
-    return visible_gpus(read().gpus, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible_gpus(gpus: Sequence[Gpu], text: str | None) -> tuple[Gpu, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import discover, host_memory, log, nvml
-from hpcgpu.host.nvml import openable
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import SIMULATE, parse_simulated
@@ -117,7 +116,7 @@ def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], 
     if settings.gpus is not None:
         simulated = parse_simulated(settings.gpus)
         return simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, host)
-    mine = {g.uuid for g in openable(environ)}
+    mine = {g.uuid for g in nvml.visible_gpus(nvml.read().gpus, environ.get("CUDA_VISIBLE_DEVICES"))}
     return tuple(g for g in topology.gpus if g.uuid in mine)
 
 
