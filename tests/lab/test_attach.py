@@ -195,24 +195,26 @@ def owner(lab: Lab, grace_s: int = 30) -> Iterator[tuple[Client, str]]:
         client(f'cluster = SLURMGPUCluster(nodes=1, gpus="sim:2", client_grace={grace_s}); client = Client(cluster)')
         assert client("client.submit(sum, [1, 2]).result()") == 3
         yield client, client("cluster.job_id")
-        client("client = client if client.status == 'running' else Client(cluster)")
-        assert client("client.submit(sum, [3, 4]).result()") == 7
-        assert client('len(client.scheduler_info()["workers"])') == 2
+        assert_works(client)
         client("client.close(); cluster.close()")
 
 
-def test_a_client_without_network_for_20_s_finds_its_cluster(slurm_lab: Lab) -> None:
-    with owner(slurm_lab) as (_, job):
+def assert_works(client: Client) -> None:
+    client("client = client if client.status == 'running' else Client(cluster)")
+    assert client("client.submit(sum, [3, 4], pure=False).result()") == 7
+    assert client('len(client.scheduler_info()["workers"])') == 2
+
+
+def test_a_network_or_job_that_is_back_gives_the_cluster_back(slurm_lab: Lab) -> None:
+    """After 20 s without a network, and then a requeue."""
+    back = "was requeued; its results are lost, the cluster is back"
+    with owner(slurm_lab) as (client, job):
         node = slurm_lab.job(job)["NodeList"]
         with slurm_lab.dropped(slurm_lab.login, f"OUTPUT -d {NETWORK}.1{node.removeprefix('node')} ! --dport 6818"):
             slurm_lab.exec(slurm_lab.login, ["sleep", "20"])
             rules = slurm_lab.root("iptables", "-nvxL", "OUTPUT").splitlines()
             assert int(rules[2].split()[0]) > 0  # packets that did not come through
-
-
-def test_a_requeued_job_gives_the_cluster_back(slurm_lab: Lab) -> None:
-    back = "was requeued; its results are lost, the cluster is back"
-    with owner(slurm_lab) as (client, job):
+        assert_works(client)
         slurm_lab.root("scontrol", "requeue", job)
         slurm_lab.wait_job(job, {"PENDING"})
         slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
