@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import websocket
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -162,19 +163,8 @@ def lab(folder: Path, base_url: str = "/") -> Iterator[str]:
 
 def write_notebook(path: Path, cells: Sequence[str]) -> None:
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    made = [
-        {
-            "cell_type": "code",
-            "id": f"c{i}",
-            "source": c.strip(),
-            "metadata": {},
-            "outputs": [],
-            "execution_count": None,
-        }
-        for i, c in enumerate(cells)
-    ]
-    facts = {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-    path.write_text(json.dumps(facts))
+    made = [nbformat.v4.new_code_cell(source.strip()) for source in cells]
+    nbformat.write(nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel}), path)
 
 
 def open_notebook(page: Page, url: str) -> None:
