@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,26 @@ class FaultyGpu(SlowGpu):
         if self.up is not None:
             raise self.up
         return super().unpack(*arguments)
+
+
+class Odd:
+    """A value of this size, which is pickled as a function says."""
+
+    def __init__(self, nbytes: int, reduce: Callable[[], Any]) -> None:
+        self.nbytes, self.reduce = nbytes, reduce
+
+    def __sizeof__(self) -> int:
+        return self.nbytes
+
+    def __reduce__(self) -> Any:
+        return self.reduce()
+
+
+def put(store: GpuSpillBuffer, keys: Iterable[Any], make: Callable[[Any], Any]) -> None:
+    """Set each key to what is made of it, and wait until all that is above a limit has gone down."""
+    for key in keys:
+        store[key] = make(key)
+    assert store.settle(scaled(60))
 
 
 def fill(store: GpuSpillBuffer, gpu: SimGpu, count: int = 40) -> None:

@@ -74,24 +74,23 @@ def test_the_pool_stays_within_its_limit(steps: list[tuple[bool, int]]) -> None:
         assert pool._held_bytes <= 5 * MIB
 
 
-@given(st.integers(0, 1000), st.integers(1, 300))
-def test_parts_cover_everything_once(nbytes: int, size: int) -> None:
-    pipelined(nbytes, size, [parts := list[slice]()], list.append, lambda *_: None)
-    assert [i for p in parts for i in range(p.start, p.stop)] == list(range(nbytes))
-    assert all(p.stop - p.start <= size for p in parts)
-
-
 @given(st.binary(max_size=500), st.integers(1, 100), st.integers(1, 4))
 def test_a_stage_is_empty_before_it_is_filled_again(data: bytes, size: int, stages: int) -> None:
-    """Like a device that delivers as late as it may: at ``start`` nothing is in the stage, only at ``finish``."""
+    """Like a device that delivers as late as it may: at ``start`` nothing is in the stage, only at ``finish``.
+
+    The parts cover everything once.
+    """
     source, target = np.frombuffer(data, np.uint8), np.zeros(len(data), np.uint8)
     under_way: dict[int, slice] = {}
+    begun: list[int] = []
     most = 0
 
     def start(stage: int, part: slice) -> None:
         nonlocal most
         assert stage not in under_way
         under_way[stage] = part
+        begun.extend(range(part.start, part.stop))
+        assert part.stop - part.start <= size
         most = max(most, len(under_way))
 
     def finish(stage: int, part: slice) -> None:
@@ -100,6 +99,7 @@ def test_a_stage_is_empty_before_it_is_filled_again(data: bytes, size: int, stag
 
     pipelined(len(data), size, range(stages), start, finish)
     np.testing.assert_array_equal(target, source)
+    assert begun == list(range(len(data)))
     assert not under_way
     assert most == min(stages, -(-len(data) // size))
 

@@ -12,7 +12,8 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import fake_libraries as fake
 import numpy as np
@@ -61,6 +62,12 @@ def value(kind: str, n: int) -> Any:
     return tensor(n) if kind == "torch" else buffer(n)
 
 
+def fill(store: GpuSpillBuffer, count: int) -> None:
+    for n in range(count):
+        store[n] = tensor(n)
+        assert store.settle()
+
+
 def used(gpu: fake.Gpu) -> int:
     gc.collect()
     CudaDevice.current(0).give_back()
@@ -98,9 +105,7 @@ def test_tensors_of_one_storage_are_one(store: GpuSpillBuffer, gpu: fake.Gpu) ->
     assert store.tiers["device"] == EACH
     expected = turned.host().copy()
     del whole, turned
-    for n in range(8):
-        store[n] = tensor(n)
-        assert store.settle()
+    fill(store, 8)
     ups = gpu.ups
     a, (b, c) = store["a"], store["b"]
     assert gpu.ups == ups + 1
@@ -113,9 +118,7 @@ def test_tensors_of_one_storage_are_one(store: GpuSpillBuffer, gpu: fake.Gpu) ->
 def test_parameters_stay_parameters(store: GpuSpillBuffer, gpu: fake.Gpu, requires_grad: bool) -> None:
     store["p"] = sys.modules["torch"].nn.Parameter(tensor(5), requires_grad=requires_grad)
     store["leaf"] = tensor(6).requires_grad_(requires_grad)
-    for n in range(10):
-        store[n] = tensor(n)
-        assert store.settle()
+    fill(store, 10)
     assert gpu.downs >= 2
     assert (type(store["p"]), content(store["p"])) == (fake.Parameter, [5])
     assert store["leaf"].requires_grad == requires_grad
@@ -134,9 +137,7 @@ def test_torchs_cache_is_freed_without_stored_tensors(store: GpuSpillBuffer, gpu
 
 def test_an_upload_that_finds_no_memory_makes_room(store: GpuSpillBuffer, gpu: fake.Gpu) -> None:
     """Torch's error is no MemoryError."""
-    for n in range(8):
-        store[n] = tensor(n)
-        assert store.settle()
+    fill(store, 8)
     users = [tensor(7) for _ in range(8)]
     assert [content(store[n]) for n in range(8)] == [[n] for n in range(8)]
     assert len(users) == 8
@@ -160,9 +161,7 @@ def test_what_cannot_be_made_again_counts_and_is_named(
     stays = fake.Foreign(gpu, EACH) if why == "foreign" else break_off(tensor(1), why)
     store["stays"], store["beside"] = stays, [tensor(2), stays]
     assert store.tiers["device"] == 2 * EACH
-    for n in range(8):
-        store[n] = tensor(n)
-        assert store.settle()
+    fill(store, 8)
     assert store.tiers["device"] <= 4 * EACH
     assert store.immovable == (1, EACH)
     kind = f"{type(stays).__module__}.{type(stays).__qualname__}"
@@ -177,11 +176,9 @@ def test_what_cannot_be_made_again_counts_and_is_named(
 def test_without_a_driver_an_object_counts_and_is_named(
     monkeypatch: pytest.MonkeyPatch, stored: NewStore, caplog: pytest.LogCaptureFixture, limit: float
 ) -> None:
-    def no_driver(number: int) -> NoReturn:
-        raise RuntimeError(f"the library of the driver is not found, for device {number}")
-
     monkeypatch.setattr(cuda, "_made", functools.cache(cuda._made.__wrapped__))
-    monkeypatch.setattr(cuda, "DriverCopies", no_driver)
+    no_driver = RuntimeError("the library of the driver is not found")
+    monkeypatch.setattr(cuda, "DriverCopies", Mock(side_effect=no_driver))
     for name in ("cupy", "torch"):
         monkeypatch.setitem(sys.modules, name, None)
     store = stored(limit, None)
@@ -199,9 +196,7 @@ def test_peer_gets_immovable_arrays_by_their_librarys_pickle(store: GpuSpillBuff
     del gpu
     stays = fake.Pickled(5)
     store["mixed"] = [tensor(2), stays, np.zeros(3), stays]
-    for n in range(10):
-        store[n] = tensor(n)
-        assert store.settle()
+    fill(store, 10)
     with store.handing_out_handles():
         handle = store["mixed"]
     packed = pickle.loads(pickle.dumps(handle.packed()))

@@ -14,12 +14,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+from dask.array.core import concatenate3
+from dask.array.dispatch import concatenate_lookup, einsum_lookup, numel_lookup, take_lookup, tensordot_lookup
+from dask.array.utils import meta_from_array
+from dask.base import is_dask_collection
+from dask.sizeof import sizeof
+from dask.tokenize import tokenize
+from dask.utils import is_arraylike, typename
+from distributed.protocol import deserialize, serialize
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from programs import python
 from waiting import scaled
 
+from hpcgpu import sim
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill.proxies import asproxy, is_proxy, make_proxy, register, release, source_of, unproxy
@@ -111,10 +122,6 @@ VALUES = [np.arange(3), FRAME, [1, 2], {"a": 1}, (1, "b"), {1, 2}, "text", GPU.a
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
 def test_what_it_is_is_known_without_loading(value: Any) -> None:
-    from dask.base import is_dask_collection
-    from dask.sizeof import sizeof
-    from dask.utils import typename
-
     stored = Stored(value)
     p = stored.proxy()
     assert isinstance(p, type(value))
@@ -486,8 +493,6 @@ def test_it_has_nothing_public_of_its_own() -> None:
 
 
 def test_tokens_are_those_of_the_object() -> None:
-    from dask.tokenize import tokenize
-
     for value in (np.arange(3), [1, 2], {"a": 1}, FRAME):
         assert tokenize(Stored(value).proxy()) == tokenize(value)
     assert tokenize(asproxy([1])) != tokenize(asproxy([2]))
@@ -495,15 +500,7 @@ def test_tokens_are_those_of_the_object() -> None:
 
 @ARRAYS
 def test_dask_array_takes_it_for_an_array(kind: str) -> None:
-    import dask.array as da
-    from dask.array.core import concatenate3
-    from dask.array.dispatch import concatenate_lookup, einsum_lookup, numel_lookup, take_lookup, tensordot_lookup
-    from dask.array.utils import meta_from_array
-    from dask.utils import is_arraylike
-
-    from hpcgpu import sim as sim_dask
-
-    sim_dask.register()
+    sim.register()
     a = array(kind)
     p = Stored(a).proxy()
     assert is_arraylike(p)
@@ -550,8 +547,6 @@ def test_dask_handles_a_proxy_made_before_its_import() -> None:
 
 
 def test_masked_arrays_keep_their_own_functions() -> None:
-    from dask.array.dispatch import concatenate_lookup
-
     masked = np.ma.array([1.0, 2.0], mask=[False, True])
     p = asproxy(masked)
     result = concatenate_lookup.dispatch(type(p))([p, p])
@@ -613,8 +608,6 @@ def test_dask_dataframe_dispatches() -> None:
 @ARRAYS
 @pytest.mark.parametrize("serializers", [None, ("cuda", "dask", "pickle", "error"), ("pickle",)])
 def test_it_is_sent_as_its_object(kind: str, serializers: Any) -> None:
-    from distributed.protocol import deserialize, serialize
-
     a = array(kind)
     p = Stored(a).proxy()
     headers = [serialize(x, serializers=serializers, on_error="raise")[0] for x in (p, a)]
@@ -630,9 +623,6 @@ def test_it_is_sent_as_its_object(kind: str, serializers: Any) -> None:
 
 
 def test_cuda_serializers_of_the_class_are_used() -> None:
-    from distributed.protocol import deserialize, serialize
-    from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
-
     cuda_serialize.register(Record, lambda x: ({"name": x.name}, [b"on the device"]))
     cuda_deserialize.register(Record, lambda header, frames: Record(header["name"], bytes(frames[0])))
     header, frames = serialize(Stored(Record("r", 1)).proxy(), serializers=("cuda", "dask", "pickle"))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lock_guard import guarded_lock
-from spill_stores import KIB, NewStore, SlowGpu
+from spill_stores import KIB, NewStore, Odd, SlowGpu, put
 from waiting import aside, scaled
 
 from hpcgpu.errors import SpillError
@@ -75,15 +75,11 @@ def test_what_reads_from_the_store_while_it_is_pickled(stored: NewStore) -> None
     assert store.tiers["disk"] > 0
     read: list[int] = []
 
-    class Asks:
-        def __sizeof__(self) -> int:
-            return 70 * KIB
+    def ask() -> Any:
+        read.extend(int(store[key][0]) for key in ("far", "other"))
+        return int, ("3",)
 
-        def __reduce__(self) -> Any:
-            read.extend(int(store[key][0]) for key in ("far", "other"))
-            return int, ("3",)
-
-    store["asks"] = Asks()
+    store["asks"] = Odd(70 * KIB, ask)
     assert store.settle(scaled(20))
     assert read == [7, 8]
     assert store["asks"] == 3
@@ -190,9 +186,7 @@ def test_value_that_a_del_reads_under_the_disks_lock_is_kept(
     stored: NewStore, lock: Callable[[GpuSpillBuffer], Any]
 ) -> None:
     store = stored(0, 64 * KIB, target=1.0)
-    for i in range(10):
-        store[i] = np.full(60 * KIB, i, "u1")
-    assert store.settle(scaled(20))
+    put(store, range(10), lambda i: np.full(60 * KIB, i, "u1"))
     assert isinstance(in_the_middle(lock(store), lambda: store[0]), SpillError | np.ndarray)
     assert store[0][0] == 0
 
@@ -223,9 +217,7 @@ def lowest(store: GpuSpillBuffer, keys: Any) -> Any:
 @pytest.mark.parametrize("change", ["deleted", "set"])
 def test_a_small_value(monkeypatch: pytest.MonkeyPatch, stored: NewStore, change: str) -> None:
     store = stored(0, 2 * KIB, target=1.0)
-    for i in range(40):
-        store[i] = "x" * 200 + str(i)
-    assert store.settle()
+    put(store, range(40), lambda i: "x" * 200 + str(i))
     key = lowest(store, range(40))
     with read_in_the_middle(monkeypatch, store, key, (Disk, "read")) as done:
         if change == "deleted":
@@ -237,9 +229,7 @@ def test_a_small_value(monkeypatch: pytest.MonkeyPatch, stored: NewStore, change
 
 def test_a_small_array_on_the_device(monkeypatch: pytest.MonkeyPatch, stored: NewStore, gpu: SimGpu) -> None:
     store = stored(KIB, 100 * KIB)
-    for i in range(10):
-        store[i] = gpu.asarray(np.full(300, i, "u1"))
-    assert store.settle()
+    put(store, range(10), lambda i: gpu.asarray(np.full(300, i, "u1")))
     key = lowest(store, range(10))
     with read_in_the_middle(monkeypatch, store, key, (SimGpu, "unpack")) as done:
         del store[key]
@@ -267,9 +257,7 @@ def test_a_list_that_comes_up_by_parts(
 def test_a_value_that_was_read_goes_with_its_key(stored: NewStore) -> None:
     """What keeps a name while it reads keeps none afterwards."""
     store = stored(0, 2 * KIB, target=1.0)
-    for i in range(40):
-        store[i] = "x" * 200 + str(i)
-    assert store.settle()
+    put(store, range(40), lambda i: "x" * 200 + str(i))
     assert [store[i][200:] for i in range(40)] == [str(i) for i in range(40)]
     assert {entry.names for entry in store._entries.values()} == {1}
     store.clear()

@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
-from spill_stores import KIB, FaultyGpu, NewStore, filled
+from spill_stores import KIB, FaultyGpu, NewStore, filled, put
 from waiting import logged, scaled
 
 from hpcgpu.errors import SpillError
@@ -150,9 +151,7 @@ def test_a_handle_of_another_store_is_stored_as_its_value(
     stored: NewStore, gpu: SimGpu, of_jit: bool, to_jit: bool
 ) -> None:
     source, other = stored(64 * KIB, 64 * KIB, jit_unspill=of_jit), stored(jit_unspill=to_jit)
-    for i in range(40):
-        source[i] = [gpu.asarray(np.full(8 * KIB, i, "u1"))]
-    assert source.settle()
+    put(source, range(40), lambda i: [gpu.asarray(np.full(8 * KIB, i, "u1"))])
     with source.handing_out_handles():
         handle = source[0]
     assert type(handle) is Handle
@@ -402,11 +401,9 @@ class Stores(RuleBasedStateMachine):
 
     @rule(store=STORES)
     def fill_disk(self, store: int) -> None:
-        def write(*_: Any) -> Any:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         self.is_full = True
-        self.stores[store].disk.write = write  # type: ignore[method-assign]
+        full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        self.stores[store].disk.write = full  # type: ignore[method-assign]
 
     @rule(gpu=GPUS, left=st.integers(0, 8))
     def be_short_of_memory(self, gpu: int, left: int) -> None:
@@ -451,21 +448,12 @@ class Stores(RuleBasedStateMachine):
         assert not any(folder.exists() for folder in folders)
 
 
-class JitStores(Stores):
-    jit_unspill = True
-
-
-SETTINGS = settings(deadline=None, max_examples=40, stateful_step_count=30)
-
-
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AllocationFailureHook, "patience_s", 0.02)
 
 
-def test_stores_are_like_dicts() -> None:
-    run(Stores, settings=SETTINGS)
-
-
-def test_stores_are_like_dicts_with_jit_unspill() -> None:
-    run(JitStores, settings=SETTINGS)
+@pytest.mark.parametrize("jit_unspill", [False, True], ids=["whole", "jit"])
+def test_stores_are_like_dicts(monkeypatch: pytest.MonkeyPatch, jit_unspill: bool) -> None:
+    monkeypatch.setattr(Stores, "jit_unspill", jit_unspill)
+    run(Stores, settings=settings(deadline=None, max_examples=40, stateful_step_count=30))

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import cloudpickle
 import numpy as np
 import pytest
-from spill_stores import KIB, FaultyGpu, NewStore, fill, filled
+from spill_stores import KIB, FaultyGpu, NewStore, Odd, fill, filled, put
 from waiting import aside, scaled, until
 
 from hpcgpu.errors import SpillError
@@ -44,14 +45,8 @@ class Sizeless:
         raise RuntimeError("nobody knows")
 
 
-class Unpicklable:
-    """A value that can be measured, and not be pickled."""
-
-    def __sizeof__(self) -> int:
-        return 2 << 20
-
-    def __reduce__(self) -> Any:
-        raise RuntimeError("not this one")
+def refuse() -> Any:
+    raise RuntimeError("not this one")
 
 
 def test_what_is_logged_keeps_no_value(store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +54,7 @@ def test_what_is_logged_keeps_no_value(store: GpuSpillBuffer, gpu: FaultyGpu, ca
     gpu.down = RuntimeError("cudaErrorIllegalAddress")
     fill(store, gpu)
     store["sizeless"] = Sizeless()
-    store["unpicklable"] = Unpicklable()
+    store["unpicklable"] = Odd(2 << 20, refuse)
     left = [weakref.ref(store[key]) for key in store]
     for said in ("cudaErrorIllegalAddress", "not this one"):
         until(lambda: said in caplog.text, f"{said} is said")  # noqa: B023 - called at once
@@ -341,22 +336,9 @@ def fails(_: Any) -> None:
         raise ValueError("not this one") from error
 
 
-class CannotComeBack:
-    """A value that can be pickled, and not be unpickled."""
-
-    def __init__(self) -> None:
-        self.array = np.zeros(50 * KIB, "u1")
-
-    def __sizeof__(self) -> int:
-        return 50 * KIB
-
-    def __reduce__(self) -> Any:
-        return fails, (self.array,)
-
-
 def test_a_lost_value_keeps_nothing_of_its_readers(stored: NewStore, gpu: SimGpu) -> None:
     store = stored(0, 40 * KIB, target=1.0)
-    store["lost"] = CannotComeBack()
+    store["lost"] = Odd(50 * KIB, lambda: (fails, (np.zeros(50 * KIB, "u1"),)))
     assert store.settle(scaled(20))
 
     def task() -> Any:
@@ -406,9 +388,7 @@ class BrokenGpu(SimGpu):
 )
 def test_readers_of_one_value_get_an_error_each(stored: NewStore, error: Exception, kind: type) -> None:
     gpu, store = BrokenGpu(1024 * KIB), stored(100 * KIB)
-    for i in range(5):
-        store[i] = gpu.asarray(np.zeros(40 * KIB, "u1"))
-    assert store.settle(scaled(20))
+    put(store, range(5), lambda i: gpu.asarray(np.zeros(40 * KIB, "u1")))
     gpu.error, gpu.go_on = error, threading.Event()
     readers = [aside(lambda: store[0]) for _ in range(3)]
     (unit,) = store._entries[0].units
@@ -478,11 +458,8 @@ def test_a_copy_up_that_fails_with_an_error_without_text_fails(
     filled(store, gpu)
     (key,) = [k for k in store if store._entries[k].units[0].tier == 0][:1]
 
-    def read(*_: Any) -> Any:
-        raise Unreadable
-
     with monkeypatch.context() as patch:
-        patch.setattr(Disk, "read", read)
+        patch.setattr(Disk, "read", Mock(side_effect=Unreadable))
         error = aside(lambda: store[key]).exception(20)
     assert str(error) == f"the value of {key!r} cannot be read back from disk: Unreadable"
     assert store.settle(scaled(20))
@@ -517,14 +494,10 @@ def test_a_copy_whose_result_cannot_be_kept_fails(
     function: str, store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would be under way for ever."""
-
-    def broken(*_: Any) -> Any:
-        raise KeyError("disk_to_device")
-
     filled(store, gpu)
     (key,) = [k for k in store if store._entries[k].units[0].tier == 0][:1]
     with monkeypatch.context() as patch:
-        patch.setattr(Buffer, function, broken)
+        patch.setattr(Buffer, function, Mock(side_effect=KeyError("disk_to_device")))
         assert isinstance(aside(lambda: store[key]).exception(20), KeyError)
     assert store._executor.state.accounting.moves == 0
     assert_moves_on(store)
@@ -569,9 +542,7 @@ def test_spill_thread_does_not_wait_for_room_it_cannot_make(stored: NewStore, mo
     monkeypatch.setattr(AllocationFailureHook, "patience_s", 30.0)
     gpu = SimGpu(200 * KIB)
     store = stored(150 * KIB, 300 * KIB, target=1.0)
-    for i in range(8):
-        store[i] = gpu.asarray(np.full(30 * KIB, i, "u1"))
-    assert store.settle(scaled(20))
+    put(store, range(8), lambda i: gpu.asarray(np.full(30 * KIB, i, "u1")))
     low = [key for key in store if store._entries[key].units[0].tier == 1]
     for key in [key for key in store if key not in low][:3]:
         del store[key]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from spill_stores import KIB, NewStore, SlowGpu, argument
+from spill_stores import KIB, NewStore, SlowGpu, argument, put
 from waiting import aside, scaled
 
 from hpcgpu.errors import SpillError
@@ -77,9 +78,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_small_values_in_host_memory_go_to_disk(stored: NewStore, value: Any) -> None:
     store = stored(0, 2 * KIB, target=1.0)
-    for i in range(200):
-        store[i] = value(i)
-    assert store.settle()
+    put(store, range(200), value)
     assert store.tiers["host"] <= 2 * KIB
     assert store.tiers["disk"]
     for i in range(200):
@@ -120,9 +119,7 @@ def test_a_value_that_cannot_be_pickled_keeps_no_other_up(stored: NewStore, make
 @pytest.mark.parametrize("limit", [1 << 30, 100 * KIB], ids=["on the device", "below"])
 def test_a_key_that_goes_frees_its_part_of_a_bundle(stored: NewStore, gpu: SlowGpu, limit: int) -> None:
     store = stored(limit, 1 << 30)
-    for i in range(1000):
-        store[i] = array(gpu, i)
-    assert store.settle()
+    put(store, range(1000), lambda i: array(gpu, i))
     assert store.tiers["host"] == 0 or store.tiers["host"] >= 600 * EACH
     for i in range(1000):
         if i % 100:
@@ -157,9 +154,7 @@ def test_names_of_one_small_array_are_one(stored: NewStore, gpu: SlowGpu) -> Non
     store["a"], store["again"], store["view"], store["list"] = x, x, x[10:], [x]
     assert store.tiers["device"] == EACH
     del store["a"], x
-    for i in range(500):
-        store[i] = array(gpu, i)
-    assert store.settle()
+    put(store, range(500), lambda i: array(gpu, i))
     assert gpu.used_bytes == store.tiers["device"] <= 100 * KIB
     again, view, (inner,) = (store[key] for key in ("again", "view", "list"))
     assert again is inner
@@ -187,9 +182,7 @@ def test_an_array_is_there_as_long_as_its_proxy(stored: NewStore, gpu: SlowGpu) 
 
 def test_the_length_of_a_small_array_on_disk_is_known_without_it(stored: NewStore, gpu: SlowGpu) -> None:
     store = stored(20 * KIB, 2 * KIB, target=1.0, jit_unspill=True)
-    for i in range(100):
-        store[i] = [gpu.adopt(np.zeros(i + 1))]
-    assert store.settle()
+    put(store, range(100), lambda i: [gpu.adopt(np.zeros(i + 1))])
     values, before = [argument(store, i)[0] for i in range(100)], gpu.h2d_copies
     assert store.tiers["disk"]
     assert [len(x) for x in values] == list(range(1, 101))
@@ -217,9 +210,7 @@ def test_keys_go_and_come_while_their_bundle_is_copied(stored: NewStore, gpu: Sl
 
 def test_peer_gets_small_arrays_and_keeps_its_limits(stored: NewStore, gpu: SlowGpu) -> None:
     ours, theirs = stored(20 * KIB), stored(20 * KIB, 20 * KIB, target=1.0)
-    for i in range(200):
-        ours[i] = array(gpu, i)
-    assert ours.settle()
+    put(ours, range(200), lambda i: array(gpu, i))
     for i in range(100):
         with ours.handing_out_handles():
             found = ours[i]
@@ -234,14 +225,8 @@ def test_peer_gets_small_arrays_and_keeps_its_limits(stored: NewStore, gpu: Slow
 def test_unreadable_bundle_is_an_error_for_its_keys(stored: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store, left = stored(0, 2 * KIB, target=1.0), list[SpillError]()
     store.on_fault = left.append
-    for i in range(200):
-        store[i] = np.full(100, i)
-    assert store.settle()
-
-    def broken(*_: Any) -> Any:
-        raise OSError("no such file")
-
-    monkeypatch.setattr(Disk, "read", broken)
+    put(store, range(200), lambda i: np.full(100, i))
+    monkeypatch.setattr(Disk, "read", Mock(side_effect=OSError("no such file")))
     for key in (0, 1):
         with pytest.raises(SpillError, match=f"the value of .*\\b{key}\\b.* cannot be read back"):
             aside(lambda key=key: store[key]).result(scaled(20))

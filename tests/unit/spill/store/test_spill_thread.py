@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import KIB, FaultyGpu, NewStore, assert_moves, fill, filled
+from spill_stores import KIB, FaultyGpu, NewStore, Odd, assert_moves, fill, filled, put
 from waiting import scaled, until
 
 from hpcgpu.spill import GpuSpillBuffer
@@ -52,15 +53,7 @@ def test_what_ends_threads_does_not_end_the_mover(
     store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Pickling runs user code, which may say exit()."""
-
-    class Leaves:
-        def __sizeof__(self) -> int:
-            return 100 * KIB
-
-        def __reduce__(self) -> Any:
-            raise SystemExit(3)
-
-    store["leaves"] = Leaves()
+    store["leaves"] = Odd(100 * KIB, lambda: sys.exit(3))
     until(lambda: "SystemExit" in caplog.text, "the end of the thread is said")
     del store["leaves"]
     assert_moves(store, gpu)
@@ -103,9 +96,7 @@ def test_a_file_that_cannot_be_removed_stops_no_move(
 def test_nobody_is_woken_after_the_end(stored: NewStore) -> None:
     """Distributed asks a closed worker's store for its numbers, again and again."""
     store = stored(0, 100 * KIB, target=1.0)
-    for i in range(20):
-        store[i] = np.full(20_000, i, "u1")
-    assert store.settle(scaled(20))
+    put(store, range(20), lambda i: np.full(20_000, i, "u1"))
     store.close()
     assert store.settle(0.1)
     left = store._executor.inbox.qsize()
@@ -116,23 +107,19 @@ def test_nobody_is_woken_after_the_end(stored: NewStore) -> None:
 
 
 def test_a_tier_that_has_room_again_is_in_trouble_no_more(
-    store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The device was mended, and what did not move is gone: metrics and the summary went on to tell of the error."""
-
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("cudaErrorIllegalAddress")
-
     caplog.set_level("INFO", "distributed.worker.memory")
-    with monkeypatch.context() as patch:
-        patch.setattr(gpu, "pack", broken)
-        fill(store, gpu)
-        until(lambda: store.trouble, "the failure is said")
-        store.clear()
-        until(lambda: not store.trouble, "no tier is above its limit", limit_s=10)
-        assert "the device tier is below its limit again" in caplog.text
-        fill(store, gpu)  # the same in the same minute is in the metrics, and not said twice
-        until(lambda: store.trouble, "the failure is known again")
+    gpu.down = RuntimeError("cudaErrorIllegalAddress")
+    fill(store, gpu)
+    until(lambda: store.trouble, "the failure is said")
+    store.clear()
+    until(lambda: not store.trouble, "no tier is above its limit", limit_s=10)
+    assert "the device tier is below its limit again" in caplog.text
+    fill(store, gpu)  # the same in the same minute is in the metrics, and not said twice
+    until(lambda: store.trouble, "the failure is known again")
+    gpu.down = None
     assert caplog.text.count("cudaErrorIllegalAddress") == 1
     until(lambda: not store.trouble, "the device moves again", limit_s=10)
     assert_moves(store, gpu)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -245,11 +246,8 @@ def test_an_allocation_that_is_interrupted_leaves_no_copy_behind(
 def test_interrupted_allocation_loses_no_copy_up(
     store: GpuSpillBuffer, gpu: HeldGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
     executor, inbox = store._executor, this_thread.inbox
-    monkeypatch.setattr(gpu, "pack", interrupted)
+    monkeypatch.setattr(gpu, "pack", Mock(side_effect=KeyboardInterrupt))
     up = executor, Copy(store._entries[4].units[0], HOST, DEVICE, None, 1, 0)
     inbox.put(up)
     with pytest.raises(KeyboardInterrupt):
