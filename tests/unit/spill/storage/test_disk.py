@@ -22,14 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from programs import python
-from spill_stores import NewStore
+from shared_host import as_neighbour
+from spill_stores import NewStore, put
 from waiting import aside, scaled
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import Mount, mount_of, notes, segments
 from hpcgpu.spill.storage.disk import SMALLEST_BYTES, Disk, Slabs, Stored, round_up
-from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Segments, divide, room_for
+from hpcgpu.spill.storage.segments import PAGE_BYTES, Room, Segments, divide, room_for
 from hpcgpu.spill.store import buffer
 
 KIB, MIB = 2**10, 2**20
@@ -74,9 +75,7 @@ def test_what_is_written_comes_back(disk: Disk, sizes: list[int]) -> None:
 
 def test_what_may_not_lie_on_disk_stays_in_memory(stored: NewStore, caplog: pytest.LogCaptureFixture) -> None:
     store = stored(memory_limit=10 * MIB, target=0.4, max_spill="3.5 MiB")
-    for i in range(10):
-        store[i] = some(MIB, i)
-    store.settle()
+    put(store, range(10), lambda i: some(MIB, i))
     assert 3 * MIB <= store.tiers["disk"] <= 3.5 * MIB
     assert store.tiers["host"] == 7 * MIB
     assert all(np.array_equal(store[i], some(MIB, i)) for i in range(10))
@@ -332,27 +331,15 @@ def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_written_is_an_error() -> None:
-    """Root may write everywhere: a child that is nobody asks."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    reading, writing = os.pipe()
-    try:
-        folder.chmod(0o555)
-        child = os.fork()
-        if child == 0:
-            try:
-                if os.geteuid() == 0:
-                    os.setuid(65534)
-                notes(str(folder / "x"))
-            except ConfigError as e:
-                os.write(writing, str(e).encode())
-            finally:
-                os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            assert f"{folder} is not writable" in pipe.read()
-        os.waitpid(child, 0)
-    finally:
-        folder.rmdir()
+    """Root may write everywhere: a child that is somebody else asks."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o555)
+
+        def look() -> None:
+            with pytest.raises(ConfigError, match=f"{folder} is not writable"):
+                notes(f"{folder}/x")
+
+        as_neighbour(look) if os.geteuid() == 0 else look()
 
 
 @pytest.fixture
@@ -457,10 +444,6 @@ def test_kernel_short_of_memory_gets_idle_memory_only(idle_store: GpuSpillBuffer
 # --- no two objects overlap, the limit holds, free room goes back
 
 
-def noise(nbytes: int, seed: int = 0) -> bytes:
-    return random.Random(seed).randbytes(nbytes)
-
-
 def on_disk(folder: Path) -> int:
     """Return what the files take."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
@@ -499,52 +482,6 @@ def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return str(request.param)
 
 
-# ---- extents
-
-
-@given(st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.integers(0, 2)), max_size=60))
-def test_free_extents_are_what_was_added_and_not_taken(steps: list[tuple[int, bool, int]]) -> None:
-    """Beside a set of free pages: what is taken was free, what touches is one, and what is asked for is found."""
-    free = Extents()
-    taken = [Extent("a", 0, 200 * PAGE_BYTES), Extent("b", 0, 100 * PAGE_BYTES)]
-    pages = set[tuple[str, int]]()
-    for size, gives, which in steps:
-        if gives and taken:
-            back = taken.pop(which % len(taken))
-            found = free.add(back)
-            pages |= _pages(back)
-            assert _pages(back) <= _pages(found) <= pages
-            assert not {(found.file, found.start - PAGE_BYTES), (found.file, found.start + found.nbytes)} & pages
-        else:
-            got = free.take(size * PAGE_BYTES)
-            if got is None:
-                assert _longest(pages) < size
-                if pages:
-                    got = free.take_large()
-            else:
-                assert got.nbytes == size * PAGE_BYTES
-            if got is not None:
-                assert _pages(got) <= pages
-                pages -= _pages(got)
-                taken.append(got)
-        assert free.nbytes == len(pages) * PAGE_BYTES
-    free.take_file("a")
-    assert free.nbytes == sum(PAGE_BYTES for file, _ in pages if file == "b")
-
-
-def _pages(extent: Extent) -> set[tuple[str, int]]:
-    return {(extent.file, at) for at in range(extent.start, extent.start + extent.nbytes, PAGE_BYTES)}
-
-
-def _longest(pages: set[tuple[str, int]]) -> int:
-    best = run = 0
-    last = None
-    for file, at in sorted(pages):
-        run = run + 1 if last == (file, at - PAGE_BYTES) else 1
-        best, last = max(best, run), (file, at)
-    return best
-
-
 # ---- pieces
 
 
@@ -569,16 +506,16 @@ def test_views_are_divided_anywhere(parts: list[bytes], steps: list[int]) -> Non
 
 def test_the_last_room_is_used_however_it_is_cut_up(tmp_path: Path, file_system: str) -> None:
     disk = Disk(str(tmp_path), limit_bytes=MIB)
-    small = [disk.write([memoryview(noise(PAGE_BYTES, i))]) for i in range(250)]
+    small = [disk.write([some(PAGE_BYTES, i).data]) for i in range(250)]
     with pytest.raises(OSError, match=r"the files would exceed 1.0 MiB .*max-spill"):
-        disk.write([memoryview(noise(20 * KIB))])
+        disk.write([some(20 * KIB).data])
     kept = small[::2]
     del small
-    given = [noise(n, i) for i, n in enumerate((1, 70 * KIB, 0, 300_001))]
-    large = disk.write([memoryview(g) for g in given])
+    given = [some(n, i) for i, n in enumerate((1, 70 * KIB, 0, 300_001))]
+    large = disk.write([g.data for g in given])
     assert len(large.slot) > 10
-    assert [b.tobytes() for b in disk.read(large)] == given
-    assert [disk.read(s)[0].tobytes() for s in kept] == [noise(PAGE_BYTES, i) for i in range(0, 250, 2)]
+    assert contents(disk, large) == [g.tobytes() for g in given]
+    assert [contents(disk, s) for s in kept] == [[some(PAGE_BYTES, i).tobytes()] for i in range(0, 250, 2)]
     assert on_disk(disk.folder) <= MIB
     disk.close()
 
@@ -619,32 +556,28 @@ def test_room_that_is_used_again_soon_is_not_given_back(stored: NewStore, monkey
     monkeypatch.setattr(segments, "_fallocate", counting)
     monkeypatch.setattr(buffer, "_FREE_S", 3600.0)
     store = stored(0, "1MB", quiet=True)
-    for i in range(20):
-        store[i] = np.full(MIB, i, "u1")
-    assert store.settle()
+    put(store, range(20), lambda i: np.full(MIB, i, "u1"))
     before = on_disk(store.disk.folder)
     for i in range(10):
         del store[i]
     assert store.settle()
     assert on_disk(store.disk.folder) == before
     assert store.disk.has_excess
-    for i in range(20, 30):
-        store[i] = np.full(MIB, i, "u1")
-    assert store.settle()
+    put(store, range(20, 30), lambda i: np.full(MIB, i, "u1"))
     assert on_disk(store.disk.folder) <= before + MIB
     assert counting.holes == 0
 
 
 def test_without_holes_files_get_shorter_from_their_ends(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "_fallocate", FileSystem())
-    there = [disk.write([memoryview(noise(MIB, i))]) for i in range(10)]
+    there = [disk.write([some(MIB, i).data]) for i in range(10)]
     del there[8]
     shrink(disk)  # finds out
     del there[2:]
     shrink(disk)
     assert on_disk(disk.folder) == 2 * MIB
-    there += [disk.write([memoryview(noise(MIB, i))]) for i in range(2, 4)]
-    assert [disk.read(s)[0].tobytes() for s in there] == [noise(MIB, i) for i in range(4)]
+    there += [disk.write([some(MIB, i).data]) for i in range(2, 4)]
+    assert [disk.read(s)[0].tobytes() for s in there] == [some(MIB, i).tobytes() for i in range(4)]
 
 
 def test_not_each_object_that_goes_makes_a_hole(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,12 +594,12 @@ def test_a_file_that_refuses_a_hole_is_left_alone(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(segments, "_fallocate", FileSystem(reserves=True, error=errno.EIO))
-    there = [disk.write([memoryview(noise(MIB, i))]) for i in range(10)]
+    there = [disk.write([some(MIB, i).data]) for i in range(10)]
     del there[5:]
     shrink(disk)
     assert caplog.text.count("cannot be given back") == 1
-    there.append(disk.write([memoryview(noise(MIB, 5))]))
-    assert [disk.read(s)[0].tobytes() for s in there] == [noise(MIB, i) for i in range(6)]
+    there.append(disk.write([some(MIB, 5).data]))
+    assert [disk.read(s)[0].tobytes() for s in there] == [some(MIB, i).tobytes() for i in range(6)]
     assert len({piece.file.path for s in there for piece in s.slot}) == 2
     del there[:5]
     shrink(disk)
@@ -720,10 +653,8 @@ class RoomInAnyOrder(RuleBasedStateMachine):
 
     @initialize(kind=st.sampled_from(sorted(FILE_SYSTEMS)), limit=st.sampled_from([0, 3 * MIB]))
     def start(self, kind: str, limit: int) -> None:
-        self.patches = [mock.patch.multiple(segments, **SMALL)]
-        self.patches.append(mock.patch.object(segments, "_fallocate", FILE_SYSTEMS[kind]))
-        for patch in self.patches:
-            patch.start()
+        self.patch = mock.patch.multiple(segments, _fallocate=FILE_SYSTEMS[kind], **SMALL)
+        self.patch.start()
         self.home = tempfile.TemporaryDirectory()
         self.room = Segments(Path(self.home.name), most_bytes=limit)
         self.limit, self.kind = limit, kind
@@ -782,17 +713,15 @@ class RoomInAnyOrder(RuleBasedStateMachine):
         if hasattr(self, "home"):
             self.room.close()
             self.home.cleanup()
-            for patch in reversed(self.patches):
-                patch.stop()
+            self.patch.stop()
 
 
 TestRoom = RoomInAnyOrder.TestCase
 TestRoom.settings = settings(deadline=None, max_examples=40, stateful_step_count=15)
 
 
-def test_threads_share_the_room_while_it_is_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in SMALL.items():
-        monkeypatch.setattr(segments, name, value)
+@mock.patch.multiple(segments, **SMALL)
+def test_threads_share_the_room_while_it_is_trimmed(tmp_path: Path) -> None:
     disk = Disk(str(tmp_path), limit_bytes=12 * MIB)
     wrong = list[int]()
 
