@@ -112,3 +112,9 @@ def logged(log: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[
 def failures(log: pytest.LogCaptureFixture) -> list[str]:
     """Return the messages with a traceback."""
     return [r.getMessage() for r in logged(log) if r.exc_info]
+
+
+def failure(log: pytest.LogCaptureFixture) -> str:
+    """Return the only message with a traceback."""
+    (message,) = failures(log)
+    return message

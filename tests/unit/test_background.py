@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paths import PACKAGE
-from sources import MODULES, parsed
+from sources import MODULES, parsed, qualified
 
 FILES = [path for path in MODULES if path.name != "supervise.py"]
 # What starts something that raises where nobody looks.
@@ -47,16 +47,6 @@ EXCEPTIONS = {
 }
 
 
-def calls(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Call]]:
-    """Every call, with the qualified name of the function that it stands in."""
-    for child in ast.iter_child_nodes(node):
-        named = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        inner = f"{within}.{child.name}".lstrip(".") if named else within
-        if isinstance(child, ast.Call):
-            yield within, child
-        yield from calls(child, inner)
-
-
 def name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
@@ -69,7 +59,7 @@ def bare(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
     made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and is_guard(node.value)]
     guards = {ast.unparse(target) for node in made for target in node.targets}
-    for function, call in calls(tree):
+    for function, call in ((name, node) for name, node in qualified(tree) if isinstance(node, ast.Call)):
         takes_bare = name(call) in CALLBACKS and not any(is_guard(a) or ast.unparse(a) in guards for a in call.args)
         if name(call) in STARTS or takes_bare:
             yield function, name(call)

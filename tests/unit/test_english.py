@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from paths import PACKAGE, ROOT, TESTS
-from sources import MODULES, parsed
+from sources import DEFINITIONS, MODULES, parsed, qualified
 
 import hpcgpu
 
-DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 FIRST_WORDS = re.compile(r"(What|Who|Whoever|Whatever|Whether|Those|These|It|Such|Nothing|One (of|that|which))\b")
 # No verbs: a function's first line says what it does.
 NOUNS = re.compile(r"(A|An|The|One|No|All|How|Where|If|For)\b")
@@ -34,12 +33,11 @@ def modules() -> tuple[tuple[str, ast.Module], ...]:
     return tuple((str(p.relative_to(PACKAGE)), parsed(p)) for p in MODULES)
 
 
-def documented(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST, str]]:
+def documented(tree: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
     """Yield each definition with a docstring, with its qualified name."""
-    if isinstance(tree, (ast.Module, *DEFINITIONS)) and (text := ast.get_docstring(tree)):
-        yield name, tree, text
-    for child in ast.iter_child_nodes(tree):
-        yield from documented(child, f"{name}.{child.name}".strip(".") if isinstance(child, DEFINITIONS) else name)
+    for name, node in qualified(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and (text := ast.get_docstring(node)):
+            yield name, node, text
 
 
 def first_words(tree: ast.Module) -> Iterator[str]:

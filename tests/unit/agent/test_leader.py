@@ -11,10 +11,11 @@ import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from programs import python
-from waiting import failures
+from waiting import failure, failures
 
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
 from hpcgpu.agent.leader import Leader, LeaderContext, Member
@@ -174,17 +175,12 @@ async def test_fork_server_with_unreadable_reports_counts_as_dead(
     theirs.send(b"garbage")
     await died.wait()
     assert child.exited.result() == -9
-    (said,) = failures(log)
-    assert said.startswith("reading the fork server's reports failed: UnpicklingError")
-
-
-class Stubborn(Leader):
-    def stop(self, sig: signal.Signals, why: str) -> None:
-        raise RuntimeError("no")
+    assert failure(log).startswith("reading the fork server's reports failed: UnpicklingError")
 
 
 def test_a_signal_ends_the_run_also_where_its_answer_raises(log: pytest.LogCaptureFixture) -> None:
-    leader = Stubborn(context())
+    leader = Leader(context())
+    leader.stop = Mock(side_effect=RuntimeError("no"))  # type: ignore[method-assign]
     leader._answer(signal.SIGTERM)()
     assert leader.exit_code == 128 + signal.SIGTERM
     assert leader.why.startswith("it got SIGTERM")
@@ -192,12 +188,9 @@ def test_a_signal_ends_the_run_also_where_its_answer_raises(log: pytest.LogCaptu
 
 
 async def test_a_member_that_cannot_hand_over_ends_with_the_reason(log: pytest.LogCaptureFixture) -> None:
-    def close_gracefully(reason: str) -> None:
-        raise RuntimeError("no")
-
     member = Member(context())
     member.watch = SimpleNamespace(peer_address="tls://x")
-    member.nannies = [SimpleNamespace(close_gracefully=close_gracefully)]
+    member.nannies = [SimpleNamespace(close_gracefully=Mock(side_effect=RuntimeError("no")))]
     member.drain(None)
     await member.ended.wait()
     assert (member.exit_code, member.why[-16:]) == (os.EX_SOFTWARE, "RuntimeError: no")

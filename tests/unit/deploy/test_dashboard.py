@@ -9,6 +9,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import dask
 import pytest
@@ -60,36 +61,35 @@ def test_only_who_came_by_ssh_is_told_of_ssh() -> None:
     assert far_hint(4000, {"SSH_CONNECTION": "1 2 3 4", "JPY_PARENT_PID": "7"}, "login2") == ""
 
 
-async def no_scheduler() -> object:
-    raise OSError("gone")
+async def no_scheduler() -> Forwarder:
+    return await Forwarder(AsyncMock(side_effect=OSError("gone")), lambda: "SECRET").listen()
 
 
-async def test_no_way_to_the_scheduler_is_said_in_the_browser() -> None:
-    forwarder = await Forwarder(no_scheduler, lambda: "SECRET").listen()
+async def last_answer(forwarder: Forwarder, path: str) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
-    writer.write(b"GET /SECRET/status HTTP/1.1\r\n\r\n")
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
     answer = await reader.read()
     writer.close()
     forwarder.close()
+    return answer
+
+
+async def test_no_way_to_the_scheduler_is_said_in_the_browser() -> None:
+    answer = await last_answer(await no_scheduler(), "/SECRET/status")
     assert answer.startswith(b"HTTP/1.1 502")
     assert b"The scheduler does not answer: gone" in answer
 
 
 async def test_neighbours_who_only_connect_are_limited() -> None:
     """One more than may wait is turned away at once; who goes makes room."""
-    forwarder = await Forwarder(no_scheduler, lambda: "SECRET").listen()
+    forwarder = await no_scheduler()
     silent = [await asyncio.open_connection("127.0.0.1", forwarder.port) for _ in range(64)]
     reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
     assert await reader.read() == b""
     for _, other in (*silent, (reader, writer)):
         other.close()
     await asyncio.gather(*(r.read() for r, _ in silent))
-    reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
-    writer.write(b"GET / HTTP/1.1\r\n\r\n")
-    answer = await reader.read()
-    writer.close()
-    forwarder.close()
-    assert answer.startswith(b"HTTP/1.1 404")
+    assert (await last_answer(forwarder, "/")).startswith(b"HTTP/1.1 404")
 
 
 # --- what a worker reports of itself, and what becomes of it

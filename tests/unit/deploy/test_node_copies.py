@@ -14,6 +14,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -75,6 +76,12 @@ async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
     assert all(isinstance(end, CommClosedError) for (end,) in ends)
 
 
+async def send_both_ways(a: Any, b: Any, nbytes: int) -> None:
+    for one, other in ((a, b), (b, a)):
+        await one.write({"x": to_serialize(np.ones(nbytes, np.uint8))})
+        assert (await other.read())["x"].sum() == nbytes
+
+
 @contextlib.asynccontextmanager
 async def far_pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
     """Connect two ends as if they were on two nodes, with data connections."""
@@ -82,9 +89,7 @@ async def far_pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
         patched.setattr(Identity, "refusal", lambda _: host_memory.ELSEWHERE)
         async with pair(scheme) as (a, b):
             while not all(comm._lender.peer_has_data and comm._lender.data for comm in (a, b)):
-                for one, other in ((a, b), (b, a)):
-                    await one.write({"x": to_serialize(np.ones(BIG, np.uint8))})
-                    assert (await other.read())["x"].sum() == BIG
+                await send_both_ways(a, b, BIG)
                 await asyncio.sleep(0.001)  # what is in a socket's buffers is written and read without a pause
             yield a, b
 
@@ -343,15 +348,11 @@ def test_data_connections_that_fit_nothing_are_closed(terms: list[dict[str, Any]
 
 
 async def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: Any, **__: Any) -> Any:
-        raise OSError("no port")
-
     monkeypatch.setattr(Identity, "refusal", lambda _: host_memory.ELSEWHERE)
-    monkeypatch.setattr(node_copies, "connect", refuse)
+    monkeypatch.setattr(node_copies, "connect", AsyncMock(side_effect=OSError("no port")))
     async with pair() as (a, b):
-        for one, other in ((a, b), (b, a)) * 2:
-            await one.write({"x": to_serialize(np.ones(BIG, np.uint8))})
-            assert (await other.read())["x"].sum() == BIG
+        for _ in range(2):
+            await send_both_ways(a, b, BIG)
             await asyncio.sleep(0.001)
         assert a._dialing.done() and not a._lender.data
 
@@ -360,9 +361,7 @@ async def test_a_peer_without_this_module_is_served_plainly(copied: list[int], m
     monkeypatch.setattr(tcp.TLSConnector, "comm_class", tcp.TLS)
     async with pair() as (a, b):
         assert type(a) is tcp.TLS
-        for one, other in ((a, b), (b, a)):
-            await one.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
-            assert (await other.read())["x"].sum() == 1_000_000
+        await send_both_ways(a, b, 1_000_000)
     assert copied == []
 
 
@@ -371,8 +370,7 @@ async def test_a_refusal_is_known_and_bytes_go_plainly(copied: list[int], monkey
     monkeypatch.setattr(node_copies, "this_process", node_copies.ThisProcess())
     node_copies.adopt()
     async with pair("tcp") as (a, b):
-        await a.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
-        assert (await b.read())["x"].sum() == 1_000_000
+        await send_both_ways(a, b, 1_000_000)
     assert (copied, node_copies.this_process.obstacle()) == ([], "a rule of this test")
 
 

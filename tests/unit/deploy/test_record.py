@@ -72,6 +72,10 @@ def folder_of(home: Path, record: Record = FACTS) -> Path:
     return folder
 
 
+def begun_in(home: Path) -> Run:
+    return Run.begin(replace(DOCUMENT, folder=str(scheduler_file.make_folder(home))), "slurm", None)
+
+
 @given(facts)
 def test_record_is_read_as_written(tmp_path_factory: pytest.TempPathFactory, record: Record) -> None:
     path = tmp_path_factory.mktemp("run") / "record"
@@ -80,13 +84,12 @@ def test_record_is_read_as_written(tmp_path_factory: pytest.TempPathFactory, rec
 
 
 def test_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
-    folder = scheduler_file.make_folder(tmp_path)
-    begun = Run.begin(replace(DOCUMENT, folder=str(folder)), "slurm", None)
+    begun = begun_in(tmp_path)
     begun.add([Job(id="12", role="head", log="a"), Job(id="13", log="b"), Job(id="14")], 1.0)
     begun.ended("14", "exit code 1", datetime.now(UTC))
     begun.target, begun.submitting = 3, False
     begun.save()
-    read = Run.open(folder)
+    read = Run.open(begun.folder)
     jobs = [(job.id, job.role, job.log, job.nodes, job.expected) for job in read.jobs.values()]
     assert jobs == [("12", "head", "a", 2, 8), ("13", "member", "b", 1, 4)]
     assert [(job.id, job.why) for job in read.gone] == [("14", "exit code 1")]
@@ -97,24 +100,22 @@ def test_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_run_is_saved_after_a_write_that_failed(tmp_path: Path) -> None:
-    folder = scheduler_file.make_folder(tmp_path)
-    begun = Run.begin(replace(DOCUMENT, folder=str(folder)), "slurm", None)
-    (folder / "record").mkdir()  # as a file server that has lost the handle
+    begun = begun_in(tmp_path)
+    (begun.folder / "record").mkdir()  # as a file server that has lost the handle
     for _ in range(2):
         with pytest.raises(IsADirectoryError):
             begun.save()
-    (folder / "record").rmdir()
+    (begun.folder / "record").rmdir()
     begun.save()
-    assert Run.open(folder).owner == begun.owner
+    assert Run.open(begun.folder).owner == begun.owner
 
 
 def test_run_that_is_taken_over_is_saved_by_its_new_owner_alone(tmp_path: Path) -> None:
-    folder = scheduler_file.make_folder(tmp_path)
-    first = Run.begin(replace(DOCUMENT, folder=str(folder)), "slurm", None)
+    first = begun_in(tmp_path)
     first.add([Job(id="12", role="head")], 1.0)
     first.target = 2
     first.save()
-    second = Run.open(folder)
+    second = Run.open(first.folder)
     second.take_over()
     try:
         assert (second.is_mine, second.target, list(second.jobs)) == (True, 2, ["12"])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from comms import Comm
@@ -19,7 +20,7 @@ from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import make_fleet, make_run
 from programs import python
-from waiting import LIMIT_S, aside, failures, scaled, until, when
+from waiting import LIMIT_S, aside, failure, failures, scaled, until, when
 
 from hpcgpu.batch import Pbs
 from hpcgpu.deploy.cluster.classes import JobAdaptive
@@ -81,8 +82,9 @@ async def test_job_loop_goes_on_after_an_error(
     await when(lambda: not owned.members and not fleet.trouble)
     assert flaky.calls > count
     fleet.stop()
-    (said,) = failures(log)
-    assert said.startswith("the loop that looks after this cluster's jobs failed, and goes on in 0.5 s: OSError")
+    assert failure(log).startswith(
+        "the loop that looks after this cluster's jobs failed, and goes on in 0.5 s: OSError"
+    )
     assert "the loop that looks after this cluster's jobs works again" in log.text
 
 
@@ -120,8 +122,7 @@ async def test_the_look_for_silent_workers_goes_on(
     )
     await when(lambda: fleet.view.silent == {"a"})
     fleet.stop()
-    (said,) = failures(log)
-    assert said.startswith("the search for workers that have fallen silent failed, and goes on in")
+    assert failure(log).startswith("the search for workers that have fallen silent failed, and goes on in")
 
 
 class ClusterOf:
@@ -146,8 +147,7 @@ async def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCapt
     for _ in range(4):  # distributed's timer
         await adaptive.adapt()
     assert cluster.wanted == [2]
-    (said,) = failures(log)
-    assert said.startswith("the count of workers that have work failed, and goes on in 0.01 s: CommClosed")
+    assert failure(log).startswith("the count of workers that have work failed, and goes on in 0.01 s: CommClosed")
 
 
 # --- the lease
@@ -160,8 +160,7 @@ async def test_signs_of_life_go_on_after_one_that_raised(log: pytest.LogCaptureF
     await when(lambda: flaky.calls > 4)
     holder.stop()
     assert not lost
-    (said,) = failures(log)
-    assert said.startswith("the signs of life to the scheduler failed, and goes on")
+    assert failure(log).startswith("the signs of life to the scheduler failed, and goes on")
 
 
 async def test_who_cannot_give_signs_of_life_is_told_once_and_why(log: pytest.LogCaptureFixture) -> None:
@@ -181,8 +180,7 @@ async def test_lease_before_submission_is_renewed_after_any_error(log: pytest.Lo
     await when(lambda: failures(log))
     assert not loop.task.done()
     loop.cancel()
-    (said,) = failures(log)
-    assert "embedded null " in said  # byte; from Python 3.13 on: character
+    assert "embedded null " in failure(log)  # byte; from Python 3.13 on: character
 
 
 async def test_lease_before_submission_ends_with_its_folder(tmp_path: Path) -> None:
@@ -204,8 +202,7 @@ async def test_silent_client_ends_the_job_after_a_failed_check(part: str, log: p
         await when(lambda: failures(log))
     lease._heard -= 100
     await when(lambda: sends.calls == (2 if part == "send" else 1))
-    (said,) = failures(log)
-    assert said == "the check for the client's signs of life failed, and goes on in 1 s: RuntimeError: no"
+    assert failure(log) == "the check for the client's signs of life failed, and goes on in 1 s: RuntimeError: no"
 
 
 # --- processes
@@ -283,15 +280,11 @@ asyncio.run(main())
 async def test_worker_that_lost_data_closes_if_hand_over_fails(log: pytest.LogCaptureFixture) -> None:
     closed = asyncio.Event()
 
-    async def close_gracefully(**_: object) -> None:
-        raise RuntimeError("cudaErrorIllegalAddress")
-
-    async def close(**_: object) -> None:
-        closed.set()
-
     loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
     plugin = SpillPlugin(None)  # type: ignore[arg-type]
-    plugin.worker = SimpleNamespace(loop=loop, close_gracefully=close_gracefully, close=close)
+    fails, close = AsyncMock(side_effect=RuntimeError("cudaErrorIllegalAddress")), AsyncMock()
+    close.side_effect = lambda **_: closed.set()
+    plugin.worker = SimpleNamespace(loop=loop, close_gracefully=fails, close=close)
     plugin._on_fault(SpillError("k cannot be read back"))
     await closed.wait()
     assert "the worker's data could not be handed over" in failures(log)
@@ -305,8 +298,7 @@ def test_memory_check_goes_on_and_logs_its_failure_once(log: pytest.LogCaptureFi
     for _ in range(4):  # tornado's timer
         manager.memory_monitor(nanny)
     assert simulated.calls == 4
-    (said,) = failures(log)
-    assert said == "the look at a worker's memory failed, and goes on in 0.1 s: ValueError: no number"
+    assert failure(log) == "the look at a worker's memory failed, and goes on in 0.1 s: ValueError: no number"
 
 
 def test_a_worker_that_has_just_ended_need_not_be_killed() -> None:

@@ -266,15 +266,13 @@ async def test_silent_peers_go_at_the_deadline(
     )
 
 
-async def test_handshake_deadline_without_the_time_of_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshake_deadline_without_the_time_of_a_busy_loop(
+    limit: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loop with much to do turns slowly, though none of its timers is late for long."""
-    limiter = HandshakeDeadline(1.0)
-    monkeypatch.setitem(registry.backends, "tcp", registry.backends["tcp"])
-    monkeypatch.setitem(registry.backends, "tls", registry.backends["tls"])
-    accepted = asyncio.Event()
-    begin = limiter.begin
-    monkeypatch.setattr(limiter, "begin", lambda *given: (begin(*given), accepted.set()))
-    compat.limit_handshakes(limiter)
+    accepted, begin = asyncio.Event(), HandshakeDeadline.begin
+    monkeypatch.setattr(HandshakeDeadline, "begin", lambda *given: (begin(*given), accepted.set()))
+    limit(1.0)
     async with listening("tcp") as (_, host, port):
         reader, writer = await asyncio.open_connection(host, port)
         end = asyncio.create_task(end_of(reader))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import python
+from shared_host import as_neighbour, by_root
 
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity, Proofs, memory_left, memory_limit
@@ -97,20 +98,14 @@ def test_identity_of_a_child_is_proved_and_of_a_dead_one_not() -> None:
     assert peer.refusal() == host_memory.ENDED
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@by_root
 def test_memory_of_another_user_is_refused_with_the_reason() -> None:
     peer = Identity.of_this_process()
-    reads, writes = os.pipe()
-    if (pid := os.fork()) == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        os.write(writes, peer.refusal().encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(writes)
-    with os.fdopen(reads) as f:
-        assert f.read() == "process_vm_readv: Operation not permitted (another user, or a container's rules)"
+
+    def look() -> None:
+        assert peer.refusal() == "process_vm_readv: Operation not permitted (another user, or a container's rules)"
+
+    as_neighbour(look)
 
 
 VALUES = st.none() | st.booleans() | st.integers(-5, 2**70) | st.text(max_size=4) | st.binary(max_size=40)

@@ -6,6 +6,7 @@ Names P1 to P18 are those of the project's law list; scipy's assignment solver i
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,6 +53,12 @@ def test_polaris_daint_and_lumi_are_planned_as_documented() -> None:
 
 NODES = tuple(NumaNode(i, CpuSet([2 * i, 2 * i + 1]), GIB, i // 2) for i in range(4))
 SMALL = Topology(NODES, tuple(CpuSet([i]) for i in range(8)))
+
+
+def cores_of(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet | None = None, **wanted: object) -> list[str]:
+    """Plan with all cores, or those that are allowed; return each worker's."""
+    options = Settings(**wanted)  # type: ignore[arg-type]
+    return [str(b.cpuset) for b in plan_bindings(topology, gpus, allowed or pus(topology), options)]
 
 
 # --- single cases ----------------------------------------------------------------------------------------------
@@ -177,15 +184,10 @@ def test_reserved_cores_come_from_all_workers_without_a_rest() -> None:
     nodes = tuple(NumaNode(i, CpuSet(range(6 * i, 6 * i + 6)), GIB) for i in range(4))
     topology = Topology(nodes, tuple(CpuSet([i]) for i in range(24)))
     gpus = tuple(replace(g, numa_node=i + 1) for i, g in enumerate(simulated_gpus(topology, 2, GIB, "n")))
-
-    def plan(reserved: int) -> list[str]:
-        found = plan_bindings(topology, gpus, pus(topology), Settings(reserved_cores=reserved))
-        return [str(b.cpuset) for b in found]
-
-    assert plan(0) == ["0-11", "12-23"]
-    assert plan(2) == ["0-4,6-11", "12-22"]
-    assert plan(4) == ["0-3,6-11", "12-21"]
-    assert plan(5) == ["0-3,6-11", "12-20"]
+    assert cores_of(topology, gpus, reserved_cores=0) == ["0-11", "12-23"]
+    assert cores_of(topology, gpus, reserved_cores=2) == ["0-4,6-11", "12-22"]
+    assert cores_of(topology, gpus, reserved_cores=4) == ["0-3,6-11", "12-21"]
+    assert cores_of(topology, gpus, reserved_cores=5) == ["0-3,6-11", "12-20"]
 
 
 def test_local_cores_have_local_memory() -> None:
@@ -214,15 +216,11 @@ def test_a_share_is_in_one_cache_where_one_has_room() -> None:
     caches = tuple(CpuSet(range(i, i + 4)) for i in (0, 4, 8))
     topology = Topology((NumaNode(0, CpuSet(range(12)), GIB),), cores, l3=caches)
     gpus = simulated_gpus(topology, 2, GIB, "n")
-
-    def plan(allowed: range, **wanted: object) -> list[str]:
-        found = plan_bindings(topology, gpus, CpuSet(allowed), Settings(**wanted))  # type: ignore[arg-type]
-        return [str(b.cpuset) for b in found]
-
-    assert plan(range(1, 12), cores=4) == ["4-7", "8-11"]
-    assert plan(range(1, 12), cores=3) == ["1-3", "4-6"]
-    assert plan(range(12)) == ["0-5", "6-11"]
-    assert plan(range(1, 12)) == ["1-2,4-7", "3,8-11"]
+    granted = CpuSet(range(1, 12))
+    assert cores_of(topology, gpus, granted, cores=4) == ["4-7", "8-11"]
+    assert cores_of(topology, gpus, granted, cores=3) == ["1-3", "4-6"]
+    assert cores_of(topology, gpus) == ["0-5", "6-11"]
+    assert cores_of(topology, gpus, granted) == ["1-2,4-7", "3,8-11"]
 
 
 def test_a_launchers_masks_are_respected_when_asked() -> None:

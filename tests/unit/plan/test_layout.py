@@ -308,32 +308,24 @@ def test_several_leaders_of_a_node_take_no_more_than_there_is(nbytes: int, worke
     assert len(parts) > 1 or parts == [memory]
 
 
-def half_a_node(memory: HostMemory, allowed: range = range(4), *, in_job: bool = True) -> NodeFacts:
-    """Return a node of 4 cores on which a job has some, and two GPUs."""
-    gpus = tuple(Gpu(f"0000:0{i}:00.0", f"GPU-{i}", "H200", numa_node=0) for i in range(2))
-    topology = Topology((NumaNode(0, CpuSet(range(4)), 64 * GIB, 0),), tuple(CpuSet([i]) for i in range(4)), gpus, ())
-    facts = {"topology": topology, "gpus": gpus, "allowed": CpuSet(allowed), "allowed_nodes": CpuSet([0])}
-    return NodeFacts(name="n", memory=memory, environ={}, scratch="", in_job=in_job, **facts)
-
-
-def table(facts: NodeFacts, settings: Settings) -> str:
+def table(memory: HostMemory, settings: Settings, **changes: object) -> str:
+    """Return what is said of the workers of two GPUs in a job with this memory."""
+    facts = node(memory=memory, gpus=GPUS[:2], **{"in_job": True, **changes})
     specs = plan_workers(settings, facts, NodeLayout(0, (0,), ((0, 1),)))
     return workers_table(facts.topology, [spec for _, spec in specs]).to_text()
 
 
 def test_the_plan_says_what_limits_the_workers_memory() -> None:
     free = Settings(device_memory_limit=Limit(0))
-    said = table(half_a_node(HostMemory(2 * GIB, "--mem of the job: SLURM_MEM_PER_NODE=2048")), free)
+    said = table(HostMemory(2 * GIB, "--mem of the job: SLURM_MEM_PER_NODE=2048"), free)
     assert said.count("limit 1.0 GiB: its share of 2.0 GiB, --mem of the job: SLURM_MEM_PER_NODE=2048") == 1  # for all
     # a node that other jobs may use, and nobody limits this one
-    assert (
-        table(half_a_node(NODE, range(2)), free).count("of 64.0 GiB, all of this node, which other jobs may also use")
-        == 1
-    )
-    for quiet in (half_a_node(NODE), half_a_node(NODE, range(2), in_job=False)):
-        assert "memory limit" not in table(quiet, free)
+    half = {"allowed": CpuSet(range(4))}
+    assert table(NODE, free, **half).count("of 64.0 GiB, all of this node, which other jobs may also use") == 1
+    assert "memory limit" not in table(NODE, free)
+    assert "memory limit" not in table(NODE, free, **half, in_job=False)
     given = Settings(device_memory_limit=Limit(0), memory_limit=Limit(GIB))
-    assert "memory limit" not in table(half_a_node(HostMemory(2 * GIB, "--mem of the job")), given)
+    assert "memory limit" not in table(HostMemory(2 * GIB, "--mem of the job"), given)
 
 
 def test_pbs_is_asked_once_for_what_nothing_else_says() -> None:
@@ -349,7 +341,7 @@ def test_pbs_is_asked_once_for_what_nothing_else_says() -> None:
     environ = {"PBS_JOBID": "7.login01", "HPCGPU_GRANTED_MEMORY": f"n={2 * GIB},m={GIB}"}
     allocation = read_allocation(environ, "n.site.edu")
     memory = plan_host_memory(NODE, allocation, RunDocument(settings=Settings(memory_bytes=GIB)))
-    said = table(half_a_node(memory), Settings(device_memory_limit=Limit(0)))
+    said = table(memory, Settings(device_memory_limit=Limit(0)))
     assert said.count("memory limit 1.0 GiB: its share of 2.0 GiB, mem= of PBS job 7.login01") == 1
 
 

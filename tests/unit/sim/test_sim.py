@@ -361,13 +361,9 @@ def expected(name: str) -> np.ndarray:
 
 
 @pytest.fixture
-def dask_gpu() -> Iterator[sim.SimGpu]:
+def dask_gpu(gpu: sim.SimGpu) -> sim.SimGpu:
     register()
-    device = sim.SimGpu(64 * MIB)
-    before = sim.current_gpu()
-    sim.set_current_gpu(device)
-    yield device
-    sim.set_current_gpu(before)
+    return gpu
 
 
 @pytest.fixture(scope="module")
