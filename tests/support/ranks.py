@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -41,6 +42,14 @@ def in_process(*words: str, stdin: str = "", cwd: Path | None = None, **env: str
     ):
         code = _exit_code(hpcgpu, "hpcgpu", words)
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def refused(*words: str, code: int = 2, **options: Any) -> str:
+    """Run a command that is refused, as wrong usage; return what it says, which is no traceback."""
+    done = in_process(*words, **options)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 def use_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import ranks
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 from paths import ROOT
-from ranks import in_process
+from ranks import in_process, refused
 from waiting import scaled
 
 from hpcgpu import __version__
@@ -76,13 +76,10 @@ def test_a_home_that_nobody_has(words: str, code: int, script: str) -> None:
 
 @pytest.mark.parametrize("command", ["run", "launch", "plan"])
 def test_a_script_that_is_not_there(command: str, tmp_path: Path) -> None:
-    done = in_process(command, "nope.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no script 'nope.py'" in done.stderr
+    assert "there is no script 'nope.py'" in refused(command, "nope.py", cwd=tmp_path)
     if command != "plan":
-        done = in_process(command, "--gpus", "sim:2")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"hpcgpu: the script is missing: hpcgpu {command} [options] script.py [arguments]\n"
+        missing = f"hpcgpu: the script is missing: hpcgpu {command} [options] script.py [arguments]\n"
+        assert refused(command, "--gpus", "sim:2") == missing
 
 
 @pytest.mark.parametrize(
@@ -98,9 +95,7 @@ def test_a_script_that_is_not_there(command: str, tmp_path: Path) -> None:
     ],
 )
 def test_an_option_that_would_do_nothing_is_a_usage_error(script: str, words: list[str], said: str) -> None:
-    done = in_process(*words, script)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert said in refused(*words, script)
 
 
 def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None:
@@ -114,21 +109,18 @@ def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None
 
 
 def test_launch_without_an_allocation_says_what_to_type(script: str) -> None:
-    done = in_process("launch", "--gpus", "sim:1", script, HPCGPU_LAUNCHER="fork")
-    assert (done.returncode, done.stdout) == (2, "")
+    text = refused("launch", "--gpus", "sim:1", script, HPCGPU_LAUNCHER="fork")
     for way in ("salloc", "qsub -I", "jobscripts/slurm.sbatch", "hpcgpu run", "hpcgpu launch --launcher mpirun"):
-        assert way in done.stderr
+        assert way in text
 
 
 @pytest.mark.parametrize("written", ['{"id": 1}', "[1]", "half of a fi", ""])
 def test_a_scheduler_file_without_an_address_is_named(tmp_path: Path, written: str) -> None:
     (tmp_path / "s.json").write_text(written)
-    done = in_process("worker", "--gpus", "sim:1", "--scheduler-file", str(tmp_path / "s.json"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"hpcgpu: --scheduler-file {tmp_path}/s.json has no address of a scheduler")
-    done = in_process("worker", "--gpus", "sim:1", "http://there:80")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "'http://there:80' is no address of a scheduler; allowed: tcp, tls" in done.stderr
+    text = refused("worker", "--gpus", "sim:1", "--scheduler-file", str(tmp_path / "s.json"))
+    assert text.startswith(f"hpcgpu: --scheduler-file {tmp_path}/s.json has no address of a scheduler")
+    text = refused("worker", "--gpus", "sim:1", "http://there:80")
+    assert "'http://there:80' is no address of a scheduler; allowed: tcp, tls" in text
     assert "or give --env UCX_TLS=..." in in_process("worker", "--enable-nvlink", "tcp://there:80").stderr
 
 
