@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 from comms import Comm
@@ -325,31 +325,22 @@ def test_a_guard_goes_on_until_the_run_is_ended(tmp_path: Path, log: pytest.LogC
     assert failures(log)[0].startswith(f"the end of the run in {folder} failed, and goes on in")
 
 
-class Told:
-    """Rank 0, which is told."""
-
-    def __init__(self) -> None:
-        self.all: list[dict[str, Any]] = []
-
-    def send(self, op: str, **facts: Any) -> None:
-        self.all.append({"op": op, **facts})
-
-    def workers(self, working: int, died: str = "") -> bool:
-        """Whether this is the last that it was told."""
-        return bool(self.all) and self.all[-1] == {"op": "leaders", "working": working, "died": died}
+def is_last(told: Mock, working: int, died: str = "") -> bool:
+    """Tell whether this is the last that rank 0 was told."""
+    return told.send.call_args == call("leaders", working=working, died=died)
 
 
 async def test_end_of_the_last_workers_is_told_with_their_ends() -> None:
-    told = Told()
+    told = Mock()
     leaders = LeaderConnections(told)
     retired, none, broken = Comm({"died": ""}), Comm(), Comm()
     async with asyncio.TaskGroup() as serving:
         serving.create_task(leaders.serve(none, node="n0"))
         serving.create_task(leaders.serve(retired, node="n1", workers=2))
-        await when(lambda: told.workers(0))
+        await when(lambda: is_last(told, 0))
         assert leaders.none_come
         late = serving.create_task(leaders.serve(broken, node="n2", workers=2))
-        await when(lambda: told.workers(1))
+        await when(lambda: is_last(told, 1))
         broken.abort()
         await late
         assert leaders.none_come
@@ -358,32 +349,32 @@ async def test_end_of_the_last_workers_is_told_with_their_ends() -> None:
 
 
 async def test_how_workers_died_is_told() -> None:
-    told, comm = Told(), Comm({"died": "worker b: nanny-instantiate-timeout"})
+    told, comm = Mock(), Comm({"died": "worker b: nanny-instantiate-timeout"})
     serving = asyncio.create_task(LeaderConnections(told).serve(comm, node="n1", workers=2))
-    await when(lambda: told.workers(0, "worker b: nanny-instantiate-timeout"))
+    await when(lambda: is_last(told, 0, "worker b: nanny-instantiate-timeout"))
     comm.abort()
     await serving
 
 
 async def test_a_lost_leader_is_told_at_once() -> None:
-    told, lost = Told(), Comm()
+    told, lost = Mock(), Comm()
     leaders = LeaderConnections(told)
     lost.abort()
     await leaders.serve(lost, node="n1", workers=2)
-    assert told.workers(0, "node n1 lost its leader")
-    assert {"op": "leader_lost", "node": "n1"} in told.all
+    assert is_last(told, 0, "node n1 lost its leader")
+    assert call("leader_lost", node="n1") in told.send.call_args_list
     assert leaders.none_come
 
 
 async def test_where_more_may_come_nobody_is_told() -> None:
-    told, comm = Told(), Comm({"died": "worker a: nanny-close"})
+    told, comm = Mock(), Comm({"died": "worker a: nanny-close"})
     leaders = LeaderConnections(told, grows=True)
     serving = asyncio.create_task(leaders.serve(comm, node="n1", workers=2))
     await when(lambda: not comm.messages)
     comm.abort()
     await serving
     assert not leaders.none_come
-    assert told.all == [{"op": "leader_lost", "node": "n1"}]
+    assert told.send.call_args_list == [call("leader_lost", node="n1")]
 
 
 async def test_all_workers_paused_is_one_error_and_tasks_go_on_later() -> None:
