@@ -31,34 +31,24 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-class Tunnel:
-    """A port that leads to an echo through two ends, and what connects them."""
-
-    def __init__(self) -> None:
-        self.port, self.running = 0, list[asyncio.Task[None]]()
-        self.far: asyncio.StreamWriter
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
-
-
 @contextlib.asynccontextmanager
-async def tunnel() -> AsyncIterator[Tunnel]:
-    made, (near, far) = Tunnel(), socket.socketpair()
+async def tunnel() -> AsyncIterator[SimpleNamespace]:
+    """Make a port that leads to an echo through two ends, and what connects them."""
+    near, far = socket.socketpair()
     target = await asyncio.start_server(echo, "127.0.0.1", 0)
     port = target.sockets[0].getsockname()[1]
     here = Mux(*await asyncio.open_connection(sock=near))
-    reader, made.far = await asyncio.open_connection(sock=far)
-    there = Mux(reader, made.far, lambda: asyncio.open_connection("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=far)
+    there = Mux(reader, writer, lambda: asyncio.open_connection("127.0.0.1", port))
     server = await asyncio.start_server(here.carry, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
-    made.running = [asyncio.create_task(here.run()), asyncio.create_task(there.run())]
+    entrance = server.sockets[0].getsockname()[:2]
+    running = [asyncio.create_task(here.run()), asyncio.create_task(there.run())]
     try:
-        yield made
+        yield SimpleNamespace(connect=lambda: asyncio.open_connection(*entrance), running=running, far=writer)
     finally:
-        for task in made.running:
+        for task in running:
             task.cancel()
-        await asyncio.wait(made.running)
+        await asyncio.wait(running)
         server.close()
         target.close()
 

@@ -370,31 +370,26 @@ class Shared(Exception):
         self.code = code
 
 
-class BrokenGpu(SimGpu):
-    """A device whose copies up fail, after a while."""
-
-    error: Exception | None = None
-    go_on = threading.Event()
-
-    def unpack(self, *arguments: Any) -> Any:
-        if self.error is not None:
-            assert self.go_on.wait(scaled(20))
-            raise self.error
-        return super().unpack(*arguments)
-
-
 @pytest.mark.parametrize(
     ("error", "kind"), [(OutOfMemoryError("no room"), OutOfMemoryError), (Shared(code=3), SpillError)]
 )
-def test_readers_of_one_value_get_an_error_each(stored: NewStore, error: Exception, kind: type) -> None:
-    gpu, store = BrokenGpu(1024 * KIB), stored(100 * KIB)
+def test_readers_of_one_value_get_an_error_each(
+    stored: NewStore, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type
+) -> None:
+    store, go_on = stored(100 * KIB), threading.Event()
+
+    def unpack(*_: Any) -> Any:
+        assert go_on.wait(scaled(20))
+        raise error
+
     put(store, range(5), lambda i: gpu.asarray(np.zeros(40 * KIB, "u1")))
-    gpu.error, gpu.go_on = error, threading.Event()
-    readers = [aside(lambda: store[0]) for _ in range(3)]
     (unit,) = store._entries[0].units
-    until(lambda: len(unit.waiters) == 3, "three readers wait")
-    gpu.go_on.set()
-    found = [done.exception(20) for done in readers]
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "unpack", unpack)
+        readers = [aside(lambda: store[0]) for _ in range(3)]
+        until(lambda: len(unit.waiters) == 3, "three readers wait")
+        go_on.set()
+        found = [done.exception(20) for done in readers]
     assert len({id(each) for each in found}) == 3
     assert {type(each) for each in found} <= {kind, type(error)}  # distributed's tblib makes such errors again, too
     for each in found:
@@ -402,7 +397,6 @@ def test_readers_of_one_value_get_an_error_each(stored: NewStore, error: Excepti
         assert str(error) in str(each)
         chain = [step for step in (each.__cause__, each.__context__) if step is not None]
         assert all(step.__traceback__ is None for step in chain)
-    gpu.error = None
     assert store[0].get()[0] == 0
 
 
