@@ -28,7 +28,7 @@ from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, Settings
 from hpcgpu.model.settings import Limit
-from hpcgpu.plan.jobs import HEAD, Job, describe
+from hpcgpu.plan.jobs import Job, describe
 from hpcgpu.plan.jobs.request import Policy
 
 FOR_NOW, LOST = {"transient": True}, {"transient": True, "unsure": True}
@@ -176,10 +176,10 @@ def recorded(job_id: str, folder: Path) -> Job:
     return Job(id=job_id, role="head", log=str(folder / "log"), exit_file=str(folder / f"exit-{job_id}"))
 
 
-def looked_after(tmp_path: Path, policy: Policy = QUIET, **calls: Any) -> Fleet:
+def looked_after(tmp_path: Path, policy: Policy = QUIET, job_id: str = HEAD_ID, **calls: Any) -> Fleet:
     """Return the fleet of a run with a head job."""
     fleet = make_fleet(make_run(tmp_path / "run", Slurm()), policy, **calls)
-    fleet.run.add([recorded(HEAD_ID, tmp_path)], fleet.alarm.now_s())
+    fleet.run.add([recorded(job_id, tmp_path)], fleet.alarm.now_s())
     fleet.start()
     return fleet
 
@@ -310,16 +310,8 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
     return to
 
 
-def led_by(job_id: str, folder: Path) -> Fleet:
-    """Return the fleet of a run of this job alone."""
-    fleet = make_fleet(make_run(folder / "run", Slurm()), Policy())
-    fleet.run.add([Job(id=job_id, role=HEAD, log="no.log")], fleet.alarm.now_s())
-    fleet.start()
-    return fleet
-
-
 async def test_head_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> None:
-    jobs = led_by(AGAIN, tmp_path)
+    jobs = looked_after(tmp_path, Policy(), AGAIN)
     for moment, text in SHOWN.items():
         turn(moment)
         assert describe(await jobs.news(), date(2026, 11, 23)).text == text
@@ -338,7 +330,7 @@ async def test_lost_node_of_a_job_that_keeps_the_others_is_named(turn: Turn) -> 
 async def test_a_job_that_ended_with_its_node_names_it(turn: Turn, job_id: str, code: str, tmp_path: Path) -> None:
     """Of two nodes, too, of which squeue does not say which one was lost."""
     turn(DOWN)
-    jobs = led_by(job_id, tmp_path)
+    jobs = looked_after(tmp_path, Policy(), job_id)
     with pytest.raises(JobError) as caught:
         await jobs.news()
     jobs.stop()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock, call
+from unittest.mock import AsyncMock, MagicMock, Mock, call
 
 import pytest
 from comms import Comm
@@ -125,28 +125,14 @@ async def test_the_look_for_silent_workers_goes_on(
     assert failure(log).startswith("the search for workers that have fallen silent failed, and goes on in")
 
 
-class ClusterOf:
-    """What distributed's Adaptive calls a cluster: one that it leaves alone."""
-
-    wanted_workers = 1
-
-    def __init__(self) -> None:
-        self.wanted: list[int] = []
-
-    def __bool__(self) -> bool:
-        return False
-
-    async def adapt_to(self, workers: int) -> None:
-        self.wanted.append(workers)
-
-
 async def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFixture) -> None:
-    cluster = ClusterOf()
+    cluster = MagicMock(wanted_workers=1, adapt_to=AsyncMock())
+    cluster.__bool__.return_value = False  # distributed's Adaptive leaves it alone
     adaptive = JobAdaptive(cluster, interval="0.01s")
     adaptive.safe_target = Flaky(CommClosedError("gone"), times=3, answer=2).later
     for _ in range(4):  # distributed's timer
         await adaptive.adapt()
-    assert cluster.wanted == [2]
+    cluster.adapt_to.assert_awaited_once_with(2)
     assert failure(log).startswith("the count of workers that have work failed, and goes on in 0.01 s: CommClosed")
 
 
