@@ -30,7 +30,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import Mount, mount_of, notes, segments
 from hpcgpu.spill.storage.disk import SMALLEST_BYTES, Disk, Slabs, Stored, round_up
-from hpcgpu.spill.storage.segments import PAGE_BYTES, Room, Segments, divide, room_for
+from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Segments, divide, room_for
 from hpcgpu.spill.store import buffer
 
 KIB, MIB = 2**10, 2**20
@@ -482,6 +482,38 @@ def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return str(request.param)
 
 
+# ---- free room
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.integers(0, 2)), max_size=60))
+def test_free_extents_are_what_was_added_and_not_taken(steps: list[tuple[int, bool, int]]) -> None:
+    """Beside a text with a 1 for each free page: what is there is found, and what touches is one."""
+    free, text = Extents(), "0" * 200 + "|" + "0" * 100  # of the files "a" and "b"
+    taken = [Extent("a", 0, 200 * PAGE_BYTES), Extent("b", 0, 100 * PAGE_BYTES)]
+
+    def span(extent: Extent) -> slice:
+        start = extent.start // PAGE_BYTES + 201 * (extent.file == "b")
+        return slice(start, start + extent.nbytes // PAGE_BYTES)
+
+    for pages, gives, which in steps:
+        got = None if gives else free.take(pages * PAGE_BYTES)
+        assert gives or (got is not None) == ("1" * pages in text)
+        if gives and taken:
+            back = taken.pop(which % len(taken))
+            at, length = span(back), back.nbytes // PAGE_BYTES
+            text = text[: at.start] + "1" * length + text[at.stop :]
+            whole = span(free.add(back))
+            assert "1" not in text[whole.start - 1 : whole.start] + text[whole.stop : whole.stop + 1]
+            assert text[whole] == "1" * (whole.stop - whole.start)
+        elif got:
+            taken.append(got)
+            assert text[span(got)] == "1" * pages
+            text = text[: span(got).start] + "0" * pages + text[span(got).stop :]
+        assert free.nbytes == text.count("1") * PAGE_BYTES
+    free.take_file("a")
+    assert free.nbytes == text[201:].count("1") * PAGE_BYTES
+
+
 # ---- pieces
 
 
@@ -538,17 +570,13 @@ def test_the_files_take_no_more_than_may_and_what_the_tier_says(
         assert store.settle()
         os.sync()
         for part in (0.5, 0.8, 1):
-            assert_they_agree(store)
+            said, taken = store.tiers["disk"], on_disk(store.disk.folder)
+            assert said <= taken <= min(said + max(said / 8, MIB) + said / 64 + 2 * PAGE_BYTES, 20e6)
             for key in [key for key in store if rng.random() < part]:
                 del store[key]
             assert store.settle()
         assert on_disk(store.disk.folder) == store.tiers["disk"] == 0
         store.close()
-
-
-def assert_they_agree(store: GpuSpillBuffer) -> None:
-    said, taken = store.tiers["disk"], on_disk(store.disk.folder)
-    assert said <= taken <= min(said + max(said / 8, MIB) + said / 64 + 2 * PAGE_BYTES, 20e6)
 
 
 def test_room_that_is_used_again_soon_is_not_given_back(stored: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
