@@ -150,20 +150,20 @@ clusters: $(VENV)/.compiled
 	@[ -z "$(NOW)" ] || $(DECIDE) process
 
 $(UCX)/.installed: $(STAMP) constraints-ucx.txt
-	$(call environment,$(UCX))
+	@$(call environment,$(UCX))
 	@echo 'installing hpcgpu with UCX into $(UCX)'
 	@grep -vE '^(dask|distributed|cuda-bindings)==' constraints.txt | cat - constraints-ucx.txt > $(UCX)/constraints.txt
-	$(call install,$(UCX),-c $(UCX)/constraints.txt -e '.[ucx$(,)mpi-runtime]' hypothesis pytest pytest-timeout pytest-xdist)
+	@$(call install,$(UCX),-c $(UCX)/constraints.txt -e '.[ucx$(,)mpi-runtime]' hypothesis pytest pytest-timeout pytest-xdist)
 	@$(UCX)/bin/python $(COLLECT) tests/ucx > /dev/null || true
 	@touch $@
 
 $(CUPY)/.installed: $(STAMP) constraints-cupy.txt tests/support/real_cupy.py tests/support/fakert.c
-	$(call environment,$(CUPY))
+	@$(call environment,$(CUPY))
 	@echo 'installing CuPy, numba and RMM into $(CUPY), and CuPy without its runtime (half a minute)'
-	$(call install,$(CUPY),-c constraints.txt -c constraints-cupy.txt \
+	@$(call install,$(CUPY),-c constraints.txt -c constraints-cupy.txt \
 	  -e . cuda-core cupy-cuda13x numba-cuda rmm-cu13 hypothesis pytest pytest-timeout pytest-xdist \
 	  cython setuptools nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-profiler-api)
-	$(call install,$(CUPY),--no-deps -c constraints-cupy.txt cudf-cu13)
+	@$(call install,$(CUPY),--no-deps -c constraints-cupy.txt cudf-cu13)
 	$(CUPY)/bin/python tests/support/real_cupy.py
 	@$(CUPY)/bin/python $(COLLECT) tests/cupy > /dev/null || true
 	@touch $@
