@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cupy_arrays import filled, on_host
-from spill_stores import NewStore
+from spill_stores import NewStore, put
 from waiting import scaled, until
 
 from hpcgpu.errors import SpillError
@@ -26,9 +26,7 @@ def faults() -> Faults[SpillError]:
 def store(new_store: NewStore, faults: Faults[SpillError]) -> GpuSpillBuffer:
     store = new_store(4 * MIB)
     store.on_fault = faults.put
-    for i in range(8):
-        store[i] = filled(MIB, i)
-    assert store.settle(scaled(30))
+    put(store, range(8), lambda i: filled(MIB, i))
     return store
 
 

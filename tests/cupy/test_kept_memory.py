@@ -11,7 +11,7 @@ import fake_cuda
 import numpy as np
 import pytest
 from cupy_arrays import filled, on_host
-from spill_stores import NewStore
+from spill_stores import NewStore, put
 from waiting import scaled, until
 
 from hpcgpu.deploy.processes.worker import evicting
@@ -210,9 +210,7 @@ def test_a_limit_of_the_user_is_kept(new_store: NewStore, pool: Any) -> None:
 
 def test_spilled_memory_goes_back_to_the_driver(new_store: NewStore, pool: Any) -> None:
     store = new_store(4 * MIB)
-    for i in range(24):
-        store[i] = filled(MIB, i)
-    assert store.settle(scaled(30))
+    put(store, range(24), lambda i: filled(MIB, i))
     until(lambda: pool.total_bytes() <= 4 * MIB, "CuPy's pool gives back what it does not use", limit_s=30)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cupy_arrays import filled
-from spill_stores import NewStore
+from spill_stores import NewStore, put
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
@@ -20,9 +20,7 @@ MIB = 1 << 20
 def store(new_store: NewStore) -> GpuSpillBuffer:
     """A store in which ``a`` came up again: it is clean, its copy in host memory is kept."""
     store = new_store(4 * MIB)
-    for key in ("a", *range(5)):
-        store[key] = filled(MIB, 7)
-    assert store.settle(scaled(30))
+    put(store, ("a", *range(5)), lambda key: filled(MIB, 7))
     for i in range(5):
         del store[i]
     with store.handing_out_handles(to_worker=False):

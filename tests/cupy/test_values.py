@@ -11,7 +11,7 @@ import pytest
 from cupy_arrays import filled, on_host
 from distributed.protocol import deserialize, serialize
 from distributed.protocol.serialize import dask_deserialize, dask_loads, dask_serialize
-from spill_stores import NewStore
+from spill_stores import NewStore, put
 from waiting import scaled
 
 from hpcgpu.spill.devices.cuda import device_of
@@ -55,9 +55,7 @@ def test_an_array_of_each_layout_comes_back(new_store: NewStore, layout: str) ->
     expected, store = on_host(x), new_store(MIB)
     store["x"] = x
     del x
-    for i in range(4):
-        store[i] = filled(MIB, i)
-    assert store.settle(scaled(30))
+    put(store, range(4), lambda i: filled(MIB, i))
     assert store.counters["device_to_host"].number >= 1
     back = store["x"]
     assert type(back) is cupy.ndarray
@@ -74,9 +72,7 @@ def test_names_of_one_array_come_back_as_one(new_store: NewStore) -> None:
     store["a"], store["b"], store["c"] = x, x.T, [x[::2, 3:], x]
     assert store.tiers["device"] == x.data.mem.size
     del x
-    for i in range(4):
-        store[i] = filled(MIB // 2, i)
-    assert store.settle(scaled(60))
+    put(store, range(4), lambda i: filled(MIB // 2, i))
     assert store.counters["device_to_host"].number >= 1
     before = store.counters["host_to_device"].number
     a, b, (c, d) = store["a"], store["b"], store["c"]
@@ -132,9 +128,7 @@ def test_an_array_of_numba_comes_back(new_store: NewStore) -> None:
     expected = np.arange(120_000.0).reshape(300, 400)
     store = new_store(MIB)
     store["x"] = cuda.to_device(np.asfortranarray(expected))
-    for i in range(3):
-        store[i] = filled(MIB // 2, i)
-    assert store.settle(scaled(30))
+    put(store, range(3), lambda i: filled(MIB // 2, i))
     assert store.counters["device_to_host"].number >= 1
     back = store["x"]
     assert type(back).__name__ == "DeviceNDArray"
@@ -151,9 +145,7 @@ def test_a_buffer_of_cuda_core_comes_back(new_store: NewStore) -> None:
     buffer.fill(7, stream=stream)
     store["x"] = buffer
     del buffer
-    for i in range(3):
-        store[i] = filled(MIB // 2, i)
-    assert store.settle(scaled(30))
+    put(store, range(3), lambda i: filled(MIB // 2, i))
     assert store.counters["device_to_host"].number >= 1
     back = store["x"]
     gpu = device_of(back)

@@ -98,18 +98,13 @@ def _function(made: object) -> object:
 
 
 def test_internals_have_no_sections() -> None:
-    names = [
-        full
+    names = {
+        f"hpcgpu/{file.removesuffix('.py').removesuffix('/__init__')}/{name}".strip("/").replace("/", ".")
         for file, tree in modules()
         for name, _, text in documented(tree)
-        if SECTION.search(text) and (full := full_name(file, name)) not in public()
-    ]
-    assert names == [], "internal: write one line; facts go to a second line, fields to comments beside them"
-
-
-def full_name(file: str, name: str) -> str:
-    module = f"hpcgpu/{file}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return f"{module}.{name}".strip(".")
+        if SECTION.search(text)
+    } - public()
+    assert names == set(), "internal: write one line; facts go to a second line, fields to comments beside them"
 
 
 def test_public_objects_have_docstrings() -> None:

@@ -119,10 +119,6 @@ def modules_used() -> dict[str, set[str]]:
     return uses
 
 
-def is_type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
 def test_imports_go_downward() -> None:
     assert {home(path) for path in FILES} <= ROOMS.keys(), "a room is not in the table: draw its floor first"
     wrong = [
@@ -214,8 +210,7 @@ def test_agent_is_light_at_the_top() -> None:
     """A rank that only waits must not pay for the import of distributed (facts: .4 CPU s each)."""
     light_files = [path for path in FILES if home(path) == "agent" and ("hpcgpu", "agent", path.stem) not in LEADERS]
     for path in light_files:
-        body = [n for n in parsed(path).body if not is_type_checking(n)]
-        top = [n for n in body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        top = [n for n in parsed(path).body if isinstance(n, (ast.Import, ast.ImportFrom))]
         for target in imports(path, ast.Module(body=list(top), type_ignores=[])):
             light = target[1] in AGENT_TOP if target[0] == "hpcgpu" else target[0] in sys.stdlib_module_names
             assert light and target[:3] not in LEADERS, (name_of(path), target)
@@ -259,10 +254,6 @@ PRIVATE: dict[str, dict[str, str]] = {
 OF_THE_LANGUAGE = {"_exit", "_replace", "_asdict", "_fields"}
 
 
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
-
-
 def private_names_of_others(tree: ast.AST) -> set[str]:
     """Return the private names that a module reads, writes or imports, and does not define."""
     own: set[str] = set()
@@ -279,7 +270,7 @@ def private_names_of_others(tree: ast.AST) -> set[str]:
             touched |= {alias.name for alias in node.names}
         if isinstance(node, ast.Assign) and "__slots__" in map(ast.unparse, node.targets):
             own |= set(ast.literal_eval(node.value))
-    return {name for name in touched - own if is_private(name)}
+    return {name for name in touched - own if name.startswith("_") and not name.endswith("__")}
 
 
 def test_no_module_touches_private_names_of_others() -> None:

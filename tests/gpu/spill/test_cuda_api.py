@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import NewStore
+from spill_stores import NewStore, put
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
@@ -87,9 +87,7 @@ def test_memory_that_goes_on_an_event_loop_is_freed_by_a_thread(
     assert cuda is not None
     assert cuda.buffer_of(first)[1] == MIB
     before = used(cuda)
-    for i in range(30):
-        store[i] = device.allocate(MIB, stream=stream)
-    assert store.settle(scaled(60))
+    put(store, range(30), lambda i: device.allocate(MIB, stream=stream))
     for i in range(30):
         assert store[i].size == MIB
     assert store.settle(scaled(60))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spill_stores import NewStore
+from spill_stores import NewStore, put
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
@@ -94,9 +94,7 @@ def test_a_model_moves_and_learns_on(store: GpuSpillBuffer) -> None:
     expected = model(given).cpu()
     store["model"] = model
     del model
-    for n in range(20):
-        store[n] = MAKE["torch"](torch, n)
-    assert store.settle(scaled(30))
+    put(store, range(20), lambda n: MAKE["torch"](torch, n))
     assert store.counters["device_to_host"].nbytes > MIB
     model = store["model"]
     assert torch.equal(model(given).cpu(), expected)
@@ -110,9 +108,7 @@ def test_what_has_a_gradient_stays_and_counts(store: GpuSpillBuffer, caplog: pyt
     weight = torch.nn.Parameter(torch.ones(MIB // 4, device="cuda"))
     (weight * 2).sum().backward()
     store["weight"] = weight
-    for n in range(20):
-        store[n] = MAKE["torch"](torch, n)
-    assert store.settle(scaled(30))
+    put(store, range(20), lambda n: MAKE["torch"](torch, n))
     assert store["weight"] is weight
     assert store.immovable == (1, MIB)
     assert "torch.nn.parameter.Parameter" in caplog.text

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ranks
-from spill_stores import NewStore
+from spill_stores import NewStore, put
 from waiting import scaled
 
 from hpcgpu.spill import GpuSpillBuffer
@@ -42,9 +42,7 @@ def used(cupy: Any) -> int:
 
 def test_every_tier_is_used_and_values_are_right(cupy: Any, store: GpuSpillBuffer) -> None:
     before = used(cupy)
-    for i in range(40):
-        store[i] = {"x": [cupy.full((512, 256), i), np.full(10, i)]}
-    assert store.settle(scaled(30))
+    put(store, range(40), lambda i: {"x": [cupy.full((512, 256), i), np.full(10, i)]})
     assert 0 < store.tiers["device"] <= 8 * MIB
     assert used(cupy) - before == store.tiers["device"]
     assert store.tiers["disk"] > 0

@@ -27,12 +27,6 @@ from hpcgpu.plan.doctor import NodeFacts, Verdict
 NAMED = ["unshare", "--uts", "--map-root-user", "bash", "-c", 'hostname "$0" && exec "$@"']
 
 
-def on_node(name: str, folder: Path) -> subprocess.Popen[str]:
-    """Start the doctor on a node that is this machine under another name."""
-    argv = [*NAMED, name, sys.executable, "-m", "hpcgpu", "doctor", "--on-node", str(folder)]
-    return subprocess.Popen(argv, env=ranks.environment(), stderr=subprocess.PIPE, text=True)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     if subprocess.run([*NAMED, "x", "true"], capture_output=True).returncode:
@@ -43,7 +37,11 @@ def folder(tmp_path: Path) -> Path:
 def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
     order = Order(token=secrets.token_hex(16), nodes=2, run=config.render(RunDocument(settings=Settings())))
     write_value(folder, ORDER, order)
-    there = [on_node(name, folder) for name in ("n1", "n2")]
+    doctor = (sys.executable, "-m", "hpcgpu", "doctor", "--on-node", str(folder))
+    there = [  # this machine under other names
+        subprocess.Popen([*NAMED, name, *doctor], env=ranks.environment(), stderr=subprocess.PIPE, text=True)
+        for name in ("n1", "n2")
+    ]
     try:
         until(lambda: len(read_listening(folder)) == 2, "two nodes listen")
         listening = read_listening(folder)

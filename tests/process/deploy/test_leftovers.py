@@ -57,18 +57,14 @@ def left(place: Place) -> list[str]:
     return [str(path) for path in paths if path not in stay]
 
 
-def removers(place: Place) -> list[psutil.Process]:
-    """Return the processes that wait for the end of a run in these folders."""
-    lines = [(process, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"])]
-    return [p for p, words in lines if "host/remover.py" in " ".join(words) and str(place.tmp.parent) in words[-1]]
-
-
 def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Signals) -> None:
     """Start a run, hit one of its processes, or all of a kind, and wait for its end."""
     with place.start(argv, stderr=subprocess.DEVNULL) as process:
         who = {name: [pid] for name, pid in json.loads(process.stdout.readline()).items()}
         family = psutil.Process(process.pid).children(recursive=True)
-        waiting = removers(place)
+        lines = [(p, p.info["cmdline"] or [""]) for p in psutil.process_iter(["cmdline"])]
+        here = str(place.tmp.parent)
+        waiting = [p for p, words in lines if "host/remover.py" in " ".join(words) and here in words[-1]]
         assert waiting
         assert any(name.name.startswith("hpcgpu-run-") for name in (*place.tmp.iterdir(), *place.spill.iterdir()))
         who |= {

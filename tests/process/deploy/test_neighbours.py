@@ -70,15 +70,12 @@ def created(*folders: Path) -> Iterator[dict[Path, set[str]]]:
     os.close(file)
 
 
-def names_of_dask(folder: Path) -> list[Path]:
-    """The folders that Dask takes below ``folder`` (distributed 2026.8.0, diskutils.py), now and in older ones."""
-    return [folder / name for name in ("dask-scratch-space", f"dask-scratch-space-{os.getuid()}", "dask-worker-space")]
-
-
 def lay(place: Place, kind: str) -> None:
     """Lay something in the way of each name that can be guessed; done by the neighbour."""
     precious = place.home / "precious"
-    for folder in [name for shared in (place.tmp, place.spill) for name in names_of_dask(shared)]:
+    # the folders that Dask takes (distributed 2026.8.0, diskutils.py), now and in older versions
+    of_dask = ("dask-scratch-space", f"dask-scratch-space-{os.getuid()}", "dask-worker-space")
+    for folder in [shared / name for shared in (place.tmp, place.spill) for name in of_dask]:
         if kind == "link":
             folder.symlink_to(place.home)
         else:

@@ -133,12 +133,6 @@ def crypto() -> ctypes.CDLL:
     return ctypes.CDLL(sorted(paths)[0])
 
 
-def leave_error(crypto: ctypes.CDLL) -> None:
-    """Do what OpenSSL does when an alert cannot be sent."""
-    crypto.ERR_new()
-    crypto.ERR_set_error(_ERR_LIB_SYS, errno.EPIPE, None)
-
-
 @pytest.fixture
 def pair() -> Iterator[tuple[ssl.SSLSocket, ssl.SSLSocket]]:
     """Two ends of a connection between members of a cluster, as tornado has them: non-blocking."""
@@ -178,7 +172,8 @@ def test_a_peer_that_goes_leaves_nothing(crypto: ctypes.CDLL, pair: tuple[ssl.SS
 def test_what_others_leave_is_not_ours_for_long(crypto: ctypes.CDLL, pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
     """An error that something else in this thread left fails one call, not all that follow."""
     server, client = pair
-    leave_error(crypto)
+    crypto.ERR_new()  # as OpenSSL does when an alert cannot be sent
+    crypto.ERR_set_error(_ERR_LIB_SYS, errno.EPIPE, None)
     with pytest.raises(OSError):  # noqa: PT011 - SSLError or BrokenPipeError, by the version
         server.recv(1)
     assert crypto.ERR_peek_error() == 0

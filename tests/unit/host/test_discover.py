@@ -83,11 +83,7 @@ def by_libhwloc() -> Topology:
     pytest.skip("no libhwloc with PCI support here (Debian: libhwloc15, which hwloc-nox brings)")
 
 
-def by_sysfs() -> Topology:
-    return sysfs.read(discover.machine_files())
-
-
-READERS = {"libhwloc": by_libhwloc, "sysfs": by_sysfs}
+READERS = {"libhwloc": by_libhwloc, "sysfs": lambda: sysfs.read(discover.machine_files())}
 
 
 # --- the same machine by every source --------------------------------------------------------------------------

@@ -62,16 +62,14 @@ def test_used_bytes_are_those_of_live_buffers(x: np.ndarray, steps: list[str]) -
     assert device.peak_bytes >= x.nbytes
 
 
-def names_of(whole: sim.SimArray, part: slice) -> list[sim.SimArray]:
-    names = [whole, whole[part], whole.T, whole[..., ::-1], np.broadcast_to(whole, (2, *whole.shape))]
-    return [*names, np.lib.stride_tricks.sliding_window_view(whole, 1, axis=0), whole.real]
-
-
 @law
 @given(ARRAYS, SLICES, st.sampled_from("CF"))
 def test_pack_and_unpack_keep_values_and_sharing(x: np.ndarray, part: slice, order: str) -> None:
     device = sim.SimGpu(MIB)
-    names = names_of(device.asarray(np.array(x, order=order)), part)  # type: ignore[call-overload]
+    whole = device.asarray(np.array(x, order=order))  # type: ignore[call-overload]
+    names = [whole, whole[part], whole.T, whole[..., ::-1], np.broadcast_to(whole, (2, *whole.shape)), whole.real]
+    names.append(np.lib.stride_tricks.sliding_window_view(whole, 1, axis=0))
+    del whole
     expected = [a.get() for a in names]
     facts = [(a.dtype, a.shape, a.strides) for a in names]
     assert device.used_bytes == x.nbytes

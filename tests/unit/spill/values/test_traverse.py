@@ -320,11 +320,7 @@ class Grid:
         pass
 
 
-def open_grid(grid: Grid) -> Any:
-    return (Grid, (grid.cells, grid.halo)) if grid.halo else None
-
-
-contents.register(Grid, open_grid)
+contents.register(Grid, lambda grid: (Grid, (grid.cells, grid.halo)) if grid.halo else None)
 
 
 def test_registered_class_is_opened_and_made_again() -> None:
