@@ -121,7 +121,7 @@ class _DoctorJob:
 
     async def _submit(self) -> None:
         self._job = await self._submitter.submit_head()
-        self._run.add([self._job], 0.0)
+        self._run.add([self._job])
 
     async def _end(self) -> None:
         await runs.close_head(self._system, self._job, self._say_new, self._submitter)

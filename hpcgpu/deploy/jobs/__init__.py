@@ -283,10 +283,9 @@ class Run:
         """The ids of the jobs that the batch system's last answer lists, and that have not ended."""
         return [job.id for job in self.jobs.values() if job.status and job.state is not JobState.ENDED]
 
-    def add(self, jobs: Iterable[Job], now_s: float) -> None:
+    def add(self, jobs: Iterable[Job]) -> None:
         """Add jobs that have been submitted."""
-        for job in jobs:
-            self.jobs[job.id] = replace(job, submitted_s=now_s, expected=self.expected.get(job.role, 0))
+        self.jobs.update((job.id, job) for job in jobs)
 
     def unknown(self, present: Mapping[str, JobWorkers]) -> list[str]:
         """Return jobs with workers that are not recorded: an answer of sbatch's was lost."""
@@ -343,9 +342,9 @@ class Run:
         recorded = {job.id: job for job in self.record.jobs}
         for job_id in self.jobs.keys() - recorded.keys():
             self._forget(job_id)
-        nodes = self.document.settings.nodes
-        new = [job for job_id, job in recorded.items() if job_id not in self.jobs]
-        self.add([replace(job, nodes=nodes) if job.is_head else job for job in new], now_s)
+        for job in [job for job_id, job in recorded.items() if job_id not in self.jobs]:
+            nodes = self.document.settings.nodes if job.is_head else job.nodes
+            self.add([replace(job, nodes=nodes, submitted_s=now_s, expected=self.expected.get(job.role, 0))])
         self.gone = deque(self.record.gone, maxlen=_GONE)  # the last few that ended unasked, the newest first
         self.target, self.submitting = self.record.target, self.record.submitting
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -250,9 +251,10 @@ class Submitter:
         # records that a submission is under way: jobs may appear after a client that was killed during it
         write: Callable[[], Awaitable[None]] | None = None,
         role: str = MEMBER,
+        expected: int = 0,  # workers of a job
     ) -> None:
         self._system, self.spec, self._say, self._patience = system, spec, say, patience
-        self._write, self.role = write, role
+        self._write, self.role, self._expected = write, role, expected
         self._number = 0
         self._asking = False
         self.unsure: SubmitError | None = None  # why an answer was lost, until its jobs are found
@@ -333,5 +335,12 @@ class Submitter:
             raise
 
     def _job(self, job_id: str, spec: JobSpec, exit_file: str) -> Job:
-        log = str(Path(self._system.log(spec, job_id)).absolute())
-        return Job(id=job_id, role=self.role, log=log, exit_file=exit_file, nodes=spec.nodes)
+        return Job(
+            id=job_id,
+            role=self.role,
+            log=str(Path(self._system.log(spec, job_id)).absolute()),
+            exit_file=exit_file,
+            nodes=spec.nodes,
+            expected=self._expected,
+            submitted_s=time.monotonic(),  # the clock of event loops
+        )

@@ -17,7 +17,7 @@ from hpcgpu.deploy.jobs.batch_client import Submitter, ask, cancel, on_lost_node
 from hpcgpu.deploy.jobs.runs import log_tail
 from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus
-from hpcgpu.plan.jobs import HEAD, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
+from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
 from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
 
 # A cancelled job is gone within the batch system's KillWait.
@@ -106,17 +106,20 @@ class Fleet:
 
     async def submit_head(self, system: BatchSystem, spec: JobSpec) -> None:
         """Submit the job with the scheduler; raise SubmitError in the batch system's words."""
-        say, patience = self.view.say, self.policy.patience
-        self._head_submitter = Submitter(system, spec, lambda text: say(f"job -: {text}"), patience, role=HEAD)
+        patience, expected = self.policy.patience, self.run.expected.get(HEAD, 0)
+        self._head_submitter = Submitter(
+            system, spec, lambda text: self.view.say(f"job -: {text}"), patience, role=HEAD, expected=expected
+        )
         job = await self._head_submitter.submit_head()
-        self.run.add([job], self.alarm.now_s())
+        self.run.add([job])
         self.start()
 
     def manage_members(self, spec: JobSpec) -> None:
         """Look after member jobs of this request, from the recorded ones on."""
         # each owner's jobs have exit files of their own
         spec = replace(spec, exit_file=f"{spec.exit_file}-{self.run.owner.token}")
-        self._submitter = Submitter(self.run.system, spec, self.view.say, self.policy.patience, write=self.write)
+        patience, expected = self.policy.patience, self.run.expected.get(MEMBER, 0)
+        self._submitter = Submitter(self.run.system, spec, self.view.say, patience, write=self.write, expected=expected)
         if self.run.submitting and self.run.is_mine:  # the owner before has ended meanwhile
             self._submitter.unsure = SubmitError(
                 "the owner before this one has submitted a job, and ended", unsure=True
@@ -384,7 +387,7 @@ class Fleet:
 
     async def _add(self, jobs: Sequence[Job]) -> None:
         if jobs:
-            self.run.add(jobs, self.alarm.now_s())
+            self.run.add(jobs)
         if jobs or self._unwritten:
             await self._write_jobs()
 

@@ -245,7 +245,7 @@ async def _cancel_pending(run: Run, token: str) -> bool:
                 await _answered(lambda: cancel(run.system, pending))
             except SubmitError as e:
                 log.say(str(e))  # a final refusal
-        run.add([Job(id=job_id) for job_id in lost], 0.0)
+        run.add(Job(id=job_id) for job_id in lost)
         return True if lost or now_s() > end_s else None
 
     return await supervise.until(once, _LOOK_S)

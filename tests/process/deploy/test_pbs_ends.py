@@ -112,7 +112,7 @@ def test_a_job_that_takes_long_to_end_has_ended_with_its_script(pbs: Server, tmp
 
     async def check() -> None:
         jobs = make_fleet(make_run(tmp_path / "run", Pbs()), Policy(late_limit_s=1.0))
-        jobs.run.add([Job(id=job_id, role="head", log=str(log), exit_file=str(exit_file))], jobs.alarm.now_s())
+        jobs.run.add([Job(id=job_id, role="head", log=str(log), exit_file=str(exit_file))])
         jobs.start()
         try:
             while True:
@@ -135,7 +135,7 @@ def test_a_run_on_a_dead_node_is_ended_with_its_folder(pbs: Server, tmp_path: Pa
     ids = start(pbs, 2)
     pbs.lose_node(ids[0])
     run = make_run(tmp_path / "run", Pbs())
-    run.add([Job(id=i, log="") for i in ids], 0.0)
+    run.add([Job(id=i, log="") for i in ids])
     asyncio.run(runs.finish(run))
     assert all(map(pbs.over, ids))
     assert not run.folder.exists()

@@ -45,7 +45,7 @@ def make_run(
     run.submitting = False
     if not alive:
         run.owner = replace(run.owner, host="another-host")
-    run.add(jobs, 0.0)
+    run.add(jobs)
     run.save()
     lease.touch(folder)
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -173,20 +174,21 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
 
 
 def recorded(job_id: str, folder: Path) -> Job:
-    return Job(id=job_id, role="head", log=str(folder / "log"), exit_file=str(folder / f"exit-{job_id}"))
+    files = {"log": str(folder / "log"), "exit_file": str(folder / f"exit-{job_id}")}
+    return Job(id=job_id, role="head", submitted_s=time.monotonic(), expected=1, **files)
 
 
 def looked_after(tmp_path: Path, policy: Policy = QUIET, job_id: str = HEAD_ID, **calls: Any) -> Fleet:
     """Return the fleet of a run with a head job."""
     fleet = make_fleet(make_run(tmp_path / "run", Slurm()), policy, **calls)
-    fleet.run.add([recorded(job_id, tmp_path)], fleet.alarm.now_s())
+    fleet.run.add([recorded(job_id, tmp_path)])
     fleet.start()
     return fleet
 
 
 async def test_all_jobs_are_one_question(questions: Callable[[], list[str]], tmp_path: Path) -> None:
     jobs = make_run(tmp_path / "run", Slurm())
-    jobs.add([recorded(HEAD_ID, tmp_path), replace(recorded(MEMBER, tmp_path), role="member")], 0.0)
+    jobs.add([recorded(HEAD_ID, tmp_path), replace(recorded(MEMBER, tmp_path), role="member")])
     jobs.save()
     read = Run.open(jobs.folder)
     read.system = Slurm()
@@ -235,7 +237,7 @@ async def test_a_refusal_reaches_the_caller_of_scale(
     """Also if the loop acts while scale() writes the new number of jobs."""
     program(tmp_path / "sbatch", "echo sbatch: error: QOSMaxSubmitJobPerUserLimit >&2; exit 1")
     fleet = make_fleet(make_run(tmp_path / "run", Slurm()), QUIET, JobSpec(name="x", argv=("true",)))
-    fleet.run.add([recorded(HEAD_ID, tmp_path)], fleet.alarm.now_s())
+    fleet.run.add([recorded(HEAD_ID, tmp_path)])
     fleet.start()
     fleet.start()
     write = fleet.write
@@ -253,7 +255,7 @@ async def test_a_refusal_reaches_the_caller_of_scale(
 
 def test_run_keeps_the_last_five_jobs_that_ended_unasked(tmp_path: Path) -> None:
     jobs = make_run(tmp_path / "run", Slurm())
-    jobs.add([Job(id=str(i)) for i in range(9)], 0.0)
+    jobs.add([Job(id=str(i)) for i in range(9)])
     jobs.cancelled(["7"], 1.0)
     jobs.retired("8", 1.0)
     for job_id in tuple(jobs.jobs):
@@ -345,7 +347,7 @@ async def test_member_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> Non
         seen.extend(describe(member, date(2026, 11, 23)).text for member in owned.members)
 
     owned = make_run(tmp_path / "run", Slurm())
-    owned.add([Job(id=AGAIN)], 0.0)
+    owned.add([Job(id=AGAIN, expected=1)])
     owned.target = 1
     policy = Policy(patience=Patience(ask_s=0.05, news_s=0.05))
     fleet = make_fleet(owned, policy, JobSpec(name="x", argv=("true",)), changed=look)

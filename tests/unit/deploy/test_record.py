@@ -85,7 +85,7 @@ def test_record_is_read_as_written(tmp_path_factory: pytest.TempPathFactory, rec
 
 def test_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
     begun = begun_in(tmp_path)
-    begun.add([Job(id="12", role="head", log="a"), Job(id="13", log="b"), Job(id="14")], 1.0)
+    begun.add([Job(id="12", role="head", log="a"), Job(id="13", log="b"), Job(id="14")])
     begun.ended("14", "exit code 1", datetime.now(UTC))
     begun.target, begun.submitting = 3, False
     begun.save()
@@ -112,14 +112,14 @@ def test_run_is_saved_after_a_write_that_failed(tmp_path: Path) -> None:
 
 def test_run_that_is_taken_over_is_saved_by_its_new_owner_alone(tmp_path: Path) -> None:
     first = begun_in(tmp_path)
-    first.add([Job(id="12", role="head")], 1.0)
+    first.add([Job(id="12", role="head")])
     first.target = 2
     first.save()
     second = Run.open(first.folder)
     second.take_over()
     try:
         assert (second.is_mine, second.target, list(second.jobs)) == (True, 2, ["12"])
-        second.add([Job(id="13")], 1.0)
+        second.add([Job(id="13")])
         second.save()
         with pytest.raises(JobError, match="this object cannot change the cluster"):
             first.save()
@@ -258,7 +258,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     settings = Settings(account="proj4711", job_name="mine", env={"API_TOKEN": "t0ps3cret"})
     mine = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
     mine.owner = replace(mine.owner, host="login17")
-    mine.add([Job(id="12", log=str(log))], 0.0)
+    mine.add([Job(id="12", log=str(log))])
     mine.save()
     addresses = ["10.9.8.7", "3c:ec:ef:01:02:03", "3b2f9a10-1111-2222-3333-444455556666", "ada@site"]
     secrets = [nonce, "MIGHAgEAMBMG", "PRIVATE KEY", "hf_abcdef", "t0ps3cret"]

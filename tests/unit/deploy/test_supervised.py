@@ -69,7 +69,7 @@ async def test_job_loop_goes_on_after_an_error(
     flaky = Flaky(OSError(errno.ENOSPC, "No space left on device"), answer={})
     troubles: list[str] = []
     owned = make_run(tmp_path / "run", Pbs())
-    owned.add([Job(id="1.login01")], 0.0)  # which the server does not know
+    owned.add([Job(id="1.login01")])  # which the server does not know
     if part == "save":
         monkeypatch.setattr(owned, "save", flaky)
     calls = {"workers": flaky} if part == "workers" else {}
