@@ -221,7 +221,8 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
     from hpcgpu.deploy import start
 
     if dry_run or as_json:
-        _plan_instead("hpcgpu run --dry-run", dry_run, {**arguments, "script": script, "as_json": as_json})
+        arguments |= {"script": script, "kind": "run", "as_json": as_json}
+        _plan_instead("hpcgpu run --dry-run", dry_run, arguments)
     else:
         start.run(typed_settings(arguments), FROM, _checked(script, layers.RUN))
 
@@ -256,10 +257,11 @@ def launch(
         if options or script or only_script or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_run(read_document(document))
+    arguments |= {"script": script, "kind": "launch"}
     if only_script:
-        _plan_instead("hpcgpu launch --print", True, {**arguments, "script": script, "only_script": True})
+        _plan_instead("hpcgpu launch --print", True, {**arguments, "only_script": True})
     elif dry_run or as_json:
-        _plan_instead("hpcgpu launch --dry-run", dry_run, {**arguments, "script": script, "as_json": as_json})
+        _plan_instead("hpcgpu launch --dry-run", dry_run, {**arguments, "as_json": as_json})
     else:
         start.launch(options, FROM, _checked(script, layers.LAUNCH))
 
@@ -280,7 +282,8 @@ def launch(
 @click.option(
     "--ask/--no-ask", default=True, show_default=True, help="Ask for queues and nodes, and when the job would start."
 )
-@click.option("--script", "only_script", is_flag=True, help="Print the job script, or the launcher's line, alone.")
+@click.option("--script", "only_script", is_flag=True, help="Print the job script, or the line to start, alone.")
+@click.option("--kind", type=click.Choice(["job", "launch", "run"]), hidden=True, help="What other names plan.")
 @json_option("the plan")
 @click.option("--diff", "other", type=FILE, metavar="FILE", help="Say what differs from the plan of --json in FILE.")
 @setting_options("hpcgpu plan")
@@ -291,6 +294,7 @@ def plan(  # each is an option
     file: str | None,
     ask: bool,
     only_script: bool,
+    kind: str | None,
     as_json: bool,
     other: str | None,
     **arguments: object,
@@ -307,7 +311,8 @@ def plan(  # each is an option
 
     script = _checked(script, "hpcgpu plan")
     machine = None if file is None else (preview.read_machine(file), preview.named(file))
-    planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask and not only_script)
+    ask = ask and not only_script
+    planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask, kind=kind)
     if only_script:
         click.echo(planned.script.rstrip("\n"))
         return 0
@@ -329,7 +334,7 @@ def plan(  # each is an option
 def jobscript(words: tuple[str, ...]) -> int:
     """Do as hpcgpu plan --script."""
     _say_alias("hpcgpu jobscript", "hpcgpu plan --script")
-    return int(plan.main(["--script", *words], "hpcgpu plan", standalone_mode=False) or 0)
+    return int(plan.main(["--script", "--kind=job", *words], "hpcgpu plan", standalone_mode=False) or 0)
 
 
 def _plan_instead(older: str, has_flag: bool, arguments: Mapping[str, Any]) -> None:

@@ -93,10 +93,14 @@ def ld_preload(settings: Settings) -> str:
 def launch_line(options: Mapping[str, Any], options_from: str, script: tuple[str, ...]) -> tuple[Wanted, str]:
     """Return the settings, and :func:`launch`'s command line, with ``hpcgpu run`` and its options for each rank."""
     read = _read(options, options_from)
-    program = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
-    argv = (str(program), "run", *_typed(options), *(script or ("SCRIPT",)))
-    planned = plan_ranks(argv, read.settings)
+    planned = plan_ranks(run_argv(options, script), read.settings)
     return read, shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
+
+
+def run_argv(options: Mapping[str, Any], script: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of ``hpcgpu run``."""
+    program = Path(sys.executable).with_name("hpcgpu")  # not another environment's that stands first in PATH
+    return (str(program), "run", *_typed(options), *(script or ("SCRIPT",)))
 
 
 def _typed(options: Mapping[str, Any]) -> Iterator[str]:

@@ -135,7 +135,7 @@ def test_plan_without_a_batch_system_shows_this_machine(script: Path) -> None:
     assert "1 rank and 2 workers" in plan["layout"]
     assert plan["node"].count("simulated 256.0 MiB") == 2
     assert "here 953.7 MiB" in plan["memory"]
-    assert plan["command"] == f"  {script} word\n"
+    assert plan["command"].endswith(f"/hpcgpu run --gpus sim:2 --memory-limit 1GB {script} word\n"), plan["command"]
     assert [*script.parent.iterdir()] == [script]
 
 
@@ -171,6 +171,8 @@ def test_older_names_do_as_plan_and_say_so(older: list[str], words: list[str], s
     ("words", "message"),
     [
         (["launch"], "this is no allocation"),  # no job
+        (["launch", "--print"], "this is no allocation"),
+        (["jobscript", "--gpus", "sim:2"], "no batch system is given"),
         (["run", "--json", "--gpus", "sim:2"], "--json needs --dry-run"),
         (["plan"], "no GPU can be opened"),
         (["plan", "--gpus", "sim:2", "--queue", "gpu"], "no batch system is given"),

@@ -261,11 +261,6 @@ defaults:
 """
 
 
-def line_of(words: str) -> int:
-    [line] = [i for i, text in enumerate(FILE.splitlines(), 1) if words in text]
-    return line
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -281,7 +276,8 @@ def line_of(words: str) -> int:
 )
 def test_each_value_of_a_file_says_its_line(setting: str, words: list[str]) -> None:
     settings = read_settings({}, site=read_site(FILE, "m.yaml"), environ={"PROJECT": "p"}, asks=True)
-    assert re.findall(r"m\.yaml:(\d+)", settings.where(setting)) == [str(line_of(text)) for text in words]
+    numbers = [str(i) for text in words for i, line in enumerate(FILE.splitlines(), 1) if text in line]
+    assert re.findall(r"m\.yaml:(\d+)", settings.where(setting)) == numbers
     assert "site mine, m.yaml:" in settings.where(setting)
 
 
