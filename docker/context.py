@@ -51,12 +51,13 @@ def cas() -> list[Path]:
 
 
 def write_context(folder: Path) -> str:
-    """Fill the folder and return a fingerprint of all that ends up in the image."""
+    """Fill the folder and return a fingerprint of all that ends up in the image and its volumes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = [*project["dependencies"], *project["optional-dependencies"]["dashboard"]]
     build = folder / "build"
     build.mkdir(mode=0o700)
     shutil.copy(DOCKER / "Dockerfile", folder)
+    shutil.copy(DOCKER / "packages.sh", build)
     shutil.copy(ROOT / "constraints.txt", build)
     (build / "requirements.txt").write_text("\n".join(needs) + "\n")
     digest = hashlib.sha256()
