@@ -44,7 +44,7 @@ case "$1" in
     install -d -o mysql -g mysql /run/mysqld
     [ -d /var/lib/mysql/mysql ] || mariadb-install-db --user=mysql > /dev/null
     runuser -u mysql -- mariadbd --skip-networking &
-    for _ in $(seq 60); do mariadb-admin ping > /dev/null 2>&1 && break; sleep 0.5; done
+    for _ in $(seq 60); do mariadb -e 'select 1' > /dev/null 2>&1 && break; sleep 0.5; done
     mariadb -e "create database if not exists slurm_acct_db;
       create user if not exists slurm@localhost identified via unix_socket;
       grant all on slurm_acct_db.* to slurm@localhost"
