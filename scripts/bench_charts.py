@@ -96,7 +96,8 @@ def height_of(panel: Panel) -> float:
     """Return the height of a panel in inches."""
     if panel.kind == "lines":
         return 3.6
-    across = len(panel.marks) if panel.kind == "bars" else len(labels_of(panel)) * (1.6 if has_legend(panel) else 1)
+    each = (0.9 * len(series_of(panel)) if panel.log else 1.6) if has_legend(panel) else 1  # with figures: apart
+    across = len(panel.marks) if panel.kind == "bars" else len(labels_of(panel)) * each
     return ROW * across + EXTRA + 0.4 * has_legend(panel) + 0.18 * panel.title.count("\n")
 
 

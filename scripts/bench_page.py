@@ -22,7 +22,7 @@ HEAD = """# Benchmarks
 
 hpcgpu beside what else starts Dask workers. GPUs are simulated here; the notes have
 [figures of a real GPU](benchmarks-notes.md#on-an-h200). A bar or a dot is the median of several runs. A thin line goes
-from the least to the most of the runs, where they were recorded; pale dots are single cases. hpcgpu is blue.
+from the least to the most of the runs; pale dots are single cases. hpcgpu is blue.
 
 <!-- scripts/bench_page.py writes this page. -->
 """
