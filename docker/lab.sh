@@ -72,17 +72,18 @@ build_stage() {
 # Docker fills a volume that is empty from the image; /opt gets its packages here. Those of earlier images go, unless a
 # lab still has them.
 fill_volumes() {
-  local volumes others
+  local others
   volumes=("hpcgpu-opt-$print" "hpcgpu-lib-$print")
   mapfile -t others < <(docker volume ls -q -f name=hpcgpu-opt- -f name=hpcgpu-lib- | grep -v -e "-$print\$")
   [ ${#others[@]} -eq 0 ] || docker volume rm "${others[@]}" > /dev/null 2>&1 || true
   ! docker volume inspect "${volumes[@]}" > /dev/null 2>&1 || return 0
   echo "slurm lab: installing Python's packages"
-  docker volume create "${volumes[0]}" > /dev/null
-  docker volume create "${volumes[1]}" > /dev/null
-  docker run --rm --network host -v "${volumes[0]}:/opt" -v "${volumes[1]}:/usr/lib" -v "$context/build:/build:ro" \
-    "${args[@]/#--build-arg/--env}" hpcgpu-slurm sh /build/packages.sh > "$context/log" 2>&1 ||
-    { docker volume rm -f "${volumes[@]}" > /dev/null; tail -n 40 "$context/log" >&2; die "Python's packages could not be installed"; }
+  # What was cut off is not taken for whole by the next build.
+  trap 'rm -rf "$context"; docker volume rm -f "${volumes[@]}" > /dev/null' EXIT
+  docker run --rm --init --network host -v "${volumes[0]}:/opt" -v "${volumes[1]}:/usr/lib" \
+    -v "$context/build:/build:ro" "${args[@]/#--build-arg/--env}" hpcgpu-slurm sh /build/packages.sh > "$context/log" 2>&1 ||
+    { tail -n 40 "$context/log" >&2; die "Python's packages could not be installed"; }
+  trap 'rm -rf "$context"' EXIT
 }
 
 build() {
