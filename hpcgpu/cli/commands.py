@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +220,7 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
     from hpcgpu.deploy import start
 
     if dry_run or as_json:
-        arguments |= {"script": script, "kind": "run", "as_json": as_json}
-        _plan_instead("hpcgpu run --dry-run", dry_run, arguments)
+        _plan_instead("hpcgpu run --dry-run", dry_run, kind="run", script=script, as_json=as_json, **arguments)
     else:
         start.run(typed_settings(arguments), FROM, _checked(script, layers.RUN))
 
@@ -242,12 +240,7 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
 @setting_options(layers.LAUNCH)
 @click.argument("script", **_SCRIPT)
 def launch(
-    script: tuple[str, ...],
-    document: str | None,
-    only_script: bool,
-    dry_run: bool,
-    as_json: bool,
-    **arguments: object,
+    script: tuple[str, ...], document: str | None, only_script: bool, dry_run: bool, as_json: bool, **arguments: object
 ) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
     from hpcgpu.deploy import start
@@ -257,11 +250,10 @@ def launch(
         if options or script or only_script or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_run(read_document(document))
-    arguments |= {"script": script, "kind": "launch"}
-    if only_script:
-        _plan_instead("hpcgpu launch --print", True, {**arguments, "only_script": True})
-    elif dry_run or as_json:
-        _plan_instead("hpcgpu launch --dry-run", dry_run, {**arguments, "as_json": as_json})
+    if only_script or dry_run or as_json:
+        name = "hpcgpu launch --print" if only_script else "hpcgpu launch --dry-run"
+        alike: dict[str, Any] = {"script": script, "only_script": only_script, "as_json": as_json, **arguments}
+        _plan_instead(name, dry_run or only_script, kind="launch", **alike)
     else:
         start.launch(options, FROM, _checked(script, layers.LAUNCH))
 
@@ -337,11 +329,11 @@ def jobscript(words: tuple[str, ...]) -> int:
     return int(plan.main(["--script", "--kind=job", *words], "hpcgpu plan", standalone_mode=False) or 0)
 
 
-def _plan_instead(older: str, has_flag: bool, arguments: Mapping[str, Any]) -> None:
+def _plan_instead(older: str, has_flag: bool, **arguments: Any) -> None:
     """Run ``hpcgpu plan`` for an option that is another name of it, for one release."""
     if not has_flag:
         raise ConfigError("--json needs --dry-run: a run prints the output of its script; give both, or neither")
-    _say_alias(older, "hpcgpu plan --script" if "only_script" in arguments else "hpcgpu plan")
+    _say_alias(older, "hpcgpu plan --script" if arguments.get("only_script") else "hpcgpu plan")
     click.get_current_context().invoke(plan, **arguments)
 
 
@@ -375,7 +367,7 @@ def template(name: str | None, only_folder: bool, as_json: bool) -> None:
 
 def _checked(script: tuple[str, ...], command: str) -> tuple[str, ...]:
     """Return the script and its arguments; raise ConfigError if a command that needs it has none, or for no file."""
-    if not script and command not in ("hpcgpu plan",):
+    if not script and command != "hpcgpu plan":
         raise ConfigError(f"the script is missing: {command} [options] script.py [arguments]")
     if script and not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]!r} (in {Path.cwd()}); give the path of a Python file")

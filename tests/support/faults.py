@@ -110,7 +110,14 @@ def faulty(lab: Lab, jobs: int | None = None, where: str = Lab.login, **options:
 
 
 def docker(*argv: str) -> None:
-    subprocess.run(["docker", *argv], check=True, capture_output=True, timeout=60)
+    """Run docker; again while runc cannot freeze: 1.1.5 gives up soon where a process waits for a busy file system."""
+
+    def done() -> bool:
+        output = subprocess.run(["docker", *argv], capture_output=True, text=True, timeout=60)
+        assert output.returncode == 0 or "unable to freeze" in output.stderr, output.stderr
+        return output.returncode == 0
+
+    until(done, f"docker {' '.join(argv)}")
 
 
 def container(node: str) -> str:

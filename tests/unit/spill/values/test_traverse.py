@@ -215,18 +215,10 @@ def held_by(x: Any) -> list[Any]:
     for base in kind.__mro__:
         if base.__module__ == __name__:
             slots = [s for s in vars(base).values() if type(s) is types.MemberDescriptorType]
-            out += [s.__get__(x) for s in slots if kind is not Array and _is_set(s, x)]
+            out += [s.__get__(x) for s in slots if kind is not Array and hasattr(x, s.__name__)]
     if kind.__dictoffset__ or kind is types.SimpleNamespace:
         out.append({**object.__getattribute__(x, "__dict__")})
     return out
-
-
-def _is_set(slot: Any, x: Any) -> bool:
-    try:
-        slot.__get__(x)
-    except AttributeError:
-        return False
-    return True
 
 
 def picture(x: Any) -> list[Any]:
