@@ -38,8 +38,7 @@ def read_bootstrap_settings(text: str) -> BootstrapSettings:
     try:
         raw = json.loads(text)
         settings = {name: value for name, value in raw["settings"].items() if name in WRITTEN}
-        fields = {name: raw[name] for name in OWN}
-        return BootstrapSettings(**fields, **settings)
+        return BootstrapSettings(**{name: raw[name] for name in OWN}, **settings)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         from hpcgpu import config
 

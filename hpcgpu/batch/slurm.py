@@ -127,8 +127,7 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def status(self, job_ids: Sequence[str]) -> Command:
         """Return one squeue for all; it lists jobs for MinJobAge (300 s) after their end."""
-        columns = f"--Format={_COLUMNS}"
-        return Command(("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), columns))
+        return Command(("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), f"--Format={_COLUMNS}"))
 
     def history(self, job_ids: Sequence[str]) -> Command:
         """Return the sacct for jobs that squeue has forgotten; sites without accounting refuse it."""
@@ -266,8 +265,7 @@ def _directive(option: str, value: str | None) -> Directive:
     refuse_control(value, name)
     # sbatch takes a backslash for an escape even between single quotes: 'a\b' arrives as ab (22.05.8).
     quoted = value if _PLAIN.fullmatch(value) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    joined = f"{name}={quoted}" if name.startswith("--") else f"{name} {quoted}"
-    return Directive(name, joined)
+    return Directive(name, f"{name}={quoted}" if name.startswith("--") else f"{name} {quoted}")
 
 
 def _keys(text: str) -> set[str]:

@@ -258,8 +258,7 @@ def _machine(settings: Settings, site: Site | None, machine: Described | None) -
     if not site or not node:
         return None, _UNKNOWN
     try:
-        source = site.cited(node)
-        return topology_of(node), f"as documents describe it ({source}); live nodes are planned anew"
+        return topology_of(node), f"as documents describe it ({site.cited(node)}); live nodes are planned anew"
     except ConfigError as error:
         return None, f"{site.name}: {error}; give --from FILE (from lstopo --of xml on one of the nodes)"
 

@@ -162,8 +162,7 @@ def find_jemalloc(environ: Mapping[str, str]) -> str:
 
 def resident_bytes() -> int:
     """Return this process's physical memory."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:

@@ -79,8 +79,7 @@ def format_other_gpus(topology: Topology) -> str:
 
 def worker_reasons(spec: WorkerSpec) -> tuple[str, ...]:
     """Return the faults of a worker's binding, and the variables that keep the user's values."""
-    kept = tuple(f"{name} is kept as you set it" for name in spec.kept_env)
-    return (*spec.binding.reasons, *kept)
+    return (*spec.binding.reasons, *(f"{name} is kept as you set it" for name in spec.kept_env))
 
 
 def describe(

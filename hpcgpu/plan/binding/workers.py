@@ -258,8 +258,7 @@ def plan_whole_node(settings: Settings, facts: NodeFacts, gpus: tuple[Gpu, ...])
     count = len(gpus) * settings.workers_per_gpu + settings.cpu_workers
     everyone = NodeLayout(0, (0,), (tuple(range(count)),), settings.cpu_workers)
     unlimited = replace(settings, device_memory_limit=NO_LIMIT)
-    planned = plan_workers(unlimited, replace(facts, name="worker", gpus=gpus), everyone)
-    return tuple(spec for _, spec in planned)
+    return tuple(spec for _, spec in plan_workers(unlimited, replace(facts, name="worker", gpus=gpus), everyone))
 
 
 def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocument | None = None) -> HostMemory:

@@ -35,8 +35,7 @@ def read_member_name(name: str) -> tuple[str, int, int] | None:
 
 def count_by_job(names: Iterable[str], members: Collection[str], head: str) -> Counter[str]:
     """Count workers by job id: ``members`` are jobs that join; all other workers belong to ``head``."""
-    parts = map(read_member_name, names)
-    return Counter(name[0] if name and name[0] in members else head for name in parts)
+    return Counter(name[0] if name and name[0] in members else head for name in map(read_member_name, names))
 
 
 def by_number(name: str) -> tuple[str, bool, int, str]:
