@@ -4,8 +4,9 @@ Arrays lie on one worker, and a task on the other one asks for all of them; it l
 both workers per GiB; for small tasks and at rest those of all processes of the run. Device arrays are simulated, and
 cross as host bytes. With ``--cupy`` they are CuPy's, both workers are on one GPU, and nothing else is measured: not
 LocalCluster either, whose way needs RMM or numba. ``ucx, polling``: ucxx's own waiting, by
-``UCXPY_PROGRESS_MODE=polling``; both rows of UCX need the environment of ``make ucx``. One JSON line per figure; the
-median of ``--runs`` runs, in each of which all come in turn.
+``UCXPY_PROGRESS_MODE=polling``; both rows of UCX need the environment of ``make ucx``. With ``--delay-ms`` bytes cross
+a loopback that holds each packet for so long, as a network between two machines does (root): sockets alone, and arrays
+in host memory. One JSON line per figure; the median of ``--runs`` runs, in each of which all come in turn.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import _delay
 import _figures
 import numpy as np
 import psutil
@@ -88,8 +90,8 @@ def cluster(options: dict[str, Any], environ: dict[str, str]) -> Iterator[tuple[
             del os.environ[name]
 
 
-def measure(options: dict[str, Any], environ: dict[str, str], *, on_gpu: bool) -> Figures:
-    """Return the figures of one cluster; ``on_gpu``: of CuPy's arrays alone."""
+def measure(options: dict[str, Any], environ: dict[str, str], *, on_gpu: bool, only_bytes: bool = False) -> Figures:
+    """Return the figures of one cluster; ``on_gpu``: of CuPy's arrays alone; ``only_bytes``: of host memory alone."""
     makers: dict[str, Callable[[int, int], Any]] = {"host": make_host, "device": make_device}
     if on_gpu:
         makers, options = {"device, CuPy": make_cupy}, {"gpus": 1, "workers_per_gpu": 2, **options}
@@ -100,14 +102,14 @@ def measure(options: dict[str, Any], environ: dict[str, str], *, on_gpu: bool) -
             for nbytes, count in SIZES.items():
                 size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes >> 10} KiB"
                 case = f"{count} arrays of {size}, {place}"
-                if make is make_device and "peer" in options:
+                if make is make_device and ("peer" in options or only_bytes):
                     continue
                 for _ in range(2):  # the second time counts: memory that no process had for a while is slow
                     wall_s, cpu_s = transfer(client, first, second, functools.partial(make, nbytes), count)
                 gib = nbytes * count / 2**30
                 out[case, "gib_per_s", "GiB/s"] = gib / wall_s
                 out[case, "cpu_s_per_gib", "s"] = cpu_s / gib
-        if on_gpu:
+        if on_gpu or only_bytes:
             return out
         case, before, began = f"{TASKS} tasks that do nothing", used_s(processes), time.perf_counter()
         client.gather(client.map(do_nothing, range(TASKS), pure=False))
@@ -139,14 +141,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cupy", action="store_true", help="measure CuPy's arrays, between two workers of one GPU")
+    parser.add_argument("--delay-ms", type=float, nargs="+", default=[], help="such as 0 0.1, in turn")
     given = parser.parse_args()
     values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for _ in range(given.runs):
-        for who, (options, environ) in WHO.items():
-            if given.cupy and "peer" in options:
-                continue
-            for figure, value in measure(options, environ, on_gpu=given.cupy).items():
-                values.setdefault(figure, {}).setdefault(who, []).append(value)
+
+    def add(who: str, figures: Figures, where: str = "") -> None:
+        for (case, name, unit), value in figures.items():
+            values.setdefault((case + where, name, unit), {}).setdefault(who, []).append(value)
+
+    with _delay.slow_loopback() if given.delay_ms else nullcontext(None) as set_delay:
+        for _ in range(given.runs):
+            for delay_ms in given.delay_ms if set_delay else []:
+                where = f", each packet held for {delay_ms:g} ms"
+                add("loopback", {("one byte there and back", "wall_ms", "ms"): set_delay(delay_ms / 1e3) * 1e3}, where)
+                for who in (who for who in WHO if who.startswith("LocalCluster") or who.endswith("node_copies=False")):
+                    add(who, measure(*WHO[who], on_gpu=False, only_bytes=True), where)
+            for who, (options, environ) in WHO.items() if not given.delay_ms else ():
+                if not (given.cupy and "peer" in options):
+                    add(who, measure(options, environ, on_gpu=given.cupy))
     for (case, name, unit), by_who in values.items():
         for who, found in by_who.items():
             _figures.report("protocols", case, who, name, found, unit)
