@@ -35,14 +35,6 @@ PAGES = {p: found for p, found in FOUND.items() if p not in LESSONS and any(b.ho
 PLAIN = re.compile(r"hpcgpu (?:plan|ps|site|template|topo|version)\b[^|&;<>$`]*(?:> [\w.-]+)?")
 
 
-def run_plain(line: str, folder: Path) -> None:
-    typed, _, file = line.partition(" > ")
-    done = ranks.in_process(*shlex.split(typed, comments=True)[1:], cwd=folder, HPCGPU_SITE="")
-    assert done.returncode == 0, f"{line}{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    if file:
-        (folder / file).write_text(done.stdout)
-
-
 def program(block: Block, folder: Path) -> list[str]:
     if block.kind == "bash":
         return ["bash", "-euo", "pipefail", "-c", block.text]
@@ -58,7 +50,11 @@ def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path
             (tmp_path / block.word).write_text(block.text)
         elif block.how == "run" and all(PLAIN.fullmatch(line) for line in block.text.splitlines()):
             for line in block.text.splitlines():
-                run_plain(line, tmp_path)
+                typed, _, file = line.partition(" > ")
+                done = ranks.in_process(*shlex.split(typed, comments=True)[1:], cwd=tmp_path, HPCGPU_SITE="")
+                assert done.returncode == 0, f"{line}{done.stdout[-2000:]}{done.stderr[-2000:]}"
+                if file:
+                    (tmp_path / file).write_text(done.stdout)
         elif block.how == "run":
             if "lstopo " in block.text and not shutil.which("lstopo", path=path):
                 pytest.skip("lstopo of hwloc is not installed")

@@ -92,8 +92,7 @@ class Pbs:
 
     def say(self, job_id: str, state: str, comment: str = "", **fields: object) -> None:
         """Let a job that does not run be in another state."""
-        self.set(job_id, comment=comment, **fields)
-        self.set(job_id, state=state)
+        self.set(job_id, comment=comment, **fields, state=state)
 
     def start(self, job_id: str) -> None:
         """Give a job its node: a process that sees to it until its end."""
@@ -106,9 +105,6 @@ class Pbs:
         """Have all processes of a running job get a signal: it was deleted, or is over its walltime (-29)."""
         self.set(job_id, ending=json.dumps([exit_status, comment]))
         signal_all(self.processes(job_id), sig)
-
-    def exceed_walltime(self, job_id: str) -> None:
-        self.end(job_id, -29, "Job run at Fri Nov 20 at 20:31 on (node0001:ncpus=2) and exceeded resource walltime")
 
     def requeue(self, job_id: str) -> None:
         """Kill a running job and have it wait again under its id, as after the loss of its node."""

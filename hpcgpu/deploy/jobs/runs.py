@@ -360,8 +360,7 @@ def log_tail(log: Path, *, kept: bool = True) -> str:
         return f"{name} cannot be read ({e.strerror})"
     if not lines:
         return f"{name} is empty"
-    shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
-    return f"the end of {name}:\n{shown}"
+    return f"the end of {name}:\n" + "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
 
 
 def last_lines(log: Path, lines: int) -> tuple[str, int]:

@@ -164,6 +164,7 @@ class SpillState:
             if unit.move is not None:
                 self.accounting.leaving[unit.tier] += part.nbytes
         unit.nbytes, unit.disk_bytes = unit.nbytes + part.nbytes, 0
+        self.accounting.mark_idle(unit)  # it had no room on disk with the bytes that it took there before
 
     def leave(self, unit: Unit, part: Unit) -> Instructions:
         """Count one name less of a part of a unit. With the last name the part goes, unless the unit is on disk."""

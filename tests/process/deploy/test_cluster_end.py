@@ -122,7 +122,7 @@ def test_a_lost_cluster_says_why(pbs: Pbs, said: Said, how: str, reason: str) ->
         cluster.wait_for_workers(2)
         waiting = aside(lambda: cluster.wait_for_workers(9))
         if how == "walltime":
-            pbs.exceed_walltime(JOB)
+            pbs.end(JOB, -29, "Job run at Fri Nov 20 at 20:31 on (node0001:ncpus=2) and exceeded resource walltime")
         elif how == "qdel":
             pbs.end(JOB, 271, f"Job run at Fri Nov 20 at 20:19 on (node0001:ncpus=2) and {reason}")
         else:

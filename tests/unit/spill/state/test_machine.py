@@ -453,6 +453,14 @@ def test_machine_in_every_order_keeps_the_laws(story: Story) -> None:
     assert found.worlds > 500 and found.quiet > 50, found  # else the story shows nothing
 
 
+def test_a_unit_that_gets_more_may_go_to_disk_at_last() -> None:
+    state, unit = SpillState({HOST: 4, DISK: 7}), Unit(0, 5, HOST, HOST)
+    unit.disk_bytes = 8  # before it lost a part
+    assert Copy not in map(type, state.set((unit,)))
+    state.join(unit, Unit(1, 2))
+    assert Copy in map(type, state.set((unit,)))
+
+
 @st.composite
 def stories(draw: st.DrawFn) -> Story:
     units = draw(st.lists(st.tuples(st.integers(2, 9), st.sampled_from((D, D, D + 1, H))), min_size=4, max_size=8))
