@@ -75,5 +75,5 @@ def test_arrays_survive_a_sender_that_dies(client: Client) -> None:
 
 def test_the_measurement_of_peers_runs() -> None:
     argv = [sys.executable, "benchmarks/gpu_first_hour.py", "peers"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=scaled(60), check=True)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=scaled(110), check=True)
     assert [line for line in done.stdout.splitlines() if json.loads(line)["value"] is None] == []
