@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,12 +40,14 @@ def slow_loopback() -> Iterator[Callable[[float], float]]:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     rule = ["-A", "INPUT", "-i", "lo", "-j", "NFQUEUE", "--queue-num", "0"]
     subprocess.run(["iptables-legacy", *rule], check=True)
-    holder = os.fork()
-    if not holder:
-        try:
-            _hold(delay_s)
-        finally:
-            os._exit(1)
+    with _queue() as sock:  # before the first packet, which would be dropped
+        holder = os.fork()
+        if not holder:
+            try:
+                _hold(sock, delay_s)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
 
     def set_delay(seconds: float) -> float:
         delay_s[:] = struct.pack("d", seconds)
@@ -81,11 +84,8 @@ def _message(kind: int, *attributes: tuple[int, bytes]) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), _QUEUE | kind, 1, 0, 0) + body
 
 
-def _hold(delay_s: mmap.mmap) -> None:
-    """Hold each packet, until this process is killed."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # nanoseconds; 50,000 otherwise
+def _queue() -> socket.socket:
+    """Return the socket that hears of each packet, by its number."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
     sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 64 << 20)
     sock.bind((0, 0))
@@ -93,6 +93,14 @@ def _hold(delay_s: mmap.mmap) -> None:
     sock.send(_message(_CONFIG, (2, struct.pack(">IB", 0, _NUMBERS_ONLY)), (3, struct.pack(">I", 1 << 16))))
     sock.send(_message(_CONFIG, (4, struct.pack(">I", _WHOLE)), (5, struct.pack(">I", _WHOLE))))
     sock.setblocking(False)
+    return sock
+
+
+def _hold(sock: socket.socket, delay_s: mmap.mmap) -> None:
+    """Hold each packet, until this process is killed."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # nanoseconds; 50,000 otherwise
     waiting = deque[tuple[float, bytes]]()
     while True:
         # epoll waits for whole milliseconds

@@ -140,8 +140,9 @@ def used_s(processes: list[psutil.Process]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--cupy", action="store_true", help="measure CuPy's arrays, between two workers of one GPU")
-    parser.add_argument("--delay-ms", type=float, nargs="+", default=[], help="such as 0 0.1, in turn")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--cupy", action="store_true", help="measure CuPy's arrays, between two workers of one GPU")
+    ways.add_argument("--delay-ms", type=float, nargs="+", default=[], help="such as 0 0.1, in turn")
     given = parser.parse_args()
     values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
 
@@ -151,14 +152,16 @@ def main() -> None:
 
     with _delay.slow_loopback() if given.delay_ms else nullcontext(None) as set_delay:
         for _ in range(given.runs):
-            for delay_ms in given.delay_ms if set_delay else []:
-                where = f", each packet held for {delay_ms:g} ms"
-                add("loopback", {("one byte there and back", "wall_ms", "ms"): set_delay(delay_ms / 1e3) * 1e3}, where)
-                for who in (who for who in WHO if who.startswith("LocalCluster") or who.endswith("node_copies=False")):
-                    add(who, measure(*WHO[who], on_gpu=False, only_bytes=True), where)
-            for who, (options, environ) in WHO.items() if not given.delay_ms else ():
-                if not (given.cupy and "peer" in options):
-                    add(who, measure(options, environ, on_gpu=given.cupy))
+            for delay_ms in given.delay_ms or [0.0]:
+                where = ""
+                if set_delay:
+                    where, trip_s = f", each packet held for {delay_ms:g} ms", set_delay(delay_ms / 1e3)
+                    add("loopback", {("one byte there and back", "wall_ms", "ms"): trip_s * 1e3}, where)
+                for who, (options, environ) in WHO.items():
+                    by_socket = "peer" in options or "node_copies" in options
+                    if by_socket if set_delay else not (given.cupy and "peer" in options):
+                        figures = measure(options, environ, on_gpu=given.cupy, only_bytes=bool(set_delay))
+                        add(who, figures, where)
     for (case, name, unit), by_who in values.items():
         for who, found in by_who.items():
             _figures.report("protocols", case, who, name, found, unit)

@@ -110,12 +110,12 @@ def faulty(lab: Lab, jobs: int | None = None, where: str = Lab.login, **options:
 
 
 def docker(*argv: str) -> None:
-    """Run docker; again while runc cannot freeze: 1.1.5 gives up soon where a process waits for a busy file system."""
+    """Run docker; again where runc was "unable to freeze" all processes, as 1.1.5 was once on a busy machine."""
 
     def done() -> bool:
-        output = subprocess.run(["docker", *argv], capture_output=True, text=True, timeout=60)
-        assert output.returncode == 0 or "unable to freeze" in output.stderr, output.stderr
-        return output.returncode == 0
+        ended = subprocess.run(["docker", *argv], capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0 or "unable to freeze" in ended.stderr, ended.stderr
+        return ended.returncode == 0
 
     until(done, f"docker {' '.join(argv)}")
 
