@@ -47,7 +47,7 @@ JOBQUEUE = """
             time.sleep(0.2)
 
     def names(client, count):
-        until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == count)
+        until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == len(cluster.observed) == count)
         return sorted(w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values())
 
     with SLURMCluster(

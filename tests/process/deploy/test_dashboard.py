@@ -189,8 +189,7 @@ def test_metrics_for_prometheus(base: str) -> None:
 
     with urllib.request.urlopen(f"{base}/hpcgpu/metrics") as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    # the numbers come with the workers' heartbeats
-    until(lambda: 64 << 20 <= sum(devices()) <= 128 << 20, "the devices are shown as full")
+    until(lambda: 64 << 20 <= sum(devices()) <= 128 << 20, "heartbeats that say that devices are full")
     assert len(devices()) == 2
     assert fetch(f"{base.rpartition('/')[0]}/hpcgpu/metrics")[0] == 404
 
