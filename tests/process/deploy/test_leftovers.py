@@ -57,8 +57,8 @@ def left(place: Place) -> list[str]:
     return [str(path) for path in paths if path not in stay]
 
 
-def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Signals) -> None:
-    """Start a run, hit one of its processes, or all of a kind, and wait for its end."""
+def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Signals) -> int:
+    """Start a run, hit one of its processes, or all of a kind, wait for its end, and return its exit code."""
     with place.start(argv, stderr=subprocess.DEVNULL) as process:
         who = {name: [pid] for name, pid in json.loads(process.stdout.readline()).items()}
         family = psutil.Process(process.pid).children(recursive=True)
@@ -76,15 +76,17 @@ def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Sig
         for kind in victim.split():
             assert who[kind]
             signal_all(who[kind], sig)
-        go_on.touch()
-        process.wait(scaled(60))
+        if victim not in ("scheduler", "leader"):  # these end a run whose script goes on
+            go_on.touch()
+        code = process.wait(scaled(60))
     assert psutil.wait_procs([*family, *waiting], timeout=_GONE_S)[1] == []
+    return code
 
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 WAYS = {
-    "mpirun": [("first", TERM), ("first", KILL), ("follower", KILL)],
-    "run": [(who, KILL) for who in ("leader", "fork_server", "scheduler", "worker", "script", "remover")],
+    "mpirun": [("first", TERM), *((who, KILL) for who in ("first", "follower", "scheduler", "leader"))],
+    "run": [(who, KILL) for who in ("fork_server", "worker", "script", "remover")],
     "launch": [("first", KILL), ("mpirun", KILL)],
     "LocalGPUCluster": [("first", TERM), ("first", KILL)],
     "LocalGPUCluster by mpirun": [("first", KILL)],
@@ -103,7 +105,9 @@ def test_nothing_is_left_of_a_run(place: Place, tmp_path: Path, way: str, victim
         argv = [sys.executable, str(path), str(go_on), json.dumps(given)]
     else:
         argv = ranks.command(path, str(go_on), options=options, ranks=3 if way == "mpirun" else 1)
-    run(place, argv, go_on, victim, sig)
+    code = run(place, argv, go_on, victim, sig)
+    # A killed leader ends as 137, its followers as 70: mpirun gives the code of the first that it sees.
+    assert way != "mpirun" or code in {"scheduler": {70}, "leader": {70, 137}}.get(victim, {code} - {0})
     own = str(place.tmp / "ompi.")  # the folder of an mpirun of the user's, who has killed it
     assert [name for name in left(place) if not ((way, victim) == ("mpirun", "first") and name.startswith(own))] == []
 
