@@ -118,9 +118,10 @@ oldest: $(STAMP)
 	scripts/packaging.sh oldest
 
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one, and those of
-# UCX: all others run beside them. What they print comes last. The lab's image is made while packages are installed, the
-# environment of UCX, which the lab needs too, while they are compiled, that of CuPy beside the first tests. Where the
-# image cannot be built, its tests say why.
+# UCX: all others run beside them, with less of the cores (nice): for the kernel all containers together are one process
+# beside each of theirs, and the lab came to its end last. What they print comes last. The lab's image is made while
+# packages are installed, the environment of UCX, which the lab needs too, while they are compiled, that of CuPy beside
+# the first tests. Where the image cannot be built, its tests say why.
 test: system
 	@log=$$(mktemp) pbslog=$$(mktemp) envlog=$$(mktemp); \
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
@@ -133,7 +134,7 @@ test: system
 	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
 	  $(MAKE) --no-print-directory -k ucx cupy NOW= > $$envlog 2>&1 & envs=$$!; \
 	  trap 'kill $$lab $$pbs $$envs 2> /dev/null' EXIT; \
-	  $(MAKE) --no-print-directory -k check clusters NOW=; here=$$?; \
+	  nice -n 5 $(MAKE) --no-print-directory -k check clusters NOW=; here=$$?; \
 	  wait $$envs; here=$$((here | $$?)); \
 	  echo 'the tests of UCX and CuPy:'; cat $$envlog; rm -f $$envlog; \
 	  wait $$pbs; real=$$?; \
