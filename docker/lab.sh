@@ -86,19 +86,22 @@ fill_volumes() {
   trap 'rm -rf "$context"' EXIT
 }
 
+# One at a time, or each of those that start together builds the same image.
+lock() { ! command -v flock > /dev/null || flock "$1"; }
+
 build() {
   need_docker
-  # One at a time, or each of those that start together builds the same image.
-  exec 8< "$here/Dockerfile"
-  ! command -v flock > /dev/null || flock 8
   context=$(mktemp -d)
   trap 'rm -rf "$context"' EXIT
   print=$("${PYTHON:-python3}" "$here/context.py" "$context")
   mapfile -t args < <(proxies)
+  exec 8< "$here/Dockerfile" 9< "$here/accounting.yml"
+  lock 8
   build_stage node hpcgpu-slurm
   fill_volumes
-  [ -z "${ACCOUNTING:-}" ] || build_stage accounting hpcgpu-slurmdbd
-  exec 8<&-
+  exec 8<&- # a lab without slurmdbd goes on
+  [ -z "${ACCOUNTING:-}" ] || { lock 9; build_stage accounting hpcgpu-slurmdbd; }
+  exec 9<&-
 }
 
 up() {

@@ -32,7 +32,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if fixtures & {"slurm_lab", "accounting_lab"} and not session.config.option.collectonly:
         try:
-            Lab(accounting="accounting_lab" in fixtures).build()
+            Lab().build()
         except Exception as why:
             session.config.stash[WHY_NOT] = why  # for each test that wants a lab
 
