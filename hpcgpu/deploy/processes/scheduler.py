@@ -132,7 +132,7 @@ _NO_BOKEH = (
 # Below the dashboard's secret.
 METRICS = "hpcgpu/metrics"
 _PAGE = "gpus"
-_ROUTES = "distributed.scheduler.http.routes"
+_ROUTES = "distributed.scheduler.http.routes"  # modules; a user's own are imported at the start, which tells errors
 _NO_DASHBOARD = "This cluster has no dashboard: it was started with dashboard=False.\n"
 
 
@@ -154,7 +154,8 @@ def serve(scheduler: Scheduler, secret: str) -> None:
 
 def _load(scheduler: Scheduler) -> None:
     """Add pages and metrics, at the first request: bokeh and jupyter-server-proxy take 0.3 CPU s each to import."""
-    scheduler.http_application.add_handlers(".*", get_handlers(scheduler, dask.config.get(_ROUTES)))
+    modules = [module for module in dask.config.get(_ROUTES) if module.startswith("distributed.")]
+    scheduler.http_application.add_handlers(".*", get_handlers(scheduler, modules))
     usage = scheduler.plugins[UsagePlugin.name]
     metrics = {"text": lambda: render(usage.gpus()), "status": 200, "content_type": CONTENT_TYPE}
     scheduler.http_application.add_handlers(".*", [(f"/{METRICS}", _PlainText, metrics)])
@@ -349,7 +350,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
 async def _start(spec: SchedulerSpec) -> Scheduler:
     place = {"host": spec.host, "port": spec.port, "protocol": spec.protocol, "local_directory": spec.local_directory}
     pages = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # for what comes with the first request
-    with dask.config.set({_ROUTES: []}):
+    with dask.config.set({_ROUTES: [m for m in dask.config.get(_ROUTES) if not m.startswith("distributed.")]}):
         scheduler = Scheduler(security=security(spec.certificate), **place, **pages)
     UsagePlugin.attach(scheduler, spec.walltime_s)
     serve(scheduler, spec.dashboard_secret)

@@ -141,11 +141,17 @@ def test_there_is_no_link_without_a_dashboard(capfd: pytest.CaptureFixture[str])
     assert "dashboard" not in capfd.readouterr().err
 
 
-def test_without_bokeh_the_page_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_of_a_user_and_no_bokeh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page says what to install."""
     (tmp_path / "bokeh.py").write_text("raise ImportError('hidden for this test')\n")
+    mine = "from distributed.http.health import HealthHandler\nroutes = [('mine', HealthHandler, {})]\n"
+    (tmp_path / "mine.py").write_text(mine)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES", "['distributed.http.health', 'mine']")
     with LocalGPUCluster(gpus="sim:1x64MiB") as cluster:
         status, said = fetch(cluster.dashboard_link)
+        base = cluster.dashboard_link.removesuffix("status")
+        assert fetch(f"{base}mine") == fetch(f"{base}health") == (200, "ok")
     assert (status, "pip install 'hpcgpu[dashboard]'" in said) == (501, True)
     assert "bokeh" not in sys.modules or sys.modules["bokeh"].__file__ != str(tmp_path / "bokeh.py")
 
