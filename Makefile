@@ -118,8 +118,8 @@ oldest: $(STAMP)
 	scripts/packaging.sh oldest
 
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one, and those of
-# UCX: all others run beside them, with less of the cores (nice): for the kernel all containers together are one process
-# beside each of theirs, and the lab came to its end last. What they print comes last. The lab's image is made while
+# UCX: all others run beside them, with less of the cores (nice): the kernel gives all containers together no more than
+# one of their processes, and the lab came to its end last. What they print comes last. The lab's image is made while
 # packages are installed, the environment of UCX, which the lab needs too, while they are compiled, that of CuPy beside
 # the first tests. Where the image cannot be built, its tests say why.
 test: system

@@ -349,9 +349,9 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
 
 async def _start(spec: SchedulerSpec) -> Scheduler:
     place = {"host": spec.host, "port": spec.port, "protocol": spec.protocol, "local_directory": spec.local_directory}
-    pages = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # for what comes with the first request
+    http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # its pages come with the first request
     with dask.config.set({_ROUTES: [m for m in dask.config.get(_ROUTES) if not m.startswith("distributed.")]}):
-        scheduler = Scheduler(security=security(spec.certificate), **place, **pages)
+        scheduler = Scheduler(security=security(spec.certificate), **place, **http)
     UsagePlugin.attach(scheduler, spec.walltime_s)
     serve(scheduler, spec.dashboard_secret)
     if spec.progress:

@@ -142,7 +142,7 @@ def test_there_is_no_link_without_a_dashboard(capfd: pytest.CaptureFixture[str])
 
 
 def test_routes_of_a_user_and_no_bokeh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page says what to install."""
+    """Without bokeh the page says what to install."""
     (tmp_path / "bokeh.py").write_text("raise ImportError('hidden for this test')\n")
     mine = "from distributed.http.health import HealthHandler\nroutes = [('mine', HealthHandler, {})]\n"
     (tmp_path / "mine.py").write_text(mine)
