@@ -7,6 +7,7 @@ import functools
 import hmac
 import ssl
 from collections.abc import Callable
+from pickle import PickleBuffer
 from typing import Any, ClassVar
 
 import dask
@@ -177,9 +178,9 @@ def above_target(worker: Worker) -> int:
 
 
 @functools.cache
-def measure_device_shards() -> None:
-    """Let P2P rechunking work for arrays of a device, CuPy's too, of which there is no memoryview to measure."""
-    measure = shuffle._mean_shard_size
+def adapt_shuffles() -> None:
+    """Let P2P rechunking work for arrays of a device, CuPy's too, and the shards of frames go without two copies."""
+    measure, send = shuffle._mean_shard_size, shuffle.ShuffleRun._send
 
     def measure_any(shards: Any) -> int:
         try:
@@ -188,7 +189,13 @@ def measure_device_shards() -> None:
             sizes = [x.nbytes for x in flatten(shards, container=(tuple, list)) if hasattr(x, "nbytes")]
             return sum(sizes) // len(sizes) if sizes else 0
 
-    shuffle._mean_shard_size = measure_any
+    async def send_frames(run: Any, address: str, shards: Any) -> Any:
+        if isinstance(shards, list):  # of large ones, which pickle would copy into a message and out of it
+            shards = [(i, PickleBuffer(shard) if type(shard) is bytes else shard) for i, shard in shards]
+        return await send(run, address, shards)
+
+    shuffle._mean_shard_size = measure_any  # there is no memoryview of a device's array
+    shuffle.ShuffleRun._send = send_frames
 
 
 def on_worker_exit(nanny: Nanny, code: int) -> None:

@@ -1,8 +1,9 @@
 """Connections of distributed whose large frames cross a node by one copy of the kernel, beside TLS or TCP.
 
 Each side's handshake names its process. A side that can read the memory of the other one grants it with its first
-message: from then on the other side lends its large frames. The connection, encrypted as before, carries their
-addresses. The receiver copies them and returns a word, and the sender lets them go.
+word: from then on the other side lends its large frames. The connection, encrypted as before, carries their addresses.
+The receiver copies them and returns a word, and the sender lets them go. The side that made the connection waits for
+the other one's first word: its first message may be large, such as a value that is scattered.
 
 Where no memory can be read, such as between nodes, frames of 1 MiB and more are lent likewise, and go by data
 connections. The side that made the connection makes them as soon as one side has had such a message.
@@ -46,7 +47,8 @@ LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about
 CUT_BYTES = 1 << 20  # a frame that cannot be copied goes by data connections from this size
 _MOST_BYTES = 1 << 30  # of a head, and of one write
 _LAST_COPIES_S = 30.0  # as long as distributed's connection outlives a silent peer
-_PLAIN, _GRANT, _RETURN, _OWN, _WANT_DATA, _HAVE_DATA = range(6)
+_PLAIN, _GRANT, _RETURN, _OWN, _WANT_DATA, _HAVE_DATA, _REFUSE = range(7)
+_ANSWERS = "answers"  # in the handshake: the first word is a grant or a refusal
 _CUT = 1  # in place of the address of a frame that comes by data connections
 _WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct("=QQ")
 _VALUE = (1 << 56) - 1
@@ -140,7 +142,7 @@ class _Lender:
     """One side of a connection: whether both sides may copy, and the frames that the peer has not returned."""
 
     def __init__(self) -> None:
-        self.peer: int | None = None  # pid of the peer if its memory can be read; 0: it cannot; None: not tried
+        self.peer = 0  # pid of the peer, if its memory can be read
         self.granted = False  # the peer can read this process's memory
         self.proof: tuple[int, int] | None = None
         self.data: DataConnections | None = None
@@ -198,7 +200,8 @@ class NodeTCP(tcp.TCP):
         self._joined: dict[int, NodeTCP] = {}  # data connections that have come, by their number
         self._owner: weakref.ref[NodeTCP] | None = None  # of this data connection
         self._lender = lender = _Lender()
-        self._is_reading = False
+        self._reading = asyncio.Lock()
+        self._awaits_answer = False  # the peer's first word
         weakref.finalize(self, lender.end).atexit = False
         self.stream.set_close_callback(functools.partial(_end, weakref.ref(self), lender))
 
@@ -207,7 +210,16 @@ class NodeTCP(tcp.TCP):
         token = f"{_SECRET}-{next(_numbers)}"
         _by_token[token] = self
         info: dict[str, Any] = {**super().handshake_info(), DATA_KEY: {"token": token, "threads": thread_count()}}
-        return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.allowed else info
+        identity = {**Identity.of_this_process()._asdict(), _ANSWERS: True}
+        return {**info, KEY: identity} if this_process.allowed else info
+
+    def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:
+        """Find out whether the peer's memory can be read, and tell it; then do as distributed."""
+        ways = [info.get(DATA_KEY) for info in (local, remote)]
+        peer = Identity.parse(remote.get(KEY))
+        if peer and KEY in local and not any(isinstance(way, Mapping) and "of" in way for way in ways):
+            self._answer(peer, awaited=remote[KEY].get(_ANSWERS) is True)
+        return tcp.TCP.handshake_configuration(local, remote)
 
     def closed(self) -> bool:
         """Return whether this side or the peer has closed it; the scheduler asks for each pair of workers."""
@@ -218,7 +230,10 @@ class NodeTCP(tcp.TCP):
         stream = self.stream
         if stream is None:
             raise CommClosedError
-        self._grant(stream)
+        if self._awaits_answer and not self._reading.locked():
+            with self._ending_by_errors():
+                if await self._next() is not None or self._awaits_answer:
+                    raise OSError("its first word is neither a grant nor a refusal")
         if not (self._lender.granted or (self._lender.data and self._lender.peer_has_data)):
             nbytes = int(await super().write(msg, serializers=serializers, on_error=on_error))
             if nbytes >= CUT_BYTES and not self._lender.peer and not self.closed():
@@ -232,20 +247,15 @@ class NodeTCP(tcp.TCP):
             parts = [ensure_memoryview(f) for f in frames]
             return self._send(stream, await _readable(parts) if self._lender.granted else parts)
 
-    def _grant(self, stream: IOStream) -> None:
-        """Once after the handshake: find out whether the peer's memory can be read, and tell it."""
-        lender = self._lender
-        if lender.peer is not None or not self.remote_info:
-            return
-        lender.peer, peer = 0, Identity.parse(self.remote_info.get(KEY))
-        if peer is None or KEY not in self.local_info:
-            return
+    def _answer(self, peer: Identity, *, awaited: bool) -> None:
+        """Grant copies if the peer's memory can be read; refuse them if the peer awaits an answer."""
         if refusal := peer.refusal():
             this_process.refusals |= {refusal} - {host_memory.ELSEWHERE, host_memory.ENDED}
-        else:
-            lender.peer = peer.pid
-            with self._ending_by_errors():
-                stream.write(_word(_GRANT))
+        self._lender.peer = 0 if refusal else peer.pid
+        self._awaits_answer = self._dials and awaited and not refusal
+        with self._ending_by_errors():
+            if self.stream and (awaited or not refusal):
+                self.stream.write(_word(_REFUSE if refusal else _GRANT))
 
     def _send(self, stream: IOStream, frames: list[memoryview]) -> int:
         """Enqueue a message as a whole: no other one comes between."""
@@ -345,14 +355,11 @@ class NodeTCP(tcp.TCP):
     async def _next(self) -> list[Any] | None:
         """Read a word, and the message that it begins; None if it begins none."""
         with self._ending_by_errors():
-            if (stream := self.stream) is None:
-                raise CommClosedError
-            self._is_reading = True
-            try:
+            async with self._reading:
+                if (stream := self.stream) is None:
+                    raise CommClosedError
                 (word,) = _WORD.unpack(await stream.read_bytes(_WORD.size))
                 return await self._receive(stream, word >> 56, word & _VALUE)
-            finally:
-                self._is_reading = False
 
     async def _receive(self, stream: IOStream, kind: int, value: int) -> list[Any] | None:
         """Return the frames of a message; None for a word that is no message."""
@@ -362,8 +369,8 @@ class NodeTCP(tcp.TCP):
             return [*frames, *[await tcp.read_bytes_rw(stream, nbytes) for nbytes in sizes]]
         if kind == _OWN and (lender.peer or lender.data) and _HEAD.size <= value <= _MOST_BYTES:
             return await self._take(stream, await tcp.read_bytes_rw(stream, value))
-        if kind == _GRANT and KEY in self.local_info:
-            lender.granted = True
+        if kind in (_GRANT, _REFUSE) and KEY in self.local_info:
+            lender.granted, self._awaits_answer = kind == _GRANT, False
         elif kind == _RETURN and lender.frames:
             lender.returned()
         elif kind == _WANT_DATA and self._dials:
@@ -433,7 +440,7 @@ class NodeTCP(tcp.TCP):
         lender = self._lender
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_LAST_COPIES_S):
-                if self._is_reading and lender.frames:
+                if self._reading.locked() and lender.frames:
                     lender.all_returned.clear()
                     await lender.all_returned.wait()
                 while lender.frames:

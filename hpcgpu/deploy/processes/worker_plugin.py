@@ -53,7 +53,7 @@ class SpillPlugin(WorkerPlugin):
         self.worker = worker
         register()
         keep_packed()
-        compat.measure_device_shards()
+        compat.adapt_shuffles()
         read_in_threads(worker, self._readable)
         this_process.allocate, this_process.is_page_locked = worker.data.disk.slabs.empty, is_pinned
         worker.data.on_fault = self._on_fault

@@ -147,6 +147,39 @@ def test_messages_to_another_node_arrive_likewise(there: Any, back: Any, scheme:
     exchange(there, back, far_pair(scheme))
 
 
+async def test_the_first_message_of_a_connection_is_copied(copied: list[int]) -> None:
+    received = asyncio.get_running_loop().create_future()
+
+    async def handle(comm: Any) -> None:
+        received.set_result(await comm.read())
+
+    async with listen("tls://127.0.0.1", handle, **SECURITY.get_listen_args("worker")) as listener:
+        a = await connect(listener.contact_address, **SECURITY.get_connection_args("worker"))
+        await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+        assert (await received)["x"].sum() == BIG
+        await a.close()
+    assert copied == [BIG]
+
+
+@pytest.mark.parametrize("word", [b"", struct.pack("=Q", 4 << 56)], ids=["a message", "another word"])
+async def test_a_first_word_that_is_no_answer_ends_the_connection(word: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, over = node_copies.NodeTCP._answer, asyncio.Event()
+    monkeypatch.setattr(
+        node_copies.NodeTCP, "_answer", lambda comm, *args, **to: answer(comm, *args, **to) if comm._dials else None
+    )
+
+    async def handle(comm: Any) -> None:
+        await (comm.stream.write(word) if word else comm.write("hello"))
+        await over.wait()
+
+    async with listen("tcp://127.0.0.1", handle) as listener:
+        a = await connect(listener.contact_address)
+        with pytest.raises(CommClosedError):
+            await a.write("hello")
+        assert a.closed()
+        over.set()
+
+
 async def test_large_frames_are_copied_and_released(copied: list[int]) -> None:
     async with pair() as (a, b):
         array = np.ones(1_000_000, np.uint8)
