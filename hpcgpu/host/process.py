@@ -131,11 +131,15 @@ def _read(pid: int) -> Process:
 
 _PR_SET_PDEATHSIG = 1
 _OPEN_FILES = 1 << 19
-# Variables that must be set before a rank's fork server starts: distributed's nanny sets the same for its workers
+# glibc keeps free blocks of up to 4 MiB, and 16 MiB of free heap. distributed's nanny sets a MALLOC_TRIM_THRESHOLD_ of
+# 65536: then each block from 128 KiB on is mapped anew, a page fault for each 4 KiB, a quarter of a p2p shuffle's time.
+# From 4 MiB on numpy asks for huge pages, which are cheap to map. Where memory is short the heap is trimmed.
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(16 << 20), "MALLOC_MMAP_THRESHOLD_": str(4 << 20)}
+# Variables that must be set before a rank's fork server starts. distributed's nanny sets the others for its workers
 # (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at its import by default.
 _RANK_ENV = {
     "PYTHONHASHSEED": "6640",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
+    **_MALLOC,
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -153,7 +157,8 @@ def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
     if _OURS in environ:
         return {}
     of_pbs = _THREADS if "PBS_JOBID" in environ and environ.get(_THREADS) == environ.get("NCPUS", "") else ""
-    added = {name: value for name, value in _RANK_ENV.items() if name not in environ or name == of_pbs}
+    stay = environ.keys() | (_MALLOC if _MALLOC.keys() & environ else ())  # one of the two changes both
+    added = {name: value for name, value in _RANK_ENV.items() if name not in stay or name == of_pbs}
     if preload:
         added[_PRELOAD] = ":".join(filter(None, (preload, environ.get(_PRELOAD))))
     ours = (f"{name}={environ[name]}" if name == of_pbs else name for name in added)

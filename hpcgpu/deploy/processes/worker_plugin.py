@@ -7,6 +7,8 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -33,6 +35,7 @@ logger = logging.getLogger("distributed.worker.memory")
 # More than distributed's nanny leaves (terminate, 0.95), but of the cgroup, which other processes fill as well.
 _LEFT = 0.1
 _HAND_OVER_S = 10.0
+_TRIM_S = 1.0  # the interval at which the heap is trimmed while memory is short
 _SOON, _RUNNING = ("ready", "constrained"), ("executing", "long-running")
 _LOST = "hpcgpu-spilled-data-lost"
 
@@ -47,6 +50,7 @@ class SpillPlugin(WorkerPlugin):
         self.copy_obstacle = this_process.obstacle  # why large values of this node come by the connection
         self._leaving = False
         self._lost: set[Any] = set()
+        self._trimmed_s = -math.inf
 
     def setup(self, worker: Worker) -> None:
         """Connect the store; called by distributed when the worker starts."""
@@ -57,7 +61,7 @@ class SpillPlugin(WorkerPlugin):
         read_in_threads(worker, self._readable)
         this_process.allocate, this_process.is_page_locked = worker.data.disk.slabs.empty, is_pinned
         worker.data.on_fault = self._on_fault
-        worker.data.above_target = functools.partial(compat.above_target, worker)
+        worker.data.above_target = self._above_target
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
         worker.metrics = {**worker.metrics, stalls.TROUBLE: lambda _: "; ".join(worker.data.trouble)}
         worker.data.host_is_short = lambda: host_memory.memory_left() < _LEFT
@@ -77,6 +81,15 @@ class SpillPlugin(WorkerPlugin):
         """Close the store, with its keys in it; called by distributed when the worker closes."""
         self._lost.update(worker.data)  # peers still ask
         worker.data.close()
+
+    def _above_target(self) -> int:
+        """Return the bytes of the process above its target, without what the heap only keeps; for the spill thread."""
+        above = compat.above_target(self.worker)
+        if above <= 0 or time.monotonic() - self._trimmed_s < _TRIM_S:
+            return above
+        self._trimmed_s = time.monotonic()
+        host_memory.trim_heap()
+        return compat.above_target(self.worker)
 
     def _on_fault(self, error: SpillError) -> None:
         """Close the worker: other workers compute the lost values again. Otherwise a failing read would hang."""

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ranks
-from distributed import Client, Worker
+from distributed import Client, Worker, wait
+from waiting import until
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, sim
@@ -55,7 +56,7 @@ def test_trimming_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -> 
     """Also the end of the heap, without being asked, beyond a threshold of ours."""
     monkeypatch.delenv(THRESHOLD, raising=False)
     with LocalGPUCluster(gpus="sim:2") as cluster, Client(cluster) as client:
-        check_threshold(client, False, "65536")
+        check_threshold(client, False, str(16 * MIB))
         client.run(fill)
         given_back = cluster.trim_memory()
         names = [w.spec.name for w in cluster.bindings().workers]
@@ -73,6 +74,28 @@ def test_the_users_threshold_of_glibc_is_in_force(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(THRESHOLD, str(GIB))
     with LocalGPUCluster(gpus="sim:1") as cluster, Client(cluster) as client:
         check_threshold(client, True, str(GIB))
+
+
+@pytest.mark.usefixtures("importable")
+def test_the_heap_is_trimmed_before_data_goes_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 0.7 of ``memory_limit``, distributed asks the store to bring the process down to 0.6."""
+    monkeypatch.delenv(THRESHOLD, raising=False)
+
+    def resident(dask_worker: Worker) -> tuple[float, int]:
+        return dask_worker.monitor.get_process_memory() / dask_worker.memory_manager.memory_limit, dask_worker.keeps
+
+    def fill_more(dask_worker: Worker) -> None:
+        blocks = [b"x" * (64 * KIB) for _ in range(480 * MIB // (64 * KIB))]
+        dask_worker.left, dask_worker.keeps = blocks[::100], dask_worker.monitor.get_process_memory()
+
+    with LocalGPUCluster(gpus="sim:1", memory_limit="600MiB") as cluster, Client(cluster) as client:
+        data = client.submit(np.ones, 20 * MIB, dtype="u1")
+        wait(data)
+        client.run(fill_more)
+        ((_, most),) = client.run(resident).values()
+        assert most > 0.8 * 600 * MIB
+        until(lambda: all(part < 0.6 for part, _ in client.run(resident).values()), "the heap is trimmed")
+        assert set(client.run(lambda dask_worker: dask_worker.data.tiers["disk"]).values()) == {0}
 
 
 def test_the_workers_of_a_cluster_have_jemalloc() -> None:

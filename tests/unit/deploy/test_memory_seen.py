@@ -229,6 +229,13 @@ def test_the_threads_that_pbs_sets_are_no_wish_of_the_users() -> None:
         assert process.replaced(own | process.rank_env(own), {}) == ()
 
 
+def test_a_users_threshold_of_glibc_is_alone() -> None:
+    names = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
+    assert names <= process.rank_env({}).keys()
+    for name in names:
+        assert not names & process.rank_env({name: "0"}).keys()
+
+
 def test_the_image_preloads_and_the_users_script_does_not() -> None:
     added = process.rank_env({"LD_PRELOAD": "theirs.so"}, "/lib/libjemalloc.so.2")
     assert added["LD_PRELOAD"] == "/lib/libjemalloc.so.2:theirs.so"
