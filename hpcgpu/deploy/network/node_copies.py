@@ -44,6 +44,7 @@ KEY, DATA_KEY = "hpcgpu-memory", "hpcgpu-data"  # in the handshake
 THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
 SMALL_BYTES = 2048  # a smaller frame of a larger message is not lent
 LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about 0.1 ms; a thread costs as much
+PART_BYTES = 4 << 20  # at least so much is copied by each of several threads
 CUT_BYTES = 1 << 20  # a frame that cannot be copied goes by data connections from this size
 _MOST_BYTES = 1 << 30  # of a head, and of one write
 _LAST_COPIES_S = 30.0  # as long as distributed's connection outlives a silent peer
@@ -52,6 +53,8 @@ _ANSWERS = "answers"  # in the handshake: the first word is a grant or a refusal
 _CUT = 1  # in place of the address of a frame that comes by data connections
 _WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct("=QQ")
 _VALUE = (1 << 56) - 1
+
+Lent = list[tuple[int, memoryview]]  # addresses of a peer, and where their bytes go
 
 _proofs = host_memory.Proofs()
 _SECRET, _numbers = secrets.token_hex(16), itertools.count()
@@ -112,6 +115,19 @@ async def _readable(frames: list[memoryview]) -> list[memoryview]:
 
     copies = await asyncio.to_thread(lambda: {i: copy(array) for i, array in locked.items()})
     return [copies.get(i, f) for i, f in enumerate(frames)]
+
+
+def _part(lent: Lent, i: int, count: int) -> Lent:
+    """Return one of ``count`` parts of each frame."""
+    cuts = ((out.nbytes * i // count, out.nbytes * (i + 1) // count, address, out) for address, out in lent)
+    return [(address + begin, out[begin:end]) for begin, end, address, out in cuts if begin < end]
+
+
+async def _copy_in_threads(peer: int, lent: Lent, proof: tuple[int, int]) -> None:
+    """Copy with each core of this process: one reads 7 GiB/s where two read 13 (AMD EPYC, 2 cores, 2026-11-27)."""
+    count = max(1, min(thread_count(), sum(out.nbytes for _, out in lent) // PART_BYTES))
+    copies = [asyncio.to_thread(host_memory.copy, peer, _part(lent, i, count), proof) for i in range(count)]
+    await asyncio.gather(*copies)
 
 
 def _word(kind: int, value: int = 0) -> bytes:
@@ -386,7 +402,7 @@ class NodeTCP(tcp.TCP):
         items, rest, proof = parse_head(head)
         limit = _head_limit(proof[0])
         frames: list[memoryview] = []
-        lent: list[tuple[int, memoryview]] = []
+        lent: Lent = []
         for address, nbytes in items:
             if address:
                 frames.append(this_process.allocate(nbytes).data)
@@ -408,7 +424,7 @@ class NodeTCP(tcp.TCP):
             if nbytes <= LOOP_BYTES:
                 host_memory.copy(peer, lent, proof)
             else:
-                await asyncio.to_thread(host_memory.copy, peer, lent, proof)
+                await _copy_in_threads(peer, lent, proof)
             this_process.copied_bytes += nbytes
         stream.write(_word(_RETURN))
         return frames

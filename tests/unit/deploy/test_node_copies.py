@@ -28,7 +28,7 @@ from waiting import run, until
 
 from hpcgpu.deploy.network import node_copies, scheduler_file
 from hpcgpu.deploy.network.data_connections import DataConnections
-from hpcgpu.deploy.network.node_copies import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES
+from hpcgpu.deploy.network.node_copies import CUT_BYTES, PART_BYTES, SMALL_BYTES, THRESHOLD_BYTES
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity
 from hpcgpu.spill.storage.disk import PinnedPool, is_pinned
@@ -159,6 +159,16 @@ async def test_the_first_message_of_a_connection_is_copied(copied: list[int]) ->
         assert (await received)["x"].sum() == BIG
         await a.close()
     assert copied == [BIG]
+
+
+async def test_several_cores_copy_parts_of_each_frame(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_copies, "thread_count", lambda: 3)
+    arrays = [value("array", nbytes) for nbytes in (5 * PART_BYTES + 1, SMALL_BYTES)]
+    async with pair() as (a, b):
+        await a.write([to_serialize(array) for array in arrays])
+        assert all((got == sent).all() for got, sent in zip(await b.read(), arrays, strict=True))
+    assert (len(copied), sum(copied)) == (6, sum(array.nbytes for array in arrays))
+    assert min(copied[:3]) < PART_BYTES < max(copied) < 2 * PART_BYTES
 
 
 @pytest.mark.parametrize("word", [b"", struct.pack("=Q", 4 << 56)], ids=["a message", "another word"])
