@@ -236,7 +236,8 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
         out = kwargs.get("out", ())
         if any(not isinstance(o, SimArray) for o in out if o is not None):
             raise TypeError(_IMPLICIT)
-        if any(_decides(x) for x in inputs):
+        others = (x for x in inputs if not isinstance(x, (SimArray, np.ndarray, np.generic)))
+        if any(hasattr(type(x), "__array_ufunc__") for x in others):  # such as dask's arrays, which handle ours
             return NotImplemented
         hosts = [_down(x) for x in inputs]
         if method == "__call__" and not kwargs and (like := result_like(ufunc, hosts)) is not None:
@@ -365,8 +366,3 @@ def _down(value: Any, host: bool = False) -> Any:
 
 def _to_host(value: Any) -> Any:
     return value.get() if isinstance(value, SimArray) else value
-
-
-def _decides(x: Any) -> bool:
-    """Tell whether the class of an argument, such as dask's arrays, handles device arrays itself."""
-    return hasattr(type(x), "__array_ufunc__") and not isinstance(x, (SimArray, np.ndarray, np.generic))

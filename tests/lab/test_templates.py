@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from lab import CHECKOUT, Lab
 from paths import ROOT
+from programs import COUNT_HOSTS
 from waiting import scaled
 
 TEMPLATES = sorted(path.name for path in (ROOT / "jobscripts").glob("slurm*.sbatch"))
@@ -30,14 +31,6 @@ done
 [ "$seen" = ... ] || exit 1
 exec /usr/bin/srun "$@"
 """
-SCRIPT = """
-import sys
-from distributed import Client
-with Client() as client:
-    workers = client.nthreads()
-    hosts = {address.rpartition(":")[0] for address in workers}
-    print("HOSTS", len(hosts), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
-"""
 
 
 def test_sbatch_takes_them(slurm_lab: Lab) -> None:
@@ -50,7 +43,7 @@ def test_sbatch_takes_them(slurm_lab: Lab) -> None:
 
 def test_they_run(slurm_lab: Lab) -> None:
     """Each in a folder of its own; what a run says stands in the log of its job."""
-    files = {"bin/apptainer": APPTAINER, "pyxis/srun": PYXIS, "runs.txt": "first 1\nsecond 2", "s.py": SCRIPT}
+    files = {"bin/apptainer": APPTAINER, "pyxis/srun": PYXIS, "runs.txt": "first 1\nsecond 2", "s.py": COUNT_HOSTS}
     for path, text in files.items():
         slurm_lab.write(f"templates/{path}", text)
     slurm_lab.exec(slurm_lab.login, ["sh", "-c", "chmod 755 templates/*/*; rm -f templates/*.out"], check=True)

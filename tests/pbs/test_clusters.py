@@ -14,6 +14,7 @@ import pytest
 from clients import Client
 from paths import ROOT
 from pbs_lab import HOME, PbsLab
+from programs import COUNT_HOSTS
 from waiting import scaled, until
 
 EACH = {
@@ -185,14 +186,6 @@ def test_the_template_takes_a_script_and_its_arguments(lab: PbsLab) -> None:
     assert "['one', 'two']" in (HOME / "work" / "t.out").read_text().splitlines()
 
 
-RUN = """
-import sys
-from distributed import Client
-with Client() as client:
-    workers = client.nthreads()
-    hosts = {address.rpartition(":")[0] for address in workers}
-    print("HOSTS", len(hosts), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
-"""
 APPTAINER = '#!/bin/bash\n[ "$1 $2 $3" = "exec --nv my.sif" ] && exec "${@:4}"\n'
 
 
@@ -204,7 +197,8 @@ def test_the_other_templates_run(lab: PbsLab) -> None:
     site = f"{few}; {paths}; s,hpcgpu \\(launch\\|run\\),{lab.python.parent}/& --gpus sim:1,"
     lab.on(
         "login01",
-        f"rm -rf {work}; mkdir -p {work}; cat > {work}/s.py <<'E'\n{RUN}E\ncat > {work}/apptainer <<'E'\n{APPTAINER}E",
+        f"rm -rf {work}; mkdir -p {work}; cat > {work}/s.py <<'E'\n{COUNT_HOSTS}E\n"
+        f"cat > {work}/apptainer <<'E'\n{APPTAINER}E",
     )
     lab.on("login01", f"chmod +x {work}/apptainer; printf 'first 1\\nsecond 2' > {work}/runs.txt")
     jobs = {

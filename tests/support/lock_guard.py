@@ -81,3 +81,10 @@ def guarded_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     finally:
         gc.callbacks.remove(note_collection)
     assert not violations, violations[0]
+
+
+@pytest.fixture(autouse=True)
+def leaf_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All tests of a module that has this fixture run with such a lock."""
+    with guarded_lock(monkeypatch):
+        yield

@@ -21,3 +21,14 @@ def program(path: Path, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
+
+
+# Prints the hosts and workers of its run, and its arguments.
+COUNT_HOSTS = """
+import sys
+from distributed import Client
+with Client() as client:
+    workers = client.nthreads()
+    hosts = {address.rpartition(":")[0] for address in workers}
+    print("HOSTS", len(hosts), "WORKERS", len(workers), "ARGUMENTS", *sys.argv[1:])
+"""

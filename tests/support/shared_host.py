@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,8 @@ class Place:
         return process.returncode, out, err
 
 
-@contextmanager
-def shared_host() -> Iterator[Place]:
+@pytest.fixture
+def shared_place() -> Iterator[Place]:
     """Make the folders; as root, for nobody else may mount something."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this container may not mount anything (unshare --mount)")

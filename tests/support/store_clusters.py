@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,26 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+import pytest
 from distributed import Client, Scheduler, Security, Worker, get_client, get_worker, wait
 
 from hpcgpu import sim
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
-from hpcgpu.sim import SimArray
+from hpcgpu.sim import SimArray, SimGpu, register
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.proxies import is_proxy, source_of
 
 KIB = 1024
+
+
+@pytest.fixture
+def small_gpu() -> Iterator[SimGpu]:
+    """Let this process have a simulated GPU."""
+    before = sim.current_gpu()
+    sim.set_current_gpu(made := SimGpu(16 << 20))
+    register()
+    yield made
+    sim.set_current_gpu(before)
 
 
 @asynccontextmanager

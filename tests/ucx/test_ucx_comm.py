@@ -42,8 +42,12 @@ def run(main):
 """
 
 
+def program(code: str) -> str:
+    return f"{BOTH}\n{textwrap.dedent(code)}\nrun(main)\n"
+
+
 def python(code: str, *arguments: str) -> str:
-    argv, env = [sys.executable, "-c", BOTH + textwrap.dedent(code), *arguments], {"PYTHONPATH": str(SUPPORT)}
+    argv, env = [sys.executable, "-c", program(code), *arguments], {"PYTHONPATH": str(SUPPORT)}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(150), env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -72,7 +76,6 @@ def test_a_reader_that_is_cancelled_is_cancelled() -> None:
                 await asyncio.wait_for(reading, 20)
             except CommClosedError:
                 print("closed")
-        run(main)
     """
     assert python(code).splitlines()[:3] == ["True True", "too late", "closed"]
 
@@ -94,7 +97,6 @@ def test_what_is_given_up_does_no_harm() -> None:
             await comm.write(data)
             assert await comm.read() == data
             print("well")
-        run(main)
     """
     assert python(code) == "well\n"
 
@@ -116,7 +118,6 @@ def test_nothing_turns_while_a_message_is_awaited() -> None:
             print(turns)
             await comm.write(b"y" * 10_000_000)
             print(len(await reading))
-        run(main)
     """
     turns, size = map(int, python(code).split())
     assert turns < 50
@@ -129,7 +130,6 @@ def test_a_connection_closes_whose_peer_is_stopped_or_killed(tmp_path: Path) -> 
             listener = await listen("ucx://127.0.0.1:0", echo)
             print(listener.contact_address, flush=True)
             await asyncio.Event().wait()
-        run(main)
     """
     talk = """
         async def main():
@@ -145,14 +145,13 @@ def test_a_connection_closes_whose_peer_is_stopped_or_killed(tmp_path: Path) -> 
                     await asyncio.wait_for(reader, 40)
                 except CommClosedError:
                     print("end", flush=True)
-        run(main)
     """
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     argv = [sys.executable, "-c"]
-    with subprocess.Popen([*argv, BOTH + textwrap.dedent(serve)], **pipe) as server:
+    with subprocess.Popen([*argv, program(serve)], **pipe) as server:
         try:
             address = server.stdout.readline().strip()
-            with subprocess.Popen([*argv, BOTH + textwrap.dedent(talk), address], **pipe) as client:
+            with subprocess.Popen([*argv, program(talk), address], **pipe) as client:
                 assert client.stdout.readline() == "here\n"
                 os.kill(server.pid, signal.SIGSTOP)
                 client.stdin.write("\n")
@@ -174,7 +173,6 @@ def test_the_event_loop_of_others_is_left_alone() -> None:
             await comm.close()
             listener.stop()
         asyncio.run(main())
-        run(main)
     """
     assert python(code) == ""
 
@@ -199,7 +197,6 @@ def test_all_paths_by_ucx_give_user_code_values(tmp_path: Path, mode: str) -> No
                 print(json.dumps([len(met), strange(met), min(moves)]))
                 sys.stdout.flush()
                 os._exit(0)
-        run(main)
     """
     paths, met, moves = json.loads(python(code, str(tmp_path / "tmp"), mode).splitlines()[-1])
     assert (paths > 10, met, moves > 0) == (True, {}, True)

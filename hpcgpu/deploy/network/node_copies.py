@@ -40,7 +40,7 @@ from hpcgpu.deploy.network.data_connections import DataConnections, thread_count
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity
 
-KEY, DATA_KEY = "hpcgpu-memory", "hpcgpu-data"  # in the handshake
+KEY, DATA_KEY = "hpcgpu-memory-2", "hpcgpu-data"  # in the handshake; of before 2026-11-27: no answer to it
 THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
 SMALL_BYTES = 2048  # a smaller frame of a larger message is not lent
 LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about 0.1 ms; a thread costs as much
@@ -49,7 +49,6 @@ CUT_BYTES = 1 << 20  # a frame that cannot be copied goes by data connections fr
 _MOST_BYTES = 1 << 30  # of a head, and of one write
 _LAST_COPIES_S = 30.0  # as long as distributed's connection outlives a silent peer
 _PLAIN, _GRANT, _RETURN, _OWN, _WANT_DATA, _HAVE_DATA, _REFUSE = range(7)
-_ANSWERS = "answers"  # in the handshake: the first word is a grant or a refusal
 _CUT = 1  # in place of the address of a frame that comes by data connections
 _WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct("=QQ")
 _VALUE = (1 << 56) - 1
@@ -143,15 +142,10 @@ def parse_head(head: memoryview) -> tuple[list[tuple[int, int]], memoryview, tup
     items = list(_FRAME.iter_unpack(head[_HEAD.size : start]))
     if any(address + nbytes >= 1 << 63 for address, nbytes in items):
         raise OSError("a frame outside of all memory")
-    inline = sum(nbytes for address, nbytes in items if not address and nbytes < _head_limit(proof[0]))
+    inline = sum(nbytes for address, nbytes in items if not address and nbytes < THRESHOLD_BYTES)
     if inline != head.nbytes - start:
         raise OSError(f"{head.nbytes - start} bytes for frames of {inline} bytes")
     return items, head[start:], (proof[0], proof[1])
-
-
-def _head_limit(proof: int) -> int:
-    """Return the size from which a frame that is not lent comes after the head."""
-    return SMALL_BYTES if proof else THRESHOLD_BYTES
 
 
 class _Lender:
@@ -226,15 +220,18 @@ class NodeTCP(tcp.TCP):
         token = f"{_SECRET}-{next(_numbers)}"
         _by_token[token] = self
         info: dict[str, Any] = {**super().handshake_info(), DATA_KEY: {"token": token, "threads": thread_count()}}
-        identity = {**Identity.of_this_process()._asdict(), _ANSWERS: True}
-        return {**info, KEY: identity} if this_process.allowed else info
+        return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.allowed else info
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:
         """Find out whether the peer's memory can be read, and tell it; then do as distributed."""
-        ways = [info.get(DATA_KEY) for info in (local, remote)]
-        peer = Identity.parse(remote.get(KEY))
-        if peer and KEY in local and not any(isinstance(way, Mapping) and "of" in way for way in ways):
-            self._answer(peer, awaited=remote[KEY].get(_ANSWERS) is True)
+        peer, ways = Identity.parse(remote.get(KEY)), [info.get(DATA_KEY) for info in (local, remote)]
+        if peer and self.stream and KEY in local and not any(isinstance(way, Mapping) and "of" in way for way in ways):
+            if refusal := peer.refusal():
+                this_process.refusals |= {refusal} - {host_memory.ELSEWHERE, host_memory.ENDED}
+            self._lender.peer = 0 if refusal else peer.pid
+            self._awaits_answer = self._dials and not refusal
+            with self._ending_by_errors():
+                self.stream.write(_word(_REFUSE if refusal else _GRANT))
         return tcp.TCP.handshake_configuration(local, remote)
 
     def closed(self) -> bool:
@@ -263,16 +260,6 @@ class NodeTCP(tcp.TCP):
             parts = [ensure_memoryview(f) for f in frames]
             return self._send(stream, await _readable(parts) if self._lender.granted else parts)
 
-    def _answer(self, peer: Identity, *, awaited: bool) -> None:
-        """Grant copies if the peer's memory can be read; refuse them if the peer awaits an answer."""
-        if refusal := peer.refusal():
-            this_process.refusals |= {refusal} - {host_memory.ELSEWHERE, host_memory.ENDED}
-        self._lender.peer = 0 if refusal else peer.pid
-        self._awaits_answer = self._dials and awaited and not refusal
-        with self._ending_by_errors():
-            if self.stream and (awaited or not refusal):
-                self.stream.write(_word(_REFUSE if refusal else _GRANT))
-
     def _send(self, stream: IOStream, frames: list[memoryview]) -> int:
         """Enqueue a message as a whole: no other one comes between."""
         items = self._lender.lend(frames)
@@ -281,11 +268,10 @@ class NodeTCP(tcp.TCP):
         address, value = self._lender.proof if items and self._lender.proof else (0, 0)
         items = items or [(0, f.nbytes) for f in frames]
         inline = [f for f, item in zip(frames, items, strict=True) if not item[0]]
-        limit = _head_limit(address)
         table = (_HEAD.pack(address, value, len(items)), *(_FRAME.pack(*item) for item in items))
-        head = b"".join((*table, *(f for f in inline if f.nbytes < limit)))
+        head = b"".join((*table, *(f for f in inline if f.nbytes < THRESHOLD_BYTES)))
         stream.write(_word(_OWN, len(head)) + head)
-        for part in (f for f in inline if f.nbytes >= limit):
+        for part in (f for f in inline if f.nbytes >= THRESHOLD_BYTES):
             for start in range(0, part.nbytes, _MOST_BYTES):
                 stream.write(part[start : start + _MOST_BYTES])
         cut = [f for f, item in zip(frames, items, strict=True) if item[0] and not address]
@@ -400,14 +386,13 @@ class NodeTCP(tcp.TCP):
     async def _take(self, stream: IOStream, head: memoryview) -> list[memoryview]:
         """Return the frames of a message with this head: copied, in the head, or next in a stream."""
         items, rest, proof = parse_head(head)
-        limit = _head_limit(proof[0])
         frames: list[memoryview] = []
         lent: Lent = []
         for address, nbytes in items:
             if address:
                 frames.append(this_process.allocate(nbytes).data)
                 lent.append((address, frames[-1]))
-            elif nbytes < limit:
+            elif nbytes < THRESHOLD_BYTES:
                 frames.append(np.array(rest[:nbytes]).data)  # a copy, so each can be freed alone
                 rest = rest[nbytes:]
             else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -143,7 +142,7 @@ class Copies:
 class Kind:
     """The arrays of one library on one device, which calls it in any thread, in several at once."""
 
-    def __init__(self, device: Gpu) -> None:
+    def __init__(self, device: Any) -> None:  # a CudaDevice
         self.device = device
 
     def extent_of(self, array: Any) -> tuple[int, int]:
@@ -171,40 +170,12 @@ class Kind:
         return False
 
 
-class Gpu(Device, Protocol):
-    """A CUDA device, as the adapters for libraries see it; thread-safe, as :class:`Device`."""
-
-    number: int  # as CUDA counts in this process
-    waste: deque[int]  # addresses of memory that the spill thread is to free
-    reserve_bytes: int  # for libraries that allocate by the driver
-
-    @property
-    def copies(self) -> Copies:
-        """Makes the copies of all libraries."""
-
-    def kind(self, name: str) -> Kind:
-        """Return the adapter for the arrays of a library."""
-
-
 _FREED_POLL_S = 0.01
 
 
 def on_event_loop() -> bool:
     """Tell whether this thread runs an event loop, which may not wait for a device."""
     return asyncio._get_running_loop() is not None
-
-
-class Store(Protocol):
-    """A store that can make room on a device; called in the threads that allocate, in several at once."""
-
-    def evict(self, device: Device, nbytes: int) -> bool:
-        """Move ``nbytes`` down from a device, or as many as possible; return whether memory became free."""
-
-    def may_evict(self) -> bool:
-        """Tell whether this thread may wait for moves down: not if moves wait for it."""
-
-    def count_rescue(self) -> None:
-        """Count an allocation for which this store has made room."""
 
 
 class AllocationFailureHook:
@@ -215,7 +186,7 @@ class AllocationFailureHook:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.stores: dict[Store, None] = {}
+        self.stores: dict[Any, None] = {}  # their executors
 
     def __call__(self, need_bytes: int) -> bool:
         """Return whether a store has made room; called in the thread that allocates."""
@@ -232,7 +203,7 @@ class AllocationFailureHook:
                 return True
         return False
 
-    def _make_room(self, store: Store, need_bytes: int) -> bool:
+    def _make_room(self, store: Any, need_bytes: int) -> bool:
         # even if by used_bytes there is room: it has neither fragments nor other processes
         store.evict(self.device, need_bytes)
         end_s = time.monotonic() + (0 if on_event_loop() else self.patience_s)
@@ -273,7 +244,7 @@ def with_room(device: Device, need_bytes: int, allocate: Callable[[], _T], colle
         make_room = hook.evict if isinstance(hook, AllocationFailureHook) else None
 
 
-def attach(device: Device, store: Store) -> None:
+def attach(device: Device, store: Any) -> None:
     """Let a store make room when allocations fail on a device."""
     hook = device.on_alloc_failure
     if not isinstance(hook, AllocationFailureHook):
@@ -282,7 +253,7 @@ def attach(device: Device, store: Store) -> None:
     hook.stores[store] = None
 
 
-def detach(device: Device, store: Store) -> None:
+def detach(device: Device, store: Any) -> None:
     """Forget a store that closes; without stores the device has no hook."""
     hook = device.on_alloc_failure
     if isinstance(hook, AllocationFailureHook) and store in hook.stores:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Copies, Device, Gpu, Kind, on_event_loop, with_room
+from hpcgpu.spill.devices import Copies, Device, Kind, on_event_loop, with_room
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.libraries import (
     LIBRARIES,
@@ -172,7 +172,7 @@ def _free(copies: Any, pointer: int) -> None:  # DriverCopies: others free nothi
 class CoreBuffers(Kind):
     """Buffers of cuda.core in device memory; a Buffer that came back up has ``memory_resource`` None."""
 
-    def __init__(self, device: Gpu) -> None:
+    def __init__(self, device: Any) -> None:
         super().__init__(device)
         copies = device.copies
         if not isinstance(copies, DriverCopies):

@@ -17,7 +17,7 @@ import numpy as np
 import wrapt
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Gpu, Kind, with_room
+from hpcgpu.spill.devices import Kind, with_room
 from hpcgpu.spill.storage.disk import ImmovableError
 
 # Compiled code may get objects of these libraries, and takes no proxies for them: they come up with their value.
@@ -145,7 +145,7 @@ class CudfObjects:
     all of them, and come back apart: cuDF's serialization copies shared memory (buffer.py, make_single_owner_inplace).
     """
 
-    def __init__(self, device: Gpu) -> None:
+    def __init__(self, device: Any) -> None:
         self._device = device
 
     def buffer_of(self, x: Any) -> tuple[int, int]:

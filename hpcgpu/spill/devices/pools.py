@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Copies, Gpu, Kind, attached_gpu, with_room
+from hpcgpu.spill.devices import Copies, Kind, attached_gpu, with_room
 from hpcgpu.spill.devices.libraries import ArrayView
 from hpcgpu.spill.storage.disk import ImmovableError
 
@@ -124,7 +124,7 @@ def _allocate_or_evict(allocate: Callable[[int], Any], nbytes: int) -> Any:
 class CupyArrays(Kind):
     """CuPy's arrays on one device, in CuPy's pool, where failing allocations of all threads make the store evict."""
 
-    def __init__(self, device: Gpu) -> None:
+    def __init__(self, device: Any) -> None:
         import cupy
 
         super().__init__(device)
@@ -188,7 +188,7 @@ class Tensors(Kind):
 
     kind = "cuda"
 
-    def __init__(self, device: Gpu) -> None:
+    def __init__(self, device: Any) -> None:
         import torch
 
         super().__init__(device)

@@ -339,14 +339,10 @@ def _class_of(kind: type) -> type[Proxy]:
             special[name] = _writer(name)
     for name in INDEXERS:
         if hasattr(kind, name):
-            special[name] = _indexer(name)
+            special[name] = property(lambda self, name=name: _write(self, getattr, name))  # type: ignore[misc]
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_self_kind": kind}
     made: Any = _Meta(kind.__name__, (Proxy,), special | names)
     return made
-
-
-def _indexer(name: str) -> property:
-    return property(lambda self: _write(self, getattr, name))
 
 
 def _writer(name: str) -> property:

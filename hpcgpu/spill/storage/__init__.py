@@ -217,12 +217,9 @@ def _is_trusted(uid: int) -> bool:
     """Tell whether a user is root or this user. In a container without root the host's root is an unknown user."""
     if uid in (0, os.getuid()):
         return True
-    return uid == int(Path("/proc/sys/kernel/overflowuid").read_text()) and _is_in_namespace()
-
-
-def _is_in_namespace() -> bool:
-    """Tell whether only some of the host's users have a number in this process (user_namespaces(7))."""
-    return Path("/proc/self/uid_map").read_text().split() != _ALL_IDS
+    # there only some of the host's users have a number (user_namespaces(7))
+    is_in_namespace = Path("/proc/self/uid_map").read_text().split() != _ALL_IDS
+    return is_in_namespace and uid == int(Path("/proc/sys/kernel/overflowuid").read_text())
 
 
 def _writers(facts: os.stat_result) -> str:

@@ -153,6 +153,16 @@ def device(driver: Standin) -> Any:
     return core.Device(0)
 
 
+def fill(store: Any, device: Any, count: int) -> None:
+    """Let a store have buffers of 1 MiB, and move what does not fit."""
+    stream = device.create_stream()
+    for i in range(count):
+        store[i] = buffer = device.allocate(MIB, stream=stream)
+        buffer.fill(i + 1, stream=stream)
+    del buffer
+    assert store.settle(scaled(60))
+
+
 def test_memory_is_freed_when_other_streams_are_done(device: Any, copies: DriverCopies, other: object) -> None:
     buffer = device.allocate(MIB, stream=device.create_stream())
     cuda = device_of(buffer)
@@ -191,16 +201,11 @@ def test_an_upload_that_finds_no_memory_makes_room(
 def test_a_store_locks_no_more_pages_than_its_host_tier_has(
     device: Any, driver: Standin, copies: DriverCopies, new_store: NewStore
 ) -> None:
-    stream = device.create_stream()
     mine = CudaDevice.current(0).copies
     assert isinstance(mine, DriverCopies)
     mine.trim()
     before, store = driver.count("pinned"), new_store(2 * MIB, 10 * MIB)  # 6 MiB: Dask's target
-    for i in range(12):
-        store[i] = buffer = device.allocate(MIB, stream=stream)
-        buffer.fill(i + 1, stream=stream)
-    del buffer
-    assert store.settle(scaled(60))
+    fill(store, device, 12)
     stages = mine._stages._held_bytes
     assert driver.count("pinned") - before <= 6 * MIB + stages
     cuda = CudaDevice.current(0)
@@ -232,18 +237,13 @@ def test_a_gpu_without_memory_pools_is_spilled_to_and_from(
 def test_a_gpu_that_was_in_use_is_asked_for_again(
     device: Any, new_store: NewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = device.create_stream()
     monkeypatch.setattr(cuda, "_made", functools.cache(cuda._made.__wrapped__))
     monkeypatch.setenv("FAKE_CUDA_FAIL", "cuDevicePrimaryCtxRetain=46")  # the context of a killed worker goes
     assert isinstance(CudaDevice.current(0).copies, NoCopies)
     monkeypatch.delenv("FAKE_CUDA_FAIL")
     until(lambda: isinstance(CudaDevice.current(0).copies, DriverCopies), "copies are there", limit_s=30)
     store = new_store(2 * MIB, None)
-    for i in range(4):
-        store[i] = buffer = device.allocate(MIB, stream=stream)
-        buffer.fill(i + 1, stream=stream)
-    del buffer
-    assert store.settle(scaled(60))
+    fill(store, device, 4)
     assert store.tiers == {"device": 2 * MIB, "host": 2 * MIB, "disk": 0}
 
 

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import ranks
 from leaks import signal_all
-from shared_host import Place, shared_host
+from shared_host import Place, shared_place
 from waiting import scaled
 
 pytestmark = pytest.mark.skipif(
@@ -44,10 +43,7 @@ CLUSTER = f"""
 OPTIONS = ("--gpus", "sim:2")
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
-    with shared_host() as made:
-        yield made
+place = shared_place
 
 
 def left(place: Place) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from shared_host import NEIGHBOUR, Place, as_neighbour, by_root, shared_host
+from shared_host import NEIGHBOUR, Place, as_neighbour, by_root, shared_place
 
 pytestmark = by_root
 
@@ -34,10 +34,7 @@ RANDOM = re.compile(
 )
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
-    with shared_host() as made:
-        yield made
+place = shared_place
 
 
 def commands(place: Place, folder: Path) -> dict[str, list[str]]:

@@ -85,26 +85,20 @@ def test_scatter_and_gather_are_copied(client: Client) -> None:
 
 
 def test_a_shuffle_by_p2p_takes_its_shards_as_they_are(client: Client) -> None:
-    """Shards of 64 KiB and more are frames of their own, in no pickle: they lie in the pool as they came."""
-    pandas, frames = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
+    """Shards of 64 KiB and more are frames of their own, in no pickle."""
+    pytest.importorskip("dask.dataframe")
 
-    def note_shards(dask_worker: Any) -> None:
-        from distributed.shuffle._shuffle import DataFrameShuffleRun
+    def note_kinds(dask_worker: Any) -> None:
+        from distributed.shuffle import _shuffle
 
-        receive, dask_worker.shards = DataFrameShuffleRun._receive, []
+        read, dask_worker.kinds = _shuffle.buffers_to_table, set()
+        _shuffle.buffers_to_table = lambda data: dask_worker.kinds.update(type(x) for _, x in data) or read(data)
 
-        async def noting(run: Any, data: Any) -> None:
-            dask_worker.shards += [type(shard) for _, shard in data]
-            await receive(run, data)
-
-        DataFrameShuffleRun._receive = noting
-
-    client.run(note_shards)
-    rows = pandas.DataFrame({"key": np.arange(400_000) % 10, "x": np.arange(400_000)})
-    mixed = frames.from_pandas(rows, npartitions=4).shuffle("key", npartitions=4, shuffle_method="p2p").compute()
-    assert mixed.sort_values("x")["key"].tolist() == rows["key"].tolist()
-    kinds = {kind for found in client.run(lambda dask_worker: dask_worker.shards).values() for kind in found}
-    assert kinds == {memoryview}
+    client.run(note_kinds)
+    rows = da.arange(400_000, chunks=100_000).to_dask_dataframe("x")
+    mixed = rows.assign(key=rows["x"] % 10).shuffle("key", npartitions=4, shuffle_method="p2p").compute()
+    assert sorted(mixed["x"]) == list(range(400_000))
+    assert set.union(*client.run(lambda dask_worker: dask_worker.kinds).values()) == {memoryview}
 
 
 def test_a_rechunk_by_p2p_is_right(client: Client) -> None:

@@ -18,29 +18,19 @@ import numpy as np
 import pytest
 from distributed import wait
 from distributed.utils import DequeHandler
-from lock_guard import guarded_lock
-from store_clusters import KIB, cluster, kinds, make
+from lock_guard import leaf_lock
+from store_clusters import KIB, cluster, kinds, make, small_gpu
 from waiting import scaled
 
-from hpcgpu import sim
-from hpcgpu.sim import SimArray, SimGpu, register
+from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
+
+_leaf_lock, gpu = leaf_lock, small_gpu
 
 
 @pytest.fixture(autouse=True)
-def _leaf_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with guarded_lock(monkeypatch):
-        yield
-
-
-@pytest.fixture
-def gpu(tmp_path: Path) -> Iterator[SimGpu]:
-    before = sim.current_gpu()
-    made = SimGpu(16 << 20)
-    sim.set_current_gpu(made)
-    register()
-    yield made
-    sim.set_current_gpu(before)
+def _nothing_is_left(gpu: SimGpu, tmp_path: Path) -> Iterator[None]:
+    yield
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -183,7 +182,7 @@ def test_cudf_is_known_by_type() -> None:
 
 def test_cudf_objects_count_by_their_allocations() -> None:
     a, b = SimpleNamespace(size=1000), SimpleNamespace(size=24)
-    count = CudfObjects(cast(Any, None)).buffer_of
+    count = CudfObjects(None).buffer_of
     assert count(Series(a, b))[1] == 1024
     assert count(Series(a, a)) == count(Series(a))
     assert count(Series(a))[1] == 1000

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from lock_guard import guarded_lock
+from lock_guard import leaf_lock
 from spill_stores import KIB, NewStore, new_store
 
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
 
-stored = new_store
-
-
-@pytest.fixture(autouse=True)
-def _leaf_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with guarded_lock(monkeypatch):
-        yield
+stored, _leaf_lock = new_store, leaf_lock
 
 
 @pytest.fixture
