@@ -334,10 +334,9 @@ def trim_memory(client: Client) -> Any:
     """Have all workers collect garbage and give free memory back to the kernel.
 
     glibc keeps freed memory that lies below memory in use. Dask shows it as unmanaged memory of the process.
-    ``malloc_trim(0)`` returns whole pages of it; jemalloc's ``purge`` does if jemalloc is loaded. Workers start with
-    ``MALLOC_TRIM_THRESHOLD_=65536`` (distributed's own default) unless the variable is set: then glibc itself returns
-    free memory at the end of the heap. glibc reads the variable before ``main`` only, so that it is set in the
-    environment of the fork server; a value that only workers get (``env=``) is set in each by mallopt(3).
+    ``malloc_trim(0)`` returns whole pages of it; jemalloc's ``purge`` does if jemalloc is loaded. Workers keep free
+    blocks of up to 4 MiB (``MALLOC_MMAP_THRESHOLD_``) and 16 MiB of the heap's end (``MALLOC_TRIM_THRESHOLD_``). glibc
+    reads these before ``main`` only: they are set for the fork server, and what ``env=`` has for workers by mallopt(3).
 
     Parameters
     ----------

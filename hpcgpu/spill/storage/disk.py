@@ -34,8 +34,8 @@ from hpcgpu.spill.storage import LeafLock, Scratch
 from hpcgpu.spill.storage.segments import PAGE_BYTES, Room, Segments, transfer
 
 _S = TypeVar("_S")
-# malloc takes smaller blocks from its heap, whose pages it uses again, and maps larger ones anew each time
-# (M_MMAP_THRESHOLD; malloc would raise it, but not if MALLOC_TRIM_THRESHOLD_ is set, and distributed's nanny sets it).
+# malloc takes smaller blocks from its heap, whose pages it uses again. It may map larger ones anew each time
+# (M_MMAP_THRESHOLD: 4 MiB in our workers, 128 KiB with distributed's nanny).
 SMALLEST_BYTES = 128 * 2**10
 # The limit is that of the host tier, 0.6 of memory_limit: with an eighth of it more the process is still below 0.7.
 _KEPT = 8
