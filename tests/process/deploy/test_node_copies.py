@@ -95,7 +95,7 @@ def test_a_shuffle_by_p2p_takes_its_shards_as_they_are(client: Client) -> None:
         _shuffle.buffers_to_table = lambda data: dask_worker.kinds.update(type(x) for _, x in data) or read(data)
 
     client.run(note_kinds)
-    rows = da.arange(400_000, chunks=100_000).to_dask_dataframe("x")
+    rows = da.arange(400_000, chunks=100_000).to_dask_dataframe(columns=["x"])
     mixed = rows.assign(key=rows["x"] % 10).shuffle("key", npartitions=4, shuffle_method="p2p").compute()
     assert sorted(mixed["x"]) == list(range(400_000))
     assert set.union(*client.run(lambda dask_worker: dask_worker.kinds).values()) == {memoryview}
