@@ -22,7 +22,7 @@ def classes(folder: str) -> int:
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
     "lines of hpcgpu": (lambda: lines(PACKAGE), 33_830),
-    "lines of tests": (lambda: lines(TESTS), 34_967),
+    "lines of tests": (lambda: lines(TESTS), 34_966),
     "modules of hpcgpu": (lambda: len(MODULES), 125),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 86),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 25),

@@ -76,7 +76,6 @@ def test_the_users_threshold_of_glibc_is_in_force(monkeypatch: pytest.MonkeyPatc
         check_threshold(client, True, str(GIB))
 
 
-@pytest.mark.usefixtures("importable")
 def test_the_heap_is_trimmed_before_data_goes_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 0.7 of ``memory_limit``, distributed asks the store to bring the process down to 0.6."""
     monkeypatch.delenv(THRESHOLD, raising=False)
