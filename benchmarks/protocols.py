@@ -109,6 +109,7 @@ def measure(options: dict[str, Any], environ: dict[str, str], *, on_gpu: bool, o
                 gib = nbytes * count / 2**30
                 out[case, "gib_per_s", "GiB/s"] = gib / wall_s
                 out[case, "cpu_s_per_gib", "s"] = cpu_s / gib
+        assert "node_copies" not in options or any(client.run(cut_bytes).values())  # not by distributed's connection
         if on_gpu or only_bytes:
             return out
         case, before, began = f"{TASKS} tasks that do nothing", used_s(processes), time.perf_counter()
@@ -131,6 +132,12 @@ def transfer(client: Client, first: str, second: str, make: Callable[[int], Any]
     assert client.submit(take, *arrays, workers=[second], pure=False).result() == count
     wall_s = time.perf_counter() - began
     return wall_s, sum(client.run(time.process_time).values()) - before
+
+
+def cut_bytes() -> int:
+    from hpcgpu.deploy.network.node_copies import this_process
+
+    return this_process.cut_bytes
 
 
 def used_s(processes: list[psutil.Process]) -> float:

@@ -2,6 +2,9 @@
 
 A frame is cut into as many parts as there are connections. Each connection carries its parts in the order of the
 messages, and nothing else: sizes go by the connection of distributed.
+
+TLS shows who the peer is, and carries a key. Then AES-256-GCM of ``cryptography`` encrypts records of 1 MiB: those of
+TLS have 16 KiB, each with its own call of the kernel (decision 28).
 """
 
 from __future__ import annotations
@@ -13,18 +16,24 @@ import itertools
 import os
 import selectors
 import socket
-import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from selectors import EVENT_READ, EVENT_WRITE
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hpcgpu.supervise import ThreadLoop
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_BYTES = 32
+_TAG_BYTES = 16
 _MOST_THREADS = 4
-_SEND_BYTES = 1 << 20  # of one call; OpenSSL wants the same call again where the socket was full
-_RECEIVE_BYTES = 1 << 30  # at most in one call; SSLSocket has no more than 2 GiB
+_CALL_BYTES = 1 << 20  # sent by one call, or encrypted as one record
 
 Done = Callable[[BaseException | None], object]
 
@@ -34,10 +43,61 @@ def thread_count() -> int:
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
+class Encrypted:
+    """A socket that does not block, whose bytes both ways are encrypted in records by a key that no other one has.
+
+    After a BlockingIOError the next call must be for the same bytes: a part of their record has gone or come.
+    """
+
+    def __init__(self, sock: socket.socket, key: bytes, *, dials: bool) -> None:
+        self._socket, self._key, self.fileno = sock, key, sock.fileno
+        # a number for each record, and another one for each side's
+        self._sends, self._receives = itertools.count(dials, 2), itertools.count(not dials, 2)
+        self._sending = self._receiving = memoryview(b"")
+        self._received_bytes = 0
+
+    @functools.cached_property
+    def _cipher(self) -> AESGCM:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 60 ms, here in a thread
+
+        return AESGCM(self._key)
+
+    def send(self, part: memoryview) -> int:
+        """Send the first record of ``part``, and return its size."""
+        nbytes = min(part.nbytes, _CALL_BYTES)
+        if not self._sending:
+            self._sending = memoryview(self._cipher.encrypt(_nonce(self._sends), part[:nbytes], None))
+        while self._sending:
+            self._sending = self._sending[socket.socket.send(self._socket, self._sending) :]
+        return nbytes
+
+    def recv_into(self, part: memoryview) -> int:
+        """Fill ``part`` with a record, and return its size; 0 at the end of the connection."""
+        nbytes = min(part.nbytes, _CALL_BYTES)
+        if not self._receiving:
+            self._receiving, self._received_bytes = np.empty(nbytes + _TAG_BYTES, np.uint8).data, 0
+        while rest := self._receiving[self._received_bytes :]:
+            if not (moved := socket.socket.recv_into(self._socket, rest)):
+                return 0
+            self._received_bytes += moved
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            part[:nbytes] = self._cipher.decrypt(_nonce(self._receives), self._receiving, None)
+        except InvalidTag as e:
+            raise ConnectionAbortedError("bytes of a large frame were changed on their way") from e
+        self._receiving = memoryview(b"")
+        return nbytes
+
+
+def _nonce(numbers: Iterator[int]) -> bytes:
+    return next(numbers).to_bytes(12, "little")
+
+
 class _Channel:
     """A socket that does not block, and what is to be received and sent by it, in order."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | Encrypted) -> None:
         self.socket = sock
         self.jobs: dict[int, deque[tuple[memoryview, Done]]] = {EVENT_READ: deque(), EVENT_WRITE: deque()}
         self.events = 0  # for which the thread waits
@@ -52,10 +112,7 @@ class _Channel:
             with self.lock:
                 if self.error:
                     raise self.error
-                if direction == EVENT_READ:
-                    moved = self.socket.recv_into(part[:_RECEIVE_BYTES])
-                else:
-                    moved = self.socket.send(part[:_SEND_BYTES])
+                moved = self.socket.recv_into(part) if direction == EVENT_READ else self.socket.send(part[:_CALL_BYTES])
             if not moved:
                 raise ConnectionResetError("the peer has closed a connection for large frames")
             if moved < part.nbytes:
@@ -66,7 +123,7 @@ class _Channel:
 
 
 class _Mover:
-    """A thread that moves the bytes of its channels, and alone uses their sockets and the TLS on them."""
+    """A thread that moves the bytes of its channels, and alone uses their sockets."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -92,7 +149,7 @@ class _Mover:
     def add(self, channel: _Channel, direction: int, part: memoryview, done: Done) -> None:
         """Receive or send a part after those before it."""
         channel.jobs[direction].append((part, done))
-        self.move(channel)  # now: TLS may hold bytes that the socket no longer has
+        self.move(channel)
 
     def move(self, channel: _Channel) -> None:
         """Move what can be moved without waiting; after an error let all of it fail."""
@@ -100,10 +157,6 @@ class _Mover:
         for direction in channel.jobs:
             try:
                 channel.move(direction)
-            except ssl.SSLWantReadError:
-                events |= EVENT_READ
-            except ssl.SSLWantWriteError:
-                events |= EVENT_WRITE
             except BlockingIOError:
                 events |= direction
             except Exception as e:  # the other channels go on
@@ -133,7 +186,7 @@ def movers() -> itertools.cycle[_Mover]:
 class DataConnections:
     """Connections for the large frames of one connection of distributed, whose event loop uses them."""
 
-    def __init__(self, sockets: Iterable[socket.socket], close: Callable[[], object]) -> None:
+    def __init__(self, sockets: Iterable[socket.socket | Encrypted], close: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._channels = [(next(movers()), _Channel(sock)) for sock in sockets]
         self._close = close  # the sockets

@@ -24,7 +24,7 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from ssl import SSLError
+from ssl import SSLError, SSLSocket
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,11 @@ from distributed.utils import ensure_memoryview
 from tornado.iostream import IOStream, StreamClosedError
 
 from hpcgpu import supervise
-from hpcgpu.deploy.network.data_connections import DataConnections, thread_count
+from hpcgpu.deploy.network.data_connections import KEY_BYTES, DataConnections, Encrypted, thread_count
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity
 
-KEY, DATA_KEY = "hpcgpu-memory-2", "hpcgpu-data"  # in the handshake; of before 2026-11-27: no answer to it
+KEY, DATA_KEY = "hpcgpu-memory-2", "hpcgpu-data-2"  # in the handshake; before 2026-11-28 without numbers
 THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
 SMALL_BYTES = 2048  # a smaller frame of a larger message is not lent
 LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about 0.1 ms; a thread costs as much
@@ -303,8 +303,10 @@ class NodeTCP(tcp.TCP):
         if context := getattr(stream.socket, "context", None):
             name = stream.socket.server_hostname
             options = {"ssl_context": context, **({"server_hostname": name} if name else {})}
-        terms = ({DATA_KEY: {"of": token, "number": i, "count": count}} for i in range(count))
-        dialed = (connect(self.peer_address, handshake_overrides=term, **options) for term in terms)
+        dialed = []
+        for i in range(count):
+            terms = {"of": token, "number": i, "count": count, "key": secrets.token_bytes(KEY_BYTES)}
+            dialed.append(connect(self.peer_address, handshake_overrides={DATA_KEY: terms}, **options))
         comms = await asyncio.gather(*dialed, return_exceptions=True)
         made = [comm for comm in comms if isinstance(comm, NodeTCP)]
         if self.closed() or len(made) < count:
@@ -316,7 +318,8 @@ class NodeTCP(tcp.TCP):
     def _join(self, terms: Mapping[str, Any]) -> asyncio.Event:
         """Be a data connection of the connection with the token of ``terms``; return the event of its end."""
         number, count, owner = terms.get("number"), terms.get("count"), _by_token.get(str(terms.get("of")))
-        if not (type(number) is type(count) is int and 0 <= number < count <= thread_count()) or (
+        has_key = isinstance(key := terms.get("key"), bytes) and len(key) == KEY_BYTES
+        if not (has_key and type(number) is type(count) is int and 0 <= number < count <= thread_count()) or (
             owner is None or (stream := owner.stream) is None or owner._lender.data
         ):
             raise CommClosedError(f"data connection {number} of {count} belongs to no connection")
@@ -330,12 +333,14 @@ class NodeTCP(tcp.TCP):
         streams = [comm.stream for comm in comms if comm.stream]
         if len(streams) < len(comms):
             return
+        sockets = []
         for comm, its in zip(comms, streams, strict=True):
             comm._owner = weakref.ref(self)
             its.io_loop.remove_handler(its.fileno())  # tornado does not touch it again before it is closed
-        self._lender.data = DataConnections(
-            [its.socket for its in streams], lambda: [tcp.TCP.abort(comm) for comm in comms]
-        )
+            key = (comm.local_info if comm._dials else comm.remote_info)[DATA_KEY].pop("key")
+            is_tls = isinstance(its.socket, SSLSocket)
+            sockets.append(Encrypted(its.socket, key, dials=comm._dials) if is_tls else its.socket)
+        self._lender.data = DataConnections(sockets, lambda: [tcp.TCP.abort(comm) for comm in comms])
         stream.write(_word(_HAVE_DATA))
 
     async def read(self, deserializers: Any = None) -> Any:

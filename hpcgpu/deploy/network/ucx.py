@@ -137,14 +137,6 @@ class UcxComm(UCXX):
             self.abort()
 
 
-class _Connector(UCXXConnector):
-    comm_class = UcxComm
-
-
-class _Listener(UCXXListener):
-    comm_class = UcxComm
-
-
 def _awaited_here(endpoint: Any) -> Any:  # UCXEndpoint
     progress = _prepare().get(asyncio.get_running_loop())
     return _Endpoint(endpoint, progress) if isinstance(progress, Progress) else endpoint  # as UCXPY_PROGRESS_MODE says
@@ -172,16 +164,17 @@ def _prepare() -> dict[asyncio.AbstractEventLoop, Any]:
 
 
 class _Backend(UCXXBackend):
-    def get_connector(self) -> _Connector:
+    def get_connector(self) -> UCXXConnector:
         _prepare()
-        return _Connector()
+        return super().get_connector()
 
-    def get_listener(self, loc: str, handle_comm: Any, deserialize: bool, **connection_args: Any) -> _Listener:
+    def get_listener(self, *args: Any, **kwargs: Any) -> UCXXListener:
         _prepare()
-        return _Listener(loc, handle_comm, deserialize, **connection_args)
+        return super().get_listener(*args, **kwargs)
 
 
 def adopt() -> None:
     """Use this module for connections that the process makes from now on."""
+    UCXXConnector.comm_class = UCXXListener.comm_class = UcxComm
     if not isinstance(backends.get("ucx"), _Backend):
         backends["ucx"] = _Backend()

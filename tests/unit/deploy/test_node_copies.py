@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from waiting import run, until
 
 from hpcgpu.deploy.network import node_copies, scheduler_file
-from hpcgpu.deploy.network.data_connections import DataConnections
+from hpcgpu.deploy.network.data_connections import KEY_BYTES, DataConnections, Encrypted
 from hpcgpu.deploy.network.node_copies import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity
@@ -297,8 +297,35 @@ async def test_large_frames_to_another_node_go_by_data_connections(
         assert node_copies.this_process.cut_bytes - before == 2 * BIG
         sockets = [channel.socket for _, channel in a._lender.data._channels]
         assert len(sockets) == 3
-        assert all((s.cipher() if scheme == "tls" else s.getpeername()) for s in sockets)
+        assert all(isinstance(s, Encrypted) is (scheme == "tls") for s in sockets)
     until(lambda: all(s.fileno() == -1 for s in sockets), "they are closed with it")
+
+
+@given(st.binary(min_size=16, max_size=1000), st.binary(min_size=16, max_size=1000), st.integers(0), st.data())
+def test_records_are_secret_and_only_the_next_one_is_read(first: bytes, second: bytes, bit: int, data: Any) -> None:
+    with contextlib.ExitStack() as stack:
+        ends = [stack.enter_context(end) for end in socket.socketpair()]
+        (a, b), (one, other) = ends, (Encrypted(end, b"k" * KEY_BYTES, dials=end is ends[0]) for end in ends)
+        out = memoryview(bytearray(1000))[: len(first)]
+
+        def take(record: bytes, end: Encrypted, from_end: socket.socket) -> None:
+            from_end.sendall(record)
+            assert end.recv_into(out) == len(first)
+
+        records = []
+        for part in (first, second):
+            assert one.send(memoryview(part)) == len(part)
+            records.append(b.recv(2000))
+            assert part not in records[-1]
+        changed = bytearray(records[0])
+        changed[bit // 8 % len(changed)] ^= 1 << bit % 8
+        wrong = {"changed": changed, "sent back": records[0], "early": (records[1] * 64)[: len(records[0])]}
+        how = data.draw(st.sampled_from(["again", *wrong]))
+        if how == "again":
+            take(records[0], other, a)
+            assert out == first
+        with pytest.raises(ConnectionAbortedError, match="changed on their way"):
+            take(bytes(wrong.get(how, records[0])), *((one, b) if how == "sent back" else (other, a)))
 
 
 async def test_a_broken_data_connection_ends_both_sides() -> None:
@@ -335,12 +362,16 @@ async def test_a_cancelled_read_of_data_connections_ends_both_sides() -> None:
 
 TERMS = st.fixed_dictionaries(
     {"of": st.text(max_size=3) | st.none() | st.just("token")},
-    optional={"number": st.integers(-1, 2) | st.text(max_size=1), "count": st.integers(-1, 3) | st.none()},
+    optional={
+        "number": st.integers(-1, 2) | st.text(max_size=1),
+        "count": st.integers(-1, 3) | st.none(),
+        "key": st.just(bytes(KEY_BYTES)) | st.binary(max_size=2) | st.text(max_size=1),
+    },
 )
 
 
 @given(st.lists(TERMS, min_size=1, max_size=3))
-@example([{"of": "token", "number": 2, "count": 3}, {"of": "token", "number": 1, "count": 2}])
+@example([{"of": "token", "number": 3 - i, "count": 4 - i, "key": bytes(KEY_BYTES)} for i in (1, 2)])
 @settings(max_examples=30)
 def test_data_connections_that_fit_nothing_are_closed(terms: list[dict[str, Any]]) -> None:
     async def test() -> None:
