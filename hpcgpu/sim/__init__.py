@@ -156,20 +156,18 @@ class SimGpu:
             self._blocks.shrink(0)
         return False
 
-    def pack(self, arrays: Sequence[SimArray], empty: Any = None) -> tuple[np.ndarray, list[View]]:
-        """Copy the one buffer of all the arrays to the host, once; return it and each array's layout in it."""
-        root = root_of(host_of(arrays[0]))
-        start = _address(root)
-        hosts = map(host_of, arrays)
-        views = [View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0) for a in hosts]
-        copy = empty(root.nbytes) if empty else np.empty(root.nbytes, np.uint8)
-        np.copyto(copy, bytes_of(root))
-        self._count("d2h", root.nbytes)
-        return copy, views
-
-    def pack_each(self, groups: Sequence[Sequence[SimArray]], empty: Any = None) -> list[tuple[np.ndarray, list[View]]]:
-        """Copy several buffers to the host, one after the other."""
-        return [self.pack(arrays, empty) for arrays in groups]
+    def pack(self, groups: Sequence[Sequence[SimArray]], empty: Any = None) -> list[tuple[np.ndarray, list[View]]]:
+        """Copy the one buffer of each group of arrays to the host, once, with each array's layout in it."""
+        packed = []
+        for arrays in groups:
+            root = root_of(host_of(arrays[0]))
+            start, hosts = _address(root), map(host_of, arrays)
+            views = [View(a.shape, a.dtype.str, a.strides, _address(a) - start if a.size else 0) for a in hosts]
+            copy = empty(root.nbytes) if empty else np.empty(root.nbytes, np.uint8)
+            np.copyto(copy, bytes_of(root))
+            self._count("d2h", root.nbytes)
+            packed.append((copy, views))
+        return packed
 
     def unpack(self, root: np.ndarray, views: Sequence[View]) -> list[SimArray]:
         """Copy a packed buffer to the device, once; return its arrays."""

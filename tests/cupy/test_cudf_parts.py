@@ -69,7 +69,7 @@ def test_cudf_frames_go_through_the_stores_copies(nbytes: int, monkeypatch: pyte
     second.memory.copy_from_device_async(other.data, 77, stream)
     values = Values(buffer(first), buffer(second), buffer(DeviceBuffer(0)), label=b"name")
     device = CudaDevice.current(0)
-    root, views = device.pack([values], lambda n: np.full(n, 255, "u1"))
+    ((root, views),) = device.pack([[values]], lambda n: np.full(n, 255, "u1"))
     assert root.nbytes == nbytes + 77 + 4
     (back,) = device.unpack(root, views)
     root[:] = 255  # the store uses host memory again

@@ -150,4 +150,4 @@ def test_a_buffer_of_cuda_core_comes_back(new_store: NewStore) -> None:
     back = store["x"]
     gpu = device_of(back)
     assert gpu is not None
-    assert set(gpu.pack([back], lambda nbytes: np.empty(nbytes, np.uint8))[0].tolist()) == {7}
+    assert set(gpu.pack([[back]], lambda nbytes: np.empty(nbytes, np.uint8))[0][0].tolist()) == {7}

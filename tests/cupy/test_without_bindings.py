@@ -48,7 +48,7 @@ def test_an_array_without_elements_is_not_copied(copies: CupyCopies, monkeypatch
     import cupy
 
     device = cuda.CudaDevice.current(0)
-    root, views = device.pack([cupy.asarray(np.empty(0, "f4"))], lambda nbytes: np.empty(nbytes, np.uint8))
+    ((root, views),) = device.pack([[cupy.asarray(np.empty(0, "f4"))]], lambda nbytes: np.empty(nbytes, np.uint8))
     (back,) = device.unpack(root, views)
     assert (root.nbytes, back.shape, back.dtype) == (0, (0,), np.dtype("f4"))
 

@@ -137,7 +137,7 @@ def test_the_documentation_has_every_public_name() -> None:
 
 
 _HOOKS = {"batch", "entry_point", "waits_in_queue", "patience", "sync"}  # of the cluster classes among themselves
-_FOR_STORES = {"adopt", "allocation_of", "buffer_of", "empty_as", "give_back", "pack", "pack_each"}
+_FOR_STORES = {"adopt", "allocation_of", "buffer_of", "empty_as", "give_back", "pack"}
 _FOR_STORES |= {"synchronize", "to_host", "unpack"}
 
 

@@ -50,35 +50,31 @@ class Device(Protocol):
         ``if_short``: only if the driver has little left.
         """
 
-    def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
-        """Copy the buffer that the arrays share to the host, once.
+    def pack(
+        self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
+    ) -> list[tuple[np.ndarray, list[Any]]]:
+        """Copy buffers to the host, each once, with as few waits for the device as possible.
 
         Parameters
         ----------
-        arrays : sequence
-            At least one, all of one buffer, of any shapes, strides and dtypes.
+        groups : sequence
+            For each buffer at least one array, all of that buffer, of any shapes, strides and dtypes.
         empty : callable
             Takes a number of bytes; returns host memory, an array of shape (bytes,) and dtype uint8. A device that
             needs a kind of memory of its own does not use it.
 
         Returns
         -------
-        ndarray of shape (nbytes,) and dtype uint8
-            The buffer; the copy is finished.
         list
-            The layout of each array in it; can be pickled.
+            For each buffer its bytes, an array of shape (nbytes,) and dtype uint8, and the layouts of the arrays in it,
+            which can be pickled. The copies are finished.
 
         Raises
         ------
         ImmovableError
-            It can never be copied.
+            One of them can never be copied.
 
         """
-
-    def pack_each(
-        self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
-    ) -> list[tuple[np.ndarray, list[Any]]]:
-        """Copy several small buffers to the host, with as few waits for the device as possible."""
 
     def unpack(self, root: np.ndarray, views: Sequence[Any]) -> list[Any]:
         """Copy a packed buffer to the device, once, and return its arrays.

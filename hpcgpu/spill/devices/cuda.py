@@ -106,13 +106,10 @@ class CudaDevice:
         # is a buffer of its own: both move down, and are two when they are back.
         return (LIBRARIES.index(library) << 64 | pointer) << 64 | nbytes, nbytes
 
-    def pack(self, arrays: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[Any]]:
-        return self.pack_each([arrays], empty)[0]
-
-    def pack_each(
+    def pack(
         self, groups: Sequence[Sequence[Any]], empty: Callable[[int], np.ndarray]
     ) -> list[tuple[np.ndarray, list[Any]]]:
-        """Copy several small allocations to the host, after one wait for the device; cuDF copies its own."""
+        """Copy allocations to the host, after one wait for the device; cuDF copies its own."""
         views, extents = [], []
         for arrays in groups:
             first: type = type(arrays[0])

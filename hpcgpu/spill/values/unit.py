@@ -237,7 +237,7 @@ class Buffer(ObjectContent):
 
     def packed(self, disk: Disk) -> InHost:
         """Return its bytes in host memory, and the layout of the arrays; it does not move, and is not on disk."""
-        return self.in_host or self.device.pack(tuple(self.arrays), disk.slabs.empty)
+        return self.in_host or self.device.pack([tuple(self.arrays)], disk.slabs.empty)[0]
 
     def take_up(self, tier: int) -> Any:
         data: Any
@@ -262,7 +262,7 @@ class Buffer(ObjectContent):
             stored, views = self.on_disk
             return disk.read(stored)[0], views
         if to == HOST:
-            return self.device.pack(tuple(self.arrays), disk.slabs.empty)
+            return self.device.pack([tuple(self.arrays)], disk.slabs.empty)[0]
         assert self.in_host is not None
         return self.unpacked(*self.in_host)
 
@@ -328,7 +328,7 @@ class Buffers(Bundle):
             return [(member, (root, views)) for root, (member, views) in zip(roots, members, strict=True)]
         if to == HOST:
             up = [(member, arrays) for member in self.contents if (arrays := tuple(member.arrays))]
-            packed = up[0][0].device.pack_each([arrays for _, arrays in up], disk.slabs.empty) if up else []
+            packed = up[0][0].device.pack([arrays for _, arrays in up], disk.slabs.empty) if up else []
             return [(member, piece) for (member, _), piece in zip(up, packed, strict=True)]
         pieces = [(member, *piece) for member in self.contents if (piece := member.in_host) is not None]
         if to == DISK:

@@ -167,7 +167,7 @@ def test_memory_is_freed_when_other_streams_are_done(device: Any, copies: Driver
     buffer = device.allocate(MIB, stream=device.create_stream())
     cuda = device_of(buffer)
     assert isinstance(cuda, CudaDevice)
-    (up,) = cuda.unpack(*cuda.pack([buffer], empty))
+    (up,) = cuda.unpack(*cuda.pack([[buffer]], empty)[0])
     buffer.close()
     mine = cuda.copies
     assert isinstance(mine, DriverCopies)
@@ -194,7 +194,7 @@ def test_an_upload_that_finds_no_memory_makes_room(
         assert store.settle(scaled(60))
     users = device.allocate(4 * MIB, stream=stream)  # 2 MiB are left, and one buffer of 4 can go down
     for i in (0, 1, 0):
-        assert set(cuda.pack([store[i]], empty)[0].tolist()) == {i + 1}
+        assert set(cuda.pack([[store[i]]], empty)[0][0].tolist()) == {i + 1}
     users.close(stream)
 
 
@@ -209,7 +209,7 @@ def test_a_store_locks_no_more_pages_than_its_host_tier_has(
     stages = mine._stages._held_bytes
     assert driver.count("pinned") - before <= 6 * MIB + stages
     cuda = CudaDevice.current(0)
-    assert [cuda.pack([store[i]], empty)[0][3] for i in range(12)] == list(range(1, 13))
+    assert [cuda.pack([[store[i]]], empty)[0][0][3] for i in range(12)] == list(range(1, 13))
     mine._host.limit_bytes = PINNED_BYTES
 
 
@@ -221,9 +221,9 @@ def test_a_gpu_without_memory_pools_is_spilled_to_and_from(
     buffer.fill(5, stream=stream)
     monkeypatch.setenv("FAKE_CUDA_NO_POOLS", "1")  # a vGPU without unified memory
     plain = CudaDevice(0, DriverCopies(0))
-    root, views = plain.pack([buffer], empty)
+    ((root, views),) = plain.pack([[buffer]], empty)
     (up,) = plain.unpack(root, views)
-    assert set(plain.pack([up], empty)[0].tolist()) == {5}
+    assert set(plain.pack([[up]], empty)[0][0].tolist()) == {5}
     assert plain.used_bytes == 0
     monkeypatch.delenv("FAKE_CUDA_NO_POOLS")
     buffer.close(stream)
@@ -269,4 +269,4 @@ def test_small_buffers_go_down_after_one_wait_for_the_device(
     cuda = device_of(store[0])
     assert cuda is not None
     for i in range(64):
-        assert cuda.pack([store[i]], empty)[0].tobytes() == bytes([i + 1]) * 800
+        assert cuda.pack([[store[i]]], empty)[0][0].tobytes() == bytes([i + 1]) * 800

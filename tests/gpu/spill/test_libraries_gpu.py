@@ -75,7 +75,7 @@ def test_any_tensor_comes_back_as_it_was(store: GpuSpillBuffer) -> None:
     for name, tensor in tensors.items():
         device = device_of(tensor)
         assert device is not None
-        root, views = device.pack([tensor], lambda nbytes: np.empty(nbytes, np.uint8))
+        ((root, views),) = device.pack([[tensor]], lambda nbytes: np.empty(nbytes, np.uint8))
         (found,) = device.unpack(root, pickle.loads(pickle.dumps(views)))
         assert (type(found), found.dtype, found.shape) == (type(tensor), tensor.dtype, tensor.shape), name
         assert (found.stride(), found.requires_grad) == (tensor.stride(), tensor.requires_grad), name
@@ -124,9 +124,9 @@ def test_any_array_of_numba_comes_back_as_it_was(layout: str) -> None:
     array, sent = (array[::2, 3:], sent[::2, 3:]) if layout == "strided" else (array, sent)
     device = device_of(array)
     assert device is not None
-    root, views = device.pack([array], lambda nbytes: np.empty(nbytes, np.uint8))
+    ((root, views),) = device.pack([[array]], lambda nbytes: np.empty(nbytes, np.uint8))
     (found,) = device.unpack(root, pickle.loads(pickle.dumps(views)))
     assert (type(found), found.dtype, found.strides) == (type(array), array.dtype, array.strides)
     (view,) = views
-    down, _ = device.pack([found], lambda nbytes: np.empty(nbytes, np.uint8))
+    ((down, _),) = device.pack([[found]], lambda nbytes: np.empty(nbytes, np.uint8))
     np.testing.assert_array_equal(np.ndarray(view.shape, view.dtype, down, view.offset, view.strides), sent)

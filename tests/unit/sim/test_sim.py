@@ -74,7 +74,7 @@ def test_pack_and_unpack_keep_values_and_sharing(x: np.ndarray, part: slice, ord
     facts = [(a.dtype, a.shape, a.strides) for a in names]
     assert device.used_bytes == x.nbytes
     copies = device.d2h_copies
-    root, views = device.pack(names)
+    ((root, views),) = device.pack([names])
     assert device.d2h_copies == copies + 1
     names.clear()
     assert device.used_bytes == 0
@@ -267,7 +267,7 @@ def test_freed_memory_is_reused_without_other_views() -> None:
     x = np.arange(MIB / 8).reshape(64, -1)
     whole = device.asarray(x)
     first, row = address(whole), whole[3]
-    root, views = device.pack([whole])
+    ((root, views),) = device.pack([[whole]])
     del whole
     (other,) = device.unpack(root, views)
     assert address(other) != first
@@ -314,7 +314,7 @@ def test_the_base_of_a_view_is_the_array_whose_memory_it_shows(gpu: sim.SimGpu) 
         assert view.base.shape == x.shape
         assert np.shares_memory(view.base, x)
         assert view.base.base is None
-    back, rows = gpu.unpack(*gpu.pack([x, x[1:]]))
+    back, rows = gpu.unpack(*gpu.pack([[x, x[1:]]])[0])
     assert (back.base, rows.base) == (None, None)
     assert rows[1:].base.shape == (2, 4)
     assert gpu.buffer_of(rows[1:]) == gpu.buffer_of(back)
