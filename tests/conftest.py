@@ -22,7 +22,7 @@ from paths import PACKAGE, SUPPORT, TESTS
 from pbs_replay import Pbs
 from waiting import SLOWNESS, STEADY, Said, run, scaled
 
-from hpcgpu.deploy.network.data_connections import movers
+from hpcgpu.deploy.network.data_connections import loops
 from hpcgpu.model import Patience
 
 # Rooms whose tests start threads and processes; the others are pure.
@@ -104,7 +104,7 @@ def _leaves_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
             monkeypatch.setenv("HOME", str(home))
             stack.enter_context(leaks.no_process_left(home))
         if folder == "process" or (folder == "unit" and rooms[0] in STARTS):
-            movers()  # they live as long as this process
+            loops()  # they live as long as this process
             stack.enter_context(leaks.nothing_left())
         yield
 

@@ -36,7 +36,7 @@ EXCEPTIONS = {
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "add_done_callback"): "it forgets a task that is over",
     ("deploy/cluster/reported.py", "ReportedCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connection.py", "Connection._reopen", "create_task"): "awaited in the same function",
-    ("deploy/network/data_connections.py", "DataConnections._call", "call_soon_threadsafe"): "it sets a future",
+    ("deploy/network/data_connections.py", "Channel._start", "run_coroutine_threadsafe"): "moves are awaited",
     ("deploy/network/node_copies.py", "NodeTCP._send", "add_done_callback"): "it ends the connection",
     ("deploy/network/scheduler_file.py", "connect_first", "create_task"): "awaited in the same function",
     ("deploy/processes/scheduler.py", "retire", "create_task"): "awaited in the same function",

@@ -1,4 +1,4 @@
-"""Connections for large frames, beside one of distributed: threads encrypt and copy them, and not the event loop.
+"""Connections for large frames, beside one of distributed: threads encrypt and copy them, and not its event loop.
 
 A frame is cut into as many parts as there are connections. Each connection carries its parts in the order of the
 messages, and nothing else: sizes go by the connection of distributed.
@@ -14,28 +14,20 @@ import contextlib
 import functools
 import itertools
 import os
-import selectors
 import socket
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from selectors import EVENT_READ, EVENT_WRITE
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
 from hpcgpu.supervise import ThreadLoop
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 KEY_BYTES = 32
 _TAG_BYTES = 16
 _MOST_THREADS = 4
-_CALL_BYTES = 1 << 20  # sent by one call, or encrypted as one record
-
-Done = Callable[[BaseException | None], object]
+_RECORD_BYTES = 1 << 20
 
 
 def thread_count() -> int:
@@ -43,195 +35,115 @@ def thread_count() -> int:
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
-class Encrypted:
-    """A socket that does not block, whose bytes both ways are encrypted in records by a key that no other one has.
+@functools.cache
+def loops() -> itertools.cycle[asyncio.AbstractEventLoop]:
+    """Return the event loops of these threads, each as the next one."""
+    made = [asyncio.new_event_loop() for _ in range(thread_count())]
+    for loop in made:
+        ThreadLoop(loop.run_forever, "the thread that moves large frames", pause=time.sleep)
+    return itertools.cycle(made)
 
-    After a BlockingIOError the next call must be for the same bytes: a part of their record has gone or come.
+
+class Channel:
+    """A connection, whose bytes one thread moves; for any thread.
+
+    ``connected`` is a socket that does not block, and of which the channel has a copy; ``key`` is for this connection
+    alone, and empty for bytes that are not encrypted; ``dials``: this side has made the connection.
     """
 
-    def __init__(self, sock: socket.socket, key: bytes, *, dials: bool) -> None:
-        self._socket, self._key, self.fileno = sock, key, sock.fileno
+    def __init__(self, connected: socket.socket, key: bytes, *, dials: bool) -> None:
+        self.socket = socket.socket(fileno=os.dup(connected.fileno()))
+        self._key, self._loop = key, next(loops())
         # a number for each record, and another one for each side's
-        self._sends, self._receives = itertools.count(dials, 2), itertools.count(not dials, 2)
-        self._sending = self._receiving = memoryview(b"")
-        self._received_bytes = 0
+        self._sent, self._received = itertools.count(dials, 2), itertools.count(not dials, 2)
+        self._sending, self._receiving = asyncio.Lock(), asyncio.Lock()
+
+    def send(self, part: memoryview) -> Future[None]:
+        """Send bytes, which must stay as they are until the peer has them."""
+        return self._start(self._send(part))
+
+    def receive(self, part: memoryview) -> Future[None]:
+        """Fill ``part`` by what the peer sends."""
+        return self._start(self._receive(part))
+
+    def close(self) -> None:
+        """Let all fail that has not been moved, and close."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self._start(self._close())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @functools.cached_property
-    def _cipher(self) -> AESGCM:
+    def _cipher(self) -> Any:  # cryptography's AESGCM
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 60 ms, here in a thread
 
         return AESGCM(self._key)
 
-    def send(self, part: memoryview) -> int:
-        """Send the first record of ``part``, and return its size."""
-        nbytes = min(part.nbytes, _CALL_BYTES)
-        if not self._sending:
-            self._sending = memoryview(self._cipher.encrypt(_nonce(self._sends), part[:nbytes], None))
-        while self._sending:
-            self._sending = self._sending[socket.socket.send(self._socket, self._sending) :]
-        return nbytes
+    async def _send(self, part: memoryview) -> None:
+        async with self._sending:
+            for record in self._records(part):
+                nonce = next(self._sent).to_bytes(12, "little")
+                sealed = self._cipher.encrypt(nonce, record, None) if self._key else record
+                await self._loop.sock_sendall(self.socket, sealed)
 
-    def recv_into(self, part: memoryview) -> int:
-        """Fill ``part`` with a record, and return its size; 0 at the end of the connection."""
-        nbytes = min(part.nbytes, _CALL_BYTES)
-        if not self._receiving:
-            self._receiving, self._received_bytes = np.empty(nbytes + _TAG_BYTES, np.uint8).data, 0
-        while rest := self._receiving[self._received_bytes :]:
-            if not (moved := socket.socket.recv_into(self._socket, rest)):
-                return 0
-            self._received_bytes += moved
+    async def _receive(self, part: memoryview) -> None:
+        async with self._receiving:
+            for record in self._records(part):
+                nonce = next(self._received).to_bytes(12, "little")
+                sealed = np.empty(record.nbytes + _TAG_BYTES, np.uint8).data if self._key else record
+                rest = sealed
+                while rest:
+                    moved = await self._loop.sock_recv_into(self.socket, rest)
+                    if not moved:
+                        raise ConnectionResetError("the peer has closed a connection for large frames")
+                    rest = rest[moved:]
+                if self._key:
+                    record[:] = self._opened(nonce, sealed)
+
+    def _records(self, part: memoryview) -> Iterator[memoryview]:
+        nbytes = _RECORD_BYTES if self._key else 1 << 62
+        return (part[start : start + nbytes] for start in range(0, part.nbytes, nbytes))
+
+    def _opened(self, nonce: bytes, sealed: memoryview) -> Any:
         from cryptography.exceptions import InvalidTag
 
         try:
-            part[:nbytes] = self._cipher.decrypt(_nonce(self._receives), self._receiving, None)
+            return self._cipher.decrypt(nonce, sealed, None)
         except InvalidTag as e:
             raise ConnectionAbortedError("bytes of a large frame were changed on their way") from e
-        self._receiving = memoryview(b"")
-        return nbytes
 
-
-def _nonce(numbers: Iterator[int]) -> bytes:
-    return next(numbers).to_bytes(12, "little")
-
-
-class _Channel:
-    """A socket that does not block, and what is to be received and sent by it, in order."""
-
-    def __init__(self, sock: socket.socket | Encrypted) -> None:
-        self.socket = sock
-        self.jobs: dict[int, deque[tuple[memoryview, Done]]] = {EVENT_READ: deque(), EVENT_WRITE: deque()}
-        self.events = 0  # for which the thread waits
-        self.error: BaseException | None = None
-        self.lock = threading.RLock()  # of a use of the socket; the garbage collector may close it inside
-
-    def move(self, direction: int) -> None:
-        """Do all jobs of a direction; raise if the socket is not ready for more, or broken."""
-        jobs = self.jobs[direction]
-        while jobs:
-            part, done = jobs[0]
-            with self.lock:
-                if self.error:
-                    raise self.error
-                moved = self.socket.recv_into(part) if direction == EVENT_READ else self.socket.send(part[:_CALL_BYTES])
-            if not moved:
-                raise ConnectionResetError("the peer has closed a connection for large frames")
-            if moved < part.nbytes:
-                jobs[0] = part[moved:], done
-            else:
-                jobs.popleft()
-                done(None)
-
-
-class _Mover:
-    """A thread that moves the bytes of its channels, and alone uses their sockets."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._woken = os.eventfd(0)
-        self._selector.register(self._woken, EVENT_READ)
-        self._requests: deque[Callable[[], object]] = deque()  # append and popleft are atomic
-        ThreadLoop(self._round, "the thread that moves large frames", pause=time.sleep)
-
-    def request(self, act: Callable[[], object]) -> None:
-        """Let the thread call something."""
-        self._requests.append(act)
-        os.eventfd_write(self._woken, 1)
-
-    def _round(self) -> None:
-        for key, _ in self._selector.select():
-            if key.data:
-                self.move(key.data)
-                continue
-            os.eventfd_read(self._woken)
-            while self._requests:
-                self._requests.popleft()()
-
-    def add(self, channel: _Channel, direction: int, part: memoryview, done: Done) -> None:
-        """Receive or send a part after those before it."""
-        channel.jobs[direction].append((part, done))
-        self.move(channel)
-
-    def move(self, channel: _Channel) -> None:
-        """Move what can be moved without waiting; after an error let all of it fail."""
-        events = 0
-        for direction in channel.jobs:
-            try:
-                channel.move(direction)
-            except BlockingIOError:
-                events |= direction
-            except Exception as e:  # the other channels go on
-                channel.error = e
-        with channel.lock:  # it may have been closed since
-            self._wait_for(channel, 0 if channel.error else events)
-        for jobs in channel.jobs.values() if channel.error else ():
-            while jobs:
-                jobs.popleft()[1](channel.error)
-
-    def _wait_for(self, channel: _Channel, events: int) -> None:
-        before, channel.events = channel.events, events
-        if before and events:
-            self._selector.modify(channel.socket, events, channel)
-        elif events:
-            self._selector.register(channel.socket, events, channel)
-        elif before:
-            self._selector.unregister(channel.socket)
-
-
-@functools.cache
-def movers() -> itertools.cycle[_Mover]:
-    """Return the threads of this process, each as the next one."""
-    return itertools.cycle([_Mover() for _ in range(thread_count())])
+    async def _close(self) -> None:
+        async with self._sending, self._receiving:
+            self.socket.close()
 
 
 class DataConnections:
     """Connections for the large frames of one connection of distributed, whose event loop uses them."""
 
-    def __init__(self, sockets: Iterable[socket.socket | Encrypted], close: Callable[[], object]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._channels = [(next(movers()), _Channel(sock)) for sock in sockets]
-        self._close = close  # the sockets
+    def __init__(self, channels: list[Channel]) -> None:
+        self.channels = channels
 
-    def send(self, frames: Iterable[memoryview]) -> asyncio.Future[None]:
+    def send(self, frames: Iterable[memoryview]) -> asyncio.Future[Any]:
         """Send frames, which must stay as they are until the peer has them."""
-        return self._move(EVENT_WRITE, frames)
+        return self._move(Channel.send, frames)
 
-    def receive(self, frames: Iterable[memoryview]) -> asyncio.Future[None]:
+    def receive(self, frames: Iterable[memoryview]) -> asyncio.Future[Any]:
         """Fill frames by what the peer sends."""
-        return self._move(EVENT_READ, frames)
+        return self._move(Channel.receive, frames)
 
     def close(self) -> None:
         """Close all; what has not been moved fails."""
-        channels, self._channels = self._channels, []
-        for mover, channel in channels:
-            with channel.lock:
-                channel.error = channel.error or ConnectionAbortedError("the connection was closed")
-            mover.request(functools.partial(mover.move, channel))
-        if channels:
-            self._close()
+        for channel in self.channels:
+            channel.close()
 
-    def _move(self, direction: int, frames: Iterable[memoryview]) -> asyncio.Future[None]:
-        moved, count = self._loop.create_future(), len(self._channels)
-        parts = [
-            (*self._channels[i], frame[frame.nbytes * i // count : frame.nbytes * (i + 1) // count])
-            for frame in frames
-            for i in range(count)
-        ]
-        left = len(parts)
-
-        def done(error: BaseException | None) -> None:
-            nonlocal left
-            left -= 1
-            if error and not moved.done():
-                moved.set_exception(error)
-            elif not left and not moved.done():
-                moved.set_result(None)
-
-        for mover, channel, part in parts:
-            mover.request(functools.partial(mover.add, channel, direction, part, functools.partial(self._call, done)))
-        if not parts:
-            moved.set_exception(ConnectionAbortedError("the connection was closed"))
-        return moved
-
-    def _call(self, act: Callable[..., object], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(act, *args)
+    def _move(self, act: Callable[[Channel, memoryview], Future[None]], frames: Iterable[memoryview]) -> Any:
+        count = len(self.channels)
+        return asyncio.gather(
+            *(
+                asyncio.wrap_future(act(channel, frame[frame.nbytes * i // count : frame.nbytes * (i + 1) // count]))
+                for frame in frames
+                for i, channel in enumerate(self.channels)
+            )
+        )

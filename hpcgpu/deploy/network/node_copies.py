@@ -36,7 +36,7 @@ from distributed.utils import ensure_memoryview
 from tornado.iostream import IOStream, StreamClosedError
 
 from hpcgpu import supervise
-from hpcgpu.deploy.network.data_connections import KEY_BYTES, DataConnections, Encrypted, thread_count
+from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConnections, thread_count
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity
 
@@ -208,7 +208,6 @@ class NodeTCP(tcp.TCP):
         self._dialing: asyncio.Task[None] | None = None
         self._wants_data = False
         self._joined: dict[int, NodeTCP] = {}  # data connections that have come, by their number
-        self._owner: weakref.ref[NodeTCP] | None = None  # of this data connection
         self._lender = lender = _Lender()
         self._reading = asyncio.Lock()
         self._awaits_answer = False  # the peer's first word
@@ -330,17 +329,15 @@ class NodeTCP(tcp.TCP):
 
     def _use(self, stream: IOStream, comms: list[NodeTCP]) -> None:
         """Receive large frames by data connections from now on, and tell the peer."""
-        streams = [comm.stream for comm in comms if comm.stream]
-        if len(streams) < len(comms):
+        if any(comm.stream is None for comm in comms):
             return
-        sockets = []
-        for comm, its in zip(comms, streams, strict=True):
-            comm._owner = weakref.ref(self)
-            its.io_loop.remove_handler(its.fileno())  # tornado does not touch it again before it is closed
+        channels = []
+        for comm in comms:
             key = (comm.local_info if comm._dials else comm.remote_info)[DATA_KEY].pop("key")
-            is_tls = isinstance(its.socket, SSLSocket)
-            sockets.append(Encrypted(its.socket, key, dials=comm._dials) if is_tls else its.socket)
-        self._lender.data = DataConnections(sockets, lambda: [tcp.TCP.abort(comm) for comm in comms])
+            is_tls = isinstance(comm.stream.socket, SSLSocket)
+            channels.append(Channel(comm.stream.socket, key if is_tls else b"", dials=comm._dials))
+            comm.abort()  # the channel has a copy of the socket, which distributed and tornado do not touch again
+        self._lender.data = DataConnections(channels)
         stream.write(_word(_HAVE_DATA))
 
     async def read(self, deserializers: Any = None) -> Any:
@@ -438,8 +435,6 @@ class NodeTCP(tcp.TCP):
 
     def close(self) -> Any:
         """Close when the peer has all that was written and lent."""
-        if self._owner:
-            self.abort()
         return self._close() if self._lender.frames and not self.closed() else super().close()
 
     async def _close(self) -> None:
@@ -456,10 +451,6 @@ class NodeTCP(tcp.TCP):
 
     def abort(self) -> None:
         """Close at once, with all data connections; a copy that the peer has not ended fails."""
-        if self._owner:
-            if owner := self._owner():
-                owner.abort()
-            return
         self._lender.end()
         super().abort()
 

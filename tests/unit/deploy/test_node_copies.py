@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from waiting import run, until
 
 from hpcgpu.deploy.network import node_copies, scheduler_file
-from hpcgpu.deploy.network.data_connections import KEY_BYTES, DataConnections, Encrypted
+from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConnections
 from hpcgpu.deploy.network.node_copies import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES
 from hpcgpu.host import host_memory
 from hpcgpu.host.host_memory import Identity
@@ -257,24 +257,26 @@ def test_connections_that_end_while_they_are_used_stop_no_others(caplog: pytest.
     """The garbage collector ends connections in any thread, also in one that uses their sockets."""
 
     class Ending(socket.socket):
-        def recv_into(self, *_: Any) -> int:
+        def recv_into(self, *args: Any) -> int:
             data.close()
-            raise BlockingIOError
+            return super().recv_into(*args)
 
     async def test() -> None:
         nonlocal data
         pairs = [socket.socketpair() for _ in range(4)]
-        for end in (end for pair in pairs for end in pair):
+        ends = [end for pair in pairs for end in pair]
+        for end in ends:
             end.setblocking(False)
-        ending = [Ending(fileno=pair[0].detach()) for pair in pairs[:2]]  # more than one for each thread
-        data = DataConnections(ending, lambda: [end.close() for end in ending])
-        with pytest.raises(ConnectionAbortedError):
+        data = DataConnections([Channel(pair[0], b"", dials=True) for pair in pairs[:2]])
+        for channel in data.channels:  # more than one for each thread
+            channel.socket = Ending(fileno=channel.socket.detach())
+        with pytest.raises(ConnectionResetError):
             await data.receive([memoryview(bytearray(BIG))])
-        here, there = (DataConnections([pair[i] for pair in pairs[2:]], lambda: None) for i in (0, 1))
+        here, there = (DataConnections([Channel(p[i], b"", dials=True) for p in pairs[2:]]) for i in (0, 1))
         out = bytearray(BIG)
         await asyncio.gather(here.send([memoryview(b"x" * BIG)]), there.receive([memoryview(out)]))
         assert out == b"x" * BIG
-        for end in (end for pair in pairs for end in pair):
+        for end in (*ends, here, there):
             end.close()
 
     data: Any = None
@@ -295,26 +297,27 @@ async def test_large_frames_to_another_node_go_by_data_connections(
             message = await other.read()
             assert (message["x"] == array).all() and (message["y"] == array[:1000]).all()
         assert node_copies.this_process.cut_bytes - before == 2 * BIG
-        sockets = [channel.socket for _, channel in a._lender.data._channels]
+        sockets = [channel.socket for channel in a._lender.data.channels]
         assert len(sockets) == 3
-        assert all(isinstance(s, Encrypted) is (scheme == "tls") for s in sockets)
+        assert [bool(channel._key) for channel in a._lender.data.channels] == [scheme == "tls"] * 3
     until(lambda: all(s.fileno() == -1 for s in sockets), "they are closed with it")
 
 
 @given(st.binary(min_size=16, max_size=1000), st.binary(min_size=16, max_size=1000), st.integers(0), st.data())
 def test_records_are_secret_and_only_the_next_one_is_read(first: bytes, second: bytes, bit: int, data: Any) -> None:
-    with contextlib.ExitStack() as stack:
-        ends = [stack.enter_context(end) for end in socket.socketpair()]
-        (a, b), (one, other) = ends, (Encrypted(end, b"k" * KEY_BYTES, dials=end is ends[0]) for end in ends)
-        out = memoryview(bytearray(1000))[: len(first)]
+    a, b = socket.socketpair()
+    with a, b:
+        a.setblocking(False)
+        b.setblocking(False)
+        channels = [Channel(end, b"k" * KEY_BYTES, dials=end is a) for end in (a, b)]
+        (one, other), out, records = channels, memoryview(bytearray(len(first))), list[bytes]()
 
-        def take(record: bytes, end: Encrypted, from_end: socket.socket) -> None:
-            from_end.sendall(record)
-            assert end.recv_into(out) == len(first)
+        def take(record: bytes, to: Channel) -> None:
+            (b if to is one else a).sendall(record)
+            to.receive(out).result(30)
 
-        records = []
         for part in (first, second):
-            assert one.send(memoryview(part)) == len(part)
+            one.send(memoryview(part)).result(30)
             records.append(b.recv(2000))
             assert part not in records[-1]
         changed = bytearray(records[0])
@@ -322,16 +325,18 @@ def test_records_are_secret_and_only_the_next_one_is_read(first: bytes, second: 
         wrong = {"changed": changed, "sent back": records[0], "early": (records[1] * 64)[: len(records[0])]}
         how = data.draw(st.sampled_from(["again", *wrong]))
         if how == "again":
-            take(records[0], other, a)
+            take(records[0], other)
             assert out == first
         with pytest.raises(ConnectionAbortedError, match="changed on their way"):
-            take(bytes(wrong.get(how, records[0])), *((one, b) if how == "sent back" else (other, a)))
+            take(bytes(wrong.get(how, records[0])), one if how == "sent back" else other)
+        for channel in channels:
+            channel.close()
 
 
 async def test_a_broken_data_connection_ends_both_sides() -> None:
     for acts_first in (True, False):
         async with far_pair("tcp") as (a, b):
-            sockets = [channel.socket for _, channel in a._lender.data._channels]
+            sockets = [channel.socket for channel in a._lender.data.channels]
             if acts_first:
                 sockets[-1].shutdown(socket.SHUT_RDWR)
             await a.write({"x": to_serialize(np.ones(20 * BIG, np.uint8))})
