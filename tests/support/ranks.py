@@ -52,6 +52,14 @@ def refused(*words: str, code: int = 2, **options: Any) -> str:
     return done.stderr
 
 
+def unshared(*spaces: str) -> list[str]:
+    """Return the first words of a command in namespaces of its own; skip the test where this user gets none."""
+    inside = ["unshare", *spaces, "--map-root-user"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip(f"no namespaces for users here ({' '.join(inside)})")
+    return inside
+
+
 def use_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have it, too."""
     variables = environment()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
-import pytest
 import ranks
 from recordings import block, listing
 
@@ -31,9 +29,7 @@ exec "$@"
 
 def prefix(folder: Path) -> list[str]:
     """Return the words before a command that is to run on the first node."""
-    inside = ["unshare", "--uts", "--mount", "--map-root-user"]
-    if subprocess.run([*inside, "true"], capture_output=True).returncode:
-        pytest.skip("no namespaces for users here (unshare --uts --map-root-user)")
+    inside = ranks.unshared("--uts", "--mount")
     (folder / "nodefile").write_text("node0001\nnode0001\nnode0002\nnode0002\n")
     (folder / "hosts").write_text("127.0.0.1 localhost node0001\n203.0.113.2 node0002\n")
     tmrsh = folder / "bin" / "pbs_tmrsh"

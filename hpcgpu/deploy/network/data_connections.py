@@ -47,12 +47,13 @@ def loops() -> itertools.cycle[asyncio.AbstractEventLoop]:
 class Channel:
     """A connection, whose bytes one thread moves; for any thread.
 
-    ``connected`` is a socket that does not block, and of which the channel has a copy; ``key`` is for this connection
-    alone, and empty for bytes that are not encrypted; ``dials``: this side has made the connection.
+    It has a copy of the socket ``connected``; ``key`` is for this connection alone, and empty for bytes that are not
+    encrypted; ``dials``: this side has made the connection.
     """
 
     def __init__(self, connected: socket.socket, key: bytes, *, dials: bool) -> None:
         self.socket = socket.socket(fileno=os.dup(connected.fileno()))
+        self.socket.setblocking(False)
         self._key, self._loop = key, next(loops())
         # a number for each record, and another one for each side's
         self._sent, self._received = itertools.count(dials, 2), itertools.count(not dials, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,8 +44,7 @@ def test_workers_that_died_for_good_end_the_run(tmp_path: Path) -> None:
 
 
 def test_tasks_fail_after_a_script_retires_all_workers(tmp_path: Path) -> None:
-    options = ("--gpus", "sim:1", "--death-timeout", "4")
-    done = ranks.run(ranks.script(tmp_path, LEAVE), options=options)
+    done = ranks.run(ranks.script(tmp_path, LEAVE), options=("--gpus", "sim:1", "--death-timeout", "4"))
     assert (done.returncode, done.stdout) == (1, "without workers\n")
     assert "all workers have been retired; the script goes on without workers" in done.stderr
     assert "the run ends: no worker is left, and none comes" in done.stderr
@@ -62,9 +60,7 @@ def test_a_cluster_without_workers_is_lost_and_says_why(tmp_path: Path, monkeypa
 
 
 def test_all_workers_pause_and_the_run_ends_with_the_reason(tmp_path: Path) -> None:
-    inside = ["unshare", "--mount", "--map-root-user"]
-    if subprocess.run([*inside, "true"], capture_output=True).returncode:
-        pytest.skip("no mounts for users here (unshare --mount --map-root-user)")
+    inside = ranks.unshared("--mount")
     (tmp_path / "small").mkdir()
     prepare = f'mount -t tmpfs -o size=40M none {tmp_path}/small && exec "$@"'
     options = ["--gpus", "sim:1", "--memory-limit", "450MB", "--death-timeout", "12"]
@@ -115,9 +111,7 @@ def test_refused_process_or_thread_is_an_error(tmp_path: Path, refused: dict[str
 
 
 def test_a_loopback_without_ipv4(tmp_path: Path) -> None:
-    inside = ["unshare", "--net", "--map-root-user"]
-    if subprocess.run([*inside, "true"], capture_output=True).returncode:
-        pytest.skip("no network namespaces for users here (unshare --net --map-root-user)")
+    inside = ranks.unshared("--net")
     prepare = 'ip link set lo up && ip addr del 127.0.0.1/8 dev lo; exec "$@"'
     command = ranks.command(ranks.script(tmp_path, "print('never')"), options=("--gpus", "sim:1"))
     done = ranks.run_command([*inside, "bash", "-c", prepare, "job", *command])

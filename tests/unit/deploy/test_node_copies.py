@@ -24,7 +24,7 @@ from distributed.protocol import to_serialize
 from fake_cuda import secret_pages
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from waiting import run, until
+from waiting import aside, run, until
 
 from hpcgpu.deploy.network import node_copies, scheduler_file
 from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConnections
@@ -253,34 +253,27 @@ async def test_a_cancelled_read_ends_both_sides(monkeypatch: pytest.MonkeyPatch)
         copying.set()
 
 
-def test_connections_that_end_while_they_are_used_stop_no_others(caplog: pytest.LogCaptureFixture) -> None:
-    """The garbage collector ends connections in any thread, also in one that uses their sockets."""
+@contextlib.contextmanager
+def channels(count: int, key: bytes = b"") -> Iterator[list[tuple[Channel, Channel]]]:
+    """Pairs of connected channels."""
+    made = []
+    for pair in (socket.socketpair() for _ in range(count)):
+        with pair[0], pair[1]:
+            made.append((Channel(pair[0], key, dials=True), Channel(pair[1], key, dials=False)))
+    yield made
+    for channel in itertools.chain(*made):
+        channel.close()
 
-    class Ending(socket.socket):
-        def recv_into(self, *args: Any) -> int:
-            data.close()
-            return super().recv_into(*args)
 
-    async def test() -> None:
-        nonlocal data
-        pairs = [socket.socketpair() for _ in range(4)]
-        ends = [end for pair in pairs for end in pair]
-        for end in ends:
-            end.setblocking(False)
-        data = DataConnections([Channel(pair[0], b"", dials=True) for pair in pairs[:2]])
-        for channel in data.channels:  # more than one for each thread
-            channel.socket = Ending(fileno=channel.socket.detach())
-        with pytest.raises(ConnectionResetError):
-            await data.receive([memoryview(bytearray(BIG))])
-        here, there = (DataConnections([Channel(p[i], b"", dials=True) for p in pairs[2:]]) for i in (0, 1))
-        out = bytearray(BIG)
-        await asyncio.gather(here.send([memoryview(b"x" * BIG)]), there.receive([memoryview(out)]))
-        assert out == b"x" * BIG
-        for end in (*ends, here, there):
-            end.close()
-
-    data: Any = None
-    run(test)
+async def test_what_moves_when_data_connections_are_closed_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """The garbage collector closes them in any thread."""
+    with channels(4) as made:
+        data = DataConnections([here for here, _ in made])  # more than one for each thread
+        moves = data.send([memoryview(bytearray(100 * BIG))]), data.receive([memoryview(bytearray(BIG))])
+        aside(data.close).result(30)
+        for move in moves:
+            with pytest.raises(ConnectionError):
+                await move
     assert caplog.records == []
 
 
@@ -305,20 +298,16 @@ async def test_large_frames_to_another_node_go_by_data_connections(
 
 @given(st.binary(min_size=16, max_size=1000), st.binary(min_size=16, max_size=1000), st.integers(0), st.data())
 def test_records_are_secret_and_only_the_next_one_is_read(first: bytes, second: bytes, bit: int, data: Any) -> None:
-    a, b = socket.socketpair()
-    with a, b:
-        a.setblocking(False)
-        b.setblocking(False)
-        channels = [Channel(end, b"k" * KEY_BYTES, dials=end is a) for end in (a, b)]
-        (one, other), out, records = channels, memoryview(bytearray(len(first))), list[bytes]()
+    out, records = memoryview(bytearray(len(first))), list[bytes]()
+    with channels(1, b"k" * KEY_BYTES) as [(one, other)]:
 
         def take(record: bytes, to: Channel) -> None:
-            (b if to is one else a).sendall(record)
+            (other if to is one else one).socket.sendall(record)
             to.receive(out).result(30)
 
         for part in (first, second):
             one.send(memoryview(part)).result(30)
-            records.append(b.recv(2000))
+            records.append(other.socket.recv(2000))
             assert part not in records[-1]
         changed = bytearray(records[0])
         changed[bit // 8 % len(changed)] ^= 1 << bit % 8
@@ -329,8 +318,6 @@ def test_records_are_secret_and_only_the_next_one_is_read(first: bytes, second: 
             assert out == first
         with pytest.raises(ConnectionAbortedError, match="changed on their way"):
             take(bytes(wrong.get(how, records[0])), one if how == "sent back" else other)
-        for channel in channels:
-            channel.close()
 
 
 async def test_a_broken_data_connection_ends_both_sides() -> None:
@@ -342,10 +329,9 @@ async def test_a_broken_data_connection_ends_both_sides() -> None:
             await a.write({"x": to_serialize(np.ones(20 * BIG, np.uint8))})
             if not acts_first:
                 sockets[-1].shutdown(socket.SHUT_RDWR)
-            with pytest.raises(CommClosedError):
-                await b.read()
-            with pytest.raises(CommClosedError):
-                await a.read()
+            for end in (b, a):
+                with pytest.raises(CommClosedError):
+                    await end.read()
             assert (lent(a), a.closed(), b.closed()) == (0, True, True)
 
 

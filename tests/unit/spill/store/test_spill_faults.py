@@ -108,19 +108,17 @@ def test_room_is_made_until_it_is_enough(stored: NewStore) -> None:
             raise MemoryError
         return gpu.used_bytes
 
-    def collect() -> None:
-        collected.append(gpu.used_bytes)
-
     fill(store, gpu, 10)
-    assert devices.with_room(gpu, 8 * KIB, lambda: allocate(40 * KIB), collect) == 40 * KIB
+    got = devices.with_room(gpu, 8 * KIB, lambda: allocate(40 * KIB), lambda: collected.append(gpu.used_bytes))
+    assert got == 40 * KIB
     assert collected == [n * 8 * KIB for n in (9, 8, 7, 6, 5)]
     with pytest.raises(MemoryError):
-        devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
+        devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), gc.collect)
     assert gpu.used_bytes == 0
     assert [store[i].get()[0] for i in range(10)] == list(range(10))
     store.close()
     with pytest.raises(MemoryError):
-        devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), collect)
+        devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), gc.collect)
 
 
 def test_set_and_delete_while_a_value_moves(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:

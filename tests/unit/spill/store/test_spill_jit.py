@@ -170,6 +170,13 @@ def numbers() -> pd.DataFrame:
     return pd.DataFrame({f"c{i}": np.arange(16 * KIB) + i / 2 for i in range(10)})
 
 
+def on_disk(frames: GpuSpillBuffer, frame: pd.DataFrame) -> Any:
+    """Return the proxy of a copy that is on disk."""
+    frames["list"] = [frame.copy()]
+    to_disk(frames)
+    return argument(frames, "list")[0]
+
+
 @pytest.mark.parametrize(
     "ask", [lambda f: float(f["c3"].sum()), lambda f: f[["c1", "c2"]].shape, lambda f: f.shape, list]
 )
@@ -191,9 +198,7 @@ def test_the_first_touch_of_a_frame_brings_all_of_it_up(frames: GpuSpillBuffer, 
 
 def test_writing_to_a_frame_is_kept(frames: GpuSpillBuffer) -> None:
     frame = numbers()
-    frames["list"] = [frame.copy()]
-    to_disk(frames)
-    proxy = argument(frames, "list")[0]
+    proxy = on_disk(frames, frame)
     for x in (frame, proxy):
         x["c1"] = 7.0
         x.loc[3, "c2"] = -1.0
@@ -204,9 +209,7 @@ def test_writing_to_a_frame_is_kept(frames: GpuSpillBuffer) -> None:
 
 def test_frame_is_right_in_every_thread_while_it_moves(frames: GpuSpillBuffer) -> None:
     frame = numbers()
-    frames["list"] = [frame.copy()]
-    to_disk(frames)
-    proxy = argument(frames, "list")[0]
+    proxy = on_disk(frames, frame)
 
     def read(i: int) -> bool:
         right = True
@@ -225,9 +228,7 @@ def test_frame_is_right_in_every_thread_while_it_moves(frames: GpuSpillBuffer) -
 def test_a_part_that_cannot_be_read_is_a_fault(frames: GpuSpillBuffer) -> None:
     faults: list[SpillError] = []
     frames.on_fault = faults.append
-    frames["list"] = [numbers()]
-    to_disk(frames)
-    proxy = argument(frames, "list")[0]
+    proxy = on_disk(frames, numbers())
     for path in Path(frames.disk.folder).iterdir():
         path.write_bytes(b"")
     with pytest.raises(SpillError, match="cut off"):
