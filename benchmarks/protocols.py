@@ -70,6 +70,7 @@ def do_nothing(i: int) -> int:
 @contextmanager
 def cluster(options: dict[str, Any], environ: dict[str, str]) -> Iterator[tuple[Client, list[psutil.Process]]]:
     """Start two workers; yield a client, and all processes of the run."""
+    before = dict(os.environ)  # a LocalCluster leaves its variables
     os.environ.update(environ)  # of the leader and the scheduler, too
     try:
         if peer := options.get("peer"):
@@ -86,8 +87,8 @@ def cluster(options: dict[str, Any], environ: dict[str, str]) -> Iterator[tuple[
             leader = psutil.Process(int(ours.job_id))
             yield client, [leader, *leader.children(recursive=True)]
     finally:
-        for name in environ:
-            del os.environ[name]
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def measure(options: dict[str, Any], environ: dict[str, str], *, on_gpu: bool, only_bytes: bool = False) -> Figures:

@@ -135,6 +135,7 @@ _OPEN_FILES = 1 << 19
 # 65536: then each block from 128 KiB on is mapped anew, a page fault for each 4 KiB, a quarter of a p2p shuffle's time.
 # From 4 MiB on numpy asks for huge pages, which are cheap to map. Where memory is short the heap is trimmed.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(16 << 20), "MALLOC_MMAP_THRESHOLD_": str(4 << 20)}
+_OF_LOCAL_CLUSTER = "MALLOC_TRIM_THRESHOLD_", "65536"
 # Variables that must be set before a rank's fork server starts. distributed's nanny sets the others for its workers
 # (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at its import by default.
 _RANK_ENV = {
@@ -157,7 +158,9 @@ def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
     if _OURS in environ:
         return {}
     of_pbs = _THREADS if "PBS_JOBID" in environ and environ.get(_THREADS) == environ.get("NCPUS", "") else ""
-    stay = environ.keys() | (_MALLOC if _MALLOC.keys() & environ else ())  # one of the two changes both
+    # A LocalCluster leaves its value in the process that has made it, and in all that this process starts.
+    users = {name for name, value in environ.items() if (name, value) != _OF_LOCAL_CLUSTER}
+    stay = users | (_MALLOC.keys() if _MALLOC.keys() & users else set())  # one of the two changes both
     added = {name: value for name, value in _RANK_ENV.items() if name not in stay or name == of_pbs}
     if preload:
         added[_PRELOAD] = ":".join(filter(None, (preload, environ.get(_PRELOAD))))

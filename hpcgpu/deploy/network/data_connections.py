@@ -84,34 +84,48 @@ class Channel:
 
     async def _send(self, part: memoryview) -> None:
         async with self._sending:
+            buffer = self._buffer(part)
             for record in self._records(part):
-                nonce = next(self._sent).to_bytes(12, "little")
-                sealed = self._cipher.encrypt(nonce, record, None) if self._key else record
-                await self._loop.sock_sendall(self.socket, sealed)
+                await self._loop.sock_sendall(self.socket, self._sealed(record, buffer) if self._key else record)
 
     async def _receive(self, part: memoryview) -> None:
         async with self._receiving:
+            buffer = self._buffer(part)
             for record in self._records(part):
-                nonce = next(self._received).to_bytes(12, "little")
-                sealed = np.empty(record.nbytes + _TAG_BYTES, np.uint8).data if self._key else record
-                rest = sealed
+                rest = sealed = buffer[: record.nbytes + _TAG_BYTES] if self._key else record
                 while rest:
                     moved = await self._loop.sock_recv_into(self.socket, rest)
                     if not moved:
                         raise ConnectionResetError("the peer has closed a connection for large frames")
                     rest = rest[moved:]
                 if self._key:
-                    record[:] = self._opened(nonce, sealed)
+                    self._open(sealed, record)
 
     def _records(self, part: memoryview) -> Iterator[memoryview]:
         nbytes = _RECORD_BYTES if self._key else 1 << 62
         return (part[start : start + nbytes] for start in range(0, part.nbytes, nbytes))
 
-    def _opened(self, nonce: bytes, sealed: memoryview) -> Any:
+    def _buffer(self, part: memoryview) -> memoryview:
+        """Return memory for a record: where each one is new memory, its pages cost more than its encryption."""
+        return np.empty(min(part.nbytes, _RECORD_BYTES) + _TAG_BYTES if self._key else 0, np.uint8).data
+
+    def _sealed(self, record: memoryview, buffer: memoryview) -> memoryview:
+        nonce, sealed = next(self._sent).to_bytes(12, "little"), buffer[: record.nbytes + _TAG_BYTES]
+        if hasattr(self._cipher, "encrypt_into"):  # from cryptography 47 on
+            self._cipher.encrypt_into(nonce, record, None, sealed)
+        else:
+            sealed[:] = self._cipher.encrypt(nonce, record, None)
+        return sealed
+
+    def _open(self, sealed: memoryview, record: memoryview) -> None:
         from cryptography.exceptions import InvalidTag
 
+        nonce = next(self._received).to_bytes(12, "little")
         try:
-            return self._cipher.decrypt(nonce, sealed, None)
+            if hasattr(self._cipher, "decrypt_into"):
+                self._cipher.decrypt_into(nonce, sealed, None, record)
+            else:
+                record[:] = self._cipher.decrypt(nonce, sealed, None)
         except InvalidTag as e:
             raise ConnectionAbortedError("bytes of a large frame were changed on their way") from e
 

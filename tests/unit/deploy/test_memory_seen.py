@@ -194,6 +194,7 @@ def test_the_threads_that_pbs_sets_are_no_wish_of_the_users() -> None:
 def test_a_users_threshold_of_glibc_is_alone() -> None:
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
         assert "MALLOC_" not in str(process.rank_env({name: "0"}))
+    assert process.rank_env({"MALLOC_TRIM_THRESHOLD_": "65536"}) == process.rank_env({})  # a LocalCluster's
 
 
 def test_the_image_preloads_and_the_users_script_does_not() -> None:
