@@ -21,7 +21,7 @@ def classes(folder: str) -> int:
 
 # Lower a number as soon as there is less; never raise one.
 SIZES = {
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 33_830),
+    "lines of hpcgpu": (lambda: lines(PACKAGE), 33_793),
     "lines of tests": (lambda: lines(TESTS), 34_966),
     "modules of hpcgpu": (lambda: len(MODULES), 125),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 86),
