@@ -254,8 +254,8 @@ def main_job(f: Figures) -> Question:
         panels,
         2,
         f"hpcgpu on simulated GPUs takes {span(ours)} of the time of a LocalCluster with the same limits of memory. "
-        f"Faster in every run: {faster}. Slower in every run: {slower}. A simulated "
-        f"GPU copies by the CPU, which a real one does not. Workers without work take {span(idle)} of the memory.",
+        f"Faster in every run: {faster}. Slower in every run: {slower}. A simulated GPU copies by the CPU, which a "
+        f"real one does not. Workers without work take {span(idle)} of the memory.",
         f"Dots with lines from the least to the most of the runs, for {len(JOBS) + len(FITS)} jobs over tcp and tls. "
         f"hpcgpu on simulated GPUs takes {span(ours)} of LocalCluster's time. "
         f"Always faster: {faster}. Always slower: {slower}.",
