@@ -45,7 +45,7 @@ def facts(client: Client, address: str) -> dict[str, int]:
     def read(dask_worker: Any) -> dict[str, int]:
         from hpcgpu.deploy.network.node_copies import this_process
 
-        locked = sum(copies.idle_bytes for copies in dask_worker.data._executor.page_locked())
+        locked = sum(copies.idle_bytes for copies in dask_worker.data._executor.page_locked)
         moved = {name: count.nbytes for name, count in dask_worker.data.counters.items()}
         return {"copied": this_process.copied_bytes, "locked": locked, **moved}
 

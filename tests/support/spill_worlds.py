@@ -50,8 +50,9 @@ class Story:
     ``("delete", key)``, ``("set", key, unit, ...)``, ``("grow", unit, nbytes)``, ``("leave", unit, nbytes)``,
     ``("join", key, unit, nbytes)`` with the key that names what joins,
     ``("alloc", tier, nbytes)``,
-    ``("shrink", tier, nbytes)``, ``("limit", tier, nbytes)``, ``("expect", task, running, key, ...)``,
-    ``("task_over", task)``, ``("tick",)``. Copies end as they like; ``failures`` of them fail, ``losses`` for good.
+    ``("shrink", tier, nbytes)``, ``("limit", tier, nbytes)``, ``("kept", tier, nbytes)``,
+    ``("expect", task, running, key, ...)``, ``("task_over", task)``, ``("tick",)``. Copies end as they like;
+    ``failures`` of them fail, ``losses`` for good.
     """
 
     units: tuple[tuple[int, ...], ...]
@@ -258,6 +259,7 @@ class World:
                 if unit.valid >> tier & 1:
                     holds(contents.get(tier) == version, "what is valid are the present contents")
         holds(self.state.accounting.fits(DISK, 0), "the disk's limit holds")
+        holds(self.state.accounting.excess(HOST) <= 0, "data and kept buffers are within the limit together")
         if not self.copies:
             self.check_quiet()
 
@@ -290,7 +292,7 @@ class World:
         orders = tuple((tier, tuple(o)) for tier, o in tiers.orders.items() if o)
         queues = tuple((p, tuple(u.name for u in q)) for p, q in state._coming_up.items() if q)
         rooms = tuple((r.tier, r.until_bytes - tiers.freed.get(r.tier, 0)) for r in self.allocations)
-        by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits))
+        by_place = tuple(tuple(d.items()) for d in (tiers.blocked, tiers.shrunk, tiers.limits, tiers.kept))
         rest = by_place, tuple(sorted(tiers.stuck)), tuple(sorted(state.stays)), state.pauses
         aliases = tuple(sorted((k, tuple(u.name for u in us)) for k, us in self.keys.items()))
         state_key = (units, copies, readers, orders, queues, rooms, rest, aliases)

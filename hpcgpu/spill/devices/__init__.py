@@ -7,6 +7,7 @@ allocation fails on a device: the stores of this process make room for it.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -108,8 +109,8 @@ class Copies:
         """Page-locked host memory that waits for the next copy."""
         return 0
 
-    def trim(self) -> int:
-        """Give that memory back to the system; return its bytes."""
+    def trim(self, nbytes: float = math.inf) -> int:
+        """Give ``nbytes`` of that memory, or all that there is, back to the system; return its bytes."""
         return 0
 
     def synchronize(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -99,8 +100,9 @@ class DriverCopies(Copies):
         """Lock no more pages for whole buffers than the host tier of a store may have."""
         self._host.limit_bytes = min(self._host.limit_bytes, nbytes)
 
-    def trim(self) -> int:
-        return self._host.trim() + self._stages.trim()
+    def trim(self, nbytes: float = math.inf) -> int:
+        freed = self._host.trim(nbytes)
+        return freed + (self._stages.trim(nbytes - freed) if nbytes > freed else 0)
 
     def synchronize(self) -> None:
         with self.context():

@@ -138,9 +138,10 @@ class Drop(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """Give memory that a tier keeps for reuse back to the system."""
+    """Give memory that a tier keeps for reuse back to the system: all, or what has no room beside the tier's data."""
 
     tier: int
+    excess: bool = False
 
 
 class Answer(NamedTuple):

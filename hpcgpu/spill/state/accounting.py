@@ -43,6 +43,7 @@ class Accounting:
         self.blocked: dict[int, int] = {}  # the size from which copies down from it fail, until something changes
         self.stuck: set[int] = set()  # above its limit, but no unit may go until something changes: no event looks
         self.shrunk: dict[int, int] = {}  # the bytes to which it must go down once
+        self.kept: dict[int, int] = {}  # bytes that wait there to be used again, beside its units
         # the units whose highest tier it is, longest untouched first, without units on their way down
         self.orders: dict[int, _Order] = defaultdict(OrderedDict)
         self.copies: dict[int, _Order] = {HOST: OrderedDict(), DISK: OrderedDict()}  # units valid there and higher up
@@ -209,11 +210,19 @@ class Accounting:
 
     @property
     def is_over(self) -> bool:
-        """True if a tier has more than its limit, even if enough of it is leaving."""
+        """True if a tier has more than its limit with what it keeps, even if enough of it is leaving."""
         for tier, limit in self.limits.items():  # noqa: SIM110 - runs at each event, and is twice as fast
-            if limit < self.bytes.get(tier, 0):
+            if limit < self.bytes.get(tier, 0) + self.kept.get(tier, 0):
                 return True
         return False
+
+    def excess(self, tier: int) -> int:
+        """Return the bytes kept for reuse that have no room beside the tier's data; less than 0: all have."""
+        # copies under way to the tier take their memory from what is kept
+        limit, kept = self.limits.get(tier), self.kept.get(tier, 0)
+        if limit is None or not kept:
+            return 0
+        return min(kept, kept + self.bytes.get(tier, 0) - self.coming.get(tier, 0) - limit)
 
     def settle(self, out: list[Instruction]) -> None:
         """Send down the bytes above the limits, and the bytes that must go since a tier shrinks."""

@@ -3,8 +3,7 @@
 The executor (:mod:`hpcgpu.spill.store.executor`) calls each method under the store's lock, and gives up the references
 of drops under that lock, too. It carries out the other instructions in their order, without the lock.
 
-These laws hold. The tests (``spill_invariants.py``) check the first seven in each state, and all nine in all states of
-small stores.
+These laws hold. The tests (``spill_worlds.py``) check the first seven in each state, all ten in those of small stores.
 
 1. The bytes of a tier are the bytes that are valid there, and the bytes under way to it.
 2. A named unit is valid in at least one tier at every moment.
@@ -16,6 +15,8 @@ small stores.
    there is no cycle.
 8. A waiting thread gets one answer: it is resumed when all its units are up, with their present contents, or it fails.
 9. Without new events the copies come to an end. Then no tier with units that may go down is above its limit.
+10. The data that lies in a tier and the memory that waits there to be used again are within its limit together, as far
+    as this memory can go: what has no room beside the data is trimmed. Copies under way take theirs from it.
 """
 
 from __future__ import annotations
@@ -244,6 +245,11 @@ class SpillState:
         self.accounting.shrunk[tier] = max(0, self.accounting.bytes.get(tier, 0) - nbytes)
         return self._settled(out)
 
+    def kept(self, tier: int, nbytes: int) -> Instructions:
+        """Record the memory that waits in a tier to be used again."""
+        self.accounting.kept[tier] = nbytes
+        return self._settled([])
+
     def expect(self, task: Hashable, units: Iterable[Unit], priority: tuple[float, ...], running: bool) -> Instructions:
         """Record the units that a ready or running task needs; the ready task of the least priority runs next."""
         self._forget_need(task)
@@ -367,6 +373,9 @@ class SpillState:
             out.append(Say("stays", HOST, accounting.over(HOST), None))
         if accounting.shrunk:
             accounting.end_shrinking(out)
+        if (excess := accounting.excess(HOST)) > 0:
+            accounting.kept[HOST] -= excess
+            out.append(Trim(HOST, excess=True))
         for tier, queue in self._coming_up.items():
             while queue and self._start(queue[0], tier, out):
                 queue.popleft()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import mmap
 import os
 import pickle
@@ -77,6 +78,11 @@ class Pool:
         self._free_bytes = self._held_bytes = 0  # that are free, or free and lent
 
     @property
+    def is_empty(self) -> bool:
+        """True if the pool holds no memory, free or lent; takes no lock."""
+        return not self._held_bytes
+
+    @property
     def free_bytes(self) -> int:
         """Bytes that are kept for reuse."""
         with self._lock:
@@ -108,11 +114,11 @@ class Pool:
             raise
         return np.asarray(Loan(slab, nbytes, self))
 
-    def trim(self, kept_bytes: int = 0) -> int:
-        """Give free memory back to the system, except ``kept_bytes``; return its bytes."""
+    def trim(self, nbytes: float = math.inf) -> int:
+        """Give ``nbytes`` of free memory, or all of it, back to the system; return its bytes."""
         with self._lock:
             self._collect()
-            dropped = self._drop(self._free_bytes - kept_bytes)
+            dropped = self._drop(nbytes)
         return sum(slab.nbytes for slab in dropped)
 
     def _collect(self) -> None:
@@ -121,7 +127,7 @@ class Pool:
             self._free.setdefault(slab.nbytes, []).append(slab)
             self._free_bytes += slab.nbytes
 
-    def _drop(self, nbytes: int) -> list[np.ndarray]:
+    def _drop(self, nbytes: float) -> list[np.ndarray]:
         """Take at least ``nbytes`` of free memory out of the pool; the size that was first needed goes first."""
         dropped: list[np.ndarray] = []
         for size, slabs in self._free.items():
@@ -266,7 +272,7 @@ class Disk:
     def shrink(self) -> None:
         """Give back some of the excess; call it again while :attr:`has_excess`."""
         self.segments.trim()
-        self.slabs.trim(self.slabs.limit_bytes // _KEPT)
+        self.slabs.trim(self.slabs.free_bytes - self.slabs.limit_bytes // _KEPT)
 
     def read(self, stored: Stored) -> list[np.ndarray]:
         """Return the buffers; OSError if any of them is missing."""

@@ -107,7 +107,6 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         folder = folder or worker_local_directory
         for note in () if _read_flag("quiet", quiet) else notes(folder, disk):
             logger.warning(note)
-        # the limit of the host tier: so buffers that wait to be used again never add to it
         slabs = Slabs(self.host_limit_bytes or _SLABS_BYTES)
         self.disk = Disk(folder, slabs, disk, trusted=trusted)
         self._executor = Executor(device, self.host_limit_bytes, self.disk)
@@ -255,6 +254,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
             value = unproxy(value.resolve())
         make = None if ours or is_owner(value) else reader.traverse(value)
         todo = None
+        executor.count_kept()
         with executor.lock:
             old = self._entries.get(key)  # first: it fails if the key cannot be hashed or compared
             if make:
@@ -399,6 +399,8 @@ class SpillThread:
         try:
             item = self._executor.inbox.get(timeout=self._wait_s())
             while True:
+                if self._executor.has_excess:  # before copies: data takes its place
+                    self._executor.trim_excess()
                 if item is not None:
                     owner, copy = item
                     (owner.give_up if self._executor.closed else owner.copy)(copy)

@@ -13,6 +13,7 @@ for no other thread, even if pickling runs user code that reads from the store.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -55,8 +56,8 @@ class Executor:
         # Entries whose handle or proxy is gone, and tickets of generators that are gone: the garbage collector may add
         # to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
         self.orphans, self.inbox, self.bins = deque[Any](), Inbox(), list[Any]([disk])
-        self.rescues = 0
-        self.closed = self.is_watched = self.wants_trim = self._has_lost_gpu = False
+        self.rescues, self.page_locked = 0, list[Any]()
+        self.closed = self.is_watched = self.wants_trim = self.has_excess = self._has_lost_gpu = False
         # device memory given up without a copy, by tier: kernels of finished tasks may still read it
         self._unread: list[tuple[int, list[Any]]] = []
 
@@ -75,25 +76,42 @@ class Executor:
             if self._device_limit:
                 self.record(self.state.limit(tier, self._device_limit.of_device(device.memory_bytes)), todo)
         self.carry_out(todo)
-        for made in self.page_locked():
+        # a simulated device has no page-locked memory
+        self.page_locked = [each.copies for each in self._devices if hasattr(each, "copies")]
+        for made in self.page_locked:
             if isinstance(made, DriverCopies) and (most := self.state.accounting.limits.get(HOST)):
                 made.lock_at_most(most)
         if self._device_limit:
             attach(device, self)
         return tier
 
-    def page_locked(self) -> list[Any]:
-        """Return the objects that copy from and to devices; a simulated device has no page-locked memory."""
-        return [device.copies for device in self._devices if hasattr(device, "copies")]
-
     @property
     def idle_bytes(self) -> int:
         """Host memory that is kept for reuse."""
-        return self.disk.slabs.free_bytes + sum(memory.idle_bytes for memory in self.page_locked())
+        return self.disk.slabs.free_bytes + sum([memory.idle_bytes for memory in self.page_locked])
 
-    def trim(self) -> int:
-        """Give this memory back to the system, which takes a moment; return its bytes."""
-        return self.disk.slabs.trim() + sum(memory.trim() for memory in self.page_locked())
+    def trim(self, nbytes: float = math.inf) -> int:
+        """Give ``nbytes`` of it, or all, back to the system, which takes a moment; return its bytes."""
+        freed = self.disk.slabs.trim(nbytes)
+        for memory in self.page_locked:
+            freed += memory.trim(nbytes - freed) if nbytes > freed else 0
+        return freed
+
+    def trim_excess(self) -> None:
+        """Give back what has no room beside the data in host memory; in the spill thread."""
+        self.has_excess, accounting, idle_bytes = False, self.state.accounting, self.idle_bytes
+        with self.lock:
+            accounting.kept[HOST] = idle_bytes
+            excess = accounting.excess(HOST)
+        if excess > 0:
+            self.trim(excess)
+
+    def count_kept(self) -> None:
+        """Tell the machine what is kept for reuse, if that has changed."""
+        if self.disk.slabs.is_empty and not self.page_locked:
+            return  # each value that is set comes here
+        if (idle_bytes := self.idle_bytes) != self.state.accounting.kept.get(HOST, 0):
+            self.report(self.state.kept, HOST, idle_bytes)
 
     def give_back(self, *, if_short: bool = False) -> None:
         """Free the device memory that libraries keep for reuse; ``if_short``: only if a device has little left."""
@@ -340,6 +358,7 @@ class Executor:
 
     def _ended(self, todo: Todo) -> None:
         self.carry_out(todo)
+        self.count_kept()
         if self.state.is_stuck or (self.is_watched and not self.state.accounting.moves):
             self.wake()
 
@@ -393,7 +412,10 @@ class Executor:
             if waiter.inbox is not this_thread.inbox:
                 waiter.inbox.put(None)
         elif kind is Trim:
-            self.wants_trim = True
+            if instruction.excess:
+                self.has_excess = True
+            else:
+                self.wants_trim = True
             self.wake()
         elif kind is Say and not self.closed:
             self.reports.say(instruction)

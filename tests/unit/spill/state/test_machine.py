@@ -163,6 +163,17 @@ def test_shrinking_frees_idle_memory_then_moves_data() -> None:
     assert state.moved(copy) == (Drop(copy.unit, HOST), Trim(HOST))
 
 
+def test_buffers_kept_for_reuse_go_before_data_fills_the_host_tier() -> None:
+    state, (a, b, c) = SpillState({HOST: 20}), units(6, 6, 6, top=HOST)
+    assert state.kept(HOST, 12) == state.set((a,)) == ()
+    assert state.set((b,)) == (Trim(HOST, excess=True),)
+    assert state.set((c,)) == (Trim(HOST, excess=True),)
+    assert state.kept(HOST, 2) == ()
+    assert state.kept(HOST, 3) == (Trim(HOST, excess=True),)
+    state.delete((a,))
+    assert state.kept(HOST, 8) == ()
+
+
 def test_what_the_next_task_needs_comes_up_while_nobody_waits() -> None:
     state, (a, b) = SpillState({DEVICE: 10}), units(6, 6)
     state.set((a,))
@@ -423,6 +434,9 @@ STORIES = {
     ),
     "allocations that fail": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), failures=1),
     "allocations given up": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), gives_up=True),
+    "buffers kept for reuse": Story(
+        ABC, (("kept", H, 6), ("need", 0), ("kept", H, 9), ("limit", H, 12), ("write", 2)), {D: 10, H: 14}, failures=1
+    ),
     "limits that shrink": Story(ABC, (("shrink", H, 6), ("limit", D, 4), ("need", 0)), failures=1),
     "a full disk": Story(ABC, (("need", 2), ("need", 0), ("delete", 1), ("write", 0)), {D: 10, H: 6, DISK: 8}),
     "a unit that grows": Story(ABC, (("grow", 0, 8), ("need", 0), ("grow", 2, 7)), failures=1),

@@ -384,6 +384,20 @@ def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(stored: NewStore, mo
     assert store.disk.slabs._held_bytes >= 2 * MIB + store.host_limit_bytes // 8 - MIB
 
 
+def test_data_and_unused_buffers_keep_the_host_tiers_limit(stored: NewStore) -> None:
+    """Whatever Dask's monitors of memory do: nothing here asks for memory."""
+    store = stored(0, 100 * MIB)
+    lent = [store.disk.slabs.empty(MIB) for _ in range(50)]
+    lent.clear()
+    assert store.idle_bytes == 50 * MIB
+    for i in range(12):
+        store[i] = np.full(4 * MIB, i, "u1")
+    assert store.settle(scaled(10))
+    assert store.tiers["host"] == 48 * MIB
+    assert store.tiers["host"] + store.idle_bytes <= store.host_limit_bytes
+    assert [int(store[i][-1]) for i in range(12)] == list(range(12))
+
+
 @pytest.mark.parametrize("stays", [0.0, 0.5], ids=["all that goes is freed", "half of it is not given back"])
 def test_one_request_brings_the_process_down_to_its_target(stored: NewStore, stays: float) -> None:
     """As distributed's own store: from ``spill`` down to ``target``; in between there is no other request."""

@@ -18,26 +18,25 @@ LIMIT = 64 * KIB
 
 
 class FaultyDevice(FaultyGpu):
-    """A device whose library raises in each round of the spill thread, if ``up`` is set."""
+    """A device whose library raises in each round of the spill thread, if it is ``broken``."""
 
-    @property
-    def copies(self) -> Any:
-        if self.up is not None:
+    waste, broken = (), False
+
+    def empty_bin(self) -> None:
+        if self.broken:
             raise RuntimeError("cudaErrorContextIsDestroyed")
-        raise AttributeError
 
 
 @pytest.fixture
-def gpu() -> FaultyGpu:
+def gpu() -> FaultyDevice:
     return FaultyDevice(1024 * KIB)
 
 
 def test_a_round_that_raises_is_said_and_the_next_one_comes(
-    store: GpuSpillBuffer, gpu: FaultyGpu, caplog: pytest.LogCaptureFixture
+    store: GpuSpillBuffer, gpu: FaultyDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.host_is_short = lambda: False
     store["first"] = gpu.asarray(np.zeros(KIB, "u1"))
-    gpu.up = RuntimeError("cudaErrorIllegalAddress")
+    gpu.broken = True
     fill(store, gpu)
     until(lambda: "cudaErrorContextIsDestroyed" in caplog.text, "the failure is said")
     assert not store.settle(0.2)
@@ -45,7 +44,7 @@ def test_a_round_that_raises_is_said_and_the_next_one_comes(
     (said,) = [r for r in caplog.records if "ContextIsDestroyed" in r.getMessage()]
     assert said.getMessage().startswith("the spill thread failed, and goes on in")
     assert said.exc_info
-    gpu.up = None
+    gpu.broken = False
     assert_moves(store, gpu)
 
 
