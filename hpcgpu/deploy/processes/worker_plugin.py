@@ -141,6 +141,15 @@ class _Call:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return self._call
 
+    def __repr__(self) -> str:
+        return f"<a stored value of type {type(self).__name__}>"
+
+
+@functools.lru_cache(256)
+def _call_for(kind: str) -> type[_Call]:
+    """Return a class with the name of a value's: distributed names it when pickling fails (serialize.py, 2026.8.0)."""
+    return type(kind, (_Call,), {})
+
 
 class _Connection:
     """A connection to which ``get_data`` writes one message with values: a thread reads those that are handles."""
@@ -168,12 +177,16 @@ class _Connection:
         if isinstance(self._comm, InProc):
             return unproxy(handle.resolve())
         if self._to_worker:
-            return _Call(arrive, handle.packed())
+            return self._packed(arrive, handle.packed())
         if handle.entry.value is ABSENT:
-            return _Call(Packed.unpack, handle.packed())
+            return self._packed(Packed.unpack, handle.packed())
         # a client may have neither this package nor a device: what is up goes as without it
         header, frames = serialize(unproxy(handle.resolve()), on_error="raise")
         return _Call(deserialize, header, [np.frombuffer(frame, np.uint8) for frame in frames])
+
+    @staticmethod
+    def _packed(function: Callable[[Packed], Any], packed: Packed) -> _Call:
+        return _call_for(packed.kind.__name__)(function, packed)
 
 
 def read_in_threads(worker: Worker, readable: Callable[[Collection[Any]], Awaitable[Collection[Any]]]) -> None:

@@ -47,8 +47,8 @@ class Source(Protocol):
     @property
     def nbytes(self) -> int: ...  # noqa: D102
 
-    def length(self) -> int | None:
-        """Return the object's ``len``; None if only the object has it."""
+    def answers(self) -> Mapping[str, Any]:
+        """Return the object's ``len`` and ``name`` as far as copies of it have them."""
 
     def using(self) -> AbstractContextManager[Any]:
         """Bring the object up, return it, and keep it up while inside; several threads may share a load."""
@@ -95,7 +95,7 @@ class Placeholder:
 
     def __len__(self) -> int:
         state = _state_of(self)
-        length = state.source.length()
+        length = state.source.answers().get("len")
         return len(state.load()) if length is None else length
 
     def __getattribute__(self, name: str) -> Any:
@@ -106,6 +106,8 @@ class Placeholder:
                 return getattr(kind, name)
             if not defines(kind, name):  # so that is_dask_collection and the like load no object
                 raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        elif name == "name" and name in (answers := state.source.answers()):
+            return answers[name]
         return getattr(state.load(), name)
 
 
@@ -151,8 +153,9 @@ class Resident:
         nbytes = getattr(self._value, "nbytes", None)
         return nbytes if isinstance(nbytes, int) else sys.getsizeof(self._value)
 
-    def length(self) -> int | None:
-        """Return None: the object is up."""
+    def answers(self) -> Mapping[str, Any]:
+        """Return nothing: the object is up."""
+        return {}
 
     def using(self) -> AbstractContextManager[Any]:
         """Return the object."""

@@ -36,7 +36,7 @@ from hpcgpu.spill.devices import Device
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.libraries import ArrayView
 from hpcgpu.spill.state import DISK, HOST, Copy, FailedAllocation, Say, Ticket, Waiter
-from hpcgpu.spill.values import put_together
+from hpcgpu.spill.values import Skeleton, Slot, put_together
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry
 from hpcgpu.units import format_bytes
 
@@ -322,6 +322,13 @@ class Packed:
     def nbytes(self) -> int:
         """Bytes of the buffers."""
         return sum(root.nbytes for _, root, _ in self.buffers)
+
+    @property
+    def kind(self) -> type:
+        """The type of the value."""
+        if isinstance(self.skeleton, Skeleton):
+            return self.skeleton.nodes[-1].kind
+        return self.locations[0][2] if isinstance(self.skeleton, Slot) else type(self.skeleton)
 
     def unpack(self) -> Any:
         """Return the value, with its arrays on this process's device."""

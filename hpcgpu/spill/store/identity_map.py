@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -81,9 +81,9 @@ class StoredObject(Handle):
         if self._proxy is not None and (proxy := self._proxy()) is not None:
             proxies.release(proxy)
 
-    def length(self) -> int | None:
-        """Return the object's ``len`` from a copy below, without loading; None without such a copy."""
-        return self.unit.length_of(self.index)
+    def answers(self) -> Mapping[str, Any]:
+        """Return the object's ``len`` and ``name``, without loading, as far as a copy below has them."""
+        return self.unit.answers_of(self.index)
 
     @contextmanager
     def using(self) -> Iterator[Any]:

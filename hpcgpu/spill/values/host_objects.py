@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,13 @@ def name_of(held: Held) -> Name:
     """Return the name that objects of the same allocations share: nearly always the id of one allocation."""
     owners = held if len(held) == 1 else [owner for owner in held if owner > 0]
     return next(iter(owners)) if len(owners) == 1 else frozenset(owners)
+
+
+def _answers(x: Any) -> dict[str, Any]:
+    """Return what a proxy of an object on disk answers without it."""
+    kind: type = type(x)
+    answers = {"len": shape[0]} if (shape := getattr(x, "shape", ())) else {}
+    return {**answers, "name": x.name} if kind.__name__ == "Series" and _family(kind) else answers
 
 
 def is_owner(x: Any) -> bool:
@@ -128,7 +135,7 @@ class HostObjects(ObjectContent):
     # made for the second object, or for the second allocation: most units have one
     _positions: dict[int, int] | None = None
     _held: Held | None = None
-    _lengths: Sequence[int | None] = ()  # of the objects on disk
+    _answers: Sequence[Mapping[str, Any]] = ()  # of the objects on disk
 
     def __init__(self, x: Any, name: Name, nbytes: int, held: Held | None = None) -> None:
         super().__init__(next(NUMBERS), nbytes, HOST, HOST)
@@ -149,8 +156,8 @@ class HostObjects(ObjectContent):
     def object_at(self, index: int) -> Any:
         return self.objects[index]
 
-    def length_of(self, index: int) -> int | None:
-        return self._lengths[index] if self.on_disk is not None and index < len(self._lengths) else None
+    def answers_of(self, index: int) -> Mapping[str, Any]:
+        return self._answers[index] if self.on_disk is not None and index < len(self._answers) else {}
 
     def measured(self) -> int:
         """Return the bytes of the allocations."""
@@ -176,7 +183,7 @@ class HostObjects(ObjectContent):
             return objects, [{} if x is None else held_by(x) for x in objects]  # None: it has no name
         named = {i for entry in tuple(self.entries) for unit, i in entry.locations if unit is self}
         kept = [x if i in named else None for i, x in enumerate(tuple(self.objects))]
-        self._lengths = [shape[0] if (shape := getattr(x, "shape", ())) else None for x in kept]
+        self._answers = [_answers(x) for x in kept]
         try:
             return Pickled.write(disk, kept)
         except ImmovableError as e:

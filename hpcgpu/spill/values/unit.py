@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,9 +120,9 @@ class ObjectContent(Content):
     def object_at(self, index: int) -> Any:
         """Return one of its objects, while it is up."""
 
-    def length_of(self, index: int) -> int | None:
-        """Return the length of an object from the copies below; None if they do not have it."""
-        return None
+    def answers_of(self, index: int) -> Mapping[str, Any]:
+        """Return an object's ``len`` and ``name`` as far as the copies below have them."""
+        return {}
 
 
 class SkeletonUnit(ObjectContent):
@@ -228,12 +228,12 @@ class Buffer(ObjectContent):
     def object_at(self, index: int) -> Any:
         return self.arrays[index]
 
-    def length_of(self, index: int) -> int | None:
+    def answers_of(self, index: int) -> Mapping[str, Any]:
         below = self.in_host or self.on_disk
         if below is None and self.bundle is not None:
             below = None, self.bundle.views_of(self)
         shape = getattr(below[1][index], "shape", None) if below and index < len(below[1]) else None
-        return shape[0] if shape else None
+        return {"len": shape[0]} if shape else {}
 
     def packed(self, disk: Disk) -> InHost:
         """Return its bytes in host memory, and the layout of the arrays; it does not move, and is not on disk."""

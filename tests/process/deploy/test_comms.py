@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import wait
 from distributed.comm.registry import backends
 from lock_guard import guarded_lock
 from spill_stores import KIB, SlowGpu
 from store_clusters import by_all_paths, cluster, look, make_any, strange
+from waiting import scaled, when
 
 from hpcgpu import sim
 from hpcgpu.sim import SimArray, register
@@ -87,6 +89,34 @@ async def test_values_that_are_up_leave_without_a_copy_on_the_loop(
         await client.gather(futures)
         await client.gather(futures, direct=True)
         assert gpu.on_loop["down"] == 0  # the client is in this process: it brings values up on the same loop
+
+
+class Unpicklable:
+    """An attribute that no pickle takes."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not me")
+
+
+class Model:
+    """A value with an array that goes down."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.other = array, Unpicklable()
+
+
+async def test_a_spilled_value_that_cannot_be_pickled_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path, plugin=True) as (client, a, _):
+        futures = client.map(lambda i: Model(sim.asarray(np.full(100 * KIB, i, "u1"))), range(8), workers=["a"])
+        await wait(futures)
+        assert await asyncio.to_thread(a.data.settle, scaled(20))
+        assert a.data.tiers["host"] + a.data.tiers["disk"] > 100 * KIB
+        waiting = client.map(type, futures, workers=["b"])
+        await when(lambda: "object of type Model" in caplog.text)
+        assert "_Call" not in caplog.text
+        await client.cancel(waiting)
 
 
 async def test_the_loop_turns_while_a_peer_waits_for_a_copy(tmp_path: Path, gpu: WatchedGpu) -> None:

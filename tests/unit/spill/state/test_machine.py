@@ -163,7 +163,7 @@ def test_shrinking_frees_idle_memory_then_moves_data() -> None:
     assert state.moved(copy) == (Drop(copy.unit, HOST), Trim(HOST))
 
 
-def test_buffers_kept_for_reuse_go_before_data_fills_the_host_tier() -> None:
+def test_kept_buffers_go_before_data_fills_the_host_tier() -> None:
     state, (a, b, c) = SpillState({HOST: 20}), units(6, 6, 6, top=HOST)
     assert state.kept(HOST, 12) == state.set((a,)) == ()
     assert state.set((b,)) == (Trim(HOST, excess=True),)

@@ -84,12 +84,13 @@ def test_the_length_of_what_is_below_is_known_without_it(store: GpuSpillBuffer, 
 def test_the_length_of_what_is_on_disk_is_known_without_it(stored: NewStore) -> None:
     store = stored(0, 100 * KIB, jit_unspill=True)
     frame = pd.DataFrame({"x": np.arange(16 * KIB)})
-    store["a"] = [np.zeros((100, 8 * KIB), "u1"), frame, np.array(1.0)]
+    store["a"] = [np.zeros((100, 8 * KIB), "u1"), frame, np.array(1.0), pd.Series(np.arange(16 * KIB), name="y")]
     del frame
     assert store.settle()
     on_disk, values = store.tiers["disk"], argument(store, "a")
     assert on_disk > 900 * KIB
     assert [len(x) for x in values[:2]] == [100, 16 * KIB]
+    assert values[3].name == "y"  # dask asks it of each series and index
     assert store.counters["disk_to_host"].nbytes < KIB  # of the list itself
 
 
