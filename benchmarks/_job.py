@@ -17,12 +17,12 @@ from typing import Any
 
 import dask
 import psutil
-from _sizes import ALL_FITS, IDLE, SIZES, Size
+from _sizes import ALL_FITS, IDLE, MONITORED, SIZES, Size
 from distributed import Client, LocalCluster
 
 IDLE_S, IDLE_WORKERS, POLL_S = 3.0, 8, 0.02
 TARGET = 0.6  # distributed's, of memory_limit: where its spilling begins, and ours
-# Dask's watch over the whole process is off for all: with limits as small as these it would see the interpreter alone.
+# Dask's watch over the whole process is off: with limits as small as these the interpreter is much of what it sees.
 OFF = {f"distributed.worker.memory.{name}": False for name in ("spill", "pause", "terminate")}
 QUIET = {"logging.distributed": "critical"}
 
@@ -87,7 +87,7 @@ def run(name: str, client: Client, size: Size, place: str) -> dict[str, Any]:
     client.run(_cases.prepare, name, place)
     client.run_on_scheduler(_cases.prepare, name, "host" if place == "gpu" else place)
     _cases.prepare(name, "host" if place == "gpu" else place)
-    case = _cases.CASES[name.removesuffix(ALL_FITS)]
+    case = _cases.CASES[name.removesuffix(ALL_FITS).removesuffix(MONITORED)]
     began = time.perf_counter()
     case(client, size, place)
     first_wall_s = time.perf_counter() - began
@@ -127,7 +127,7 @@ def main() -> None:
         size = size.all_fits()
     with (
         # the scheduler of LocalCluster, too, has its files there
-        dask.config.set({**OFF, **QUIET, "temporary-directory": folder}),
+        dask.config.set({**({} if name.endswith(MONITORED) else OFF), **QUIET, "temporary-directory": folder}),
         cluster(who, protocol, size, folder) as it,
         Client(it) as client,
     ):

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 MIB = 2**20
 IDLE = "idle"
 ALL_FITS = ", all fits"  # the same case with limits so high that nothing is spilled
+MONITORED = ", monitors on"  # the same case with Dask's monitors of the process's memory
 NAMES = (
     *("tall SVD", "low-rank SVD", "transpose-sum", "p2p shuffle", "hot and cold", "small tasks", IDLE),
-    *(f"{name}{ALL_FITS}" for name in ("tall SVD", "transpose-sum", "hot and cold")),
+    *(f"{name}{kind}" for kind in (ALL_FITS, MONITORED) for name in ("tall SVD", "transpose-sum", "hot and cold")),
 )
 # Cases without arrays: where those would lie makes no difference.
 OF_THE_HOST = ("p2p shuffle", "small tasks", IDLE)

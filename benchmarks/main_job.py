@@ -3,6 +3,7 @@
 Cases: the two SVDs of ``hpcgpu demo``, the sum of an array and its transpose, a p2p shuffle of a frame, blocks of which
 some are read at each step and others rarely, and 20,000 small tasks; each on a fresh cluster, over tcp and over tls.
 Those with ``all fits`` have limits so high that nothing is spilled: so much a case costs without any moves to disk.
+Those with ``monitors on`` have Dask's monitors, which spill, pause and end by the memory of the whole process.
 
 ``hpcgpu``
     LocalGPUCluster, arrays on simulated GPUs; ``hpcgpu, host arrays`` has them in host memory, as the peer.

@@ -52,6 +52,7 @@ class Question:
     table: list[Sequence[str]]
     sources: set[tuple[str, str]] = field(default_factory=set)  # benchmarks, and when they were measured
     note: str = ""
+    more: list[Sequence[str]] = field(default_factory=list)  # a second table
 
 
 class Figures:
@@ -97,12 +98,12 @@ def short(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def ranged(figure: Figure | None) -> str:
+def ranged(figure: Figure | None, digits: int = 2) -> str:
     """Format a figure with its spread."""
     if figure is None:
         return "-"
-    spread = "" if figure.least is None else f" ({figure.least:.2f} to {figure.most:.2f})"
-    return f"{figure.value:.2f}{spread}"
+    spread = "" if figure.least is None else f" ({figure.least:,.{digits}f} to {figure.most:,.{digits}f})"
+    return f"{figure.value:,.{digits}f}{spread}"
 
 
 def counted(requests: int) -> str:

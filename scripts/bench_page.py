@@ -74,6 +74,7 @@ def section(question: Question, runs: Sequence[Row]) -> str:
         fill(f"![{question.alt}](benchmarks/{question.name}.svg)"),
         fill(f"Measured: {where}."),
         table(question.table),
+        table(question.more) if question.more else "",
         fill(question.note),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"

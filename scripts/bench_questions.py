@@ -246,6 +246,11 @@ def main_job(f: Figures) -> Question:
     faster = always(lambda r: (r.most or r.value) < 1)
     slower = always(lambda r: (r.least or r.value) > 1)
     ours = [r.value for (_, _, w), r in every.items() if w == "hpcgpu"]
+    with_monitors = [f"{job}, monitors on" for job in JOBS]
+
+    def memory(job: str, who: str) -> str:
+        return ranged(f.get("main_job", f"{job}, tls", "peak_pss_mib", who), 0)
+
     goals = f.select("main_job", "wall_s_ratio", lambda row: row["goal"].startswith("<= 0.7"))
     idle = [f.value("main_job", f"idle, {p}", "pss_mib_ratio", "hpcgpu" + peer) for p in ("tcp", "tls")]
     return Question(
@@ -274,6 +279,14 @@ def main_job(f: Figures) -> Question:
                     ),
                 )
                 for job in (*JOBS, *FITS)
+            ),
+        ],
+        more=[
+            ("peak memory of all processes, MiB, tls", *CLUSTERS.values()),
+            *(
+                row
+                for job in (*JOBS, *with_monitors)
+                if set((row := (job, *(memory(job, w) for w in CLUSTERS)))[1:]) != {"-"}
             ),
         ],
         note="In the jobs with `all fits` nothing is spilled. Each job is computed twice on its cluster, and the "

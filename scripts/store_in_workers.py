@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+from pathlib import Path
 from typing import Any
 
+import distributed
+import distributed.shuffle
 import pytest
-from distributed import Worker
+from distributed import Worker, utils_test
 from distributed.utils_test import *  # noqa: F403 - the fixtures of its tests
 
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
@@ -15,6 +18,11 @@ from hpcgpu.spill import GpuSpillBuffer
 
 plain, signature = Worker.__init__, inspect.signature(Worker.__init__)
 store = os.environ["STORE"]
+# What the tests import by name, and their certificates, are in the sources: wheels have neither.
+sources = Path(os.environ["SOURCES"])
+distributed.__path__.append(str(sources))
+distributed.shuffle.__path__.append(str(sources / "shuffle"))
+utils_test.certs_dir = str(sources / "tests")
 
 
 def with_store(self: Worker, *args: Any, **kwargs: Any) -> None:
