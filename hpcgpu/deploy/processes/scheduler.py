@@ -352,6 +352,7 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # its pages come with the first request
     with dask.config.set({_ROUTES: [m for m in dask.config.get(_ROUTES) if not m.startswith("distributed.")]}):
         scheduler = Scheduler(security=security(spec.certificate), **place, **http)
+    compat.share_versions(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s)
     serve(scheduler, spec.dashboard_secret)
     if spec.progress:
