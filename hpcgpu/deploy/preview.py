@@ -45,7 +45,8 @@ _EXPECTED = "expected the output of hpcgpu topo --json"
 
 def svg(plan: MachinePlan) -> str:
     """Return a plan as SVG."""
-    return render_svg(plan.facts.topology, [s.binding for s in plan.specs], [s.name for s in plan.specs])
+    bindings, names = [s.binding for s in plan.specs], [s.name for s in plan.specs]
+    return render_svg(plan.facts.topology, bindings, names, plan.settings.nics)
 
 
 def plan_machine(

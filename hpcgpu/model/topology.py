@@ -45,7 +45,7 @@ class Nic:
     name: str
     pci: str
     port: int = 1
-    kind: str = "infiniband"  # or roce, slingshot, opa, efa, usnic, ethernet
+    kind: str = "infiniband"  # or roce, slingshot, opa, efa, usnic, rdma (of another maker), ethernet
     state: str = "active"  # or down, init or armed (no subnet manager yet), unknown (hwloc, for plain interfaces)
     rate_gbps: float = 0.0  # Gb/s; 0: unknown
     numa_node: int | None = None
@@ -53,6 +53,7 @@ class Nic:
     virtual: bool = False  # a virtual function (SR-IOV) of another card
     # PCI link of the card, GB/s; 0: unknown. Not compared: hwloc 1 does not tell it, and rounds it otherwise than /sys.
     link_gbytes_s: float = field(default=0.0, compare=False)
+    card: str = field(default="", compare=False)  # vendor and device number, 15b3:1021; "": unknown
 
     @property
     def active(self) -> bool:

@@ -366,7 +366,7 @@ def plan_memory_nodes(
     *,
     divide_all: bool = True,
 ) -> tuple[tuple[str, CpuSet], ...]:
-    """Plan each worker's memory policy and NUMA nodes; policy ``none`` for one node or a GPU of unknown locality."""
+    """Plan each worker's memory policy and NUMA nodes; mostly ``none`` for one node or a GPU of unknown locality."""
     # homes are the NUMA nodes of the workers' GPUs (None: unknown), cpusets the workers' PUs; those after homes are of
     # workers without a GPU, which have the nodes of their cores. allowed are the NUMA nodes of the process (None: all).
     # The NUMA nodes of a package are divided among its workers: each has its home; a node
@@ -376,6 +376,9 @@ def plan_memory_nodes(
     # full, the kernel uses others.
     nodes = _usable_nodes(topology, allowed)
     everywhere = CpuSet(n.os_index for n in nodes)
+    # Where a GPU's or other memory is a NUMA node too, only a strict policy keeps pages off it (Grace Hopper).
+    if policy == "bind" and len(nodes) == 1 and topology.other_memory:
+        return (("bind", everywhere),) * len(cpusets or homes)
     if policy == "none" or len(nodes) <= 1:
         return (("none", everywhere if policy != "none" else CpuSet()),) * len(cpusets or homes)
     if policy == "interleave":
