@@ -306,6 +306,11 @@ def _notes(plan: MachinePlan) -> Iterator[str]:
         yield f"note: {warning}"
     if others := format_other_gpus(topology):
         yield others
+    gpus = [g for g in topology.gpus if g.can_run]
+    granted = CpuSet(i for i, gpu in enumerate(gpus) if gpu in plan.facts.gpus)
+    if granted and len(granted) < len(gpus) and not any(s.simulated for s in plan.specs):
+        some = "GPUs {}, which are" if len(granted) > 1 else "GPU {}, which is"
+        yield f"planned with {some.format(granted)} granted, of 0-{len(gpus) - 1}"
     everything = CpuSet(pu for core in topology.cores for pu in core)
     if plan.facts.allowed < everything:
         yield f"planned with PUs {plan.facts.allowed}, which are granted, of {everything}"

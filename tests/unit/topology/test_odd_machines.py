@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from machines import GIB, mask
 from waiting import scaled
 
-from hpcgpu.deploy.preview import compare_files, plan_machine, read_text, svg
+from hpcgpu.deploy.preview import compare_files, plan_machine, read_machine, read_text, svg
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
 from hpcgpu.plan.binding import plan_bindings
@@ -450,8 +450,15 @@ def test_a_file_is_planned_and_not_compared_with_itself(tmp_path: Path) -> None:
     found = plan_machine({}, "option", file=str(file))
     assert "not bound" in found.table.to_text()
     assert found.described()["workers"][0]["memory"] == {"policy": "none", "nodes": ""}
-    with pytest.raises(ConfigError, match=r"--diff compares two files, and got .*node\.xml"):
+    with pytest.raises(ConfigError, match=r"--diff compares two files, and got .*node\.xml twice"):
         compare_files([str(file), str(file)])
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_a_file_of_powershell_is_read(tmp_path: Path, encoding: str) -> None:
+    text = machine(host_bridge(0x20, function(0x30, GPU_IDS)))
+    (tmp_path / "node.xml").write_bytes(text.encode(encoding))
+    assert read_machine(str(tmp_path / "node.xml")) == read_file(text)
 
 
 def test_a_fifo_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
