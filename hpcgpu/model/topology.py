@@ -31,6 +31,7 @@ class Gpu:
     memory_bytes: int = 0  # 0: unknown
     mig: str = ""  # profile of a slice (1g.10gb); "" for a whole GPU
     compute_mode: str = ""  # EXCLUSIVE_PROCESS: one process at a time, without MPS; PROHIBITED: none; "": any number
+    numa_nodes: CpuSet = field(default_factory=CpuSet, compare=False)  # all, if it is local to several of a package
 
     @property
     def can_run(self) -> bool:
@@ -84,6 +85,7 @@ class Topology:
     other_memory: tuple[NumaNode, ...] = ()  # not for the heap of a worker
     name: str = ""  # product name of the machine
     l3: tuple[CpuSet, ...] = ()  # the PUs below each L3 cache; (): unknown
+    core_kinds: tuple[CpuSet, ...] = ()  # the PUs of each kind of core: a hybrid CPU has fast and slow ones
     allowed: CpuSet | None = None  # PUs granted to the process that wrote the description; None: unknown
     allowed_nodes: CpuSet | None = None  # NUMA nodes likewise
 

@@ -261,7 +261,7 @@ def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...
     cores = len(usable_cores(topology, binding.cpuset))
     shared = ", shared" if binding.shared_cores else ""
     port = format_ports(binding) if binding.nics or not binding.interface else f"interface {binding.interface}"
-    node = "-" if gpu is None else "unknown" if gpu.numa_node is None else str(gpu.numa_node)
+    node = "-" if gpu is None else "unknown" if gpu.numa_node is None else str(gpu.numa_nodes or gpu.numa_node)
     memory = f"NUMA {binding.memory_nodes}, {binding.memory_policy}" if binding.memory_policy != "none" else "not bound"
     return (
         spec.name,

@@ -64,6 +64,7 @@ def _topology(root: ET.Element, text: str) -> Topology:
         warnings=(*warnings, *(() if chains else (pci.NO_PCI,))),
         other_memory=tuple(other),
         name=pci.product_name(*(f.get(key, "") for f in facts for key in ("DMIProductName", "PlatformModel"))),
+        core_kinds=tuple(pci.cpuset(kind, "cpuset") for kind in root.findall("cpukind")),
         l3=tuple(sorted({pci.cpuset(o, "cpuset") for o in caches} - {CpuSet()}, key=min)),
         allowed=_allowed(machines, "allowed_cpuset"),
         allowed_nodes=_allowed(machines, "allowed_nodeset"),
@@ -116,7 +117,8 @@ def _devices(
         sets = (pci.cpuset(p, "complete_nodeset") or pci.cpuset(p, "nodeset") for p in reversed(parents))
         nodes = next((s for s in sets if s), CpuSet())
         near = pci.home(nodes, numa) if nodes <= described else None
-        gpus += _gpu(device, address, near)
+        several = nodes & {n.os_index for n in numa} if near is not None else CpuSet()
+        gpus += [replace(g, numa_nodes=several if len(several) > 1 else CpuSet()) for g in _gpu(device, address, near)]
         nics += _nics(device, address, near, version3)
     nics.sort(key=lambda n: (n.pci, n.name, n.port))
     return sorted(gpus, key=lambda g: g.pci), nics, chains, tuple(map(_TWICE.format, twice))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
@@ -208,10 +209,10 @@ def _slow(nics: Sequence[Nic], out: Mapping[Nic, Why]) -> dict[Nic, Why]:
 
 _UCX_KINDS = ("infiniband", "roce", "rdma")  # the last one by name only
 # Costs, lexicographic up to 100 GPUs and 10,000 ports: no sum of lesser costs reaches a greater one. From the greatest:
-# a port without room, class of distance, load, another port than in the plan of all GPUs, grade, height of the common
-# bridge, position on the card, PCI bridges, and the distance in PCI order.
-_BRIDGE, _CARD, _HEIGHT, _GRADE, _MOVE, _LOAD, _CLASS, _ROOM = (10**n for n in (14, 18, 24, 28, 34, 38, 42, 46))
-_INFINITE = 10**50
+# load of GPUs that are not bound, a port without room, class of distance, load, another port than in the plan of all
+# GPUs, grade, height of the common bridge, position on the card, PCI bridges, and the distance in PCI order.
+_BRIDGE, _CARD, _HEIGHT, _GRADE, _MOVE, _LOAD, _CLASS = (10**n for n in (14, 18, 24, 28, 34, 38, 44))
+_ROOM, _FIRST, _IMPOSSIBLE, _INFINITE = (10**n for n in (48, 52, 60, 64))
 _DEEPEST = 20  # bridges above a device; recorded machines have at most 6
 
 
@@ -238,7 +239,8 @@ def plan_nics(
         return tuple(PortPlan((), interface, (nothing,) if nothing else ()) for _ in gpus)
     out = []
     machine = _sharing(topology, gpus)
-    places = [i for i, g in enumerate(machine) if not g.pci] or [_place(machine, g) for g in gpus]
+    at = {g.pci: i for i, g in enumerate(machine)}
+    places = [at[g.pci] if g.pci else i for i, g in enumerate(gpus)]
     plan = _nearest(ports, machine) if nics == "nearest" else _balanced(ports, machine, sorted(set(places)))
     counts, seen = Counter(places), Counter[int]()
     for gpu, place in zip(gpus, places, strict=True):
@@ -286,17 +288,12 @@ def _sharing(topology: Topology, gpus: Sequence[Gpu]) -> list[Gpu]:
     return [by_address[pci] for pci in sorted(by_address)]
 
 
-def _place(machine: Sequence[Gpu], gpu: Gpu) -> int:
-    return next(i for i, g in enumerate(machine) if g.pci == gpu.pci)
-
-
 def _nearest(ports: Ports, machine: Sequence[Gpu]) -> dict[int, tuple[Nic, ...]]:
+    def cost(place: int, j: int) -> tuple[Distance, int]:
+        return ports.distance(machine[place], ports.usable[j]), _skew(place, machine, j, ports.usable)
+
     every = range(len(ports.usable))
-    chosen = {
-        i: min(every, key=lambda j: (ports.distance(g, ports.usable[j]), _skew(i, machine, j, ports.usable)))
-        for i, g in enumerate(machine)
-    }
-    return {i: (ports.usable[j],) for i, j in chosen.items()}
+    return {i: (ports.usable[min(every, key=partial(cost, i))],) for i in range(len(machine))}
 
 
 def _balanced(ports: Ports, machine: Sequence[Gpu], job: Sequence[int]) -> dict[int, tuple[Nic, ...]]:
@@ -337,12 +334,10 @@ def _with_rails(
         like.append(sorted(alike, key=lambda n: (way[n], n)))  # noqa: B023
     users = Counter(j for mine in like for j in mine)
     shares = [max(int(sum(Fraction(n, u) for u, n in Counter(users[j] for j in mine).items())), 1) for mine in like]
-    least, rates = dict[int, float](), [usable[j].rate_gbps or fastest for j in first]
-    kinds = [way[j].kind for way, j in zip(ways, first, strict=True)]
-    for kind, share, rate in zip(kinds, shares, rates, strict=True):
-        least[kind] = min(least.get(kind, share * rate), share * rate)
-    counts = [min(s, int(least[k] // r) + 1) for s, k, r in zip(shares, kinds, rates, strict=True)]
-    counts = [count if more else 1 for count, more in zip(counts, several, strict=True)]
+    rates = [usable[j].rate_gbps or fastest for j in first]
+    each = list(zip([way[j].kind for way, j in zip(ways, first, strict=True)], shares, rates, several, strict=True))
+    least = {kind: min(s * r for k, s, r, _ in each if k == kind) for kind, *_ in each}
+    counts = [min(s, int(least[k] // r) + 1) if more else 1 for k, s, r, more in each]
     left = [iter(mine) for mine in like]
     for more in range(1, max(counts)):
         for i, mine in enumerate(rails):
@@ -386,7 +381,10 @@ def _spread(rows: Sequence[Mapping[int, int]], bound: Sequence[bool], room: int 
     cheapest = [sorted(row, key=row.__getitem__)[: len(rows)] for row in rows]
     columns = [(j, k) for j in sorted({j for mine in cheapest for j in mine}) for k in range(slots[j] + room)]
     table = [
-        [row[j] + k * _LOAD + (is_bound and k >= room) * _ROOM if j in row else _INFINITE // 10**3 for j, k in columns]
+        [
+            row[j] + (k * _LOAD + (k >= room) * _ROOM if is_bound else k * _FIRST) if j in row else _IMPOSSIBLE
+            for j, k in columns
+        ]
         for row, is_bound in zip(rows, bound, strict=True)
     ]
     return [columns[c][0] for c in assign(table)]

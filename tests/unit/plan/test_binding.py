@@ -236,6 +236,16 @@ def test_a_share_is_in_one_cache_where_one_has_room() -> None:
     assert cores_of(topology, gpus, granted) == ["1-2,4-7", "3,8-11"]
 
 
+def test_fast_and_slow_cores_are_shared_out_kind_by_kind() -> None:
+    """A desktop CPU: six fast cores of two threads, eight slow ones."""
+    cores = (*(CpuSet([2 * i, 2 * i + 1]) for i in range(6)), *(CpuSet([i]) for i in range(12, 20)))
+    topology = Topology((NumaNode(0, CpuSet(range(20)), GIB),), cores)
+    gpus = tuple(replace(g, numa_node=0) for g in simulated_gpus(topology, 2, GIB, "n"))
+    assert cores_of(topology, gpus) == ["0-12", "13-19"]
+    hybrid = replace(topology, core_kinds=(CpuSet(range(12, 20)), CpuSet(range(12))))
+    assert cores_of(hybrid, gpus) == ["0-5,12-15", "6-11,16-19"]
+
+
 def test_a_launchers_masks_are_respected_when_asked() -> None:
     gpus = simulated_gpus(SMALL, 2, GIB, "n")
     masks = (CpuSet([6]), CpuSet([0, 1]))

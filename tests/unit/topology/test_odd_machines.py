@@ -366,6 +366,27 @@ def test_equal_uuids_are_taken_for_unknown() -> None:
         assert read_file(machine().replace(f'complete_nodeset="{mask([0])}">', info, 1)).name == shown
 
 
+def test_a_gpu_of_a_whole_package_is_local_to_all_its_nodes(tmp_path: Path) -> None:
+    """Two packages of two NUMA nodes; GPU and cores of the first are below it, not below one of its nodes."""
+    devices = host_bridge(0x20, function(0x30, GPU_IDS))
+    boxes = []
+    for p in range(2):
+        at = f'cpuset="{mask(range(8 * p, 8 * p + 8))}" nodeset="{mask([2 * p, 2 * p + 1])}"'
+        nodes = "".join(
+            f'<object type="NUMANode" os_index="{n}" cpuset="{mask(range(4 * n, 4 * n + 4))}" nodeset="{mask([n])}"/>'
+            for n in (2 * p, 2 * p + 1)
+        )
+        cores = "".join(f'<object type="Core" cpuset="{mask([i])}"/>' for i in range(8 * p, 8 * p + 8))
+        boxes.append(f'<object type="Package" os_index="{p}" {at}>{nodes}{cores}{"" if p else devices}</object>')
+    whole = f'<object type="Machine" cpuset="{mask(range(16))}" nodeset="0xf">{"".join(boxes)}</object>'
+    kinds = "".join(f'<cpukind cpuset="{mask(range(i, i + 8))}"/>' for i in (0, 8))
+    (tmp_path / "node.xml").write_text(f'<topology version="2.0">{whole}{kinds}</topology>')
+    plan = plan_machine({"cores": 6}, "option", file=str(tmp_path / "node.xml"))
+    assert plan.table.rows[0][2] == "0-1"
+    assert not any("fewer cores" in reason for reason in plan.specs[0].binding.reasons)
+    assert [len(kind) for kind in plan.facts.topology.core_kinds] == [8, 8]
+
+
 def test_pus_of_an_unknown_numa_node_of_nccl_are_not_idle() -> None:
     cpu = '<cpu numaid="{}" affinity="{}"><pci busid="0000:0{}:00.0" class="0x030200"/></cpu>'
     topology = read_file(f"<system>{cpu.format(0, 'f', 1)}{cpu.format(-1, 'f0', 2)}</system>")
