@@ -25,7 +25,7 @@ from hpcgpu.pictures.shapes import (
     walk,
     wrap,
 )
-from hpcgpu.plan.binding.network import DISTANCE_WORDS, NO_WORKERS, SPARE, UNKNOWN, Ports
+from hpcgpu.plan.binding.network import DISTANCE_WORDS, SPARE, UNKNOWN, Ports
 from hpcgpu.report.machine import MAKERS, format_ports, port_name
 from hpcgpu.units import counted, format_bytes
 
@@ -59,10 +59,6 @@ class Node:
     def of_port(self, nic: Nic) -> tuple[int, ...]:
         """Return the workers that use this port."""
         return tuple(self.users.get((nic.name, nic.port), ()))
-
-    def why_idle(self, nic: Nic) -> str:
-        """Return why no worker uses this port."""
-        return self.ports.why_not.get(nic, SPARE if self.bindings else NO_WORKERS).singular
 
     def by_distance(self, nic: Nic) -> dict[int, list[int]]:
         """Return the workers that use this port by its distance from their GPU, the nearest first."""
@@ -105,10 +101,9 @@ def node_of(
     for gpu in (b.gpus[0] for b in bindings if b.gpus):
         if not any(is_same_gpu(gpu, g) for g in gpus):
             gpus.append(gpu)
-    users: dict[tuple[str, int], list[int]] = {}
-    for i, binding in enumerate(bindings):
-        for nic in binding.nics:
-            users.setdefault((nic.name, nic.port), []).append(i)
+    users = defaultdict[tuple[str, int], list[int]](list)
+    for i, nic in ((i, nic) for i, binding in enumerate(bindings) for nic in binding.nics):
+        users[nic.name, nic.port].append(i)
     return Node(
         topology,
         tuple(bindings),
@@ -265,6 +260,10 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     texts += [
         Text(x + 7, y + 33 + 15 * i, fit(line, room, _SMALL), _SMALL) for i, line in enumerate(filter(None, lines))
     ]
+    used = workers or not (node.bindings or nic in node.ports.why_not)
+    why = "" if used else node.ports.why_not.get(nic, SPARE).singular
+    for row in wrap(why, room, _SMALL) if why and nic.active else ():  # the state of others is above
+        texts.append(Text(x + 7, texts[-1].y + 15, row, _SMALL))
     end = texts[-1].y + 7
     inside: list[Tile] = []
     for distance, users in node.by_distance(nic).items():
@@ -273,16 +272,11 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
         texts.append(Text(x + 7 + _WAY + 6, end + 12, text, _SMALL))
         inside += tags(users, x + 7, end + 17, room)
         end = inside[-1].box.bottom + 4
-    if workers:
-        kind, why = "port", ""
-    else:
-        kind, why = "port idle" if node.bindings or nic in node.ports.why_not else "port", node.why_idle(nic)
-        rows = wrap(why, room, _SMALL) if kind == "port idle" and nic.active else []  # else its state is there
-        texts += [Text(x + 7, end + 8 + 15 * i, row, _SMALL) for i, row in enumerate(rows)]
-        end = texts[-1].y + 7
     tooltip = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.format_workers(workers), why)))
     box = Box(x, y, width, end + bool(inside) - y)
-    return Tile(kind, box, tuple(texts), tuple(inside), tooltip=tooltip, crossed=not nic.active)
+    return Tile(
+        "port" if used else "port idle", box, tuple(texts), tuple(inside), tooltip=tooltip, crossed=not nic.active
+    )
 
 
 def _folded(memories: Sequence[NumaNode]) -> list[NumaNode | CpuSet]:

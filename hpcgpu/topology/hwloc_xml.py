@@ -52,6 +52,7 @@ def _topology(root: ET.Element, text: str) -> Topology:
     nodes = CpuSet().union(*(pci.cpuset(m, "complete_nodeset") for m in machines))
     left_out = [_LEFT_OUT.format(CpuSet(missing))] if (missing := nodes - _described(objects)) else []
     warnings = (*warnings, *twice, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
+    kinds = tuple(pci.cpuset(kind, "cpuset") for kind in root.findall("cpukind"))
     # "Cache" with a depth until hwloc 1.11.
     caches = [o for o, _ in objects if o.get("type") == "L3Cache" or (o.get("type"), o.get("depth")) == ("Cache", "3")]
     return Topology(
@@ -64,7 +65,7 @@ def _topology(root: ET.Element, text: str) -> Topology:
         warnings=(*warnings, *(() if chains else (pci.NO_PCI,))),
         other_memory=tuple(other),
         name=pci.product_name(*(f.get(key, "") for f in facts for key in ("DMIProductName", "PlatformModel"))),
-        core_kinds=tuple(pci.cpuset(kind, "cpuset") for kind in root.findall("cpukind")),
+        core_kinds=kinds if len(kinds) > 1 else (),
         l3=tuple(sorted({pci.cpuset(o, "cpuset") for o in caches} - {CpuSet()}, key=min)),
         allowed=_allowed(machines, "allowed_cpuset"),
         allowed_nodes=_allowed(machines, "allowed_nodeset"),

@@ -50,7 +50,6 @@ _UNDRIVEN = {
     "rdma": Why(*("RDMA that UCX is not known to drive: nics= with its name uses it all the same",) * 2),
 }
 SPARE = Why("no worker needs it", "no worker needs them")
-NO_WORKERS = Why("no worker is planned", "no worker is planned")
 _FULL = Why("it has its share of workers", "they have their share of workers")
 _LESSER = Why(*("faster ports, or the node's most frequent cards, suffice",) * 2)
 _STATES = {
