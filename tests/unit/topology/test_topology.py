@@ -323,7 +323,10 @@ def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
         (f'<system><cpu affinity="{"ffffffff," * 2000}ffffffff"/></system>', "expected a mask"),
         ('<system><cpu affinity="1" numaid="x"/></system>', "has numaid='x'; expected a whole number"),
         ('<system><cpu affinity="1"><pci class="0x030200"/></cpu></system>', "<pci> has no busid; expected a PCI addr"),
-        ('<system><cpu affinity="1" host_hash="0x1"/><cpu affinity="2" host_hash="0x2"/></system>', "2 hosts"),
+        (
+            '<system><cpu affinity="1" host_hash="0x1"/><cpu affinity="2" host_hash="0x2"/></system>',
+            "2 hosts, not one; write",
+        ),
         ('<system><cpu affinity="1"><pci busid="0:1:0"><nic><net name="a" speed="x"/></nic></pci></cpu></system>', "x"),
     ],
 )
