@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import select
@@ -21,10 +22,10 @@ from hpcgpu.config.sites import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.jobs.batch_client import read_job
-from hpcgpu.deploy.processes import facts_of, read_node
+from hpcgpu.deploy.processes import facts_of, gpus_of, read_node
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, ParseError, SubmitError
-from hpcgpu.host import discover
+from hpcgpu.host import discover, nvml
 from hpcgpu.host import run as programs
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import Command, CpuSet, Gpu, HostMemory, JobSpec, Layout, Settings, Site, Topology
@@ -45,7 +46,8 @@ _EXPECTED = "expected the output of hpcgpu topo --json"
 
 def svg(plan: MachinePlan) -> str:
     """Return a plan as SVG."""
-    return render_svg(plan.facts.topology, [s.binding for s in plan.specs], [s.name for s in plan.specs])
+    bindings, names = [s.binding for s in plan.specs], [s.name for s in plan.specs]
+    return render_svg(plan.facts.topology, bindings, names, plan.settings.nics)
 
 
 def plan_machine(
@@ -62,7 +64,7 @@ def plan_machine(
     facts = this_machine(settings) if file is None else facts_from(read_machine(file), named(file))
     if cpuset is not None:
         facts = replace(facts, allowed=_cpuset(cpuset, facts))
-    chosen = _gpus(gpus or (settings.gpus if file is None else None), facts.topology)
+    chosen = _gpus(gpus or (settings.gpus if file is None else None), facts)
     if chosen:
         chosen, each = _for_workers(workers, chosen, settings)
         settings = replace(settings, workers_per_gpu=each)
@@ -72,10 +74,12 @@ def plan_machine(
 
 def this_machine(settings: Settings) -> NodeFacts:
     """Return the facts of this node, with the part that this process may use."""
-    host, allocation = socket.gethostname(), read_allocation(os.environ)
+    host, allocation, topology = socket.gethostname(), read_allocation(os.environ), discover.topology()
     # on one of several nodes the process that starts this one tells it: the batch system is asked once for all
     more = () if {JOB_MEMORY, JOB_NODES} & os.environ.keys() else start.memory_env(settings, allocation)
-    return facts_of(host, discover.topology(), (), {**os.environ, **dict(more)})
+    # without a driver that answers, no GPU can be said to be granted or not: the plan is for all of them
+    granted = gpus_of(replace(settings, gpus=None), topology, os.environ, host) if nvml.read().gpus else ()
+    return facts_of(host, topology, granted, {**os.environ, **dict(more)})
 
 
 def _cpuset(text: str, facts: NodeFacts) -> CpuSet:
@@ -89,9 +93,10 @@ def _cpuset(text: str, facts: NodeFacts) -> CpuSet:
     raise ConfigError(f"--cpuset {text!r} names {missing}; there are PUs {facts.allowed} to plan with")
 
 
-def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
-    """Return the GPUs of a list; positions count the GPUs that can run workers, as CUDA does."""
-    usable = tuple(g for g in topology.gpus if g.can_run)
+def _gpus(text: str | None, facts: NodeFacts) -> tuple[Gpu, ...]:
+    """Return the GPUs of a list; positions count the GPUs that can run workers, as CUDA does, here those granted."""
+    topology = facts.topology
+    usable = facts.gpus or tuple(g for g in topology.gpus if g.can_run)
     if text is None:
         return usable
     if text.startswith("sim"):
@@ -102,7 +107,8 @@ def _gpus(text: str | None, topology: Topology) -> tuple[Gpu, ...]:
         matches = [g for i, g in enumerate(usable) if name and name in (str(i), g.pci, g.uuid.lower())]
         if not matches:
             other = next((g for g in topology.gpus if name and name in (g.pci, g.uuid.lower())), None)
-            why = f"{format_gpu(other, address=False)}, and workers run on NVIDIA's" if other else "not there"
+            reason = "not granted" if other and other.can_run else "and workers run on NVIDIA's"
+            why = f"{format_gpu(other, address=False)}, {reason}" if other else "not there"
             shown = ", ".join(f"{i} at {g.pci}" for i, g in enumerate(usable)) or "none"
             raise ConfigError(f"--gpus names {name!r}, which is {why}; there are: {shown}; or simulated GPUs: sim:4")
         out += matches
@@ -144,23 +150,30 @@ def read_text(name: str) -> str:
     """Read a file, or its beginning if it is longer than any topology."""
     try:
         if name == _STDIN:
-            return sys.stdin.buffer.read(MAX_BYTES + 1).decode("utf-8", "replace")
+            return _decoded(sys.stdin.buffer.read(MAX_BYTES + 1))
         # Without O_NONBLOCK, a FIFO without a writer keeps open() waiting for ever.
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) and not select.select([file], [], [], _WRITER_S)[0]:
                 raise ConfigError(f"{name} is a FIFO to which nothing was written for {_WRITER_S:.0f} s; give a file")
             os.set_blocking(file.fileno(), True)
-            return file.read(MAX_BYTES + 1).decode("utf-8", "replace")
+            return _decoded(file.read(MAX_BYTES + 1))
     except OSError as e:
         give = "give an XML file (lstopo --disallowed --of xml machine.xml)"
         raise ConfigError(f"{name} cannot be read: {e.strerror}; {give}") from e
 
 
+def _decoded(content: bytes) -> str:
+    """Decode a file: UTF-16 if it has its mark, as PowerShell's ``>`` writes it, else UTF-8."""
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    return content.decode(encoding, "replace")
+
+
 def compare_files(files: Sequence[str]) -> tuple[str, ...]:
     """Return where the machines of two files differ; raise ConfigError or ParseError for a wrong file."""
     if len(files) != 2 or files[0] == files[1]:
+        twice = f"{files[0]} twice" if len(files) == 2 else " ".join(files) or "none"
         raise ConfigError(
-            f"--diff compares two files, and got {' '.join(files) or 'none'}; write them by hpcgpu topo --json > "
+            f"--diff compares two files, and got {twice}; write them by hpcgpu topo --json > "
             "node1.json on one node (srun -w node1 -N1 hpcgpu topo --json), and likewise on the other"
         )
     return node_differences(*map(_read_described, files))

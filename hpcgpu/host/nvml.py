@@ -163,7 +163,10 @@ def join_topology(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet 
         facts.setdefault(gpu.pci, []).append(gpu)
     out: list[Gpu] = []
     for gpu in topology.gpus:
-        out += [replace(f, vendor=gpu.vendor, numa_node=gpu.numa_node) for f in facts.pop(gpu.pci, ())] or [gpu]
+        out += [
+            replace(f, vendor=gpu.vendor, numa_node=gpu.numa_node, numa_nodes=gpu.numa_nodes)
+            for f in facts.pop(gpu.pci, ())
+        ] or [gpu]
     out += [gpu for alone in facts.values() for gpu in alone]
     merged = replace(topology, gpus=tuple(sorted(out, key=lambda g: g.pci)))
     return set_aside(merged, memory_nodes, "gpu")

@@ -31,6 +31,7 @@ class Gpu:
     memory_bytes: int = 0  # 0: unknown
     mig: str = ""  # profile of a slice (1g.10gb); "" for a whole GPU
     compute_mode: str = ""  # EXCLUSIVE_PROCESS: one process at a time, without MPS; PROHIBITED: none; "": any number
+    numa_nodes: CpuSet = field(default_factory=CpuSet, compare=False)  # all, if it is local to several of a package
 
     @property
     def can_run(self) -> bool:
@@ -45,7 +46,7 @@ class Nic:
     name: str
     pci: str
     port: int = 1
-    kind: str = "infiniband"  # or roce, slingshot, opa, efa, usnic, ethernet
+    kind: str = "infiniband"  # or roce, slingshot, opa, efa, usnic, rdma (of another maker), ethernet
     state: str = "active"  # or down, init or armed (no subnet manager yet), unknown (hwloc, for plain interfaces)
     rate_gbps: float = 0.0  # Gb/s; 0: unknown
     numa_node: int | None = None
@@ -53,6 +54,7 @@ class Nic:
     virtual: bool = False  # a virtual function (SR-IOV) of another card
     # PCI link of the card, GB/s; 0: unknown. Not compared: hwloc 1 does not tell it, and rounds it otherwise than /sys.
     link_gbytes_s: float = field(default=0.0, compare=False)
+    card: str = field(default="", compare=False)  # vendor and device number, 15b3:1021; "": unknown
 
     @property
     def active(self) -> bool:
@@ -83,6 +85,7 @@ class Topology:
     other_memory: tuple[NumaNode, ...] = ()  # not for the heap of a worker
     name: str = ""  # product name of the machine
     l3: tuple[CpuSet, ...] = ()  # the PUs below each L3 cache; (): unknown
+    core_kinds: tuple[CpuSet, ...] = ()  # the PUs of each kind of core: a hybrid CPU has fast and slow ones
     allowed: CpuSet | None = None  # PUs granted to the process that wrote the description; None: unknown
     allowed_nodes: CpuSet | None = None  # NUMA nodes likewise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,7 @@ from hpcgpu.pictures.shapes import (
     walk,
     wrap,
 )
-from hpcgpu.plan.binding.network import DISTANCE_WORDS, UNKNOWN, Ports
+from hpcgpu.plan.binding.network import DISTANCE_WORDS, SPARE, UNKNOWN, Ports
 from hpcgpu.report.machine import MAKERS, format_ports, port_name
 from hpcgpu.units import counted, format_bytes
 
@@ -40,7 +40,7 @@ _SMALL, _PLAIN, _LARGE, _TITLE = 12, 13, 14, 22
 _LINE_PX = 16  # from one line of plain text to the next
 _TAGS_ACROSS = 8  # in a core that workers share
 _KINDS = {"infiniband": "InfiniBand", "roce": "RoCE", "slingshot": "Slingshot", "opa": "Omni-Path", "efa": "EFA"}
-_KINDS |= {"usnic": "usNIC", "ethernet": "Ethernet"}
+_KINDS |= {"usnic": "usNIC", "rdma": "RDMA", "ethernet": "Ethernet"}
 _MEMORIES = {"hbm": "HBM", "gpu": "GPU memory", "cxl": "CXL memory", "other": "memory without cores"}
 
 
@@ -53,18 +53,19 @@ class Node:
     names: tuple[str, ...]
     cores: tuple[CpuSet, ...]  # the topology's, and one for each planned PU without a core, as in the plan
     gpus: tuple[Gpu, ...]  # the topology's, and other (simulated) ones of the bindings, by PCI address
+    ports: Ports
+    users: Mapping[tuple[str, int], list[int]]  # the workers that use a port, by its name and number
 
     def of_port(self, nic: Nic) -> tuple[int, ...]:
         """Return the workers that use this port."""
-        used = (nic.name, nic.port)
-        return tuple(i for i, b in enumerate(self.bindings) if used in [(n.name, n.port) for n in b.nics])
+        return tuple(self.users.get((nic.name, nic.port), ()))
 
     def by_distance(self, nic: Nic) -> dict[int, list[int]]:
         """Return the workers that use this port by its distance from their GPU, the nearest first."""
-        ports, out = Ports(self.topology), defaultdict[int, list[int]](list)
+        out = defaultdict[int, list[int]](list)
         for worker in self.of_port(nic):
             gpus = self.bindings[worker].gpus
-            out[ports.distance(gpus[0], nic).kind if gpus else UNKNOWN].append(worker)
+            out[self.ports.distance(gpus[0], nic).kind if gpus else UNKNOWN].append(worker)
         return dict(sorted(out.items()))
 
     @property
@@ -88,7 +89,9 @@ class Node:
         return f"worker{'s' if len(named) > 1 else ''} {', '.join(named)}" if named else "no worker"
 
 
-def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str]) -> Node:
+def node_of(
+    topology: Topology, bindings: Sequence[Binding], names: Sequence[str], nics: str | tuple[str, ...] = "balanced"
+) -> Node:
     """Return the node with its bindings; raise ValueError unless there is a name for each binding, or no name."""
     names = tuple(names) or tuple(str(i) for i in range(len(bindings)))
     if len(names) != len(bindings):
@@ -98,12 +101,17 @@ def node_of(topology: Topology, bindings: Sequence[Binding], names: Sequence[str
     for gpu in (b.gpus[0] for b in bindings if b.gpus):
         if not any(is_same_gpu(gpu, g) for g in gpus):
             gpus.append(gpu)
+    users = defaultdict[tuple[str, int], list[int]](list)
+    for i, nic in ((i, nic) for i, binding in enumerate(bindings) for nic in binding.nics):
+        users[nic.name, nic.port].append(i)
     return Node(
         topology,
         tuple(bindings),
         names,
         tuple(sorted([*topology.cores, *(CpuSet([i]) for i in rest)], key=min)),
         tuple(sorted(gpus, key=lambda g: (g.pci, g.uuid))),
+        Ports(topology, nics),
+        users,
     )
 
 
@@ -162,7 +170,7 @@ def _package(node: Node, number: int, numa: Sequence[NumaNode], columns: int, x:
     makers = [partial(_numa_node, node, n) for n in numa]
     inside = in_rows(makers, x + _PAD, y + 30, inner, columns)
     memories = (m for m in node.topology.other_memory if m.package == number)
-    others = [partial(_memory, m) for m in memories if node.home(m.cpuset) is None]
+    others = [partial(_memory, m) for m in _folded([m for m in memories if node.home(m.cpuset) is None])]
     below = in_rows(others, x + _PAD, bottom(inside, y) + GAP, inner, columns_for(inner, _MEMORY_WIDTH))
     inside = (*inside, *below)
     texts = (Text(x + _PAD, y + 21, f"package {number}", _LARGE, bold=True),)
@@ -185,7 +193,7 @@ def _parts(
     if right:
         texts.append(Text(left + inner, y + 20, right, _PLAIN, anchor="end"))
     others = {n.package for n in topology.numa_nodes} if numa is None else ()
-    memories = [m for m in topology.other_memory if m.package not in others and node.home(m.cpuset) == numa]
+    memories = _folded([m for m in topology.other_memory if m.package not in others and node.home(m.cpuset) == numa])
     inside = _cores(node, [core for core in node.cores if node.home(core) == numa], left, y + 46, inner)
     groups: list[tuple[Sequence[Callable[[float, float, float], Tile]], float]] = [
         ([partial(_gpu, node, g) for g in node.gpus if node.near(g) == numa], _GPU_WIDTH),
@@ -252,6 +260,10 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
     texts += [
         Text(x + 7, y + 33 + 15 * i, fit(line, room, _SMALL), _SMALL) for i, line in enumerate(filter(None, lines))
     ]
+    used = workers or not (node.bindings or nic in node.ports.why_not)
+    why = "" if used else node.ports.why_not.get(nic, SPARE).singular
+    for row in wrap(why, room, _SMALL) if why and nic.active else ():  # the state of others is above
+        texts.append(Text(x + 7, texts[-1].y + 15, row, _SMALL))
     end = texts[-1].y + 7
     inside: list[Tile] = []
     for distance, users in node.by_distance(nic).items():
@@ -260,13 +272,25 @@ def _port(node: Node, nic: Nic, x: float, y: float, width: float) -> Tile:
         texts.append(Text(x + 7 + _WAY + 6, end + 12, text, _SMALL))
         inside += tags(users, x + 7, end + 17, room)
         end = inside[-1].box.bottom + 4
-    tooltip = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.format_workers(workers))))
-    kind, box = "port" if workers or not node.bindings else "port idle", Box(x, y, width, end + bool(inside) - y)
-    return Tile(kind, box, tuple(texts), tuple(inside), tooltip=tooltip, crossed=not nic.active)
+    tooltip = ", ".join(filter(None, (port_name(nic), *lines, nic.pci, node.format_workers(workers), why)))
+    box = Box(x, y, width, end + bool(inside) - y)
+    return Tile(
+        "port" if used else "port idle", box, tuple(texts), tuple(inside), tooltip=tooltip, crossed=not nic.active
+    )
 
 
-def _memory(memory: NumaNode, x: float, y: float, width: float) -> Tile:
-    lines = (f"NUMA node {memory.os_index} · {gib(memory.memory_bytes)}", _MEMORIES.get(memory.kind, memory.kind))
+def _folded(memories: Sequence[NumaNode]) -> list[NumaNode | CpuSet]:
+    """Return the memories; several empty ones, as GB200 has for MIG slices, as their numbers."""
+    empty = [m for m in memories if m.kind == "other" and not m.memory_bytes]
+    rest = [m for m in memories if m not in empty]
+    return [*memories] if len(empty) < 2 else [*rest, CpuSet(m.os_index for m in empty)]
+
+
+def _memory(memory: NumaNode | CpuSet, x: float, y: float, width: float) -> Tile:
+    if isinstance(memory, CpuSet):
+        lines = (f"{len(memory)} empty NUMA nodes", str(memory))
+    else:
+        lines = (f"NUMA node {memory.os_index} · {gib(memory.memory_bytes)}", _MEMORIES.get(memory.kind, memory.kind))
     texts = tuple(Text(x + 7, y + 17 + 16 * i, fit(line, width - 14, _SMALL), _SMALL) for i, line in enumerate(lines))
     return Tile("memory", Box(x, y, width, 41), texts, tooltip=", ".join(lines))
 
@@ -367,7 +391,12 @@ def _workers(numbers: Sequence[int]) -> str:
     return f"worker{'s' if len(numbers) > 1 else ''} {CpuSet(numbers)}"
 
 
-def render_svg(topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = ()) -> str:
+def render_svg(
+    topology: Topology,
+    bindings: Sequence[Binding],
+    names: Sequence[str] = (),
+    nics: str | tuple[str, ...] = "balanced",
+) -> str:
     """Render a node and its workers (``names``, or their numbers) as a self-contained SVG 1.1; or ValueError."""
-    node = node_of(topology, bindings, names)
+    node = node_of(topology, bindings, names, nics)
     return to_svg(node.title, lay_out(node))

@@ -86,7 +86,10 @@ def describe(
     topology: Topology, specs: Sequence[WorkerSpec], host: str = "", nics: str | tuple[str, ...] = "balanced"
 ) -> dict[str, Any]:
     """Return the node, its workers and all ports, as ``hpcgpu topo --json`` prints them; host="": not this machine."""
-    ports = Ports(topology, nics)
+    ports, users = Ports(topology, nics), dict[Nic, list[str]]()
+    for spec in specs:
+        for nic in spec.binding.nics:
+            users.setdefault(nic, []).append(spec.name)
     return {
         "machine": {
             "host": host,
@@ -100,7 +103,7 @@ def describe(
         "source": topology.source,
         "warnings": list(topology.warnings),
         "workers": [_worker(topology, ports, spec) for spec in specs],
-        "nics": [_port(ports, nic, specs) for nic in ports.all],
+        "nics": [_port(ports, nic, users.get(nic, [])) for nic in ports.all],
     }
 
 
@@ -143,8 +146,7 @@ def _worker(topology: Topology, ports: Ports, spec: WorkerSpec) -> dict[str, Any
     }
 
 
-def _port(ports: Ports, nic: Nic, specs: Sequence[WorkerSpec]) -> dict[str, Any]:
-    users = [s.name for s in specs if nic in s.binding.nics]
+def _port(ports: Ports, nic: Nic, users: list[str]) -> dict[str, Any]:
     return {
         **_nic(nic),
         "rate_gbps": nic.rate_gbps or None,
@@ -175,7 +177,9 @@ def _hardware(node: Mapping[str, Any]) -> dict[str, Any]:
             for g in machine["gpus"]
         },
         "port at": {
-            f"{n['pci']} port {n['port']}": {name: n[name] for name in ("name", "state", "kind", "numa_node")}
+            f"{n['pci'] or n['name']} port {n['port']}": {
+                name: n[name] for name in ("name", "state", "kind", "numa_node")
+            }
             for n in node["nics"]
         },
     }
@@ -257,7 +261,7 @@ def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...
     cores = len(usable_cores(topology, binding.cpuset))
     shared = ", shared" if binding.shared_cores else ""
     port = format_ports(binding) if binding.nics or not binding.interface else f"interface {binding.interface}"
-    node = "-" if gpu is None else "unknown" if gpu.numa_node is None else str(gpu.numa_node)
+    node = "-" if gpu is None else "unknown" if gpu.numa_node is None else str(gpu.numa_nodes or gpu.numa_node)
     memory = f"NUMA {binding.memory_nodes}, {binding.memory_policy}" if binding.memory_policy != "none" else "not bound"
     return (
         spec.name,
@@ -302,6 +306,11 @@ def _notes(plan: MachinePlan) -> Iterator[str]:
         yield f"note: {warning}"
     if others := format_other_gpus(topology):
         yield others
+    gpus = [g for g in topology.gpus if g.can_run]
+    granted = CpuSet(i for i, gpu in enumerate(gpus) if gpu in plan.facts.gpus)
+    if granted and len(granted) < len(gpus) and not any(s.simulated for s in plan.specs):
+        some = "GPUs {}, which are" if len(granted) > 1 else "GPU {}, which is"
+        yield f"planned with {some.format(granted)} granted, of 0-{len(gpus) - 1}"
     everything = CpuSet(pu for core in topology.cores for pu in core)
     if plan.facts.allowed < everything:
         yield f"planned with PUs {plan.facts.allowed}, which are granted, of {everything}"

@@ -29,6 +29,7 @@ _LEFT_OUT = (
 )
 _NO_CORES = "the file does not describe which PUs share a core ({})"
 _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: .*)?", re.I)
+_TWICE = "{} is described in two places: the first GPU or network card counts"
 _SCRUBBED = "several GPUs have the UUID {}: it is ignored"
 
 
@@ -44,13 +45,14 @@ def _topology(root: ET.Element, text: str) -> Topology:
         raise ParseError(_NOTHING, evidence=text[:400])
     if not numa:
         raise ParseError("this hwloc XML has no NUMA node with memory and PUs", evidence=text[:400])
-    gpus, nics, chains = _devices(objects, numa, version3=root.get("version", "").startswith("3"))
+    gpus, nics, chains, twice = _devices(objects, numa, version3=root.get("version", "").startswith("3"))
     # Some people scrub the UUIDs of their files.
     equal = [uuid for uuid, count in Counter(g.uuid for g in gpus if g.uuid).items() if count > 1]
     gpus = [replace(g, uuid="") if g.uuid in equal else g for g in gpus]
     nodes = CpuSet().union(*(pci.cpuset(m, "complete_nodeset") for m in machines))
     left_out = [_LEFT_OUT.format(CpuSet(missing))] if (missing := nodes - _described(objects)) else []
-    warnings = (*warnings, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
+    warnings = (*warnings, *twice, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
+    kinds = tuple(pci.cpuset(kind, "cpuset") for kind in root.findall("cpukind"))
     # "Cache" with a depth until hwloc 1.11.
     caches = [o for o, _ in objects if o.get("type") == "L3Cache" or (o.get("type"), o.get("depth")) == ("Cache", "3")]
     return Topology(
@@ -63,6 +65,7 @@ def _topology(root: ET.Element, text: str) -> Topology:
         warnings=(*warnings, *(() if chains else (pci.NO_PCI,))),
         other_memory=tuple(other),
         name=pci.product_name(*(f.get(key, "") for f in facts for key in ("DMIProductName", "PlatformModel"))),
+        core_kinds=kinds if len(kinds) > 1 else (),
         l3=tuple(sorted({pci.cpuset(o, "cpuset") for o in caches} - {CpuSet()}, key=min)),
         allowed=_allowed(machines, "allowed_cpuset"),
         allowed_nodes=_allowed(machines, "allowed_nodeset"),
@@ -91,18 +94,23 @@ def _allowed(machines: Sequence[ET.Element], name: str) -> CpuSet | None:
 
 def _devices(
     objects: Sequence[Placed], numa: Sequence[NumaNode], *, version3: bool
-) -> tuple[list[Gpu], list[Nic], dict[str, tuple[str, ...]]]:
-    """Return GPUs, ports, and the bridges above each PCI function."""
+) -> tuple[list[Gpu], list[Nic], dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Return GPUs, ports, the bridges above each PCI function, and warnings."""
     gpus: list[Gpu] = []
     nics: list[Nic] = []
     chains: dict[str, tuple[str, ...]] = {}
-    described = _described(objects)
+    described, twice = _described(objects), dict[str, None]()
     for device, parents in objects:
         if device.get("type") != "PCIDev":
             continue
         address = pci.read(device, "pci_busid", pci.address, "a PCI address such as 0000:06:00.0")
-        if address in chains:
-            raise pci.Misread(device, "pci_busid", "a PCI address that no other device has")
+        if address in chains:  # people edit files; two GPUs could not be distinguished
+            twice[address] = None
+            is_gpu = any(g.pci == address for g in gpus)
+            if is_gpu and _gpu(device, address, None):
+                raise pci.Misread(device, "pci_busid", "a PCI address that no other GPU has")
+            if is_gpu or any(n.pci == address for n in nics):
+                continue
         bridges = (p for p in parents if p.get("type") == "Bridge")
         chains[address] = tuple(f"{p.get('pci_busid', 'host')}/{p.get('bridge_pci', '')}" for p in bridges)
         # Devices are below the object that they are local to. complete_nodeset also has nodes that were not granted:
@@ -110,9 +118,11 @@ def _devices(
         sets = (pci.cpuset(p, "complete_nodeset") or pci.cpuset(p, "nodeset") for p in reversed(parents))
         nodes = next((s for s in sets if s), CpuSet())
         near = pci.home(nodes, numa) if nodes <= described else None
-        gpus += _gpu(device, address, near)
+        several = nodes & {n.os_index for n in numa} if near is not None else CpuSet()
+        gpus += [replace(g, numa_nodes=several if len(several) > 1 else CpuSet()) for g in _gpu(device, address, near)]
         nics += _nics(device, address, near, version3)
-    return sorted(gpus, key=lambda g: g.pci), sorted(nics, key=lambda n: (n.pci, n.name, n.port)), chains
+    nics.sort(key=lambda n: (n.pci, n.name, n.port))
+    return sorted(gpus, key=lambda g: g.pci), nics, chains, tuple(map(_TWICE.format, twice))
 
 
 def _described(objects: Sequence[Placed]) -> CpuSet:
@@ -176,7 +186,7 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
         elif kind > 0 and kind & _NET_BIT if version3 else kind == _NET:
             nets.append(osdev)
     virtual = pci.is_virtual(vendor, number)
-    link = pci.read(device, "pci_link_speed", _decimal, "GB/s such as 31.5", "0")
+    link, card = pci.read(device, "pci_link_speed", _decimal, "GB/s such as 31.5", "0"), f"{vendor}:{number}"
     if pci.is_slingshot(vendor, number):
         # hwloc tells no state of an interface; the live machine's is added from /sys (topology.sysfs.refine_nics).
         name = next((pci.word(o, "name") for o in (*rdma, *nets)), "")
@@ -197,7 +207,7 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
             kind_name = pci.nic_kind(klass, vendor, number, lid=lid)
             state = pci.port_state(facts.get(f"Port{port}State", ""))
             name = pci.word(osdev, "name")
-            out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual, link))
+            out.append(Nic(name, address, port, kind_name, state, 0.0, near, interface, virtual, link, card))
     return out
 
 

@@ -25,8 +25,6 @@ _PAIRED = "of a NUMA node's two runs, such as 0-11,48-59, the first of each coun
 _RENUMBERED = "numaid=-1 with PUs {}: they count as NUMA node {}"
 _TWICE = "{} is described in two places: the first place counts"
 _SHARED = "NUMA nodes of this NCCL topology XML share PUs: they cannot be distinguished and count as one"
-# Shipped files write these for switches that the virtual machine does not show.
-_MADE_UP = ("0000", "ffff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +61,16 @@ def topology_of(root: ET.Element, text: str) -> Topology:
     cores, how = cores_of_masks(claims.values())
     warnings.insert(0, _COARSE.format(cores=how))
     gpus = [Gpu(f.address, vendor=v, numa_node=homes.get(f.numaid)) for f in functions if (v := _gpu_vendor(f))]
-    nics = [nic for f in functions for nic in _nics(f, homes.get(f.numaid))]
+    ports: dict[tuple[str, int], Nic] = {}  # a merged card may be beside those that it is made of
+    for nic in (nic for f in functions for nic in _nics(f, homes.get(f.numaid))):
+        ports.setdefault((nic.name, nic.port), nic)
+    fabric = max((n.kind for n in ports.values() if n.pci and n.kind == "infiniband"), default="roce")
+    nics = [n if n.pci else replace(n, kind=fabric) for n in ports.values()]
     nameless = sorted({f.address for f in functions if f.klass.startswith("02")} - {n.pci for n in nics})
     if nameless:
         warnings.append(f"network cards without a name here, so they are left out: {', '.join(nameless)}")
+    if placeless := [n.name for n in nics if not n.pci]:
+        warnings.append(f"of {', '.join(placeless)} no PCI address is here, so only their NUMA node is known")
     return Topology(
         tuple(NumaNode(i, s, 0, i) for i, s in sorted(claims.items()) if s),
         cores,
@@ -138,18 +142,24 @@ def _described(root: ET.Element, text: str) -> tuple[list[_Function], dict[int, 
     # NCCL puts all nodes that NVLink joins (GB200) into one dump.
     hosts = {h for cpu in root.findall("cpu") if (h := cpu.get("host_hash"))}
     if len(hosts) > 1:
-        raise ParseError(f"this NCCL topology XML describes {len(hosts)} hosts, not one", evidence=text[:400])
+        raise ParseError(
+            f"this NCCL topology XML describes {len(hosts)} hosts, not one; write that of one node by lstopo --of xml "
+            "there, or by NCCL_TOPO_DUMP_FILE with NCCL_MNNVL_ENABLE=0",
+            evidence=text[:400],
+        )
     claims: dict[int, CpuSet] = {}
     functions: list[_Function] = []
     for cpu in root.findall("cpu"):
         numaid = max(pci.whole(cpu, "numaid", "-1"), -1)
         claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | pci.cpuset(cpu, "affinity"))
         functions += _below(cpu, (), numaid)
-    first: dict[str, _Function] = {}
+        # NCCL 2.25 puts a card that it has merged from several below the common part of their ways, which may be a CPU.
+        functions += [_Function(cpu, "", "", "", "", (), numaid)] if cpu.find("nic") is not None else []
+    first: dict[tuple[str, int], _Function] = {}
     for function in functions:
-        first.setdefault(function.address, function)
+        first.setdefault((function.address, 0 if function.address else function.numaid), function)
     # NCCL itself takes such files.
-    twice = sorted(a for a, count in Counter(f.address for f in functions).items() if count > 1)
+    twice = sorted(a for a, count in Counter(f.address for f in functions if f.address).items() if count > 1)
     return list(first.values()), claims, [_TWICE.format(address) for address in twice]
 
 
@@ -160,14 +170,16 @@ def cores_of_masks(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], str]:
         return bool(pus) and pus[-1] - pus[0] + 1 == len(pus)
 
     out: list[CpuSet] = []
-    rule = _SINGLE
+    single, paired = CpuSet(), False
     for pus in map(sorted, masks):
         first, second = pus[: len(pus) // 2], pus[len(pus) // 2 :]
         if is_run(first) and is_run(second) and len(first) == len(second) and first[-1] + 1 < second[0]:
             out += [CpuSet(pair) for pair in zip(first, second, strict=True)]
-            rule = _PAIRED
+            paired = True
         else:
             out += [CpuSet([pu]) for pu in pus]
+            single = CpuSet(single | {*pus})
+    rule = _SINGLE if not paired else f"{_PAIRED}, but PUs {single} are no two runs: {_SINGLE}" if single else _PAIRED
     return tuple(sorted(out, key=min)), rule
 
 
@@ -188,23 +200,29 @@ def _gpu_vendor(function: _Function) -> str:
         return kind
     if gpu is not None:
         return "amd" if gpu.get("gcn") else "nvidia"
-    return "nvidia" if klass in ("0300", "0302") and vendor in ("", *_MADE_UP) else ""
+    return "nvidia" if klass in ("0300", "0302") and vendor in ("", *pci.MADE_UP) else ""
 
 
 def _nics(function: _Function, near: int | None) -> list[Nic]:
     virtual = pci.is_virtual(function.vendor, function.device)
     link = pci.link_gbytes_s(*(function.element.get(name, "") for name in ("link_speed", "link_width")))
+    kind = pci.nic_kind(function.klass, function.vendor, function.device)
+    card = f"{function.vendor}:{function.device}" if function.vendor and function.device else ""
     out = []
     for i, net in enumerate(n for n in function.element.findall("nic/net") if n.get("name")):
         name, rate = pci.word(net, "name"), max(pci.whole(net, "speed"), 0) / 1000
         number_of_port = pci.whole(net, "port", "1")
-        if number_of_port < 1:  # NCCL's socket transport: an interface, and its ports count from 0
-            out.append(Nic(name, function.address, 1, "ethernet", "unknown", rate, near, name, virtual, link))
+        if number_of_port < 1:  # NCCL's socket transport: an interface, and its ports count from 0; lo is on no card
+            nic = Nic(name, function.address, 1, "ethernet", "unknown", rate, near, name, virtual, link)
+            out += [nic] if nic.pci else []
             continue
-        # NCCL's net_ib adds to the port the number of devices before it on this card (ncclIbDev.realPort).
-        port = max(number_of_port - i, 1)
-        kind = pci.nic_kind(function.klass, function.vendor, function.device)
-        out.append(Nic(name, function.address, port, kind, "unknown", rate, near, None, virtual, link))
+        # NCCL's net_ib adds to the port the number of devices before it on this card (ncclIbDev.realPort), and joins
+        # the names of ports that it has merged into one device: mlx5_0+mlx5_1. Its rate is the sum of theirs.
+        first = max(number_of_port - i, 1)
+        names = list(filter(None, name.split("+")))
+        for k, part in enumerate(names):
+            port, each = first + names[:k].count(part), rate / len(names)
+            out.append(Nic(part, function.address, port, kind, "unknown", each, near, None, virtual, link, card))
     return out
 
 

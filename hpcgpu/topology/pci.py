@@ -25,9 +25,14 @@ _ADDRESS = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) GT/s", re.ASCII)
 _LANES = re.compile(r"[0-9]{1,2}", re.ASCII)
 _CASSINI = ("17db", "0501")
+# Shipped NCCL files write these numbers for devices that the virtual machine does not show.
+MADE_UP = ("0000", "ffff")
 _OMNI_PATH = ("8086", ("24f0", "24f1"))
 # RDMA devices that are no RoCE, and that UCX's verbs transports do not support: Cisco usNIC, AWS EFA.
 _NOT_ROCE = {"1137": "usnic", "1d0f": "efa"}
+# The maker whose RoCE UCX drives: NVIDIA, formerly Mellanox. Others' devices are iWARP (Chelsio, Intel), or lack what
+# UCX needs to connect (Microsoft's MANA, Alibaba's eRDMA, QLogic): openucx/ucx issues 2507, 3178, 5148 and 9736.
+_ROCE_MAKERS = ("15b3", "")  # "": the file names no maker
 # Mellanox's before ConnectX-2 have 0c06, "InfiniBand" among the serial buses of the PCI Code and ID Assignment.
 _INFINIBAND = ("0207", "0c06")
 # hwloc does not say which functions are virtual (/sys does: physfn), the device numbers do: pci.ids.
@@ -72,9 +77,10 @@ def nic_kind(klass: str, vendor: str, device: str, link_layer: str = "", lid: in
         return "opa"
     if vendor in _NOT_ROCE:
         return _NOT_ROCE[vendor]
-    if link_layer:
-        return "infiniband" if link_layer.lower() == "infiniband" else "roce"
-    return "infiniband" if klass in _INFINIBAND or (klass == "0280" and lid) else "roce"
+    is_infiniband = klass in _INFINIBAND or (klass == "0280" and lid)
+    if link_layer.lower() == "infiniband" if link_layer else is_infiniband:
+        return "infiniband"
+    return "roce" if vendor in (*_ROCE_MAKERS, *MADE_UP) else "rdma"
 
 
 def is_virtual(vendor: str, device: str) -> bool:

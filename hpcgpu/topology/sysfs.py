@@ -104,6 +104,7 @@ def refine_nics(nics: Sequence[Nic], files: Mapping[str, str]) -> tuple[tuple[Ni
                 interface=nic.interface or now.interface,
                 virtual=nic.virtual or now.virtual,
                 link_gbytes_s=now.link_gbytes_s or nic.link_gbytes_s,
+                card=now.card or nic.card,
             )
         out.append(nic)
     return tuple(out), tuple(sys.warnings)
@@ -216,4 +217,5 @@ def _port(sys: _Sys, name: str, port: int, device: str, interfaces: Sequence[tup
     rate = sys.number(f"{folder}/rate", 0.0, lambda text: float(text.partition(" ")[0]), "a rate in Gb/sec")
     ports = sum(p.startswith(f"class/infiniband/{name}/ports/") and p.endswith("/state") for p in sys.files)
     same = [n for n, p in interfaces if p == port] or [n for n, _ in interfaces if ports == 1]
-    return Nic(name, pci.address(device), port, kind, state, rate, near, same[0] if same else "", virtual, link)
+    card = f"{vendor}:{number}" if vendor and number else ""
+    return Nic(name, pci.address(device), port, kind, state, rate, near, same[0] if same else "", virtual, link, card)

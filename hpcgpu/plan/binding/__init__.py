@@ -117,14 +117,15 @@ def _core_reasons(topology: Topology, gpu: Gpu | None, binding: Binding) -> tupl
     """Return a reason if the cores are not local to the GPU."""
     if gpu is None:
         return ()
-    home = next((n for n in topology.numa_nodes if n.os_index == gpu.numa_node), None)
-    if home is None:
+    mine = gpu.numa_nodes or CpuSet(() if gpu.numa_node is None else (gpu.numa_node,))
+    homes = [n.cpuset for n in topology.numa_nodes if n.os_index in mine]
+    if not homes:
         return ("the NUMA node of this GPU is unknown: cores are an even share, memory is not bound",)
-    if binding.shared_cores or not (far := CpuSet(binding.cpuset - home.cpuset)):
+    if binding.shared_cores or not (far := CpuSet(binding.cpuset.difference(*homes))):
         return ()
     if far == binding.cpuset:
-        return (f"no core of its own NUMA node {home.os_index} is left: PUs {far} are on other nodes",)
-    return (f"NUMA node {home.os_index} has fewer cores than its share: PUs {far} are on other nodes",)
+        return (f"no core of its own NUMA node {mine} is left: PUs {far} are on other nodes",)
+    return ("the GPU's NUMA node has fewer cores than its share: the rest are on other nodes",)
 
 
 def simulated_gpus(topology: Topology, count: int, memory_bytes: int, node_name: str) -> tuple[Gpu, ...]:
@@ -156,11 +157,12 @@ class CoreShares(NamedTuple):
 
 
 class _Locality(NamedTuple):
-    """NUMA node and package of a core or of a worker's GPU, L3 cache of a core; None: unknown."""
+    """NUMA node and package of a core or of a worker's GPU, L3 cache and kind of a core; None: unknown."""
 
     node: int | None
     package: int | None
     cache: int | None = None
+    kind: int = 0  # of the cores of a hybrid CPU
 
 
 @dataclass(slots=True, eq=False)
@@ -213,8 +215,10 @@ def split_cores(
     free = list(range(len(cores)))
     if shares:
         given_up, note = _set_sizes(shares, localities, rule, reserved, size * others)
+        kinds = sorted({p.kind for p in localities})  # fast and slow cores are shared out one kind after the other
         for level in (lambda p: p.node, lambda p: p.package, lambda _: 0):
-            free = _deal(free, shares, localities, level)
+            dealt = (_deal([c for c in free if localities[c].kind == k], shares, localities, level) for k in kinds)
+            free = sorted(core for left in dealt for core in left)
         for _ in range(given_up):
             free.append(_give_up(shares, localities))
 
@@ -231,10 +235,12 @@ def split_cores(
 def _localities(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[int, int]) -> list[_Locality]:
     node_of = {pu: n.os_index for n in topology.numa_nodes for pu in n.cpuset}
     cache_of = {pu: k for k, cache in enumerate(topology.l3) for pu in cache}
+    kind_of = {pu: k for k, kind in enumerate(topology.core_kinds) for pu in kind}
     out = []
     for core in cores:
-        node = node_of.get(min(core))
-        out.append(_Locality(node, packages[node] if node is not None else None, cache_of.get(min(core))))
+        node, pu = node_of.get(min(core)), min(core)
+        package = packages[node] if node is not None else None
+        out.append(_Locality(node, package, cache_of.get(pu), kind_of.get(pu, 0)))
     return out
 
 
@@ -306,7 +312,7 @@ def _set_even_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], r
         package_left[share.home.package] -= smallest
 
     def cost(share: _Share) -> int:
-        node, package, _ = share.home
+        node, package = share.home[:2]
         return 2 if node is None else (node_left[node] <= 0) + (package_left[package] <= 0)
 
     waiting = list(shares)
@@ -366,7 +372,7 @@ def plan_memory_nodes(
     *,
     divide_all: bool = True,
 ) -> tuple[tuple[str, CpuSet], ...]:
-    """Plan each worker's memory policy and NUMA nodes; policy ``none`` for one node or a GPU of unknown locality."""
+    """Plan each worker's memory policy and NUMA nodes; mostly ``none`` for one node or a GPU of unknown locality."""
     # homes are the NUMA nodes of the workers' GPUs (None: unknown), cpusets the workers' PUs; those after homes are of
     # workers without a GPU, which have the nodes of their cores. allowed are the NUMA nodes of the process (None: all).
     # The NUMA nodes of a package are divided among its workers: each has its home; a node
@@ -376,6 +382,9 @@ def plan_memory_nodes(
     # full, the kernel uses others.
     nodes = _usable_nodes(topology, allowed)
     everywhere = CpuSet(n.os_index for n in nodes)
+    # Where a GPU's or other memory is a NUMA node too, only a strict policy keeps pages off it (Grace Hopper).
+    if policy == "bind" and len(nodes) == 1 and topology.other_memory:
+        return (("bind", everywhere),) * len(cpusets or homes)
     if policy == "none" or len(nodes) <= 1:
         return (("none", everywhere if policy != "none" else CpuSet()),) * len(cpusets or homes)
     if policy == "interleave":

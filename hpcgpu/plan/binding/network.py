@@ -1,12 +1,14 @@
 """The usable network ports of a node, their distances from GPUs, and the ports of each worker.
 
-Only active ports, the load balanced within one, then the nearest.
+Only active ports, those of the nearest class, the load balanced among them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
@@ -25,9 +27,12 @@ DISTANCE_WORDS = (
     "across packages",
     "distance unknown",
 )
-# A port whose PCI link has less than this part of the widest one is for management: the fabric manager's ConnectX-7
-# on NVSwitch boards of B200 have 3.9 GB/s beside 63.
-_NARROW = 1 / 4
+# A port whose PCI link has less than this part of the widest one of its kind is for management. hwloc rounds links.
+_NARROW = 0.99 / 4
+# The fabric manager's InfiniBand on NVSwitch boards of B200 has 3.9 GB/s beside 63 of EFA: far less than any card.
+_NARROW_BESIDE_UNDRIVEN = 0.99 / 8
+# NVIDIA BlueField 1 to 4 (pci.ids): a node's storage and management, if there are ConnectX cards too.
+_BLUEFIELD = ("15b3:a2d2", "15b3:a2d6", "15b3:a2dc", "15b3:a2df")
 
 
 class Why(NamedTuple):
@@ -42,9 +47,11 @@ _ETHERNET = Why(*("plain Ethernet is left to the kernel's routes",) * 2)
 _UNDRIVEN = {
     "efa": Why(*("EFA, which UCX's verbs do not drive: Dask's traffic takes the kernel's routes",) * 2),
     "usnic": Why(*("usNIC, which UCX does not drive: Dask's traffic takes the kernel's routes",) * 2),
+    "rdma": Why(*("RDMA that UCX is not known to drive: nics= with its name uses it all the same",) * 2),
 }
 SPARE = Why("no worker needs it", "no worker needs them")
 _FULL = Why("it has its share of workers", "they have their share of workers")
+_LESSER = Why(*("faster ports, or the node's most frequent cards, suffice",) * 2)
 _STATES = {
     "down": Why("its port is down", "their ports are down"),
     "init": Why("no subnet manager has set its port up", "no subnet manager has set their ports up"),
@@ -70,6 +77,9 @@ class Ports:
         named = None if isinstance(nics, str) else _named(self.all, nics)
         self.why_not: Mapping[Nic, Why] = self._why_not(topology.gpus, named)
         self.usable = tuple(n for n in self.all if n not in self.why_not)
+        models = Counter(model for model, _ in {(n.card, _card(n)) for n in self.usable} if model)
+        # The ports that serve last among those of a class have the greatest.
+        self.grades = {n: (-n.rate_gbps, _is_beside(n.card, models)) for n in self.usable}
 
     def distance(self, gpu: Gpu, nic: Nic) -> Distance:
         """Return the distance between the port and the GPU."""
@@ -124,7 +134,8 @@ class Ports:
         nearer = [(d, self.all[i]) for d, i in near if d < limit]
         groups: dict[Why, list[tuple[Distance, Nic]]] = {}
         for d, nic in nearer:
-            groups.setdefault(self.why_not.get(nic, _FULL), []).append((d, nic))
+            spare = _LESSER if nic in self.grades and self.grades[nic] > self.grades[chosen] else _FULL
+            groups.setdefault(self.why_not.get(nic, spare), []).append((d, nic))
         out = []
         for why, ports in groups.items():
             names = ", ".join(label(n) for _, n in ports)
@@ -152,13 +163,30 @@ def _named(nics: tuple[Nic, ...], names: tuple[str, ...]) -> frozenset[Nic]:
     return frozenset(out)
 
 
+def _card(nic: Nic) -> str:
+    return nic.pci.rpartition(".")[0]
+
+
+def _is_beside(model: str, models: Mapping[str, int]) -> bool:
+    """Return whether cards of this model are beside those that carry the job: BlueField, or few among many."""
+    most = max((count for other, count in models.items() if other != model), default=0)
+    mine = models.get(model, most)
+    return 2 * mine < most or (model in _BLUEFIELD and mine <= most)
+
+
 def _narrow(nics: Sequence[Nic], out: Mapping[Nic, Why]) -> dict[Nic, Why]:
-    """Return the ports whose PCI link is far narrower than that of the node's other RDMA ports."""
+    """Return the ports whose PCI link is far narrower than those of the other ports of their kind."""
     rdma = [n for n in nics if n.active and n.kind in (*FABRICS, *_UNDRIVEN)]
-    widest = max((n.link_gbytes_s for n in rdma), default=0.0)
-    why = "a PCI link of {:.1f} GB/s where others have {:.1f}: a management port"
-    texts = {n: why.format(n.link_gbytes_s, widest) for n in rdma if 0 < n.link_gbytes_s < widest * _NARROW}
-    return {n: Why(f"it has {text}", f"they have {text}") for n, text in texts.items() if n not in out}
+    widest: dict[str, float] = {}
+    for nic in rdma:
+        widest[nic.kind] = max(widest.get(nic.kind, 0.0), nic.link_gbytes_s)
+    undriven, narrow = max((widest.get(kind, 0.0) for kind in _UNDRIVEN), default=0.0), {}
+    for nic in rdma:
+        for others, part in ((widest[nic.kind], _NARROW), (undriven, _NARROW_BESIDE_UNDRIVEN)):
+            if nic not in out and 0 < nic.link_gbytes_s < others * part:
+                text = f"a PCI link of {nic.link_gbytes_s:.1f} GB/s where others have {others:.1f}: a management port"
+                narrow[nic] = Why(f"it has {text}", f"they have {text}")
+    return narrow
 
 
 def _virtual(nics: Sequence[Nic], out: Mapping[Nic, Why]) -> dict[Nic, Why]:
@@ -178,12 +206,12 @@ def _slow(nics: Sequence[Nic], out: Mapping[Nic, Why]) -> dict[Nic, Why]:
     return {n: Why(f"it has {text}", f"they have {text}") for n, text in texts.items()}
 
 
-_UCX_KINDS = ("infiniband", "roce")
-# Costs, lexicographic up to 100 workers and 100 ports: no sum of lesser costs reaches a greater one. From the greatest:
-# slots that must be filled, rate, class of distance, height of the common bridge, load of a card, PCI bridges, and the
-# distance in PCI order.
-_BRIDGE, _CARD, _HEIGHT, _CLASS, _RATE, _MUST = 10**12, 10**16, 10**22, 10**26, 10**30, 10**34
-_INFINITE = 10**40
+_UCX_KINDS = ("infiniband", "roce", "rdma")  # the last one by name only
+# Costs, lexicographic up to 100 GPUs and 10,000 ports: no sum of lesser costs reaches a greater one. From the greatest:
+# load of GPUs that are not bound, a port without room, class of distance, load, another port than in the plan of all
+# GPUs, grade, height of the common bridge, position on the card, PCI bridges, and the distance in PCI order.
+_BRIDGE, _CARD, _HEIGHT, _GRADE, _MOVE, _LOAD, _CLASS = (10**n for n in (14, 18, 24, 28, 34, 38, 44))
+_ROOM, _FIRST, _IMPOSSIBLE, _INFINITE = (10**n for n in (48, 52, 60, 64))
 _DEEPEST = 20  # bridges above a device; recorded machines have at most 6
 
 
@@ -200,16 +228,23 @@ def plan_nics(
 ) -> tuple[PortPlan, ...]:
     """Plan the ports of workers in PCI order; ConfigError if ``nics`` names a port that the node does not have."""
     # nics: balanced, nearest (whatever its load), ucx (no port: UCX chooses), or names of ports to balance over.
-    # interface is for Dask's own traffic, "": that of the worker's first port. Under balanced the loads of ports differ
-    # by at most one; among such plans the sum of distances is the least, then the loads of cards are even. Ties go by
-    # PCI order, so that the i-th GPU has the same rail on equal nodes. With more ports than workers, each worker has
-    # several, as long as they are on its GPU's NUMA node.
+    # interface is for Dask's own traffic, "": that of the worker's first port. A GPU's ports are those of its nearest
+    # class that are its share if all GPUs of the machine have workers, also in a job with some of them: the others'
+    # ports may have another job. Ties go by PCI order, so that the i-th GPU has the same rail on equal nodes. The
+    # workers of one GPU share its ports. Decision 5 has the reasons.
     ports = Ports(topology, nics)
     if not ports.usable or not gpus:
         nothing = "no port that nics names is active" if isinstance(nics, tuple) else ""
         return tuple(PortPlan((), interface, (nothing,) if nothing else ()) for _ in gpus)
     out = []
-    for gpu, mine in zip(gpus, _nearest(ports, gpus) if nics == "nearest" else _balanced(ports, gpus), strict=True):
+    machine = _sharing(topology, gpus)
+    at = {g.pci: i for i, g in enumerate(machine)}
+    places = [at[g.pci] if g.pci else i for i, g in enumerate(gpus)]
+    plan = _nearest(ports, machine) if nics == "nearest" else _balanced(ports, machine, sorted(set(places)))
+    counts, seen = Counter(places), Counter[int]()
+    for gpu, place in zip(gpus, places, strict=True):
+        mine = plan[place][seen[place] :: counts[place]] or (plan[place][seen[place] % len(plan[place])],)
+        seen[place] += 1
         reasons = [*ports.passed_over(gpu, mine[0])]
         beside = mine[0].interface
         if interface and beside and beside != interface:
@@ -242,55 +277,116 @@ def _ucx_names(nics: Iterable[Nic]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{n.name}:{n.port}" for n in nics if n.kind in _UCX_KINDS))
 
 
-def _nearest(ports: Ports, gpus: Sequence[Gpu]) -> list[tuple[Nic, ...]]:
+def _sharing(topology: Topology, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that share the ports, in PCI order: of the machine those of the same makers, and the job's."""
+    # Slices of a GPU are one. Workers without a GPU have one near their cores each, which has no address.
+    if not all(g.pci for g in gpus):
+        return list(gpus)
+    makers = {g.vendor for g in gpus}
+    by_address = {g.pci: g for g in (*topology.gpus, *gpus) if g.vendor in makers}
+    return [by_address[pci] for pci in sorted(by_address)]
+
+
+def _nearest(ports: Ports, machine: Sequence[Gpu]) -> dict[int, tuple[Nic, ...]]:
+    def cost(place: int, j: int) -> tuple[Distance, int]:
+        return ports.distance(machine[place], ports.usable[j]), _skew(place, machine, j, ports.usable)
+
+    every = range(len(ports.usable))
+    return {i: (ports.usable[min(every, key=partial(cost, i))],) for i in range(len(machine))}
+
+
+def _balanced(ports: Ports, machine: Sequence[Gpu], job: Sequence[int]) -> dict[int, tuple[Nic, ...]]:
+    """Return the ports of the job's GPUs, which are positions in ``machine``."""
     usable = ports.usable
+    ways = [[ports.distance(g, n) for n in usable] for g in machine]
+    costs = _costs(ports, machine, ways)
+    # In the GPU's own switch or root complex a port has room for any number of GPUs, elsewhere for an equal share.
+    best = [min(way).kind for way in ways]
+    bound = [bool(g.pci) and kind > ROOT for g, kind in zip(machine, best, strict=True)]
+    rows = [
+        {j: cost for j, cost in enumerate(row) if is_bound or ways[i][j].kind == best[i]}
+        for i, (row, is_bound) in enumerate(zip(costs, bound, strict=True))
+    ]
+    first = _spread(rows, bound, -(-len(machine) // len(usable)))
+    kinds = [way[j].kind for way, j in zip(ways, first, strict=True)]
+    near = [[j for j, d in enumerate(way) if d.kind == kind] for way, kind in zip(ways, kinds, strict=True)]
+    whole = _with_rails(ports, machine, ways, first)
+    if len(job) < len(machine):  # of two GPUs that share a port one may have another port of its class
+        choices = [whole[i] if len(whole[i]) > 1 else near[i] for i in job]
+        moves = [{j: costs[i][j] + (j != first[i]) * _MOVE for j in mine} for i, mine in zip(job, choices, strict=True)]
+        for i, j in zip(job, _spread(moves, [False] * len(job)), strict=True):
+            whole[i] = whole[i] if len(whole[i]) > 1 else (j,)
+    return {i: tuple(usable[j] for j in whole[i]) for i in job}
+
+
+def _with_rails(
+    ports: Ports, machine: Sequence[Gpu], ways: Sequence[Sequence[Distance]], first: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Return each GPU's first port and others that are like it: its share, and at most one more than others have."""
+    usable, rails, taken = ports.usable, [[j] for j in first], set(first)
+    fastest = max(n.rate_gbps for n in usable) or 1.0
+    of_port = [(ports.grades[n], n.kind) for n in usable]
+    like, several = [], []
+    for gpu, way, j in zip(machine, ways, first, strict=True):
+        several.append(bool(gpu.pci) and way[j].kind <= NODE and usable[j].kind in _UCX_KINDS)
+        alike = (n for n, d in enumerate(way) if d[:2] == way[j][:2] and of_port[n] == of_port[j])
+        like.append(sorted(alike, key=lambda n: (way[n], n)))  # noqa: B023
+    users = Counter(j for mine in like for j in mine)
+    shares = [max(int(sum(Fraction(n, u) for u, n in Counter(users[j] for j in mine).items())), 1) for mine in like]
+    rates = [usable[j].rate_gbps or fastest for j in first]
+    each = list(zip([way[j].kind for way, j in zip(ways, first, strict=True)], shares, rates, several, strict=True))
+    least = {kind: min(s * r for k, s, r, _ in each if k == kind) for kind, *_ in each}
+    counts = [min(s, int(least[k] // r) + 1) if more else 1 for k, s, r, more in each]
+    left = [iter(mine) for mine in like]
+    for more in range(1, max(counts)):
+        for i, mine in enumerate(rails):
+            if more < counts[i] and (j := next((n for n in left[i] if n not in taken), -1)) >= 0:
+                mine.append(j)
+                taken.add(j)
+    return [tuple(sorted(mine, key=lambda n: (way[n], n))) for way, mine in zip(ways, rails, strict=True)]
+
+
+def _costs(ports: Ports, machine: Sequence[Gpu], ways: Sequence[Sequence[Distance]]) -> list[list[int]]:
+    """Return the cost of each port for each GPU."""
+    usable, seen = ports.usable, Counter[str]()
+    ranks = {grade: i for i, grade in enumerate(sorted(set(ports.grades.values())))}
+    of_port = []
+    for nic in usable:
+        of_port.append(ranks[ports.grades[nic]] * _GRADE + seen[_card(nic)] * _CARD)
+        seen[_card(nic)] += 1
     return [
-        (usable[min(range(len(usable)), key=lambda j: (ports.distance(g, usable[j]), _skew(i, gpus, j, usable)))],)
-        for i, g in enumerate(gpus)
+        [
+            d.kind * _CLASS
+            + max(d.height + _DEEPEST, 0) * _HEIGHT
+            + d.bridges * _BRIDGE
+            + of_port[j]
+            + _skew(i, machine, j, usable)
+            for j, d in enumerate(way)
+        ]
+        for i, way in enumerate(ways)
     ]
 
 
-def _balanced(ports: Ports, gpus: Sequence[Gpu]) -> list[tuple[Nic, ...]]:
-    usable = ports.usable
-    rails = len(usable) // len(gpus) if usable[0].kind in _UCX_KINDS else 1
-    if rails <= 1:
-        slots, costs_of_slots = _slots(usable, len(gpus))
-        costs = [
-            [c + _cost(ports, gpus, i, j) for j, c in zip(slots, costs_of_slots, strict=True)] for i in range(len(gpus))
+def _spread(rows: Sequence[Mapping[int, int]], bound: Sequence[bool], room: int = 0) -> list[int]:
+    """Give each row one of its ports: the loads even, then the least sum of costs.
+
+    A row that is ``bound`` gets a port with ``room`` others only if no other is left.
+    """
+    slots = Counter[int]()
+    for mine, count in Counter(tuple(row) for row, is_bound in zip(rows, bound, strict=True) if not is_bound).items():
+        for j in mine:
+            slots[j] += -(-count // len(mine))
+    # As many ports as there are rows are enough for each row: the others cannot occupy all of them.
+    cheapest = [sorted(row, key=row.__getitem__)[: len(rows)] for row in rows]
+    columns = [(j, k) for j in sorted({j for mine in cheapest for j in mine}) for k in range(slots[j] + room)]
+    table = [
+        [
+            row[j] + (k * _LOAD + (k >= room) * _ROOM if is_bound else k * _FIRST) if j in row else _IMPOSSIBLE
+            for j, k in columns
         ]
-        return [(usable[slots[s]],) for s in assign(costs)]
-    rows = [g for g in gpus for _ in range(rails)]
-    columns = assign([[_cost(ports, rows, i, j) for j in range(len(usable))] for i in range(len(rows))])
-    out = []
-    for i, gpu in enumerate(gpus):
-        mine = sorted(columns[i * rails : (i + 1) * rails], key=lambda j: (ports.distance(gpu, usable[j]), j))
-        near = [j for j in mine[1:] if ports.distance(gpu, usable[j]) <= Distance(NODE)]
-        out.append(tuple(usable[j] for j in (mine[0], *near)))
-    return out
-
-
-def _slots(usable: Sequence[Nic], workers: int) -> tuple[list[int], list[int]]:
-    """Return the slots for workers, each a position in ``usable``, and the cost of each besides the distance."""
-    # Each port has workers // ports slots that must be filled, and may have one more. The additional slots are spread
-    # over cards first, because two ports of one card share its PCI link and have the same distance to any GPU; then
-    # over faster ports before slower ones.
-    full = workers // len(usable)
-    fastest = max(n.rate_gbps for n in usable)
-    slots = [j for j in range(len(usable)) for _ in range(full)]
-    costs = [-_MUST] * len(slots)
-    if workers % len(usable):
-        for _, card in groupby(range(len(usable)), key=lambda j: usable[j].pci.rpartition(".")[0]):
-            mine = list(card)
-            slots += mine
-            load = full * len(mine)
-            costs += [(load + k) * _CARD + (usable[j].rate_gbps < fastest) * _RATE for k, j in enumerate(mine)]
-    return slots, costs
-
-
-def _cost(ports: Ports, gpus: Sequence[Gpu], i: int, j: int) -> int:
-    kind, height, bridges = ports.distance(gpus[i], ports.usable[j])
-    rank = max(height + _DEEPEST, 0)
-    return kind * _CLASS + rank * _HEIGHT + bridges * _BRIDGE + _skew(i, gpus, j, ports.usable)
+        for row, is_bound in zip(rows, bound, strict=True)
+    ]
+    return [columns[c][0] for c in assign(table)]
 
 
 def _skew(i: int, gpus: Sequence[Gpu], j: int, nics: Sequence[Nic]) -> int:

@@ -6,14 +6,17 @@ import functools
 import json
 import os
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
+from fake_nvml import FakeGpu, compiled
 from machines import lstopo
 from paths import TOPOLOGIES
+from waiting import scaled
 
 from hpcgpu.model import CpuSet
 
@@ -50,6 +53,26 @@ def test_json_of_a_machine_elsewhere() -> None:
     assert ports["mlx5_5"] == (["worker-1", "worker-3"], None)
     assert ports["mlx5_0"] == ([], "its port is down")
     assert ports["eno6"] == ([], "plain Ethernet is left to the kernel's routes")
+
+
+def test_in_a_job_its_gpus_are_planned(tmp_path: Path) -> None:
+    """One GPU of four in the job's cgroup; then CUDA_VISIBLE_DEVICES leaves one of two."""
+    machine = {"HWLOC_XMLFILE": TURIN, "COLUMNS": "0", "SLURM_JOB_ID": "7"}
+    fakes = [FakeGpu(f"00000000:{bus}:00.0", f"GPU-{i}") for i, bus in enumerate(("16", "E6"))]
+    nvml = compiled(tmp_path)
+
+    def topo_there(count: int, *words: str, **env: str) -> str:
+        argv = [sys.executable, "-m", "hpcgpu", "topo", *words]
+        environ = nvml.environment(fakes[:count]) | machine | env
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=scaled(60), check=False).stdout
+
+    one = topo_there(1)
+    assert "\nplanned with GPU 1, which is granted, of 0-3\n" in one
+    assert (one.count("\nworker-"), "0000:16:00.0" in one) == (1, True)
+    assert "planned with GPUs 1,3, which are granted, of 0-3\n" in topo_there(2)
+    both = json.loads(topo_there(2, "--json", CUDA_VISIBLE_DEVICES="1"))["workers"]
+    assert [w["gpu"]["pci"] for w in both] == ["0000:e6:00.0"]
+    assert "granted, of" not in topo_there(1, "--gpus", "sim:2x1MiB").partition("planned with PUs")[0]
 
 
 def test_a_table_for_people_and_a_picture(tmp_path: Path) -> None:

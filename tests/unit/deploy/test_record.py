@@ -301,7 +301,8 @@ def check_whole(folder: Path) -> None:
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     if "topology.xml" in texts:
         said = json.loads(texts["plan.json"])
-        part = {"file": str(folder / "topology.xml"), "cpuset": said["allowed_cpuset"]}
+        gpus = dict.fromkeys(w["gpu"]["pci"] for w in said["workers"] if w["gpu"])  # those that were granted
+        part = {"file": str(folder / "topology.xml"), "cpuset": said["allowed_cpuset"], "gpus": ",".join(gpus) or None}
         assert of_machine(plan_machine({}, "here", **part).described()) == of_machine(said)
     if "record.json" in texts:
         run = json.loads(texts["record.json"])

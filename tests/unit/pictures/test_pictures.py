@@ -100,6 +100,30 @@ def test_parts_of_unknown_place_and_other_memory_have_boxes() -> None:
     assert words(second.find(f"{SVG}g[@class='memory']")) == ["NUMA node 255 · ? GiB", "GPU memory"]
 
 
+def test_a_port_of_no_worker_says_why() -> None:
+    topology = machine("turin-4gpu-nvml")
+    bindings = plan_bindings(topology, topology.gpus[2:3], topology.cores[0])
+    idle = {words(g)[0]: " ".join(words(g)[1:]) for g in groups(render_svg(topology, bindings), "port")}
+    assert idle["mlx5_5:1"].endswith("no worker needs it")
+    assert idle["eno6"].endswith("plain Ethernet is left to the kernel's routes")
+    assert "no worker" not in idle["mlx5_4:1"] + idle["mlx5_0:1"]  # one is used, one is crossed
+    named = groups(render_svg(topology, bindings, nics=("mlx5_4",)), "port")
+    assert "it is not among the nics asked for" in " ".join(words(named[-1]))
+    # without workers no port looks used that no worker would use
+    classes = {words(g)[0]: g.get("class") for g in groups(render_svg(topology, ()), "port")}
+    assert (classes["mlx5_5:1"], classes["eno6"]) == ("port", "port idle")
+
+
+def test_empty_numa_nodes_are_one_box() -> None:
+    """GB200 has 28 of them for MIG slices."""
+    topology = machine("coral-lassen")
+    empty = tuple(NumaNode(100 + i, CpuSet(), 0, package=0, kind="other") for i in range(28))
+    svg = render_svg(replace(topology, other_memory=(*topology.other_memory, *empty)), ())
+    boxes = [words(g) for g in groups(svg, "memory")]
+    assert len(boxes) == len(topology.other_memory) + 1
+    assert ["28 empty NUMA nodes", "100-127"] in boxes
+
+
 def test_picture_places_simulated_gpus_and_names_slices() -> None:
     topology = machine("test-topo")
     nodes = groups(render_svg(topology, planned(topology)), "node")

@@ -21,7 +21,7 @@ from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.model.settings import SHARE, Limit
 from hpcgpu.plan.binding import network, plan_bindings, plan_memory_nodes, simulated_gpus, split_cores, usable_cores
-from hpcgpu.plan.binding.network import NODE, Ports, plan_nics
+from hpcgpu.plan.binding.network import NODE, ROOT, Ports, plan_nics
 from hpcgpu.plan.binding.workers import NodeFacts, plan_memory_limit_bytes, plan_workers
 from hpcgpu.report.machine import workers_table
 
@@ -136,6 +136,20 @@ def test_memory_nodes_are_divided_over_the_gpus_of_a_package() -> None:
     assert plan([3, 1], [2]) == ["none 2"] * 2
 
 
+def test_bind_keeps_pages_off_other_memory_with_one_dram_node() -> None:
+    """GH200: GPU memory is a NUMA node too, on which the kernel would put pages when host memory is short."""
+    topology = DOCUMENTED["vista-gh200"]
+    assert [n.kind for n in topology.other_memory] == ["gpu"]
+
+    def policy(topology: Topology, wanted: str) -> tuple[str, str]:
+        (b,) = plan_bindings(topology, topology.gpus[:1], pus(topology), Settings(memory_policy=wanted))
+        return b.memory_policy, str(b.memory_nodes)
+
+    assert policy(topology, "bind") == ("bind", "0")
+    assert [policy(topology, wanted)[0] for wanted in ("preferred-many", "interleave", "none")] == ["none"] * 3
+    assert policy(replace(topology, other_memory=()), "bind")[0] == "none"
+
+
 def test_a_worker_has_several_ports_where_there_are_more_of_them() -> None:
     """DGX-like: eight ports for four GPUs, two next to each; what is on another NUMA node is not taken."""
     nics = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i // 2, interface=f"ib{i}") for i in range(8))
@@ -220,6 +234,16 @@ def test_a_share_is_in_one_cache_where_one_has_room() -> None:
     assert cores_of(topology, gpus, granted, cores=3) == ["1-3", "4-6"]
     assert cores_of(topology, gpus) == ["0-5", "6-11"]
     assert cores_of(topology, gpus, granted) == ["1-2,4-7", "3,8-11"]
+
+
+def test_fast_and_slow_cores_are_shared_out_kind_by_kind() -> None:
+    """A desktop CPU: six fast cores of two threads, eight slow ones."""
+    cores = (*(CpuSet([2 * i, 2 * i + 1]) for i in range(6)), *(CpuSet([i]) for i in range(12, 20)))
+    topology = Topology((NumaNode(0, CpuSet(range(20)), GIB),), cores)
+    gpus = tuple(replace(g, numa_node=0) for g in simulated_gpus(topology, 2, GIB, "n"))
+    assert cores_of(topology, gpus) == ["0-12", "13-19"]
+    hybrid = replace(topology, core_kinds=(CpuSet(range(12, 20)), CpuSet(range(12))))
+    assert cores_of(hybrid, gpus) == ["0-5,12-15", "6-11,16-19"]
 
 
 def test_a_launchers_masks_are_respected_when_asked() -> None:
@@ -418,7 +442,7 @@ def test_workers_without_a_gpu_take_the_numa_node_that_has_none() -> None:
     bindings = plan_bindings(topology, [near], pus(topology), Settings(nthreads=2), cpu_workers=2)
     assert [str(b.cpuset) for b in bindings] == ["0-7", "8-11", "12-15"]
     assert {b.memory_nodes for b in bindings[1:]} == {CpuSet([far.os_index])}
-    assert {b.nics[0].name for b in bindings[1:]} == {"mlx5_0", "mlx5_1"}
+    assert {b.nics[0].name for b in bindings[1:]} == {"mlx5_1"}
     topology = symmetric(1, 1, 4, 2)
     with pytest.raises(ConfigError, match="cores=2 for each of 2 workers with a core for each of 1 CPU workers are"):
         plan_bindings(topology, topology.gpus, pus(topology), Settings(cores=2), cpu_workers=1)
@@ -450,6 +474,9 @@ def test_p4_memory_is_dram_that_is_allowed_and_near(case: Case, data: st.DataObj
             assert len(allowed) == 1 or case.wanted.memory_policy == "none" or not b.memory_nodes
         elif b.memory_policy != "interleave":
             home = b.gpus[0].numa_node
+            if len(allowed) == 1 and case.topology.other_memory:
+                assert (b.memory_policy, b.memory_nodes) == ("bind", allowed)
+                continue
             assert home is not None
             assert {nodes[n].package for n in b.memory_nodes} == {nodes[home].package}
             assert home in b.memory_nodes or home not in allowed
@@ -471,11 +498,6 @@ def test_p5_p9_p10_ports_are_usable_and_balanced(case: Case) -> None:
     if case.wanted.nics == "nearest":
         for b in filter(lambda b: b.nics, bindings):
             assert ports.distance(b.gpus[0], b.nics[0]) == min(ports.distance(b.gpus[0], n) for n in ports.usable)
-    elif ports.usable:
-        loads = [used.count(n) for n in ports.usable]
-        assert max(loads) - min(loads) <= 1
-        if len(bindings) * 2 > len(ports.usable):
-            assert all(len(b.nics) == 1 for b in bindings)
 
 
 @given(cases())
@@ -490,27 +512,69 @@ def test_p9_no_swap_of_two_workers_ports_is_nearer(case: Case) -> None:
             assert sum(d.kind for d in now) <= sum(d.kind for d in then)
 
 
-@given(cases())
-@laws(60)
-def test_p9_no_balanced_plan_of_ports_is_nearer(case: Case) -> None:
-    """Sums of distance classes, where loads and rates leave a choice."""
-    ports = Ports(case.topology)
-    workers = [g for g in case.gpus for _ in range(case.wanted.workers_per_gpu)]
-    assume(ports.usable and len({n.rate_gbps for n in ports.usable}) == 1)
-    plans = plan_nics(case.topology, workers)
-    found = sum(ports.distance(g, n).kind for g, p in zip(workers, plans, strict=True) for n in p.nics)
-    rails = max(len(ports.usable) // len(workers), 1)
-    if rails > 1:  # several for each, not those beyond the NUMA node: the nearest must be as near as can be
-        kinds = [min(ports.distance(g, n).kind for n in ports.usable) for g in workers]
-        assert all(p.nics for p in plans)
-        assert all(ports.distance(g, n).kind <= NODE for g, p in zip(workers, plans, strict=True) for n in p.nics[1:])
-        assert found >= sum(kinds)
-        return
-    assert all(len(p.nics) == 1 for p in plans)
-    taken = [ports.usable.index(p.nics[0]) for p in plans]
-    loads = [taken.count(i) for i in range(len(ports.usable))]
-    assert max(loads) - min(loads) <= 1
-    assert not can_be_nearer([[ports.distance(g, n).kind for g in workers] for n in ports.usable], taken)
+@given(topologies())
+@laws(80)
+def test_a_gpu_has_the_ports_of_the_whole_plan_in_any_job(topology: Topology) -> None:
+    """Alone, and with several workers on each, in the class of the plan of all GPUs; and no more of them."""
+    gpus = gpus_of(topology)
+    if not topology.gpus:  # simulated GPUs are the machine's
+        topology = replace(topology, gpus=gpus)
+    ports, whole = Ports(topology), [p.nics for p in plan_nics(topology, gpus)]
+
+    def classes(gpu: Gpu, nics: Sequence[Nic]) -> set[int]:
+        return {ports.distance(gpu, n).kind for n in nics}
+
+    for gpu, mine in zip(gpus, whole, strict=True):
+        assert len(classes(gpu, mine)) <= 1
+        assert plan_nics(topology, [gpu])[0].nics == mine
+        for each in (2, 3):
+            several = [p.nics for p in plan_nics(topology, [gpu] * each)]
+            assert all(set(nics) <= set(mine) and bool(nics) == bool(mine) for nics in several)
+            assert set(mine) == {n for nics in several for n in nics} or len(mine) > each
+    assert [p.nics for p in plan_nics(topology, [g for g in gpus for _ in (0, 1)])[::2]] == [m[::2] for m in whole]
+    for some in itertools.combinations(gpus, 2):
+        for gpu, plan in zip(some, plan_nics(topology, some), strict=True):
+            mine = whole[gpus.index(gpu)]
+            assert (classes(gpu, plan.nics), len(plan.nics)) == (classes(gpu, mine), len(mine))
+
+
+@given(topologies())
+@laws(80)
+def test_a_worse_class_is_for_gpus_whose_best_is_full(topology: Topology) -> None:
+    ports, gpus = Ports(topology), gpus_of(topology)
+    plans = [p.nics for p in plan_nics(topology, gpus)]
+    assume(ports.usable)
+    share = -(-len(gpus) // len(ports.usable))
+    loads = {n: sum(n in nics for nics in plans) for n in ports.usable}
+    for gpu, nics in zip(gpus, plans, strict=True):
+        mine, best = (min(ports.distance(gpu, n).kind for n in some) for some in (nics, ports.usable))
+        assert mine == best or best > ROOT, "below a GPU's own root complex it shares"
+        assert all(loads[n] >= share for n in ports.usable if ports.distance(gpu, n).kind < mine)
+
+
+@given(topologies())
+@laws(80)
+def test_workers_of_a_class_differ_by_one_port_at_most(topology: Topology) -> None:
+    """By the sum of their ports' rates; and among GPUs with the same ports in reach, the loads differ by one."""
+    ports, gpus = Ports(topology), gpus_of(topology)
+    plans = [p.nics for p in plan_nics(topology, gpus)]
+    assume(ports.usable)
+    fastest = max(n.rate_gbps for n in ports.usable) or 1
+    groups: dict[tuple[Nic, ...], list[tuple[Nic, ...]]] = {}
+    rates: dict[int, list[float]] = {}
+    for gpu, nics in zip(gpus, plans, strict=True):
+        kind = ports.distance(gpu, nics[0]).kind
+        rates.setdefault(kind, []).append(sum(n.rate_gbps or fastest for n in nics))
+        near = tuple(n for n in ports.usable if ports.distance(gpu, n).kind == kind)
+        groups.setdefault(near, []).append(nics)
+        if len(nics) > 1:
+            assert kind <= NODE
+            assert len({(ports.distance(gpu, n)[:2], ports.grades[n]) for n in nics}) == 1
+    assert all(max(mine) - min(mine) <= fastest for mine in rates.values())
+    if len(groups) == 1:
+        ((near, mine),) = groups.items()
+        loads = [sum(n in nics for nics in mine) for n in near if ports.grades[n] == min(map(ports.grades.get, near))]
+        assert max(loads) - min(loads) <= 1
 
 
 def can_be_nearer(kinds: list[list[int]], taken: list[int], *, fixed: bool = False) -> bool:
@@ -640,7 +704,8 @@ def test_p17_unknown_locality_is_bound_to_what_is_allowed(case: Case) -> None:
     bindings = replace(case, gpus=gpus, wanted=Settings(memory_policy=case.wanted.memory_policy)).bindings
     assert frozenset().union(*(b.cpuset for b in bindings)) == case.allowed
     assert all(any("NUMA node of this GPU is unknown" in r for r in b.reasons) for b in bindings)
-    assert all(b.memory_policy in ("none", "interleave") for b in bindings)
+    alone = len(case.topology.numa_nodes) == 1 and case.topology.other_memory  # then any place is on this node
+    assert all(b.memory_policy in ("none", "interleave", *(["bind"] if alone else [])) for b in bindings)
 
 
 @given(cases(), st.integers(1, 4), st.sampled_from([SHARE, Limit(0.1), Limit(1 << 20)]))

@@ -266,6 +266,32 @@ def test_nccl_dump_has_sockets_virtual_functions_and_gaps() -> None:
     assert nics["mlx5_2"] == Nic("mlx5_2", "0000:e1:00.0", 1, "infiniband", "unknown", 0.0, None, None, True)
 
 
+def test_merged_ports_of_nccl_are_several_ports() -> None:
+    """NCCL 2.25 writes mlx5_0+mlx5_1 for two functions of a card, and a card below a CPU if it merged distant ones."""
+    text = """<system version="2"><cpu numaid="0" affinity="3">
+      <pci busid="0000:01:00.0" class="0x030200" vendor="0x10de"/>
+      <pci busid="0000:02:00.1" class="0x020700" vendor="0x15b3" device="0x1021">
+        <nic><net name="mlx5_0+mlx5_1" speed="800000" port="1"/></nic></pci></cpu>
+      <cpu numaid="1" affinity="c"><pci busid="0000:03:00.0" class="0x030200" vendor="0x10de"/>
+        <nic><net name="mlx5_4+mlx5_5" speed="800000" port="1"/><net name="lo" speed="10000" port="0"/></nic></cpu>
+      </system>"""
+    topology = read_file(text)
+    ports = [(n.name, n.port, n.pci, n.rate_gbps, n.numa_node) for n in topology.nics]
+    placed = [(f"mlx5_{i}", 1, "0000:02:00.1", 400.0, 0) for i in (0, 1)]
+    assert ports == [*((f"mlx5_{i}", 1, "", 400.0, 1) for i in (4, 5)), *placed]
+    assert {n.kind for n in topology.nics} == {"infiniband"}
+    assert "of mlx5_4, mlx5_5 no PCI address is here, so only their NUMA node is known" in topology.warnings
+    # a card of two ports has one name, and may be in the file as such, too
+    one = text.replace("mlx5_0+mlx5_1", "mlx4_0+mlx4_0").replace("mlx5_4+mlx5_5", "mlx4_0")
+    assert sorted((n.name, n.port, n.numa_node) for n in read_file(one).nics) == [("mlx4_0", 1, 0), ("mlx4_0", 2, 0)]
+
+
+def test_cores_of_a_wrong_mask_are_named() -> None:
+    cpus = "".join(f'<cpu numaid="{i}" affinity="{mask}"/>' for i, mask in enumerate(("f0f", "fff0000", "f00000f0")))
+    (coarse,) = (w for w in read_file(f"<system>{cpus}</system>").warnings if "share a core" in w)
+    assert "but PUs 16-27 are no two runs: each counts as a core" in coarse
+
+
 def test_gpus_of_rccl_and_without_any_class() -> None:
     text = """<system version="2"><cpu numaid="0" affinity="3">
       <pci busid="0000:c1:00.0" class="0x038000" vendor="0x1002"><gpu dev="0" gcn="942"/></pci>
@@ -297,7 +323,10 @@ def test_masks_that_do_not_tell_nodes_apart_make_one_node() -> None:
         (f'<system><cpu affinity="{"ffffffff," * 2000}ffffffff"/></system>', "expected a mask"),
         ('<system><cpu affinity="1" numaid="x"/></system>', "has numaid='x'; expected a whole number"),
         ('<system><cpu affinity="1"><pci class="0x030200"/></cpu></system>', "<pci> has no busid; expected a PCI addr"),
-        ('<system><cpu affinity="1" host_hash="0x1"/><cpu affinity="2" host_hash="0x2"/></system>', "2 hosts"),
+        (
+            '<system><cpu affinity="1" host_hash="0x1"/><cpu affinity="2" host_hash="0x2"/></system>',
+            "2 hosts, not one; write",
+        ),
         ('<system><cpu affinity="1"><pci busid="0:1:0"><nic><net name="a" speed="x"/></nic></pci></cpu></system>', "x"),
     ],
 )
