@@ -15,6 +15,7 @@ import ranks
 import two_nodes
 from launch_probe import ME, PROBE, check
 from paths import ROOT
+from programs import program
 from ranks import environment
 from waiting import scaled
 
@@ -57,6 +58,18 @@ def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, reque
     assert {threads for *_, threads in found} == {"1"}, "PBS has set it to the job's cores on each node"
     assert "env= changes it" in done.stderr
     assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"), [("tcsh", "/x/tcsh -f -c"), ("csh", "/x/csh -f -c"), ("fish", "/bin/sh -c")]
+)
+def test_a_csh_gets_the_line_that_was_written_for_it(shell: str, words: str, tmp_path: Path) -> None:
+    """Open MPI writes its line for the user's login shell."""
+    program(tmp_path / "getent", f"echo u:x:1:1::/home/u:/x/{shell}")
+    program(tmp_path / "pbs_tmrsh", 'printf "%s\\n" "$@"')
+    argv = [ROOT / "hpcgpu/host/pbs_ssh.sh", "-x", "-l", "u", "node2", "set path = ( /x $path ) ;", "prted --a 'b'"]
+    done = subprocess.run(argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["node2", *words.split(), "set path = ( /x $path ) ; prted --a 'b'"]
 
 
 def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) -> None:
