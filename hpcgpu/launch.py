@@ -40,10 +40,13 @@ _SLURM_MEMORY = (
     ("SLURM_MEM_PER_GPU", "--mem-per-gpu", "SLURM_GPUS_ON_NODE"),
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
+_OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "HPCGPU_TASK_", "BASH_FUNC_")
+# GPUs by numbers or UUIDs, which PBS's hooks set in each task for its node.
+_OF_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_NUMBERS = re.compile(r"-1|[\w,.:]*")
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
 # must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
-SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
+SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_", "HPCGPU_TASK_")
 # Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
@@ -146,17 +149,26 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
 def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of variables that ranks on other nodes need and that no launcher forwards."""
     # A task of PBS starts with PATH=/bin:/usr/bin and little else (OpenPBS 23.06.06). Variables of one node are not
-    # forwarded: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), the job's folder.
+    # forwarded: its GPUs (but see script_devices), the job's folder.
     job = environ.get("PBS_JOBID") or None
 
     def is_common(name: str, value: str) -> bool:
         if not _NAME.fullmatch(name) or name in _OF_A_PROCESS or name.startswith(_OF_A_LAUNCHER):
             return False
-        if name == "CUDA_VISIBLE_DEVICES":
-            return "-" not in value
+        if name in _OF_DEVICES:
+            return False
         return not (name == "TMPDIR" and job and job in value)
 
     return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
+
+
+def script_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the first words of a rank's command that give it the script's GPUs if its task has none; or ()."""
+    # A hook may number each node's GPUs for this job (2 on one, 0 on the other); a user's numbers are for all nodes.
+    # UUIDs are those of the first node.
+    numbers = {name: environ[name] for name in _OF_DEVICES if _NUMBERS.fullmatch(environ.get(name, "no numbers"))}
+    line = "".join(f'export {name}="${{{name}-{value}}}"; ' for name, value in numbers.items())
+    return ("/bin/sh", "-c", f'{line}exec "$@"', "sh") if numbers else ()
 
 
 def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from hpcgpu.launch import (
     read_launch,
     read_mpi_types,
     read_rank,
+    script_devices,
     srun_command,
 )
 from hpcgpu.model import Allocation, RankFacts, Settings
@@ -316,6 +318,19 @@ def test_tasks_with_gpus_of_their_own_are_seen(set_by_slurm: dict[str, str], iso
     assert is_isolated(environ_of("srun-gpus-per-task"))
 
 
+OF_SCRIPT = [("0,1", "0,1"), ("", ""), ("-1", "-1"), ("GPU-8ef5", "none"), ("0$(reboot)", "none"), (None, "none")]
+OF_TASK = [("2", "0", "0"), ("2", "", ""), ("MIG-8ef5", "0", "0"), (None, "3", "3")]
+
+
+@pytest.mark.parametrize(("script", "task", "rank"), [*((s, None, r) for s, r in OF_SCRIPT), *OF_TASK])
+def test_the_gpus_of_a_nodes_task_are_its_ranks(script: str | None, task: str | None, rank: str) -> None:
+    """Numbers of the script are for tasks to which PBS gave none."""
+    first, there = ({"CUDA_VISIBLE_DEVICES": value} if value is not None else {} for value in (script, task))
+    words = (*script_devices(first), "/bin/sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-none} $1"', "sh", "it's 'one' word")
+    done = subprocess.run(words, env=there, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{rank} it's 'one' word\n"
+
+
 def test_what_each_node_has_of_its_own_is_not_brought_to_others() -> None:
     ours = {"PATH": "/x/bin", "LD_LIBRARY_PATH": "/x/lib", "HPCGPU_NODES": "2", "OMP_NUM_THREADS": "4"}
     theirs = {
@@ -324,7 +339,7 @@ def test_what_each_node_has_of_its_own_is_not_brought_to_others() -> None:
         "CUDA_VISIBLE_DEVICES": "GPU-8ef5,GPU-11aa",
     }
     assert set(brought(ours | theirs)) == set(ours)
-    assert "CUDA_VISIBLE_DEVICES" in brought({"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert brought({"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0"}) == ()
     assert "TMPDIR" in brought({"TMPDIR": "/local", "PBS_JOBID": "7.login01"})
     # what PBS does not count is counted
     environ = {"PBS_JOBID": "7.login01", "HPCGPU_JOB_NODES": "3", "HPCGPU_JOB_RESTARTS": "1"}
