@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Allocation, HostMemory, RankFacts
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, World
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, TASK, World
 
 if TYPE_CHECKING:
     from hpcgpu.model import Settings
 
 # (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the SLURM_*
-# variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
+# variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0). Under srun --mpi=pmi2 those
+# of PMI are set, too, but not MPI_LOCALRANKID.
 _LAUNCHERS = (
     ("Open MPI mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     ("PALS mpiexec", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
+    ("MPICH mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # and Intel MPI's
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
-    ("MPICH mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("pbs_tmrsh", *TASK, "", ""),
 )
 
 # Variables that identify a launch. PALS: as in Slurm's cray_shasta plugin, which replaces it.
@@ -59,6 +61,8 @@ def read_rank(environ: Mapping[str, str]) -> RankFacts:
             continue
         if launcher == "srun" and "SLURM_STEP_ID" not in environ:
             continue  # the batch script itself: SLURM_PROCID is 0 there, outside of any step
+        if launcher == "MPICH mpiexec" and "SLURM_STEP_ID" in environ and local_rank not in environ:
+            continue
         return RankFacts(
             rank=int(environ[rank]),
             size=int(environ[size]),
@@ -231,12 +235,18 @@ _SURVIVE = {
     "openmpi-5": ("--continuous",),
     "openmpi-4": (),
     "mpich": ("-disable-auto-cleanup",),
+    "intel": ("-disable-auto-cleanup",),
     "pals": ("--no-abort-on-failure",),
 }
 
 # Variables that replace ssh; each flavour has one, and ignores the others.
 # Open MPI's daemons start further daemons, and pass it on.
-REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+REMOTE_SHELL = (
+    "PRTE_MCA_plm_ssh_agent",
+    "OMPI_MCA_plm_rsh_agent",
+    "HYDRA_LAUNCHER_EXEC",
+    "I_MPI_HYDRA_BOOTSTRAP_EXEC",
+)
 
 # Variables that name the parent of its session folder, `ompi.PID`, on the node where it is started; the default, and
 # the place on other nodes, is the folder of temporary files. A killed mpirun leaves the session folder behind, and a
@@ -247,18 +257,21 @@ SESSION_FOLDER = {"openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prt
 
 
 def read_flavour(text: str) -> str:
-    """Parse ``mpirun --version`` into ``openmpi-5``, ``openmpi-4``, ``mpich`` or ``pals``; else raise LaunchError."""
+    """Parse ``mpirun --version`` into ``openmpi-5``, ``openmpi-4``, ``mpich``, ``intel``, ``pals``; or LaunchError."""
     # The mpiexec of Open MPI 4 names itself OpenRTE.
     if (match := re.match(r"\w+ \((?:Open MPI|OpenRTE)\) (\d+)\.", text)) and int(match[1]) >= 4:
         return "openmpi-5" if int(match[1]) >= 5 else "openmpi-4"
     if text.startswith("HYDRA"):
         return "mpich"
+    if text.startswith("Intel(R) MPI Library"):
+        return "intel"
     if is_pals(text):
         return "pals"
     shown = text.strip().splitlines()[0] if text.strip() else "nothing"
     raise LaunchError(
-        f"this mpirun says {shown!r} of itself; known are Open MPI 4 and 5, MPICH and PALS. Choose a launcher: "
-        "--launcher srun or --launcher fork, or start 'hpcgpu run' by your own command"
+        f"this mpirun says {shown!r} of itself; known are Open MPI 4 and 5, MPICH, Intel MPI and PALS. Choose a "
+        "launcher: --launcher srun, --launcher fork, or in a PBS job --launcher pbs_tmrsh --rendezvous file; or start "
+        "'hpcgpu run' by your own command"
     )
 
 
@@ -280,11 +293,14 @@ def mpirun_command(
         root = ("--allow-run-as-root",) if world.as_root else ()
         brought = tuple(word for name in world.variables for word in ("-x", name))
         flags = (*survive, *mapping, "--bind-to", "none", *hosts, *root, *brought)
-    elif flavour == "mpich":
+    elif flavour in ("mpich", "intel"):
         hosts = ("-hosts", ",".join(world.hosts)) if world.hosts else ()
-        # By default all variables are forwarded, also those of this node alone, such as the UUIDs of its GPUs.
+        # By default all variables are forwarded, also those of this node alone, such as its GPUs and, in a Slurm job,
+        # its name. There its daemons have all variables by srun.
         brought = ("-genvlist", ",".join(world.variables)) if world.variables else ()
-        flags = (*survive, "-ppn", "1", "-bind-to", "none", *hosts, *brought)  # one by one: round robin over the nodes
+        brought = brought or (("-genvnone",) if world.nodes > 1 else ())
+        unbound = ("-bind-to", "none") if flavour == "mpich" else ("-genv", "I_MPI_PIN", "0")
+        flags = (*survive, "-ppn", "1", *unbound, *hosts, *brought)  # one by one: round robin over the nodes
     else:
         # PALS fills node by node, and the last node could be empty: so each node has as many ranks, and some are idle.
         each = world.per_node + world.extra
@@ -293,10 +309,10 @@ def mpirun_command(
     return (program, *first, *flags, "-n", str(size), *argv)
 
 
-LAUNCHERS = ("srun", "mpirun", "fork")
+LAUNCHERS = ("srun", "mpirun", "pbs_tmrsh", "fork")
 _HOW = (
-    "install one with pip install 'hpcgpu[mpi-runtime]', load the site's MPI module, or let the ranks meet by file "
-    "in a Slurm job: --rendezvous file"
+    "install one with pip install 'hpcgpu[mpi-runtime]', load the site's MPI module, or let the ranks meet by file: "
+    "--rendezvous file"
 )
 
 
@@ -309,6 +325,7 @@ class LauncherFacts(NamedTuple):
     library: str = ""  # version text of mpi4py's MPI library; empty: none could be loaded
     pals: str = ""  # path of the mpiexec of PALS, on Cray's machines
     remote_shell: str = ""  # for mpirun in place of ssh to the job's other nodes; empty: its default
+    tmrsh: tuple[str, ...] = ()  # the command of hpcgpu.host.pbs_ranks; empty: this node has no pbs_tmrsh
 
 
 class RankCommand(NamedTuple):
@@ -344,16 +361,24 @@ def plan_launch(
     """Return the command that starts the ranks; raise LaunchError, with facts and advice, if no launcher fits.
 
     In a Slurm job that is srun if it supports the MPI library, else mpirun; in a PBS job the mpiexec of PALS if it
-    supports the library, else mpirun; without a job one process with all workers. ``launcher`` overrides this.
+    supports the library, else mpirun, without one a process on one node, or pbs_tmrsh for ranks that meet by file;
+    without a job one process with all workers. ``launcher`` overrides this.
     """
-    launcher = settings.launcher or _default(settings, allocation, facts)
+    nodes = len(world.hosts) or allocation.node_count
+    launcher = settings.launcher or _default(settings, allocation, facts, nodes)
     if launcher == "fork":
-        if allocation.node_count > 1:
+        if nodes > 1:
             raise LaunchError(
-                f"launcher='fork' starts one process on this node, but the job has {allocation.node_count}: "
-                "take srun or mpirun"
+                f"launcher='fork' starts one process on this node, but the job has {nodes}: take srun or mpirun"
             )
         return RankCommand(argv)
+    if launcher == "pbs_tmrsh":
+        if not facts.tmrsh or settings.rendezvous != "file":
+            raise LaunchError(
+                "launcher='pbs_tmrsh' needs a PBS job, and ranks that meet by file since no MPI starts them: "
+                "--rendezvous file"
+            )
+        return RankCommand((*facts.tmrsh, ",".join(world.hosts), ",".join(world.variables), *argv), starts_ranks=True)
     if launcher == "srun":
         return _srun(argv, settings, allocation, facts, world)
     if launcher == "pals" and settings.launcher is None:
@@ -365,14 +390,18 @@ def plan_launch(
     return _command(argv, settings, facts, world)
 
 
-def _default(settings: Settings, allocation: Allocation, facts: LauncherFacts) -> str:
+def _default(settings: Settings, allocation: Allocation, facts: LauncherFacts, nodes: int) -> str:
     if allocation.batch == "slurm":
         return "srun" if settings.rendezvous == "file" or _mpi_type(facts) or not facts.mpirun else "mpirun"
     if allocation.batch == "local":
         return "fork"
     # PALS speaks PMI, which Open MPI does not
     speaks = settings.rendezvous == "file" or "OPEN MPI" not in facts.library.upper()
-    return "pals" if facts.pals and speaks else "mpirun"
+    if facts.pals and speaks:
+        return "pals"
+    if not facts.mpirun and nodes == 1:
+        return "fork"
+    return "pbs_tmrsh" if not facts.mpirun and facts.tmrsh and settings.rendezvous == "file" else "mpirun"
 
 
 def _mpirun(argv: tuple[str, ...], facts: LauncherFacts, world: World, options: tuple[str, ...] = ()) -> RankCommand:
@@ -388,7 +417,7 @@ def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, wo
     command, setting = split_command(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
     if not command:
         raise LaunchError(
-            f"{setting} is not allowed; allowed: srun, mpirun, fork, or a command: a path, or the name of an mpirun"
+            f"{setting} is not allowed; allowed: {', '.join(LAUNCHERS)}, or a command: a path, or the name of an mpirun"
         )
     if not facts.mpirun:
         raise LaunchError(f"{setting}: there is no program {command[0]} on this node")
@@ -417,6 +446,8 @@ def is_mpirun(program: str) -> bool:
 def _mpi_type(facts: LauncherFacts) -> str:
     """Return srun's type for the library: Open MPI supports PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
     library = facts.library.upper()
+    if library.startswith("INTEL"):  # it finds srun's PMI by a variable with a path of the site
+        return ""
     if "MPICH" not in library:
         speaks: tuple[str, ...] = ("pmix",) if library else ()
     else:  # every Slurm lists cray_shasta (Debian's too), but only Cray's MPICH supports it
