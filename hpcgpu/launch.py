@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Allocation, HostMemory, RankFacts
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, World
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, TASK, World
 
 if TYPE_CHECKING:
     from hpcgpu.model import Settings
 
 # (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the SLURM_*
-# variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0).
+# variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0). Under srun --mpi=pmi2 those
+# of PMI are set, too, but not MPI_LOCALRANKID.
 _LAUNCHERS = (
     ("Open MPI mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     ("PALS mpiexec", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
+    ("MPICH mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # and Intel MPI's
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
-    ("MPICH mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("pbs_tmrsh", *TASK, "", ""),
 )
 
 # Variables that identify a launch. PALS: as in Slurm's cray_shasta plugin, which replaces it.
@@ -40,10 +42,13 @@ _SLURM_MEMORY = (
     ("SLURM_MEM_PER_GPU", "--mem-per-gpu", "SLURM_GPUS_ON_NODE"),
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
+_OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "HPCGPU_TASK_", "BASH_FUNC_")
+# GPUs by numbers or UUIDs, which PBS's hooks set in each task for its node.
+_OF_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_NUMBERS = re.compile(r"-1|[\w,.:]*")
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
 # must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
-SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_")
+SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_", "HPCGPU_TASK_")
 # Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
@@ -56,6 +61,8 @@ def read_rank(environ: Mapping[str, str]) -> RankFacts:
             continue
         if launcher == "srun" and "SLURM_STEP_ID" not in environ:
             continue  # the batch script itself: SLURM_PROCID is 0 there, outside of any step
+        if launcher == "MPICH mpiexec" and "SLURM_STEP_ID" in environ and local_rank not in environ:
+            continue
         return RankFacts(
             rank=int(environ[rank]),
             size=int(environ[size]),
@@ -146,17 +153,26 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
 def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of variables that ranks on other nodes need and that no launcher forwards."""
     # A task of PBS starts with PATH=/bin:/usr/bin and little else (OpenPBS 23.06.06). Variables of one node are not
-    # forwarded: the UUIDs of its GPUs in CUDA_VISIBLE_DEVICES (cgroups hook), the job's folder.
+    # forwarded: its GPUs (but see script_devices), the job's folder.
     job = environ.get("PBS_JOBID") or None
 
     def is_common(name: str, value: str) -> bool:
         if not _NAME.fullmatch(name) or name in _OF_A_PROCESS or name.startswith(_OF_A_LAUNCHER):
             return False
-        if name == "CUDA_VISIBLE_DEVICES":
-            return "-" not in value
+        if name in _OF_DEVICES:
+            return False
         return not (name == "TMPDIR" and job and job in value)
 
     return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
+
+
+def script_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the first words of a rank's command that give it the script's GPUs if its task has none; or ()."""
+    # A hook may number each node's GPUs for this job (2 on one, 0 on the other); a user's numbers are for all nodes.
+    # UUIDs are those of the first node.
+    numbers = {name: environ[name] for name in _OF_DEVICES if _NUMBERS.fullmatch(environ.get(name, "no numbers"))}
+    line = "".join(f'export {name}="${{{name}-{value}}}"; ' for name, value in numbers.items())
+    return ("/bin/sh", "-c", f'{line}exec "$@"', "sh") if numbers else ()
 
 
 def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:
@@ -219,12 +235,18 @@ _SURVIVE = {
     "openmpi-5": ("--continuous",),
     "openmpi-4": (),
     "mpich": ("-disable-auto-cleanup",),
+    "intel": ("-disable-auto-cleanup",),
     "pals": ("--no-abort-on-failure",),
 }
 
 # Variables that replace ssh; each flavour has one, and ignores the others.
 # Open MPI's daemons start further daemons, and pass it on.
-REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+REMOTE_SHELL = (
+    "PRTE_MCA_plm_ssh_agent",
+    "OMPI_MCA_plm_rsh_agent",
+    "HYDRA_LAUNCHER_EXEC",
+    "I_MPI_HYDRA_BOOTSTRAP_EXEC",
+)
 
 # Variables that name the parent of its session folder, `ompi.PID`, on the node where it is started; the default, and
 # the place on other nodes, is the folder of temporary files. A killed mpirun leaves the session folder behind, and a
@@ -235,18 +257,21 @@ SESSION_FOLDER = {"openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prt
 
 
 def read_flavour(text: str) -> str:
-    """Parse ``mpirun --version`` into ``openmpi-5``, ``openmpi-4``, ``mpich`` or ``pals``; else raise LaunchError."""
+    """Parse ``mpirun --version`` into ``openmpi-5``, ``openmpi-4``, ``mpich``, ``intel``, ``pals``; or LaunchError."""
     # The mpiexec of Open MPI 4 names itself OpenRTE.
     if (match := re.match(r"\w+ \((?:Open MPI|OpenRTE)\) (\d+)\.", text)) and int(match[1]) >= 4:
         return "openmpi-5" if int(match[1]) >= 5 else "openmpi-4"
     if text.startswith("HYDRA"):
         return "mpich"
+    if text.startswith("Intel(R) MPI Library"):
+        return "intel"
     if is_pals(text):
         return "pals"
     shown = text.strip().splitlines()[0] if text.strip() else "nothing"
     raise LaunchError(
-        f"this mpirun says {shown!r} of itself; known are Open MPI 4 and 5, MPICH and PALS. Choose a launcher: "
-        "--launcher srun or --launcher fork, or start 'hpcgpu run' by your own command"
+        f"this mpirun says {shown!r} of itself; known are Open MPI 4 and 5, MPICH, Intel MPI and PALS. Choose a "
+        "launcher: --launcher srun, --launcher fork, or in a PBS job --launcher pbs_tmrsh --rendezvous file; or start "
+        "'hpcgpu run' by your own command"
     )
 
 
@@ -268,11 +293,14 @@ def mpirun_command(
         root = ("--allow-run-as-root",) if world.as_root else ()
         brought = tuple(word for name in world.variables for word in ("-x", name))
         flags = (*survive, *mapping, "--bind-to", "none", *hosts, *root, *brought)
-    elif flavour == "mpich":
+    elif flavour in ("mpich", "intel"):
         hosts = ("-hosts", ",".join(world.hosts)) if world.hosts else ()
-        # By default all variables are forwarded, also those of this node alone, such as the UUIDs of its GPUs.
+        # By default all variables are forwarded, also those of this node alone, such as its GPUs and, in a Slurm job,
+        # its name. There its daemons have all variables by srun.
         brought = ("-genvlist", ",".join(world.variables)) if world.variables else ()
-        flags = (*survive, "-ppn", "1", "-bind-to", "none", *hosts, *brought)  # one by one: round robin over the nodes
+        brought = brought or (("-genvnone",) if world.nodes > 1 else ())
+        unbound = ("-bind-to", "none") if flavour == "mpich" else ("-genv", "I_MPI_PIN", "0")
+        flags = (*survive, "-ppn", "1", *unbound, *hosts, *brought)  # one by one: round robin over the nodes
     else:
         # PALS fills node by node, and the last node could be empty: so each node has as many ranks, and some are idle.
         each = world.per_node + world.extra
@@ -281,10 +309,10 @@ def mpirun_command(
     return (program, *first, *flags, "-n", str(size), *argv)
 
 
-LAUNCHERS = ("srun", "mpirun", "fork")
+LAUNCHERS = ("srun", "mpirun", "pbs_tmrsh", "fork")
 _HOW = (
-    "install one with pip install 'hpcgpu[mpi-runtime]', load the site's MPI module, or let the ranks meet by file "
-    "in a Slurm job: --rendezvous file"
+    "install one with pip install 'hpcgpu[mpi-runtime]', load the site's MPI module, or let the ranks meet by file: "
+    "--rendezvous file"
 )
 
 
@@ -297,6 +325,7 @@ class LauncherFacts(NamedTuple):
     library: str = ""  # version text of mpi4py's MPI library; empty: none could be loaded
     pals: str = ""  # path of the mpiexec of PALS, on Cray's machines
     remote_shell: str = ""  # for mpirun in place of ssh to the job's other nodes; empty: its default
+    tmrsh: tuple[str, ...] = ()  # the command of hpcgpu.host.pbs_ranks; empty: this node has no pbs_tmrsh
 
 
 class RankCommand(NamedTuple):
@@ -332,16 +361,24 @@ def plan_launch(
     """Return the command that starts the ranks; raise LaunchError, with facts and advice, if no launcher fits.
 
     In a Slurm job that is srun if it supports the MPI library, else mpirun; in a PBS job the mpiexec of PALS if it
-    supports the library, else mpirun; without a job one process with all workers. ``launcher`` overrides this.
+    supports the library, else mpirun, without one a process on one node, or pbs_tmrsh for ranks that meet by file;
+    without a job one process with all workers. ``launcher`` overrides this.
     """
-    launcher = settings.launcher or _default(settings, allocation, facts)
+    nodes = len(world.hosts) or allocation.node_count
+    launcher = settings.launcher or _default(settings, allocation, facts, nodes)
     if launcher == "fork":
-        if allocation.node_count > 1:
+        if nodes > 1:
             raise LaunchError(
-                f"launcher='fork' starts one process on this node, but the job has {allocation.node_count}: "
-                "take srun or mpirun"
+                f"launcher='fork' starts one process on this node, but the job has {nodes}: take srun or mpirun"
             )
         return RankCommand(argv)
+    if launcher == "pbs_tmrsh":
+        if not facts.tmrsh or settings.rendezvous != "file":
+            raise LaunchError(
+                "launcher='pbs_tmrsh' needs a PBS job, and ranks that meet by file since no MPI starts them: "
+                "--rendezvous file"
+            )
+        return RankCommand((*facts.tmrsh, ",".join(world.hosts), ",".join(world.variables), *argv), starts_ranks=True)
     if launcher == "srun":
         return _srun(argv, settings, allocation, facts, world)
     if launcher == "pals" and settings.launcher is None:
@@ -353,14 +390,18 @@ def plan_launch(
     return _command(argv, settings, facts, world)
 
 
-def _default(settings: Settings, allocation: Allocation, facts: LauncherFacts) -> str:
+def _default(settings: Settings, allocation: Allocation, facts: LauncherFacts, nodes: int) -> str:
     if allocation.batch == "slurm":
         return "srun" if settings.rendezvous == "file" or _mpi_type(facts) or not facts.mpirun else "mpirun"
     if allocation.batch == "local":
         return "fork"
     # PALS speaks PMI, which Open MPI does not
     speaks = settings.rendezvous == "file" or "OPEN MPI" not in facts.library.upper()
-    return "pals" if facts.pals and speaks else "mpirun"
+    if facts.pals and speaks:
+        return "pals"
+    if not facts.mpirun and nodes == 1:
+        return "fork"
+    return "pbs_tmrsh" if not facts.mpirun and facts.tmrsh and settings.rendezvous == "file" else "mpirun"
 
 
 def _mpirun(argv: tuple[str, ...], facts: LauncherFacts, world: World, options: tuple[str, ...] = ()) -> RankCommand:
@@ -376,7 +417,7 @@ def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, wo
     command, setting = split_command(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
     if not command:
         raise LaunchError(
-            f"{setting} is not allowed; allowed: srun, mpirun, fork, or a command: a path, or the name of an mpirun"
+            f"{setting} is not allowed; allowed: {', '.join(LAUNCHERS)}, or a command: a path, or the name of an mpirun"
         )
     if not facts.mpirun:
         raise LaunchError(f"{setting}: there is no program {command[0]} on this node")
@@ -405,6 +446,8 @@ def is_mpirun(program: str) -> bool:
 def _mpi_type(facts: LauncherFacts) -> str:
     """Return srun's type for the library: Open MPI supports PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
     library = facts.library.upper()
+    if library.startswith("INTEL"):  # it finds srun's PMI by a variable with a path of the site
+        return ""
     if "MPICH" not in library:
         speaks: tuple[str, ...] = ("pmix",) if library else ()
     else:  # every Slurm lists cray_shasta (Debian's too), but only Cray's MPICH supports it

@@ -9,7 +9,7 @@ installed() { dpkg-query -W -f '${Status}' "$1" 2> /dev/null | grep -q ' install
 [ "${SYSTEM_DEPS:-1}" != 0 ] || { say "SYSTEM_DEPS=0, nothing installed"; exit 0; }
 command -v apt-get > /dev/null && command -v dpkg-query > /dev/null || { say "not a Debian, nothing installed"; exit 0; }
 
-wanted=(hwloc-nox libjemalloc2)
+wanted=(hwloc-nox libjemalloc2 tcsh)
 command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || wanted+=(chromium)
 command -v gcc > /dev/null || wanted+=(gcc libc6-dev)
 command -v g++ > /dev/null || wanted+=(g++)

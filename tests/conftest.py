@@ -8,7 +8,6 @@ import gc
 import inspect
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import ranks
 from paths import PACKAGE, SUPPORT, TESTS
 from pbs_replay import Pbs
+from programs import MPICH, install
 from waiting import SLOWNESS, STEADY, Said, run, scaled
 
 from hpcgpu.deploy.network.data_connections import loops
@@ -112,10 +112,7 @@ def _leaves_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @pytest.fixture(scope="session")
 def mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
     """MPICH beside Open MPI: both have an mpirun, so not in the same environment."""
-    folder = tmp_path_factory.mktemp("mpich")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--prefix", str(folder), "mpich==5.0.2"]
-    subprocess.run(pip, check=True, timeout=150)
-    return str(folder / "bin/mpiexec")
+    return str(install(MPICH, tmp_path_factory.mktemp("mpich")) / "bin" / "mpiexec")
 
 
 @pytest.fixture

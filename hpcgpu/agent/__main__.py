@@ -78,7 +78,7 @@ class Rank:
         # Slurm's warning before the time limit reaches every process; only a leader has something to do then
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         rank, shape = self._facts.rank, self._bootstrap.shape
-        if self._facts.launcher != "none":
+        if self._facts.launcher not in ("none", "pbs_tmrsh"):  # the parent of a task of PBS may start anew
             # SIGKILL of mpirun leaves its ranks alive (Open MPI 5.0.11)
             process.die_with_parent(os.getppid(), signal.SIGTERM)
         with self._held:

@@ -32,6 +32,7 @@ from hpcgpu.deploy.network.scheduler_file import Certificate, Route, SchedulerFi
 from hpcgpu.deploy.processes.nanny import hand_over, make_nanny
 from hpcgpu.errors import ConfigError, LaunchError, cause_of
 from hpcgpu.host import log, process
+from hpcgpu.launch import read_rank
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
 from hpcgpu.supervise import reason_of
 
@@ -102,7 +103,11 @@ class Leader:
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(sig, self._answer(sig))
         warn = supervise.log_errors(self._warn, "the answer to the end of the job's time", supervise.only_log)
-        loop.add_signal_handler(signal.SIGUSR1, warn)  # Slurm's --signal, through the batch script
+        # MPICH's mpiexec sends SIGUSR1 to the other ranks of a node when one ends (5.0.2, -disable-auto-cleanup).
+        if read_rank(self.context.environ).launcher != "MPICH mpiexec":  # Slurm's --signal, through the batch script
+            # Not by the loop: at its end it sets the default, and a late signal would kill this process.
+            late = loop.is_closed
+            signal.signal(signal.SIGUSR1, lambda *_: None if late() else loop.call_soon_threadsafe(warn) and None)
         if self.context.in_job and (limit_s := self.context.run.settings.walltime_s):
             self._ends_s = loop.time() + limit_s
             loop.call_at(self._ends_s - self.context.run.settings.warning_s, warn)

@@ -11,7 +11,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -38,6 +38,7 @@ from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.plan.binding.workers import asks_granted_memory
 
 _QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute
+_NAMES = ("mpirun", "mpiexec")
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
@@ -192,6 +193,8 @@ def plan_ranks(
     memory = (f"{k}={v}" for k, v in memory_env(settings, allocation, shape))
     variables = (*(variables if world.nodes > 1 else ()), *memory)
     rank_argv = ("env", *variables, *argv) if variables else argv
+    if len(hosts) > 1:
+        rank_argv = (*launchers.script_devices(os.environ), *rank_argv)
     return launchers.plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
 
 
@@ -219,7 +222,8 @@ def _pbs_hosts(settings: Settings, shape: str) -> tuple[str, ...]:
     if hosts and shape == "gang" and len(hosts) < settings.nodes:
         raise LaunchError(
             f"the request was for {settings.nodes} nodes ({settings.where('nodes')}), but PBS has put this job on "
-            f"{len(hosts)} ({', '.join(hosts)}): place each chunk on another node, -l place=scatter"
+            f"{len(hosts)} ({', '.join(hosts)}): each chunk needs a node of its own, -l place=scatter. If the job "
+            f"asked for that, a hook of the site has changed it: qstat -f {os.environ.get('PBS_JOBID')} shows its place"
         )
     return hosts
 
@@ -251,27 +255,46 @@ def _find(settings: Settings, allocation: Allocation) -> launchers.LauncherFacts
     def says(*argv: str) -> str:
         return query(*argv).stdout
 
-    beside, command = Path(sys.executable).parent / "mpirun", launchers.split_command(settings)
-    program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec") or ""
-    if command:
+    if command := launchers.split_command(settings):
         program = shutil.which(command[0]) or ""
-    facts = launchers.LauncherFacts(
-        mpirun=program, mpirun_version=says(program, "--version") if launchers.is_mpirun(program) else ""
-    )
+        version = says(program, "--version") if launchers.is_mpirun(program) else ""
+    else:
+        program, version = _mpirun(says)
+    facts = launchers.LauncherFacts(mpirun=program, mpirun_version=version)
     if allocation.batch == "slurm":
         listed = query(*launchers.LIST_MPI_TYPES)
         facts = facts._replace(mpi_types=launchers.read_mpi_types(listed.stdout + listed.stderr))
     elif allocation.batch == "pbs":
-        # no ssh is needed then
-        if shutil.which("pbs_tmrsh") and not any(name in os.environ for name in launchers.REMOTE_SHELL):
-            facts = facts._replace(remote_shell=str(Path(process.__file__).with_name("pbs_ssh.sh")))
-        pals = shutil.which("mpiexec") or ""
-        if command or not pals or not launchers.is_pals(says(pals, "--version")):
+        if tmrsh := programs.located("pbs_tmrsh"):
+            facts = facts._replace(tmrsh=process.python_argv("hpcgpu.host.pbs_ranks", tmrsh))
+            if not any(name in os.environ for name in launchers.REMOTE_SHELL):  # no ssh is needed then
+                facts = facts._replace(remote_shell=str(Path(process.__file__).with_name("pbs_ssh.sh")))
+        # PBS's own mpiexec may stand before it in PATH
+        fits = (path for path in _installed("mpiexec") if not command and launchers.is_pals(says(path, "--version")))
+        if not (pals := next(fits, "")):
             return facts
         facts = facts._replace(pals=pals)
     else:
         return facts
     return facts._replace(library=next(iter(says(sys.executable, "-c", _LIBRARY).splitlines()), ""))
+
+
+def _mpirun(says: Callable[..., str]) -> tuple[str, str]:
+    """Return the first mpirun or mpiexec beside this Python or in PATH, and its version; not that of PBS itself."""
+    beside = (str(path) for name in _NAMES if (path := Path(sys.executable).with_name(name)).exists())
+    silent = ""  # the wheel of Intel MPI has an mpirun that needs its mpiexec.hydra in PATH (2021.19)
+    for program in (*beside, *_installed(*_NAMES)):
+        version = says(program, "--version")
+        if version and not version.startswith("pbs_version"):
+            return program, version
+        silent = silent or ("" if version else program)
+    return silent, ""
+
+
+def _installed(*names: str) -> Iterator[str]:
+    """Yield the paths of programs in PATH, all of one name before those of the next."""
+    for name in names:
+        yield from filter(None, (shutil.which(name, path=folder) for folder in os.get_exec_path()))
 
 
 class GPURunner:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import select
+import shutil
 import signal
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from hpcgpu import supervise
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
 from hpcgpu.model import Command, Result, Started
@@ -41,6 +45,16 @@ async def run(command: Command) -> Result:
 def run_sync(command: Command) -> Result:
     """Run a program where no event loop runs; return :func:`run`'s result."""
     return asyncio.run(run(command))
+
+
+def located(program: str) -> str:
+    """Return the path of a program in PATH, or among those of this node's PBS; "" if it is in neither."""
+    # PATH lacks them in tasks of PBS, in jobs that no login shell starts, and where a module sets it (OpenPBS 23.06.06)
+    text, path = "", shutil.which(program)
+    with contextlib.suppress(OSError):
+        text = "" if path else Path(os.environ.get("PBS_CONF_FILE") or "/etc/pbs.conf").read_text(errors="replace")
+    folder = re.search(r"^\s*PBS_EXEC\s*=\s*(\S+)", text, re.M)
+    return path or (folder and shutil.which(program, path=f"{folder[1]}/bin")) or ""
 
 
 def start(command: Command, log: str = os.devnull) -> Started:
@@ -88,8 +102,9 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
             f.write(command.stdin.encode(errors="surrogateescape"))  # paths may hold any byte
         os.lseek(stdin, 0, os.SEEK_SET)
         env = {name: value for name, value in os.environ.items() if name not in command.without} | dict(command.env)
+        path = shutil.which(program, path=env.get("PATH")) or await supervise.to_thread(located, program) or program
         process = await asyncio.create_subprocess_exec(
-            *command.argv, stdin=stdin, stdout=out, stderr=err, env=env, start_new_session=True
+            path, *command.argv[1:], stdin=stdin, stdout=out, stderr=err, env=env, start_new_session=True
         )
     except FileNotFoundError as error:
         return 127, f"{program}: there is no such program on this machine ({error})\n"

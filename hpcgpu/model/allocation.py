@@ -15,6 +15,8 @@ from hpcgpu.units import format_bytes, meant, parse_bytes
 
 # PBS has no variables for a job's number of nodes, how often it was requeued, and its granted memory: these are ours.
 JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_GRANTED_MEMORY"
+# A rank that pbs_tmrsh started, without an MPI, has its number and the number of ranks in these.
+TASK = ("HPCGPU_TASK_RANK", "HPCGPU_TASK_SIZE")
 # The address of the ranks' scheduler; set only in a script that runs under ranks.
 SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
 # The path of the private file that holds the dashboard's address.
@@ -34,7 +36,7 @@ class RankFacts(NamedTuple):
     size: int = 1
     local_rank: int | None = None  # within the node, as local_size; None: the launcher does not set it
     local_size: int | None = None
-    launcher: str = "none"  # Open MPI mpirun, MPICH mpiexec, PALS mpiexec or srun; none: a plain process
+    launcher: str = "none"  # Open MPI mpirun, MPICH mpiexec, PALS mpiexec, srun or pbs_tmrsh; none: a plain process
     mpi_type: str = ""  # Slurm's --mpi= of this step, else empty
 
 

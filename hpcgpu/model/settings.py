@@ -351,7 +351,7 @@ class Settings:
         choices=("mpi", "file"),
     )
     launcher: str | None = option(
-        None, "text", "what starts the ranks: srun, mpirun, fork, or a command of your own; found if unset"
+        None, "text", "what starts the ranks: srun, mpirun, pbs_tmrsh, fork, or a command; found if unset"
     )
     client_grace_s: float = option(
         30.0, "seconds", "how long the job outlives a client that fell silent", user_name="client_grace"

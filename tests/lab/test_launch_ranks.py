@@ -9,6 +9,8 @@ import pytest
 from lab import CHECKOUT, Lab
 from launch_probe import ME, PROBE, check, others
 from leaders import BEGIN
+from paths import ROOT
+from programs import MPICH, install
 
 from hpcgpu.launch import mpirun_command, srun_command
 from hpcgpu.model.allocation import World
@@ -39,6 +41,16 @@ def test_mpirun_of_open_mpi_4_alone_ends_all_with_one_rank(slurm_lab: Lab, world
     check(seen, world, ["node1", "node2"])
     assert (seen["alive"], seen["returncode"]) == (([], 137) if version == 4 else (others(world), 0))
     assert seen["err"] == "" or version == 4
+
+
+def test_mpich_leaves_each_node_its_variables(slurm_lab: Lab) -> None:
+    install(MPICH, ROOT / "build" / "mpich")
+    world = World(nodes=2, per_node=2)
+    command = mpirun_command(ME, world, f"{CHECKOUT}/build/mpich/bin/mpiexec", "mpich")
+    seen = in_job(slurm_lab, ("env", "SLURMD_NODENAME=first", "CUDA_VISIBLE_DEVICES=7", *command))
+    check(seen, world, ["node1", "node2"])
+    places = {(r["launcher"], r["host"], r["node"], r["gpus"]) for r in seen["ranks"]}
+    assert places == {("MPICH mpiexec", node, node, "0,1,2,3") for node in ("node1", "node2")}
 
 
 IN_A_JOB = """

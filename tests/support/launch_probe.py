@@ -27,6 +27,7 @@ def rank(host: str, port: int) -> None:
 
     facts = read_rank(os.environ)._asdict()
     place = {"host": socket.gethostname(), "cpus": sorted(os.sched_getaffinity(0))}
+    place |= {"node": os.environ.get("SLURMD_NODENAME"), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
     with socket.create_connection((host, port), timeout=LIMIT_S) as s:
         s.sendall(json.dumps({**facts, **place}).encode() + b"\n")
         if s.recv(16) == b"die":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from waiting import scaled
 
 
@@ -21,6 +23,18 @@ def program(path: Path, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
+
+
+MPICH, INTEL_MPI = "mpich==5.0.2", "impi-rt==2021.19.0"
+
+
+def install(package: str, folder: Path) -> Path:
+    """Install a package of programs into a folder of its own; skip the test without an index, but with CI."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--prefix", str(folder)]
+    done = subprocess.run([*pip, package], capture_output=True, text=True, timeout=scaled(150))
+    if done.returncode:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"pip install {package}: {done.stderr[-300:]}")
+    return folder
 
 
 # Prints the hosts and workers of its run, and its arguments.

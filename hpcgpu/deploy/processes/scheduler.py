@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -282,6 +283,8 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     limit_handshakes()
     network.prepare(f"{spec.protocol}:")
     host_memory.allow(spec.rank_pid)  # the leader, from which the workers of its node descend
+    # Of a node without a route to the Internet; ranks and clients get the addresses of its interfaces.
+    warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)
     faulthandler.dump_traceback_later(_HANGS_S, file=2)
     return asyncio.run(_serve(spec, control))
 

@@ -203,6 +203,17 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path, words: str, output: str, e
     assert ranks.run_unheard(argv, output, ranks.environment(), timeout=scaled(120)) == code
 
 
+@pytest.mark.parametrize("end", [0, 3])
+def test_under_mpich_the_exit_code_is_the_scripts(mpich: str, tmp_path: Path, end: int) -> None:
+    """Its mpiexec sends SIGUSR1 to the other ranks when one ends."""
+    argv = [str(ranks.BIN / "hpcgpu"), "launch", "--launcher", mpich, "--gpus", "sim:2"]
+    library = {"MPI4PY_LIBMPI": str(Path(mpich).parents[1] / "lib" / "libmpi.so.12")}
+    done = ranks.run_command([*argv, str(ranks.script(tmp_path, COMPUTES)), str(end)], library, scaled(120))
+    assert done.returncode == end, done.stderr
+    assert "2 workers on 1 node ready" in done.stderr
+    assert "signal" not in done.stdout + done.stderr
+
+
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder that a killed mpirun has left, which has its pid; all temporary files are beside it."""

@@ -15,6 +15,7 @@ import ranks
 import two_nodes
 from launch_probe import ME, PROBE, check
 from paths import ROOT
+from programs import program
 from ranks import environment
 from waiting import scaled
 
@@ -36,12 +37,14 @@ with Client() as client:
 """
 
 
-@pytest.mark.parametrize("program", ["open-mpi", "mpich"])
-def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("launcher", ["open-mpi", "mpich", "pbs_tmrsh"])
+def test_ranks_of_two_nodes_meet_without_ssh(launcher: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     script = ranks.script(tmp_path, textwrap.dedent(SCRIPT))
     options = ["--gpus", "sim:2x64MiB"]
-    if program == "mpich":
+    if launcher == "mpich":
         options += ["--launcher", request.getfixturevalue("mpich"), "--rendezvous", "file"]
+    if launcher == "pbs_tmrsh":
+        options += ["--launcher", "pbs_tmrsh", "--rendezvous", "file"]
     argv = [*two_nodes.prefix(tmp_path), str(ranks.BIN / "hpcgpu"), "launch", *options, str(script)]
     two_nodes.grant(tmp_path, "2gb", "1048576kb")
     env = two_nodes.environment(tmp_path)
@@ -57,6 +60,20 @@ def test_ranks_of_two_nodes_meet_without_ssh(program: str, tmp_path: Path, reque
     assert {threads for *_, threads in found} == {"1"}, "PBS has set it to the job's cores on each node"
     assert "env= changes it" in done.stderr
     assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
+    assert "of the" not in (tmp_path / "tmrsh.log").read_text(), "a variable may be secret, all see a command line"
+    assert list((tmp_path / ".hpcgpu" / "launches").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"), [("tcsh", "/x/tcsh -f -c"), ("csh", "/x/csh -f -c"), ("fish", "/bin/sh -c")]
+)
+def test_a_csh_gets_the_line_that_was_written_for_it(shell: str, words: str, tmp_path: Path) -> None:
+    """Open MPI writes its line for the user's login shell."""
+    program(tmp_path / "getent", f"echo u:x:1:1::/home/u:/x/{shell}")
+    program(tmp_path / "pbs_tmrsh", 'printf "%s\\n" "$@"')
+    argv = [ROOT / "hpcgpu/host/pbs_ssh.sh", "-x", "-l", "u", "node2", "set path = ( /x $path ) ;", "prted --a 'b'"]
+    done = subprocess.run(argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["node2", *words.split(), "set path = ( /x $path ) ; prted --a 'b'"]
 
 
 def test_two_launches_at_once_in_one_job_do_not_meet_each_other(tmp_path: Path) -> None:
@@ -87,6 +104,7 @@ def test_a_job_whose_chunks_are_on_one_node_is_an_error(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "the request was for 2 nodes (default), but PBS has put this job on 1 (node0001)" in done.stderr
     assert "place=scatter" in done.stderr
+    assert "a hook of the site has changed it: qstat -f 7.login01" in done.stderr
 
 
 def here(argv: tuple[str, ...]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from programs import python
@@ -185,6 +186,24 @@ def test_a_signal_ends_the_run_also_where_its_answer_raises(log: pytest.LogCaptu
     assert leader.exit_code == 128 + signal.SIGTERM
     assert leader.why.startswith("it got SIGTERM")
     assert failures(log) == ["the answer to SIGTERM failed: RuntimeError: no"]
+
+
+@pytest.mark.parametrize(("launcher", "warnings"), [("OMPI_COMM_WORLD", 1), ("PMI", 0)])
+def test_a_sigusr1_warns_but_for_those_of_mpich_and_never_kills(
+    launcher: str, warnings: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    environ = {f"{launcher}_RANK": "0", f"{launcher}_SIZE": "2"}
+    leader = Leader(replace(context(), environ=environ, fork_server=ForkServer(pair[0], 0)))
+    leader.drain = Mock()  # type: ignore[method-assign]
+    leader.serve = AsyncMock(side_effect=lambda: os.kill(os.getpid(), signal.SIGUSR1) or 0)  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as in a rank
+    try:
+        assert asyncio.run(leader.run()) == 0
+        assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert leader.drain.call_count == warnings
 
 
 async def test_a_member_that_cannot_hand_over_ends_with_the_reason(log: pytest.LogCaptureFixture) -> None:

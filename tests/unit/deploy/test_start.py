@@ -151,3 +151,25 @@ def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(start, "_QUERY_S", 1.0)
     with pytest.raises(LaunchError, match=r"srun --mpi=list has not answered in 1 s\..* try again"):
         start.plan_ranks(("true",), Settings())
+
+
+def test_pbss_own_mpiexec_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every PBS has one in its bin, which may stand before the site's in PATH."""
+    pals, hydra, silent, own = (tmp_path / name for name in ("cray", "mpich", "silent", "pbs"))
+    for folder, name, does in (
+        (own, "mpiexec", "echo pbs_version = 23.06.06"),
+        (silent, "mpirun", "exit 127"),
+        (hydra, "mpiexec", "echo HYDRA build details:"),
+        (pals, "mpiexec", "echo mpiexec version 1.2.12"),
+    ):
+        folder.mkdir()
+        program(folder / name, does)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # it has no mpirun beside it
+    monkeypatch.setenv("PATH", f"{own}:{silent}:{hydra}:{pals}:/bin")
+    facts = [start._find(Settings(), JOB)]
+    for folder in (pals, hydra, silent):
+        next(folder.iterdir()).unlink()
+        facts.append(start._find(Settings(), JOB))
+    mpiexec, mpirun = f"{hydra}/mpiexec", f"{silent}/mpirun"
+    assert [each.pals for each in facts] == [f"{pals}/mpiexec", "", "", ""]
+    assert [each.mpirun for each in facts] == [mpiexec, mpiexec, mpirun, ""]

@@ -16,6 +16,7 @@ from pathlib import Path
 import leaks
 import psutil
 import pytest
+from programs import program
 from waiting import scaled, until
 
 from hpcgpu.errors import LaunchError
@@ -53,6 +54,17 @@ def test_a_program_that_is_absent_or_no_program_has_a_code(tmp_path: Path) -> No
     for name, code, text in (("no-such-sbatch", 127, "no such program"), (str(tmp_path / "x"), 126, "executed")):
         result = host.run_sync(Command((name,)))
         assert (result.returncode, text in result.stderr) == (code, True)
+
+
+def test_a_program_of_pbs_that_is_not_in_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "qstat-of-here", 'echo "$@"')
+    (tmp_path / "pbs.conf").write_text(f"PBS_SERVER=login01\nPBS_EXEC={tmp_path}\nPBS_HOME=/var/spool/pbs\n")
+    monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / "pbs.conf"))
+    assert host.located("qstat-of-here") == str(tmp_path / "bin" / "qstat-of-here")
+    assert host.run_sync(Command(("qstat-of-here", "-f", "7"))).stdout == "-f 7\n"
+    monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / "none"))
+    assert host.run_sync(Command(("qstat-of-here",))).returncode == 127
 
 
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -25,10 +26,11 @@ from hpcgpu.launch import (
     read_launch,
     read_mpi_types,
     read_rank,
+    script_devices,
     srun_command,
 )
 from hpcgpu.model import Allocation, RankFacts, Settings
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, World
+from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, TASK, World
 from hpcgpu.model.site import Launcher, Site
 
 RECORDED = DATA / "launch/version"
@@ -54,6 +56,7 @@ def recorded(name: str) -> str:
         ("mpirun-openmpi-4.1.4", "openmpi-4"),
         ("mpiexec-openmpi-4.1.4", "openmpi-4"),
         ("mpiexec-mpich-5.0.2", "mpich"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)\n", "intel"),
         *(("mpirun (Open MPI) 5.0.0rc7\n", "openmpi-5"), ("mpiexec version 1.2.12 revision 0fe8d6a\n", "pals")),
     ],
 )
@@ -67,6 +70,7 @@ def test_a_program_is_known_by_what_it_says(name: str, flavour: str) -> None:
         ("", "'nothing'"),
         ("mpirun (IBM Spectrum MPI) 10.3.1\nmore", "'mpirun (IBM Spectrum MPI) 10.3.1'"),
         ("mpirun (Open MPI) 3.1.6\n", "'mpirun (Open MPI) 3.1.6'"),
+        ("pbs_version = 23.06.06\n", "'pbs_version = 23.06.06'"),
     ],
 )
 def test_an_unknown_mpirun_is_named_with_what_to_do(text: str, shown: str) -> None:
@@ -75,6 +79,7 @@ def test_an_unknown_mpirun_is_named_with_what_to_do(text: str, shown: str) -> No
 
 
 AS_ROOT = World(nodes=2, per_node=4, hosts=("a", "b"), as_root=True)
+ON_A_AND_B = World(nodes=2, hosts=("a", "b"), variables=("X", "Y"))
 ROUND_ROBIN = "--map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none"
 
 
@@ -83,10 +88,12 @@ ROUND_ROBIN = "--map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none"
     [
         ("openmpi-5", TWO, f"--continuous {ROUND_ROBIN} -n 9"),
         ("openmpi-4", TWO, f"{ROUND_ROBIN} -n 9"),
-        ("mpich", TWO, "-disable-auto-cleanup -ppn 1 -bind-to none -n 9"),
+        ("mpich", TWO, "-disable-auto-cleanup -ppn 1 -bind-to none -genvnone -n 9"),
+        ("mpich", World(per_node=2), "-disable-auto-cleanup -ppn 1 -bind-to none -n 3"),
+        ("intel", TWO, "-disable-auto-cleanup -ppn 1 -genv I_MPI_PIN 0 -genvnone -n 9"),
         ("pals", TWO, "--no-abort-on-failure --cpu-bind none --ppn 5 -n 10"),
         ("pals", World(nodes=2, extra=False), "--no-abort-on-failure --cpu-bind none --ppn 1 -n 2"),
-        ("mpich", World(nodes=2, hosts=("a", "b")), "-disable-auto-cleanup -ppn 1 -bind-to none -hosts a,b -n 3"),
+        ("mpich", ON_A_AND_B, "-disable-auto-cleanup -ppn 1 -bind-to none -hosts a,b -genvlist X,Y -n 3"),
         ("openmpi-5", AS_ROOT, f"--continuous {ROUND_ROBIN} --host a:4,b:4 --allow-run-as-root -n 9"),
     ],
 )
@@ -142,14 +149,14 @@ def test_mpirun_starts_ranks_without_srun() -> None:
 @pytest.mark.parametrize(
     ("allocation", "found", "chosen", "words"),
     [
-        (PBS, LauncherFacts(), {}, r"no mpirun and no mpiexec .*pip .*\[mpi-runtime\]'.*module.*--rendezvous file"),
         (SLURM, LauncherFacts(mpi_types=("none",)), {}, r"srun supports none .*not installed.*mpi-runtime"),
         (SLURM, LauncherFacts(mpi_types=("none",), library=MPICH), {"launcher": "srun"}, "srun supports none.*MPICH"),
         (Allocation(), LauncherFacts(), {"launcher": "srun"}, "needs a Slurm job: salloc, sbatch"),
         (SLURM, LauncherFacts(), {"launcher": "fork"}, "one process on this node, but the job has 2"),
-        (SLURM, LauncherFacts(), {"launcher": "aprun"}, "launcher='aprun'.* allowed: srun, mpirun, fork"),
-        (PBS, WHEEL, {"launcher": "ssh"}, "launcher='ssh' .* allowed: srun, mpirun, fork, or a command"),
+        (SLURM, LauncherFacts(), {"launcher": "aprun"}, "launcher='aprun'.* allowed: srun, mpirun, pbs_tmrsh, fork"),
+        (PBS, WHEEL, {"launcher": "ssh"}, "launcher='ssh' .* allowed: srun, mpirun, .*, or a command"),
         (PBS, WHEEL._replace(pals="/opt/pals"), {"launcher": "pals"}, "launcher='pals' .* allowed: srun"),
+        (SLURM, WHEEL, {"launcher": "pbs_tmrsh"}, "needs a PBS job, .* --rendezvous file"),
         (PBS, LauncherFacts(), {"launcher": "/opt/none -x"}, "there is no program /opt/none on this node"),
         (PBS, WHEEL, {"launcher": "mpirun 'x"}, "No closing quotation"),
     ],
@@ -182,6 +189,22 @@ def test_the_order_is_the_sites_own_then_pals_then_mpirun() -> None:
     assert plan_launch(RANK, Settings(rendezvous="file"), PBS, found, HOSTS).argv[0] == PALS.pals
 
 
+def test_pbs_without_an_mpi_starts_a_rank_on_each_node() -> None:
+    bare = LauncherFacts(tmrsh=("python", "-m", "hpcgpu.host.pbs_ranks", "/opt/pbs/bin/pbs_tmrsh"))
+    assert plan_launch(RANK, Settings(), PBS, bare, World(hosts=("node0001",))) == RankCommand(RANK)
+    launch = plan_launch(RANK, Settings(rendezvous="file"), PBS, bare, HOSTS)
+    assert launch.argv == (*bare.tmrsh, "node0001,node0002", "FOO,PATH", *RANK)
+    chosen = Settings(rendezvous="file", launcher="pbs_tmrsh")
+    assert plan_launch(RANK, chosen, PBS, OPENMPI._replace(tmrsh=bare.tmrsh), HOSTS) == launch
+    assert plan_launch(RANK, Settings(rendezvous="file"), PBS, OPENMPI, HOSTS).argv[0] == "/opt/mpirun"
+    with pytest.raises(LaunchError, match=r"no mpirun and no mpiexec .*mpi-runtime\]'.*module.*--rendezvous file"):
+        plan_launch(RANK, Settings(), PBS, bare, HOSTS)
+    with pytest.raises(LaunchError, match=r"ranks that meet by file .* --rendezvous file"):
+        plan_launch(RANK, Settings(launcher="pbs_tmrsh"), PBS, bare, HOSTS)
+    with pytest.raises(LaunchError, match="one process on this node, but the job has 2"):
+        plan_launch(RANK, Settings(launcher="fork"), PBS, bare, HOSTS)
+
+
 def test_pbs_reaches_other_nodes_with_the_scripts_variables() -> None:
     launch = plan_launch(RANK, Settings(), PBS, OPENMPI, HOSTS)
     assert " --bind-to none --host node0001:4,node0002:4 -x FOO -x PATH -n 9 " in " ".join(launch.argv)
@@ -190,7 +213,7 @@ def test_pbs_reaches_other_nodes_with_the_scripts_variables() -> None:
     hydra = OPENMPI._replace(mpirun_version=recorded("mpiexec-mpich-5.0.2"))
     launch = plan_launch(RANK, Settings(), PBS, hydra, HOSTS)
     assert " -bind-to none -hosts node0001,node0002 -genvlist FOO,PATH -n 9 " in " ".join(launch.argv)
-    assert dict(launch.env)["HYDRA_LAUNCHER_EXEC"] == "/x/ssh"
+    assert dict(launch.env)["HYDRA_LAUNCHER_EXEC"] == dict(launch.env)["I_MPI_HYDRA_BOOTSTRAP_EXEC"] == "/x/ssh"
     # the user's words stand before ours
     settings = Settings(launcher="mpirun --mca btl 'self,tcp'")
     argv = plan_launch(RANK, settings, PBS, OPENMPI, HOSTS).argv
@@ -232,6 +255,7 @@ def test_variables_of_mpiruns_daemon_are_not_the_ranks() -> None:
     environ = environ_of("openmpi-4-mpirun-in-salloc")
     assert (environ["SLURM_PROCID"], environ["SLURM_NTASKS"]) == ("1", "2")
     assert (read_rank(environ).rank, read_rank(environ).size) == (3, 5)
+    assert read_rank(dict(zip(TASK, "13", strict=True))) == RankFacts(1, 3, None, None, "pbs_tmrsh")
     # mpiexec(1) of PALS, "Environment variables"; no machine of this kind was at hand to record
     environ = {"PALS_RANKID": "3", "PMI_RANK": "3", "PMI_SIZE": "5", "PALS_LOCAL_RANKID": "0", "PMI_LOCAL_SIZE": "2"}
     assert read_rank(environ) == RankFacts(3, 5, 0, 2, "PALS mpiexec")
@@ -272,7 +296,7 @@ def test_another_job_inherits_the_users_variables_only(name: str) -> None:
 
 def test_no_variable_of_ours_is_taken_for_an_option() -> None:
     """A script in a run that makes a cluster reads options from an environment with all of them."""
-    ours = (LAUNCHER, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, SCRIPT_ADDRESS, SCRIPT_ENV)
+    ours = (LAUNCHER, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, SCRIPT_ADDRESS, SCRIPT_ENV, *TASK)
     assert read_settings({}, environ=dict.fromkeys(ours, "x")).sources == {}
 
 
@@ -316,6 +340,19 @@ def test_tasks_with_gpus_of_their_own_are_seen(set_by_slurm: dict[str, str], iso
     assert is_isolated(environ_of("srun-gpus-per-task"))
 
 
+OF_SCRIPT = [("0,1", "0,1"), ("", ""), ("-1", "-1"), ("GPU-8ef5", "none"), ("0$(reboot)", "none"), (None, "none")]
+OF_TASK = [("2", "0", "0"), ("2", "", ""), ("MIG-8ef5", "0", "0"), (None, "3", "3")]
+
+
+@pytest.mark.parametrize(("script", "task", "rank"), [*((s, None, r) for s, r in OF_SCRIPT), *OF_TASK])
+def test_the_gpus_of_a_nodes_task_are_its_ranks(script: str | None, task: str | None, rank: str) -> None:
+    """Numbers of the script are for tasks to which PBS gave none."""
+    first, there = ({"CUDA_VISIBLE_DEVICES": value} if value is not None else {} for value in (script, task))
+    words = (*script_devices(first), "/bin/sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-none} $1"', "sh", "it's 'one' word")
+    done = subprocess.run(words, env=there, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{rank} it's 'one' word\n"
+
+
 def test_what_each_node_has_of_its_own_is_not_brought_to_others() -> None:
     ours = {"PATH": "/x/bin", "LD_LIBRARY_PATH": "/x/lib", "HPCGPU_NODES": "2", "OMP_NUM_THREADS": "4"}
     theirs = {
@@ -324,7 +361,7 @@ def test_what_each_node_has_of_its_own_is_not_brought_to_others() -> None:
         "CUDA_VISIBLE_DEVICES": "GPU-8ef5,GPU-11aa",
     }
     assert set(brought(ours | theirs)) == set(ours)
-    assert "CUDA_VISIBLE_DEVICES" in brought({"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert brought({"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0"}) == ()
     assert "TMPDIR" in brought({"TMPDIR": "/local", "PBS_JOBID": "7.login01"})
     # what PBS does not count is counted
     environ = {"PBS_JOBID": "7.login01", "HPCGPU_JOB_NODES": "3", "HPCGPU_JOB_RESTARTS": "1"}

@@ -1,0 +1,110 @@
+"""``hpcgpu launch`` in jobs of a real OpenPBS: MPICH, Intel MPI, no MPI, tcsh as login shell, GPUs of each node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+from pbs_lab import HOME, PYTHON, PbsLab
+from programs import INTEL_MPI, MPICH, install
+from waiting import until
+
+PROGRAMS, SCRIPT = HOME / "programs", HOME / "facts.py"
+# As at sites that give GPUs by numbers: each node has numbers of its own for a job.
+HOOK = """
+import pbs
+e = pbs.event()
+if e.job.Account_Name:
+    e.env["CUDA_VISIBLE_DEVICES"] = pbs.get_local_nodename()[-1]
+"""
+FACTS = """
+import os, sys
+from distributed import Client
+def facts():
+    return os.uname().nodename, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("MARK")
+with Client() as client:
+    client.wait_for_workers(int(sys.argv[1]))
+    print("FACTS", *sorted(client.run(facts).values()), flush=True)
+sys.exit(3)
+"""
+MARK = 'it\'s "marked"'
+LAUNCH = "-m hpcgpu launch --gpus sim:2x64MiB"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def site(_lab: PbsLab) -> Iterator[None]:
+    make = "qmgr -c 'create hook numbers event=execjob_launch' && cat > /tmp/numbers.py"
+    read = "qmgr -c 'import hook numbers application/x-python default /tmp/numbers.py'"
+    _lab.on("login01", f"{make} << 'END'\n{HOOK}END\n{read}", user="root")
+    SCRIPT.write_text(FACTS)
+    yield
+    SCRIPT.unlink()
+    shutil.rmtree(PROGRAMS, ignore_errors=True)
+    _lab.on("login01", "qmgr -c 'delete hook numbers'", user="root")
+
+
+def run(
+    lab: PbsLab, gpus: str, line: str, *variables: str, options: str = "-A gpus", first: str = "#!/bin/bash"
+) -> None:
+    """Run a job on a node for each of the ``gpus``; what it prints and its exit code are the script's."""
+    out = HOME / "work" / "launch.out"
+    out.unlink(missing_ok=True)
+    env = shlex.join(("env", f"MARK={MARK}", *variables))
+    job = f"cat > launch.sh << 'END'\n{first}\n{env} {line} {SCRIPT} {2 * len(gpus)}\nEND"
+    place = f"-l select={len(gpus)}:ncpus=1:mpiprocs=1:mem=1gb -l place=scatter"
+    submit = f"qsub -f -W block=true {options} -N t -j oe -o {out} {place} launch.sh; echo $?"
+    ended = lab.on("login01", f"mkdir -p work; cd work; {job}\n{submit}")
+    until(out.exists, "the job's output is there")
+    text = out.read_text()
+    assert ended.split()[-1] == "3", text
+    each = (str((f"node{node}", gpu, MARK)) for node, gpu in enumerate(gpus, start=1) for _ in range(2))
+    assert " ".join(("FACTS", *each)) in text.splitlines()
+    assert not any(words in text for words in ("ends soon", "memory is unknown", "RuntimeWarning")), text
+    assert not [path for name in ("launches", "rendezvous") for path in (HOME / ".hpcgpu" / name).iterdir()]
+
+
+def test_open_mpi_leaves_each_node_its_gpus(lab: PbsLab) -> None:
+    run(lab, "12", f"{PYTHON} {LAUNCH}")
+    run(lab, "00", f"{PYTHON} {LAUNCH}", "CUDA_VISIBLE_DEVICES=0", options="")  # a user's number, without the hook
+
+
+def test_mpich_returns_the_scripts_exit_code(lab: PbsLab) -> None:
+    mpich = install(MPICH, PROGRAMS / "mpich")
+    for gpus in ("1", "12"):
+        line = f"{PYTHON} {LAUNCH} --launcher {mpich}/bin/mpiexec"
+        run(lab, gpus, line, f"MPI4PY_LIBMPI={mpich}/lib/libmpi.so.12")
+
+
+def test_intel_mpi_starts_ranks(lab: PbsLab) -> None:
+    mpiexec = install(INTEL_MPI, PROGRAMS / "intel") / "bin" / "mpiexec"
+    run(lab, "12", f"{PYTHON} {LAUNCH} --launcher {mpiexec} --rendezvous file")
+
+
+def test_without_an_mpi_pbs_starts_the_ranks(lab: PbsLab) -> None:
+    """PBS's own mpiexec is in PATH."""
+    lab.on("login01", f"{PYTHON} -m venv --without-pip {PROGRAMS}/bare", user="root")
+    (packages,), (ours,) = (env.glob("lib/*/site-packages") for env in (PROGRAMS / "bare", PYTHON.parents[1]))
+    (packages / "tests.pth").write_text(f"{ours}\n{ROOT}\n")
+    run(lab, "1", f"{PROGRAMS}/bare/bin/python {LAUNCH}")
+    run(lab, "12", f"{PROGRAMS}/bare/bin/python {LAUNCH} --rendezvous file")
+
+
+def test_tcsh_is_the_login_shell_and_pbs_is_not_in_path(lab: PbsLab) -> None:
+    if not Path("/bin/tcsh").exists():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("no /bin/tcsh; make system installs it")
+
+    def log_in_with(shell: str) -> None:
+        for machine in ("login01", *lab.nodes):
+            lab.on(machine, f"sed -i '/^labuser:/s,[^:]*$,{shell},' /etc/passwd", user="root")
+
+    log_in_with("/bin/tcsh")
+    try:
+        for more in ("", "--launcher pbs_tmrsh --rendezvous file"):
+            run(lab, "12", f"{PYTHON} {LAUNCH} {more}", first="#!/bin/tcsh\nset path = ( /usr/bin /bin )")
+    finally:
+        log_in_with("/bin/bash")
