@@ -1,16 +1,18 @@
 """Private files: mode 0600, in folders of mode 0700 that this user owns, never through a link.
 
-Here are a user's secret and the exit code of a run, which the launching process waits for.
+Here are the claims of GPUs, and the exit code of a run, which the launching process waits for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import os
 import stat
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
 from hpcgpu.host import log, process
@@ -77,29 +79,59 @@ def expanded(path: str, setting: str) -> Path:
         raise ConfigError(f"{setting}: {path.partition('/')[0]} is no home of this machine; give the folder") from None
 
 
-def user_secret() -> str:
-    """Return the secret in ``~/.hpcgpu/user/secret``, made once; HpcGpuError if it cannot stay private."""
-    try:
-        path = make_folder(Path.home() / ".hpcgpu" / "user") / "secret"
-        if not path.exists():
-            part = path.with_name(f"secret-{os.urandom(8).hex()}")
-            write(part, os.urandom(32).hex())
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                os.link(part, path)
-            part.unlink()
-        return read(path)
-    except (OSError, RuntimeError) as e:  # RuntimeError: no home is known
-        raise HpcGpuError(
-            f"a secret of yours cannot be kept in ~/.hpcgpu/user: {e}; HOME must be a folder of yours"
-        ) from e
+class Claim:
+    """A lock on a name that only this user's processes of this host can take; it ends with the process that has it."""
 
+    # A file in a private folder: the names of abstract sockets stand in /proc/net/unix, where every user of the host
+    # reads them, and any user may take one that is free for a moment.
 
-def hidden_name(*parts: object) -> str:
-    """Return the name of an abstract unix socket that only this user's processes can compute."""
-    import hmac  # brings OpenSSL's hashes, which ranks do without
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
 
-    # Any user of a node may take any such name, and keep others from it.
-    return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(parts).encode(), "sha256").hex()
+    @classmethod
+    def take(cls, *parts: object) -> Self | None:
+        """Take the name of these parts; None if another process has it, LaunchError without a place for the file."""
+        import hashlib
+        import tempfile
+
+        host = f"{os.uname().nodename} "
+        name = host + hashlib.sha256(repr(parts).encode()).hexdigest()
+        troubles = []
+        for in_home in (True, False):
+            try:
+                spare = Path(tempfile.gettempdir(), f"hpcgpu-{os.getuid()}")
+                folder = make_folder(user_folder("claims") if in_home else spare)
+                for old in folder.glob(f"{glob.escape(host)}*"):  # of processes that were killed
+                    if old.name != name and (over := cls._lock(old)):
+                        over.release()
+                return cls._lock(folder / name)
+            except (OSError, HpcGpuError) as e:
+                troubles.append(str(e))
+        raise LaunchError(
+            f"no file can be locked on {host.strip()}, so no process can take a GPU for itself: {'; '.join(troubles)}. "
+            "HOME or TMPDIR must be a folder of yours in which you can write"
+        )
+
+    @classmethod
+    def _lock(cls, path: Path) -> Self | None:
+        while True:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                os.close(descriptor)
+                if isinstance(e, BlockingIOError):
+                    return None
+                raise
+            if os.fstat(descriptor).st_nlink:
+                return cls(path, descriptor)
+            os.close(descriptor)  # another process has just released it
+
+    def release(self) -> None:
+        """Let another process take the name; called once."""
+        self._path.unlink(missing_ok=True)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # children that were forked meanwhile have the descriptor, too
+        os.close(self._descriptor)
 
 
 def make_exit_file() -> Path:

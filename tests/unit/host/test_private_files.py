@@ -6,7 +6,8 @@ import json
 import os
 import pwd
 import re
-import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,9 @@ from shared_host import NEIGHBOUR, as_neighbour, by_root
 from waiting import aside, scaled
 
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.errors import ConfigError, HpcGpuError, TrustError
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, TrustError
 from hpcgpu.host import private
-from hpcgpu.host.private import hidden_name, user_secret
+from hpcgpu.host.private import Claim
 from hpcgpu.spill import storage
 from hpcgpu.spill.storage import Scratch, expanded, home_of, sweep, trust_note
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
@@ -154,69 +155,71 @@ def test_a_folder_is_named_as_sites_name_it(monkeypatch: pytest.MonkeyPatch) -> 
         expanded("~nobody-at-all/x")
 
 
-def test_processes_that_start_together_share_a_private_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_is_one_processes_until_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = {future.result(scaled(30)) for future in [aside(user_secret) for _ in range(16)]}
-    assert len(found) == 1
-    (path,) = (tmp_path / ".hpcgpu/user").iterdir()
-    assert path.read_text() in found
-    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    takes = [aside(lambda: Claim.take("launch", "GPU-1", 0)) for _ in range(16)]
+    (claim,) = filter(None, [take.result(scaled(30)) for take in takes])
+    other = Claim.take("launch", "GPU-1", 1)
+    assert other
+    (folder,) = (tmp_path / ".hpcgpu").iterdir()
+    assert {mode(folder), *map(mode, folder.iterdir())} == {0o700, 0o600}
+    claim.release()
+    again = Claim.take("launch", "GPU-1", 0)
+    assert again
+    for each in (other, again):
+        each.release()
+    assert not list(folder.iterdir())
 
 
-def test_secret_name_differs_between_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = []
-    for home in ("alice", "bob", "alice"):
-        (tmp_path / home).mkdir(exist_ok=True)
-        monkeypatch.setenv("HOME", str(tmp_path / home))
-        names.append(hidden_name("launch", "GPU-1", 0))
-    assert names[0] == names[2] != names[1]
-    assert hidden_name("launch", "GPU-1", 1) not in names
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
-        mark.bind(names[0])  # the kernel takes it
+def test_claim_of_a_killed_process_is_free_and_its_file_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    killed = "import os; from hpcgpu.host.private import Claim; assert Claim.take(0) and Claim.take(1); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
+    folder = tmp_path / ".hpcgpu" / "claims"
+    (folder / f"{os.uname().nodename}2 other").touch()  # of another node
+    assert len(list(folder.iterdir())) == 3
+    claim = Claim.take(0)
+    assert claim
+    assert len(list(folder.iterdir())) == 2
+    claim.release()
 
 
 @pytest.mark.parametrize("home", ["/proc/none", "shared"])
-def test_without_a_private_folder_it_is_said_what_to_do(
+def test_claim_without_a_private_home_is_made_in_tmpdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
     folder = tmp_path / home  # /proc/none stays itself
     monkeypatch.setenv("HOME", str(folder))
     if home == "shared":
-        (folder / ".hpcgpu/user").mkdir(parents=True)
-        (folder / ".hpcgpu/user").chmod(0o777)
-    with pytest.raises(HpcGpuError, match=r"HOME must be a folder of yours|chmod 700"):
-        user_secret()
+        (folder / ".hpcgpu/claims").mkdir(parents=True)
+        (folder / ".hpcgpu/claims").chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    claim = Claim.take(0)
+    assert claim
+    assert len(list((tmp_path / f"hpcgpu-{os.getuid()}").iterdir())) == 1
+    claim.release()
+    (tmp_path / f"hpcgpu-{os.getuid()}").chmod(0o777)
+    with pytest.raises(LaunchError, match=r"no file can be locked.*(/proc/none|chmod 700).*HOME or TMPDIR"):
+        Claim.take(0)
 
 
 @by_root
 def test_another_user_cannot_be_there_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch, GPU and number can be guessed, and where the secret lies is known."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as shared:  # a test's own folders are closed to a neighbour
-        mine, theirs, told = (Path(shared) / name for name in ("mine", "theirs", "told"))
-        Path(shared).chmod(0o1777)
-        mine.mkdir(mode=0o755)
-        monkeypatch.setenv("HOME", str(mine))
-        name = hidden_name("launch", "GPU-1", 0)
-        secret = mine / ".hpcgpu" / "user" / "secret"
-        assert secret.stat().st_uid != NEIGHBOUR
+    """Launch, GPU and number can be guessed, and so can the file's name."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # a test's own folders are closed to a neighbour
+        monkeypatch.setenv("HOME", home)
+        claim = Claim.take("launch", "GPU-1", 0)
+        assert claim
+        (path,) = Path(home, ".hpcgpu", "claims").iterdir()
+        Path(home).chmod(0o755)
 
         def guess() -> None:
             with pytest.raises(PermissionError):
-                secret.read_text()
-            theirs.mkdir(mode=0o700)
-            os.environ["HOME"] = str(theirs)
-            told.write_bytes(hidden_name("launch", "GPU-1", 0).encode())
+                path.open("a")
 
         as_neighbour(guess)
-        guessed = told.read_bytes().decode()
-        assert guessed.startswith("\0hpcgpu-")
-        assert guessed != name
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as neighbours,
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours,
-        ):
-            neighbours.bind(guessed)
-            ours.bind(name)
+        assert path.name not in Path("/proc/net/unix").read_text()
+        claim.release()
 
 
 def folder(above: Path, mode: int, *, owner: int = -1, group: int = -1) -> Path:
