@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -294,7 +295,7 @@ def main(document: str) -> int:
     """Run one rank; return its exit code. Rank 0 also writes the code to the exit file for its launcher."""
     number = read_rank(os.environ).rank
     if number == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
-        log.say(f"modules in {os.getcwd()} are not imported: all users may write there, and would run code as you")
+        _say_shared()
     code, path = 1, ""
     try:
         rank = Rank(document, dict(os.environ))
@@ -307,6 +308,20 @@ def main(document: str) -> int:
 
         private.write_exit_code(path, code)
     return code
+
+
+def _say_shared() -> None:
+    """Log that the modules of the current folder are not imported, and why."""
+    from pathlib import Path
+
+    from hpcgpu.spill.storage import changed_by
+
+    folder = Path.cwd()
+    who = changed_by(folder, by_new_files=True) or "others can change it"
+    log.say(
+        f"modules in {folder} are not imported: {who}, and so run code as you. If you trust them: "
+        f"export PYTHONPATH={shlex.quote(str(folder))}"
+    )
 
 
 def _say(error: Exception, number: int) -> None:

@@ -42,8 +42,11 @@ _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;
 
 
 def agent_argv(run: RunDocument) -> tuple[str, ...]:
-    """Return the command of one rank."""
-    return process.python_argv("hpcgpu.agent", config.render(run), python=run.settings.python or "", users=True)
+    """Return the command of one rank; it imports modules from this folder if only the user can write there."""
+    from hpcgpu.spill.storage import changed_by
+
+    is_shared = bool(changed_by(Path.cwd(), by_new_files=True))
+    return process.python_argv("hpcgpu.agent", config.render(run), python=run.settings.python or "", safe=is_shared)
 
 
 def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:

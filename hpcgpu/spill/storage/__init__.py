@@ -10,6 +10,7 @@ import _thread
 import contextlib
 import errno
 import fcntl
+import getpass
 import glob
 import grp
 import logging
@@ -18,9 +19,10 @@ import pwd
 import re
 import shutil
 import stat
+import struct
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -178,12 +180,15 @@ def make_private(path: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def changed_by(path: Path) -> str:
-    """Return which folder on the way to ``path`` other users can change, and which users; "" if no user can."""
+def changed_by(path: Path, *, by_new_files: bool = False) -> str:
+    """Return which folder on the way to ``path`` other users can change, and which users; "" if no user can.
+
+    ``by_new_files``: also if they can only add files to the last folder, as to /tmp.
+    """
     # They could swap our folder for one of theirs, from which Python would import. With the sticky bit, as on /tmp,
     # they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
     # above its mount point.
-    shared = False  # whether others can make links in the folder of the last step
+    shared, at = False, ""  # whether others can make links in the folder of the last step, and who
     for folder, facts in _steps(path.absolute()):
         mode = facts.st_mode
         is_link = stat.S_ISLNK(mode)
@@ -193,10 +198,11 @@ def changed_by(path: Path) -> str:
             return f"{folder} belongs to {_user(facts.st_uid)}, who can replace files in it"
         if is_link:
             continue
-        shared = bool(mode & _OTHERS_WRITE)
-        if shared and not mode & stat.S_ISVTX and (who := _writers(facts)):
-            return f"{who} can replace files in {folder} (mode {stat.S_IMODE(mode):04o})"
-    return ""
+        who = _writers(folder, facts)
+        shared, at = bool(mode & _OTHERS_WRITE or who), f"in {folder} (mode {stat.S_IMODE(mode):04o})"
+        if who and not mode & stat.S_ISVTX:
+            return f"{who} can replace files {at}"
+    return f"{who} can add files {at}" if by_new_files and at and who else ""
 
 
 def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -222,17 +228,80 @@ def _is_trusted(uid: int) -> bool:
     return is_in_namespace and uid == int(Path("/proc/sys/kernel/overflowuid").read_text())
 
 
-def _writers(facts: os.stat_result) -> str:
-    """Return who may write to a folder, besides its owner and root; "" if its group has this user only."""
+# acl(5) and include/uapi/linux/posix_acl_xattr.h: tag, permissions, id; the mask limits all but owner and others.
+_ACL, _ACL_ENTRY, _ACL_HEAD, _ACL_WRITE = "system.posix_acl_access", struct.Struct("<HHI"), 4, 2
+_ACL_USER, _ACL_GROUP, _ACL_MASK = 0x02, 0x08, 0x10
+# RFC 7530, 6.2.1: type, flags, mask, who. A client of NFSv4 sees the server's list, and the mode that follows from it.
+_NFS4_ACL, _NFS4_ENTRY = "system.nfs4_acl", struct.Struct(">IIII")
+_NFS4_ALLOW, _NFS4_INHERIT_ONLY, _NFS4_OF_A_GROUP = 0, 0x08, 0x40
+_NFS4_WRITE = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000  # add file, add folder, delete child, write ACL, write owner
+
+
+def _writers(folder: Path, facts: os.stat_result) -> str:
+    """Return who may write to a folder, besides its owner and root; "" if no other user may."""
     if facts.st_mode & stat.S_IWOTH:
         return "every user of this node"
+    if named := _named_nfs4(_attribute(folder, _NFS4_ACL)):
+        return f"{named}, by an access control list (nfs4_getfacl),"
+    if not facts.st_mode & stat.S_IWGRP:  # with a list it is the list's mask
+        return ""
+    if named := _named(_attribute(folder, _ACL)):
+        return f"{named}, by an access control list (getfacl),"
     with contextlib.suppress(KeyError):
         group, me = grp.getgrgid(facts.st_gid), pwd.getpwuid(os.getuid())
         # a private group with the user's name, as Debian and Red Hat make it, with umask 002
-        if (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not {*group.gr_mem} - {me.pw_name}:
+        if (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not _others(me.pw_name, *group[2:]):
             return ""
-        return f"every member of group {group.gr_name}"
-    return f"every member of group {facts.st_gid}"
+    return f"every member of group {_group(facts.st_gid)}"
+
+
+def _others(user: str, gid: int, listed: Sequence[str]) -> set[str]:
+    """Return the other members of a group, with those whose primary group it is as far as the site lists its users."""
+    return {*listed, *(each.pw_name for each in pwd.getpwall() if each.pw_gid == gid)} - {user}
+
+
+def _attribute(folder: Path, name: str) -> bytes:
+    with contextlib.suppress(OSError):  # it has none, or its file system knows none
+        return os.getxattr(folder, name)
+    return b""
+
+
+def _named(acl: bytes) -> str:
+    """Return the first user or group that a POSIX access control list names as a writer; "" if it names none."""
+    size = _ACL_ENTRY.size
+    entries = [_ACL_ENTRY.unpack_from(acl, at) for at in range(_ACL_HEAD, len(acl) - size + 1, size)]
+    mask = next((permissions for tag, permissions, _ in entries if tag == _ACL_MASK), _ACL_WRITE)
+    for tag, permissions, number in entries:
+        if permissions & mask & _ACL_WRITE:
+            if tag == _ACL_USER and not _is_trusted(number):
+                return _user(number)
+            if tag == _ACL_GROUP:
+                return f"every member of group {_group(number)}"
+    return ""
+
+
+def _named_nfs4(acl: bytes) -> str:
+    """Return the first user or group that an access control list of NFSv4 names as a writer; "" if it names none."""
+    at = 4  # after the number of entries
+    while at + _NFS4_ENTRY.size <= len(acl):
+        kind, flags, mask, length = _NFS4_ENTRY.unpack_from(acl, at)
+        at += _NFS4_ENTRY.size
+        who = acl[at : at + length].decode(errors="replace")
+        at += -(-length // 4) * 4
+        # OWNER@, GROUP@ and EVERYONE@ are in the mode
+        mine = who.endswith("@") or who.partition("@")[0] in ("root", "0", str(os.getuid()), getpass.getuser())
+        if kind == _NFS4_ALLOW and mask & _NFS4_WRITE and not flags & _NFS4_INHERIT_ONLY:
+            if flags & _NFS4_OF_A_GROUP and not who.endswith("@"):
+                return f"every member of group {who}"
+            if not mine:
+                return f"user {who}"
+    return ""
+
+
+def _group(gid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return grp.getgrgid(gid).gr_name
+    return str(gid)
 
 
 def _user(uid: int) -> str:

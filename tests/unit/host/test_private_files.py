@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -265,6 +266,75 @@ def test_a_group_of_this_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: 
     assert "every member of group" in storage.changed_by(below)
     monkeypatch.setattr(storage.grp, "getgrgid", group("users"))
     assert "every member of group users" in storage.changed_by(below)
+    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name))
+    bob = pwd.struct_passwd(("bob", "x", me.pw_uid + 1, me.pw_gid, "", "/", ""))  # whose primary group it is
+    monkeypatch.setattr(storage.pwd, "getpwall", lambda: [me, bob])
+    assert "every member of group" in storage.changed_by(below)
+
+
+def posix_acl(**named: tuple[int, int]) -> bytes:
+    """Return an access control list: rwx for all that are named by tag, and the mask's permissions."""
+    tags = {"user": 0x02, "group": 0x08, "mask": 0x10}
+    entries = [(0x01, 7, -1), *((tags[tag], *entry) for tag, entry in named.items()), (0x04, 7, -1), (0x20, 0, -1)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in sorted(entries))
+
+
+@pytest.mark.parametrize(
+    ("named", "who"),
+    [
+        ({"user": (7, NEIGHBOUR), "mask": (7, -1)}, f"user {NEIGHBOUR}, by an access control list"),
+        ({"group": (6, NEIGHBOUR), "mask": (7, -1)}, f"every member of group {NEIGHBOUR}, by an access control list"),
+        ({"user": (7, NEIGHBOUR), "mask": (5, -1)}, ""),
+        ({"user": (5, NEIGHBOUR), "mask": (7, -1)}, ""),
+        ({"user": (7, os.getuid()), "mask": (7, -1)}, ""),
+    ],
+)
+def test_changed_by_reads_an_access_control_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, tuple[int, int]], who: str
+) -> None:
+    me = pwd.getpwuid(os.getuid())
+    mine = storage.grp.struct_group((me.pw_name, "x", me.pw_gid, []))
+    monkeypatch.setattr(storage.grp, "getgrgid", {me.pw_gid: mine}.__getitem__)
+    monkeypatch.setattr(storage.pwd, "getpwall", lambda: [me])
+    below = folder(tmp_path, 0o770)
+    try:
+        os.setxattr(below.parent, "system.posix_acl_access", posix_acl(**named))
+    except OSError as e:
+        pytest.skip(f"the file system of {tmp_path} has no access control lists: {e}")
+    assert storage.changed_by(below).startswith(who)
+    assert bool(storage.changed_by(below)) == bool(who)
+
+
+@pytest.mark.parametrize(
+    ("who", "kind", "flags", "mask", "writer"),
+    [
+        ("eve@site.org", 0, 0x00, 0x02, "user eve@site.org"),
+        ("proj@site.org", 0, 0x40, 0x40, "every member of group proj@site.org"),
+        ("eve@site.org", 0, 0x08, 0x02, ""),  # for new files only
+        ("eve@site.org", 1, 0x00, 0x02, ""),  # denied
+        ("eve@site.org", 0, 0x00, 0x81, ""),  # may read
+        ("GROUP@", 0, 0x40, 0x02, ""),  # in the mode
+        (f"{pwd.getpwuid(os.getuid()).pw_name}@site.org", 0, 0x00, 0x02, ""),
+    ],
+)
+def test_changed_by_reads_a_list_of_nfs4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, kind: int, flags: int, mask: int, writer: str
+) -> None:
+    """Built as RFC 7530 has it: no server of NFSv4 is here."""
+    aces = [("OWNER@", 0, 0, 0x1601FF), (who, kind, flags, mask)]
+    packed = [struct.pack(">IIII", k, f, m, len(w)) + w.encode() + bytes(-len(w) % 4) for w, k, f, m in aces]
+    acl = struct.pack(">I", len(aces)) + b"".join(packed)
+    below = folder(tmp_path, 0o750)
+    lists = {(below.parent, "system.nfs4_acl"): acl}
+    monkeypatch.setattr(storage, "_attribute", lambda path, name: lists.get((path, name), b""))
+    assert storage.changed_by(below).startswith(writer)
+    assert bool(storage.changed_by(below)) == bool(writer)
+
+
+def test_changed_by_new_files_looks_at_the_last_folder_only(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o1777)
+    assert storage.changed_by(below, by_new_files=True) == ""
+    assert storage.changed_by(below.parent, by_new_files=True).startswith("every user of this node can add files")
 
 
 @by_root
