@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Allocation, HostMemory, RankFacts
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, World
+from hpcgpu.model.allocation import DOCUMENT, JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, World
 
 if TYPE_CHECKING:
     from hpcgpu.model import Settings
@@ -39,6 +39,7 @@ _SLURM_MEMORY = (
     ("SLURM_MEM_PER_CPU", "--mem-per-cpu", "SLURM_CPUS_ON_NODE"),
     ("SLURM_MEM_PER_GPU", "--mem-per-gpu", "SLURM_GPUS_ON_NODE"),
 )
+_EXPORTS = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
@@ -171,6 +172,13 @@ def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset((launched | ours) & environ.keys() - {"SLURM_CONF"})
 
 
+def exported(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return srun's variables of what it hands on to ranks, with the document; a user's sbatch --export sets them."""
+    limited = {name: environ[name] for name in _EXPORTS if environ.get(name, "ALL").partition(",")[0].upper() != "ALL"}
+    none = ("NONE", "NIL")
+    return {name: DOCUMENT if e.upper() in none else f"{e},{DOCUMENT}" for name, e in limited.items()}
+
+
 def _int(environ: Mapping[str, str], name: str) -> int | None:
     """Parse a number, also Slurm's ``gpu:4`` and ``4(x2)``."""
     digits = environ.get(name, "").split(":")[-1].split("(")[0]
@@ -260,18 +268,19 @@ def mpirun_command(
 ) -> tuple[str, ...]:
     """Return the mpirun of the ranks, rank 0 on the first node, none bound; ``words`` of site or user come first."""
     size, survive = world.size, _SURVIVE[flavour]
+    names = (*world.variables, DOCUMENT) if world.document else world.variables
     if flavour.startswith("openmpi"):
         # Round robin over the nodes, for a node may have more slots than ranks (2 ranks on 2 nodes of 4 slots were both
         # started on the first); numbered node by node. The scheduler's rank is in excess of the slots.
         mapping = ("--map-by", "node:OVERSUBSCRIBE", "--rank-by", "slot")
         hosts = ("--host", ",".join(f"{h}:{world.per_node}" for h in world.hosts)) if world.hosts else ()
         root = ("--allow-run-as-root",) if world.as_root else ()
-        brought = tuple(word for name in world.variables for word in ("-x", name))
+        brought = tuple(word for name in names for word in ("-x", name))
         flags = (*survive, *mapping, "--bind-to", "none", *hosts, *root, *brought)
     elif flavour == "mpich":
         hosts = ("-hosts", ",".join(world.hosts)) if world.hosts else ()
         # By default all variables are forwarded, also those of this node alone, such as the UUIDs of its GPUs.
-        brought = ("-genvlist", ",".join(world.variables)) if world.variables else ()
+        brought = ("-genvlist", ",".join(names)) if world.variables else ()
         flags = (*survive, "-ppn", "1", "-bind-to", "none", *hosts, *brought)  # one by one: round robin over the nodes
     else:
         # PALS fills node by node, and the last node could be empty: so each node has as many ranks, and some are idle.

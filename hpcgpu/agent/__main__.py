@@ -1,4 +1,4 @@
-"""Run one rank, ``python -m hpcgpu.agent DOCUMENT``: resources, rendezvous, layout, then leader or follower."""
+"""Run one rank, ``python -m hpcgpu.agent``: its document, resources, rendezvous, layout, then leader or follower."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, who
 from hpcgpu.host import log, process
 from hpcgpu.launch import is_isolated, read_allocation, read_launch, read_rank
 from hpcgpu.model import CpuSet
-from hpcgpu.model.allocation import OWN, WRITTEN, BootstrapSettings
+from hpcgpu.model.allocation import DOCUMENT, OWN, WRITTEN, BootstrapSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +35,11 @@ _OUTLAST_S = 10
 
 def read_bootstrap_settings(text: str) -> BootstrapSettings:
     """Parse the bootstrap settings of a rendered run document; raise ConfigError for other text."""
+    if not text:
+        raise ConfigError(
+            f"this rank has no run document: {DOCUMENT} is not set. The command that starts the ranks (launcher=, "
+            "python=) must hand this variable on"
+        )
     # Making and checking all settings takes 20 CPU ms (Python 3.11), which a rank that only waits need not spend.
     try:
         raw = json.loads(text)
@@ -337,6 +342,6 @@ def _say(error: Exception, number: int) -> None:
 
 if __name__ == "__main__":
     log.open_missing()
-    exit_code = main(sys.argv[1])
+    exit_code = main(os.environ.pop(DOCUMENT, ""))
     log.finish()
     sys.exit(exit_code)

@@ -15,6 +15,8 @@ from hpcgpu.units import format_bytes, meant, parse_bytes
 
 # PBS has no variables for a job's number of nodes, how often it was requeued, and its granted memory: these are ours.
 JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_GRANTED_MEMORY"
+# The run document, for `hpcgpu launch` in a job and for each rank: any user of a node can read the words of a command.
+DOCUMENT = "HPCGPU_DOCUMENT"
 # The address of the ranks' scheduler; set only in a script that runs under ranks.
 SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
 # The path of the private file that holds the dashboard's address.
@@ -115,6 +117,7 @@ class World(NamedTuple):
     hosts: tuple[str, ...] = ()  # names of the nodes; empty: the launcher knows them
     variables: tuple[str, ...] = ()  # names to forward to ranks on other nodes; empty: the launcher forwards them
     as_root: bool = False
+    document: bool = False  # the ranks' document is to be forwarded, too
 
     @property
     def size(self) -> int:

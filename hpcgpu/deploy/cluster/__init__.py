@@ -47,7 +47,8 @@ class LocalRanks:
         preload: str = "",  # library that the ranks preload
     ) -> None:
         self.id = ""
-        self.script = f"{shlex.join(launch.argv)}\n"
+        variables = (f"{name}={shlex.quote(value)} " for name, value in launch.env)
+        self.script = f"{''.join(variables)}{shlex.join(launch.argv)}\n"
         self._preload = preload
         self._launch, self._environ, self._keeps = launch, environ, log_directory is not None
         self._folder, self._log = folder, Path(log_directory or folder) / "hpcgpu.log"
@@ -91,7 +92,7 @@ class LocalRanks:
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment, without the batch job that this process may be in."""
         outside = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
-        environ = {**outside, **process.rank_env(outside, self._preload), **self._environ}
+        environ = {**outside, **process.rank_env(outside, self._preload), **dict(self._launch.env), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}
 
     async def check(self) -> Job:

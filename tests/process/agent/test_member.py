@@ -30,6 +30,7 @@ from hpcgpu.deploy.network.scheduler_file import Certificate, SchedulerFile, con
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
 from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model.allocation import DOCUMENT
 
 DEADLINE_S = 60
 
@@ -46,9 +47,14 @@ class Ranks:
     ) -> subprocess.Popen[str]:
         given = Settings(**{"gpus": "sim:2", "dashboard": False, "client_grace_s": 3600.0, **settings})
         run = RunDocument(settings=given, shape=shape, folder=str(self.folder))
-        argv = [*launcher, sys.executable, "-m", "hpcgpu.agent", config.render(run)]
+        argv = [*launcher, sys.executable, "-m", "hpcgpu.agent"]
+        environ = ranks.environment(**{**(env or {}), DOCUMENT: config.render(run)})
         process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ranks.environment(**(env or {}))
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environ,
         )
         self._started.append(process)
         return process

@@ -44,8 +44,9 @@ def test_a_cluster_from_start_to_end(pbs: Pbs, tmp_path: Path) -> None:
     assert pbs.get(JOB, "script") == script
     assert {"#PBS -q gpu", "#PBS -l select=1:ncpus=2:mpiprocs=2", f"#PBS -o {folder}/"} <= set(script.splitlines())
     command = next(line for line in script.splitlines() if "--document" in line)
-    words = shlex.split(command.partition("exec ")[2].rpartition(" >&")[0])
-    assert json.loads(words[-1])["settings"]["account"] == "a-b"
+    document, argv = (shlex.split(part) for part in command.rpartition(" >&")[0].split(" exec "))
+    assert json.loads(document[0].removeprefix("HPCGPU_DOCUMENT="))["settings"]["account"] == "a-b"
+    assert argv[-2:] == ["launch", "--document"]
     assert pbs.processes(JOB) == []
 
 
