@@ -344,21 +344,26 @@ class ClusterRun:
         if self._fleet:
             self._fleet.stop()
 
-    async def end(self) -> None:
-        """End all jobs; raise SubmitError if some could not be cancelled."""
+    async def end(self) -> bool:
+        """End all jobs; SubmitError if some could not be cancelled. False: the batch system may start one again."""
         try:
             if self._fleet and self.scales:
                 await self._fleet.close()
         finally:
             if self._ranks:
                 await self._ranks.end()
-            elif self._fleet:
-                await self._fleet.close_head()
+            are_gone = await self._fleet.close_head() if self._fleet and not self._ranks else True
+        return are_gone
 
-    async def close(self) -> None:
-        """Remove the leftovers of processes here, and end the guard: no job is left, or another process has one."""
+    async def close(self, *, are_gone: bool = True) -> None:
+        """Remove the leftovers of processes here, and end the guard, unless it is to look after a job that may return.
+
+        ``are_gone``: no job is left, or another process has one.
+        """
         if self._scratch:
             await supervise.to_thread(self._scratch.remove)
             self._scratch = None
         if self._run:
             await asyncio.to_thread(self._run.end_guard)
+            if not are_gone and self._run.is_mine:
+                await asyncio.to_thread(self._run.start_guard, at_once=True)

@@ -10,15 +10,17 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 
+import psutil
 import pytest
 from distributed import Client
 from leaks import signal_all
 from pages import blocks
 from pbs_replay import Pbs
 from recordings import quirks, recorded
-from waiting import Said, aside, until
+from waiting import Said, aside, scaled, until
 
 from hpcgpu import PBSGPUCluster
+from hpcgpu.deploy.jobs import home as runs_home
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import Patience
 
@@ -122,6 +124,25 @@ def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said
     assert pbs.calls("qdel") == []
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("build", ["head"])
+def test_guard_of_a_cluster_closed_in_silence_stays_for_an_answer(pbs: Pbs, said: Said) -> None:
+    """A server that has not heard of the job's end may start it again."""
+    with PBSGPUCluster(**OPTIONS, client_grace=1) as cluster:
+        guards = [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]
+        pbs.trouble("down")
+        (folder,) = runs_home().iterdir()
+    assert len(guards) == 1
+    assert "qstat did not answer" in said.text
+    assert not guards[0].is_running()
+    (guard,) = [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]
+    assert folder.exists()
+    pbs.trouble("")
+    until(lambda: not folder.exists(), "its guard has heard that no job is left")
+    guard.wait(scaled(30))
+    assert cluster.status.name == "closed"
+
+
 @pytest.mark.parametrize("build", ["head"])
 def test_nodes_of_a_job_are_asked_for_at_its_start(pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later nobody names those of a job that has lost one of them and is to start again."""
@@ -137,6 +158,7 @@ def test_nodes_of_a_job_are_asked_for_at_its_start(pbs: Pbs, said: Said, monkeyp
 SCRIPT = f"""
 from distributed import Client
 from hpcgpu import PBSGPUCluster
+from hpcgpu.deploy.jobs import home as runs_home
 
 with PBSGPUCluster(**{OPTIONS!r}) as cluster, Client(cluster) as client:
     print(client.submit(sum, [1, 2]).result())
