@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
 import stat
+import struct
 import time
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
 from hpcgpu.host import log, process
@@ -79,59 +79,49 @@ def expanded(path: str, setting: str) -> Path:
         raise ConfigError(f"{setting}: {path.partition('/')[0]} is no home of this machine; give the folder") from None
 
 
-class Claim:
-    """A lock on a name that only this user's processes of this host can take; it ends with the process that has it."""
+def claim(*parts: object) -> int | None:
+    """Take the name of these parts on this host; return a descriptor for :func:`release`, None if it is taken.
 
-    # A file in a private folder: the names of abstract sockets stand in /proc/net/unix, where every user of the host
-    # reads them, and any user may take one that is free for a moment.
+    It ends with the process, too. LaunchError without a place for the file.
+    """
+    import hashlib
+    import tempfile
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path, self._descriptor = path, descriptor
-
-    @classmethod
-    def take(cls, *parts: object) -> Self | None:
-        """Take the name of these parts; None if another process has it, LaunchError without a place for the file."""
-        import hashlib
-        import tempfile
-
-        host = f"{os.uname().nodename} "
-        name = host + hashlib.sha256(repr(parts).encode()).hexdigest()
-        troubles = []
-        for in_home in (True, False):
-            try:
-                spare = Path(tempfile.gettempdir(), f"hpcgpu-{os.getuid()}")
-                folder = make_folder(user_folder("claims") if in_home else spare)
-                for old in folder.glob(f"{glob.escape(host)}*"):  # of processes that were killed
-                    if old.name != name and (over := cls._lock(old)):
-                        over.release()
-                return cls._lock(folder / name)
-            except (OSError, HpcGpuError) as e:
-                troubles.append(str(e))
-        raise LaunchError(
-            f"no file can be locked on {host.strip()}, so no process can take a GPU for itself: {'; '.join(troubles)}. "
-            "HOME or TMPDIR must be a folder of yours in which you can write"
-        )
-
-    @classmethod
-    def _lock(cls, path: Path) -> Self | None:
-        while True:
+    # A byte of a private file is locked. The names of abstract sockets are in /proc/net/unix, where every user of the
+    # host reads them, and any user may take one that is free for a moment. Such a lock (fcntl_locking(2)) is of the
+    # open file, not of the process, which may have several workers.
+    host, troubles = os.uname().nodename, []
+    number = int.from_bytes(hashlib.sha256(repr((host, *parts)).encode()).digest()[:7], "big")
+    for in_home in (True, False):  # which is read-only or has no locks: Lustre without -o flock
+        descriptor = -1
+        try:
+            temporary = Path(tempfile.gettempdir(), f"hpcgpu-{os.getuid()}")
+            path = make_folder(user_folder("user") if in_home else temporary) / "claims"
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as e:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, number, 1))
+        except (OSError, HpcGpuError) as e:
+            if descriptor >= 0:
                 os.close(descriptor)
-                if isinstance(e, BlockingIOError):
-                    return None
-                raise
-            if os.fstat(descriptor).st_nlink:
-                return cls(path, descriptor)
-            os.close(descriptor)  # another process has just released it
+            if isinstance(e, BlockingIOError):
+                return None
+            troubles.append(str(e))
+        else:
+            return descriptor
+    raise LaunchError(
+        f"no file can be locked on {host}, so no process can take a GPU for itself: {'; '.join(troubles)}. "
+        "HOME or TMPDIR must be a folder of yours in which you can write"
+    )
 
-    def release(self) -> None:
-        """Let another process take the name; called once."""
-        self._path.unlink(missing_ok=True)
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # children that were forked meanwhile have the descriptor, too
-        os.close(self._descriptor)
+
+def release(descriptor: int) -> None:
+    """Let another process take the name; called once."""
+    # children that were forked meanwhile have the open file, too
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
+    os.close(descriptor)
+
+
+def _flock(kind: int, start: int, length: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
 
 
 def make_exit_file() -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -39,7 +40,7 @@ from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
 from hpcgpu.host import host_memory, log, process, remover
-from hpcgpu.host.private import Claim
+from hpcgpu.host.private import claim, release
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER, Limit
@@ -374,57 +375,42 @@ class GPUWorker(SilentWorker):
         scratch = Scratch.make(settings.local_directory, "worker", trusted=settings.trust_local_directory)
         remover.start(str(scratch.lock_path))
         atexit.register(scratch.remove)
-        share, spec = _plan(settings, str(scratch.path), dict(os.environ))
-        self._share: Claim | None = share
-        try:
-            self._start(settings, spec, args, plugins, kwargs)
-        except BaseException:
-            self._give_back()
-            raise
-
-    def _give_back(self) -> None:
-        """Give the share of the GPU back, for the next worker of this launch."""
-        share, self._share = self._share, None
-        if share:
-            share.release()
+        with contextlib.ExitStack() as claims:  # given back by close(), or if this fails
+            spec = _plan(settings, str(scratch.path), dict(os.environ), claims)
+            first = spec.name.endswith("-0")
+            spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
+            process.bind_all_threads(spec.binding)
+            os.environ.update(spec.env)
+            open_device(spec)
+            check_room(spec)
+            ours: dict[str, Any] = {
+                "nthreads": spec.nthreads,
+                "memory_limit": spec.memory_limit_bytes or 0,
+                "local_directory": spec.local_directory,
+                "data": store_of(spec),
+                "plugins": (*plugins, SpillPlugin(spec), WorkerMetrics(spec)),
+                "dashboard": False,
+            }
+            if settings.interface and not kwargs.get("host"):
+                ours["interface"] = settings.interface
+            limit_handshakes()
+            super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
+            network.prepare(self.scheduler.address)
+            compat.exclude_simulated(self, usage_reader(spec))
+            if first:
+                log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))
+            self._claims = claims.pop_all()
 
     async def close(self, *args: Any, **kwargs: Any) -> str | None:
         """Close as distributed does, and give the GPU back."""
         try:
             return await super().close(*args, **kwargs)
         finally:
-            self._give_back()
-
-    def _start(
-        self, settings: Settings, spec: WorkerSpec, args: Any, plugins: Sequence[Any], kwargs: dict[str, Any]
-    ) -> None:
-        """Bind this process, open its device, and make distributed's Worker."""
-        first = spec.name.endswith("-0")
-        spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
-        process.bind_all_threads(spec.binding)
-        os.environ.update(spec.env)
-        open_device(spec)
-        check_room(spec)
-        ours: dict[str, Any] = {
-            "nthreads": spec.nthreads,
-            "memory_limit": spec.memory_limit_bytes or 0,
-            "local_directory": spec.local_directory,
-            "data": store_of(spec),
-            "plugins": (*plugins, SpillPlugin(spec), WorkerMetrics(spec)),
-            "dashboard": False,
-        }
-        if settings.interface and not kwargs.get("host"):
-            ours["interface"] = settings.interface
-        limit_handshakes()
-        super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
-        network.prepare(self.scheduler.address)
-        compat.exclude_simulated(self, usage_reader(spec))
-        if first:
-            log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))
+            self._claims.close()
 
 
-def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> tuple[Claim, WorkerSpec]:
-    """Return this process's share of a GPU, and its worker, planned as one of all of this node: each has own cores."""
+def _plan(settings: Settings, scratch: str, environ: Mapping[str, str], claims: contextlib.ExitStack) -> WorkerSpec:
+    """Return this process's worker, planned as one of all workers of this node: no two have the same cores."""
     rank, each = read_rank(environ), settings.workers_per_gpu
     # a rank's own share of the node, and no other rank's
     tied = settings.respect_launcher or environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map"))
@@ -439,29 +425,27 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> tuple
     # the scheduler's rank counts, too: ranks are not told which it is
     together = min(len(shares), ranks or len(shares))
     together += -together % each
-    number, share = _take_share(shares[:together], each, environ)
+    number = _take_share(shares[:together], each, environ, claims)
     common: dict[str, Any] = {"scratch": scratch, "kept_bytes": _OTHERS_BYTES}
-    try:
-        if is_alone:
-            alone = replace(machine, gpus=(shares[number],) * each)
-            spec = processes.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
-        else:
-            spec = processes.plan_here(settings, machine, together, **common)[number]
-    except BaseException:
-        share.release()
-        raise
+    if is_alone:
+        alone = replace(machine, gpus=(shares[number],) * each)
+        spec = processes.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
+    else:
+        spec = processes.plan_here(settings, machine, together, **common)[number]
     notes = processes.folder_notes(settings, together) if number == 0 else ()
     log.say_of(machine.name, (*processes.lowered(settings, (spec,)), *notes))
-    return share, spec
+    return spec
 
 
-def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> tuple[int, Claim]:
-    """Return the first share of a GPU that no other process of this launch on this node has taken, by its number."""
+def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str], claims: contextlib.ExitStack) -> int:
+    """Claim the first share of a GPU that no other worker of this launch on this node has; return its number."""
     # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(shares):
-        if share := Claim.take(launch, gpu.uuid or gpu.pci, number % each):
-            return number, share
+        descriptor = claim(launch, gpu.uuid or gpu.pci, number % each)
+        if descriptor is not None:
+            claims.callback(release, descriptor)
+            return number
     raise LaunchError(
         f"each of the {len(shares) // each} GPUs of {socket.gethostname()} that this process may use has its worker "
         "already: start one rank for each GPU of a node, and those of the scheduler and of the client beside them"

@@ -22,7 +22,7 @@ import stat
 import struct
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -228,36 +228,24 @@ def _is_trusted(uid: int) -> bool:
     return is_in_namespace and uid == int(Path("/proc/sys/kernel/overflowuid").read_text())
 
 
-# acl(5) and include/uapi/linux/posix_acl_xattr.h: tag, permissions, id; the mask limits all but owner and others.
-_ACL, _ACL_ENTRY, _ACL_HEAD, _ACL_WRITE = "system.posix_acl_access", struct.Struct("<HHI"), 4, 2
-_ACL_USER, _ACL_GROUP, _ACL_MASK = 0x02, 0x08, 0x10
-# RFC 7530, 6.2.1: type, flags, mask, who. A client of NFSv4 sees the server's list, and the mode that follows from it.
-_NFS4_ACL, _NFS4_ENTRY = "system.nfs4_acl", struct.Struct(">IIII")
-_NFS4_ALLOW, _NFS4_INHERIT_ONLY, _NFS4_OF_A_GROUP = 0, 0x08, 0x40
-_NFS4_WRITE = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000  # add file, add folder, delete child, write ACL, write owner
-
-
 def _writers(folder: Path, facts: os.stat_result) -> str:
     """Return who may write to a folder, besides its owner and root; "" if no other user may."""
     if facts.st_mode & stat.S_IWOTH:
         return "every user of this node"
-    if named := _named_nfs4(_attribute(folder, _NFS4_ACL)):
+    if named := _named_nfs4(_attribute(folder, "system.nfs4_acl")):
         return f"{named}, by an access control list (nfs4_getfacl),"
-    if not facts.st_mode & stat.S_IWGRP:  # with a list it is the list's mask
+    if not facts.st_mode & stat.S_IWGRP:  # with a list of POSIX it is the list's mask
         return ""
-    if named := _named(_attribute(folder, _ACL)):
+    if named := _named(_attribute(folder, "system.posix_acl_access")):
         return f"{named}, by an access control list (getfacl),"
     with contextlib.suppress(KeyError):
         group, me = grp.getgrgid(facts.st_gid), pwd.getpwuid(os.getuid())
-        # a private group with the user's name, as Debian and Red Hat make it, with umask 002
-        if (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not _others(me.pw_name, *group[2:]):
-            return ""
+        # a private group with the user's name, as Debian and Red Hat make it, with umask 002; other users may have it
+        # as their primary group
+        if (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name):
+            primary = (each.pw_name for each in pwd.getpwall() if each.pw_gid == group.gr_gid)
+            return f"every member of group {group.gr_name}" if {*group.gr_mem, *primary} - {me.pw_name} else ""
     return f"every member of group {_group(facts.st_gid)}"
-
-
-def _others(user: str, gid: int, listed: Sequence[str]) -> set[str]:
-    """Return the other members of a group, with those whose primary group it is as far as the site lists its users."""
-    return {*listed, *(each.pw_name for each in pwd.getpwall() if each.pw_gid == gid)} - {user}
 
 
 def _attribute(folder: Path, name: str) -> bytes:
@@ -268,33 +256,29 @@ def _attribute(folder: Path, name: str) -> bytes:
 
 def _named(acl: bytes) -> str:
     """Return the first user or group that a POSIX access control list names as a writer; "" if it names none."""
-    size = _ACL_ENTRY.size
-    entries = [_ACL_ENTRY.unpack_from(acl, at) for at in range(_ACL_HEAD, len(acl) - size + 1, size)]
-    mask = next((permissions for tag, permissions, _ in entries if tag == _ACL_MASK), _ACL_WRITE)
-    for tag, permissions, number in entries:
-        if permissions & mask & _ACL_WRITE:
-            if tag == _ACL_USER and not _is_trusted(number):
-                return _user(number)
-            if tag == _ACL_GROUP:
-                return f"every member of group {_group(number)}"
-    return ""
+    # posix_acl_xattr.h: tag, permissions, id; user 2, group 8; the mask (16) limits both
+    entries = [*struct.iter_unpack("<HHI", acl[4:])]
+    mask = next((permissions for tag, permissions, _ in entries if tag == 0x10), 7)
+    writers = [(tag, number) for tag, permissions, number in entries if permissions & mask & 2]
+    others = [_user(number) for tag, number in writers if tag == 2 and not _is_trusted(number)]
+    return next(iter(others + [f"every member of group {_group(gid)}" for tag, gid in writers if tag == 8]), "")
+
+
+_NFS4_WRITES = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000  # add file, add folder, delete child, write ACL, write owner
 
 
 def _named_nfs4(acl: bytes) -> str:
     """Return the first user or group that an access control list of NFSv4 names as a writer; "" if it names none."""
-    at = 4  # after the number of entries
-    while at + _NFS4_ENTRY.size <= len(acl):
-        kind, flags, mask, length = _NFS4_ENTRY.unpack_from(acl, at)
-        at += _NFS4_ENTRY.size
-        who = acl[at : at + length].decode(errors="replace")
-        at += -(-length // 4) * 4
+    # RFC 7530, 6.2.1: type (0 allows), flags (8 for new files only, 64 of a group), mask, and who, padded to 4 bytes
+    mine, at = {"root", "0", str(os.getuid()), getpass.getuser()}, 4
+    while at + 16 <= len(acl):
+        kind, flags, mask, length = struct.unpack_from(">IIII", acl, at)
+        who, at = acl[at + 16 : at + 16 + length].decode(errors="replace"), at + 16 + -(-length // 4) * 4
         # OWNER@, GROUP@ and EVERYONE@ are in the mode
-        mine = who.endswith("@") or who.partition("@")[0] in ("root", "0", str(os.getuid()), getpass.getuser())
-        if kind == _NFS4_ALLOW and mask & _NFS4_WRITE and not flags & _NFS4_INHERIT_ONLY:
-            if flags & _NFS4_OF_A_GROUP and not who.endswith("@"):
-                return f"every member of group {who}"
-            if not mine:
-                return f"user {who}"
+        if kind or not mask & _NFS4_WRITES or flags & 8 or who.endswith("@"):
+            continue
+        if flags & 64 or who.partition("@")[0] not in mine:
+            return f"{'every member of group' if flags & 64 else 'user'} {who}"
     return ""
 
 

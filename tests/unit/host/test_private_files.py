@@ -21,7 +21,7 @@ from waiting import aside, scaled
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, TrustError
 from hpcgpu.host import private
-from hpcgpu.host.private import Claim
+from hpcgpu.host.private import claim, release
 from hpcgpu.spill import storage
 from hpcgpu.spill.storage import Scratch, expanded, home_of, sweep, trust_note
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
@@ -158,31 +158,27 @@ def test_a_folder_is_named_as_sites_name_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_claim_is_one_processes_until_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    takes = [aside(lambda: Claim.take("launch", "GPU-1", 0)) for _ in range(16)]
-    (claim,) = filter(None, [take.result(scaled(30)) for take in takes])
-    other = Claim.take("launch", "GPU-1", 1)
-    assert other
-    (folder,) = (tmp_path / ".hpcgpu").iterdir()
-    assert {mode(folder), *map(mode, folder.iterdir())} == {0o700, 0o600}
-    claim.release()
-    again = Claim.take("launch", "GPU-1", 0)
-    assert again
+    takes = [aside(lambda: claim("launch", "GPU-1", 0)) for _ in range(16)]
+    (taken,) = [fd for take in takes if (fd := take.result(scaled(30))) is not None]
+    other = claim("launch", "GPU-1", 1)
+    assert other is not None
+    (path,) = (tmp_path / ".hpcgpu" / "user").iterdir()
+    assert (mode(path.parent), mode(path), path.stat().st_size) == (0o700, 0o600, 0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[taken]):  # a child keeps nothing
+        release(taken)
+        again = claim("launch", "GPU-1", 0)
+    assert again is not None
     for each in (other, again):
-        each.release()
-    assert not list(folder.iterdir())
+        release(each)
 
 
-def test_claim_of_a_killed_process_is_free_and_its_file_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_of_a_killed_process_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    killed = "import os; from hpcgpu.host.private import Claim; assert Claim.take(0) and Claim.take(1); os._exit(9)"
+    killed = "import os; from hpcgpu.host.private import claim; assert claim(0); assert claim(0) is None; os._exit(9)"
     assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
-    folder = tmp_path / ".hpcgpu" / "claims"
-    (folder / f"{os.uname().nodename}2 other").touch()  # of another node
-    assert len(list(folder.iterdir())) == 3
-    claim = Claim.take(0)
-    assert claim
-    assert len(list(folder.iterdir())) == 2
-    claim.release()
+    descriptor = claim(0)
+    assert descriptor is not None
+    release(descriptor)
 
 
 @pytest.mark.parametrize("home", ["/proc/none", "shared"])
@@ -192,35 +188,32 @@ def test_claim_without_a_private_home_is_made_in_tmpdir(
     folder = tmp_path / home  # /proc/none stays itself
     monkeypatch.setenv("HOME", str(folder))
     if home == "shared":
-        (folder / ".hpcgpu/claims").mkdir(parents=True)
-        (folder / ".hpcgpu/claims").chmod(0o777)
+        (folder / ".hpcgpu/user").mkdir(parents=True)
+        (folder / ".hpcgpu/user").chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    claim = Claim.take(0)
-    assert claim
-    assert len(list((tmp_path / f"hpcgpu-{os.getuid()}").iterdir())) == 1
-    claim.release()
+    descriptor = claim(0)
+    assert descriptor is not None
+    release(descriptor)
     (tmp_path / f"hpcgpu-{os.getuid()}").chmod(0o777)
     with pytest.raises(LaunchError, match=r"no file can be locked.*(/proc/none|chmod 700).*HOME or TMPDIR"):
-        Claim.take(0)
+        claim(0)
 
 
 @by_root
 def test_another_user_cannot_be_there_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch, GPU and number can be guessed, and so can the file's name."""
+    """Launch, GPU and number can be guessed."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:  # a test's own folders are closed to a neighbour
         monkeypatch.setenv("HOME", home)
-        claim = Claim.take("launch", "GPU-1", 0)
-        assert claim
-        (path,) = Path(home, ".hpcgpu", "claims").iterdir()
+        descriptor = claim("launch", "GPU-1", 0)
+        assert descriptor is not None
         Path(home).chmod(0o755)
 
         def guess() -> None:
             with pytest.raises(PermissionError):
-                path.open("a")
+                Path(home, ".hpcgpu", "user", "claims").read_bytes()
 
         as_neighbour(guess)
-        assert path.name not in Path("/proc/net/unix").read_text()
-        claim.release()
+        release(descriptor)
 
 
 def folder(above: Path, mode: int, *, owner: int = -1, group: int = -1) -> Path:
