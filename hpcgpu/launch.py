@@ -234,12 +234,15 @@ _SURVIVE = {
 # Open MPI's daemons start further daemons, and pass it on.
 REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 
-# Variables that name the parent of its session folder, `ompi.PID`, on the node where it is started; the default, and
-# the place on other nodes, is the folder of temporary files. A killed mpirun leaves the session folder behind, and a
+# Variables that name the parent of its session folder, `ompi.PID` (4: `ompi.HOST.UID`, which another user can take
+# first: "orte_session_dir failed"), on the node where it is started; the default, and the place on other nodes, is
+# the folder of temporary files. A killed mpirun leaves the session folder behind, and a
 # later one with the same pid cannot start: "The PMIx server's listener thread failed to start", exit code 213. Pids
-# repeat, soon in a container that is restarted. So it is put into a folder that is removed however a run ends. Open
-# MPI 4.1.4 has other names.
-SESSION_FOLDER = {"openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")}
+# repeat, soon in a container that is restarted. So it is put into a folder that is removed however a run ends.
+SESSION_FOLDER = {
+    "openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"),
+    "openmpi-4": ("OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"),
+}
 
 
 def read_flavour(text: str) -> str:
