@@ -102,8 +102,10 @@ class Rank:
 
                         local = self._all_on_one_node()
                         self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=local)
-            except HpcGpuError as e:
-                self._failure = str(e)  # reported in the rendezvous: the others would wait for this rank
+            except Exception as e:
+                self._failure = str(e) if isinstance(e, HpcGpuError) else process.refused(e)
+                if not self._failure:  # else reported in the rendezvous: the others would wait for this rank
+                    raise
             records = self._meet(resources)
             if shape == "head" and resources:
                 return self._serve(resources, records[0]["scheduler"], Layout(()))
@@ -300,7 +302,15 @@ def main(document: str) -> int:
     """Run one rank; return its exit code. Rank 0 also writes the code to the exit file for its launcher."""
     number = read_rank(os.environ).rank
     if number == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
-        _say_shared()
+        from pathlib import Path
+
+        from hpcgpu.spill.storage import changed_by
+
+        who = changed_by(folder := Path.cwd(), by_new_files=True) or "others can change it"
+        log.say(
+            f"modules in {folder} are not imported: {who}, and so run code as you. If you trust them: "
+            f"export PYTHONPATH={shlex.quote(str(folder))}"
+        )
     code, path = 1, ""
     try:
         rank = Rank(document, dict(os.environ))
@@ -313,20 +323,6 @@ def main(document: str) -> int:
 
         private.write_exit_code(path, code)
     return code
-
-
-def _say_shared() -> None:
-    """Log that the modules of the current folder are not imported, and why."""
-    from pathlib import Path
-
-    from hpcgpu.spill.storage import changed_by
-
-    folder = Path.cwd()
-    who = changed_by(folder, by_new_files=True) or "others can change it"
-    log.say(
-        f"modules in {folder} are not imported: {who}, and so run code as you. If you trust them: "
-        f"export PYTHONPATH={shlex.quote(str(folder))}"
-    )
 
 
 def _say(error: Exception, number: int) -> None:

@@ -101,6 +101,29 @@ def head(cluster: Ranks) -> subprocess.Popen[str]:
     return cluster.start("head")
 
 
+# Fill a file system of its own, in which a run's folder is.
+FULL = """
+mount -t tmpfs -o size=64k,nr_inodes=12 tmpfs "$0" && umask 77 && mkdir "$0/run" && touch "$0/run/lease" || exit 9
+echo x > "$0/run/nonce"
+{ head -c 99999 /dev/zero > "$0/full"; [ "$1" = bytes ] || rm "$0/full"; } 2> /dev/null
+[ "$1" = bytes ] || for i in 1 2 3 4 5 6 7 8 9; do touch "$0/$i" || break; done 2> /dev/null
+shift
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
+@pytest.mark.parametrize("what", ["bytes", "inodes"])
+def test_home_that_got_full_is_an_error_for_people(cluster: Ranks, tmp_path: Path, what: str) -> None:
+    full, cluster.folder = tmp_path / "full", tmp_path / "full" / "run"
+    full.mkdir()
+    launcher = ("unshare", "--mount", "bash", "-c", FULL, str(full), what)
+    said = end_of(cluster.start("head", launcher=launcher), code=1)
+    assert "No space left on device" in said
+    assert "df -i" in said
+    assert "Traceback" not in said
+
+
 def test_members_are_named_by_their_job_and_leave_in_time(cluster: Ranks, head: subprocess.Popen[str]) -> None:
     env = {"SLURM_JOB_ID": "30", "SLURM_ARRAY_JOB_ID": "29", "SLURM_ARRAY_TASK_ID": "4", "SLURM_RESTART_COUNT": "1"}
     ranked = cluster.start("member", launcher=(*ranks.MPIRUN, "-n", "2"), env={"HPCGPU_JOB_ID": "7_3"})
