@@ -153,11 +153,11 @@ class Rank:
             record = self._record(resources)
             records = rendezvous.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
-            launch = "" if self._isolated else read_launch(self._environ)
+            launch, key = "" if self._isolated else read_launch(self._environ), rendezvous.key_of(bootstrap)
             folder = functools.partial(rendezvous.folder_of, bootstrap, self._environ)
             facts, limit_s = self._facts, bootstrap.death_timeout_s
             with rendezvous.MissingRanks(facts, self._environ, self._host, folder, limit_s).watched(self._held.close):
-                records = rendezvous.meet_by_mpi(lambda: self._record(resources), facts, launch)
+                records = rendezvous.meet_by_mpi(lambda: self._record(resources), facts, launch, key)
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""

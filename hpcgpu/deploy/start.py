@@ -138,7 +138,7 @@ def _read(options: Mapping[str, object], options_from: str) -> Wanted:
 
 def local_launch(run: RunDocument) -> RankCommand:
     """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if chosen."""
-    run, argv = replace(run, launch=secrets.token_hex(16)), agent_argv(run.settings)
+    run, argv = replace(run, launch=secrets.token_hex(32)), agent_argv(run.settings)
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
     launcher = RankCommand(argv)
     if run.shape != "head":  # a scheduler alone
@@ -148,7 +148,7 @@ def local_launch(run: RunDocument) -> RankCommand:
 
 def launch_run(run: RunDocument) -> None:
     """Start the ranks of a run in this allocation; does not return."""
-    run = replace(run, launch=secrets.token_hex(16))
+    run = replace(run, launch=secrets.token_hex(32))
     added = process.rank_env(os.environ, ld_preload(run.settings))
     argv, variables = agent_argv(run.settings), tuple(f"{k}={v}" for k, v in added.items())
     # a scheduler alone is one process, which needs no launcher
