@@ -39,7 +39,8 @@ _SLURM_MEMORY = (
     ("SLURM_MEM_PER_CPU", "--mem-per-cpu", "SLURM_CPUS_ON_NODE"),
     ("SLURM_MEM_PER_GPU", "--mem-per-gpu", "SLURM_GPUS_ON_NODE"),
 )
-_EXPORTS = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
+# sbatch --export sets them for each srun of its job, which would leave PATH out, and the run document.
+EXPORTS = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "BASH_FUNC_")
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
@@ -170,13 +171,6 @@ def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:
     launched = {name for name in environ if name.startswith(_INHERITED) and "_MCA_" not in name}
     ours = {SCRIPT_ENV, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, *environ.get(SCRIPT_ENV, "").split(",")}
     return frozenset((launched | ours) & environ.keys() - {"SLURM_CONF"})
-
-
-def exported(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return srun's variables of what it hands on to ranks, with the document; a user's sbatch --export sets them."""
-    limited = {name: environ[name] for name in _EXPORTS if environ.get(name, "ALL").partition(",")[0].upper() != "ALL"}
-    none = ("NONE", "NIL")
-    return {name: DOCUMENT if e.upper() in none else f"{e},{DOCUMENT}" for name, e in limited.items()}
 
 
 def _int(environ: Mapping[str, str], name: str) -> int | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpcgpu.agent import follow, rendezvous
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
 from hpcgpu.host import log, process
-from hpcgpu.launch import is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.launch import SESSION_FOLDER, is_isolated, read_allocation, read_launch, read_rank
 from hpcgpu.model import CpuSet
 from hpcgpu.model.allocation import DOCUMENT, OWN, WRITTEN, BootstrapSettings
 
@@ -338,6 +338,7 @@ def _say(error: Exception, number: int) -> None:
 
 if __name__ == "__main__":
     log.open_missing()
+    os.environ.pop(SESSION_FOLDER["openmpi-4"][0], None)  # its mpirun sets another one, too; both are an error (4.1.4)
     exit_code = main(os.environ.pop(DOCUMENT, ""))
     log.finish()
     sys.exit(exit_code)

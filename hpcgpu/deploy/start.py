@@ -158,7 +158,7 @@ def launch_run(run: RunDocument) -> None:
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
     env = {**os.environ, **parent, **added, **dict(launcher.env), DOCUMENT: config.render(run)}
-    env |= launchers.exported(env)
+    env |= dict.fromkeys(env.keys() & launchers.EXPORTS, "ALL")
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(private.make_exit_file())
