@@ -147,11 +147,13 @@ class Rank:
         if self._facts.size == 1:
             records = [self._record(resources)]
         elif bootstrap.rendezvous == "file":
+            from hpcgpu.agent import rendezvous_files
+
             self._folder = rendezvous.folder_of(bootstrap, self._environ)
             if self._facts.rank == 0 and not bootstrap.launch:
-                rendezvous.clear_old(self._folder.parent)
+                rendezvous_files.clear_old(self._folder.parent)
             record = self._record(resources)
-            records = rendezvous.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
+            records = rendezvous_files.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
             launch, key = "" if self._isolated else read_launch(self._environ), rendezvous.key_of(bootstrap)
             folder = functools.partial(rendezvous.folder_of, bootstrap, self._environ)

@@ -3,10 +3,6 @@
 By MPI: MPI is used for one small collective and finalized, so that a rank's early exit is harmless later and the
 workers' MPI is not disturbed.
 
-By files, in a folder that all nodes share: the folder's name may be that of a launch that was killed, with its files.
-So rank 0 calls with a random word, each rank answers that call with a random word of its own, and a rank takes only the
-world that has both.
-
 Every rank imports this module. So functions import the modules that bring pathlib, which takes 5 CPU ms.
 """
 
@@ -230,7 +226,7 @@ def describe(
     absent = [f"rank {r} on {node.host} ({node.absent[r]})" for node in nodes for r in sorted(node.absent)]
     unseen = set(range(size)) - present - {rank for node in nodes for rank in node.absent}
     began = f"not all {size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout)"
-    here = ", ".join(f"{_ranks(node.present)} on {node.host}" for node in nodes)
+    here = ", ".join(f"{format_ranks(node.present)} on {node.host}" for node in nodes)
     if not absent and not unseen:
         return (
             f"all {size} ranks came to the rendezvous, but MPI did not connect them within {deadline_s:g} s "
@@ -238,14 +234,15 @@ def describe(
         )
     if not unseen:
         return f"{began}. Missing: {', '.join(absent)}. There: {here}"
-    missing = ", ".join([*absent, f"{_ranks(unseen)} (no process is seen)"])
+    missing = ", ".join([*absent, f"{format_ranks(unseen)} (no process is seen)"])
     nodelist = (environ or {}).get("SLURM_STEP_NODELIST") or (environ or {}).get("SLURM_JOB_NODELIST")
     listed = f" of {nodelist}" if nodelist else ""
     seen = f"Seen are the nodes{listed} that share {folder}" if folder else "Only this rank's node is seen"
     return f"{began}. Missing: {missing}. There: {here}. {seen}"
 
 
-def _ranks(ranks: Collection[int]) -> str:
+def format_ranks(ranks: Collection[int]) -> str:
+    """Return ranks for people: ``ranks 0-2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {CpuSet(ranks)}"
 
 
@@ -276,9 +273,6 @@ _QUICK_OPEN_MPI = {
     "OMPI_MCA_smsc": "^cma",
     "OMPI_MCA_shmem_mmap_enable_nfs_warning": "0",
 }
-_FILE_POLL_S = 0.05
-# Longer than any rendezvous; after it nobody needs its folder.
-_OLD_S = 86400.0
 
 
 def meet_by_mpi(
@@ -441,86 +435,6 @@ def _gather(mpi: Any, record: Mapping[str, Any], key: str) -> list[dict[str, Any
 def key_of(bootstrap: BootstrapSettings) -> str:
     """Return the secret of this launch, "" if the ranks were started by the user's own launcher."""
     return bootstrap.launch[_NAMES:]
-
-
-def clear_old(home: Path) -> None:
-    """Remove the folders that killed launches left in ``home``, where each launch has its own."""
-    import shutil
-
-    if home.is_dir():
-        for folder in home.iterdir():
-            if time.time() - folder.lstat().st_mtime > _OLD_S:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
-    """Return the records of all ranks, in rank order; raise LaunchError if one is missing after ``deadline_s``.
-
-    Rank 0 gathers the others' files into one: three reads per rank, however many there are. ``folder`` is this
-    launch's, on a file system that all ranks share; it is made with mode 0700, its files with 0600.
-    """
-    from hpcgpu.host import private
-
-    end_s = time.monotonic() + deadline_s
-
-    def wait(missing: str) -> None:
-        if time.monotonic() > end_s:
-            raise LaunchError(
-                f"not all {facts.size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout); "
-                f"{missing}. They meet in {folder}: is it on a file system that all nodes share?"
-            )
-        time.sleep(_FILE_POLL_S)
-        # Opening the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
-        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
-
-    private.make_folder(folder)
-    return (_call if facts.rank == 0 else _answer)(record, facts, folder, wait)
-
-
-def _call(
-    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Call the other ranks, and write the world once each has answered; return its records."""
-    from hpcgpu.host import private
-
-    call = os.urandom(16).hex()
-    private.write(folder / "call", json.dumps(call))
-    answers: dict[int, Any] = {0: {"record": record}}
-    while absent := CpuSet(range(facts.size)) - answers.keys():
-        for rank in absent:
-            if (answer := _read_json(folder / f"rank-{rank}")) and answer["call"] == call:
-                answers[rank] = answer
-        if away := absent - answers.keys():
-            wait(f"missing: {_ranks(away)}")
-    world = [answers[rank] for rank in range(facts.size)]
-    private.write(folder / "world", json.dumps(world))
-    return [answer["record"] for answer in world]
-
-
-def _answer(
-    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Answer each call of rank 0 until a world holds this answer; return its records."""
-    from hpcgpu.host import private
-
-    rank, answered = facts.rank, {"call": "", "word": os.urandom(16).hex()}
-    while True:
-        if (call := _read_json(folder / "call")) and call != answered["call"]:
-            answered["call"] = call
-            private.write(folder / f"rank-{rank}", json.dumps({**answered, "record": record}))
-        world = _read_json(folder / "world") or ()
-        if rank < len(world) and answered.items() <= world[rank].items():
-            return [answer["record"] for answer in world]
-        wait("no answer of rank 0" if answered["call"] else "missing: rank 0")
-
-
-def _read_json(path: Path) -> Any:
-    """Read a file that other processes replace as a whole; None if it does not exist."""
-    from hpcgpu.host import private
-
-    with contextlib.suppress(FileNotFoundError):
-        return json.loads(private.read(path))
-    return None
 
 
 def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:

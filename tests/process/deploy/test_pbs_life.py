@@ -126,7 +126,7 @@ def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("build", ["head"])
-def test_guard_of_a_cluster_closed_in_silence_stays_for_an_answer(pbs: Pbs, said: Said) -> None:
+def test_guard_of_a_cluster_closed_in_silence_stays(pbs: Pbs, said: Said) -> None:
     """A server that has not heard of the job's end may start it again."""
     with PBSGPUCluster(**OPTIONS, client_grace=1) as cluster:
         guards = [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]

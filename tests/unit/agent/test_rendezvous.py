@@ -18,16 +18,8 @@ from shared_host import NEIGHBOUR, by_root
 from waiting import aside, scaled, until
 
 from hpcgpu.agent import rendezvous
-from hpcgpu.agent.rendezvous import (
-    MissingRanks,
-    NodeRanks,
-    clear_old,
-    describe,
-    meet_by_files,
-    opened,
-    sealed,
-    wait_for_leader,
-)
+from hpcgpu.agent.rendezvous import MissingRanks, NodeRanks, describe, opened, sealed, wait_for_leader
+from hpcgpu.agent.rendezvous_files import clear_old, meet_by_files
 from hpcgpu.errors import LaunchError, WorldError
 from hpcgpu.host import process
 from hpcgpu.host import process as process_of_host
@@ -60,7 +52,7 @@ def test_restarted_launch_meets_only_its_own_ranks(tmp_path: Path, order: tuple[
     assert met(list(comers.values())) == [["second"] * SIZE] * SIZE
 
 
-def test_record_of_a_launch_is_secret_and_taken_from_its_ranks_only() -> None:
+def test_records_of_a_launch_are_secret_and_its_ranks_only() -> None:
     """Whoever plays a rank over Open MPI's open ports has no key."""
     record = json.dumps({"rank": 3, "scheduler": {"key": "MIGHAgEA"}}).encode()
     text = sealed(record, 3, "key")
