@@ -161,7 +161,7 @@ def launch_run(run: RunDocument) -> None:
     env |= dict.fromkeys(env.keys() & launchers.EXPORTS, "ALL")
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
-    path = str(private.make_exit_file())
+    path = str(private.make_exit_file(run.folder))
     env[DOCUMENT] = config.render(replace(run, exit_file=path))
     if launcher.session:
         from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay

@@ -124,7 +124,7 @@ def _flock(kind: int, start: int, length: int) -> bytes:
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
 
 
-def make_exit_file() -> Path:
+def make_exit_file(run: str = "") -> Path:
     """Make a folder for the exit code of this launch's run; return the path of the exit file."""
     # Rank 0 writes it, perhaps on another node. It is among the user's private files, which nodes share, or among
     # temporary files if the home is not writable.
@@ -132,7 +132,8 @@ def make_exit_file() -> Path:
     import tempfile
 
     try:
-        base = make_folder(user_folder("launches"))
+        # the folder of a run goes with it, also if this process was killed
+        base = make_folder(Path(run, "launches") if run and Path(run).is_dir() else user_folder("launches"))
         for old in base.iterdir():
             if process.is_over(old.name):  # of a killed launch of this host
                 shutil.rmtree(old, ignore_errors=True)

@@ -24,12 +24,12 @@ from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
-from hpcgpu.host import private, process, remover
+from hpcgpu.host import log, private, process, remover
 from hpcgpu.launch import SEEN_OF_A_JOB, RankCommand
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, NO_WORKERS, Job, Phase, describe
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
-from hpcgpu.spill.storage import Scratch, make_private
+from hpcgpu.spill.storage import Scratch, changed_by, make_private
 
 # A job whose lease has ended is gone within 5 s.
 _LOCAL_END_S = 10.0
@@ -218,7 +218,10 @@ class ClusterRun:
     def make_folder(self) -> Path:
         """Make the run's folder; called in a thread."""
         if self._batch:
-            return scheduler_file.make_folder(runs.home())
+            home = runs.home()
+            if who := changed_by(home):
+                log.say(f"{home} is not safe for the files of a run: {who}, and so end it; chmod go-w that folder")
+            return scheduler_file.make_folder(home)
         settings = self.settings
         self._scratch = Scratch.make(settings.local_directory, "client", trusted=settings.trust_local_directory)
         remover.start(str(self._scratch.lock_path))  # the kernel frees the lock when this process ends

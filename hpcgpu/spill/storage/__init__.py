@@ -181,7 +181,7 @@ def make_private(path: Path) -> None:
 
 
 def changed_by(path: Path, *, by_new_files: bool = False) -> str:
-    """Return which folder on the way to ``path`` other users can change, and which users; "" if no user can.
+    """Return which folder on the way to ``path``, or which file there, others can change, and who; "" if no user can.
 
     ``by_new_files``: also if they can only add files to the last folder, as to /tmp.
     """
@@ -192,17 +192,18 @@ def changed_by(path: Path, *, by_new_files: bool = False) -> str:
     for folder, facts in _steps(path.absolute()):
         mode = facts.st_mode
         is_link = stat.S_ISLNK(mode)
-        if not is_link and not stat.S_ISDIR(mode):
-            return ""  # a file has no folders below it
+        if not is_link and not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            return ""
+        change = "change" if stat.S_ISREG(mode) else "replace files in"
         if not _is_trusted(facts.st_uid) and (shared or not is_link):
-            return f"{folder} belongs to {_user(facts.st_uid)}, who can replace files in it"
+            return f"{folder} belongs to {_user(facts.st_uid)}, who can {change} it"
         if is_link:
             continue
         who = _writers(folder, facts)
-        shared, at = bool(mode & _OTHERS_WRITE or who), f"in {folder} (mode {stat.S_IMODE(mode):04o})"
+        shared, at = bool(mode & _OTHERS_WRITE or who), f"{folder} (mode {stat.S_IMODE(mode):04o})"
         if who and not mode & stat.S_ISVTX:
-            return f"{who} can replace files {at}"
-    return f"{who} can add files {at}" if by_new_files and at and who else ""
+            return f"{who} can {change} {at}"
+    return f"{who} can add files in {at}" if by_new_files and at and who else ""
 
 
 def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -128,14 +128,17 @@ def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said
 @pytest.mark.parametrize("build", ["head"])
 def test_guard_of_a_cluster_closed_in_silence_stays(pbs: Pbs, said: Said) -> None:
     """A server that has not heard of the job's end may start it again."""
+
+    def guards() -> list[psutil.Process]:
+        return [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]
+
     with PBSGPUCluster(**OPTIONS, client_grace=1) as cluster:
-        guards = [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]
+        (before,) = guards()
         pbs.trouble("down")
         (folder,) = runs_home().iterdir()
-    assert len(guards) == 1
     assert "qstat did not answer" in said.text
-    assert not guards[0].is_running()
-    (guard,) = [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]
+    assert not before.is_running()
+    (guard,) = guards()
     assert folder.exists()
     pbs.trouble("")
     until(lambda: not folder.exists(), "its guard has heard that no job is left")

@@ -380,6 +380,18 @@ def test_a_path(tmp_path: Path) -> None:
         settings.find_site(str(path))
 
 
+def test_path_that_others_can_change_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its prologue runs as its user."""
+    path = tmp_path / "lab.yaml"
+    path.write_text(LEAST)
+    path.chmod(0o666)
+    load(str(path))
+    assert f"site file {path} is not safe: every user of this node can change {path}" in capfd.readouterr().err
+    path.chmod(0o644)
+    load(str(path))
+    assert capfd.readouterr().err == ""
+
+
 # --- what it looks like
 
 
