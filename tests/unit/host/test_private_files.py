@@ -298,6 +298,19 @@ def test_changed_by_reads_an_access_control_list(
     assert bool(storage.changed_by(below)) == bool(who)
 
 
+def test_default_access_control_list_gives_no_rights(tmp_path: Path) -> None:
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", posix_acl(user=(7, NEIGHBOUR), mask=(7, -1)))
+    except OSError as e:
+        pytest.skip(f"the file system of {tmp_path} has no access control lists: {e}")
+    private.write(private.make_folder(tmp_path / "x" / "a") / "key", "secret")
+    made = Scratch.make(str(tmp_path / "scratch"), "run")
+    for path in (tmp_path / "x", tmp_path / "x" / "a", tmp_path / "x" / "a" / "key", made.path):
+        (mask,) = re.findall(rb"\x10\x00(.)\x00", os.getxattr(path, "system.posix_acl_access"))
+        assert mask == b"\0"
+    made.remove()
+
+
 @pytest.mark.parametrize(
     ("who", "kind", "flags", "mask", "writer"),
     [
