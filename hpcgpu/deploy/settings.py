@@ -78,7 +78,8 @@ def find_site(name: str) -> tuple[str, str]:
         raise ConfigError(f"site file {name} cannot be read: {error}") from error
     from hpcgpu.spill.storage import changed_by
 
-    if folders()[1] not in path.parents and (who := changed_by(Path(path))):
+    # who can change the file of an installation can change its code, too
+    if not {folders()[1], Path(sys.prefix)} & {*path.parents} and (who := changed_by(Path(path))):
         say_once(f"site file {shown} is not safe: {who}, and so run code as you (job_script_prologue, launcher)")
     return text, shown
 
