@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Allocation, HostMemory, RankFacts
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, TASK, World
+from hpcgpu.model.allocation import (
+    JOB_MEMORY,
+    JOB_NODES,
+    JOB_RESTARTS,
+    SCRIPT_ADDRESS,
+    SCRIPT_ENV,
+    TASK,
+    World,
+)
 
 if TYPE_CHECKING:
     from hpcgpu.model import Settings
@@ -41,6 +49,8 @@ _SLURM_MEMORY = (
     ("SLURM_MEM_PER_CPU", "--mem-per-cpu", "SLURM_CPUS_ON_NODE"),
     ("SLURM_MEM_PER_GPU", "--mem-per-gpu", "SLURM_GPUS_ON_NODE"),
 )
+# sbatch --export sets them for each srun of its job, which would leave PATH out, and the run document.
+EXPORTS = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_LAUNCHER = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "HPCGPU_TASK_", "BASH_FUNC_")
 # GPUs by numbers or UUIDs, which PBS's hooks set in each task for its node.
@@ -248,12 +258,15 @@ REMOTE_SHELL = (
     "I_MPI_HYDRA_BOOTSTRAP_EXEC",
 )
 
-# Variables that name the parent of its session folder, `ompi.PID`, on the node where it is started; the default, and
-# the place on other nodes, is the folder of temporary files. A killed mpirun leaves the session folder behind, and a
+# Variables that name the parent of its session folder, `ompi.PID` (4: `ompi.HOST.UID`, which another user can take
+# first: "orte_session_dir failed"), on the node where it is started; the default, and the place on other nodes, is
+# the folder of temporary files. A killed mpirun leaves the session folder behind, and a
 # later one with the same pid cannot start: "The PMIx server's listener thread failed to start", exit code 213. Pids
-# repeat, soon in a container that is restarted. So it is put into a folder that is removed however a run ends. Open
-# MPI 4.1.4 has other names.
-SESSION_FOLDER = {"openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")}
+# repeat, soon in a container that is restarted. So it is put into a folder that is removed however a run ends.
+SESSION_FOLDER = {
+    "openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"),
+    "openmpi-4": ("OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"),
+}
 
 
 def read_flavour(text: str) -> str:
@@ -284,20 +297,20 @@ def mpirun_command(
     argv: tuple[str, ...], world: World, program: str, flavour: str, first: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Return the mpirun of the ranks, rank 0 on the first node, none bound; ``words`` of site or user come first."""
-    size, survive = world.size, _SURVIVE[flavour]
+    size, survive, names = world.size, _SURVIVE[flavour], world.names
     if flavour.startswith("openmpi"):
         # Round robin over the nodes, for a node may have more slots than ranks (2 ranks on 2 nodes of 4 slots were both
         # started on the first); numbered node by node. The scheduler's rank is in excess of the slots.
         mapping = ("--map-by", "node:OVERSUBSCRIBE", "--rank-by", "slot")
         hosts = ("--host", ",".join(f"{h}:{world.per_node}" for h in world.hosts)) if world.hosts else ()
         root = ("--allow-run-as-root",) if world.as_root else ()
-        brought = tuple(word for name in world.variables for word in ("-x", name))
+        brought = tuple(word for name in names for word in ("-x", name))
         flags = (*survive, *mapping, "--bind-to", "none", *hosts, *root, *brought)
     elif flavour in ("mpich", "intel"):
         hosts = ("-hosts", ",".join(world.hosts)) if world.hosts else ()
         # By default all variables are forwarded, also those of this node alone, such as its GPUs and, in a Slurm job,
         # its name. There its daemons have all variables by srun.
-        brought = ("-genvlist", ",".join(world.variables)) if world.variables else ()
+        brought = ("-genvlist", ",".join(names)) if world.variables or (names and world.nodes > 1) else ()
         brought = brought or (("-genvnone",) if world.nodes > 1 else ())
         unbound = ("-bind-to", "none") if flavour == "mpich" else ("-genv", "I_MPI_PIN", "0")
         flags = (*survive, "-ppn", "1", *unbound, *hosts, *brought)  # one by one: round robin over the nodes
@@ -378,7 +391,7 @@ def plan_launch(
                 "launcher='pbs_tmrsh' needs a PBS job, and ranks that meet by file since no MPI starts them: "
                 "--rendezvous file"
             )
-        return RankCommand((*facts.tmrsh, ",".join(world.hosts), ",".join(world.variables), *argv), starts_ranks=True)
+        return RankCommand((*facts.tmrsh, ",".join(world.hosts), ",".join(world.names), *argv), starts_ranks=True)
     if launcher == "srun":
         return _srun(argv, settings, allocation, facts, world)
     if launcher == "pals" and settings.launcher is None:

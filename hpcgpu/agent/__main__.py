@@ -1,4 +1,4 @@
-"""Run one rank, ``python -m hpcgpu.agent DOCUMENT``: resources, rendezvous, layout, then leader or follower."""
+"""Run one rank, ``python -m hpcgpu.agent``: its document, resources, rendezvous, layout, then leader or follower."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from hpcgpu.agent import follow, rendezvous
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
 from hpcgpu.host import log, process
-from hpcgpu.launch import is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.launch import SESSION_FOLDER, is_isolated, read_allocation, read_launch, read_rank
 from hpcgpu.model import CpuSet
-from hpcgpu.model.allocation import OWN, WRITTEN, BootstrapSettings
+from hpcgpu.model.allocation import DOCUMENT, OWN, WRITTEN, BootstrapSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +35,11 @@ _OUTLAST_S = 10
 
 def read_bootstrap_settings(text: str) -> BootstrapSettings:
     """Parse the bootstrap settings of a rendered run document; raise ConfigError for other text."""
+    if not text:
+        raise ConfigError(
+            f"this rank has no run document: {DOCUMENT} is not set. The command that starts the ranks (launcher=, "
+            "python=) must hand this variable on"
+        )
     # Making and checking all settings takes 20 CPU ms (Python 3.11), which a rank that only waits need not spend.
     try:
         raw = json.loads(text)
@@ -96,8 +102,10 @@ class Rank:
 
                         local = self._all_on_one_node()
                         self._scheduler = SchedulerProcess(self._run, resources, self._allocation, local=local)
-            except HpcGpuError as e:
-                self._failure = str(e)  # reported in the rendezvous: the others would wait for this rank
+            except Exception as e:
+                self._failure = str(e) if isinstance(e, HpcGpuError) else process.refused(e)
+                if not self._failure:  # else reported in the rendezvous: the others would wait for this rank
+                    raise
             records = self._meet(resources)
             if shape == "head" and resources:
                 return self._serve(resources, records[0]["scheduler"], Layout(()))
@@ -139,17 +147,19 @@ class Rank:
         if self._facts.size == 1:
             records = [self._record(resources)]
         elif bootstrap.rendezvous == "file":
+            from hpcgpu.agent import rendezvous_files
+
             self._folder = rendezvous.folder_of(bootstrap, self._environ)
             if self._facts.rank == 0 and not bootstrap.launch:
-                rendezvous.clear_old(self._folder.parent)
+                rendezvous_files.clear_old(self._folder.parent)
             record = self._record(resources)
-            records = rendezvous.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
+            records = rendezvous_files.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
-            launch = "" if self._isolated else read_launch(self._environ)
+            launch, key = "" if self._isolated else read_launch(self._environ), rendezvous.key_of(bootstrap)
             folder = functools.partial(rendezvous.folder_of, bootstrap, self._environ)
             facts, limit_s = self._facts, bootstrap.death_timeout_s
             with rendezvous.MissingRanks(facts, self._environ, self._host, folder, limit_s).watched(self._held.close):
-                records = rendezvous.meet_by_mpi(lambda: self._record(resources), facts, launch)
+                records = rendezvous.meet_by_mpi(lambda: self._record(resources), facts, launch, key)
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
@@ -294,7 +304,15 @@ def main(document: str) -> int:
     """Run one rank; return its exit code. Rank 0 also writes the code to the exit file for its launcher."""
     number = read_rank(os.environ).rank
     if number == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
-        log.say(f"modules in {os.getcwd()} are not imported: all users may write there, and would run code as you")
+        from pathlib import Path
+
+        from hpcgpu.spill.storage import changed_by
+
+        who = changed_by(folder := Path.cwd(), by_new_files=True) or "others can change it"
+        log.say(
+            f"modules in {folder} are not imported: {who}, and so run code as you. If you trust them: "
+            f"export PYTHONPATH={shlex.quote(str(folder))}"
+        )
     code, path = 1, ""
     try:
         rank = Rank(document, dict(os.environ))
@@ -322,6 +340,7 @@ def _say(error: Exception, number: int) -> None:
 
 if __name__ == "__main__":
     log.open_missing()
-    exit_code = main(sys.argv[1])
+    os.environ.pop(SESSION_FOLDER["openmpi-4"][0], None)  # its mpirun sets another one, too; both are an error (4.1.4)
+    exit_code = main(os.environ.pop(DOCUMENT, ""))
     log.finish()
     sys.exit(exit_code)

@@ -65,9 +65,8 @@ class ForkServer:
     def execute(cls, lock: int) -> ForkServer:
         """Start a fresh fork server, which holds ``lock``, for a process that must not fork: it has threads or MPI."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = process.python_argv(
-            "hpcgpu.agent.fork_server", *map(str, (theirs.fileno(), os.getpid(), lock)), users=True
-        )
+        numbers, safe = map(str, (theirs.fileno(), os.getpid(), lock)), bool(sys.flags.safe_path)
+        argv = process.python_argv("hpcgpu.agent.fork_server", *numbers, safe=safe)
         with _launch_errors():
             child = subprocess.Popen(argv, pass_fds=[theirs.fileno(), lock], stdin=subprocess.DEVNULL)
         theirs.close()

@@ -3,10 +3,6 @@
 By MPI: MPI is used for one small collective and finalized, so that a rank's early exit is harmless later and the
 workers' MPI is not disturbed.
 
-By files, in a folder that all nodes share: the folder's name may be that of a launch that was killed, with its files.
-So rank 0 calls with a random word, each rank answers that call with a random word of its own, and a rank takes only the
-world that has both.
-
 Every rank imports this module. So functions import the modules that bring pathlib, which takes 5 CPU ms.
 """
 
@@ -230,7 +226,7 @@ def describe(
     absent = [f"rank {r} on {node.host} ({node.absent[r]})" for node in nodes for r in sorted(node.absent)]
     unseen = set(range(size)) - present - {rank for node in nodes for rank in node.absent}
     began = f"not all {size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout)"
-    here = ", ".join(f"{_ranks(node.present)} on {node.host}" for node in nodes)
+    here = ", ".join(f"{format_ranks(node.present)} on {node.host}" for node in nodes)
     if not absent and not unseen:
         return (
             f"all {size} ranks came to the rendezvous, but MPI did not connect them within {deadline_s:g} s "
@@ -238,19 +234,22 @@ def describe(
         )
     if not unseen:
         return f"{began}. Missing: {', '.join(absent)}. There: {here}"
-    missing = ", ".join([*absent, f"{_ranks(unseen)} (no process is seen)"])
+    missing = ", ".join([*absent, f"{format_ranks(unseen)} (no process is seen)"])
     nodelist = (environ or {}).get("SLURM_STEP_NODELIST") or (environ or {}).get("SLURM_JOB_NODELIST")
     listed = f" of {nodelist}" if nodelist else ""
     seen = f"Seen are the nodes{listed} that share {folder}" if folder else "Only this rank's node is seen"
     return f"{began}. Missing: {missing}. There: {here}. {seen}"
 
 
-def _ranks(ranks: Collection[int]) -> str:
+def format_ranks(ranks: Collection[int]) -> str:
+    """Return ranks for people: ``ranks 0-2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {CpuSet(ranks)}"
 
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
-_RECORD_BYTES = 8192
+_RECORD_BYTES, _MAC_BYTES = 8192, 64
+_FIRST_PORT = 16384
+_NAMES = 16  # characters of a launch that name its folder; messages show them, the others are a secret
 _POLL_S = 0.005
 _LEADER_POLL_S = 0.02
 # A leader's imports from a slow file system take this long; a later leader costs CPU only.
@@ -274,17 +273,17 @@ _QUICK_OPEN_MPI = {
     "OMPI_MCA_smsc": "^cma",
     "OMPI_MCA_shmem_mmap_enable_nfs_warning": "0",
 }
-_FILE_POLL_S = 0.05
-# Longer than any rendezvous; after it nobody needs its folder.
-_OLD_S = 86400.0
 
 
-def meet_by_mpi(record: Callable[[], Mapping[str, Any]], facts: RankFacts, launch: str = "") -> list[dict[str, Any]]:
+def meet_by_mpi(
+    record: Callable[[], Mapping[str, Any]], facts: RankFacts, launch: str = "", key: str = ""
+) -> list[dict[str, Any]]:
     """Return the records of all ranks, in rank order; raise LaunchError without MPI or with a world of another size.
 
     ``record`` returns this rank's record, JSON of at most 8 KiB; it is called when MPI is up, so that rank 0's
     scheduler starts meanwhile. ``launch`` is a word that only this launch's environment holds, by which the other
     ranks of a node wait for local rank 0; "": they do not. The MPI world is checked against the launcher's ``facts``.
+    With ``key``, a secret of this launch, the records are secret, and WorldError for a record of anybody else.
     """
     with _quick_settings():
         mpi = _load_mpi()  # before a rank waits for its leader
@@ -299,7 +298,7 @@ def meet_by_mpi(record: Callable[[], Mapping[str, Any]], facts: RankFacts, launc
             mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)  # as mpi4py's own call does: exceptions of errors
             try:
                 _check_world(mpi, facts)
-                return _gather(mpi, record())
+                return _gather(mpi, record(), key)
             finally:
                 mpi.Finalize()
 
@@ -345,7 +344,7 @@ def _segments() -> dict[str, str]:
 @contextlib.contextmanager
 def _quick_settings() -> Iterator[None]:
     """Set the options of this one collective; neither the workers nor the user's MPI inherits them."""
-    quick = {k: v for k, v in {**_QUICK_OPEN_MPI, **_segments()}.items() if k not in os.environ}
+    quick = {k: v for k, v in {**_QUICK_OPEN_MPI, **_segments(), **_ports()}.items() if k not in os.environ}
     os.environ.update(quick)
     try:
         yield
@@ -384,97 +383,58 @@ def _check_world(mpi: Any, facts: RankFacts) -> None:
     )
 
 
-def _gather(mpi: Any, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _ports() -> dict[str, str]:
+    """Return a random first port for btl/tcp, on which anybody's two bytes keep all ranks in MPI_Init (4.1.4)."""
+    # By default it is 1024, or the next free one.
+    first = str(_FIRST_PORT + int.from_bytes(os.urandom(2), "big") // 2)
+    return {"OMPI_MCA_btl_tcp_port_min_v4": first, "OMPI_MCA_btl_tcp_port_min_v6": first}
+
+
+def sealed(data: bytes, rank: int, key: str) -> bytes:
+    """Return the one record of a rank as a fixed number of bytes: a MAC, and what only the key of its launch reads."""
+    # btl/tcp knows its peers by a number that is made of the job's, and by their address: a user of one of the nodes
+    # could play a rank, and rank 0's record has the cluster's key.
+    import hashlib  # 3 ms
+
+    stream = hashlib.shake_256(f"{key} {rank}".encode()).digest(_RECORD_BYTES)
+    secret = _xor(data.ljust(_RECORD_BYTES), stream)
+    return hashlib.blake2b(b"%d %b" % (rank, secret), key=key.encode()).digest() + secret
+
+
+def opened(text: bytes, rank: int, key: str) -> bytes:
+    """Return a rank's record; raise WorldError if it was not made with the key of this launch."""
+    import hashlib
+
+    data = _xor(text[_MAC_BYTES:], hashlib.shake_256(f"{key} {rank}".encode()).digest(_RECORD_BYTES))
+    if sealed(data, rank, key) != text:
+        raise WorldError(
+            f"the record of rank {rank} is not of this launch: another process took part in the rendezvous by MPI. Let "
+            "the ranks meet by file: --rendezvous file"
+        )
+    return data
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).to_bytes(_RECORD_BYTES, "big")
+
+
+def _gather(mpi: Any, record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     data = json.dumps(record).encode()
     if len(data) > _RECORD_BYTES:
         raise LaunchError(f"the record of rank {record.get('rank')} has {len(data)} bytes, over {_RECORD_BYTES}")
-    world = mpi.COMM_WORLD
-    received = bytearray(_RECORD_BYTES * world.Get_size())
-    request = world.Iallgather(bytearray(data.ljust(_RECORD_BYTES)), received)
+    world, size = mpi.COMM_WORLD, _RECORD_BYTES + _MAC_BYTES
+    received = bytearray(size * world.Get_size())
+    request = world.Iallgather(bytearray(sealed(data, world.Get_rank(), key)), received)
     # A blocking collective spins: it doubles the start-up cost of all processes that share the node's cores.
     while not request.Test():
         time.sleep(_POLL_S)
-    return [json.loads(received[i : i + _RECORD_BYTES]) for i in range(0, len(received), _RECORD_BYTES)]
+    parts = enumerate(range(0, len(received), size))
+    return [json.loads(opened(bytes(received[i : i + size]), rank, key)) for rank, i in parts]
 
 
-def clear_old(home: Path) -> None:
-    """Remove the folders that killed launches left in ``home``, where each launch has its own."""
-    import shutil
-
-    if home.is_dir():
-        for folder in home.iterdir():
-            if time.time() - folder.lstat().st_mtime > _OLD_S:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
-    """Return the records of all ranks, in rank order; raise LaunchError if one is missing after ``deadline_s``.
-
-    Rank 0 gathers the others' files into one: three reads per rank, however many there are. ``folder`` is this
-    launch's, on a file system that all ranks share; it is made with mode 0700, its files with 0600.
-    """
-    from hpcgpu.host import private
-
-    end_s = time.monotonic() + deadline_s
-
-    def wait(missing: str) -> None:
-        if time.monotonic() > end_s:
-            raise LaunchError(
-                f"not all {facts.size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout); "
-                f"{missing}. They meet in {folder}: is it on a file system that all nodes share?"
-            )
-        time.sleep(_FILE_POLL_S)
-        # Opening the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
-        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
-
-    private.make_folder(folder)
-    return (_call if facts.rank == 0 else _answer)(record, facts, folder, wait)
-
-
-def _call(
-    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Call the other ranks, and write the world once each has answered; return its records."""
-    from hpcgpu.host import private
-
-    call = os.urandom(16).hex()
-    private.write(folder / "call", json.dumps(call))
-    answers: dict[int, Any] = {0: {"record": record}}
-    while absent := CpuSet(range(facts.size)) - answers.keys():
-        for rank in absent:
-            if (answer := _read_json(folder / f"rank-{rank}")) and answer["call"] == call:
-                answers[rank] = answer
-        if away := absent - answers.keys():
-            wait(f"missing: {_ranks(away)}")
-    world = [answers[rank] for rank in range(facts.size)]
-    private.write(folder / "world", json.dumps(world))
-    return [answer["record"] for answer in world]
-
-
-def _answer(
-    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Answer each call of rank 0 until a world holds this answer; return its records."""
-    from hpcgpu.host import private
-
-    rank, answered = facts.rank, {"call": "", "word": os.urandom(16).hex()}
-    while True:
-        if (call := _read_json(folder / "call")) and call != answered["call"]:
-            answered["call"] = call
-            private.write(folder / f"rank-{rank}", json.dumps({**answered, "record": record}))
-        world = _read_json(folder / "world") or ()
-        if rank < len(world) and answered.items() <= world[rank].items():
-            return [answer["record"] for answer in world]
-        wait("no answer of rank 0" if answered["call"] else "missing: rank 0")
-
-
-def _read_json(path: Path) -> Any:
-    """Read a file that other processes replace as a whole; None if it does not exist."""
-    from hpcgpu.host import private
-
-    with contextlib.suppress(FileNotFoundError):
-        return json.loads(private.read(path))
-    return None
+def key_of(bootstrap: BootstrapSettings) -> str:
+    """Return the secret of this launch, "" if the ranks were started by the user's own launcher."""
+    return bootstrap.launch[_NAMES:]
 
 
 def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
@@ -484,8 +444,8 @@ def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
     from hpcgpu.host.private import user_folder
 
     if bootstrap.launch and bootstrap.folder and bootstrap.shape != "member":  # that is the whole cluster's
-        return Path(bootstrap.folder) / f"ranks-{bootstrap.launch}"
-    if not (launch := bootstrap.launch or read_launch(environ)):
+        return Path(bootstrap.folder) / f"ranks-{bootstrap.launch[:_NAMES]}"
+    if not (launch := bootstrap.launch[:_NAMES] or read_launch(environ)):
         raise LaunchError(
             "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
             "nothing tells this launch from another"

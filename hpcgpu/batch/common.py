@@ -10,6 +10,7 @@ from typing import Protocol
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Command, CpuSet, JobSpec, JobStatus, Offer, Result
+from hpcgpu.model.allocation import DOCUMENT
 
 _WHERE = "job_extra_directives or job_directives_skip:"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -131,14 +132,15 @@ class Directive:
 def script_body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[str, ...]:
     """Return the script below its options, with the command's exit code; ``index`` is the array index's variable."""
     command = shlex.join(spec.argv)
+    document = f"{DOCUMENT}={shlex.quote(spec.document)} " if spec.document else ""
     if not (spec.exit_file or spec.warn_s):
-        return (*before, *spec.prologue, command, "")
+        return (*before, *spec.prologue, f"{document}{command}", "")
     # A bash that SIGTERM ends would write 0 to the file (5.2). So it catches the signal, in the prologue to end with
     # 143.
     file = exit_file(spec, index)
     record = (f"trap {shlex.quote(f'code=$?; umask 77; echo $code > {file}')} EXIT",) if spec.exit_file else ()
     first = (*record, "trap 'exit 143' TERM", "trap : USR1")
-    return (*before, *first, *spec.prologue, *_waited_for(command), "")
+    return (*before, *first, *spec.prologue, *_waited_for(f"{document}exec {command}"), "")
 
 
 def exit_file(spec: JobSpec, index: str) -> str:
@@ -147,7 +149,7 @@ def exit_file(spec: JobSpec, index: str) -> str:
 
 
 def _waited_for(command: str) -> tuple[str, ...]:
-    """Return shell lines that start the command, wait for it, and forward the batch system's SIGUSR1 to it."""
+    """Return shell lines that run ``exec …``, wait for its end, and forward the batch system's SIGUSR1 to it."""
     # Only the script gets that warning (Slurm's --signal=B:), and bash handles it only in wait and read,
     # not while a command runs in the foreground. After a caught signal wait forgets the exit code of a command that
     # ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the
@@ -166,7 +168,7 @@ def _waited_for(command: str) -> tuple[str, ...]:
         # Ignored until srun, mpirun or the rank itself listens: an early warning must not end it.
         "            trap '' USR1",
         '            echo "$BASHPID"',
-        f"""            exec {command} >&"$out" {{out}}>&-""",
+        f"""            {command} >&"$out" {{out}}>&-""",
         '        ) && echo 0 || echo "$?"',  # both: a prologue may have said `set -e`
         "    )",
         "    exec {out}>&-",

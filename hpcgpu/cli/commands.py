@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
 from hpcgpu.model import settings
+from hpcgpu.model.allocation import DOCUMENT
 from hpcgpu.report import Column, Table
 
 _PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
@@ -233,7 +235,9 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
         "hpcgpu plan --script my_script.py": "the srun or mpirun line that it takes",
     },
 )
-@click.option("--document", hidden=True, help="Run document of a cluster object, in place of options and script.")
+@click.option(  # an argument in scripts of earlier versions
+    "--document", is_flag=False, flag_value="", hidden=True, help="Options and script are in the variable of a job."
+)
 @click.option("--print", "only_script", is_flag=True, hidden=True, help="As hpcgpu plan --script.")
 @_DRY_RUN
 @_DRY_JSON
@@ -249,7 +253,7 @@ def launch(
     if document is not None:
         if options or script or only_script or dry_run or as_json:
             raise ConfigError("--document stands alone: it holds the options and the script")
-        start.launch_run(read_document(document))
+        start.launch_run(read_document(document or os.environ.pop(DOCUMENT, "")))
     if only_script or dry_run or as_json:
         name = "hpcgpu launch --print" if only_script else "hpcgpu launch --dry-run"
         alike: dict[str, Any] = {"script": script, "only_script": only_script, "as_json": as_json, **arguments}

@@ -1,6 +1,6 @@
 """Settings from text, and the run document: one value by its option's kind, and all settings as one line of JSON.
 
-The document fits one argv word and holds no secret. Every leader reads it, and every rank its part, so nothing is
+The document fits one variable of the environment. Every leader reads it, and every rank its part, so nothing is
 imported here but json: a validator such as msgspec costs 10 to 30 ms of CPU.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
-from hpcgpu.model.allocation import WRITTEN, parse_simulated
+from hpcgpu.model.allocation import DOCUMENT, WRITTEN, parse_simulated
 from hpcgpu.model.job import VERSION, RunDocument
 from hpcgpu.model.settings import Limit, Settings, one_line, options, plain_number, user_name
 from hpcgpu.units import format_bytes, meant, parse_duration_s
@@ -347,8 +347,8 @@ def _check_rapids(settings: Settings) -> None:
 
 
 SHAPES = ("gang", "in-allocation", "head", "member")
-# Linux refuses an argv word above 128 KiB (MAX_ARG_STRLEN, execve(2)).
-LONGEST = 131_071
+# Linux refuses a variable above 128 KiB, with its name (MAX_ARG_STRLEN, execve(2)).
+LONGEST = 131_071 - len(f"{DOCUMENT}=")
 
 
 def render(document: RunDocument) -> str:
@@ -368,7 +368,7 @@ def render(document: RunDocument) -> str:
     text = text.replace("\x7f", "\\u007f")  # the only control character that json does not escape
     if len(text) > LONGEST:
         raise ConfigError(
-            f"the run document has {len(text)} characters, and an argument of a program at most {LONGEST}: "
+            f"the run document has {len(text)} characters, and a variable of the environment at most {LONGEST}: "
             "shorten env, job_script_prologue or the script's arguments (put them into a file)"
         )
     return text

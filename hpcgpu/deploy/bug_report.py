@@ -53,7 +53,8 @@ _NAMED = re.compile(
 )
 # Words that every machine has, which identify nothing.
 _COMMON = frozenset({"root", "localhost", "nobody", "user", "users", "home", "none", "tmp"})
-_SHORT = 3
+_SHORT, _LONG = 3, 6
+_VALUE = "(value)"  # in place of values of variables
 
 
 class Scrubber:
@@ -126,7 +127,8 @@ _SEVERAL_NODES = re.compile(r"[A-Za-z][\w.-]*\[[\d,-]+\]")  # node[01-04,7] of S
 _SHOWN = 15  # qstat shows this many characters of a name
 _README = """\
 The facts that `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, the user's paths, addresses,
-UUIDs and serial numbers are replaced by neutral words, the same in all files; keys and environments are not in it.
+UUIDs and serial numbers are replaced by neutral words, the same in all files. Keys are not in it, nor the values of
+env= and of variables in job_script_prologue.
 Look through it before you hand it on: names that hpcgpu cannot know of, such as those of your data, may be in logs.
 
 - versions.json: hpcgpu, Python, packages, kernel, driver
@@ -200,6 +202,11 @@ def _of_run(run: Run, answers: Iterable[Result]) -> dict[str, str]:
     """Return its files; the answers are in the form of the recordings in tests/data/batch."""
     record_ = json.loads(private.read(run.folder / "record"))
     record_["document"] = json.loads(record_["document"])
+    settings = record_["document"]["settings"]
+    if "env" in settings:
+        settings["env"] = dict.fromkeys(settings["env"], _VALUE)
+    if lines := settings.get("job_script_prologue"):
+        settings["job_script_prologue"] = [re.sub("=.*", f"={_VALUE}", line) for line in lines]
     recorded = ""
     for answer in answers:
         recorded += f"$ {shlex.join(answer.argv)}\n[user host] [exit {answer.returncode}]\n"
@@ -230,8 +237,11 @@ def _private_words(run: Run | None, nodes: Iterable[str]) -> dict[str, list[str]
         names["user"].append(getpass.getuser())
     if run:
         # not by its parser: the report may be about a document that this hpcgpu cannot read
-        account = json.loads(run.record.document)["settings"].get("account")
-        names["account"] += [account] if account else []
+        settings = json.loads(run.record.document)["settings"]
+        names["account"] += filter(None, [settings.get("account")])
+        values = [*settings.get("env", {}).values()]
+        values += [line.partition("=")[2].strip("'\"") for line in settings.get("job_script_prologue", ())]
+        names["secret"] += [value for value in values if len(value) >= _LONG]  # in logs; short ones are no secrets
         names["path"] += [str(run.folder.parent.parent)]
         names["host"] += [run.owner.host]
         names["host"] += [server for job_id in run.jobs if (server := job_id.partition(".")[2])]  # of PBS

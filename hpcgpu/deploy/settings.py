@@ -73,9 +73,15 @@ def find_site(name: str) -> tuple[str, str]:
         if path.parent in folders()[1:]:
             shown = f"site_configs/{path.name}"
     try:
-        return path.read_text(encoding="utf-8"), shown
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"site file {name} cannot be read: {error}") from error
+    from hpcgpu.spill.storage import changed_by
+
+    # who can change the file of an installation can change its code, too
+    if not {folders()[1], Path(sys.prefix)} & {*path.parents} and (who := changed_by(Path(path))):
+        say_once(f"site file {shown} is not safe: {who}, and so run code as you (job_script_prologue, launcher)")
+    return text, shown
 
 
 def load_site(name: str) -> Site:

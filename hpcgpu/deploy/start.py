@@ -27,6 +27,7 @@ from hpcgpu.launch import RankCommand, read_allocation
 from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
 from hpcgpu.model.allocation import (
     ALL_OF_THE_NODE,
+    DOCUMENT,
     JOB_MEMORY,
     JOB_NODES,
     SCRIPT_ADDRESS,
@@ -42,9 +43,12 @@ _NAMES = ("mpirun", "mpiexec")
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
-def agent_argv(run: RunDocument) -> tuple[str, ...]:
-    """Return the command of one rank."""
-    return process.python_argv("hpcgpu.agent", config.render(run), python=run.settings.python or "", users=True)
+def agent_argv(settings: Settings) -> tuple[str, ...]:
+    """Return the command of one rank; it imports modules from this folder if only the user can write there."""
+    from hpcgpu.spill.storage import changed_by
+
+    is_shared = bool(changed_by(Path.cwd(), by_new_files=True))
+    return process.python_argv("hpcgpu.agent", python=settings.python or "", safe=is_shared)
 
 
 def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
@@ -53,8 +57,9 @@ def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...
 
 
 def _become_rank(settings: Settings, script: tuple[str, ...]) -> None:
-    argv = agent_argv(RunDocument(settings=settings, script=script))
-    process.execute(argv, {**os.environ, **process.rank_env(os.environ, ld_preload(settings))})
+    run = RunDocument(settings=settings, script=script)
+    added = {**process.rank_env(os.environ, ld_preload(settings)), DOCUMENT: config.render(run)}
+    process.execute(agent_argv(run.settings), {**os.environ, **added})
 
 
 def read_rank(options: Mapping[str, object], options_from: str) -> Wanted:
@@ -134,27 +139,31 @@ def _read(options: Mapping[str, object], options_from: str) -> Wanted:
 
 def local_launch(run: RunDocument) -> RankCommand:
     """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if chosen."""
-    if run.shape == "head":  # a scheduler alone
-        return RankCommand(agent_argv(run))
+    run, argv = replace(run, launch=secrets.token_hex(32)), agent_argv(run.settings)
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
-    return plan_ranks(agent_argv(run), chosen, allocation=Allocation(), shape=run.shape)
+    launcher = RankCommand(argv)
+    if run.shape != "head":  # a scheduler alone
+        launcher = plan_ranks(argv, chosen, allocation=Allocation(), shape=run.shape, document=True)
+    return launcher._replace(env=(*launcher.env, (DOCUMENT, config.render(run))))
 
 
 def launch_run(run: RunDocument) -> None:
     """Start the ranks of a run in this allocation; does not return."""
-    if run.settings.rendezvous == "file":
-        run = replace(run, launch=secrets.token_hex(8))
+    run = replace(run, launch=secrets.token_hex(32))
     added = process.rank_env(os.environ, ld_preload(run.settings))
-    argv, variables = agent_argv(run), tuple(f"{k}={v}" for k, v in added.items())
+    argv, variables = agent_argv(run.settings), tuple(f"{k}={v}" for k, v in added.items())
     # a scheduler alone is one process, which needs no launcher
-    launcher = RankCommand(argv) if run.shape == "head" else plan_ranks(argv, run.settings, variables, shape=run.shape)
+    launcher = RankCommand(argv)
+    if run.shape != "head":
+        launcher = plan_ranks(argv, run.settings, variables, shape=run.shape, document=True)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
-    env = {**os.environ, **parent, **added, **dict(launcher.env)}
+    env = {**os.environ, **parent, **added, **dict(launcher.env), DOCUMENT: config.render(run)}
+    env |= dict.fromkeys(env.keys() & launchers.EXPORTS, "ALL")
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
-    path = str(private.make_exit_file())
-    document_ = config.render(replace(run, exit_file=path))  # the last argument of a rank's command
+    path = str(private.make_exit_file(run.folder))
+    env[DOCUMENT] = config.render(replace(run, exit_file=path))
     if launcher.session:
         from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
         from hpcgpu.spill.storage import Scratch
@@ -164,7 +173,7 @@ def launch_run(run: RunDocument) -> None:
         os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has it, too
         remover.start(str(scratch.lock_path), str(Path(path).parent))
         env |= launcher.within(str(scratch.path), env)
-    launcher_parent.launch((program, *launcher.argv[1:-1], document_), env, path)
+    launcher_parent.launch((program, *launcher.argv[1:]), env, path)
 
 
 def plan_ranks(
@@ -173,8 +182,10 @@ def plan_ranks(
     variables: tuple[str, ...] = (),
     allocation: Allocation | None = None,
     shape: str = "",
+    *,
+    document: bool = False,
 ) -> RankCommand:
-    """Return the launcher's command for ranks; raise LaunchError if none fits MPI.
+    """Return the launcher's command for ranks, which hands their ``document`` on; raise LaunchError if none fits MPI.
 
     ``env`` sets each rank's variables, as mpirun forwards none to other nodes.
     """
@@ -186,6 +197,7 @@ def plan_ranks(
         nodes=len(hosts) or allocation.node_count,
         hosts=hosts,
         variables=launchers.brought(os.environ) if len(hosts) > 1 else (),
+        document=document,
         per_node=1 if settings.ranks == "node" else _gpus_per_node(settings, allocation),
         extra=settings.ranks == "gpu" and shape != "member",  # a member has its scheduler elsewhere
         as_root=os.getuid() == 0,

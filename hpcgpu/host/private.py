@@ -1,13 +1,15 @@
 """Private files: mode 0600, in folders of mode 0700 that this user owns, never through a link.
 
-Here are a user's secret and the exit code of a run, which the launching process waits for.
+Here are the claims of GPUs, and the exit code of a run, which the launching process waits for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
+import struct
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -77,32 +79,52 @@ def expanded(path: str, setting: str) -> Path:
         raise ConfigError(f"{setting}: {path.partition('/')[0]} is no home of this machine; give the folder") from None
 
 
-def user_secret() -> str:
-    """Return the secret in ``~/.hpcgpu/user/secret``, made once; HpcGpuError if it cannot stay private."""
-    try:
-        path = make_folder(Path.home() / ".hpcgpu" / "user") / "secret"
-        if not path.exists():
-            part = path.with_name(f"secret-{os.urandom(8).hex()}")
-            write(part, os.urandom(32).hex())
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                os.link(part, path)
-            part.unlink()
-        return read(path)
-    except (OSError, RuntimeError) as e:  # RuntimeError: no home is known
-        raise HpcGpuError(
-            f"a secret of yours cannot be kept in ~/.hpcgpu/user: {e}; HOME must be a folder of yours"
-        ) from e
+def claim(*parts: object) -> int | None:
+    """Take the name of these parts on this host; return a descriptor for :func:`release`, None if it is taken.
+
+    It ends with the process, too. LaunchError without a place for the file.
+    """
+    import hashlib
+    import tempfile
+
+    # A byte of a private file is locked. The names of abstract sockets are in /proc/net/unix, where every user of the
+    # host reads them, and any user may take one that is free for a moment. Such a lock (fcntl_locking(2)) is of the
+    # open file, not of the process, which may have several workers.
+    host, troubles = os.uname().nodename, []
+    number = int.from_bytes(hashlib.sha256(repr((host, *parts)).encode()).digest()[:7], "big")
+    for in_home in (True, False):  # which is read-only or has no locks: Lustre without -o flock
+        descriptor = -1
+        try:
+            temporary = Path(tempfile.gettempdir(), f"hpcgpu-{os.getuid()}")
+            path = make_folder(user_folder("user") if in_home else temporary) / "claims"
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, number, 1))
+        except (OSError, HpcGpuError) as e:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if isinstance(e, BlockingIOError):
+                return None
+            troubles.append(str(e))
+        else:
+            return descriptor
+    raise LaunchError(
+        f"no file can be locked on {host}, so no process can take a GPU for itself: {'; '.join(troubles)}. "
+        "HOME or TMPDIR must be a folder of yours in which you can write"
+    )
 
 
-def hidden_name(*parts: object) -> str:
-    """Return the name of an abstract unix socket that only this user's processes can compute."""
-    import hmac  # brings OpenSSL's hashes, which ranks do without
+def release(descriptor: int) -> None:
+    """Let another process take the name; called once."""
+    # children that were forked meanwhile have the open file, too
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
+    os.close(descriptor)
 
-    # Any user of a node may take any such name, and keep others from it.
-    return "\0hpcgpu-" + hmac.digest(user_secret().encode(), repr(parts).encode(), "sha256").hex()
+
+def _flock(kind: int, start: int, length: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
 
 
-def make_exit_file() -> Path:
+def make_exit_file(run: str = "") -> Path:
     """Make a folder for the exit code of this launch's run; return the path of the exit file."""
     # Rank 0 writes it, perhaps on another node. It is among the user's private files, which nodes share, or among
     # temporary files if the home is not writable.
@@ -110,7 +132,8 @@ def make_exit_file() -> Path:
     import tempfile
 
     try:
-        base = make_folder(user_folder("launches"))
+        # the folder of a run goes with it, also if this process was killed
+        base = make_folder(Path(run, "launches") if run and Path(run).is_dir() else user_folder("launches"))
         for old in base.iterdir():
             if process.is_over(old.name):  # of a killed launch of this host
                 shutil.rmtree(old, ignore_errors=True)

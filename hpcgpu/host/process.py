@@ -13,7 +13,6 @@ import re
 import resource
 import select
 import signal
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -198,12 +197,10 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
 
 
-def python_argv(module: str, *arguments: str, python: str = "", users: bool = False) -> tuple[str, ...]:
-    """Return the command of a module of hpcgpu, which imports nothing from the current folder (``-P``)."""
-    # With users the program runs the user's code and imports from that folder, unless it is world-writable as /tmp is:
-    # another user's dask.py there would run as this user. python="" is this interpreter.
-    safe = () if users and not os.stat(".").st_mode & stat.S_IWOTH else ("-P",)
-    return (python or sys.executable, *safe, "-m", module, *arguments)
+def python_argv(module: str, *arguments: str, python: str = "", safe: bool = True) -> tuple[str, ...]:
+    """Return the command of a module of hpcgpu, which imports nothing from the current folder if ``safe`` (``-P``)."""
+    # python="" is this interpreter.
+    return (python or sys.executable, *(("-P",) if safe else ()), "-m", module, *arguments)
 
 
 @contextlib.contextmanager
@@ -270,7 +267,12 @@ def titled(new_title: str) -> Iterator[None]:
 
 
 def refused(error: BaseException) -> str:
-    """Return a message if the error is the kernel's refusal of a process or thread (EAGAIN); "" for another error."""
+    """Return a message if the kernel refuses a process, a thread (EAGAIN) or room for a file; "" for another error."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return (
+            f"a file could not be written on {os.uname().nodename}: {error}. Make room where it lies (df -h, df -i, "
+            "quota -s), or give a folder that you can write to (HOME, TMPDIR, local_directory=, log_directory=)"
+        )
     # For a thread Python has only a message (3.11 to 3.14).
     if getattr(error, "errno", None) != errno.EAGAIN and "can't start new thread" not in str(error):
         return ""

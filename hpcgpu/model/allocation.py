@@ -17,6 +17,8 @@ from hpcgpu.units import format_bytes, meant, parse_bytes
 JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_GRANTED_MEMORY"
 # A rank that pbs_tmrsh started, without an MPI, has its number and the number of ranks in these.
 TASK = ("HPCGPU_TASK_RANK", "HPCGPU_TASK_SIZE")
+# The run document, for `hpcgpu launch` in a job and for each rank: any user of a node can read the words of a command.
+DOCUMENT = "HPCGPU_DOCUMENT"
 # The address of the ranks' scheduler; set only in a script that runs under ranks.
 SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
 # The path of the private file that holds the dashboard's address.
@@ -117,11 +119,17 @@ class World(NamedTuple):
     hosts: tuple[str, ...] = ()  # names of the nodes; empty: the launcher knows them
     variables: tuple[str, ...] = ()  # names to forward to ranks on other nodes; empty: the launcher forwards them
     as_root: bool = False
+    document: bool = False  # the ranks' document is to be forwarded, too
 
     @property
     def size(self) -> int:
         """Number of all ranks."""
         return self.nodes * self.per_node + self.extra
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all variables to forward."""
+        return (*self.variables, DOCUMENT) if self.document else self.variables
 
 
 class BootstrapSettings(NamedTuple):

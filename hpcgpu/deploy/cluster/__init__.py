@@ -24,12 +24,12 @@ from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
-from hpcgpu.host import private, process, remover
+from hpcgpu.host import log, private, process, remover
 from hpcgpu.launch import SEEN_OF_A_JOB, RankCommand
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, NO_WORKERS, Job, Phase, describe
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
-from hpcgpu.spill.storage import Scratch, make_private
+from hpcgpu.spill.storage import Scratch, changed_by, make_private
 
 # A job whose lease has ended is gone within 5 s.
 _LOCAL_END_S = 10.0
@@ -47,7 +47,8 @@ class LocalRanks:
         preload: str = "",  # library that the ranks preload
     ) -> None:
         self.id = ""
-        self.script = f"{shlex.join(launch.argv)}\n"
+        variables = (f"{name}={shlex.quote(value)} " for name, value in launch.env)
+        self.script = f"{''.join(variables)}{shlex.join(launch.argv)}\n"
         self._preload = preload
         self._launch, self._environ, self._keeps = launch, environ, log_directory is not None
         self._folder, self._log = folder, Path(log_directory or folder) / "hpcgpu.log"
@@ -91,7 +92,7 @@ class LocalRanks:
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment, without the batch job that this process may be in."""
         outside = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
-        environ = {**outside, **process.rank_env(outside, self._preload), **self._environ}
+        environ = {**outside, **process.rank_env(outside, self._preload), **dict(self._launch.env), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}
 
     async def check(self) -> Job:
@@ -217,7 +218,10 @@ class ClusterRun:
     def make_folder(self) -> Path:
         """Make the run's folder; called in a thread."""
         if self._batch:
-            return scheduler_file.make_folder(runs.home())
+            home = runs.home()
+            if who := changed_by(home):
+                log.say(f"{home} is not safe for the files of a run: {who}, and so end it; chmod go-w that folder")
+            return scheduler_file.make_folder(home)
         settings = self.settings
         self._scratch = Scratch.make(settings.local_directory, "client", trusted=settings.trust_local_directory)
         remover.start(str(self._scratch.lock_path))  # the kernel frees the lock when this process ends
@@ -343,21 +347,26 @@ class ClusterRun:
         if self._fleet:
             self._fleet.stop()
 
-    async def end(self) -> None:
-        """End all jobs; raise SubmitError if some could not be cancelled."""
+    async def end(self) -> bool:
+        """End all jobs; SubmitError if some could not be cancelled. False: the batch system may start one again."""
         try:
             if self._fleet and self.scales:
                 await self._fleet.close()
         finally:
             if self._ranks:
                 await self._ranks.end()
-            elif self._fleet:
-                await self._fleet.close_head()
+            are_gone = await self._fleet.close_head() if self._fleet and not self._ranks else True
+        return are_gone
 
-    async def close(self) -> None:
-        """Remove the leftovers of processes here, and end the guard: no job is left, or another process has one."""
+    async def close(self, *, are_gone: bool = True) -> None:
+        """Remove the leftovers of processes here, and end the guard, unless it is to look after a job that may return.
+
+        ``are_gone``: no job is left, or another process has one.
+        """
         if self._scratch:
             await supervise.to_thread(self._scratch.remove)
             self._scratch = None
         if self._run:
             await asyncio.to_thread(self._run.end_guard)
+            if not are_gone and self._run.is_mine:
+                await asyncio.to_thread(self._run.start_guard, at_once=True)

@@ -480,12 +480,14 @@ class GPUCluster(ReportedCluster):
             if connection.keeps_job and not self._end:
                 end = run.goes_on(type(self).__name__) or end
             self._over(End.LEFT, end)
+            are_gone = True
             if not connection.keeps_job:
                 with self._progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
-                    await run.end()
-                await connection.remove_folder()  # the guard needs it as long as a job may exist
+                    are_gone = await run.end()
+                if are_gone:
+                    await connection.remove_folder()  # the guard needs it as long as a job may exist
                 self._end = End.CLOSED
-            await run.close()
+            await run.close(are_gone=are_gone)
         finally:
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
             self._show_end()

@@ -249,10 +249,11 @@ class Run:
         lease.take_up(self.folder)
         self.start_guard()
 
-    def start_guard(self) -> None:
-        """Start the process that ends the run's jobs when the owner's process has died (:mod:`hpcgpu.deploy.guard`)."""
+    def start_guard(self, *, at_once: bool = False) -> None:
+        """Start :mod:`hpcgpu.deploy.guard`, which ends the run's jobs ``at_once`` or when the owner's process dies."""
         owner = self.owner
-        argv = ("hpcgpu.deploy.guard", str(self.folder), str(owner.pid), str(owner.start_time), owner.token)
+        start = -1 if at_once else owner.start_time  # of no process: it need not wait
+        argv = ("hpcgpu.deploy.guard", str(self.folder), str(owner.pid), str(start), owner.token)
         self._guard = programs.start(Command(process.python_argv(*argv)), log=str(self.folder / "guard.log"))
 
     def end_guard(self) -> None:

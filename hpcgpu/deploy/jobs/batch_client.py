@@ -212,8 +212,10 @@ def plan_job(
         for note in notes(run.settings, site):
             log.say(note)
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
-    arguments = arguments or ("launch", "--document", config.render(run))
-    spec = plan_request(run.settings, process.python_argv("hpcgpu", *arguments, python=run.settings.python or ""))
+    document = "" if arguments else config.render(run)
+    arguments = arguments or ("launch", "--document")
+    argv = process.python_argv("hpcgpu", *arguments, python=run.settings.python or "")
+    spec = replace(plan_request(run.settings, argv), document=document)
     if run.shape == "member":
         spec = replace(spec, nodes=1)
     if run.folder:  # PBS forgets a job at its end unless the site has switched its history on

@@ -205,9 +205,9 @@ class Fleet:
             finally:
                 await runs.close(self.run.system, self.run.members, _END_S, self.view.say)
 
-    async def close_head(self) -> None:
-        """End the job with the scheduler; raise SubmitError as :func:`runs.close_head`."""
-        await runs.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
+    async def close_head(self) -> bool:
+        """End the job with the scheduler; return, and raise SubmitError, as :func:`runs.close_head`."""
+        return await runs.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
 
     async def write(self) -> None:
         """Write the record, one write after the other, each with the facts of its time."""

@@ -38,8 +38,11 @@ _SILENCE_S = 3.0
 
 async def close_head(
     system: BatchSystem, job: Job | None, say: Callable[[str], None], submitter: Submitter | None = None
-) -> None:
-    """Wait for the head's end, then cancel it; ``submitter`` finds a lost one. SubmitError if it may still exist."""
+) -> bool:
+    """Wait for the head's end, then cancel it; ``submitter`` finds a lost one. SubmitError if it may still exist.
+
+    Returns False if only its script shows that it has ended: the batch system may start it again.
+    """
     if submitter and (unsure := submitter.unsure):
         try:
             job = next(iter(await submitter.lost(())), job)
@@ -52,23 +55,30 @@ async def close_head(
             ) from e
     if job:
         job_id = job.id
-        await close(system, [job], _HEAD_CANCEL_S, lambda text: say(f"job {job_id}: {text}"), grace_s=_HEAD_GRACE_S)
+
+        def tell(text: str) -> None:
+            say(f"job {job_id}: {text}")
+
+        return await close(system, [job], _HEAD_CANCEL_S, tell, grace_s=_HEAD_GRACE_S)
+    return True
 
 
 async def close(
     system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None], *, grace_s: float = 0.0
-) -> None:
+) -> bool:
     """End jobs as :func:`end` does, waiting ``limit_s`` after the first cancel at most.
 
     Jobs that take longer are only reported to the user by ``tell``. With ``grace_s``, the time to end by themselves
-    before they are cancelled, a job whose script has left its exit code has ended, whatever the batch system says.
+    before they are cancelled, a job whose script has left its exit code has ended, whatever the batch system says:
+    False if it says nothing.
     Raises SubmitError if jobs could not be cancelled and may still exist; all others have been cancelled.
     """
-    if grace_s and await _end_by_themselves(system, jobs, grace_s, tell):
-        return
+    has_ended, listed = await _end_by_themselves(system, jobs, grace_s, tell) if grace_s else (False, True)
+    if has_ended:
+        return listed
     left, why = await end(system, [job.id for job in jobs], limit_s, tell)
     if why and grace_s and await _left_codes(jobs):
-        return
+        return False
     names = f"{'job' if len(left) == 1 else 'jobs'} {', '.join(left)}"
     if why:
         raise SubmitError(
@@ -79,6 +89,7 @@ async def close(
         )
     if left:
         tell(f"cancelled, but still there after {limit_s:g} s: {names}")
+    return True
 
 
 async def end(
@@ -115,12 +126,12 @@ async def end(
 
 async def _end_by_themselves(
     system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None]
-) -> bool:
-    """Wait until the jobs have ended; return whether they have."""
+) -> tuple[bool, bool]:
+    """Wait until the jobs have ended; return whether they have, and whether the batch system says so."""
     last = ""
 
-    async def have_ended() -> bool | None:
-        """Return False if a job waits, so will not end by itself; None if they may end soon."""
+    async def have_ended() -> tuple[bool, bool] | None:
+        """Return False first if a job waits, so will not end by itself; None if they may end soon."""
         nonlocal last
         try:
             async with asyncio.timeout(_SILENCE_S):
@@ -131,16 +142,16 @@ async def _end_by_themselves(
             if text and text != last:
                 tell(text)
             last = text or last
-            return True if codes else None
+            return (True, False) if codes else None
         states = {status.state for job in jobs if (status := listed.get(job.id))} - {JobState.ENDED}
         if states.intersection(WAITING):
-            return False
-        return None if states else True
+            return False, True
+        return None if states else (True, True)
 
     try:
         return await supervise.until(have_ended, _BY_ITSELF_POLL_S, limit_s)
     except TimeoutError:
-        return False
+        return False, True
 
 
 async def _left_codes(jobs: Sequence[Job]) -> list[int | None]:

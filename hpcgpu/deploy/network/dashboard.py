@@ -57,7 +57,7 @@ class Forwarder:
     def __init__(self, connect: Connect, secret: Callable[[], str]) -> None:
         self._connect, self._secret = connect, secret
         self._carrying: set[asyncio.Task[Any]] = set()
-        self._waiting = 0
+        self._waiting: dict[asyncio.StreamWriter, None] = {}  # for a first line, the oldest first
 
     async def listen(self, port: int = 0) -> Self:
         """Listen on ``port`` of loopback; if it is taken, on the next free port, which is logged."""
@@ -80,14 +80,18 @@ class Forwarder:
         task = asyncio.current_task()
         assert task
         self._carrying.add(task)
-        self._waiting += 1
+        self._waiting[writer] = None
+        if len(self._waiting) > _MOST_WAITING:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.transport.abort()
         try:
             async with asyncio.timeout(_FIRST_LINE_S):
-                first = await reader.readuntil(b"\n") if self._waiting <= _MOST_WAITING else b""
+                first = await reader.readuntil(b"\n")
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
             first = b""
         finally:
-            self._waiting -= 1
+            self._waiting.pop(writer, None)
         try:
             if first:
                 await self._answer(first, reader, writer)

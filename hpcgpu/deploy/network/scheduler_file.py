@@ -294,7 +294,11 @@ def make_folder(home: Path) -> Path:
     try:
         private.make_folder(home)
         folder = private.make_folder(home / secrets.token_hex(8))
-        private.write(folder / _NONCE, secrets.token_urlsafe())
+        try:
+            private.write(folder / _NONCE, secrets.token_urlsafe())
+        except OSError:
+            folder.rmdir()
+            raise
     except OSError as e:
         raise HpcGpuError(
             f"a cluster's files cannot be written to {home}: {e.strerror}. They need a home folder (HOME) that can be "

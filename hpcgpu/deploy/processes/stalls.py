@@ -7,6 +7,7 @@ forever and tells the client nothing (2026.8.0). Anyone who reaches a port can o
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import time
@@ -22,12 +23,15 @@ from distributed.scheduler import WorkerStatusPlugin
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.errors import JobError
-from hpcgpu.host import process
+from hpcgpu.host import host_memory, process
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.hpcgpu")
 
 _DEADLINE, _DEADLINE_S = "distributed.comm.timeouts.handshake", 10.0
+# Each has an SSLSocket: 20,000 took 567 MiB, for good, and 55 s without an answer to anybody. A peer that is closed
+# though it means well tries again (distributed.comm.core.connect).
+_MOST = 512
 _SAY_S = 60.0
 # A timer that is so late shows that this process was busy or stopped, and did not read from the peer.
 _LATE = 0.1
@@ -40,11 +44,16 @@ def limit_handshakes() -> None:
 
 
 class HandshakeDeadline:
-    """Closes the connections of one process whose handshake takes too long; logs a failed one a minute."""
+    """Closes the connections of one process whose handshake takes too long; logs a failed one a minute.
 
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+    Of more than ``most`` unfinished ones it closes the oldest of the address that has the most.
+    """
+
+    def __init__(self, deadline_s: float, most: int = _MOST) -> None:
+        self._deadline_s, self._most = deadline_s, most
         self._open: dict[Any, tuple[str, asyncio.TimerHandle]] = {}  # address and deadline, by stream
+        self._of: dict[str, dict[Any, None]] = {}  # the same streams by address, the oldest first
+        self._has_burst = False
         self._logged_s = -math.inf
 
     def begin(self, stream: Any, address: str) -> None:  # a stream of tornado
@@ -53,11 +62,27 @@ class HandshakeDeadline:
         due_s = loop.time() + self._deadline_s
         expire = supervise.log_errors(self._expire, "the deadline of a handshake", supervise.only_log)
         self._open[stream] = address, loop.call_at(due_s, expire, stream, due_s)
+        self._of.setdefault(address, {})[stream] = None
+        if len(self._open) > self._most:
+            self._has_burst = True
+            streams = max(self._of.values(), key=lambda of_address: len(of_address))
+            oldest = next(iter(streams))
+            self.fail(oldest, f"more than {self._most} at the same time")
+            oldest.close()
 
     def done(self, stream: Any) -> None:
         """Forget a connection whose handshake succeeded, or that is gone."""
-        if stream in self._open:
-            self._open.pop(stream)[1].cancel()
+        if stream not in self._open:
+            return
+        address, deadline = self._open.pop(stream)
+        deadline.cancel()
+        del self._of[address][stream]
+        if not self._of[address]:
+            del self._of[address]
+        if self._has_burst and len(self._open) < self._most / 2:
+            self._has_burst = False
+            trim = functools.partial(supervise.to_thread, host_memory.trim_heap)
+            supervise.start(trim, "the return of memory after many connections", supervise.only_log)
 
     def fail(self, stream: Any, why: object) -> None:
         """Forget a connection whose handshake failed."""
@@ -71,7 +96,9 @@ class HandshakeDeadline:
         if stream.closed():
             self.done(stream)
         elif asyncio.get_running_loop().time() - due_s > _LATE * self._deadline_s:
-            self.begin(stream, self._open[stream][0])
+            address = self._open[stream][0]
+            self.done(stream)
+            self.begin(stream, address)
         else:
             self.fail(stream, f"no handshake within {self._deadline_s:g} s")
             stream.close()

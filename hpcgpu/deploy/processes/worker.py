@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -39,7 +40,7 @@ from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
 from hpcgpu.host import host_memory, log, process, remover
-from hpcgpu.host.private import hidden_name
+from hpcgpu.host.private import claim, release
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER, Limit
@@ -331,7 +332,6 @@ def stop_on_request(worker: Worker, control: Control) -> asyncio.Task[None]:
 # The scheduler and the client of dask-mpi may be ranks of this node: twice the 118 MiB that both had idle (Pss,
 # distributed 2026.8).
 _OTHERS_BYTES = 256 << 20
-_marks: list[socket.socket] = []  # held until this process ends
 
 
 class GPUWorker(SilentWorker):
@@ -375,32 +375,41 @@ class GPUWorker(SilentWorker):
         scratch = Scratch.make(settings.local_directory, "worker", trusted=settings.trust_local_directory)
         remover.start(str(scratch.lock_path))
         atexit.register(scratch.remove)
-        spec = _plan(settings, str(scratch.path), dict(os.environ))
-        first = spec.name.endswith("-0")
-        spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
-        process.bind_all_threads(spec.binding)
-        os.environ.update(spec.env)
-        open_device(spec)
-        check_room(spec)
-        ours: dict[str, Any] = {
-            "nthreads": spec.nthreads,
-            "memory_limit": spec.memory_limit_bytes or 0,
-            "local_directory": spec.local_directory,
-            "data": store_of(spec),
-            "plugins": (*plugins, SpillPlugin(spec), WorkerMetrics(spec)),
-            "dashboard": False,
-        }
-        if settings.interface and not kwargs.get("host"):
-            ours["interface"] = settings.interface
-        limit_handshakes()
-        super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
-        network.prepare(self.scheduler.address)
-        compat.exclude_simulated(self, usage_reader(spec))
-        if first:
-            log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))
+        with contextlib.ExitStack() as claims:  # given back by close(), or if this fails
+            spec = _plan(settings, str(scratch.path), dict(os.environ), claims)
+            first = spec.name.endswith("-0")
+            spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
+            process.bind_all_threads(spec.binding)
+            os.environ.update(spec.env)
+            open_device(spec)
+            check_room(spec)
+            ours: dict[str, Any] = {
+                "nthreads": spec.nthreads,
+                "memory_limit": spec.memory_limit_bytes or 0,
+                "local_directory": spec.local_directory,
+                "data": store_of(spec),
+                "plugins": (*plugins, SpillPlugin(spec), WorkerMetrics(spec)),
+                "dashboard": False,
+            }
+            if settings.interface and not kwargs.get("host"):
+                ours["interface"] = settings.interface
+            limit_handshakes()
+            super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
+            network.prepare(self.scheduler.address)
+            compat.exclude_simulated(self, usage_reader(spec))
+            if first:
+                log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))
+            self._claims = claims.pop_all()
+
+    async def close(self, *args: Any, **kwargs: Any) -> str | None:
+        """Close as distributed does, and give the GPU back."""
+        try:
+            return await super().close(*args, **kwargs)
+        finally:
+            self._claims.close()
 
 
-def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> WorkerSpec:
+def _plan(settings: Settings, scratch: str, environ: Mapping[str, str], claims: contextlib.ExitStack) -> WorkerSpec:
     """Return this process's worker, planned as one of all workers of this node: no two have the same cores."""
     rank, each = read_rank(environ), settings.workers_per_gpu
     # a rank's own share of the node, and no other rank's
@@ -416,7 +425,7 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     # the scheduler's rank counts, too: ranks are not told which it is
     together = min(len(shares), ranks or len(shares))
     together += -together % each
-    number = _take_share(shares[:together], each, environ)
+    number = _take_share(shares[:together], each, environ, claims)
     common: dict[str, Any] = {"scratch": scratch, "kept_bytes": _OTHERS_BYTES}
     if is_alone:
         alone = replace(machine, gpus=(shares[number],) * each)
@@ -428,21 +437,15 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     return spec
 
 
-def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> int:
-    """Return the number of the first share of a GPU that no other process of this launch on this node has taken."""
-    # The mark is an abstract socket: the kernel gives its name to one process only, until that process ends.
+def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str], claims: contextlib.ExitStack) -> int:
+    """Claim the first share of a GPU that no other worker of this launch on this node has; return its number."""
     # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(shares):
-        name = hidden_name(launch, gpu.uuid or gpu.pci, number % each)
-        mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            mark.bind(name)
-        except OSError:
-            mark.close()
-            continue
-        _marks.append(mark)
-        return number
+        descriptor = claim(launch, gpu.uuid or gpu.pci, number % each)
+        if descriptor is not None:
+            claims.callback(release, descriptor)
+            return number
     raise LaunchError(
         f"each of the {len(shares) // each} GPUs of {socket.gethostname()} that this process may use has its worker "
         "already: start one rank for each GPU of a node, and those of the scheduler and of the client beside them"

@@ -30,6 +30,7 @@ from hpcgpu.deploy.network.scheduler_file import Certificate, SchedulerFile, con
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
 from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model.allocation import DOCUMENT
 
 DEADLINE_S = 60
 
@@ -46,9 +47,14 @@ class Ranks:
     ) -> subprocess.Popen[str]:
         given = Settings(**{"gpus": "sim:2", "dashboard": False, "client_grace_s": 3600.0, **settings})
         run = RunDocument(settings=given, shape=shape, folder=str(self.folder))
-        argv = [*launcher, sys.executable, "-m", "hpcgpu.agent", config.render(run)]
+        argv = [*launcher, sys.executable, "-m", "hpcgpu.agent"]
+        environ = ranks.environment(**{**(env or {}), DOCUMENT: config.render(run)})
         process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ranks.environment(**(env or {}))
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environ,
         )
         self._started.append(process)
         return process
@@ -93,6 +99,29 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 @pytest.fixture
 def head(cluster: Ranks) -> subprocess.Popen[str]:
     return cluster.start("head")
+
+
+# Fill a file system of its own, in which a run's folder is.
+FULL = """
+mount -t tmpfs -o size=64k,nr_inodes=12 tmpfs "$0" && umask 77 && mkdir "$0/run" && touch "$0/run/lease" || exit 9
+echo x > "$0/run/nonce"
+{ head -c 99999 /dev/zero > "$0/full"; [ "$1" = bytes ] || rm "$0/full"; } 2> /dev/null
+[ "$1" = bytes ] || for i in 1 2 3 4 5 6 7 8 9; do touch "$0/$i" || break; done 2> /dev/null
+shift
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
+@pytest.mark.parametrize("what", ["bytes", "inodes"])
+def test_home_that_got_full_is_an_error_for_people(cluster: Ranks, tmp_path: Path, what: str) -> None:
+    full, cluster.folder = tmp_path / "full", tmp_path / "full" / "run"
+    full.mkdir()
+    launcher = ("unshare", "--mount", "bash", "-c", FULL, str(full), what)
+    said = end_of(cluster.start("head", launcher=launcher), code=1)
+    assert "No space left on device" in said
+    assert "df -i" in said
+    assert "Traceback" not in said
 
 
 def test_members_are_named_by_their_job_and_leave_in_time(cluster: Ranks, head: subprocess.Popen[str]) -> None:

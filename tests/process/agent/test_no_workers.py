@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 import ranks
 from distributed import Client
+from shared_host import NEIGHBOUR
 from waiting import scaled, until
 
 from hpcgpu import JobError, LocalGPUCluster
@@ -129,20 +132,28 @@ with Client() as client:
 """
 
 
-def test_modules_of_a_shared_folder_are_not_imported(tmp_path: Path) -> None:
-    """Those of the user's own folder are, by workers too."""
+@pytest.mark.parametrize("mode", [0o1777, 0o2770])
+def test_modules_of_a_shared_folder_are_not_imported(tmp_path: Path, mode: int) -> None:
+    """Those of the user's own folder are, by workers too; and of a shared one whose users are trusted."""
+    if mode == 0o2770 and os.getuid():
+        pytest.skip("a group with other users can be played by root only")
     shared, own, scripts = (tmp_path / name for name in ("shared", "own", "scripts"))
     for folder in (shared, own, scripts):
         folder.mkdir()
-    shared.chmod(0o1777)
+    if mode == 0o2770:
+        os.chown(shared, -1, NEIGHBOUR)
+    shared.chmod(mode)
     (own / "mine.py").touch()
     (scripts / "script.py").write_text(SCRIPT)
-    for name in ("dask", "distributed", "numpy", "msgspec", "hpcgpu", "cupy", "mine"):
+    for name in ("dask", "distributed", "numpy", "msgspec", "hpcgpu", "cupy", "snappy", "lz4", "mine"):
         (shared / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')")
     argv = ranks.command(scripts / "script.py", options=("--gpus", "sim:1", "--no-dashboard"))
     for folder in (shared, own):
         done = ranks.run_command(["env", f"--chdir={folder}", *argv])
         assert f"worker found: {folder is own}" in done.stdout, done.stderr
-        note = f"modules in {folder} are not imported: all users may write there"
-        assert (note in done.stderr) == (folder is shared), done.stderr
+        assert (f"modules in {folder} are not imported: every" in done.stderr) == (folder is shared), done.stderr
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
+    (trusted,) = re.findall("export (PYTHONPATH=.*)", ranks.run_command(["env", f"--chdir={shared}", *argv]).stderr)
+    for name in ("dask", "distributed", "numpy", "msgspec", "hpcgpu", "cupy", "snappy", "lz4"):
+        (shared / f"{name}.py").unlink()
+    assert "worker found: True" in ranks.run_command(["env", f"--chdir={shared}", trusted, *argv]).stdout

@@ -201,6 +201,29 @@ def test_a_worker_of_dask_worker_is_bound_too() -> None:
             assert not table.differences
 
 
+AGAIN = """
+    from distributed import Scheduler, SpecCluster
+    from hpcgpu import GPUWorker
+
+    def once(**options):
+        gpu = {"cls": GPUWorker, "options": {"nthreads": 1, "gpus": "sim:1x16MiB", **options}}
+        scheduler = {"cls": Scheduler, "options": {"dashboard": False}}
+        with SpecCluster(workers={"gpu-0": gpu}, scheduler=scheduler) as cluster, Client(cluster) as client:
+            return client.submit(sum, [1, 2]).result()
+
+    try:
+        once(no_such_option=1)
+    except Exception:
+        print("failed", end=" ")
+    print(once(), once())
+"""
+
+
+def test_gpu_worker_that_closes_or_fails_gives_its_gpu_back(tmp_path: Path) -> None:
+    done = ranks.run_command([sys.executable, str(ranks.script(tmp_path, AGAIN))], timeout=scaled(120))
+    assert done.stdout == "failed 3 3\n", done.stderr
+
+
 RUNNER = """
     import urllib.request
     print("above", flush=True)

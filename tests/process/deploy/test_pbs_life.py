@@ -10,15 +10,17 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 
+import psutil
 import pytest
 from distributed import Client
 from leaks import signal_all
 from pages import blocks
 from pbs_replay import Pbs
 from recordings import quirks, recorded
-from waiting import Said, aside, until
+from waiting import Said, aside, scaled, until
 
 from hpcgpu import PBSGPUCluster
+from hpcgpu.deploy.jobs import home as runs_home
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import Patience
 
@@ -44,8 +46,9 @@ def test_a_cluster_from_start_to_end(pbs: Pbs, tmp_path: Path) -> None:
     assert pbs.get(JOB, "script") == script
     assert {"#PBS -q gpu", "#PBS -l select=1:ncpus=2:mpiprocs=2", f"#PBS -o {folder}/"} <= set(script.splitlines())
     command = next(line for line in script.splitlines() if "--document" in line)
-    words = shlex.split(command.partition("exec ")[2].rpartition(" >&")[0])
-    assert json.loads(words[-1])["settings"]["account"] == "a-b"
+    document, argv = (shlex.split(part) for part in command.rpartition(" >&")[0].split(" exec "))
+    assert json.loads(document[0].removeprefix("HPCGPU_DOCUMENT="))["settings"]["account"] == "a-b"
+    assert argv[-2:] == ["launch", "--document"]
     assert pbs.processes(JOB) == []
 
 
@@ -121,6 +124,28 @@ def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said
     assert pbs.calls("qdel") == []
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("build", ["head"])
+def test_guard_of_a_cluster_closed_in_silence_stays(pbs: Pbs, said: Said) -> None:
+    """A server that has not heard of the job's end may start it again."""
+
+    def guards() -> list[psutil.Process]:
+        return [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]
+
+    with PBSGPUCluster(**OPTIONS, client_grace=1) as cluster:
+        (before,) = guards()
+        pbs.trouble("down")
+        (folder,) = runs_home().iterdir()
+    assert "qstat did not answer" in said.text
+    assert not before.is_running()
+    (guard,) = guards()
+    assert folder.exists()
+    pbs.trouble("")
+    until(lambda: not folder.exists(), "its guard has heard that no job is left")
+    guard.wait(scaled(30))
+    assert cluster.status.name == "closed"
+
+
 @pytest.mark.parametrize("build", ["head"])
 def test_nodes_of_a_job_are_asked_for_at_its_start(pbs: Pbs, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later nobody names those of a job that has lost one of them and is to start again."""
@@ -136,6 +161,7 @@ def test_nodes_of_a_job_are_asked_for_at_its_start(pbs: Pbs, said: Said, monkeyp
 SCRIPT = f"""
 from distributed import Client
 from hpcgpu import PBSGPUCluster
+from hpcgpu.deploy.jobs import home as runs_home
 
 with PBSGPUCluster(**{OPTIONS!r}) as cluster, Client(cluster) as client:
     print(client.submit(sum, [1, 2]).result())

@@ -15,9 +15,11 @@ import psutil
 import pytest
 import ranks
 import sockets
+from distributed import Client
 from sockets import Listening
 from waiting import scaled, until
 
+from hpcgpu import LocalGPUCluster
 from hpcgpu.agent import rendezvous
 from hpcgpu.deploy.network.dashboard import Tunnel
 from hpcgpu.host import process
@@ -151,6 +153,20 @@ def test_secrets_stand_in_private_files_only(look: dict) -> None:
     found = re.search(r"dashboard: cat (\S+)", look["said"])
     assert found
     assert not Path(found[1]).exists()  # gone with the run
+
+
+@pytest.mark.parametrize("launcher", ["fork", "mpirun"])
+def test_values_of_env_stand_in_no_command(launcher: str) -> None:
+    """Every user of a node can read the words of commands."""
+    secret = "postgres://u:hunter2@db/x,y;z=1 'quoted'"
+    with LocalGPUCluster(gpus="sim:1", launcher=launcher, env={"DB_URL": secret}, dashboard=False) as cluster:
+        ranks_ = psutil.Process(int(cluster.job_id))
+        with Client(cluster) as client:
+            assert client.submit(os.getenv, "DB_URL").result() == secret
+            assert client.submit(os.getenv, "HPCGPU_DOCUMENT").result() is None
+        commands = [" ".join(p.cmdline()) for p in [ranks_, *ranks_.children(recursive=True)]]
+    assert len(commands) >= 3
+    assert not [command for command in commands if "hunter2" in command]
 
 
 def test_without_tls_it_is_said(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from shared_host import NEIGHBOUR, by_root
 from waiting import aside, scaled, until
 
 from hpcgpu.agent import rendezvous
-from hpcgpu.agent.rendezvous import MissingRanks, NodeRanks, clear_old, describe, meet_by_files, wait_for_leader
-from hpcgpu.errors import LaunchError
+from hpcgpu.agent.rendezvous import MissingRanks, NodeRanks, describe, opened, sealed, wait_for_leader
+from hpcgpu.agent.rendezvous_files import clear_old, meet_by_files
+from hpcgpu.errors import LaunchError, WorldError
 from hpcgpu.host import process
 from hpcgpu.host import process as process_of_host
 from hpcgpu.launch import read_rank
@@ -48,6 +50,18 @@ def test_restarted_launch_meets_only_its_own_ranks(tmp_path: Path, order: tuple[
         mine = folder / ("call" if rank == 0 else f"rank-{rank}")  # each is at work before the next one comes
         until(lambda mine=mine: mine.read_text() != before[mine.name], "its next try", while_=comers[rank])
     assert met(list(comers.values())) == [["second"] * SIZE] * SIZE
+
+
+def test_records_of_a_launch_are_secret_and_its_ranks_only() -> None:
+    """Whoever plays a rank over Open MPI's open ports has no key."""
+    record = json.dumps({"rank": 3, "scheduler": {"key": "MIGHAgEA"}}).encode()
+    text = sealed(record, 3, "key")
+    assert b"MIGHAgEA" not in text
+    assert opened(text, 3, "key").rstrip() == record
+    changed = text[:-1] + bytes([text[-1] ^ 1])
+    for forged in (changed, sealed(record, 3, "other"), sealed(record, 3, ""), sealed(record, 2, "key")):
+        with pytest.raises(WorldError, match=r"rank 3 is not of this launch.*--rendezvous file"):
+            opened(forged, 3, "key")
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:

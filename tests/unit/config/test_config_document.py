@@ -102,7 +102,7 @@ def test_through_a_shell_and_an_argv() -> None:
     line = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1])' {shlex.quote(config.render(whole))}"
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=scaled(60), check=True)
     assert config.read(done.stdout.rstrip("\n")) == whole
-    with pytest.raises(ConfigError, match="at most 131071"):
+    with pytest.raises(ConfigError, match="at most 131055"):
         config.render(replace(RunDocument(), script=("x" * 140_000,)))
 
 

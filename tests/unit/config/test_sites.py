@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -378,6 +379,21 @@ def test_a_path(tmp_path: Path) -> None:
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
         settings.find_site(str(path))
+
+
+def test_path_that_others_can_change_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prologue runs as its user. An installation's file is as safe as its code."""
+    path = tmp_path / "lab.yaml"
+    path.write_text(LEAST)
+    path.chmod(0o666)
+    load(str(path))
+    assert f"site file {path} is not safe: every user of this node can change {path}" in capfd.readouterr().err
+    monkeypatch.setattr(settings, "_logged", set())
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    load(str(path))
+    assert capfd.readouterr().err == ""
 
 
 # --- what it looks like

@@ -491,7 +491,7 @@ async def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path
     closing = asyncio.create_task(runs.close_head(Slurm(), job, said.append))
     await asyncio.to_thread(until, asked.exists, "squeue is asked")
     exit_file.write_text("0\n")  # from here on the file is the only sign of the end
-    await asyncio.wait_for(closing, scaled(30))  # squeue alone is waited for for a minute
+    assert not await asyncio.wait_for(closing, scaled(30))  # squeue alone is waited for for a minute
     assert said == ["job 7: its script has ended with exit code 0; the batch system does not answer"]
     (pid,) = asked.read_text().split()
     await when(lambda: not Path(f"/proc/{pid}").exists())  # squeue has been ended

@@ -240,7 +240,7 @@ KEY = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----\n"
 LOG = f"""hpcgpu: gpunode07: no port for 2 workers
 hpcgpu: 2 workers on 1 node ready; scheduler tls://10.9.8.7:40123, nonce NONCE
 connection from gpunode07 (3c:ec:ef:01:02:03) of GPU-3b2f9a10-1111-2222-3333-444455556666 by ada@site.example.edu
-HF_TOKEN=hf_abcdef {KEY}
+HF_TOKEN=hf_abcdef opened postgres://u:hunter2@db/x {KEY}
 worker gpunode07-0 in /home/HOST/HOME
 """
 
@@ -255,13 +255,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     nonce = (folder / "nonce").read_text()
     log = tmp_path / "ada-lovelace" / "slurm-12.out"
     log.write_text(LOG.replace("NONCE", nonce).replace("HOME", str(home)))
-    settings = Settings(account="proj4711", job_name="mine", env={"API_TOKEN": "t0ps3cret"})
+    env = {"API_TOKEN": "t0ps3cret", "DB_URL": "postgres://u:hunter2@db/x"}
+    prologue = ("module load x", "export WANDB='hunter4 x' B=hunter5", "[ -f a ] && C=hunter6 run")
+    settings = Settings(account="proj4711", job_name="mine", env=env, job_script_prologue=prologue)
     mine = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
     mine.owner = replace(mine.owner, host="login17")
     mine.add([Job(id="12", log=str(log))])
     mine.save()
     addresses = ["10.9.8.7", "3c:ec:ef:01:02:03", "3b2f9a10-1111-2222-3333-444455556666", "ada@site"]
-    secrets = [nonce, "MIGHAgEAMBMG", "PRIVATE KEY", "hf_abcdef", "t0ps3cret"]
+    secrets = [nonce, "MIGHAgEAMBMG", "PRIVATE KEY", "hf_abcdef", "t0ps3cret", "hunter"]
     return [str(home), "proj4711", "login17", "gpunode07", *addresses, *secrets]
 
 

@@ -31,6 +31,7 @@ from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.scheduler_file import Certificate, connect_first, security
 from hpcgpu.deploy.processes.stalls import HandshakeDeadline
 from hpcgpu.errors import TrustError
+from hpcgpu.host import host_memory
 
 DAY = datetime.timedelta(days=1)
 # Nobody waits for it: what is tested is said at once, or the test never ends.
@@ -190,12 +191,12 @@ BOTH = pytest.mark.parametrize("protocol", ["tcp", "tls"])
 
 
 @pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[float], None]:
+def limit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., None]:
     """Limit the listeners of this process to come, for one test."""
     caplog.set_level(logging.WARNING)
     for name in ("tcp", "tls"):
         monkeypatch.setitem(registry.backends, name, registry.backends[name])
-    return lambda deadline_s: compat.limit_handshakes(HandshakeDeadline(deadline_s))
+    return lambda *limits: compat.limit_handshakes(HandshakeDeadline(*limits))
 
 
 @pytest.fixture
@@ -236,6 +237,30 @@ async def listening(protocol: str) -> AsyncIterator[tuple[Any, str, int]]:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in logged(caplog)]
+
+
+@BOTH
+async def test_many_silent_peers_of_one_address_leave_room_for_another(
+    limit: Callable[..., None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """The oldest of them go at once, not at the deadline; and their memory goes back after it."""
+    trimmed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(host_memory, "trim_heap", lambda: loop.call_soon_threadsafe(trimmed.set))
+    limit(scaled(600), 8)
+    async with listening(protocol) as (listener, host, port):
+        other = await asyncio.open_connection(host, port, local_addr=("127.0.0.2", 0))
+        silent = [await asyncio.open_connection(host, port) for _ in range(20)]
+        assert {await end_of(reader) for reader, _ in silent[:12]} <= {"closed", "reset"}
+        comm = await connect(listener.contact_address, timeout=scaled(20), **arguments(protocol, "connection"))
+        await comm.write("end")
+        await comm.close()
+        left = [other, *silent[14:]]
+        assert not [reader for reader, _ in left if reader.at_eof()]
+        for _, writer in (other, *silent):
+            writer.close()
+        await asyncio.wait_for(trimmed.wait(), scaled(30))
+    assert "127.0.0.1: more than 8 at the same time" in warnings(caplog)[0]
 
 
 @BOTH

@@ -6,7 +6,9 @@ import json
 import os
 import pwd
 import re
-import socket
+import struct
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +19,9 @@ from shared_host import NEIGHBOUR, as_neighbour, by_root
 from waiting import aside, scaled
 
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.errors import ConfigError, HpcGpuError, TrustError
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, TrustError
 from hpcgpu.host import private
-from hpcgpu.host.private import hidden_name, user_secret
+from hpcgpu.host.private import claim, release
 from hpcgpu.spill import storage
 from hpcgpu.spill.storage import Scratch, expanded, home_of, sweep, trust_note
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
@@ -154,29 +156,33 @@ def test_a_folder_is_named_as_sites_name_it(monkeypatch: pytest.MonkeyPatch) -> 
         expanded("~nobody-at-all/x")
 
 
-def test_processes_that_start_together_share_a_private_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_is_one_processes_until_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = {future.result(scaled(30)) for future in [aside(user_secret) for _ in range(16)]}
-    assert len(found) == 1
-    (path,) = (tmp_path / ".hpcgpu/user").iterdir()
-    assert path.read_text() in found
-    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    takes = [aside(lambda: claim("launch", "GPU-1", 0)) for _ in range(16)]
+    (taken,) = [fd for take in takes if (fd := take.result(scaled(30))) is not None]
+    other = claim("launch", "GPU-1", 1)
+    assert other is not None
+    (path,) = (tmp_path / ".hpcgpu" / "user").iterdir()
+    assert (mode(path.parent), mode(path), path.stat().st_size) == (0o700, 0o600, 0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[taken]):  # a child keeps nothing
+        release(taken)
+        again = claim("launch", "GPU-1", 0)
+    assert again is not None
+    for each in (other, again):
+        release(each)
 
 
-def test_secret_name_differs_between_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = []
-    for home in ("alice", "bob", "alice"):
-        (tmp_path / home).mkdir(exist_ok=True)
-        monkeypatch.setenv("HOME", str(tmp_path / home))
-        names.append(hidden_name("launch", "GPU-1", 0))
-    assert names[0] == names[2] != names[1]
-    assert hidden_name("launch", "GPU-1", 1) not in names
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
-        mark.bind(names[0])  # the kernel takes it
+def test_claim_of_a_killed_process_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    killed = "import os; from hpcgpu.host.private import claim; assert claim(0); assert claim(0) is None; os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
+    descriptor = claim(0)
+    assert descriptor is not None
+    release(descriptor)
 
 
 @pytest.mark.parametrize("home", ["/proc/none", "shared"])
-def test_without_a_private_folder_it_is_said_what_to_do(
+def test_claim_without_a_private_home_is_made_in_tmpdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
     folder = tmp_path / home  # /proc/none stays itself
@@ -184,39 +190,30 @@ def test_without_a_private_folder_it_is_said_what_to_do(
     if home == "shared":
         (folder / ".hpcgpu/user").mkdir(parents=True)
         (folder / ".hpcgpu/user").chmod(0o777)
-    with pytest.raises(HpcGpuError, match=r"HOME must be a folder of yours|chmod 700"):
-        user_secret()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    descriptor = claim(0)
+    assert descriptor is not None
+    release(descriptor)
+    (tmp_path / f"hpcgpu-{os.getuid()}").chmod(0o777)
+    with pytest.raises(LaunchError, match=r"no file can be locked.*(/proc/none|chmod 700).*HOME or TMPDIR"):
+        claim(0)
 
 
 @by_root
 def test_another_user_cannot_be_there_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch, GPU and number can be guessed, and where the secret lies is known."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as shared:  # a test's own folders are closed to a neighbour
-        mine, theirs, told = (Path(shared) / name for name in ("mine", "theirs", "told"))
-        Path(shared).chmod(0o1777)
-        mine.mkdir(mode=0o755)
-        monkeypatch.setenv("HOME", str(mine))
-        name = hidden_name("launch", "GPU-1", 0)
-        secret = mine / ".hpcgpu" / "user" / "secret"
-        assert secret.stat().st_uid != NEIGHBOUR
+    """Launch, GPU and number can be guessed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # a test's own folders are closed to a neighbour
+        monkeypatch.setenv("HOME", home)
+        descriptor = claim("launch", "GPU-1", 0)
+        assert descriptor is not None
+        Path(home).chmod(0o755)
 
         def guess() -> None:
             with pytest.raises(PermissionError):
-                secret.read_text()
-            theirs.mkdir(mode=0o700)
-            os.environ["HOME"] = str(theirs)
-            told.write_bytes(hidden_name("launch", "GPU-1", 0).encode())
+                Path(home, ".hpcgpu", "user", "claims").read_bytes()
 
         as_neighbour(guess)
-        guessed = told.read_bytes().decode()
-        assert guessed.startswith("\0hpcgpu-")
-        assert guessed != name
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as neighbours,
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours,
-        ):
-            neighbours.bind(guessed)
-            ours.bind(name)
+        release(descriptor)
 
 
 def folder(above: Path, mode: int, *, owner: int = -1, group: int = -1) -> Path:
@@ -262,6 +259,88 @@ def test_a_group_of_this_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: 
     assert "every member of group" in storage.changed_by(below)
     monkeypatch.setattr(storage.grp, "getgrgid", group("users"))
     assert "every member of group users" in storage.changed_by(below)
+    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name))
+    bob = pwd.struct_passwd(("bob", "x", me.pw_uid + 1, me.pw_gid, "", "/", ""))  # whose primary group it is
+    monkeypatch.setattr(storage.pwd, "getpwall", lambda: [me, bob])
+    assert "every member of group" in storage.changed_by(below)
+
+
+def posix_acl(**named: tuple[int, int]) -> bytes:
+    """Return an access control list: rwx for all that are named by tag, and the mask's permissions."""
+    tags = {"user": 0x02, "group": 0x08, "mask": 0x10}
+    entries = [(0x01, 7, -1), *((tags[tag], *entry) for tag, entry in named.items()), (0x04, 7, -1), (0x20, 0, -1)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in sorted(entries))
+
+
+@pytest.mark.parametrize(
+    ("named", "who"),
+    [
+        ({"user": (7, NEIGHBOUR), "mask": (7, -1)}, f"user {NEIGHBOUR}, by an access control list"),
+        ({"group": (6, NEIGHBOUR), "mask": (7, -1)}, f"every member of group {NEIGHBOUR}, by an access control list"),
+        ({"user": (7, NEIGHBOUR), "mask": (5, -1)}, ""),
+        ({"user": (5, NEIGHBOUR), "mask": (7, -1)}, ""),
+        ({"user": (7, os.getuid()), "mask": (7, -1)}, ""),
+    ],
+)
+def test_changed_by_reads_an_access_control_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, tuple[int, int]], who: str
+) -> None:
+    me = pwd.getpwuid(os.getuid())
+    mine = storage.grp.struct_group((me.pw_name, "x", me.pw_gid, []))
+    monkeypatch.setattr(storage.grp, "getgrgid", {me.pw_gid: mine}.__getitem__)
+    monkeypatch.setattr(storage.pwd, "getpwall", lambda: [me])
+    below = folder(tmp_path, 0o770)
+    try:
+        os.setxattr(below.parent, "system.posix_acl_access", posix_acl(**named))
+    except OSError as e:
+        pytest.skip(f"the file system of {tmp_path} has no access control lists: {e}")
+    assert storage.changed_by(below).startswith(who)
+    assert bool(storage.changed_by(below)) == bool(who)
+
+
+def test_default_access_control_list_gives_no_rights(tmp_path: Path) -> None:
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", posix_acl(user=(7, NEIGHBOUR), mask=(7, -1)))
+    except OSError as e:
+        pytest.skip(f"the file system of {tmp_path} has no access control lists: {e}")
+    private.write(private.make_folder(tmp_path / "x" / "a") / "key", "secret")
+    made = Scratch.make(str(tmp_path / "scratch"), "run")
+    for path in (tmp_path / "x", tmp_path / "x" / "a", tmp_path / "x" / "a" / "key", made.path):
+        (mask,) = re.findall(rb"\x10\x00(.)\x00", os.getxattr(path, "system.posix_acl_access"))
+        assert mask == b"\0"
+    made.remove()
+
+
+@pytest.mark.parametrize(
+    ("who", "kind", "flags", "mask", "writer"),
+    [
+        ("eve@site.org", 0, 0x00, 0x02, "user eve@site.org"),
+        ("proj@site.org", 0, 0x40, 0x40, "every member of group proj@site.org"),
+        ("eve@site.org", 0, 0x08, 0x02, ""),  # for new files only
+        ("eve@site.org", 1, 0x00, 0x02, ""),  # denied
+        ("eve@site.org", 0, 0x00, 0x81, ""),  # may read
+        ("GROUP@", 0, 0x40, 0x02, ""),  # in the mode
+        (f"{pwd.getpwuid(os.getuid()).pw_name}@site.org", 0, 0x00, 0x02, ""),
+    ],
+)
+def test_changed_by_reads_a_list_of_nfs4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, kind: int, flags: int, mask: int, writer: str
+) -> None:
+    """Built as RFC 7530 has it: no server of NFSv4 is here."""
+    aces = [("OWNER@", 0, 0, 0x1601FF), (who, kind, flags, mask)]
+    packed = [struct.pack(">IIII", k, f, m, len(w)) + w.encode() + bytes(-len(w) % 4) for w, k, f, m in aces]
+    acl = struct.pack(">I", len(aces)) + b"".join(packed)
+    below = folder(tmp_path, 0o750)
+    lists = {(below.parent, "system.nfs4_acl"): acl}
+    monkeypatch.setattr(storage, "_attribute", lambda path, name: lists.get((path, name), b""))
+    assert storage.changed_by(below).startswith(writer)
+    assert bool(storage.changed_by(below)) == bool(writer)
+
+
+def test_changed_by_new_files_looks_at_the_last_folder_only(tmp_path: Path) -> None:
+    below = folder(tmp_path, 0o1777)
+    assert storage.changed_by(below, by_new_files=True) == ""
+    assert storage.changed_by(below.parent, by_new_files=True).startswith("every user of this node can add files")
 
 
 @by_root

@@ -30,7 +30,16 @@ from hpcgpu.launch import (
     srun_command,
 )
 from hpcgpu.model import Allocation, RankFacts, Settings
-from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, TASK, World
+from hpcgpu.model.allocation import (
+    DOCUMENT,
+    JOB_MEMORY,
+    JOB_NODES,
+    JOB_RESTARTS,
+    SCRIPT_ADDRESS,
+    SCRIPT_ENV,
+    TASK,
+    World,
+)
 from hpcgpu.model.site import Launcher, Site
 
 RECORDED = DATA / "launch/version"
@@ -296,7 +305,7 @@ def test_another_job_inherits_the_users_variables_only(name: str) -> None:
 
 def test_no_variable_of_ours_is_taken_for_an_option() -> None:
     """A script in a run that makes a cluster reads options from an environment with all of them."""
-    ours = (LAUNCHER, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, SCRIPT_ADDRESS, SCRIPT_ENV, *TASK)
+    ours = (LAUNCHER, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, DOCUMENT, SCRIPT_ADDRESS, SCRIPT_ENV, *TASK)
     assert read_settings({}, environ=dict.fromkeys(ours, "x")).sources == {}
 
 

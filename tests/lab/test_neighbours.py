@@ -1,0 +1,59 @@
+"""Another user of the cluster's nodes, who can reach every port and read every process's words."""
+
+from __future__ import annotations
+
+import pytest
+from lab import Lab
+
+# Open MPI's handshake begins so; then silence.
+KNOCK = """
+import itertools, socket, sys
+keep = []
+print("READY", flush=True)
+for port in itertools.cycle(range(int(sys.argv[1]), int(sys.argv[2]))):
+    for node in ("node1", "node2"):
+        s = socket.socket()
+        s.settimeout(0.5)
+        try:
+            s.connect((node, port))
+            s.send(b"OM")
+            keep = keep[-200:] + [s]
+            print("IN", port, flush=True)
+        except OSError:
+            s.close()
+"""
+OPTIONS = 'nodes=2, gpus="sim:2", job_extra_directives=["--nodelist=node1,node2"], death_timeout=40'
+RUN = f"""
+from distributed import Client
+from hpcgpu import SLURMGPUCluster
+with SLURMGPUCluster({OPTIONS}) as cluster, Client(cluster) as client:
+    print(client.submit(sum, [1, 2]).result(), len(client.scheduler_info(n_workers=-1)["workers"]))
+"""
+
+
+def test_ranks_meet_though_a_neighbour_knocks_at_open_mpis_ports(slurm_lab: Lab) -> None:
+    with slurm_lab.start("node4", ["python3", "-c", KNOCK, "1024", "1040"]) as neighbour:
+        try:
+            assert neighbour.stdout.readline() == "READY\n"
+            assert slurm_lab.python(RUN).stdout.endswith("3 4\n")
+        finally:
+            slurm_lab.exec("node4", ["pkill", "-f", '[b]"OM"'])
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_values_of_env_and_prologue_stand_in_no_command(slurm_lab: Lab, launcher: str) -> None:
+    """Also where srun is to hand no variables on, and where a neighbour has taken Open MPI 4's folder on the node."""
+    taken = f"/tmp/ompi.node1.{slurm_lab.exec('node1', ['id', '-u']).stdout.strip()}"
+    slurm_lab.root("sh", "-c", f"rm -rf {taken}; mkdir -m 700 {taken}", container="node1")
+    more = f'launcher="{launcher}", env={{"DB_URL": "hunter2"}}, job_script_prologue=["export WANDB=hunter4"]'
+    directive = '"--export=NONE", ' if launcher == "srun" else ""
+    options = OPTIONS.replace('["--node', f'[{directive}"--node')
+    with slurm_lab.client() as client:
+        client(f"cluster = SLURMGPUCluster({options}, {more})\nclient = Client(cluster)")
+        client("values = set(client.run(os.getenv, 'DB_URL').values())")
+        assert client("list(values)") == ["hunter2"]
+        words = [slurm_lab.root("ps", "axww", container=node) for node in ("node1", "node2")]
+        client("client.close()\ncluster.close()")
+    slurm_lab.root("rmdir", taken, container="node1")
+    assert all("hpcgpu" in listed for listed in words)
+    assert not [line for listed in words for line in listed.splitlines() if "hunter" in line]
