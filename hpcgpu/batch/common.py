@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, CpuSet, JobSpec, JobStatus, Offer, Result
 
 _WHERE = "job_extra_directives or job_directives_skip:"
@@ -118,6 +118,11 @@ class BatchSystem(Protocol):
         The result names one such job at a time: try ``cancel`` again.
         """
         return None
+
+
+def unnamed(program: str, result: Result) -> SubmitError:
+    """Return the error for a submission that has named no job: a site's wrapper may have put the id into a sentence."""
+    return SubmitError(f"{program} has named no job: {result.output}", evidence=result.output, unsure=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,10 @@ def refuse_control(value: str, what: str) -> str:
 # OpenPBS: tests/data/batch/pbs). The reasons for nodes that are down are different.
 _ADVICE = (
     (r"PartitionNodeLimit|M(ax|in)Nodes?PerJob", "fewer nodes="),
-    (r"PartitionTimeLimit|MaxWallDurationPerJob|resource: walltime", "a shorter walltime="),
+    (
+        r"PartitionTimeLimit|MaxWallDurationPerJob|resource: walltime|would conflict with|Reserved for maintenance",
+        "a shorter walltime=",
+    ),
     (r"MaxGRESPerJob|resource: (ngpus|gpus)", "fewer gpus_per_node="),
     (r"MaxCpuPerJob|resource: ncpus", "fewer cores_per_gpu="),
     (r"MaxMem\w*PerJob|resource: mem", "less memory="),

@@ -307,11 +307,10 @@ class Run:
         if (head := self.head) and not head.heard:
             self.jobs[head.id] = head.listed(_SILENT, now_s)
 
-    def left(self, has_left: bool, code: int | None, now_s: float) -> bool:
-        """Record whether the script of the scheduler's job has ended; return True if that changed."""
-        before = self.head
-        assert before
-        self.jobs[before.id] = before.left(has_left, code, now_s)
+    def left(self, job_id: str, has_left: bool, code: int | None, now_s: float) -> bool:
+        """Record whether a job's script has ended; return True if that changed."""
+        before = self.jobs[job_id]
+        self.jobs[job_id] = before.left(has_left, code, now_s)
         return (before.left_s is not None) != has_left
 
     def registered(self, present: Mapping[str, JobWorkers], now_s: float) -> None:
@@ -355,8 +354,9 @@ class Run:
 
 
 def with_exit_code(job: Job, status: JobStatus) -> JobStatus:
-    """Return the status with the exit code that the job's script has left, if the batch system has none."""
-    if status.state is JobState.ENDED and status.exit_code is None:
+    """Return the status of an ended job with the exit code that its script has left, if it has."""
+    # It comes first: without history PBS says the code of its array of an element (23.06.06).
+    if status.state is JobState.ENDED:
         with contextlib.suppress(OSError, ValueError):
             return replace(status, exit_code=int(Path(job.exit_file).read_text()))
     return status
