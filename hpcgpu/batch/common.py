@@ -60,11 +60,6 @@ class BatchSystem(Protocol):
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
         """Return the ids for a call of ``status``, which lists the elements of arrays and whether they have ended."""
 
-    def split(self, count: int) -> tuple[int, ...]:
-        """Return the sizes of the fewest submissions for ``count`` jobs that the site's array limit allows."""
-        full, rest = divmod(count, self.array_limit)
-        return (self.array_limit,) * full + ((rest,) if rest else ())
-
     def elements(self, job_id: str, count: int) -> tuple[str, ...]:
         """Return the ids of the ``count`` jobs that were submitted as ``job_id``, by their index in the array."""
 

@@ -20,7 +20,7 @@ from hpcgpu.batch.common import (
     script_body,
     unnamed,
 )
-from hpcgpu.batch.qstat import ID, hosts, list_jobs, read_job, whole
+from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, walltime_s, whole
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
@@ -335,7 +335,7 @@ def read_memory(result: Result) -> Mapping[str, int]:
     # by resources_default.mem, is in no chunk: the hosts have equal parts of it.
     _, fields = next(list_jobs(result.stdout), ("", None))
     if fields is None:
-        raise SubmitError(f"qstat did not list the job: {result.message}", evidence=result.message)
+        raise SubmitError(f"qstat did not answer: {result.message}", evidence=result.message)
     host_names = hosts(fields)
     chunks = _CHUNK.findall(fields.get("exec_vnode", ""))
     if not host_names or len(host_names) != len(chunks):
@@ -346,6 +346,13 @@ def read_memory(result: Result) -> Mapping[str, int]:
     if not any(granted.values()):
         granted = dict.fromkeys(granted, size_bytes(fields.get("Resource_List.mem", "")) // len(granted))
     return granted if any(granted.values()) else {}
+
+
+def read_end_s(result: Result, now_s: float) -> int | None:
+    """Return when the job's time ends, in seconds since the epoch; None without a walltime."""
+    _, fields = next(list_jobs(result.stdout), ("", dict[str, str]()))
+    limit_s, start = walltime_s(fields), moment(fields.get("stime", ""))
+    return limit_s and limit_s + int(start.timestamp() if start else now_s)  # a cache may not know yet that it runs
 
 
 def size_bytes(text: str) -> int:

@@ -45,10 +45,6 @@ _ENDS: Mapping[str, str] = MappingProxyType(
         **{"-29": "its walltime was over", "-30": "its nodes could not join"},
     }
 )
-# It waits as long as its time would not end before that begins.
-_CONFLICT = re.compile("would conflict with reservation or top job")
-# substate of a job that PBS deletes since its dependency was not met (run/70)
-_NEVER_RAN = "92"
 
 
 def read_job(fields: Mapping[str, str], *, array_is_held: bool) -> JobStatus:
@@ -59,37 +55,33 @@ def read_job(fields: Mapping[str, str], *, array_is_held: bool) -> JobStatus:
         state = JobState.HELD
     waits, ended = state in (JobState.PENDING, JobState.HELD), state is JobState.ENDED
     if waits:
-        comment = ("" if _PAST.match(comment) else comment) or _waits_for(fields)
+        depend, kinds = fields.get("depend", ""), fields.get("Hold_Types", "")
+        held = f"its dependency: {depend}" if depend else ", ".join(v for k, v in _HOLDS.items() if k in kinds)
+        comment = ("" if _PAST.match(comment) else comment) or held
     if waits and _STUCK.match(comment):
         state = JobState.STUCK
     status, lives = fields.get("Exit_status", ""), fields.get("run_count", "0")
-    if ended and not comment and not status and fields.get("substate") == _NEVER_RAN and "depend" in fields:
-        comment = f"its dependency was not met: {fields['depend']}"
+    if ended and not comment and not status and fields.get("substate") == "92" and "depend" in fields:
+        comment = f"its dependency was not met: {fields['depend']}"  # PBS deletes it (run/70)
     trouble = f"Exit_status {status}: {_ENDS.get(status, 'PBS ended it')}" if ended and status.startswith("-") else ""
     if waits and lives.isdecimal() and int(lives):
         trouble = f"started {counted(int(lives), 'time')}"
     leaves = native == "E"  # for long where its output cannot be written
     starts = fields.get("Execution_Time" if native == "W" else "estimated.start_time", "")
+    starts = at.isoformat() if (at := moment(starts)) else starts
     return JobStatus(
         state,
         native,
         comment,
-        # A running job may carry the status of its first life, a queued one that of its array.
-        _exit_code(status) if ended else None,
-        _moment(starts) if state is JobState.PENDING else "",
-        advice(comment) if state is JobState.STUCK or _CONFLICT.search(comment) else "",
+        # A running job may carry the status of its first life, a queued one that of its array, as one without history.
+        _exit_code(status) if ended and comment != "Subjob finished" else None,
+        starts if state is JobState.PENDING else "",
+        advice(comment) if state is JobState.STUCK or "would conflict with" in comment else "",
         tuple(dict.fromkeys(hosts(fields) if state is JobState.RUNNING else ())),
         "in state E" if leaves else trouble,
         leaves,
-        _seconds(fields.get("Resource_List.walltime", "")),
+        walltime_s(fields),
     )
-
-
-def _waits_for(fields: Mapping[str, str]) -> str:
-    """Return why a job without a comment waits; "" if its fields do not say."""
-    if depend := fields.get("depend", ""):
-        return f"its dependency: {depend}"
-    return ", ".join(words for kind, words in _HOLDS.items() if kind in fields.get("Hold_Types", "n"))
 
 
 def whole(job_id: str) -> str:
@@ -104,9 +96,9 @@ def _exit_code(text: str) -> int | None:
     return int(text) - 128 if int(text) > 256 else int(text)
 
 
-def _seconds(text: str) -> int | None:
-    """Return the seconds of a walltime, ``01:30:00``; None for other texts."""
-    match = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)", text)
+def walltime_s(fields: Mapping[str, str]) -> int | None:
+    """Return a job's walltime, ``01:30:00``; None without one."""
+    match = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)", fields.get("Resource_List.walltime", ""))
     return int(match[1] or 0) * 3600 + int(match[2]) * 60 + int(match[3]) if match else None
 
 
@@ -135,13 +127,12 @@ def hosts(fields: Mapping[str, str]) -> list[str]:
     return [word.partition("/")[0] for word in fields.get("exec_host", "").split("+") if word]
 
 
-def _moment(text: str) -> str:
-    """Return a time in Slurm's format, in local time; PBS writes seconds or a text."""
+def moment(text: str) -> datetime | None:
+    """Return a local time, of which PBS writes seconds or a text; None for other texts."""
     try:
-        at = datetime.fromtimestamp(int(text)) if text.isdigit() else datetime.strptime(text, "%a %b %d %H:%M:%S %Y")
+        return datetime.fromtimestamp(int(text)) if text.isdigit() else datetime.strptime(text, "%a %b %d %H:%M:%S %Y")
     except (ValueError, OverflowError):
-        return text
-    return at.isoformat()
+        return None
 
 
 def _unquoted(value: str) -> str:

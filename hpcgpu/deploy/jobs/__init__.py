@@ -354,9 +354,8 @@ class Run:
 
 
 def with_exit_code(job: Job, status: JobStatus) -> JobStatus:
-    """Return the status of an ended job with the exit code that its script has left, if it has."""
-    # It comes first: without history PBS says the code of its array of an element (23.06.06).
-    if status.state is JobState.ENDED:
+    """Return the status with the exit code that the job's script has left, if the batch system has none."""
+    if status.state is JobState.ENDED and status.exit_code is None:
         with contextlib.suppress(OSError, ValueError):
             return replace(status, exit_code=int(Path(job.exit_file).read_text()))
     return status

@@ -93,10 +93,13 @@ async def search(system: BatchSystem, name: str, mark: str, past_ids: Collection
     command = system.find(name, mark) if mark else None
     if command is None or not (ids := system.read_found(await run(command), mark)):
         return ()
-    listed = system.read_status(await run(replace(system.status(ids), env=_EXACT)), ids)
-    if unlisted := [i for i in ids if i not in listed and system.elements(i, 2)[0] not in listed]:
-        text = f"the batch system has {', '.join(unlisted)}, but does not list it yet"
-        raise SubmitError(text, transient=True)
+    listed, missing = dict[str, JobStatus](), list(ids)
+    while missing:  # as in ask
+        listed |= system.read_status(await run(replace(system.status(missing), env=_EXACT)), missing)
+        late = [i for i in ids if i not in listed and system.elements(i, 2)[0] not in listed]
+        if late == missing:
+            raise SubmitError(f"the batch system has {', '.join(late)}, but does not list it yet", transient=True)
+        missing = late
     lost = [i for i, status in listed.items() if status.state is not JobState.ENDED and i not in past_ids]
     # in the order of submission, elements of an array too
     return tuple(sorted(lost, key=lambda job_id: [int(number) for number in re.findall(r"\d+", job_id)]))
@@ -292,7 +295,7 @@ class Submitter:
         # take smaller arrays than the site's file says.
         rest = count
         while rest:
-            part = int(min(self._system.split(rest)[0], self._largest))
+            part = int(min(rest, self._system.array_limit, self._largest))
             try:
                 yield await self._submit_array(part, past_ids)
                 rest -= part

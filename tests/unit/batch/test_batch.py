@@ -184,14 +184,11 @@ def holes(indexes: set[int]) -> int:
     return sum(i - 1 not in indexes for i in indexes)
 
 
-def test_array_has_elements_up_to_the_sites_limit() -> None:
+def test_elements_of_an_array_by_their_index() -> None:
     assert all(batch.get(name).cancel([]) == () for name in SYSTEMS)
     assert Slurm().elements("12", 2) == ("12_0", "12_1")
     assert Pbs().elements("12[].a", 2) == ("12[0].a", "12[1].a")
     assert Slurm().elements("12", 1) == Pbs().elements("12", 1) == ("12",)
-    assert Slurm().split(1000) == (1000,)
-    assert Slurm().split(2500) == (1001, 1001, 498)
-    assert Pbs(array_limit=4).split(9) == (4, 4, 1)
 
 
 def recorded(name: str, path: str, words: str, nth: int = 0) -> Result:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,8 @@ async def test_arrays_shrink_to_what_the_queue_takes(site: Site) -> None:
     submitter = batch_client.Submitter(many, SPEC, print, SOON.patience)
     assert [len(jobs) async for jobs in submitter.submit(9, ())] == [2, 2, 2, 2, 1]
     assert [len(jobs) async for jobs in submitter.submit(3, ())] == [2, 1]
+    limited = batch_client.Submitter(replace(many, array_limit=2), SPEC, print, SOON.patience)
+    assert [len(jobs) async for jobs in limited.submit(3, ())] == [2, 1]
 
 
 async def test_end_of_jobs_is_asked_for_past_caches(site: Site) -> None:
