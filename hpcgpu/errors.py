@@ -64,6 +64,8 @@ class SubmitError(HpcGpuError):
         True when it is for more jobs than this user may have: fewer may be accepted.
     unsure : bool
         True when the request may have been accepted all the same, and only its answer was lost.
+    over_size : bool
+        True when it is for a larger array than the queue takes: smaller ones may be accepted.
 
     """
 
@@ -77,9 +79,10 @@ class SubmitError(HpcGpuError):
         transient: bool = False,
         over_limit: bool = False,
         unsure: bool = False,
+        over_size: bool = False,
     ) -> None:
         super().__init__(message, evidence=evidence)
-        self.transient, self.over_limit, self.unsure = transient, over_limit, unsure
+        self.transient, self.over_limit, self.unsure, self.over_size = transient, over_limit, unsure, over_size
 
 
 class JobError(HpcGpuError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.model import Allocation, HostMemory, RankFacts
 from hpcgpu.model.allocation import (
+    JOB_END,
     JOB_MEMORY,
     JOB_NODES,
     JOB_RESTARTS,
@@ -149,6 +150,11 @@ def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
     return HostMemory(nbytes, f"mem= of PBS job {environ['PBS_JOBID']}") if nbytes else None
 
 
+def read_end_s(environ: Mapping[str, str]) -> int | None:
+    """Return when the time of this job of PBS ends, in seconds since the epoch; None: unknown, or another system."""
+    return _int(environ, JOB_END) if "PBS_JOBID" in environ else None
+
+
 def is_isolated(environ: Mapping[str, str]) -> bool:
     """Return whether each rank has its own devices: then no rank can start workers for another."""
     # --gpus-per-task and --gpu-bind give every task its own device cgroup (Slurm 22.05: each step numbers its
@@ -193,7 +199,7 @@ def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:
     if "SLURM_JOB_ID" not in environ and SCRIPT_ADDRESS not in environ:
         return frozenset()
     launched = {name for name in environ if name.startswith(_INHERITED) and "_MCA_" not in name}
-    ours = {SCRIPT_ENV, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, *environ.get(SCRIPT_ENV, "").split(",")}
+    ours = {SCRIPT_ENV, JOB_NODES, JOB_RESTARTS, JOB_MEMORY, JOB_END, *environ.get(SCRIPT_ENV, "").split(",")}
     return frozenset((launched | ours) & environ.keys() - {"SLURM_CONF"})
 
 

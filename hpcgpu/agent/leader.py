@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from hpcgpu.deploy.network.scheduler_file import Certificate, Route, SchedulerFi
 from hpcgpu.deploy.processes.nanny import hand_over, make_nanny
 from hpcgpu.errors import ConfigError, LaunchError, cause_of
 from hpcgpu.host import log, process
-from hpcgpu.launch import read_rank
+from hpcgpu.launch import read_end_s, read_rank
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
 from hpcgpu.supervise import reason_of
 
@@ -108,9 +109,9 @@ class Leader:
             # Not by the loop: at its end it sets the default, and a late signal would kill this process.
             late = loop.is_closed
             signal.signal(signal.SIGUSR1, lambda *_: None if late() else loop.call_soon_threadsafe(warn) and None)
-        if self.context.in_job and (limit_s := self.context.run.settings.walltime_s):
-            self._ends_s = loop.time() + limit_s
-            loop.call_at(self._ends_s - self.context.run.settings.warning_s, warn)
+        if self.context.in_job and (left_s := self._left_s()):
+            self._ends_s = loop.time() + left_s
+            loop.call_at(self._ends_s - min(self.context.run.settings.drain_s, left_s / 4), warn)
         self.spawner = ForkServerSpawner(
             self.context.fork_server, lambda: self.end(os.EX_SOFTWARE, "the fork server process died")
         )
@@ -129,6 +130,11 @@ class Leader:
         if self.why and self.exit_code:
             log.say(f"the run ends: {self.why}")
         return self.exit_code
+
+    def _left_s(self) -> float | None:
+        """Return how long this job may run: by its batch system, else by the request."""
+        end_s = read_end_s(self.context.environ)
+        return max(1.0, end_s - time.time()) if end_s else self.context.run.settings.walltime_s
 
     def _answer(self, sig: signal.Signals) -> Callable[[], None]:
         """Return the handler of a signal. The run ends even if the handler fails."""

@@ -56,9 +56,7 @@ def questions(batch: str) -> tuple[Command, ...]:
 def read(batch: str, results: Sequence[Result]) -> Inventory:
     """Parse the answers; ``silent`` names the programs that failed."""
     silent = tuple(
-        f"{result.argv[0]}: {' '.join(result.stderr.split()) or f'exit code {result.returncode}'}"
-        for result in results
-        if result.returncode != 0
+        f"{result.argv[0]}: {' '.join(result.message.split())}" for result in results if result.returncode != 0
     )
     first, second, third = ("" if result.returncode != 0 else result.stdout for result in results)
     return (_slurm if batch == "slurm" else _pbs)(first, second, third, silent)
@@ -113,7 +111,11 @@ def _slurm(sinfo: str, partitions: str, config: str, silent: tuple[str, ...]) ->
     limit = _ARRAY.search(config)
     return Inventory(
         batch="slurm",
-        queues=tuple(_partition(k, partitions_by_name.get(q, {})) for q, k in by_queue.items() if _main_type(k)),
+        queues=tuple(
+            _partition(k, fields)
+            for q, k in by_queue.items()
+            if _main_type(k) and (fields := partitions_by_name.get(q, {})).get("State", "UP") in ("UP", "DOWN")
+        ),
         nodes=_types(offers),
         default=next((offer.queue for offer in offers if offer.is_default), ""),
         gpu_type=gpus.pop() if len(gpus) == 1 else "",
@@ -140,13 +142,14 @@ def _partition(kinds: Sequence[Offer], fields: Mapping[str, str]) -> Queue:
 def _pbs(nodes: str, queues: str, server: str, silent: tuple[str, ...]) -> Inventory:
     offers = list(_vnodes(nodes))
     facts = next(iter(_part(server, "Server").values()), {})
-    limit = facts.get("max_array_size")
+    sizes = [part.get("max_array_size") for part in (facts, *_part(queues, "Queue").values())]
+    limit = min((size for size in sizes if isinstance(size, int)), default=None)
     return Inventory(
         batch="pbs",
         queues=tuple(_queues(_part(queues, "Queue"), _types(offers))),
         nodes=_types(offers),
         default=str(facts.get("default_queue", "")),
-        array_limit=limit if isinstance(limit, int) else None,
+        array_limit=limit,
         silent=silent,
     )
 
@@ -184,7 +187,7 @@ def _count(value: object) -> int:
 def _queues(queues: Mapping[str, Mapping[str, Any]], types: Mapping[str, NodeType]) -> Iterator[Queue]:
     """Yield the open queues; PBS does not show here which nodes are theirs."""
     for name, queue in queues.items():
-        if queue.get("enabled") != "True":
+        if queue.get("enabled") != "True" or queue.get("started") == "False":
             continue
         most = queue.get("resources_max", {}) if isinstance(queue.get("resources_max"), dict) else {}
         least = queue.get("resources_min", {}) if isinstance(queue.get("resources_min"), dict) else {}

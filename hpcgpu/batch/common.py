@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, CpuSet, JobSpec, JobStatus, Offer, Result
 from hpcgpu.model.allocation import DOCUMENT
 
@@ -60,11 +60,6 @@ class BatchSystem(Protocol):
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
         """Return the ids for a call of ``status``, which lists the elements of arrays and whether they have ended."""
-
-    def split(self, count: int) -> tuple[int, ...]:
-        """Return the sizes of the fewest submissions for ``count`` jobs that the site's array limit allows."""
-        full, rest = divmod(count, self.array_limit)
-        return (self.array_limit,) * full + ((rest,) if rest else ())
 
     def elements(self, job_id: str, count: int) -> tuple[str, ...]:
         """Return the ids of the ``count`` jobs that were submitted as ``job_id``, by their index in the array."""
@@ -119,6 +114,11 @@ class BatchSystem(Protocol):
         The result names one such job at a time: try ``cancel`` again.
         """
         return None
+
+
+def unnamed(program: str, result: Result) -> SubmitError:
+    """Return the error for a submission that has named no job: a site's wrapper may have put the id into a sentence."""
+    return SubmitError(f"{program} has named no job: {result.output}", evidence=result.output, unsure=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,10 @@ def refuse_control(value: str, what: str) -> str:
 # OpenPBS: tests/data/batch/pbs). The reasons for nodes that are down are different.
 _ADVICE = (
     (r"PartitionNodeLimit|M(ax|in)Nodes?PerJob", "fewer nodes="),
-    (r"PartitionTimeLimit|MaxWallDurationPerJob|resource: walltime", "a shorter walltime="),
+    (
+        r"PartitionTimeLimit|MaxWallDurationPerJob|resource: walltime|would conflict with|Reserved for maintenance",
+        "a shorter walltime=",
+    ),
     (r"MaxGRESPerJob|resource: (ngpus|gpus)", "fewer gpus_per_node="),
     (r"MaxCpuPerJob|resource: ncpus", "fewer cores_per_gpu="),
     (r"MaxMem\w*PerJob|resource: mem", "less memory="),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from types import MappingProxyType
 
 from hpcgpu.batch.common import (
     BatchSystem,
     Directive,
-    advice,
     by_array,
     exit_file,
     index_runs,
@@ -21,7 +18,9 @@ from hpcgpu.batch.common import (
     options_in,
     refuse_control,
     script_body,
+    unnamed,
 )
+from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, walltime_s, whole
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
@@ -94,32 +93,13 @@ def _quoted(value: str) -> str:
 
 _ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
 
-_ID = r"\d+(?:\[\d*\])?\.[\w.-]+"
-# qstat's JSON is parsed by line, because it is not always JSON: a bare nan or .5 anywhere in a job, a byte that is no
-# UTF-8, an empty value that swallows the next (16-json-quirks, 18-json-values; OpenPBS 23.06.06).
-_HEADER = re.compile(rf'[ \t]*"({_ID})"\s*:\s*{{\s*')
-_WITHIN = frozenset({("estimated", "start_time"), ("Resource_List", "mem")})
-_FIELD = re.compile(r'([ \t]*)"([^"]*)"\s*:\s*(.*?),?\s*')
-STATES: Mapping[str, JobState] = MappingProxyType(
-    {
-        **dict.fromkeys("QWTM", JobState.PENDING),
-        **dict.fromkeys("H", JobState.HELD),
-        **dict.fromkeys("RBE", JobState.RUNNING),
-        **dict.fromkeys("SU", JobState.SUSPENDED),
-        **dict.fromkeys("FX", JobState.ENDED),
-    }
-)
-_UNKNOWN = re.compile(rf"Unknown Job Id ({_ID})")
-# The second after 21 of them, in a hold that only an operator can release (37-held-too-many-attempts).
-_STUCK = re.compile("Can Never Run|job held, too many failed attempts to run")
+_UNKNOWN = re.compile(rf"Unknown Job Id ({ID})")
 _GONE = re.compile(r"Unknown Job Id|Job has finished", re.IGNORECASE)
-# The comment of a waiting element once another one of its array runs: no reason (14-array).
-_BEGAN = re.compile("Job Array Began at ")
 # qdel's message for a job in its epilogue or in E (run/56, run/64), and for an element that is X while its array lives
 # (exit code 55, 23.06.06): it ends, or has ended, by itself.
 _ENDING = re.compile(r"Request invalid for (state of job|finished array subjob)")
 # A range is deleted as a whole, and the first element whose node does not answer is named (run/53, run/63).
-_NO_NODE = re.compile(rf"Server could not connect to MOM ({_ID})")
+_NO_NODE = re.compile(rf"Server could not connect to MOM ({ID})")
 # Of pbsnodes -F json; a state is a list, "down,job-exclusive" (run/50, run/66).
 _NODE = re.compile(r'[ \t]*"([\w.-]+)"\s*:\s*{\s*')
 _NODE_STATE = re.compile(r'[ \t]*"state"\s*:\s*"([\w,-]+)",?\s*')
@@ -128,8 +108,11 @@ _AWAY = frozenset({"down", "stale", "state-unknown"})
 # that ended before the answer came (183: "Batch Protocol error" in pbs_error.h; not seen).
 _TRANSIENT = frozenset({38, 39, 124, 162, 183, 255})
 _OVER_LIMIT = frozenset({38, 39})
-# With this message no job was submitted (33-server-trouble); with any other it may have been.
+_TOO_LARGE = "Array job exceeds server or queue size limit"  # exit code 3, that of other refusals, too (run/70)
+# With this message no job was submitted (33-server-trouble); with any other it may have been. A busy server refuses
+# pbs_iff (15007, exit code 159), or connections (15010); an unknown name has no server (15008, 02-qsub-bad-queue).
 _UNSENT = "cannot connect to server"
+_BUSY = re.compile(rf"{_UNSENT} .*errno=150(07|10)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +148,14 @@ class Pbs(PbsDialect, BatchSystem):
         return Command(("qsub", "-f"), stdin=script)
 
     def read_submit(self, result: Result) -> str:
-        ids = re.findall(rf"^\s*({_ID})\s*$", result.stdout, re.M)
+        ids = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
         if result.returncode == 0 and ids:
             return str(ids[-1])
-        raise _refused("qsub refused the job", result)
+        raise (
+            unnamed("qsub", result)
+            if result.returncode == 0
+            else _refused("qsub refused the job", result, result.output)
+        )
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return the qselect for the name, which contains the mark; it lists no ended job."""
@@ -178,7 +165,7 @@ class Pbs(PbsDialect, BatchSystem):
         """Return the ids; an array has one id (``123[].server``, run/d1-qselect) for all of its elements."""
         if result.returncode != 0:
             raise _refused("qselect did not answer", result)
-        return tuple(re.findall(rf"(?<!\S)({_ID})(?:@\S+)?(?!\S)", result.stdout))
+        return tuple(re.findall(rf"(?<!\S)({ID})(?:@\S+)?(?!\S)", result.stdout))
 
     def elements(self, job_id: str, count: int) -> tuple[str, ...]:
         """Return ``123[0].server``, ``123[1].server``, ...; the id itself if it is no array."""
@@ -198,16 +185,16 @@ class Pbs(PbsDialect, BatchSystem):
         # listed nor unknown may be alive: OpenPBS of 2026-04 drops all jobs after an unknown one.
         out, gone = dict[str, JobStatus](), dict[str, JobStatus]()
         held = set[str]()
-        for job_id, fields in _listed(result.stdout):
+        for job_id, fields in list_jobs(result.stdout):
             if "[]" in job_id and fields.get("job_state") == "H":
                 held.add(job_id)
             if "[]" not in job_id:
-                out[job_id] = _status(fields, array_is_held=_whole(job_id) in held)
+                out[job_id] = read_job(fields, array_is_held=whole(job_id) in held)
         for line in result.stderr.splitlines():
             if match := _UNKNOWN.search(line):
                 gone.setdefault(match[1], JobStatus(JobState.ENDED, "", line.strip()))
         # Only here the state of an array says that of an element; the array of a running one is B, or F with 1.
-        over = {job_id: gone[array] for job_id in job_ids if (array := _whole(job_id)) in gone}
+        over = {job_id: gone[array] for job_id in job_ids if (array := whole(job_id)) in gone}
         if result.returncode != 0 and not out and not gone and not _GONE.search(result.stderr):
             raise _refused("qstat did not answer", result)
         return out | {job_id: s for job_id, s in (gone | over).items() if job_id not in out}
@@ -318,89 +305,13 @@ def _jobs(job_ids: Sequence[str]) -> tuple[str, ...]:
     return (*(("-t",) if any("[]" in word for word in words) else ()), "-f", "-F", "json", *words)
 
 
-def _status(fields: Mapping[str, str], *, array_is_held: bool) -> JobStatus:
-    native, comment = fields.get("job_state", ""), fields.get("comment", "")
-    state = STATES.get(native, JobState.UNKNOWN)
-    if state is JobState.PENDING and (array_is_held or fields.get("Hold_Types", "n") not in ("n", "")):
-        state = JobState.HELD  # an element of a held array is Q (run/43)
-    if state in (JobState.PENDING, JobState.HELD) and _BEGAN.match(comment):
-        comment = ""
-    if state in (JobState.PENDING, JobState.HELD) and _STUCK.match(comment):
-        state = JobState.STUCK
-    # A running job may carry the status of its first life, a queued one that of its array.
-    code = _exit_code(fields.get("Exit_status", "")) if state is JobState.ENDED else None
-    starts = _moment(fields.get("estimated.start_time", "")) if state is JobState.PENDING else ""
-    instead = advice(comment) if state is JobState.STUCK else ""
-    on = hosts(fields) if state is JobState.RUNNING else ()
-    leaves = native == "E"  # for long where its output cannot be written
-    trouble = f"in state {native}" if leaves else ""
-    return JobStatus(state, native, comment, code, starts, instead, tuple(dict.fromkeys(on)), trouble, leaves)
-
-
-def _whole(job_id: str) -> str:
-    """Return the id of an element's array; for other jobs the id itself."""
-    return re.sub(r"\[\d+\]", "[]", job_id)
-
-
-def _exit_code(text: str) -> int | None:
-    """Return the exit code as in a shell: PBS's 271 is SIGTERM, 143. Below zero PBS ended the job (-29: walltime)."""
-    if not re.fullmatch(r"-?\d+", text):
-        return None
-    return int(text) - 128 if int(text) > 256 else int(text)
-
-
-def _refused(problem: str, result: Result) -> SubmitError:
+def _refused(problem: str, result: Result, message: str = "") -> SubmitError:
     """Return the error for a program's failure, with its message."""
-    output = result.stderr.strip() or result.stdout.strip()
-    message = output.partition("\nusage:")[0] or f"exit code {result.returncode}, no output"
-    transient, over_limit = result.returncode in _TRANSIENT, result.returncode in _OVER_LIMIT
-    unsure = transient and not over_limit and _UNSENT not in output
-    return SubmitError(
-        f"{problem}: {message}", evidence=output, transient=transient, over_limit=over_limit, unsure=unsure
-    )
-
-
-def _listed(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each job's id and its fields."""
-    # Of nested fields, such as the environment's, only estimated.start_time and Resource_List.mem are kept.
-    job_id, indent, inside, fields = "", "", "", dict[str, str]()
-    for line in text.splitlines():
-        if match := _HEADER.fullmatch(line):
-            if job_id:
-                yield job_id, fields
-            job_id, indent, inside, fields = match[1], "", "", {}
-        elif job_id and (match := _FIELD.fullmatch(line)):
-            indent = indent or match[1]
-            if match[1] == indent:
-                inside = match[2] if match[3] == "{" else ""
-                fields.setdefault(match[2], _unquoted(match[3]))
-            elif (inside, match[2]) in _WITHIN:
-                fields.setdefault(f"{inside}.{match[2]}", _unquoted(match[3]))
-    if job_id:
-        yield job_id, fields
-
-
-def hosts(fields: Mapping[str, str]) -> list[str]:
-    """Return the host of each chunk of a job: ``node1/0*2+node2/0*2``."""
-    return [word.partition("/")[0] for word in fields.get("exec_host", "").split("+") if word]
-
-
-def _moment(text: str) -> str:
-    """Return a time in Slurm's format, in local time; PBS writes seconds or a text."""
-    try:
-        at = datetime.fromtimestamp(int(text)) if text.isdigit() else datetime.strptime(text, "%a %b %d %H:%M:%S %Y")
-    except (ValueError, OverflowError):
-        return text
-    return at.isoformat()
-
-
-def _unquoted(value: str) -> str:
-    if len(value) < 2 or value[0] != '"':
-        return value
-    try:
-        return str(json.loads(value, strict=False))
-    except ValueError:
-        return value[1:-1]
+    message, over_limit = message or result.message, result.returncode in _OVER_LIMIT
+    transient = result.returncode in _TRANSIENT or bool(_BUSY.search(message))
+    unsure = transient and not over_limit and _UNSENT not in message
+    doubts = {"transient": transient, "over_limit": over_limit, "unsure": unsure, "over_size": _TOO_LARGE in message}
+    return SubmitError(f"{problem}: {message}", evidence=message, **doubts)
 
 
 # --- the memory that PBS has granted a job: no variable in the job has it. The cgroups hook, if a site has it, enforces
@@ -422,10 +333,9 @@ def read_memory(result: Result) -> Mapping[str, int]:
     """Return the granted bytes of each host, 0 for a host without; empty if no host has any. Raises SubmitError."""
     # A host may have several chunks, and a chunk several vnodes of its host, with other names. Memory of the whole job,
     # by resources_default.mem, is in no chunk: the hosts have equal parts of it.
-    _, fields = next(_listed(result.stdout), ("", None))
+    _, fields = next(list_jobs(result.stdout), ("", None))
     if fields is None:
-        message = result.stderr.strip() or f"exit code {result.returncode}, no job"
-        raise SubmitError(f"qstat did not answer: {message}", evidence=message)
+        raise SubmitError(f"qstat did not answer: {result.message}", evidence=result.message)
     host_names = hosts(fields)
     chunks = _CHUNK.findall(fields.get("exec_vnode", ""))
     if not host_names or len(host_names) != len(chunks):
@@ -436,6 +346,13 @@ def read_memory(result: Result) -> Mapping[str, int]:
     if not any(granted.values()):
         granted = dict.fromkeys(granted, size_bytes(fields.get("Resource_List.mem", "")) // len(granted))
     return granted if any(granted.values()) else {}
+
+
+def read_end_s(result: Result, now_s: float) -> int | None:
+    """Return when the job's time ends, in seconds since the epoch; None without a walltime."""
+    _, fields = next(list_jobs(result.stdout), ("", dict[str, str]()))
+    limit_s, start = walltime_s(fields), moment(fields.get("stime", ""))
+    return limit_s and limit_s + int(start.timestamp() if start else now_s)  # a cache may not know yet that it runs
 
 
 def size_bytes(text: str) -> int:

@@ -17,6 +17,7 @@ from hpcgpu.batch.common import (
     options_in,
     refuse_control,
     script_body,
+    unnamed,
 )
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
@@ -31,6 +32,7 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 _OVER_LIMIT = re.compile(r"SubmitJobs?(?:Per\w+)?Limit")
+_TOO_LARGE = "Invalid job array specification"
 _GONE = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 _LONG = {
     **{"-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task"},
@@ -58,8 +60,8 @@ _TESTED = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\
 _ELEMENT = re.compile(r"(\d+_)(\d+)()")
 _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 
-# The reason is the last field: it is the only one with free text.
-_COLUMNS = "JobArrayID:|,State:|,exit_code:|,StartTime:|,NodeList:|,Reason:|"
+# The reason is the last field: it is the only one with free text. sacct, which is asked after the end, has no limit.
+_COLUMNS = "TimeLimit:|,JobArrayID:|,State:|,exit_code:|,StartTime:|,NodeList:|,Reason:|"
 _SACCT_COLUMNS = "JobID,State,ExitCode,Start,NodeList,Reason"
 _FIELDS = 6
 STATES: Mapping[str, JobState] = MappingProxyType(
@@ -106,11 +108,15 @@ class Slurm(SlurmDialect, BatchSystem):
         return Command(("sbatch", "--parsable"), stdin=script)
 
     def read_submit(self, result: Result) -> str:
-        # Sites' wrappers print whole pages before the id (TACC).
-        ids = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)
+        # Sites' wrappers print whole pages before the id (TACC), or lose --parsable.
+        ids = re.findall(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?$", result.stdout, re.M)
         if result.returncode == 0 and ids:
             return str(ids[-1])
-        raise _refused("sbatch refused the job", result)
+        raise (
+            unnamed("sbatch", result)
+            if result.returncode == 0
+            else _refused("sbatch refused the job", result, result.output)
+        )
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return one squeue for all jobs of this user, with their comments: squeue cannot select by those."""
@@ -140,9 +146,12 @@ class Slurm(SlurmDialect, BatchSystem):
         # array; sacct may not list some running ones yet.
         live = result.argv[:1] == ("squeue",)
         # The start is that of a requeued job's last run if it is sacct's.
-        lines = (line.strip().removesuffix("|").split("|", _FIELDS - 1) for line in result.stdout.splitlines())
-        listed = (fields for fields in lines if len(fields) == _FIELDS and _ID.fullmatch(fields[0]))
-        out = {job_id: _status(*fields, live=live) for job_id, *fields in listed}
+        out = {}
+        for line in result.stdout.splitlines():
+            limit, _, rest = line.strip().removesuffix("|").partition("|")
+            fields = (f"{limit}|{rest}" if _ID.fullmatch(limit) else rest).split("|", _FIELDS - 1)
+            if len(fields) == _FIELDS and _ID.fullmatch(fields[0]):
+                out[fields[0]] = replace(_status(*fields[1:], live=live), limit_s=limit_s(limit) if live else None)
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
             raise _refused(f"{result.argv[0] if result.argv else 'the batch system'} did not answer", result)
         if live and result.returncode == 0:
@@ -272,16 +281,17 @@ def _keys(text: str) -> set[str]:
     return {_LONG.get(option, option) for option, _ in options_in(text)}
 
 
-def _refused(problem: str, result: Result) -> SubmitError:
-    message = (result.stderr.strip() or result.stdout.strip()) or f"exit code {result.returncode}, no output"
+def _refused(problem: str, result: Result, message: str = "") -> SubmitError:
+    message = message or result.message
     transient = result.returncode == TIMED_OUT or bool(_TRANSIENT.search(message))
     over_limit = bool(_OVER_LIMIT.search(message))
     return SubmitError(
         f"{problem}: {message}",
-        evidence=result.stderr or result.stdout,
+        evidence=message,
         transient=transient,
         over_limit=over_limit,
         unsure=transient and not over_limit,
+        over_size=_TOO_LARGE in message,  # hpcgpu has written the specification
     )
 
 

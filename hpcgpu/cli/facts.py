@@ -91,7 +91,7 @@ def logs(name: str, follow: bool, lines: int) -> None:
     elif not end:
         asyncio.run(runs.refresh([run]))
         jobs = "; ".join(f"job {job.id}: {job.text}" for job in runs.jobs_of(run))
-        click.echo(f"{log} is empty so far; {jobs}", err=True)
+        click.echo(f"{log} is {'empty so far' if log.exists() else 'not there'}; {jobs}", err=True)
 
 
 @command(short_help="End a cluster, whoever holds it.", examples={"hpcgpu stop 4711": ""})
@@ -116,7 +116,7 @@ def _row(run: Run) -> tuple[str, ...]:
     return (
         run.name,
         run.document.settings.shape,
-        " ".join(run.jobs) or "-",
+        " ".join(word for c in run.system.cancel(tuple(run.jobs)) for word in c.argv[1:]) or "-",  # ranges of arrays
         phases_line(jobs_of(run)),
         "-" if run.workers is None else str(len(run.workers)),
         f"{run.owner.pid}@{run.owner.host}" if state == "alive" else state,

@@ -11,6 +11,7 @@ import secrets
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
 from hpcgpu.model.allocation import (
     ALL_OF_THE_NODE,
     DOCUMENT,
+    JOB_END,
     JOB_MEMORY,
     JOB_NODES,
     SCRIPT_ADDRESS,
@@ -36,7 +38,7 @@ from hpcgpu.model.allocation import (
     parse_simulated,
 )
 from hpcgpu.model.job import TIMED_OUT
-from hpcgpu.plan.binding.workers import asks_granted_memory
+from hpcgpu.plan.binding.workers import asks_granted
 
 _QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute
 _NAMES = ("mpirun", "mpiexec")
@@ -211,20 +213,22 @@ def plan_ranks(
 
 
 def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
-    """Query the granted memory if the batch system sets no variable for it; return a variable of ours, or ()."""
-    if not asks_granted_memory(allocation, settings, shape):
+    """Query memory and time if the batch system sets no variables for them; return variables of ours."""
+    if not asks_granted(allocation, shape):
         return ()
     from hpcgpu.batch import pbs  # all are imported here: each rank of srun hpcgpu run would pay
     from hpcgpu.host import host_memory
     from hpcgpu.host import run as programs
 
     try:
-        granted = pbs.read_memory(programs.run_sync(pbs.ask_memory(allocation.job_id)))
+        answer = programs.run_sync(pbs.ask_memory(allocation.job_id))
+        granted, end_s = pbs.read_memory(answer), pbs.read_end_s(answer, time.time())
     except SubmitError as error:
         if not settings.memory_bytes and host_memory.memory_limit().source == ALL_OF_THE_NODE:
             log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")
         return ()
-    return ((JOB_MEMORY, launchers.render_memory(granted)),) if granted else ()
+    memory = ((JOB_MEMORY, launchers.render_memory(granted)),) if granted else ()
+    return (*memory, (JOB_END, str(end_s))) if end_s else memory
 
 
 def _pbs_hosts(settings: Settings, shape: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import functools
 import gc
 import os
 import re
+import resource
 import secrets
 import shutil
 import struct
@@ -51,6 +52,8 @@ def memory_limit(proc: Path = _PROC) -> HostMemory:
     """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits."""
     # Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
     limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
+    if "PBS_JOBID" in os.environ and (size := resource.getrlimit(resource.RLIMIT_RSS)[0]) != resource.RLIM_INFINITY:
+        limits.append(HostMemory(size, "mem= of the PBS job on this node, RLIMIT_RSS"))  # pbs_mom sets it (23.06.06)
     for kind, folder in _folders(proc):
         limits += [HostMemory(limit, f"cgroup {folder}") for limit in _limits(kind, folder)]
     return min(limits, key=lambda m: m.nbytes)

@@ -13,12 +13,14 @@ from typing import NamedTuple
 from hpcgpu.errors import ConfigError
 from hpcgpu.units import format_bytes, meant, parse_bytes
 
-# PBS has no variables for a job's number of nodes, how often it was requeued, and its granted memory: these are ours.
+# PBS has no variables for a job's number of nodes, how often it was requeued, its granted memory, and its end (in
+# seconds since the epoch): these are ours.
 JOB_NODES, JOB_RESTARTS, JOB_MEMORY = "HPCGPU_JOB_NODES", "HPCGPU_JOB_RESTARTS", "HPCGPU_GRANTED_MEMORY"
 # A rank that pbs_tmrsh started, without an MPI, has its number and the number of ranks in these.
 TASK = ("HPCGPU_TASK_RANK", "HPCGPU_TASK_SIZE")
 # The run document, for `hpcgpu launch` in a job and for each rank: any user of a node can read the words of a command.
 DOCUMENT = "HPCGPU_DOCUMENT"
+JOB_END = "HPCGPU_JOB_END"
 # The address of the ranks' scheduler; set only in a script that runs under ranks.
 SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
 # The path of the private file that holds the dashboard's address.

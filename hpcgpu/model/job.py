@@ -34,6 +34,16 @@ class Result:
     stdout: str = ""
     stderr: str = ""
 
+    @property
+    def message(self) -> str:
+        """Return the program's errors, else its output, for a message; never empty."""
+        return self.stderr.strip() or self.stdout.strip() or f"exit code {self.returncode}, no output"
+
+    @property
+    def output(self) -> str:
+        """Return the errors and the output, as a site's wrapper may give its reason in either; never empty."""
+        return "\n".join(filter(None, (self.stderr.strip(), self.stdout.strip()))) or self.message
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -138,9 +148,11 @@ class JobStatus:
     advice: str = ""
     # nodes of a running job, or of one that ended with a node, as far as the batch system reports them
     hosts: tuple[str, ...] = ()
-    # of a host, ``node2 is down``, also while the job waits for a requeue; or ``in state COMPLETING``: it is ending
+    # of a host, ``node2 is down``, also while the job waits for a requeue; or ``in state COMPLETING``: it is ending; or
+    # ``started 21 times`` of a job that waits; or how PBS ended it, ``Exit_status -29: its walltime was over``
     trouble: str = ""
     is_ending: bool = False  # runs, but is on its way out
+    limit_s: int | None = None  # the walltime that the job has; None: unlimited, or not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -391,8 +391,8 @@ class Settings:
 
     @property
     def warning_s(self) -> float:
-        """How long before its time limit a job begins to end; 0 without one. Short jobs keep most of their time."""
-        return min(self.drain_s, (self.walltime_s or 0) / 4)
+        """How long before its time limit, its queue's without one, a job begins to end; short jobs keep most of it."""
+        return min(self.drain_s, (self.walltime_s or math.inf) / 4)
 
     def cite(self, name: str) -> str:
         """Return what was given for an option, by the name users type, and where, for messages."""

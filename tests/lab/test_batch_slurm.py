@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 from lab import Lab
@@ -67,10 +68,16 @@ def test_a_warned_or_cancelled_job_reaches_every_rank(slurm_lab: Lab, launcher: 
 
 
 def test_slurm_warns_before_the_time_limit(slurm_lab: Lab) -> None:
-    """It looks twice a minute, and may be a minute early."""
+    """It looks twice a minute, and may be a minute early. Without a request the limit is the partition's."""
     slurm_lab.write("rank.py", RANK)
     spec = JobSpec(name="x", argv=("srun", "python3", "/home/hpc/rank.py"), walltime_s=120, warn_s=60)
-    job = submit(slurm_lab, spec)
-    facts = slurm_lab.wait_job(job)
-    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0")
-    assert heard(slurm_lab.read(Slurm().log(spec, job)), "SIGUSR1") == ["0"]
+    default = replace(spec, walltime_s=None, queue="low")
+    slurm_lab.root("scontrol", "update", "PartitionName=low", "DefaultTime=2")
+    jobs = {submit(slurm_lab, asked): asked for asked in (spec, default)}
+    slurm_lab.root("scontrol", "update", "PartitionName=low", "DefaultTime=UNLIMITED")
+    listed = Slurm().read_status(run(slurm_lab, Slurm().status(list(jobs))))
+    assert [listed[job].limit_s for job in jobs] == [120, 120]
+    for job, asked in jobs.items():
+        facts = slurm_lab.wait_job(job)
+        assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0")
+        assert heard(slurm_lab.read(Slurm().log(asked, job)), "SIGUSR1") == ["0"]

@@ -175,6 +175,54 @@ def test_a_job_hands_over_before_its_time_is_over(lab: PbsLab, elastic: Client) 
     elastic(CLOSE)
 
 
+def test_walltime_and_memory_are_those_that_pbs_has_given(lab: PbsLab, gang: Client, elastic: Client) -> None:
+    """Nothing is asked for: the queue's walltime ends a job, and its memory is less than the node's."""
+    limit = f"resources_default.walltime={scaled(40):.0f},default_chunk.mem=900mb"
+    lab.on("login01", f"qmgr -c 'create queue brief queue_type=e,enabled=t,started=t,{limit}'", user="root")
+    brief = {"queue": "brief", "walltime": None, "drain": 5}
+    only = start(gang, {k: v for k, v in GANG.items() if k != "walltime"} | brief)
+    start(elastic, {k: v for k, v in ELASTIC.items() if k != "walltime"} | brief)
+    first, *_ = scale(elastic, 1)
+    assert "though none was requested" in elastic.said
+    limits = elastic("[w['memory_limit'] for w in cluster.scheduler_info['workers'].values()]")
+    assert 0 < max(limits) < 900 << 20
+    elastic("kept = client.scatter(list(range(4)), broadcast=False)")
+    log = Path(gang("cluster.jobs.rows[0].log"))
+    until(lambda: "ends in" in log.read_text(), "the gang is warned", limit_s=60, every_s=1)
+    until(lambda: first not in lab.states(), "the first job is over", limit_s=120, every_s=1)
+    assert elastic("client.gather(kept)") == [0, 1, 2, 3]
+    assert only
+    elastic(CLOSE)
+    gang(CLOSE)
+
+
+REFUSES = """#!/bin/sh
+[ ! -e "$HOME/work/refuse" ] || { echo 'too many requests' >&2; exit 1; }
+exec /opt/pbs/bin/qstat "$@"
+"""
+SENTENCE = """#!/bin/sh
+id=$(/opt/pbs/bin/qsub "$@") && echo "Job $id has been submitted"
+"""
+
+
+def test_programs_of_a_site_refuse_and_answer_in_sentences(lab: PbsLab, elastic: Client) -> None:
+    for name, text in (("qstat", REFUSES), ("qsub", SENTENCE)):
+        lab.on("login01", f"mkdir -p work/bin; cat > work/bin/{name} <<'E'\n{text}E\nchmod +x work/bin/{name}")
+    elastic(f"import os; os.environ['PATH'] = '{HOME}/work/bin:' + os.environ['PATH']")
+    start(elastic, ELASTIC)
+    first, second = scale(elastic, 2)
+    assert "qsub has named no job" in elastic.said
+    lab.on("login01", "touch work/refuse")
+    lab.on("login01", f"qdel '{first}'")
+    until(lambda: "too many requests" in elastic.said, "a poll was refused", every_s=1)
+    lab.on("login01", "rm work/refuse")
+    until(lambda: first not in members(elastic) and workers(elastic) == 2, "it is replaced", limit_s=90, every_s=1)
+    assert second in members(elastic)
+    elastic(CLOSE)
+    assert lab.states() == {}
+    lab.on("login01", "rm -r work/bin")
+
+
 def test_the_template_takes_a_script_and_its_arguments(lab: PbsLab) -> None:
     script = "import sys; from distributed import Client; Client().wait_for_workers(2); print(sys.argv[1:])"
     site = f"s/:ngpus=4//; s/ncpus=4:mpiprocs=4/ncpus=1:mpiprocs=1/; s,^hpcgpu launch,{lab.python} -m &  --gpus sim:1,"

@@ -247,7 +247,9 @@ class Pbs:
 
     def block(self, job_id: str, state: str) -> str:
         fields = {"comment": json.dumps(self.get(job_id, "comment")), "Exit_status": self.get(job_id, "exit")}
-        return block(self.build, job_id, state, {k: v for k, v in fields.items() if v not in ("", '""')})
+        text = block(self.build, job_id, state, {k: v for k, v in fields.items() if v not in ("", '""')})
+        limit = re.search(r"^#PBS -l walltime=(\S+)$", self.get(job_id, "script"), re.M)
+        return re.sub(r'("walltime"\s*:\s*)"[^"]*"', rf'\1"{limit[1]}"', text) if limit else text
 
     def mom(self, job_id: str) -> int:
         """Run a job as its node does; its output is there when it is over."""

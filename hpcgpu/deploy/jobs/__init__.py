@@ -308,11 +308,10 @@ class Run:
         if (head := self.head) and not head.heard:
             self.jobs[head.id] = head.listed(_SILENT, now_s)
 
-    def left(self, has_left: bool, code: int | None, now_s: float) -> bool:
-        """Record whether the script of the scheduler's job has ended; return True if that changed."""
-        before = self.head
-        assert before
-        self.jobs[before.id] = before.left(has_left, code, now_s)
+    def left(self, job_id: str, has_left: bool, code: int | None, now_s: float) -> bool:
+        """Record whether a job's script has ended; return True if that changed."""
+        before = self.jobs[job_id]
+        self.jobs[job_id] = before.left(has_left, code, now_s)
         return (before.left_s is not None) != has_left
 
     def registered(self, present: Mapping[str, JobWorkers], now_s: float) -> None:

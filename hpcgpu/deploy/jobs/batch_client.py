@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import time
@@ -28,6 +29,8 @@ from hpcgpu.spill import storage
 
 # Return codes of host.run: the program timed out, or does not exist.
 _TIMED_OUT, _NOT_THERE = 124, 127
+# NCAR's qstat answers from a file that is minutes old, but not with this variable, which costs its server.
+_EXACT = {"QSCACHE_BYPASS": "1"}
 _ELSEWHERE = (
     "submit jobs on a login node of a cluster; 'hpcgpu plan --script' prints the script anywhere, and LocalGPUCluster "
     "uses this machine alone"
@@ -54,49 +57,63 @@ async def submit(
             refusal = e
         if result.returncode == _NOT_THERE:
             raise SubmitError(f"{str(refusal).strip()}; {_ELSEWHERE}", evidence=refusal.evidence) from refusal
-        if not refusal.transient and not refusal.over_limit:  # batch systems do not name the missing resource
+        if not (refusal.transient or refusal.over_limit or refusal.unsure):
+            # batch systems do not name the missing resource
             options = " ".join(re.findall(r"^#(?:SBATCH|PBS) (.+)$", script, re.MULTILINE))
             text = "\n".join((f"{refusal}\nThe request was {options}", *await beyond(system, spec)))
-            raise SubmitError(text, evidence=refusal.evidence, unsure=refusal.unsure)
+            raise SubmitError(text, evidence=refusal.evidence, over_size=refusal.over_size)
         jobs: tuple[str, ...] | None = None  # None: the batch system has not told whether they exist
         while jobs is None:
             if refusal.over_limit or not pauses_s:
                 raise refusal
-            tell(f"{refusal}; hpcgpu tries again in {pauses_s[0]:g} s")
+            next_ = "tries again" if refusal.transient else "searches for it"
+            tell(f"{refusal}; hpcgpu {next_} in {pauses_s[0]:g} s")
             await asyncio.sleep(pauses_s.pop(0))
             with contextlib.suppress(SubmitError):
-                jobs = await look(system, spec.name, spec.mark, past_ids) if refusal.unsure else ()
+                jobs = await search(system, spec.name, spec.mark, past_ids) if refusal.unsure else ()
         if jobs:
             return jobs
         # after a time-out the job may still appear: do not submit a second one
-        if not pauses_s or result.returncode == _TIMED_OUT:
+        if not pauses_s or result.returncode == _TIMED_OUT or not refusal.transient:
             raise refusal
 
 
 async def look(system: BatchSystem, name: str, mark: str, past_ids: Collection[str]) -> tuple[str, ...]:
-    """Return a run's existing jobs that are not in ``past_ids``, whose ids were lost; SubmitError without an answer."""
-    command = system.find(name, mark) if mark else None
-    if command is None:
-        return ()
+    """Do a :func:`search`; return () if the site refuses this query to users, and raise SubmitError for now."""
     try:
-        if not (ids := system.read_found(await run(command), mark)):
-            return ()
-        listed = system.read_status(await run(system.status(ids)), ids)
+        return await search(system, name, mark, past_ids)
     except SubmitError as e:
         if e.transient:
             raise
-        return ()  # the site refuses this query to users
+        return ()
+
+
+async def search(system: BatchSystem, name: str, mark: str, past_ids: Collection[str]) -> tuple[str, ...]:
+    """Return a run's existing jobs that are not in ``past_ids``, whose ids were lost; SubmitError without an answer."""
+    command = system.find(name, mark) if mark else None
+    if command is None or not (ids := system.read_found(await run(command), mark)):
+        return ()
+    listed, missing = dict[str, JobStatus](), list(ids)
+    while missing:  # as in ask
+        listed |= system.read_status(await run(replace(system.status(missing), env=_EXACT)), missing)
+        late = [i for i in ids if i not in listed and system.elements(i, 2)[0] not in listed]
+        if late == missing:
+            raise SubmitError(f"the batch system has {', '.join(late)}, but does not list it yet", transient=True)
+        missing = late
     lost = [i for i, status in listed.items() if status.state is not JobState.ENDED and i not in past_ids]
     # in the order of submission, elements of an array too
     return tuple(sorted(lost, key=lambda job_id: [int(number) for number in re.findall(r"\d+", job_id)]))
 
 
-async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
-    """Return the statuses of jobs, by one query for all, and more only for jobs that the answer does not list."""
+async def ask(system: BatchSystem, ids: Sequence[str], *, exact: bool = False) -> dict[str, JobStatus]:
+    """Return the statuses of jobs, by one query for all, and more only for jobs that the answer does not list.
+
+    ``exact``: not from a site's cache.
+    """
     statuses: dict[str, JobStatus] = {}
-    missing = list(ids)
+    missing, env = list(ids), _EXACT if exact else {}
     while missing:
-        listed = system.read_status(await run(system.status(missing)), missing)
+        listed = system.read_status(await run(replace(system.status(missing), env=env)), missing)
         if not (new := {job_id: listed[job_id] for job_id in missing if job_id in listed}):
             break
         statuses |= new
@@ -104,7 +121,7 @@ async def ask(system: BatchSystem, ids: Sequence[str]) -> dict[str, JobStatus]:
         missing = [job_id for job_id in missing if job_id not in statuses]
     if missing:
         try:
-            listed = system.read_status(await run(system.history(missing)), missing)
+            listed = system.read_status(await run(replace(system.history(missing), env=env)), missing)
             statuses |= {job_id: listed[job_id] for job_id in missing if job_id in listed}
         except SubmitError as e:
             if e.transient:
@@ -258,6 +275,7 @@ class Submitter:
         self._system, self.spec, self._say, self._patience = system, spec, say, patience
         self._write, self.role, self._expected = write, role, expected
         self._number = 0
+        self._largest = math.inf  # array that was not refused for its size
         self._asking = False
         self.unsure: SubmitError | None = None  # why an answer was lost, until its jobs are found
 
@@ -275,11 +293,18 @@ class Submitter:
 
     async def submit(self, count: int, past_ids: Collection[str]) -> AsyncIterator[list[Job]]:
         """Submit ``count`` jobs; yield each submission's, then raise SubmitError if some were refused."""
-        # If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted.
-        for part in self._system.split(count):
+        # If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. A queue may
+        # take smaller arrays than the site's file says.
+        rest = count
+        while rest:
+            part = int(min(rest, self._system.array_limit, self._largest))
             try:
                 yield await self._submit_array(part, past_ids)
+                rest -= part
             except SubmitError as e:
+                if e.over_size and part > 1:
+                    self._largest = part // 2
+                    continue
                 if not e.over_limit:
                     raise
                 left = part - 1

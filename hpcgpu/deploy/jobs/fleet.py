@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from hpcgpu.errors import HpcGpuError, JobError, SubmitError
 from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
 from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
+from hpcgpu.units import format_duration
 
 # A cancelled job is gone within the batch system's KillWait.
 _END_S = 40.0
@@ -82,9 +84,10 @@ class Fleet:
         self._submitter: Submitter | None = None  # of members; None: the run has a fixed size
         self._asked_s: float | None = None  # last poll
         self._answered_s: float | None = None  # last answer
-        self._last = ""
+        self._last = ""  # the failure of the last poll
         self._hurried = self._stopped = self._adapting = self._unwritten = self._has_left = False
         self._failures = Failures()
+        self._limits_s: set[int] = set()  # walltimes that have been told
         self._held_back_until_s = NEVER_S
         self._answer = asyncio.Event()
         self._acting, self._writing = asyncio.Lock(), asyncio.Lock()
@@ -147,7 +150,7 @@ class Fleet:
         """Return the head without a poll; raise JobError if it has ended, with its log's tail, or will never start."""
         job = self._head()
         has_left, code = await asyncio.to_thread(script_end, job)
-        if self.run.left(has_left, code, self.alarm.now_s()):
+        if self.run.left(job.id, has_left, code, self.alarm.now_s()):
             self.alarm.ring()
         job = self._head()
         if why := why_over(job, self.alarm.now_s(), self.policy.late_limit_s):
@@ -251,19 +254,27 @@ class Fleet:
         try:
             if self._hurried or self.alarm.is_time_to_ask:
                 self._hurried = False
-                await self._ask()
+                try:
+                    await self._ask()
+                except SubmitError as e:
+                    self._not_answered(e)
+                    return
             async with self._acting:
                 await self._act()
         except SubmitError as e:
             self._pause()
-            if self._submitter:
-                self._refused(e, say=True)
-            elif str(e) != self._last:
-                self._last = str(e)
-                self.view.say(self._last)
+            self._refused(e, say=True)
         except Exception:
             self.alarm.ring()  # the next check comes at once, and does the rest
             raise
+
+    def _not_answered(self, e: SubmitError) -> None:
+        """Poll again later: only a refused submission stops others."""
+        self._pause()
+        if str(e) != self._last:
+            self._last = str(e)
+            self.view.say(f"{self._last}; hpcgpu asks again")
+        self.view.changed()
 
     async def _listen(self) -> None:
         """Ask the scheduler which workers are silent."""
@@ -283,13 +294,32 @@ class Fleet:
                 await self._add(await self._submitter.lost(self.run.past_ids))
             ids = list(self.run.jobs)
             listed = await self._listed(ids)
-            self._answered_s = self.alarm.now_s()
+            self._answered_s, self._last = self.alarm.now_s(), ""
             self.run.listed(ids, listed, self._answered_s)
+            self._tell_limits()
+            await self._note_ends()
         except SubmitError:
             self.run.unanswered(self.alarm.now_s())
             raise
         finally:
             answer.set()
+
+    def _tell_limits(self) -> None:
+        """Report once if jobs have less time than requested, or a limit without a request."""
+        request_s = self.policy.walltime_s
+        for job in self.run.jobs.values():
+            if job.limit_s and job.limit_s not in self._limits_s and job.limit_s < (request_s or math.inf):
+                self._limits_s.add(job.limit_s)
+                request = f"{format_duration(int(request_s))} was" if request_s else "none was"
+                limit = format_duration(job.limit_s)
+                self.view.say(f"job {job.id} has a walltime of {limit}, though {request} requested")
+
+    async def _note_ends(self) -> None:
+        """Look for the exit codes of members that are ending: some batch systems take long for their output."""
+        members = [j for j in self.run.members if j.left_s is not None or (j.status and j.status.is_ending)]
+        ends = await asyncio.to_thread(lambda: [script_end(job) for job in members])
+        for job, (has_left, code) in zip(members, ends, strict=True):
+            self.run.left(job.id, has_left and bool(job.status and job.status.is_ending), code, self.alarm.now_s())
 
     async def _listed(self, ids: Sequence[str]) -> dict[str, JobStatus]:
         system, by_id = self.run.system, dict(self.run.jobs)

@@ -105,7 +105,7 @@ async def end(
         """Poll the jobs, and cancel the remaining ones when due; return True if none is left, else None."""
         nonlocal left, refused, last, again_s
         try:
-            listed = await ask(system, left) if left else {}
+            listed = await ask(system, left, exact=True) if left else {}
             left = [i for i in left if i in listed and listed[i].state is not JobState.ENDED]
             if left and now_s() >= again_s:
                 refused, again_s = None, now_s() + _AGAIN_S
@@ -135,7 +135,7 @@ async def _end_by_themselves(
         nonlocal last
         try:
             async with asyncio.timeout(_SILENCE_S):
-                listed = await ask(system, [job.id for job in jobs])
+                listed = await ask(system, [job.id for job in jobs], exact=True)
         except (SubmitError, TimeoutError) as e:
             codes = await _left_codes(jobs)
             text = str(e) or "; ".join([*map(format_script_end, codes), SILENT] if codes else [])
@@ -364,8 +364,8 @@ def log_tail(log: Path, *, kept: bool = True) -> str:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return (
-            f"{name} is not there: it had not begun, or its node could not write there (give log_directory= a "
-            "folder that all nodes see)"
+            f"{name} is not there: it had not begun, its node could not write or deliver it there (give log_directory= "
+            "a folder that all nodes see), or an option in job_extra_directives has given it another place"
         )
     except OSError as e:
         return f"{name} cannot be read ({e.strerror})"

@@ -275,12 +275,11 @@ def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocume
     return requested if requested and requested.nbytes < granted.nbytes else granted
 
 
-def asks_granted_memory(allocation: Allocation, settings: Settings, shape: str) -> bool:
-    """Return whether to ask the batch system for the granted memory: PBS has no variable for it."""
-    # A job that was submitted with memory needs no question. Jobs of arrays do not ask: the number of questions must
-    # not grow with the number of jobs.
-    knows = shape == "gang" and settings.memory_bytes
-    return allocation.batch == "pbs" and shape != "member" and not knows
+def asks_granted(allocation: Allocation, shape: str) -> bool:
+    """Return whether to ask the batch system for the granted memory and time: PBS has no variables for them."""
+    # Jobs of arrays do not ask: the number of questions must not grow with the number of jobs. The limit of their
+    # processes is their memory, and the client, which asks for all at once, retires them in time.
+    return allocation.batch == "pbs" and shape != "member"
 
 
 def share_of(memory: HostMemory, workers: int, together: int) -> HostMemory:

@@ -90,6 +90,8 @@ class Job:
     # the batch system's last answer; None: not asked yet, not listed, or older than new workers
     status: JobStatus | None = None
     hosts: tuple[str, ...] = ()  # on which it runs, or ran last, as far as the batch system named them
+    limit_s: int | None = None  # the walltime that the batch system gives it; None: unlimited, or unknown
+    was_listed: bool = False  # by an answer of the batch system
     unasked: bool = False  # workers have registered since the last answer: the batch system may know the nodes now
     missing_since_s: float | None = None  # since when answers do not list it
     workers: int = 0  # registered
@@ -141,7 +143,8 @@ class Job:
         """Return the job after an answer of the batch system; None: the answer does not list it."""
         if status is None:
             return self._with(status=None, unasked=False, missing_since_s=_or(self.missing_since_s, now_s))
-        after = self._with(status=status, hosts=status.hosts or self.hosts, unasked=False, missing_since_s=None)
+        facts = {"hosts": status.hosts or self.hosts, "limit_s": status.limit_s or self.limit_s, "was_listed": True}
+        after = self._with(status=status, unasked=False, missing_since_s=None, **facts)
         if status.state is JobState.SUSPENDED:
             return after._with(started_s=_or(self.started_s, now_s), alone_since_s=None)
         if status.state is JobState.RUNNING:
@@ -225,16 +228,16 @@ def format_status(status: JobStatus) -> str:
     return ", ".join(filter(None, (code, status.native, status.reason, status.trouble)))
 
 
-def format_end(job_id: str, status: JobStatus) -> str:
-    """Format, for errors, that a job has ended, or will never start."""
+def format_end(job_id: str, status: JobStatus, hosts: Sequence[str] = ()) -> str:
+    """Format, for errors, that a job has ended, or will never start; ``hosts`` are those on which it was tried last."""
     details = ", ".join(filter(None, (status.reason, status.trouble)))
     reason = f" ({details})" if details else ""
     if status.state is JobState.STUCK:
-        advice = f" ({status.advice})" if status.advice else ""
-        return (
-            f"job {job_id} will not start: {status.native}{reason}. Request resources that exist{advice}, or ask the "
-            "site's administrators about this job"
-        )
+        do = f"Request resources that exist ({status.advice}), or ask the site's administrators about this job"
+        if not status.advice:  # it was tried
+            last = f" (at last {', '.join(hosts)})" if hosts else ""
+            do = f"Its nodes{last}, or a hook of the site there, refused it: ask the site's administrators about them"
+        return f"job {job_id} will not start: {status.native}{reason}. {do}"
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     return f"job {job_id} has ended: {status.native or 'gone'}{reason}{code}"
 
@@ -337,7 +340,10 @@ def _parts(jobs: Sequence[Job]) -> str:
             # A time without a date is today, so it is earlier.
             starts = min((job.starts for job in here if job.starts), key=lambda s: (len(s), s), default="")
             pending = _pending([_reason(job.status) for job in here if job.status], starts)
-            parts.append(f"{len(here)} {pending if phase is Phase.PENDING else phase.value}")
+            troubles = [job.status.trouble for job in here if job.status and phase is Phase.STARTING]
+            trouble = ", ".join(dict.fromkeys(filter(None, troubles)))
+            other = f"{phase.value} ({trouble})" if trouble else phase.value
+            parts.append(f"{len(here)} {pending if phase is Phase.PENDING else other}")
     return ", ".join(parts) or "no job"
 
 
@@ -353,8 +359,12 @@ def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
 # PBS needs 24 s for a qrerun, and over a minute for output that it cannot deliver (state E, 23.06.06). Slurm waits for
 # epilogues.
 LATE_S = 60.0
+# The same if the script has ended by itself: nothing but the delivery of its output is left.
+ENDING_S, _TERMINATED = 10.0, 143
 # A lost connection is noticed at once; a batch system that does not list a job for so long does not have it.
 _MISSING_S = 30.0
+# Some sites' qstat or squeue answers from a file that is minutes old (NCAR): a new job is in the next one.
+UNLISTED_S = 300.0
 
 
 def why_over(job: Job, now_s: float, limit_s: float) -> str:
@@ -363,7 +373,8 @@ def why_over(job: Job, now_s: float, limit_s: float) -> str:
     if status is None:
         return ""
     if status.state is JobState.ENDED or (status.state is JobState.STUCK and not job.workers):
-        return format_end(job.id, status)
+        return format_end(job.id, status, job.hosts)
+    limit_s = ENDING_S if _ends_by_itself(job) else limit_s
     late = job.left_s is not None and now_s >= job.left_s + limit_s
     if status.state is JobState.RUNNING and not job.workers and late:
         still = f"though the batch system still has it in state {status.native}"
@@ -371,11 +382,24 @@ def why_over(job: Job, now_s: float, limit_s: float) -> str:
     return ""
 
 
+def why_ending(job: Job, now_s: float) -> str:
+    """Return that a member's script has ended although the job is there; "" while it may start again."""
+    if job.left_s is None or now_s < job.left_s + ENDING_S or not _ends_by_itself(job):
+        return ""
+    return f"{format_script_end(job.left_code)}, {job.status.trouble if job.status else ''}"
+
+
+def _ends_by_itself(job: Job) -> bool:
+    """Tell whether a job is ending since its script has ended, not by a signal, after which it may start again."""
+    return bool(job.status and job.status.is_ending) and job.left_code not in (None, _TERMINATED)
+
+
 def why_missing(job: Job, since_s: float, now_s: float) -> str:
     """Return why to give up a job that is not listed; "" while it may exist."""
     # since_s: since when its scheduler does not answer; older answers of the batch system do not count.
-    if job.is_missing and now_s - max(since_s, job.missing_since_s or 0.0) > _MISSING_S:
-        return format_missing(_MISSING_S, f"job {job.id}")
+    limit_s = _MISSING_S if job.was_listed else UNLISTED_S
+    if job.is_missing and now_s - max(since_s, job.missing_since_s or 0.0) > limit_s:
+        return format_missing(limit_s, f"job {job.id}")
     return ""
 
 

@@ -10,7 +10,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, JobState, Offer, Patience, Settings
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs import LATE_S, Failures, Job, format_missing, format_status, why_over
+from hpcgpu.plan.jobs import LATE_S, UNLISTED_S, Failures, Job, format_missing, format_status, why_ending, why_over
 from hpcgpu.units import format_bytes, format_duration
 
 # Directives for CPUs, or for whole nodes, and for GPUs.
@@ -147,21 +147,25 @@ LEAVING, OUTGOING, ALIVE = "leaving", "near its walltime", "alive"
 class Policy:
     """Limits of reconciliation."""
 
-    walltime_s: float | None = None  # of a job; each job then has a successor before it ends
+    walltime_s: float | None = None  # asked for; each job has a successor before its time ends
     drain_s: float = 120.0  # so long before its end a job hands over its data; at most a quarter of the walltime
     hold_s: float = 60.0  # adapt cancels no younger job without workers: its position in the queue would be lost
     start_limit_s: float = 300.0  # a job that runs so long without any worker is a ghost
     missing_limit_s: float = 60.0  # a job without workers that is unlisted, or in trouble, for so long is gone
+    unlisted_limit_s: float = UNLISTED_S  # the same for a job that no answer has listed yet
     leave_limit_s: float = 60.0  # a job that was to leave so long ago is cancelled, again if necessary
     # after its script's end, the scheduler's job has ended, whatever the batch system says
     late_limit_s: float = LATE_S
     breaker: int = 3  # submissions stop when so many jobs in a row end before their first worker
     patience: Patience = field(default_factory=Patience)
 
-    @property
-    def lead_s(self) -> float:
-        """How long before its end a job is retired; its successor is submitted twice as early."""
-        return min(self.drain_s, (self.walltime_s or 0) / 4)
+    def limit_s(self, job: Job) -> float | None:
+        """Return a job's walltime: the batch system's answer counts, for its queue or a hook may have changed it."""
+        return job.limit_s or self.walltime_s
+
+    def lead_s(self, job: Job) -> float:
+        """Return how long before its end a job is retired; its successor is submitted twice as early."""
+        return min(self.drain_s, (self.limit_s(job) or 0) / 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,19 +238,22 @@ def _fate(facts: Facts, policy: Policy, job: Job) -> tuple[str, str]:
     """Return the fate of a member job, and the reason why it is given up; "" if it is not."""
     if job.status and job.state is JobState.ENDED:
         return GONE, format_status(job.status) or "ended"
-    if not job.heard and _answered(facts, job.missing_since_s, policy.missing_limit_s):
-        return MISSING, format_missing(policy.missing_limit_s)
+    unlisted_s = policy.missing_limit_s if job.was_listed else policy.unlisted_limit_s
+    if not job.heard and _answered(facts, job.missing_since_s, unlisted_s):
+        return MISSING, format_missing(unlisted_s)
     if job.leaving:
         return LEAVING, ""
     if job.status and job.state is JobState.STUCK and not job.workers:
         return GHOST, format_status(job.status)
+    if not job.heard and (why := why_ending(job, facts.now_s)):
+        return GHOST, why
     if job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
         return GHOST, f"ran for {policy.start_limit_s:g} s without a worker"
     # lasting trouble of a running job without workers, or of its node
     trouble = job.status.trouble if job.status and job.state is JobState.RUNNING and not job.heard else ""
     if trouble and _answered(facts, _lost_s(job), policy.missing_limit_s):
         return GHOST, trouble
-    return OUTGOING if facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s else ALIVE, ""
+    return OUTGOING if facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s(job) else ALIVE, ""
 
 
 def _answered(facts: Facts, since_s: float | None, limit_s: float) -> bool:
@@ -256,9 +263,10 @@ def _answered(facts: Facts, since_s: float | None, limit_s: float) -> bool:
 
 def _end_s(job: Job, policy: Policy) -> float:
     """Return when the job reaches its walltime. A suspended job cannot hand over, and its time may not run."""
-    if policy.walltime_s is None or job.started_s is None or job.state is JobState.SUSPENDED:
+    limit_s = policy.limit_s(job)
+    if limit_s is None or job.started_s is None or job.state is JobState.SUSPENDED:
         return float("inf")
-    return job.started_s + policy.walltime_s
+    return job.started_s + limit_s
 
 
 def _surplus(
@@ -275,7 +283,7 @@ def _surplus(
     # A job near its end is kept until the jobs that stay have all their workers.
     full = sum(1 for j in alive if j.workers and j.workers >= j.expected)
     for job in outgoing:
-        if full >= facts.target or facts.now_s >= _end_s(job, policy) - policy.lead_s:
+        if full >= facts.target or facts.now_s >= _end_s(job, policy) - policy.lead_s(job):
             # Workers leave by themselves at the batch system's warning; their job is about to end then.
             (cancel if job.first_worker_s is None else retire).append(job)
     return cancel, retire
@@ -315,10 +323,10 @@ def _wakes(
     """Yield the times at which something is due that no event and no answer announces."""
     for job in outgoing:
         if job.id not in acted:
-            yield _end_s(job, policy) - policy.lead_s
+            yield _end_s(job, policy) - policy.lead_s(job)
     for job in alive:
         if job.id not in acted and (end_s := _end_s(job, policy)) < float("inf"):
-            yield end_s - 2 * policy.lead_s
+            yield end_s - 2 * policy.lead_s(job)
     surplus = _dispensable(alive, policy)[: max(0, len(alive) - facts.target)]
     yield from (j.submitted_s + policy.hold_s for j in surplus if not j.workers and _is_held(facts, policy, j))
 

@@ -192,7 +192,8 @@ def test_a_job_that_will_never_start_is_an_error_and_goes(pbs: Pbs, state: str, 
     pbs.say(JOB, state, comment)
     with pytest.raises(JobError) as caught:
         made.result()
-    assert str(caught.value).startswith(f"job {JOB} will not start: {state} ({comment}). Request resources that exist")
+    assert str(caught.value).startswith(f"job {JOB} will not start: {state} ({comment}). ")
+    assert ("Request resources that exist" if "Never" in comment else "refused it") in str(caught.value)
     assert pbs.calls("qdel") == [[JOB]]
 
 

@@ -76,7 +76,8 @@ def said(system: BatchSystem, record: Record) -> list[str]:
         try:
             lines.append(f"  submitted: {system.read_submit(result)}")
         except SubmitError as error:
-            lines.append(f"  {'passes' if error.transient else 'refused'}: {error}")
+            words = "\n".join(str(error).splitlines()[:3])
+            lines.append(f"  {'passes' if error.transient else 'unsure' if error.unsure else 'refused'}: {words}")
     try:
         for job_id, s in system.read_status(result).items():
             starts = f" starts {s.starts}" if s.starts else ""
@@ -183,14 +184,11 @@ def holes(indexes: set[int]) -> int:
     return sum(i - 1 not in indexes for i in indexes)
 
 
-def test_array_has_elements_up_to_the_sites_limit() -> None:
+def test_elements_of_an_array_by_their_index() -> None:
     assert all(batch.get(name).cancel([]) == () for name in SYSTEMS)
     assert Slurm().elements("12", 2) == ("12_0", "12_1")
     assert Pbs().elements("12[].a", 2) == ("12[0].a", "12[1].a")
     assert Slurm().elements("12", 1) == Pbs().elements("12", 1) == ("12",)
-    assert Slurm().split(1000) == (1000,)
-    assert Slurm().split(2500) == (1001, 1001, 498)
-    assert Pbs(array_limit=4).split(9) == (4, 4, 1)
 
 
 def recorded(name: str, path: str, words: str, nth: int = 0) -> Result:
@@ -252,6 +250,62 @@ def test_what_an_element_waits_for_is_its_own() -> None:
     for names, state in ((stuck, JobState.STUCK), (pending, JobState.PENDING)):
         for name in names:
             assert {s.state for s in Pbs().read_status(recorded("pbs", f"{name}.txt", "json")).values()} == {state}
+
+
+def test_fields_of_a_job_become_words() -> None:
+    answers = [r for r in records(BATCH / "pbs/run/70-waits-and-limits.txt") if r.command.startswith("qstat")]
+    by_depend, held, later, runs, over, again, _ = (
+        next(iter(Pbs().read_status(Result(("qstat",), r.returncode, r.stdout, r.stderr)).values())) for r in answers
+    )
+    assert format_status(by_depend) == "H, its dependency: afterok:3.login01@login01"
+    assert format_status(held) == "H, by its user"
+    assert (later.state, later.native, later.starts) == (JobState.PENDING, "W", "2026-11-28T06:41:00")
+    assert (runs.limit_s, again.limit_s, over.limit_s) == (90, 90, None)
+    assert format_status(over) == "F, its dependency was not met: afterok:3.login01@login01"
+
+    def status(**fields: object) -> str:
+        text = "".join(f'\n    "{k}":{json.dumps(v)},' for k, v in fields.items())
+        return format_status(Pbs().read_status(Result((), 0, f'"7.a":{{{text}\n}}'))["7.a"])
+
+    last_life = "Job run at Sat Nov 28 at 04:41 on (node1:ncpus=1)"
+    assert status(job_state="Q", comment=last_life, run_count=5) == "Q, started 5 times"
+    assert status(job_state="F", Exit_status=-17) == "F, Exit_status -17: a hook on its node rejected it"
+    assert status(job_state="F", comment="x", Exit_status=-29) == "F, x, Exit_status -29: its walltime was over"
+    assert status(job_state="F", Exit_status=-99) == "F, Exit_status -99: PBS ended it"
+
+
+def test_one_sick_node_holds_no_element_of_an_array() -> None:
+    """The array is held, and an element that never was on that node has the array's comment."""
+    comment = "Job Array Held, too many failed attempts to run subjob 7[4].a"
+    text = f'"7[].a":{{\n "job_state":"H",\n}}\n"7[5].a":{{\n "job_state":"Q",\n "comment":"{comment}"\n}}'
+    assert Pbs().read_status(Result((), 0, text))["7[5].a"].state is JobState.STUCK
+
+
+def test_limit_of_a_job_is_the_batch_systems() -> None:
+    rows = {"1:30:00": 5400, "2-00:00:00": 172800, "UNLIMITED": None, "Partition_Limit": None}
+    for text, limit_s in rows.items():
+        status = Slurm().read_status(Result(("squeue",), 0, f"{text}|7|RUNNING|0|N/A|n1|None|\n"))["7"]
+        assert (status.state, status.limit_s) == (JobState.RUNNING, limit_s)
+
+
+def test_a_shorter_walltime_is_advised_before_a_reservation() -> None:
+    text = '"7.a":{\n "job_state":"Q",\n "comment":"Not Running: Job would conflict with reservation or top job"\n}'
+    waits = Pbs().read_status(Result((), 0, text))["7.a"]
+    slurm = "ReqNodeNotAvail, Reserved for maintenance"
+    other = Slurm().read_status(Result(("squeue",), 0, f"1:00|7|PENDING|0|N/A||{slurm}|\n"))["7"]
+    for status in (waits, other):
+        assert status.state is JobState.PENDING
+        assert status.advice.startswith("a shorter walltime=")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "words"),
+    [("pbs", "run/70-waits-and-limits.txt", "qsub"), ("slurm", "22.05.8/02-sbatch-refused.txt", "--array=0-1001")],
+)
+def test_array_that_is_too_large_is_told(name: str, path: str, words: str) -> None:
+    with pytest.raises(SubmitError) as caught:
+        batch.get(name).read_submit(recorded(name, path, words))
+    assert caught.value.over_size
 
 
 def test_nodes_that_are_down_are_named_with_what_is_said_of_them() -> None:
@@ -352,12 +406,14 @@ def test_jobs_of_pbs_are_found_by_a_name_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("code", "transient", "over_limit", "unsure"),
-    [(38, 1, 1, 0), (39, 1, 1, 0), (162, 1, 0, 0), (170, 0, 0, 0), (124, 1, 0, 1), (183, 1, 0, 1)],
+    [(38, 1, 1, 0), (39, 1, 1, 0), (159, 1, 0, 0), (162, 1, 0, 0), (170, 0, 0, 0), (124, 1, 0, 1), (183, 1, 0, 1)],
 )
 def test_qsubs_exit_codes_tell_limits_and_doubts(code: int, transient: bool, over_limit: bool, unsure: bool) -> None:
     down = next(r for r in records(BATCH / "pbs/release/33-server-trouble.txt") if "pbs_server down" in r.command)
+    busy = "qsub: cannot connect to server login01 (errno=15007)\n"
+    words = {159: busy, 162: down.stderr}.get(code, "qsub: trouble\n")
     with pytest.raises(SubmitError) as caught:
-        Pbs().read_submit(Result(("qsub",), code, "", down.stderr if code == 162 else "qsub: trouble\n"))
+        Pbs().read_submit(Result(("qsub",), code, "", words))
     error = caught.value
     assert (error.transient, error.over_limit, error.unsure) == (transient, over_limit, unsure)
 

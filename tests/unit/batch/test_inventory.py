@@ -50,6 +50,18 @@ def test_recorded_queues_and_nodes_are_read() -> None:
     assert found.nodes["gpux4"].cpus
 
 
+def test_queues_that_start_no_job_are_left_out() -> None:
+    nodes, _, server = (Result(command.argv, 1) for command in batch.questions("pbs"))
+    (record,) = records(BATCH / "pbs/run/71-queues.txt")
+    found = batch.read("pbs", (nodes, Result(("qstat",), 0, record.stdout), server))
+    assert [queue.name for queue in found.queues] == ["workq", "debug", "capped"]  # not "stopped"
+    assert found.array_limit == 4  # of the queue with the least
+    sinfo = "a|a|1|1:00|1-2|8|8000|gpu:4\nb|b|1|1:00|1-2|8|8000|gpu:4\n"
+    partitions = "PartitionName=a State=INACTIVE\nPartitionName=b State=UP\n"
+    slurm = batch.read("slurm", [Result((), 0, text) for text in (sinfo, partitions, "")])
+    assert [queue.name for queue in slurm.queues] == ["b"]
+
+
 def test_slurms_limits_and_types() -> None:
     """The older recording's partition with limits, and nodes of sites with types, sockets and other gres."""
     lines = [
@@ -154,7 +166,7 @@ def test_vnodes_count_for_their_host(build: str) -> None:
         (Result((), 127, "", "qstat: there is no such program on this machine"), "there is no such program"),
         (Result((), 124, "", "qstat: no answer in 10 s; it was killed\n"), "no answer in 10 s"),
         (Result((), 153, listing("head", []), "qstat: Unknown Job Id 7.login01\n"), "Unknown Job Id 7.login01$"),
-        (Result((), 0, "", ""), "exit code 0, no job"),
+        (Result((), 0, "", ""), "exit code 0, no output"),
     ],
 )
 def test_no_answer_is_an_error_in_qstats_words(result: Result, words: str) -> None:

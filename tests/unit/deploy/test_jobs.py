@@ -32,7 +32,7 @@ from hpcgpu.model.settings import Limit
 from hpcgpu.plan.jobs import Job, describe
 from hpcgpu.plan.jobs.request import Policy
 
-FOR_NOW, LOST = {"transient": True}, {"transient": True, "unsure": True}
+FOR_NOW, LOST, UNNAMED = {"transient": True}, {"transient": True, "unsure": True}, {"unsure": True}
 REFUSALS: dict[str, tuple[Any, int, list[Any], str, int]] = {
     # kind, return code, answers of the search for its jobs; the job or the error; submissions
     "no such program": ({}, 127, [], "login node of a cluster", 1),
@@ -44,6 +44,8 @@ REFUSALS: dict[str, tuple[Any, int, list[Any], str, int]] = {
     "no answer, and no job": (LOST, 1, [()], "8", 2),
     "too late, and no job: it may still come": (LOST, 124, [()], "^no\n", 1),
     "no answer to the search at first": (LOST, 124, [SubmitError("?"), ("7",)], "7", 1),
+    "a sentence without an id, and the job exists": (UNNAMED, 0, [("7",)], "7", 1),
+    "a sentence without an id, and no job": (UNNAMED, 0, [()], "^no\n", 1),
     "no answer to any search": (LOST, 1, [SubmitError("?")] * 2, "^no\n", 1),
 }
 
@@ -70,7 +72,7 @@ def test_submit_after_a_refusal(
         return "8"
 
     monkeypatch.setattr(batch_client, "run", run)
-    monkeypatch.setattr(batch_client, "look", look)
+    monkeypatch.setattr(batch_client, "search", look)
     command = Command(("sbatch",))
     system: Any = SimpleNamespace(submit=lambda *_: command, read_submit=read_submit, offers=lambda _: None)
     system.elements = lambda i, _: (i,)

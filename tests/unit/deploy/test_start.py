@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from datetime import datetime
 from pathlib import Path
 
 import fakesys
@@ -13,10 +14,12 @@ from programs import program
 from recordings import records
 
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
+from hpcgpu.batch import pbs
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.deploy import network, preview, settings, start
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import host_memory, run
+from hpcgpu.launch import read_end_s
 from hpcgpu.model import Allocation, Command, HostMemory, Result, Settings
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 
@@ -116,6 +119,18 @@ def test_ranks_are_told_what_pbs_has_granted(monkeypatch: pytest.MonkeyPatch) ->
     assert [command.argv for command in asked] == [("qstat", "-f", "-F", "json", "0.login01")]
     assert start.memory_env(Settings(), Allocation()) == start.memory_env(Settings(), JOB, "member") == ()
     assert len(asked) == 1
+
+
+def test_ranks_are_told_when_their_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the walltime of the queue: the job of the recording asked for none."""
+    runs = next(r for r in records(BATCH / "pbs/run/70-waits-and-limits.txt") if ".cap)" in r.command)
+    answer(monkeypatch, Result((), 0, runs.stdout))
+    ((name, end),) = start.memory_env(Settings(memory_bytes=1 << 30), JOB, "gang")
+    assert int(end) == datetime(2026, 11, 28, 4, 41, 26).timestamp() + 90  # noqa: DTZ001 - as qstat prints it
+    assert read_end_s({"PBS_JOBID": "7.login01", name: end}) == int(end)
+    assert read_end_s({name: end}) is None
+    waits = runs.stdout.replace('"stime"', '"other"')  # a cache does not know yet that it runs
+    assert (pbs.read_end_s(Result((), 0, waits), 1000.0), pbs.read_end_s(Result((), 0), 1000.0)) == (1090, None)
 
 
 def test_unanswered_memory_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from hpcgpu.model.settings import SHARE, Limit
 from hpcgpu.plan import RankRecord, plan_layout
 from hpcgpu.plan.binding.workers import (
     NodeFacts,
-    asks_granted_memory,
+    asks_granted,
     node_warnings,
     plan_host_memory,
     plan_memory_limit_bytes,
@@ -329,14 +329,12 @@ def test_the_plan_says_what_limits_the_workers_memory() -> None:
 
 
 def test_pbs_is_asked_once_for_what_nothing_else_says() -> None:
-    pbs, free, given = Allocation(batch="pbs"), Settings(), Settings(memory_bytes=8 * GIB)
-    assert asks_granted_memory(pbs, free, "in-allocation")
-    assert asks_granted_memory(pbs, given, "in-allocation")  # memory= of Dask's configuration did not make this job
-    assert asks_granted_memory(pbs, free, "gang")
-    assert not asks_granted_memory(pbs, given, "gang")
-    assert not asks_granted_memory(pbs, free, "member")  # each of an array would
+    pbs = Allocation(batch="pbs")
+    assert asks_granted(pbs, "in-allocation")
+    assert asks_granted(pbs, "gang")
+    assert not asks_granted(pbs, "member")  # each of an array would
     for batch in ("slurm", "local"):
-        assert not asks_granted_memory(Allocation(batch=batch), free, "in-allocation")
+        assert not asks_granted(Allocation(batch=batch), "in-allocation")
     # the plan names the job of PBS
     environ = {"PBS_JOBID": "7.login01", "HPCGPU_GRANTED_MEMORY": f"n={2 * GIB},m={GIB}"}
     allocation = read_allocation(environ, "n.site.edu")

@@ -151,6 +151,7 @@ LINES: list[tuple[list[Job], tuple[int, ...], str]] = [
     (jobs("GONE", "UP", "DRAINING"), (4, 8), "1 UP, 1 DRAINING; 4 of 8 workers"),
     (jobs("GONE"), (0, 8), "GONE"),
     (jobs("UP"), (3, 4), "1 UP; 3 of 4 workers"),
+    ([replace(job(DOWN), phase=Phase.STARTING)] * 2, (0, 8), "2 STARTING (node2 is down); 0 of 8 workers"),
     ([], (0, 8), "no job; 0 of 8 workers"),
 ]
 

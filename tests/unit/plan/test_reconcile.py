@@ -37,6 +37,11 @@ def up(name: str, age_s: float = 1000.0, **more: Any) -> Job:
     return job(name, RUNNING, age_s, **more).registered(4, -age_s)
 
 
+def ending(code: int, since_s: float) -> Job:
+    """A job whose output is not delivered."""
+    return up("1").registered(0, -50).listed(replace(COMPLETING, is_ending=True), -50).left(True, code, since_s)
+
+
 def facts(wanted: int, *jobs: Job, **more: Any) -> Facts:
     return Facts(**{"now_s": NOW_S, "target": wanted, "jobs": jobs, "asked_s": NOW_S, "answered_s": NOW_S, **more})
 
@@ -71,6 +76,11 @@ SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
     ),
     "one that is to start again keeps the workers that are heard": (facts(1, up("1").listed(PENDING, NOW_S)), {}),
     "one that is not listed is waited for": (facts(1, job("1").listed(None, -59)), {}),
+    "a new one may be missing in answers of a cache": (facts(1, job("1", None).listed(None, -299)), {}),
+    "one that no answer has ever listed is gone after minutes": (
+        facts(1, job("1", None).listed(None, -300)),
+        {"submit": 1, "cancel": ("1",), "forget": (("1", "the batch system has not listed it for 300 s"),)},
+    ),
     "one that is not listed for long is gone": (
         facts(1, job("1").listed(None, -60)),
         {"submit": 1, "cancel": ("1",), "forget": (("1", "the batch system has not listed it for 60 s"),)},
@@ -86,6 +96,9 @@ SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "one on a node that was lost a moment ago may be back": (facts(1, up("1").registered(0, -59).listed(DOWN, -1)), {}),
     "one whose workers are heard is not lost with its node's batch system": (facts(1, up("1").listed(DOWN, -900)), {}),
     "one whose end takes long is soon a ghost": (facts(1, up("1").registered(0, -60).listed(COMPLETING, -1)), REPLACED),
+    "one whose script has ended by itself is soon a ghost": (facts(1, ending(3, -10)), REPLACED),
+    "its end may be near": (facts(1, ending(3, -9)), {}),
+    "one whose script was ended by a signal may start again": (facts(1, ending(143, -59)), {}),
     "one that is ending may start again": (facts(1, up("1").registered(0, -59).listed(COMPLETING, -1)), {}),
     "one whose workers restart is no ghost": (facts(1, up("1").registered(0, -5)), {}),
     "one that was suspended has time to get its workers back": (
@@ -120,6 +133,11 @@ def test_in_this_situation(known: Facts, expected: dict[str, Any]) -> None:
     assert done(known) == expected
 
 
+def shorter() -> Job:
+    """A job of 12 min in place of an hour: a hook of the site, or its queue, has set them."""
+    return up("1", 600).listed(replace(RUNNING, limit_s=720), -600)
+
+
 HAND_OVERS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "long before its end a job counts": (facts(1, up("1", 3359)), {}),
     "twice the drain before its end it gets a successor, and works on": (facts(1, up("1", 3360)), {"submit": 1}),
@@ -127,6 +145,8 @@ HAND_OVERS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "while the successor starts it works on": (facts(1, up("1", 3479), up("2", 9).registered(3, NOW_S)), {}),
     "when the successor is up it leaves": (facts(1, up("1", 3370), up("2", 5)), RETIRED),
     "at the drain before its end it leaves, successor or not": (facts(1, up("1", 3480), job("2")), RETIRED),
+    "the walltime of the batch system's answer counts": (facts(2, up("1", 600), up("2", 5)), {}),
+    "it is shorter than the one that was asked for": (facts(1, shorter(), up("2", 5)), RETIRED),
     "when nothing is wanted any more it leaves at once": (facts(0, up("1", 3360)), RETIRED),
     "when its workers have left it is about to end": (facts(1, up("1", 3480).registered(0, -1), up("2", 5)), RETIRED),
     "without a worker ever it is cancelled": (facts(1, job("1", RUNNING, age_s=3480), up("2", 5)), CANCELLED),
@@ -260,6 +280,11 @@ OVERS: dict[str, tuple[Job, str]] = {
         "job 7 has ended: its script has ended with exit code 3 60 s ago, though the batch system still has it in "
         "state COMPLETING",
     ),
+    "and sooner if only its output is not delivered": (
+        job("7", replace(COMPLETING, is_ending=True), role="head").left(True, 3, -10),
+        "job 7 has ended: its script has ended with exit code 3 10 s ago, though the batch system still has it in "
+        "state COMPLETING",
+    ),
     "not when its script has, a moment ago": (job("7", COMPLETING, role="head").left(True, 3, -59), ""),
     "not when it lives again": (job("7", RUNNING, role="head").left(True, 3, -99).left(False, None, -1), ""),
 }
@@ -272,8 +297,10 @@ def test_the_job_with_the_scheduler_is_over(known: Job, why: str) -> None:
 
 
 def test_head_job_that_will_not_start_has_advice() -> None:
-    why = why_over(job("7", STUCK, role="head"), NOW_S, 60.0)
-    assert why.startswith("job 7 will not start: PENDING (launch failed requeued held). Request resources that exist")
+    why = why_over(job("7", STUCK, role="head", hosts=("node2",)), NOW_S, 60.0)
+    assert why.startswith("job 7 will not start: PENDING (launch failed requeued held). Its nodes (at last node2)")
+    never = replace(STUCK, advice="fewer nodes=")
+    assert "Request resources that exist (fewer nodes=)" in why_over(job("7", never, role="head"), NOW_S, 60.0)
 
 
 UNLISTED = up("7", role="head").registered(0, -100).listed(None, -40)

@@ -162,7 +162,7 @@ class World(RuleBasedStateMachine):
     def is_outgoing(self, started_s: float | None) -> bool:
         if self.policy.walltime_s is None or started_s is None:
             return False
-        return self.now_s >= started_s + self.policy.walltime_s - 2 * self.policy.lead_s
+        return self.now_s >= started_s + self.policy.walltime_s - 2 * self.policy.lead_s(Job(id="any"))
 
     def check_submission(self) -> None:
         """No second submission for one hole: what is really there and does not leave is never too much."""
