@@ -87,7 +87,8 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
         with open(stdin, "wb", closefd=False) as f:
             f.write(command.stdin.encode(errors="surrogateescape"))  # paths may hold any byte
         os.lseek(stdin, 0, os.SEEK_SET)
-        env = {name: value for name, value in os.environ.items() if name not in command.without} | dict(command.env)
+        removed = set(command.removed(os.environ))
+        env = {name: value for name, value in os.environ.items() if name not in removed} | dict(command.env)
         process = await asyncio.create_subprocess_exec(
             *command.argv, stdin=stdin, stdout=out, stderr=err, env=env, start_new_session=True
         )

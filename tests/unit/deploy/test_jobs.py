@@ -527,3 +527,37 @@ def test_guard_after_lost_submission_asks_every_few_seconds(tmp_path: Path, monk
     asyncio.run(guard())  # on a loop of its own, whose clock has no other user
     assert not left.folder.exists()
     assert 20 < len(questions) < 30
+
+
+async def test_submit_with_variables_of_the_shell_lets_options_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch ranks SBATCH_* above the script; an account without a keyword stays the shell's."""
+    program(tmp_path / "sbatch", f"env > {tmp_path}/seen; echo 8")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    lost = {"SBATCH_PARTITION": "low", "SBATCH_TIMELIMIT": "5", "SBATCH_GPUS": "1", "SBATCH_WAIT": "1"}
+    for name, value in {**lost, "SBATCH_ACCOUNT": "m1"}.items():
+        monkeypatch.setenv(name, value)
+    lines: list[str] = []
+    spec = JobSpec(name="a", argv=("b",), queue="main", walltime_s=1200, gpus_per_node=2)
+    for _ in range(2):
+        assert await submit(Slurm(), spec, Slurm().script(spec), lines.append, Patience()) == ("8",)
+    seen = (tmp_path / "seen").read_text()
+    assert "SBATCH_ACCOUNT=m1" in seen
+    assert [name for name in lost if f"{name}=" in seen] == []
+    assert len(lines) == 1
+    assert all(name in lines[0] for name in lost)
+
+
+async def test_squeue_with_variables_of_the_shell_lists_all_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "squeue", f'env > {tmp_path}/seen; echo "8|RUNNING|0:0|N/A|n1|None"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("SQUEUE_PARTITION", "SQUEUE_USERS", "SLURM_TIME_FORMAT", "SLURM_CONF"):
+        monkeypatch.setenv(name, "low")
+    assert (await batch_client.ask(Slurm(), ["8"]))["8"].state is JobState.RUNNING
+    seen = (tmp_path / "seen").read_text()
+    assert "SQUEUE_" not in seen
+    assert "SLURM_TIME_FORMAT" not in seen
+    assert "SLURM_CONF=low" in seen
