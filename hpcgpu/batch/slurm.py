@@ -54,6 +54,20 @@ _ASKED = {
     *("--partition", "--clusters", "--nodes", "--nodelist", "--constraint", "--reservation", "--qos", "--time"),
     *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gres"),
 }
+# sbatch ranks its variables above the script (SBATCH_TIMELIMIT), and squeue filters by its own (SQUEUE_PARTITION;
+# 22.05.8). Queries give all that they need as options.
+_OF_QUERIES = frozenset(("SQUEUE_*", "SINFO_*", "SACCT_*", "SCANCEL_*", "SLURM_TIME_FORMAT"))
+_VARIABLES = {  # those that are not named as their option
+    "--time": "SBATCH_TIMELIMIT",
+    "--array": "SBATCH_ARRAY_INX",
+    "--mem": "SBATCH_MEM_PER_NODE",
+    "--clusters": "SBATCH_CLUSTERS",
+}
+_RIVALS = (  # the options of a group replace each other
+    ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
+    ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"),
+)
+_NEVER = {"SBATCH_WAIT", "SBATCH_ARRAY_INX"}  # options that are refused, too
 _NO_MORE = "squeue lists its array without it"
 # sbatch: Job 12 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main
 _TESTED = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
@@ -105,7 +119,7 @@ class Slurm(SlurmDialect, BatchSystem):
         return f"{_folder(spec)}slurm-{job_id}.out"
 
     def submit(self, script: str, spec: JobSpec) -> Command:
-        return Command(("sbatch", "--parsable"), stdin=script)
+        return Command(("sbatch", "--parsable"), stdin=script, without=_contradicting(script))
 
     def read_submit(self, result: Result) -> str:
         # Sites' wrappers print whole pages before the id (TACC), or lose --parsable.
@@ -120,7 +134,7 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return one squeue for all jobs of this user, with their comments: squeue cannot select by those."""
-        return Command(("squeue", "--noheader", "--me", "--array", "--Format=JobArrayID:|,Comment:|"))
+        return _query("squeue", "--noheader", "--me", "--array", "--Format=JobArrayID:|,Comment:|")
 
     def read_found(self, result: Result, mark: str) -> tuple[str, ...]:
         if result.returncode != 0:
@@ -133,12 +147,12 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def status(self, job_ids: Sequence[str]) -> Command:
         """Return one squeue for all; it lists jobs for MinJobAge (300 s) after their end."""
-        return Command(("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), f"--Format={_COLUMNS}"))
+        return _query("squeue", "--noheader", "--array", "--states=all", _jobs(job_ids), f"--Format={_COLUMNS}")
 
     def history(self, job_ids: Sequence[str]) -> Command:
         """Return the sacct for jobs that squeue has forgotten; sites without accounting refuse it."""
         columns = f"--format={_SACCT_COLUMNS}"
-        return Command(("sacct", "--noheader", "--parsable", "--allocations", columns, _jobs(job_ids)))
+        return _query("sacct", "--noheader", "--parsable", "--allocations", columns, _jobs(job_ids))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
         """Parse the output of squeue or sacct. Missing elements of an array that squeue lists have ended."""
@@ -181,7 +195,7 @@ class Slurm(SlurmDialect, BatchSystem):
         )
 
     def test(self, script: str) -> Command:
-        return Command(("sbatch", "--test-only"), stdin=script, timeout_s=20.0)
+        return Command(("sbatch", "--test-only"), stdin=script, timeout_s=20.0, without=_contradicting(script))
 
     def read_test(self, result: Result) -> str:
         """Return ``2026-11-23T06:38:00 on node[1-2] in partition main``, or raise SubmitError with sbatch's message."""
@@ -192,7 +206,7 @@ class Slurm(SlurmDialect, BatchSystem):
     def nodes(self, hosts: Sequence[str]) -> Command | None:
         """Return the sinfo for nodes: a job on a node that does not answer is RUNNING until SlurmdTimeout (300 s)."""
         # A line for each node and partition; the reason is the only free text.
-        return Command(("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T|%E"))
+        return _query("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T|%E")
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
         """Return sinfo's state of nodes that are down, or do not answer slurmctld (``mixed*``)."""
@@ -214,7 +228,7 @@ class Slurm(SlurmDialect, BatchSystem):
         """Return one scancel for all: ``123_[0-7,9]`` for elements."""
         groups = by_array(job_ids, _ELEMENT).items()
         ids = [f"{before}[{','.join(index_runs(indexes))}]" if indexes else before for (before, _), indexes in groups]
-        return (Command(("scancel", *ids)),) if ids else ()
+        return (_query("scancel", *ids),) if ids else ()
 
     def read_cancel(self, result: Result) -> bool:
         gone = bool(_GONE.search(result.stderr))
@@ -253,6 +267,17 @@ class Slurm(SlurmDialect, BatchSystem):
             return f"{-(-size // 2**20)}M"
         cpus = spec.tasks_per_node * (spec.cpus_per_task or 1)
         return f"{size // (cpus if self.memory == 'mem-per-cpu' else spec.gpus_per_node or 1) // 2**20}M"
+
+
+def _query(*argv: str) -> Command:
+    return Command(argv, without=_OF_QUERIES)
+
+
+def _contradicting(script: str) -> frozenset[str]:
+    """Return the names of sbatch's variables for options that the script gives, or that no job may have."""
+    options = {key for text in re.findall(r"^#SBATCH (.+)$", script, re.MULTILINE) for key in _keys(text)}
+    options |= {rival for group in _RIVALS if options.intersection(group) for rival in group}
+    return frozenset(_VARIABLES.get(o, f"SBATCH_{o.lstrip('-').replace('-', '_').upper()}") for o in options) | _NEVER
 
 
 def _jobs(job_ids: Sequence[str]) -> str:
@@ -359,7 +384,7 @@ def _expanded(word: str) -> Iterator[str]:
 def ask_offers(queue: str | None) -> Command:
     """Return the sinfo for the nodes of a partition, or of all."""
     where = (f"--partition={queue}",) if queue else ()
-    return Command(("sinfo", "--noheader", "--exact", f"--format={_OFFER_FIELDS}", *where))
+    return _query("sinfo", "--noheader", "--exact", f"--format={_OFFER_FIELDS}", *where)
 
 
 def list_offers(text: str, gpu_type: str = "") -> Iterator[Offer]:

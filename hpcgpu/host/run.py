@@ -101,7 +101,8 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
         with open(stdin, "wb", closefd=False) as f:
             f.write(command.stdin.encode(errors="surrogateescape"))  # paths may hold any byte
         os.lseek(stdin, 0, os.SEEK_SET)
-        env = {name: value for name, value in os.environ.items() if name not in command.without} | dict(command.env)
+        removed = set(command.removed(os.environ))
+        env = {name: value for name, value in os.environ.items() if name not in removed} | dict(command.env)
         path = shutil.which(program, path=env.get("PATH")) or await supervise.to_thread(located, program) or program
         process = await asyncio.create_subprocess_exec(
             path, *command.argv[1:], stdin=stdin, stdout=out, stderr=err, env=env, start_new_session=True

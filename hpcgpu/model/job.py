@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -22,7 +22,12 @@ class Command:
     stdin: str = ""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # added to the environment
     timeout_s: float = 60.0
-    without: frozenset[str] = frozenset()  # variables to remove from the environment
+    without: frozenset[str] = frozenset()  # variables to remove from the environment; SQUEUE_*: all that begin so
+
+    def removed(self, environ: Iterable[str]) -> list[str]:
+        """Return the names in the environment that the program does not get."""
+        prefixes = tuple(name[:-1] for name in self.without if name.endswith("*"))
+        return [name for name in environ if name in self.without or name.startswith(prefixes)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,21 @@ def test_size() -> None:
     assert wrong == [], "over 70 lines"
 
 
+def test_top_level_name_is_assigned_once_in_a_module() -> None:
+    """Two modules that are merged may have a constant of one name: the later one would count for both."""
+    wrong = []
+    for path in FILES:
+        nodes = [node for node in parsed(path).body if isinstance(node, (ast.Assign, ast.AnnAssign))]
+        targets = [t for node in nodes for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+        names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name) and is_stored(n)]
+        wrong += [(name_of(path), name) for name in sorted(set(names)) if names.count(name) > 1]
+    assert wrong == []
+
+
+def is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
 # Private names of other modules that a module may touch, and why.
 OVERRIDDEN = "distributed's Cluster has it, and calls or reads it itself"
 INHERITED = "hpcgpu's own base class has it, and a public name of a cluster object is for people"

@@ -35,6 +35,7 @@ _ELSEWHERE = (
     "submit jobs on a login node of a cluster; 'hpcgpu plan --script' prints the script anywhere, and LocalGPUCluster "
     "uses this machine alone"
 )
+_NAMED_ONCE: set[str] = set()  # variables of the user's shell, each named once in this process
 
 
 async def submit(
@@ -47,7 +48,11 @@ async def submit(
 ) -> tuple[str, ...]:
     """Submit a job or an array, again after a transient refusal; return its job ids, or raise SubmitError."""
     inherited = inherited_variables(os.environ)  # this process may run in a job: a notebook's kernel, a script
-    command = replace(system.submit(script, spec), timeout_s=patience.submission_s, without=inherited)
+    command = replace(system.submit(script, spec), timeout_s=patience.submission_s)
+    if (shell := frozenset(command.removed(os.environ)) - inherited) and shell - _NAMED_ONCE:
+        tell(f"left out of the submission, since the job's own options are others: {', '.join(sorted(shell))}")
+        _NAMED_ONCE.update(shell)
+    command = replace(command, without=command.without | inherited)
     pauses_s = list(patience.retries_s)
     while True:
         result = await run(command)

@@ -165,7 +165,8 @@ _BY_ITSELF_S = 5.0
 _ENDING_S = 60.0
 _ASK_S = 2.0
 # An sbatch outlives its client, and tries for 2 minutes where slurmctld is "temporarily unable to accept job".
-_SUBMITTING_S, _LOOK_S = 130.0, 5.0
+_SUBMITTING_S = 130.0
+_LOST_JOBS_S = 5.0  # between two searches for the jobs of such an sbatch
 Answer = TypeVar("Answer")
 
 
@@ -259,7 +260,7 @@ async def _cancel_pending(run: Run, token: str) -> bool:
         run.add(Job(id=job_id) for job_id in lost)
         return True if lost or now_s() > end_s else None
 
-    return await supervise.until(once, _LOOK_S)
+    return await supervise.until(once, _LOST_JOBS_S)
 
 
 async def stop(run: Run) -> None:
@@ -344,7 +345,7 @@ def today() -> date:
 
 
 _TAIL_LINES = 30
-_LOOK_S = 0.5
+_NEW_LINES_S = 0.5
 _FOLLOW_S = 5.0
 _CHUNK_BYTES = 1 << 16
 
@@ -404,7 +405,7 @@ async def follow_log(run: Run, log: Path, offset: int, echo: Callable[[str], Non
             echo(part.decode(errors="replace"))
         return over or None
 
-    await supervise.until(hand_out, _LOOK_S)
+    await supervise.until(hand_out, _NEW_LINES_S)
 
 
 def _read(log: Path, offset: int) -> bytes:

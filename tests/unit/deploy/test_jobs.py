@@ -27,7 +27,7 @@ from hpcgpu.deploy.jobs.batch_client import on_lost_nodes, proven, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import ConfigError, JobError, SubmitError
-from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, Settings
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, RunDocument, Settings
 from hpcgpu.model.settings import Limit
 from hpcgpu.plan.jobs import Job, describe
 from hpcgpu.plan.jobs.request import Policy
@@ -497,3 +497,69 @@ async def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path
     assert said == ["job 7: its script has ended with exit code 0; the batch system does not answer"]
     (pid,) = asked.read_text().split()
     await when(lambda: not Path(f"/proc/{pid}").exists())  # squeue has been ended
+
+
+# --- what the batch system is asked
+
+
+def test_guard_after_lost_submission_asks_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For two minutes after its owner died during sbatch; each search is a squeue for slurmctld to answer."""
+    pause, now_s, questions = asyncio.sleep, 0.0, list[Command]()
+
+    async def sleep(delay_s: float, *_: object) -> None:
+        nonlocal now_s
+        now_s += delay_s
+        await pause(0)
+
+    async def run(command: Command) -> Result:
+        questions.append(command)
+        return Result(command.argv, 0, "", "")
+
+    monkeypatch.setattr(batch_client, "run", run)
+    document = RunDocument(settings=Settings(), shape="gang", folder=str(tmp_path / "run"))
+    (tmp_path / "run").mkdir(0o700)
+    left = Run.begin(document, "slurm", None)
+    left.save()
+
+    async def guard() -> None:
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+        await runs.abandon(left.folder, left.owner.token)
+
+    asyncio.run(guard())  # on a loop of its own, whose clock has no other user
+    assert not left.folder.exists()
+    assert 20 < len(questions) < 30
+
+
+async def test_submit_with_variables_of_the_shell_lets_options_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch ranks SBATCH_* above the script; an account without a keyword stays the shell's."""
+    program(tmp_path / "sbatch", f"env > {tmp_path}/seen; echo 8")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    lost = {"SBATCH_PARTITION": "low", "SBATCH_TIMELIMIT": "5", "SBATCH_GPUS": "1", "SBATCH_WAIT": "1"}
+    for name, value in {**lost, "SBATCH_ACCOUNT": "m1"}.items():
+        monkeypatch.setenv(name, value)
+    lines: list[str] = []
+    spec = JobSpec(name="a", argv=("b",), queue="main", walltime_s=1200, gpus_per_node=2)
+    for _ in range(2):
+        assert await submit(Slurm(), spec, Slurm().script(spec), lines.append, Patience()) == ("8",)
+    seen = (tmp_path / "seen").read_text()
+    assert "SBATCH_ACCOUNT=m1" in seen
+    assert [name for name in lost if f"{name}=" in seen] == []
+    assert len(lines) == 1
+    assert all(name in lines[0] for name in lost)
+
+
+async def test_squeue_with_variables_of_the_shell_lists_all_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "squeue", f'env > {tmp_path}/seen; echo "8|RUNNING|0:0|N/A|n1|None"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("SQUEUE_PARTITION", "SQUEUE_USERS", "SLURM_TIME_FORMAT", "SLURM_CONF"):
+        monkeypatch.setenv(name, "low")
+    assert (await batch_client.ask(Slurm(), ["8"]))["8"].state is JobState.RUNNING
+    seen = (tmp_path / "seen").read_text()
+    assert "SQUEUE_" not in seen
+    assert "SLURM_TIME_FORMAT" not in seen
+    assert "SLURM_CONF=low" in seen
