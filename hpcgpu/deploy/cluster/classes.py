@@ -10,7 +10,7 @@ from distributed.deploy.adaptive import Adaptive
 
 from hpcgpu.config import layers
 from hpcgpu.config.migration import read_local_cuda
-from hpcgpu.deploy.cluster import ClusterRun
+from hpcgpu.deploy.cluster import ClusterRun, security_loader
 from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
@@ -22,6 +22,7 @@ from hpcgpu.plan.jobs.request import workers_per_node
 from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
 
+security_loader.install()
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
 INTERVAL = "5s"
 WAIT_COUNT = 12

@@ -32,6 +32,7 @@ from hpcgpu.supervise import reason_of
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
 # Attributes of distributed's LocalCluster that people expect.
 _INSTEAD = {
+    "jobs": ": a cluster of one machine has no jobs; clusters of a batch system have",
     "workers": ": cluster.scheduler_info['workers'] has the facts of each, cluster.bindings() where they are",
     "scheduler": ": it runs in another process; cluster.scheduler_address, cluster.scheduler_info",
     "worker_spec": ": cluster.explain() has the plan",

@@ -14,7 +14,7 @@ from typing import Any
 from distributed.core import rpc
 
 from hpcgpu import supervise
-from hpcgpu.deploy.cluster import ClusterRun
+from hpcgpu.deploy.cluster import ClusterRun, security_loader
 from hpcgpu.deploy.jobs.runs import today
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.deploy.network.dashboard import BrowserLink, Tunnel
@@ -248,6 +248,7 @@ class Connection:
             raise  # it would not be trusted through a tunnel either
         except LaunchError as e:
             address = await self._tunnel_to(facts, e)
+        security_loader.remember(address, self.security)
         return rpc(address, connection_args=self.security.get_connection_args("client"))
 
     async def _tunnel_to(self, facts: SchedulerFile, direct: LaunchError) -> str:

@@ -35,7 +35,7 @@ _ELSEWHERE = (
     "submit jobs on a login node of a cluster; 'hpcgpu plan --script' prints the script anywhere, and LocalGPUCluster "
     "uses this machine alone"
 )
-_NAMED_ONCE: set[str] = set()  # variables of the user's shell, each named once in this process
+_reported: set[str] = set()  # variables of the user's shell, each named once in this process
 
 
 async def submit(
@@ -49,9 +49,9 @@ async def submit(
     """Submit a job or an array, again after a transient refusal; return its job ids, or raise SubmitError."""
     inherited = inherited_variables(os.environ)  # this process may run in a job: a notebook's kernel, a script
     command = replace(system.submit(script, spec), timeout_s=patience.submission_s)
-    if (shell := frozenset(command.removed(os.environ)) - inherited) and shell - _NAMED_ONCE:
+    if (shell := frozenset(command.removed(os.environ)) - inherited) and shell - _reported:
         tell(f"left out of the submission, since the job's own options are others: {', '.join(sorted(shell))}")
-        _NAMED_ONCE.update(shell)
+        _reported.update(shell)
     command = replace(command, without=command.without | inherited)
     pauses_s = list(patience.retries_s)
     while True:

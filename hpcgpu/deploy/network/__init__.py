@@ -12,8 +12,8 @@ def require_ucx(user: str, error: type[HpcGpuError] = LaunchError) -> None:
     """Raise an error unless this Python has UCX's connections, which an option or address needs."""
     if importlib.util.find_spec("distributed_ucxx") is None:
         raise error(
-            f"{user} needs distributed-ucxx, which {sys.executable} has not: pip install 'hpcgpu[ucx]'; or leave "
-            "protocol out, which gives tls"
+            f"{user} needs distributed-ucxx, which {sys.executable} has not: pip install '.[ucx]' in a clone "
+            "of hpcgpu; or leave protocol out, which gives tls"
         )
 
 

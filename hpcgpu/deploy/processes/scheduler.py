@@ -127,7 +127,7 @@ class LeaseServer:
 
 
 _NO_BOKEH = (
-    "Dask's dashboard needs bokeh, which the scheduler's Python does not have: pip install 'hpcgpu[dashboard]'\n"
+    "Dask's dashboard needs bokeh, which the scheduler's Python does not have: pip install bokeh\n"
     "Without it there are tables alone: info/main/workers.html\n"
 )
 # Below the dashboard's secret.

@@ -55,7 +55,7 @@ from hpcgpu.units import format_bytes
 logger = logging.getLogger("distributed.worker.memory")
 # They observe allocations, and stand above the resources that may fail: below, they would count each retry.
 _OBSERVERS = ("LoggingResourceAdaptor", "TrackingResourceAdaptor")
-_EXTRA = "pip install 'hpcgpu[rapids]'"
+_EXTRA = "pip install '.[rapids]' in a clone of hpcgpu"
 
 
 def usage_file(spec: WorkerSpec) -> Path:
@@ -98,7 +98,9 @@ def set_up_rmm(rapids: Rapids) -> None:
     """
     for module, option in rapids.needs:
         if importlib.util.find_spec(module) is None:
-            how = {"torch": "pip install torch", "cupy": "pip install 'hpcgpu[cupy]'"}.get(module, _EXTRA)
+            how = {"torch": "pip install torch", "cupy": "pip install '.[cupy]' in a clone of hpcgpu"}.get(
+                module, _EXTRA
+            )
             raise ConfigError(
                 f"{option} needs {module}, which is not installed for the workers' Python: {how}, or leave the option "
                 "out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -217,3 +218,16 @@ def test_import_is_light() -> None:
     code += f"print({heavy} & {{name.partition('.')[0] for name in new}})"
     assert ranks.run_command([sys.executable, "-c", code]).stdout == "set()\n"
     assert "LocalGPUCluster" in dir(hpcgpu)
+
+
+def test_client_with_address_alone_connects_from_any_process() -> None:
+    code = "import sys; from distributed import Client; print(Client(sys.argv[1]).submit(sum, [1, 2]).result())"
+    loader = {"DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER": "hpcgpu.deploy.cluster.security_loader.load"}
+    with LocalGPUCluster(gpus="sim:1") as cluster:
+        with Client(cluster.scheduler_address) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+        argv = [sys.executable, "-c", code, cluster.scheduler_address]
+        other = subprocess.run(argv, env={**os.environ, **loader}, capture_output=True, text=True, timeout=scaled(60))
+        assert other.stdout == "3\n", other.stderr
+        with pytest.raises(AttributeError, match="has no jobs"):
+            cluster.jobs  # noqa: B018 - the table of a batch system's cluster

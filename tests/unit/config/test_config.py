@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from programs import python
 
 from hpcgpu.config import KINDS, migration, read_value
-from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
+from hpcgpu.config.layers import BY_NAME, chosen_site, read_layer, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
@@ -557,3 +557,11 @@ def test_submission_reads_its_section_and_logs_ignored_keys_once(home: dict[str,
     assert done.stderr.count("hpcgpu: dask config jobqueue.slurm: ignored are processes") == 1
     code = "from hpcgpu import SLURMGPUCluster\nSLURMGPUCluster(nodes=0)"
     assert "jobqueue.slurm: ignored are processes" in python(code, env=home).stderr
+
+
+def test_misspelt_n_workers_of_a_local_cluster_names_n_workers() -> None:
+    for name in ("n_worker", "nworkers"):
+        with pytest.raises(ConfigError, match="did you mean 'n_workers'"):
+            read_layer({name: 2}, lambda name: f"keyword {name} of LocalGPUCluster")
+    with pytest.raises(ConfigError, match="cpu_workers"):
+        read_layer({"n_worker": 2}, lambda name: f"keyword {name} of SLURMGPUCluster")

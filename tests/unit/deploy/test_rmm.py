@@ -157,7 +157,7 @@ def test_missing_library_names_the_extra(
     with pytest.raises(ConfigError, match=module) as caught:
         worker.open_device(spec)
     (option,) = given
-    for part in (option, "the cluster's keywords", "pip install 'hpcgpu[rapids]'"):
+    for part in (option, "the cluster's keywords", "pip install '.[rapids]'"):
         assert part in str(caught.value)
     worker.open_device(replace(spec, rapids=None))  # who asks for nothing needs nothing
 

@@ -1,0 +1,58 @@
+"""distributed's ``distributed.client.security-loader``: whoever has the address of the user's own cluster may connect.
+
+Processes that have imported a cluster class have it. Any other one gets it by the variable
+``DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER=hpcgpu.deploy.cluster.security_loader.load``.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import dask
+from distributed.security import Security
+
+from hpcgpu.deploy.jobs import home
+from hpcgpu.deploy.network import scheduler_file
+from hpcgpu.errors import HpcGpuError
+
+_NAME = "distributed.client.security-loader"
+# of this process's clusters, by address: that of a tunnel stands in no scheduler file
+_connected: WeakValueDictionary[str, Security] = WeakValueDictionary()
+
+
+def install() -> None:
+    """Be the security loader of this process, unless the user has another one."""
+    if not dask.config.get(_NAME, None):
+        dask.config.set({_NAME: f"{__name__}.{load.__name__}"})
+
+
+def remember(address: str, security: Security) -> None:
+    """Know a cluster of this process, as long as something holds its ``security``."""
+    if security.require_encryption:
+        _connected[address] = security
+
+
+def load(info: Mapping[str, str]) -> Security | None:
+    """Return the Security of the cluster at ``info["address"]``; None if this user has no run there.
+
+    A local cluster with its own ``local_directory`` is found by its own process only.
+    """
+    address = info["address"]
+    if security := _connected.get(address):
+        return security
+    # Local clusters have their folders among temporary files. Reading refuses what another user could have put there.
+    local = Path(tempfile.gettempdir()).glob(f"hpcgpu-client-{os.getuid()}-*/*/")
+    for folder in (*home().glob("*/"), *local):
+        try:
+            if folder.stat().st_uid != os.getuid():
+                continue
+            content = scheduler_file.read(folder)
+        except (OSError, HpcGpuError):  # another cluster's, made or removed just now, or of another version
+            continue
+        if content and address in content.addresses:
+            return scheduler_file.security(content.certificate)
+    return None
