@@ -160,7 +160,8 @@ def launch_run(run: RunDocument) -> None:
         launcher = plan_ranks(argv, run.settings, variables, shape=run.shape, document=True)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
-    env = {**os.environ, **parent, **added, **dict(launcher.env), DOCUMENT: config.render(run)}
+    # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)
+    env = {DOCUMENT: config.render(run), **os.environ, **parent, **added, **dict(launcher.env)}
     env |= dict.fromkeys(env.keys() & launchers.EXPORTS, "ALL")
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
