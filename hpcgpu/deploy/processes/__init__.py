@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import discover, host_memory, log, nvml
+from hpcgpu.host import discover, host_memory, log, nvml, ucx
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import SIMULATE, parse_simulated
@@ -97,6 +97,7 @@ def facts_of(
 ) -> NodeFacts:
     """Return what this process may use here: cores, memory nodes, interfaces, and a part of the memory of its job."""
     allocation = read_allocation(environ, host)
+    chosen = {**environ, **(run.settings.env if run else {})}
     return NodeFacts(
         name=host,
         topology=topology,
@@ -107,6 +108,7 @@ def facts_of(
         environ=environ,
         interfaces=discover.usable_interfaces(),
         in_job=allocation.batch != "local",
+        ucx_without_ib=ucx.without_infiniband(topology, chosen),
         **more,
     )
 

@@ -48,6 +48,7 @@ class NodeFacts:
     job_id: str = ""  # of a member job, which names its workers; else the node names them
     restart_count: int = 0  # of that job
     in_job: bool = False  # in a job of a batch system: other jobs may run on the node
+    ucx_without_ib: str = ""  # the folder of the workers' UCX, if it cannot use the node's InfiniBand and RoCE
 
 
 def plan_workers(
@@ -74,7 +75,7 @@ def plan_workers(
     bindings = plan_bindings(
         node.topology, gpus, node.allowed, settings, node.allowed_nodes or None, masks, shares.cpu_workers
     )
-    bindings = tuple(_reachable(b, settings, node) for b in bindings)
+    bindings = tuple(_driven(_reachable(b, settings, node), settings, node) for b in bindings)
     limits = _memory_limits(settings, node, gpus, bindings)
     bindings = tuple(_explained(settings, node, b, limit) for b, limit in zip(bindings, limits, strict=True))
     common = nccl_env([b for b in bindings if b.gpus])
@@ -98,7 +99,9 @@ def _names(node: NodeFacts, shares: NodeLayout, before: Sequence[NodeLayout]) ->
     return [*named, *(f"{node.name}-cpu{first_cpu + i}" for i in range(shares.cpu_workers))]
 
 
-def node_warnings(settings: Settings, masks: Mapping[int, CpuSet], specs: Sequence[WorkerSpec]) -> tuple[str, ...]:
+def node_warnings(
+    settings: Settings, masks: Mapping[int, CpuSet], specs: Sequence[WorkerSpec], ucx_without_ib: str = ""
+) -> tuple[str, ...]:
     """Return the warnings about one node's plan."""
     # srun --cpu-bind=cores and Open MPI's default bind each rank to cores of its own. This is not meant for workers:
     # the cores of all ranks of the node are divided among them.
@@ -116,6 +119,8 @@ def node_warnings(settings: Settings, masks: Mapping[int, CpuSet], specs: Sequen
         )
     if settings.protocol == "ucx" and any(n.kind == "slingshot" for s in specs for n in s.binding.nics):
         out.append("protocol='ucx' on Slingshot, for which UCX has no transport: UCX falls back to tcp; use 'tls'")
+    if settings.protocol == "ucx" and ucx_without_ib:
+        out.append(f"{without_infiniband(ucx_without_ib)}. {UCX_WITH_IB}; or use protocol='tls'")
     return (*out, *device_limits_lowered(settings, specs))
 
 
@@ -142,6 +147,23 @@ def _reachable(binding: Binding, settings: Settings, node: NodeFacts) -> Binding
         )
     why = f"{binding.interface} has no IP address: Dask's own traffic uses the route to the scheduler"
     return replace(binding, interface="", reasons=(*binding.reasons, why))
+
+
+UCX_WITH_IB = (
+    "Load a module of the site's UCX and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true, or take UCX and ucxx from conda"
+)
+
+
+def without_infiniband(folder: str) -> str:
+    """Say that a UCX cannot use the node's ports, and what follows."""
+    return f"the UCX in {folder} drives no InfiniBand (no libuct_ib): UCX_NET_DEVICES is not set, and UCX goes by tcp"
+
+
+def _driven(binding: Binding, settings: Settings, node: NodeFacts) -> Binding:
+    """Add why the worker's UCX does not get its ports: with a port that it does not drive it would not start."""
+    if not node.ucx_without_ib or not ucx_env(binding) or "UCX_NET_DEVICES" in {**node.environ, **settings.env}:
+        return binding
+    return replace(binding, reasons=(*binding.reasons, without_infiniband(node.ucx_without_ib)))
 
 
 def _memory_limits(
@@ -193,7 +215,8 @@ def _spec(
     gpu, device_limit = binding.gpus[0] if binding.gpus else None, settings.device_memory_limit
     simulated, each = gpu is not None and gpu.vendor == "simulated", settings.workers_per_gpu
     size = gpu.memory_bytes // each if gpu else 0
-    planned = dict([*_cuda_env(binding.gpus), *ucx_env(binding), *(common if binding.nics else ())])
+    ports = () if node.ucx_without_ib else ucx_env(binding)
+    planned = dict([*_cuda_env(binding.gpus), *ports, *(common if binding.nics else ())])
     if gpu and settings.enable_cudf_spill:  # cuDF reads them at its import (options.py, 26.10)
         planned |= {"CUDF_SPILL": "on", "CUDF_SPILL_STATS": str(settings.cudf_spill_stats)}
     if gpu and not simulated and each > 1:  # CuPy's pool gives nothing back to another process

@@ -105,6 +105,8 @@ class Ucx:
 
     version: str
     transports: tuple[str, ...]
+    folder: str = ""  # of the libraries that workers load; "": workers have no ucxx, and it is that of PATH
+    has_ib: bool = True  # has it a module for InfiniBand and RoCE?
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

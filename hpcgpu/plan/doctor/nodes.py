@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from hpcgpu.model import Hop, Nic
+from hpcgpu.plan.binding.workers import UCX_WITH_IB, without_infiniband
 from hpcgpu.plan.doctor import (
     IMPORTANT,
     Check,
@@ -136,11 +137,13 @@ def _nearest(node: NodeFacts) -> list[Hop]:
 
 
 def check_ucx(facts: TrialFacts, node: NodeFacts, ucx: Ucx) -> CheckResult:
-    """Check that UCX has a transport for the network."""
-    summary = f"UCX {ucx.version}: {', '.join(ucx.transports)}"
+    """Check that the workers' UCX has a transport for the network."""
+    summary = f"UCX {ucx.version}{f' in {ucx.folder}' if ucx.folder else ''}: {', '.join(ucx.transports)}"
     fast = any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx.transports)
     if fast or not any(nic.kind in ("infiniband", "roce") and nic.active for nic in node.nics or ()):
         return ok(summary)
+    if not ucx.has_ib:
+        return warning(summary, f"{without_infiniband(ucx.folder)}. {UCX_WITH_IB}; --protocol tls does without")
     advice = "UCX sees no InfiniBand: install rdma-core on the nodes, or a UCX that was built with it"
     if facts.protocol == "ucx":
         return failed(summary, f"{advice}; --protocol tls does without")

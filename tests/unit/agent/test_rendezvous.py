@@ -233,3 +233,32 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
     monkeypatch.setattr(rendezvous.time, "sleep", clear_up)
     absence.report()
     assert capsys.readouterr().err == ""
+
+
+MEET = """
+import json, os
+from hpcgpu.agent.rendezvous import meet_by_mpi
+from hpcgpu.model import RankFacts
+before = dict(os.environ)
+(met,) = meet_by_mpi(lambda: dict(os.environ), RankFacts(rank=0, size=1, launcher="none"))
+after = {k: v for k, v in os.environ.items() if not k.startswith("PMIX_")}  # Open MPI's, of a rank without mpirun
+print(json.dumps([met, {k: v for k, v in before.items() if after.get(k) != v}, [k for k in after if k not in before]]))
+"""
+
+
+def test_meet_by_mpi_uses_no_gpu_and_keeps_the_sites_values() -> None:
+    pytest.importorskip("mpi4py")
+    exported = {"MPICH_GPU_SUPPORT_ENABLED": "1", "OMPI_MCA_accelerator": "cuda", "MV2_USE_CUDA": "1", "PSP_CUDA": "1"}
+    others = {"OMPI_MCA_opal_cuda_support": "0", "MPIR_CVAR_ENABLE_GPU": "0", "I_MPI_OFFLOAD": "0"}
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_"))} | exported
+    environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run([sys.executable, "-c", MEET], env=environ, capture_output=True, text=True, timeout=scaled(60))
+    assert done.returncode == 0, done.stderr
+    met, changed, new = json.loads(done.stdout)
+    assert {name: met.get(name) for name in exported} == {
+        **dict.fromkeys(exported, "0"),
+        "OMPI_MCA_accelerator": "null",
+    }
+    assert {name: met.get(name) for name in others} == others
+    assert changed == {}
+    assert new == []

@@ -114,6 +114,22 @@ FAULTS: dict[str, tuple[f.LoginFacts | f.TrialFacts, str, Verdict, str]] = {
         "node2: 64.0 KiB of memory may be locked.*memlock unlimited.*--protocol",
     ),
     "no copies": (second(copy_obstacle="yama=2"), "values within a node", WARNED, "node2: yama=2.*process_vm_readv"),
+    "UCX without InfiniBand": (
+        *(
+            replace(
+                second(ucx=f.Ucx(version="1.21.0", transports=("tcp",), folder="/a", has_ib=False)), protocol="ucx"
+            ),
+        ),
+        *("UCX", WARNED, "drives no InfiniBand .*RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"),
+    ),
+    "UCX without rdma-core": (
+        *(
+            replace(second(ucx=f.Ucx(version="1.21.0", transports=("tcp",))), protocol="ucx"),
+            "UCX",
+            FAILED,
+            "rdma-core",
+        ),
+    ),
     "dead NIC": (dead_nic(), "network ports", WARNED, "is down.*nearest to the GPU at.*UCX_NET_DEVICES"),
     "no GPU granted": (second(gpus=(), driver=""), "GPUs", FAILED, "node2 shows 0 of 4 GPUs.*--queue.*hpcgpu plan"),
     "GPUs for one process": (second(compute_modes=("EXCLUSIVE_PROCESS",) * 4), "GPUs", WARNED, "node2.*EXCLUSIVE.*MPS"),

@@ -215,6 +215,24 @@ def test_slingshot_is_tcp_on_the_nearest_interface() -> None:
     assert "no transport" in node_warnings(Settings(protocol="ucx"), {}, specs)[0]
 
 
+def test_a_ucx_without_infiniband_gets_no_port_and_it_is_said() -> None:
+    ports = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i) for i in range(2))
+    fast = replace(MACHINE, nics=ports)
+    there = node(topology=fast, ucx_without_ib="/venv/libucx/lib")
+    specs = [s for _, s in plan_workers(Settings(), there, SHARES)]
+    assert not any(name.startswith("UCX") for s in specs for name, _ in s.env)
+    assert {dict(s.env)["NCCL_IB_HCA"] for s in specs} == {"=mlx5_0:1,mlx5_1:1"}  # NCCL drives the ports itself
+    assert all("/venv/libucx/lib drives no InfiniBand" in s.binding.reasons[-1] for s in specs)
+    (said,) = node_warnings(Settings(protocol="ucx"), {}, specs, there.ucx_without_ib)
+    assert "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY" in said
+    assert node_warnings(Settings(), {}, specs, there.ucx_without_ib) == ()
+    chosen = Settings(env={"UCX_NET_DEVICES": "ib0"})
+    _, spec = plan_workers(chosen, there, SHARES)[0]
+    assert (dict(spec.env)["UCX_NET_DEVICES"], spec.binding.reasons) == ("ib0", specs[0].binding.reasons[:-1])
+    specs = [s for _, s in plan_workers(Settings(), node(topology=fast), SHARES)]
+    assert {dict(s.env)["UCX_NET_DEVICES"] for s in specs} == {"mlx5_0:1", "mlx5_1:1"}
+
+
 def test_the_users_interface_takes_the_place_of_the_planned_one() -> None:
     """``interface=`` is of all workers, whatever is planned for each; the ports stay."""
     ports = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i, interface=f"ib{i}") for i in range(2))
