@@ -48,14 +48,14 @@ def device(root: Path, interface: str, vendor: str, number: str) -> None:
 @pytest.mark.usefixtures("without")
 @pytest.mark.parametrize("cluster", [LocalGPUCluster, SLURMGPUCluster, PBSGPUCluster])
 def test_ucx_that_is_not_installed_is_said_by_the_classes(cluster: type) -> None:
-    with pytest.raises(ConfigError, match=r"protocol='ucx' \(set by keyword protocol.* pip install 'hpcgpu\[ucx\]'"):
+    with pytest.raises(ConfigError, match=r"protocol='ucx' \(set by keyword protocol.* pip install '.\[ucx\]'"):
         cluster(**UCX)
 
 
 @pytest.mark.usefixtures("without")
 @pytest.mark.parametrize("command", ["run", "launch --launcher mpirun", "plan --script --batch slurm"])
 def test_ucx_that_is_not_installed_is_said_by_the_commands(command: str) -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'hpcgpu\[ucx\]'; or leave protocol out, which gives tls"):
+    with pytest.raises(ConfigError, match=r"pip install '.\[ucx\]' in a clone .*leave protocol out, which gives tls"):
         hpcgpu.main([*command.split(), "--protocol", "ucx", __file__], standalone_mode=False)
 
 
