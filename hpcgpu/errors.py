@@ -119,16 +119,18 @@ def whole(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what an error says in truth: the first of ours behind it, else the innermost."""
-    # distributed raises its own, "Worker failed to start.", from what has happened.
+    """Return what an error says in truth: the first of ours behind it, else the innermost that has a text."""
+    # distributed raises its own, "Worker failed to start.", from what has happened. A TimeoutError has no text.
+    cause = error
     while error.__cause__ is not None and not isinstance(error, HpcGpuError):
         error = error.__cause__
-    return error
+        cause = error if message_of(error) != type(error).__name__ else cause
+    return cause
 
 
 def message_of(error: BaseException) -> str:
-    """Return what an error says. To make its text may run the code of others, which may raise: then its kind."""
+    """Return what an error says, or its kind: it may have no text, or the code of others that makes it may raise."""
     try:
-        return str(error)
+        return str(error) or type(error).__name__
     except Exception:
         return type(error).__name__

@@ -70,8 +70,8 @@ def _kind(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Return an error in one line: its message if it is hpcgpu's, else also its type."""
-    text = message_of(error)
-    return text if isinstance(error, HpcGpuError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+    text, kind = message_of(error), type(error).__name__
+    return text if isinstance(error, HpcGpuError) or text == kind else f"{kind}: {text}"
 
 
 Given = ParamSpec("Given")

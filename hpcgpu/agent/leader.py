@@ -31,7 +31,7 @@ from hpcgpu.deploy import network, processes
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.scheduler_file import Certificate, Route, SchedulerFile, connect_first, security
 from hpcgpu.deploy.processes.nanny import hand_over, make_nanny
-from hpcgpu.errors import ConfigError, LaunchError, cause_of
+from hpcgpu.errors import ConfigError, LaunchError, cause_of, message_of
 from hpcgpu.host import log, process
 from hpcgpu.launch import read_end_s, read_rank
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
@@ -160,7 +160,7 @@ class Leader:
         self._goodbye = asyncio.create_task(self._read_goodbye())
         failed = await self.start_nannies(reached)
         if failed and len(failed) == len(self.nannies):
-            raise LaunchError(f"no worker of this node could be started: {cause_of(failed[0])}")
+            raise LaunchError(f"no worker of this node could be started: {message_of(cause_of(failed[0]))}")
         if self.nannies:
             self._outliving = supervise.start(
                 self._report_end, "the wait for the end of all workers", supervise.only_log
@@ -172,7 +172,12 @@ class Leader:
         settings = self.context.run.settings
         self.nannies = [make_nanny(reached, settings, spec, **options) for spec in self.context.workers]
         done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
-        return [e for e in done if isinstance(e, BaseException)]
+        late = f"not registered with the scheduler within {settings.death_timeout_s:g} s (--death-timeout)"
+        return [
+            LaunchError(f"worker {n.name} is {late}") if isinstance(cause_of(e), TimeoutError) else e
+            for n, e in zip(self.nannies, done, strict=True)
+            if isinstance(e, BaseException)
+        ]
 
     async def _report_end(self) -> None:
         """Report to the scheduler when none of this leader's workers is left or will be restarted."""
@@ -437,7 +442,8 @@ class Standalone(Leader):
         specs = self.context.workers
         reached = await connect_first([self._scheduler], self.security, self.context.run.settings.death_timeout_s)
         if failed := await self.start_nannies(reached, **self._nanny):
-            raise LaunchError(f"{len(failed)} of {len(specs)} workers could not be started: {failed[0]}")
+            why = message_of(cause_of(failed[0]))
+            raise LaunchError(f"{len(failed)} of {len(specs)} workers could not be started: {why}")
         text = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in specs)
         log.say(f"{len(specs)} workers at {self._scheduler}: {text}")
         await self.workers_ended()

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,8 +49,8 @@ def read() -> NvmlFacts:
     warnings: list[str] = []
     nodes: set[int] = set()
     try:
-        with _session(pynvml):
-            _read_each(pynvml, gpus, warnings, nodes)
+        _open(pynvml)
+        _read_each(pynvml, gpus, warnings, nodes)
     except pynvml.NVMLError as e:
         advice = _ADVICE.get(e.value)
         return NvmlFacts(trouble=f"NVML: {e}{f' ({advice})' if advice else ''}")
@@ -91,18 +91,21 @@ def driver() -> str:
     """Return the version of the driver; "" without one."""
     import pynvml
 
-    with contextlib.suppress(pynvml.NVMLError), _session(pynvml):
+    with contextlib.suppress(pynvml.NVMLError):
+        _open(pynvml)
         return _text(pynvml.nvmlSystemGetDriverVersion())
     return ""
 
 
-@contextlib.contextmanager
-def _session(nvml: Any) -> Iterator[None]:  # a module without types
-    nvml.nvmlInit()
-    try:
-        yield
-    finally:
-        nvml.nvmlShutdown()
+_opened = 0  # by the process of this id
+
+
+def _open(nvml: Any) -> None:  # a module without types
+    """Initialize NVML once in a process: without persistence mode that may take seconds, which all of a node share."""
+    global _opened
+    if _opened != os.getpid():  # a forked process has none of its parent's
+        nvml.nvmlInit()
+        _opened = os.getpid()
 
 
 def _compute_mode(nvml: Any, handle: Any) -> str:

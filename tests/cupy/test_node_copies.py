@@ -22,7 +22,7 @@ from waiting import scaled, until
 from hpcgpu import LocalGPUCluster
 
 MIB = 1 << 20
-GPUS = [fake_nvml.FakeGpu(f"0000:0{i}:00.0", f"GPU-{i}", size_mib=256) for i in (1, 2)]
+GPUS = [fake_nvml.FakeGpu(f"0000:0{i}:00.0", f"GPU-{i:08x}-0000-0000-0000-000000000000", size_mib=256) for i in (1, 2)]
 
 
 @pytest.fixture(params=["readable", "unreadable"])

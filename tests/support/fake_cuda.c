@@ -85,6 +85,7 @@ static Memory *memories, *freed; /* addresses of what was freed are not used aga
 static Stream legacy, per_thread = {.flags = 0}, all, *streams; /* all: of an event of the whole context */
 static unsigned long long numbers, used, pinned, reserved_high, events, stream_count;
 static int initialized, broken, context, pool;
+static unsigned char uuid[16]; /* of the first GPU of CUDA_VISIBLE_DEVICES, as cuInit finds it */
 static uint64_t threshold;
 static __thread void *pushed[MAX_PUSHED];
 static __thread int depth;
@@ -345,6 +346,15 @@ int cuInit(unsigned flags) {
     (void)flags;
     pthread_mutex_lock(&lock);
     int answer = planned(__func__);
+    if (!initialized) {
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        memset(uuid, 7, sizeof uuid);
+        for (int i = 0, at = 4; visible && strncmp(visible, "GPU-", 4) == 0 && i < 16; i++, at += 2) {
+            at += visible[at] == '-';
+            if (sscanf(visible + at, "%2hhx", &uuid[i]) != 1)
+                break;
+        }
+    }
     initialized = !answer;
     return leave(answer);
 }
@@ -375,7 +385,7 @@ int cuDeviceGet(int *out, int number) {
 
 int cuDeviceGetCount(int *out) {
     ENTER(0);
-    *out = 1;
+    *out = getenv("FAKE_CUDA_DEVICES") ? atoi(getenv("FAKE_CUDA_DEVICES")) : 1; /* with a context on each */
     return leave(OK);
 }
 
@@ -387,7 +397,7 @@ int cuDeviceGetName(char *out, int size, int device) {
 
 int cuDeviceGetUuid(char *out, int device) {
     (void)device;
-    memset(out, 7, 16);
+    memcpy(out, uuid, 16);
     return OK;
 }
 

@@ -36,11 +36,14 @@ typedef struct {
 } Attributes;
 
 static Device devices[MAX];
-static int count;
+static int count, inits;
+
+int fake_nvml_inits(void) { return inits; }
 
 int nvmlInitWithFlags(unsigned flags) {
     const char *answer = getenv("FAKE_NVML_INIT"), *given = getenv("FAKE_NVML_GPUS");
     (void)flags;
+    inits++;
     count = 0;
     for (const char *line = given ? given : ""; *line && count < MAX; count++) {
         Device *d = &devices[count];

@@ -200,3 +200,46 @@ def test_all_paths_by_ucx_give_user_code_values(tmp_path: Path, mode: str) -> No
     """
     paths, met, moves = json.loads(python(code, str(tmp_path / "tmp"), mode).splitlines()[-1])
     assert (paths > 10, met, moves > 0) == (True, {}, True)
+
+
+def test_event_loop_turns_while_device_memory_waits_for_its_work() -> None:
+    """Both ways, once a message; the memory here is the host's, and the loop itself ends the device's work."""
+    code = """
+        import threading
+        import numpy as np
+        from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+        from distributed_ucxx import ucxx as theirs
+
+        class OnDevice:
+            def __init__(self, nbytes):
+                self.bytes, self.nbytes = np.zeros(nbytes, "u1"), nbytes
+            def __len__(self):
+                return self.nbytes
+            @property
+            def __cuda_array_interface__(self):
+                return {**self.bytes.__array_interface__, "version": 3}
+
+        waits, is_done = [], threading.Event()
+        def wait(device=0):
+            waits.append(is_done.wait(20) and threading.current_thread() is not threading.main_thread())
+        cuda_serialize.register(OnDevice, lambda x: ({}, [x, x]))
+        cuda_deserialize.register(OnDevice, lambda header, frames: frames[1])
+
+        async def main():
+            from distributed.protocol import to_serialize
+            listener, comm = await both()
+            import ucxx._cuda_context
+            ucxx._cuda_context.synchronize_default_stream = wait
+            theirs.device_array = OnDevice
+            for round in range(2):
+                is_done.clear()
+                sent = OnDevice(3000)
+                sent.bytes[:] = round + 1
+                write = asyncio.create_task(comm.write({"x": to_serialize(sent)}))
+                asyncio.get_running_loop().call_later(0.01, is_done.set)
+                await write
+                got = (await comm.read())["x"].bytes
+                assert got.tobytes() == sent.bytes.tobytes()
+            print(waits)
+    """
+    assert python(code) == f"{[True] * 4}\n"  # out, and in at the echo, of two messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -81,6 +82,13 @@ def test_workers_have_the_planned_ports(tmp_path: Path, has_ib: bool) -> None:
     else:
         assert set(planned.values()) == {None}
         assert {tuple(ports) for ports in seen.values()} == {(None, "all")}
+
+
+def test_a_late_worker_is_said_with_what_was_waited_for(tmp_path: Path) -> None:
+    options = (*UCX, "--death-timeout", "5s", "--env", "UCX_NET_DEVICES=mlx5_0:1")
+    done = ranks.run(ranks.script(tmp_path, SCRIPT), options=options)
+    assert done.returncode != 0
+    assert re.search(r"could be started: worker \S+ is not registered .*--death-timeout", done.stderr)
 
 
 WORKER = """

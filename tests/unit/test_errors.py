@@ -31,6 +31,7 @@ from hpcgpu.model.settings import SHARE, Limit, read_device_limit
 from hpcgpu.plan.binding.workers import plan_memory_limit_bytes
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.store.buffer import read_limits
+from hpcgpu.supervise import reason_of
 from hpcgpu.units import format_duration, parse_bytes, parse_duration_s
 
 CELL = "gpus = 4\nhpcgpu.SLURMGPUCluster(gpu=gpus)\n"
@@ -47,6 +48,16 @@ def test_error_in_a_notebook_shows_the_users_line_and_the_text(monkeypatch: pyte
     assert shown[1].startswith("ConfigError: unknown option 'gpu', set by keyword gpu of SLURMGPUCluster: did you mean")
     assert shown[2:] == [errors.ALL_FRAMES]
     assert all(line == line.rstrip("\n") for line in shown)
+
+
+def test_cause_of_an_error_without_a_text_is_the_outer_one() -> None:
+    outer, inner = RuntimeError("Worker failed to start."), TimeoutError("start timed out after 60s.")
+    outer.__cause__, inner.__cause__ = inner, TimeoutError()
+    assert errors.cause_of(outer) is inner
+    inner.__cause__ = errors.LaunchError("no room")
+    assert errors.cause_of(outer) is inner.__cause__
+    assert [errors.message_of(e) for e in (TimeoutError(), MemoryError("16 B"))] == ["TimeoutError", "16 B"]
+    assert [reason_of(e) for e in (TimeoutError(), MemoryError("16 B"))] == ["TimeoutError", "MemoryError: 16 B"]
 
 
 def test_an_error_that_was_never_raised_has_its_text_alone() -> None:

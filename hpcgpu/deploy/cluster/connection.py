@@ -21,7 +21,7 @@ from hpcgpu.deploy.network.dashboard import BrowserLink, Tunnel
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched
 from hpcgpu.deploy.network.scheduler_file import SchedulerFile, connect_first, security
 from hpcgpu.deploy.progress import Progress
-from hpcgpu.errors import HpcGpuError, JobError, LaunchError, TrustError
+from hpcgpu.errors import HpcGpuError, JobError, LaunchError, TrustError, message_of
 from hpcgpu.host import process
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs import Job, describe, may_answer, why_missing
@@ -120,7 +120,7 @@ class Connection:
                 await self._holder.detach()
         except (OSError, TimeoutError) as e:
             await supervise.to_thread(lease.take_up, self._folder)
-            raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({e})") from e
+            raise LaunchError(f"job {job_id} was not detached: its scheduler does not answer ({message_of(e)})") from e
         self.keeps_job = True
 
     async def leave(self) -> None:
@@ -160,7 +160,7 @@ class Connection:
             if not await asyncio.to_thread(self._folder.exists):
                 self._lost(f"{reason}; its folder is gone: another process has stopped it")
                 return True
-            self._progress.say(f"the scheduler has answered and is gone again: {e}")
+            self._progress.say(f"the scheduler has answered and is gone again: {message_of(e)}")
             await asyncio.sleep(self._patience.ask_s)
             return False
         self.why_lost = ""

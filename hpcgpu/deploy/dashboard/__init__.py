@@ -23,7 +23,7 @@ from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 from distributed.protocol.pickle import dumps, loads
 
-from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError, message_of
 from hpcgpu.host import host_memory, log, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.jobs import by_number
@@ -305,7 +305,8 @@ def bindings_at(address: str, tls: dict[str, str]) -> Bindings:
         with Client(address, security=Security(**tls) if tls else None) as client:
             return bindings(client)
     except OSError as e:
-        raise ConfigError(f"no scheduler answers at {address}: {e}; give its address, and --tls-... for tls") from e
+        why = f"no scheduler answers at {address}: {message_of(e)}"
+        raise ConfigError(f"{why}; give its address, and --tls-... for tls") from e
 
 
 def memory(client: Client) -> Any:  # a coroutine from an asynchronous client

@@ -16,7 +16,7 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import Run, runs, script_end, with_exit_code
 from hpcgpu.deploy.jobs.batch_client import Submitter, ask, cancel, on_lost_nodes, proven
 from hpcgpu.deploy.jobs.runs import log_tail
-from hpcgpu.errors import HpcGpuError, JobError, SubmitError
+from hpcgpu.errors import HpcGpuError, JobError, SubmitError, message_of
 from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
 from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
@@ -435,7 +435,7 @@ class Fleet:
             try:
                 await request(addresses)
             except OSError as e:  # the scheduler is gone for the moment, which is reported elsewhere
-                say(f"{workers}: {e}")
+                say(f"{workers}: {message_of(e)}")
 
         # the scheduler's errors arrive unchanged
         name = f"the request to the scheduler about {workers}"

@@ -21,6 +21,7 @@ from distributed.core import CommClosedError
 from distributed.utils import format_dashboard_link
 
 from hpcgpu import supervise
+from hpcgpu.errors import message_of
 from hpcgpu.host import log, private
 from hpcgpu.host.relay import Mux
 
@@ -113,7 +114,7 @@ class Forwarder:
             comm = await self._connect()
             await comm.write(first)
         except OSError as e:
-            writer.write(_NO_WAY + f"The scheduler does not answer: {e}\n".encode())
+            writer.write(_NO_WAY + f"The scheduler does not answer: {message_of(e)}\n".encode())
             await writer.drain()
             return
         await carry(comm, reader, writer)

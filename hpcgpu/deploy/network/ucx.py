@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+from distributed_ucxx import ucxx as theirs
 from distributed_ucxx.ucxx import UCXX, UCXXBackend, UCXXConnector, UCXXListener
 
 from hpcgpu import supervise
+from hpcgpu.spill.devices import cupy_frames
 
 # The peer of a connection that is closed may be dead, or stopped.
 _CLOSE_S = 1.0
@@ -25,6 +29,7 @@ _CLOSE_S = 1.0
 _LOOK_S = 1.0
 # ucxx sets it on import. In a process without CUDA, UCX then warns that it does not know the variable.
 _CUDAS = "UCX_MEMTYPE_CACHE"
+_wait_for_device = theirs.synchronize_stream
 _MESSAGES = ("tag_send", "tag_recv", "stream_send", "stream_recv")
 
 
@@ -110,17 +115,59 @@ class _Endpoint:
         self._progress.soon()  # tasks that await its messages hear that none will come
 
 
+class _Ordered:
+    """ucxx's Endpoint; before the first device memory of a message moves, a thread waits for the device's work."""
+
+    # distributed-ucxx 0.52 waits in the event loop, both ways: no heartbeat is sent while a long kernel runs.
+    def __init__(self, endpoint: Any) -> None:
+        self._endpoint = endpoint
+        self.is_settled = {"send": False, "recv": False}  # for the message under way
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+    async def send(self, buffer: Any) -> None:
+        await self._settle("send", buffer)
+        await self._endpoint.send(buffer)
+
+    async def recv(self, buffer: Any) -> None:  # work of those who had its memory before may not have ended
+        await self._settle("recv", buffer)
+        await self._endpoint.recv(buffer)
+
+    async def send_multi(self, buffers: Sequence[Any]) -> None:
+        for buffer in buffers:
+            await self._settle("send", buffer)
+        await self._endpoint.send_multi(buffers)
+
+    async def _settle(self, way: str, buffer: Any) -> None:
+        if not self.is_settled[way] and hasattr(buffer, "__cuda_array_interface__"):
+            self.is_settled[way] = True
+            await supervise.to_thread(_wait_for_device)
+
+
 class UcxComm(UCXX):
     """A connection whose reader can be cancelled, and whose end does not wait for a peer that is gone."""
 
     def __init__(self, ep: Any, *args: Any, **kwargs: Any) -> None:  # as there
         super().__init__(ep, *args, **kwargs)
         ep._ep = _awaited_here(ep._ep)
+        self._ordered = _Ordered(ep)
+
+    @property
+    def ep(self) -> Any:
+        """Ucxx's Endpoint; raises CommClosedError if the connection is closed."""
+        return self._ordered if super().ep else None
+
+    async def write(self, *args: Any, **kwargs: Any) -> int:
+        """Write a message."""
+        self._ordered.is_settled["send"] = False
+        return int(await super().write(*args, **kwargs))
 
     async def read(self, deserializers: Any = None) -> Any:
         """Read a message."""
         # distributed-ucxx turns a cancellation into a CommClosedError (except BaseException): the cancelled task
         # takes it for the end of the connection and goes on. Its waiters would never end.
+        self._ordered.is_settled["recv"] = False
         try:
             return await super().read(deserializers)
         except CommClosedError as e:
@@ -176,5 +223,7 @@ class _Backend(UCXXBackend):
 def adopt() -> None:
     """Use this module for connections that the process makes from now on."""
     UCXXConnector.comm_class = UCXXListener.comm_class = UcxComm
+    theirs.synchronize_stream = lambda *_: None
+    cupy_frames.register(cuda_serialize, cuda_deserialize)
     if not isinstance(backends.get("ucx"), _Backend):
         backends["ucx"] = _Backend()

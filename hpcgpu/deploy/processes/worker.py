@@ -38,8 +38,8 @@ from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
-from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
-from hpcgpu.host import host_memory, log, process, remover
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of, message_of
+from hpcgpu.host import cuda_driver, host_memory, log, process, remover
 from hpcgpu.host.private import claim, release
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
@@ -91,6 +91,34 @@ def open_device(spec: WorkerSpec) -> None:
     )
 
 
+def check_device(spec: WorkerSpec) -> None:
+    """Raise LaunchError if CUDA's first device in this process is another GPU than the worker's."""
+    # MPI, a preload or a sitecustomize may have called cuInit before CUDA_VISIBLE_DEVICES was set: all workers of the
+    # node would compute on one GPU. MIG slices are not compared: how CUDA names them is not tried on hardware.
+    gpu = spec.gpu
+    if gpu is None or spec.simulated or not gpu.uuid or (first := cuda_driver.first_device()) is None:
+        return
+    if not gpu.mig and first.uuid != gpu.uuid.lower().replace("gpu-", "GPU-"):
+        raise LaunchError(
+            f"worker {spec.name} is planned on {gpu.uuid} at {gpu.pci}, but CUDA's first device in its process is "
+            f"{first.uuid}: something called CUDA before the worker set CUDA_VISIBLE_DEVICES. Look at preloads, "
+            "sitecustomize, and an MPI for GPUs; hpcgpu run binds a worker before anything else runs in it"
+        )
+    if first.others:
+        where = ", ".join(map(str, first.others))
+        log.say(f"worker {spec.name} has a CUDA context on other GPUs, too (devices {where}): it takes their memory")
+
+
+def open_context(address: str, spec: WorkerSpec) -> None:
+    """Make the worker's CUDA context if it is to speak UCX, which asks at its start where the device is."""
+    # UCX 1.21 without a context: "set cuda sys_device to unknown", and it does not know which port is near.
+    if address.startswith(("ucx:", "ucxx:")) and spec.gpu and not spec.simulated:
+        try:
+            cuda_driver.make_context()
+        except (OSError, LaunchError) as e:  # a killed worker may still be on a GPU for one process
+            log.say(f"worker {spec.name} speaks UCX without a CUDA context: UCX does not know its GPU's place: {e}")
+
+
 def set_up_rmm(rapids: Rapids) -> None:
     """Set up RMM and its users on the current CUDA device; cuDF reads its part from the environment.
 
@@ -115,7 +143,7 @@ def set_up_rmm(rapids: Rapids) -> None:
             _SETTERS[library]()
     except (MemoryError, RuntimeError, ValueError, ImportError) as e:
         names = " on ".join(name for name, _ in reversed(rapids.resources)) or ", ".join(rapids.libraries)
-        raise LaunchError(f"{option}: RMM does not set up {names} on this GPU: {e}") from e
+        raise LaunchError(f"{option}: RMM does not set up {names} on this GPU: {message_of(e)}") from e
 
 
 def _evict_once_imported() -> None:
@@ -245,6 +273,8 @@ def main(start: WorkerStart, control: socket.socket) -> int:
         host_memory.allow(fork_server.ppid())  # the leader, from which the workers and the script descend
     try:
         open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
+        check_device(start.spec)
+        open_context(start.kwargs["scheduler_ip"], start.spec)
     except Exception as e:
         report, is_known = _failure(e)
         control.sendall(encode("error", **report))
@@ -384,6 +414,7 @@ class GPUWorker(SilentWorker):
             process.bind_all_threads(spec.binding)
             os.environ.update(spec.env)
             open_device(spec)
+            check_device(spec)
             check_room(spec)
             ours: dict[str, Any] = {
                 "nthreads": spec.nthreads,
@@ -398,6 +429,7 @@ class GPUWorker(SilentWorker):
             limit_handshakes()
             super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
             network.prepare(self.scheduler.address)
+            open_context(self.scheduler.address, spec)
             compat.exclude_simulated(self, usage_reader(spec))
             if first:
                 log.say_of(socket.gethostname(), (network.exposed(self.scheduler.address.partition("://")[0]),))

@@ -196,6 +196,20 @@ SLICES = (FakeSlice("MIG-aaaa-1"), HALF)
 DIVIDED = FakeGpu("00000000:06:00.0", "GPU-06", parts=(SLICES[0], None, SLICES[1]))
 
 
+INITS = """
+import ctypes
+from hpcgpu.host import nvml
+for _ in range(3):
+    assert len(nvml.read().gpus) == 1
+    nvml.driver()
+out = ctypes.CDLL("libnvidia-ml.so.1").fake_nvml_inits()
+"""
+
+
+def test_nvml_is_initialized_once_in_a_process(nvml: FakeNvml) -> None:
+    assert child(INITS, nvml.environment([WHOLE])) == 1
+
+
 def seen(nvml: FakeNvml, fakes: Sequence[FakeGpu], **environ: str) -> NvmlFacts:
     return child("from hpcgpu.host import nvml; out = nvml.read()", nvml.environment(fakes) | environ)
 
