@@ -111,7 +111,7 @@ def test_a_detached_cluster_says_that_its_job_goes_on(pbs: Pbs) -> None:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("walltime", "exceeded resource walltime), exit code -29"),
+        ("walltime", "exceeded resource walltime, Exit_status -29: its walltime was over)"),
         ("qdel", "terminated by user1@login01"),
         ("scheduler", ""),
     ],
@@ -130,7 +130,7 @@ def test_a_lost_cluster_says_why(pbs: Pbs, said: Said, how: str, reason: str) ->
         lost = f"lost: job {JOB} has ended: F (Job run"
         with pytest.raises(JobError, match=re.escape(f"this PBSGPUCluster is {lost}")):
             waiting.result(scaled(60))
-        until(lambda: reason in said.text, "the reason is printed")
+        until(lambda: reason in said.text, "the reason is printed", shown=lambda: said.text)
         assert repr(cluster).startswith(f"PBSGPUCluster(hpcgpu, {lost}")
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
         assert cluster.status == Status.failed

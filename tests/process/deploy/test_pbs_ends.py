@@ -85,7 +85,7 @@ def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tm
     left, why = asyncio.run(runs.end(Pbs(), [one, other], 8.0, said.append))
     assert left == [one]
     assert str(why) == "qdel failed: no"
-    assert said == ["qdel failed: no"]
+    assert [line for line in said if line.startswith("qdel")] == ["qdel failed: no"]  # a poll may tell the walltime
     until(lambda: pbs.over(other), "the other one is over")
     pbs.end(one, 271)
     until(lambda: pbs.over(one), "the first one is over")
@@ -171,7 +171,7 @@ async def test_a_job_that_cannot_be_cancelled_stops_no_submission(pbs: Server, t
     await fleet.scale(2)
     assert fleet.error is None
     fleet.stop()
-    assert said == ["qdel failed: no"]
+    assert [line for line in said if line.startswith("qdel")] == ["qdel failed: no"]  # a poll may tell the walltime
     one, *others = pbs.ids()
     assert len(others) == 2
     await cancel(Pbs(), others)
