@@ -30,18 +30,12 @@ from hpcgpu.config import layers
 from hpcgpu.config import read as read_document
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
-from hpcgpu.host import log
 from hpcgpu.model import settings
 from hpcgpu.model.allocation import DOCUMENT
 from hpcgpu.report import Column, Table
 
 _PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
-
-
-# Other names of hpcgpu plan, for one release.
-_DRY_RUN = click.option("--dry-run", is_flag=True, hidden=True, help="As hpcgpu plan.")
-_DRY_JSON = click.option("--json", "as_json", is_flag=True, hidden=True, help="With --dry-run: as hpcgpu plan --json.")
 
 
 class _LikeDasks(Command):
@@ -213,18 +207,13 @@ def demo(memory_limit: str) -> None:
         "srun -n 9 --overcommit hpcgpu run my_script.py": "one rank each, in a Slurm job",
     },
 )
-@_DRY_RUN
-@_DRY_JSON
 @setting_options(layers.RUN)
 @click.argument("script", **_SCRIPT)
-def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: object) -> None:
+def run(script: tuple[str, ...], **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
     from hpcgpu.deploy import start
 
-    if dry_run or as_json:
-        _plan_instead("hpcgpu run --dry-run", dry_run, kind="run", script=script, as_json=as_json, **arguments)
-    else:
-        start.run(typed_settings(arguments), FROM, _checked(script, layers.RUN))
+    start.run(typed_settings(arguments), FROM, _checked(script, layers.RUN))
 
 
 @hpcgpu.command(
@@ -238,28 +227,18 @@ def run(script: tuple[str, ...], dry_run: bool, as_json: bool, **arguments: obje
 @click.option(  # an argument in scripts of earlier versions
     "--document", is_flag=False, flag_value="", hidden=True, help="Options and script are in the variable of a job."
 )
-@click.option("--print", "only_script", is_flag=True, hidden=True, help="As hpcgpu plan --script.")
-@_DRY_RUN
-@_DRY_JSON
 @setting_options(layers.LAUNCH)
 @click.argument("script", **_SCRIPT)
-def launch(
-    script: tuple[str, ...], document: str | None, only_script: bool, dry_run: bool, as_json: bool, **arguments: object
-) -> None:
+def launch(script: tuple[str, ...], document: str | None, **arguments: object) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
     from hpcgpu.deploy import start
 
     options = typed_settings(arguments)
     if document is not None:
-        if options or script or only_script or dry_run or as_json:
+        if options or script:
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_run(read_document(document or os.environ.pop(DOCUMENT, "")))
-    if only_script or dry_run or as_json:
-        name = "hpcgpu launch --print" if only_script else "hpcgpu launch --dry-run"
-        alike: dict[str, Any] = {"script": script, "only_script": only_script, "as_json": as_json, **arguments}
-        _plan_instead(name, dry_run or only_script, kind="launch", **alike)
-    else:
-        start.launch(options, FROM, _checked(script, layers.LAUNCH))
+    start.launch(options, FROM, _checked(script, layers.LAUNCH))
 
 
 @hpcgpu.command(
@@ -279,7 +258,6 @@ def launch(
     "--ask/--no-ask", default=True, show_default=True, help="Ask for queues and nodes, and when the job would start."
 )
 @click.option("--script", "only_script", is_flag=True, help="Print the job script, or the line to start, alone.")
-@click.option("--kind", type=click.Choice(["job", "launch", "run"]), hidden=True, help="What other names plan.")
 @json_option("the plan")
 @click.option("--diff", "other", type=FILE, metavar="FILE", help="Say what differs from the plan of --json in FILE.")
 @setting_options("hpcgpu plan")
@@ -290,7 +268,6 @@ def plan(  # each is an option
     file: str | None,
     ask: bool,
     only_script: bool,
-    kind: str | None,
     as_json: bool,
     other: str | None,
     **arguments: object,
@@ -308,7 +285,7 @@ def plan(  # each is an option
     script = _checked(script, "hpcgpu plan")
     machine = None if file is None else (preview.read_machine(file), preview.named(file))
     ask = ask and not only_script
-    planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask, kind=kind)
+    planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask)
     if only_script:
         click.echo(planned.script.rstrip("\n"))
         return 0
@@ -319,30 +296,6 @@ def plan(  # each is an option
     text = render(planned, shutil.get_terminal_size((0, 0)).columns)
     show_text(text, described(planned) if as_json else None)
     return 0
-
-
-@hpcgpu.command(
-    hidden=True,
-    context_settings={"ignore_unknown_options": True},
-    examples={"hpcgpu plan --batch slurm --gpus sim:4 --script": "the same"},
-)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def jobscript(words: tuple[str, ...]) -> int:
-    """Do as hpcgpu plan --script."""
-    _say_alias("hpcgpu jobscript", "hpcgpu plan --script")
-    return int(plan.main(["--script", "--kind=job", *words], "hpcgpu plan", standalone_mode=False) or 0)
-
-
-def _plan_instead(older: str, has_flag: bool, **arguments: Any) -> None:
-    """Run ``hpcgpu plan`` for an option that is another name of it, for one release."""
-    if not has_flag:
-        raise ConfigError("--json needs --dry-run: a run prints the output of its script; give both, or neither")
-    _say_alias(older, "hpcgpu plan --script" if arguments.get("only_script") else "hpcgpu plan")
-    click.get_current_context().invoke(plan, **arguments)
-
-
-def _say_alias(older: str, better: str) -> None:
-    log.say(f"{older} is another name of '{better}', and will be gone in the next release")
 
 
 @hpcgpu.command(

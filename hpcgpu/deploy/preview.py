@@ -208,7 +208,6 @@ def plan(
     machine: Described | None = None,  # in place of the site's node
     *,
     ask: bool = True,  # the batch system, for its queues, nodes and the expected start
-    kind: str | None = None,  # what is planned: launch, run or job
 ) -> Preview:
     """Plan for a script and its arguments, or for a cluster object; raise ConfigError for wrong settings.
 
@@ -216,17 +215,11 @@ def plan(
     be submitted; without one: what ``hpcgpu run`` would start. ``batch``, ``machine`` and options of a request plan a
     submission anywhere.
     """
-    if kind is None:
-        if batch or machine or options.keys() & layers.unused(layers.LAUNCH).keys():
-            kind = "job"
-        elif read_allocation(os.environ).batch != "local" or "launcher" in options:
-            kind = "launch"
-        else:
-            kind = "job" if all_settings.read(options, options_from, "").batch else "run"
-    if kind == "launch":
+    is_submission = batch or machine or options.keys() & layers.unused(layers.LAUNCH).keys()
+    if not is_submission and (read_allocation(os.environ).batch != "local" or "launcher" in options):
         read, line = start.launch_line(options, options_from, script)
         return _of_node(read, line, layout_of(read.settings, *start.nodes_and_gpus(read.settings)))
-    if kind == "run":
+    if not is_submission and not all_settings.read(options, options_from, "").batch:
         read = start.read_rank(options, options_from)
         alone = layout_of(replace(read.settings, ranks="node"), 1, start.nodes_and_gpus(read.settings)[1])
         return _of_node(read, shlex.join(start.run_argv(options, script)), alone)

@@ -110,7 +110,7 @@ def test_pending_jobs_are_detached_and_attached(slurm_lab: Lab) -> None:
     code = """
     import asyncio
     async def main():
-        async with SLURMGPUCluster.attach("late", asynchronous=True, shutdown_on_close=True) as cluster:
+        async with SLURMGPUCluster.attach("late", asynchronous=True, take_over=True) as cluster:
             async with Client(cluster, asynchronous=True) as client:
                 print("SUM", await client.submit(sum, [1, 2]))
     asyncio.run(main())

@@ -134,7 +134,6 @@ class BatchGPUCluster(GPUCluster):
         name_or_jobid: str,
         *,
         take_over: bool = False,
-        shutdown_on_close: bool = False,
         asynchronous: bool = False,
     ) -> Self:
         """Return the cluster of a run that another process has submitted: one that was detached, or not yet lost.
@@ -150,8 +149,6 @@ class BatchGPUCluster(GPUCluster):
         take_over : bool
             Become the run's owner, whether or not the one before is alive: this object may scale, and the jobs end with
             it unless it detaches. Else the jobs go on as they were when this object is closed.
-        shutdown_on_close : bool
-            The same as ``take_over``.
         asynchronous : bool
             True inside a running event loop: ``async with``, or ``await`` the object.
 
@@ -174,7 +171,7 @@ class BatchGPUCluster(GPUCluster):
                 "submitted yet, or the scheduler is beside the process that made it (scheduler='here')"
             )
         user = Wanted(existing.document.settings, None, cls.batch)
-        run = ClusterRun(user, cls.patience, attached=existing, takes_over=take_over or shutdown_on_close)
+        run = ClusterRun(user, cls.patience, attached=existing, takes_over=take_over)
         return cls._of_run(run, asynchronous=asynchronous)
 
     def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:

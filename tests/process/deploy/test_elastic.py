@@ -109,7 +109,7 @@ def test_only_the_owner_scales_and_others_read(home: Path, pbs: Pbs, said: Said)
     second.detach()
     with PBSGPUCluster.attach("mine") as reads, pytest.raises(JobError, match="and has detached it"):
         reads.scale(2)
-    with PBSGPUCluster.attach("mine", shutdown_on_close=True) as third:
+    with PBSGPUCluster.attach("mine", take_over=True) as third:
         assert third.wanted_workers == 6
         third.scale(4)
         until(lambda: len(ids(third)) == 1, "one job with workers is left")

@@ -151,29 +151,9 @@ def test_plan_in_a_job_shows_the_launch(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("older", "words"),
-    [
-        (["run", "--dry-run"], ["plan"]),
-        (["run", "--dry-run", "--json"], ["plan", "--json"]),
-        (["launch", "--launcher", "fork", "--dry-run"], ["plan", "--launcher", "fork"]),
-        (["launch", "--launcher", "mpirun", "--print"], ["plan", "--launcher", "mpirun", "--script"]),
-        (["jobscript", "--batch", "slurm"], ["plan", "--batch", "slurm", "--script"]),
-    ],
-)
-def test_older_names_do_as_plan_and_say_so(older: list[str], words: list[str], script: Path) -> None:
-    rest = ["--gpus", "sim:2", str(script)]
-    done = CliRunner().invoke(hpcgpu, [*older, *rest], catch_exceptions=False)
-    assert done.stdout == said(*words, *rest)
-    assert "is another name of 'hpcgpu plan" in done.stderr
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["launch"], "this is no allocation"),  # no job
-        (["launch", "--print"], "this is no allocation"),
-        (["jobscript", "--gpus", "sim:2"], "no batch system is given"),
-        (["run", "--json", "--gpus", "sim:2"], "--json needs --dry-run"),
         (["plan"], "no GPU can be opened"),
         (["plan", "--gpus", "sim:2", "--queue", "gpu"], "no batch system is given"),
     ],
