@@ -79,7 +79,6 @@ class SchedulerProcess:
             grows=run.shape == "head" or (run.shape == "gang" and settings.shape == "elastic"),
             walltime_s=settings.walltime_s,
             summary="json" if allocation.batch != "local" else "lines" if run.script else "",
-            progress=settings.progress,
             rank_pid=os.getpid(),
         )
         self.dashboard_port = 0

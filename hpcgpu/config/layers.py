@@ -248,11 +248,7 @@ _UNUSED: Mapping[str, Mapping[str, str]] = {
     LAUNCH: {**_REQUEST, **_CLIENT},
     JOBSCRIPT: _CLIENT,
     RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
-    LOCAL: {
-        **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
-        "progress": "it is for scripts of 'hpcgpu run' and 'hpcgpu launch'; distributed.progress(futures) is for "
-        "the futures of a client",
-    },
+    LOCAL: {n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
 }
 
 

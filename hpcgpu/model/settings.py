@@ -370,7 +370,6 @@ class Settings:
         aliases=("dashboard_address",),
     )
     scheduler_port: int = option(0, "port", "port of the scheduler; a free one if 0")
-    progress: bool = option(False, "flag", "say on standard error how many tasks are done")
     resources: Mapping[str, float] = option(MappingProxyType({}), "numbers", "Dask resources of each worker")
     allocator: str = option(
         "system",
@@ -439,7 +438,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("protocol", "security", "node_copies", "interface"),
         *("scheduler_port", "dashboard", "dashboard_port"),
     ),
-    "Start": ("ranks", "launcher", "rendezvous", "python", "progress"),
+    "Start": ("ranks", "launcher", "rendezvous", "python"),
     "Workers": ("resources", "env", "allocator"),
     "RMM and cuDF": (*RMM, *CUDF),
 }

@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
 DEPLOY: dict[str, set[str]] = {
     "network": set(),
     "dashboard": set(),
-    "processes": {"network", "dashboard", "compat", "settings", "progress"},
+    "processes": {"network", "dashboard", "compat", "settings"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
     "cluster": {"network", "dashboard", "processes", "jobs", "settings", "start", "preview", "progress"},

@@ -32,7 +32,6 @@ from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
 from hpcgpu.deploy.processes import Control
 from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subscribe, tell
-from hpcgpu.deploy.progress import surface
 from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import host_memory, log, process
@@ -200,52 +199,6 @@ class _PlainText(RequestHandler):
         self.finish(self._text if isinstance(self._text, str) else self._text())
 
 
-_EVERY_S = 1.0
-# A log gets a line for each tenth of the work, and one a minute.
-_PARTS, _SELDOM_S = 10, 60.0
-_LEFT = ("processing", "waiting", "queued", "no-worker")
-
-
-class TaskProgress(SchedulerPlugin):
-    """Reads the scheduler's counts once a second, and shows changes on standard error."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self._surface = scheduler, surface()
-        self._shown, self._part = "", -1
-        self._shown_s = time.monotonic()
-        self._timer = supervise.Ticker(self.look, _EVERY_S, "the look at how many tasks are done")
-
-    def look(self) -> None:
-        """Show how many tasks are done, if that has changed."""
-        line, done, left = _count(self._scheduler)
-        part = done * _PARTS // (done + left) if done + left else -1
-        is_due = part != self._part or time.monotonic() - self._shown_s >= _SELDOM_S
-        if line not in ("", self._shown) and (self._surface.ticks or is_due):
-            self._surface.show(line)
-            self._shown, self._part, self._shown_s = line, part, time.monotonic()
-
-    async def close(self) -> None:
-        """Show the final counts; called by distributed when the scheduler closes."""
-        self._timer.cancel()
-        line = _count(self._scheduler)[0]
-        if line != self._shown:
-            self._surface.show(line)
-        self._surface.end()
-
-
-def _count(scheduler: Scheduler) -> tuple[str, int, int]:
-    """Return the line, and how many tasks are done and left; a task that is computed again counts again."""
-    prefixes = scheduler.task_prefixes.values()
-    done, failed = (sum(prefix.state_counts[state] for prefix in prefixes) for state in ("memory", "erred"))
-    running, *others = (sum(prefix.states[state] for prefix in prefixes) for state in _LEFT)
-    left = running + sum(others)
-    if not done + left + failed:
-        return "", 0, 0
-    line = f"tasks: {done} of {done + left + failed} done"
-    line += f", {running} with workers" if running else ""
-    return line + (f", {failed} failed" if failed else ""), done, left
-
-
 # Shorter than rank 0 waits: the log shows where the process hangs.
 _HANGS_S = 55.0
 # A client's gather() must see the errors before it sees that the connection is lost.
@@ -270,7 +223,6 @@ class SchedulerSpec:
     grows: bool = False  # more jobs with workers may come
     walltime_s: int | None = None  # requested
     summary: str = ""  # of the run's use at its end: lines, json (lines and JSON), or empty: none
-    progress: bool = False  # report how many tasks are done
     rank_pid: int  # of rank 0, which started it
 
 
@@ -358,8 +310,6 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
     compat.share_versions(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s)
     serve(scheduler, spec.dashboard_secret)
-    if spec.progress:
-        scheduler.add_plugin(TaskProgress(scheduler), name="hpcgpu-progress")
     return await scheduler
 
 

@@ -58,7 +58,7 @@ OF_A_RUN = {
     *("reserved_cores", "memory_policy", "nics", "respect_launcher", "device_memory_limit", "memory_limit"),
     *("jit_unspill", "local_directory", "trust_local_directory", "protocol", "security", "interface", "rendezvous"),
     "node_copies",
-    *("scheduler_port", "death_timeout", "dashboard", "progress", "resources", "allocator", "env"),
+    *("scheduler_port", "death_timeout", "dashboard", "resources", "allocator", "env"),
     *("enable_cudf_spill", "cudf_spill_stats"),
     *(name for name in NAMES if name.startswith("rmm_")),
 }
