@@ -31,6 +31,8 @@ _TRANSIENT = re.compile(
     r"standby mode|QOSMaxSubmitJob|QOSMaxJobs|Resource temporarily unavailable",
     re.IGNORECASE,
 )
+# With these messages no job was submitted; after another passing failure it may have been.
+_UNSENT = re.compile(r"connect failure|Connection refused|standby mode|temporarily unable|QOSMax")
 _OVER_LIMIT = re.compile(r"SubmitJobs?(?:Per\w+)?Limit")
 _TOO_LARGE = "Invalid job array specification"
 _GONE = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
@@ -315,7 +317,7 @@ def _refused(problem: str, result: Result, message: str = "") -> SubmitError:
         evidence=message,
         transient=transient,
         over_limit=over_limit,
-        unsure=transient and not over_limit,
+        unsure=transient and not over_limit and not _UNSENT.search(message),
         over_size=_TOO_LARGE in message,  # hpcgpu has written the specification
     )
 

@@ -12,6 +12,8 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import Settings
 
 TIMED_OUT = 124  # a command's exit code, as timeout(1) has it
+# Some sites' qstat or squeue answers from a file that is minutes old (NCAR): a new job is in the next one.
+UNLISTED_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class Patience:
 
     # a submission without an answer is killed then; the job may have been submitted nevertheless
     submission_s: float = 60.0
-    # after each wait the job is searched for and, except after the last, submitted again
+    # after each wait the job is submitted again or, if the answer was lost, searched for
     retries_s: tuple[float, ...] = (1.0, 2.0, 4.0, 4.0)
     ask_s: float = 5.0  # between two polls when something is new
     news_s: float = 1.0  # between two polls when news is likely, and before the first poll
     refused_s: float = 30.0  # before the next submission after a transient refusal, or the next poll after no answer
+    # before the next submission after a lost answer, while no answer of a search or a poll has listed its job
+    unlisted_s: float = UNLISTED_S
 
 
 VERSION = 2

@@ -187,7 +187,7 @@ TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on sen
 FIRST = "[ $(wc -l < ~/front/sbatch.calls) -gt 1 ]"
 TWICE = f"[ $(wc -l < ~/front/sbatch.calls) -gt 2 ] || {{ echo '{TIMED_OUT}' >&2; exit 1; }}"
 ACCEPTED = f"""{FIRST} || {{ /usr/bin/sbatch "$@" > /dev/null; echo '{TIMED_OUT}' >&2; exit 1; }}"""
-# accepted only when somebody has looked for it already and submitted again
+# accepted only when it has been looked for in vain, and submitted again
 LATE = f"""{FIRST} || {{
   cp /dev/stdin ~/front/late
   (until [ $(wc -l < ~/front/sbatch.calls) -gt 1 ]; do sleep 0.1; done; /usr/bin/sbatch "$@" ~/front/late
@@ -198,7 +198,7 @@ LATE = f"""{FIRST} || {{
 ONE = """
     late, accepted = Path.home() / "front" / "late", Path.home() / "front" / "late.there"
     with SLURMGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
-        cluster.scale(jobs=2)
+        refusal(lambda: cluster.scale(jobs=2))
         cluster.wait_for_workers(2, timeout=100)
         until(lambda: accepted.exists() or not late.exists())
         until(lambda: sorted(queue()) == sorted(members(cluster)) and len(members(cluster)) == 2)
@@ -218,7 +218,8 @@ HANGS = '/usr/bin/sbatch "$@" > /dev/null; sleep 600'
 def test_a_submission_without_an_answer_makes_no_job_too_many(
     slurm_lab: Lab, before: str, calls: int, words: str
 ) -> None:
-    begin = "    GPUCluster.patience = Patience(submission_s=3.0)" if before == HANGS else ""
+    submission_s = 3.0 if before == HANGS else 60.0
+    begin = f"    GPUCluster.patience = Patience({submission_s=}, refused_s=2.0, unlisted_s=5.0)"
     facts, text = client(slurm_lab, begin + ONE, sbatch=before)
     assert facts == {"calls": calls, "sum": 3, "left": []}
     assert words in text

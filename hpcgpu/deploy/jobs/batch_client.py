@@ -27,8 +27,7 @@ from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
 from hpcgpu.spill import storage
 
-# Return codes of host.run: the program timed out, or does not exist.
-_TIMED_OUT, _NOT_THERE = 124, 127
+_NOT_THERE = 127  # return code of host.run: the program does not exist
 # NCAR's qstat answers from a file that is minutes old, but not with this variable, which costs its server.
 _EXACT = {"QSCACHE_BYPASS": "1"}
 _ELSEWHERE = (
@@ -67,19 +66,18 @@ async def submit(
             options = " ".join(re.findall(r"^#(?:SBATCH|PBS) (.+)$", script, re.MULTILINE))
             text = "\n".join((f"{refusal}\nThe request was {options}", *await beyond(system, spec)))
             raise SubmitError(text, evidence=refusal.evidence, over_size=refusal.over_size)
-        jobs: tuple[str, ...] | None = None  # None: the batch system has not told whether they exist
-        while jobs is None:
-            if refusal.over_limit or not pauses_s:
-                raise refusal
-            next_ = "tries again" if refusal.transient else "searches for it"
+        if refusal.over_limit:
+            raise refusal
+        while pauses_s:
+            next_ = "searches for it" if refusal.unsure else "tries again"
             tell(f"{refusal}; hpcgpu {next_} in {pauses_s[0]:g} s")
             await asyncio.sleep(pauses_s.pop(0))
+            if not refusal.unsure:
+                break
             with contextlib.suppress(SubmitError):
-                jobs = await search(system, spec.name, spec.mark, past_ids) if refusal.unsure else ()
-        if jobs:
-            return jobs
-        # after a time-out the job may still appear: do not submit a second one
-        if not pauses_s or result.returncode == _TIMED_OUT or not refusal.transient:
+                if jobs := await search(system, spec.name, spec.mark, past_ids):
+                    return jobs
+        else:  # a job that the search has not found may still appear: no second one is submitted
             raise refusal
 
 
@@ -283,6 +281,7 @@ class Submitter:
         self._largest = math.inf  # array that was not refused for its size
         self._asking = False
         self.unsure: SubmitError | None = None  # why an answer was lost, until its jobs are found
+        self.next_s = -math.inf  # when jobs may be submitted again, although those of a lost answer are not listed
 
     @property
     def unanswered(self) -> bool:
@@ -301,6 +300,9 @@ class Submitter:
         # If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. A queue may
         # take smaller arrays than the site's file says.
         rest = count
+        if self.unsure and (wait_s := self.next_s - time.monotonic()) > 0:
+            text = f"{self.unsure}\nIts job may be in the queue, so none is submitted for {math.ceil(wait_s)} s"
+            raise SubmitError(text, evidence=self.unsure.evidence, transient=True, unsure=True)
         while rest:
             part = int(min(rest, self._system.array_limit, self._largest))
             try:
@@ -331,8 +333,12 @@ class Submitter:
             return []
         ids = await look(self._system, self.spec.name, self.spec.mark, past_ids)
         if ids:
-            self.unsure = None
+            self.unsure, self.next_s = None, -math.inf
         return [self.lost_job(job_id) for job_id in ids]
+
+    def lose(self, why: SubmitError) -> None:
+        """Search for the jobs of a lost answer, before others are submitted."""
+        self.unsure, self.next_s = why, time.monotonic() + self._patience.unlisted_s
 
     def lost_job(self, job_id: str) -> Job:
         """Return a job whose id was lost."""
@@ -359,11 +365,12 @@ class Submitter:
         try:
             return await submit(self._system, spec, self._system.script(spec), self._say, self._patience, past_ids)
         except SubmitError as e:
-            self.unsure = e if e.unsure else self.unsure
+            if e.unsure:
+                self.lose(e)
             raise
         except BaseException:
             # a close of the cluster interrupted it: the answer is lost
-            self.unsure = SubmitError("the submission was given up before it was answered", unsure=True)
+            self.lose(SubmitError("the submission was given up before it was answered", unsure=True))
             raise
 
     def _job(self, job_id: str, spec: JobSpec, exit_file: str) -> Job:

@@ -124,9 +124,7 @@ class Fleet:
         patience, expected = self.policy.patience, self.run.expected.get(MEMBER, 0)
         self._submitter = Submitter(self.run.system, spec, self.view.say, patience, write=self.write, expected=expected)
         if self.run.submitting and self.run.is_mine:  # the owner before has ended meanwhile
-            self._submitter.unsure = SubmitError(
-                "the owner before this one has submitted a job, and ended", unsure=True
-            )
+            self._submitter.lose(SubmitError("the owner before this one has submitted a job, and ended", unsure=True))
         self._listening = supervise.Loop(self._listen, "the search for workers that have fallen silent")
         self.start()
 
@@ -243,7 +241,8 @@ class Fleet:
         """Try again later, or not at all; a limit of the user's jobs passes when existing ones have ended."""
         if say:
             self.view.say(str(e))
-        self._held_back_until_s = self.alarm.now_s() + self.policy.patience.refused_s
+        wait_s = self.policy.patience.refused_s
+        self._held_back_until_s = max(self.alarm.now_s() + wait_s, self._submitter.next_s if self._submitter else 0.0)
         if not (e.transient or (e.over_limit and self.run.members)):
             self.error = e
         self.view.changed()
@@ -357,7 +356,9 @@ class Fleet:
             failures=self._failures,
         )
         actions = reconcile(facts, self.policy)
-        self.alarm.set_in(actions.next_s, actions.wake_s)
+        searches_s = self.policy.patience.refused_s if submitter and submitter.next_s > now_s else math.inf
+        next_s = min(searches_s, math.inf if actions.next_s is None else actions.next_s)
+        self.alarm.set_in(None if next_s == math.inf else next_s, actions.wake_s)
         if submitter and self.run.is_mine:
             await self._carry_out(actions, present, submitter)
         self.view.changed()
@@ -418,6 +419,7 @@ class Fleet:
     async def _add(self, jobs: Sequence[Job]) -> None:
         if jobs:
             self.run.add(jobs)
+            self._held_back_until_s = NEVER_S
         if jobs or self._unwritten:
             await self._write_jobs()
 

@@ -11,7 +11,7 @@ from datetime import date, datetime
 from typing import Any, Self
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.model.job import WAITING
+from hpcgpu.model.job import UNLISTED_S, WAITING
 from hpcgpu.units import counted
 
 # The part after the last hyphen is ours; a PBS server's name may contain hyphens, digits and any letter.
@@ -363,8 +363,6 @@ LATE_S = 60.0
 ENDING_S, _TERMINATED = 10.0, 143
 # A lost connection is noticed at once; a batch system that does not list a job for so long does not have it.
 _MISSING_S = 30.0
-# Some sites' qstat or squeue answers from a file that is minutes old (NCAR): a new job is in the next one.
-UNLISTED_S = 300.0
 
 
 def why_over(job: Job, now_s: float, limit_s: float) -> str:

@@ -10,7 +10,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, JobState, Offer, Patience, Settings
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs import LATE_S, UNLISTED_S, Failures, Job, format_missing, format_status, why_ending, why_over
+from hpcgpu.plan.jobs import LATE_S, Failures, Job, format_missing, format_status, why_ending, why_over
 from hpcgpu.units import format_bytes, format_duration
 
 # Directives for CPUs, or for whole nodes, and for GPUs.
@@ -152,7 +152,6 @@ class Policy:
     hold_s: float = 60.0  # adapt cancels no younger job without workers: its position in the queue would be lost
     start_limit_s: float = 300.0  # a job that runs so long without any worker is a ghost
     missing_limit_s: float = 60.0  # a job without workers that is unlisted, or in trouble, for so long is gone
-    unlisted_limit_s: float = UNLISTED_S  # the same for a job that no answer has listed yet
     leave_limit_s: float = 60.0  # a job that was to leave so long ago is cancelled, again if necessary
     # after its script's end, the scheduler's job has ended, whatever the batch system says
     late_limit_s: float = LATE_S
@@ -238,7 +237,7 @@ def _fate(facts: Facts, policy: Policy, job: Job) -> tuple[str, str]:
     """Return the fate of a member job, and the reason why it is given up; "" if it is not."""
     if job.status and job.state is JobState.ENDED:
         return GONE, format_status(job.status) or "ended"
-    unlisted_s = policy.missing_limit_s if job.was_listed else policy.unlisted_limit_s
+    unlisted_s = policy.missing_limit_s if job.was_listed else policy.patience.unlisted_s
     if not job.heard and _answered(facts, job.missing_since_s, unlisted_s):
         return MISSING, format_missing(unlisted_s)
     if job.leaving:

@@ -405,6 +405,21 @@ def test_jobs_of_pbs_are_found_by_a_name_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "unsure"),
+    [
+        ("Unable to contact slurm controller (connect failure)", False),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", False),
+        ("Unable to contact slurm controller (receive failure)", True),
+        ("Socket timed out on send/recv operation", True),
+    ],
+)
+def test_sbatchs_messages_tell_whether_a_job_may_exist(words: str, unsure: bool) -> None:
+    with pytest.raises(SubmitError) as caught:
+        Slurm().read_submit(Result(("sbatch",), 1, "", f"sbatch: error: {words}\n"))
+    assert (caught.value.transient, caught.value.unsure) == (True, unsure)
+
+
+@pytest.mark.parametrize(
     ("code", "transient", "over_limit", "unsure"),
     [(38, 1, 1, 0), (39, 1, 1, 0), (159, 1, 0, 0), (162, 1, 0, 0), (170, 0, 0, 0), (124, 1, 0, 1), (183, 1, 0, 1)],
 )

@@ -68,7 +68,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     fails = '[ ! -e "$0.refuses" ] || { cat "$0.refuses" >&2; exit 1; }'
     count = f"echo >> {tmp_path}/submitted; n=$(wc -l < {tmp_path}/submitted)"
     answer = "echo $n" if at is slurm else "echo $n.login01"
-    search = f"cat {tmp_path}/found"
+    search = f"echo >> {tmp_path}/searches; cat {tmp_path}/found"
     poll = f'echo "$QSCACHE_BYPASS" >> {tmp_path}/exact; cat {tmp_path}/listed'
     bodies = {at.submit: f"{count}; [ ! -e {tmp_path}/says ] || {{ cat {tmp_path}/says; exit 0; }}; {answer}"}
     bodies[at.poll] = f'case "$*" in *--me*) {search};; *) {poll};; esac'
@@ -136,10 +136,42 @@ async def test_job_found_but_not_listed_is_not_submitted_twice(site: Site) -> No
     assert site.submissions == 1
 
 
-async def test_submission_is_not_repeated_if_the_search_is_refused(site: Site) -> None:
+def lose_answers(site: Site) -> str:
+    """Let the submission's program fail though its job may exist; return its message."""
     unsure = "Zero Bytes were transmitted or received" if site.submit == "sbatch" else "qsub: Batch Protocol error"
     code = 183 if site.submit == "qsub" else 1
     program(site.folder / site.submit, f'echo >> {site.folder}/submitted; echo "{unsure}" >&2; exit {code}')
+    return unsure
+
+
+async def test_job_of_a_lost_answer_is_awaited_in_cached_lists(site: Site) -> None:
+    unsure, said = lose_answers(site), list[str]()
+    cached = replace(SOON, patience=replace(SOON.patience, unlisted_s=300.0))
+    fleet = make_fleet(make_run(site.folder / "run", site.system), cached, SPEC, say=said.append)
+    for _ in range(2):
+        with pytest.raises(SubmitError, match=unsure):
+            await fleet.scale(1)
+    await when(lambda: (site.folder / "searches").read_text().count("\n") > 5)
+    assert site.submissions == 1
+    assert not any(unsure in line for line in said[2:])  # after the first call's two searches only calls raise it
+    (site.folder / "found").write_text(f"{site.find}\n")  # the list is renewed
+    site.list(_1="R")
+    await when(lambda: fleet.run.not_ended == [site.id(1)])
+    fleet.stop()
+
+
+async def test_lost_submission_is_repeated_when_no_list_has_its_job(site: Site) -> None:
+    lose_answers(site)
+    soon = replace(SOON, patience=replace(SOON.patience, unlisted_s=0.05))
+    fleet = make_fleet(make_run(site.folder / "run", site.system), soon, SPEC)
+    with pytest.raises(SubmitError):
+        await fleet.scale(1)
+    await when(lambda: site.submissions == 2)
+    fleet.stop()
+
+
+async def test_submission_is_not_repeated_if_the_search_is_refused(site: Site) -> None:
+    unsure = lose_answers(site)
     site.refuse("squeue" if site.submit == "sbatch" else "qselect")
     with pytest.raises(SubmitError, match=unsure):
         await submit(site, [])

@@ -39,13 +39,13 @@ REFUSALS: dict[str, tuple[Any, int, list[Any], str, int]] = {
     "a limit of this user": ({"over_limit": True, "transient": True}, 1, [], "^no\n", 1),
     "for good": ({}, 1, [], "The request was", 1),
     "for now": (FOR_NOW, 1, [], "8", 2),
-    "for now, again and again": (FOR_NOW, 1, [], "^no\n", 2),
+    "for now, again and again": (FOR_NOW, 1, [], "^no\n", 3),
     "no answer, but the job exists": (LOST, 1, [("7",)], "7", 1),
-    "no answer, and no job": (LOST, 1, [()], "8", 2),
-    "too late, and no job: it may still come": (LOST, 124, [()], "^no\n", 1),
+    "no answer, and no job: it may be in no list yet": (LOST, 1, [(), ()], "^no\n", 1),
+    "too late, and no job: it may still come": (LOST, 124, [(), ()], "^no\n", 1),
     "no answer to the search at first": (LOST, 124, [SubmitError("?"), ("7",)], "7", 1),
     "a sentence without an id, and the job exists": (UNNAMED, 0, [("7",)], "7", 1),
-    "a sentence without an id, and no job": (UNNAMED, 0, [()], "^no\n", 1),
+    "a sentence without an id, and no job": (UNNAMED, 0, [(), ()], "^no\n", 1),
     "no answer to any search": (LOST, 1, [SubmitError("?")] * 2, "^no\n", 1),
 }
 
