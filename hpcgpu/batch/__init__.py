@@ -133,7 +133,15 @@ def _partition(kinds: Sequence[Offer], fields: Mapping[str, str]) -> Queue:
         walltime=format_duration(longest) if longest else None,
         shared={"EXCLUSIVE": False, "": None}.get(fields.get("OverSubscribe", ""), True),
         node=_main_type(kinds),
+        text=_times(fields.get("DefaultTime", "")),
     )
+
+
+def _times(default: object, fewest: object = "") -> str:
+    """Format for people the time of a queue's job without walltime, and the shortest that it may ask for."""
+    texts = {"a job without walltime has": default, "the shortest walltime is": fewest}
+    times = {text: limit_s(str(time)) for text, time in texts.items()}
+    return "; ".join(f"{text} {format_duration(time_s)}" for text, time_s in times.items() if time_s)
 
 
 # --- PBS
@@ -189,8 +197,8 @@ def _queues(queues: Mapping[str, Mapping[str, Any]], types: Mapping[str, NodeTyp
     for name, queue in queues.items():
         if queue.get("enabled") != "True" or queue.get("started") == "False":
             continue
-        most = queue.get("resources_max", {}) if isinstance(queue.get("resources_max"), dict) else {}
-        least = queue.get("resources_min", {}) if isinstance(queue.get("resources_min"), dict) else {}
+        parts = (queue.get(f"resources_{part}") for part in ("max", "min", "default"))
+        most, least, default = (part if isinstance(part, dict) else {} for part in parts)
         gpus, nodes = _count(most.get("ngpus")), _count(most.get("nodect"))
         yield Queue(
             name=name,
@@ -198,4 +206,5 @@ def _queues(queues: Mapping[str, Mapping[str, Any]], types: Mapping[str, NodeTyp
             gpus=_limits(_count(least.get("ngpus")), gpus),
             walltime=format_duration(seconds) if (seconds := limit_s(str(most.get("walltime", "")))) else None,
             node=next(iter(types)) if len(types) == 1 else "",
+            text=_times(default.get("walltime"), least.get("walltime")),
         )

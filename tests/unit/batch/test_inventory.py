@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from paths import BATCH
 from recordings import Record, block, listing, recorded, records
@@ -60,6 +62,16 @@ def test_queues_that_start_no_job_are_left_out() -> None:
     partitions = "PartitionName=a State=INACTIVE\nPartitionName=b State=UP\n"
     slurm = batch.read("slurm", [Result((), 0, text) for text in (sinfo, partitions, "")])
     assert [queue.name for queue in slurm.queues] == ["b"]
+
+
+def test_draft_has_the_default_and_least_walltime_of_a_queue() -> None:
+    queues = {"gpu": {"enabled": "True", "resources_default": {"walltime": "01:00:00"}}}
+    queues["gpu"]["resources_min"] = {"walltime": "00:10:00"}
+    found = batch.read("pbs", [REFUSED, Result(("qstat",), 0, json.dumps({"Queue": queues})), REFUSED])
+    words = "a job without walltime has 01:00:00"
+    assert read_site(draft(found), "draft").queues[0].text == f"{words}; the shortest walltime is 00:10:00"
+    answers = ("a|a|1|1-00:00:00|1-2|8|8000|gpu:4\n", "PartitionName=a DefaultTime=01:00:00 State=UP\n", "")
+    assert batch.read("slurm", [Result((), 0, text) for text in answers]).queues[0].text == words
 
 
 def test_slurms_limits_and_types() -> None:
