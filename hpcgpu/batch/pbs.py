@@ -123,10 +123,7 @@ class Pbs(PbsDialect, BatchSystem):
     forbidden: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def script(self, spec: JobSpec) -> str:
-        ours = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in self._options(spec) if v]
-        extra = [d for text in spec.extra_directives for d in _extra(text)]
-        kept = merge_options(ours, extra, spec.skipped_directives, option_names, _REFUSED, self.forbidden)
-        options = [f"#PBS {directive.text}" for directive in kept]
+        options = [f"#PBS {directive.text}" for directive in self._kept(spec)]
         # A job of PBS starts in the home folder, one of Slurm where it was submitted.
         start = ['cd -- "${PBS_O_WORKDIR:-.}" || echo "this job goes on in $PWD" >&2']
         if spec.exit_file:  # count the job's starts: PBS requeues jobs without telling them their run_count
@@ -136,11 +133,20 @@ class Pbs(PbsDialect, BatchSystem):
         return "\n".join(["#!/bin/bash", *options, "", *script_body(spec, tuple(start), "PBS_ARRAY_INDEX")])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
-        """Return the path of the job's output; without ``direct_output`` it exists when the job has ended."""
-        if spec.log_directory:
-            return f"{spec.log_directory}/{job_id}.OU"
+        """Return the path of the job's output; without ``direct_output`` it exists when the job has ended.
+
+        If the user's options keep the errors apart, theirs is it: hpcgpu's own lines and tracebacks are there.
+        """
+        options = {d.key: d.text.removeprefix(d.key).strip(' "') for d in self._kept(spec)}
+        kind = "o" if options.get("-j") == "oe" else "e"
+        path = options.get(f"-{kind}", "").rpartition(":")[2]
+        if path.endswith("/"):
+            return f"{path}{job_id}.{'OU' if kind == 'o' else 'ER'}"
         number, _, index = job_id.partition(".")[0].removesuffix("]").partition("[")
-        return f"{marked_name(spec.name, spec.mark)}.o{number}{'.' if index else ''}{index}"
+        if path:  # without the index all elements of an array have one file (23.06.06)
+            return path.replace("^array_index^", index) if index else path
+        name = options.get("-N", marked_name(spec.name, spec.mark))
+        return f"{name}.{kind}{number}{'.' if index else ''}{index}"
 
     def submit(self, script: str, spec: JobSpec) -> Command:
         # With -f qsub submits in the foreground. Else a background process does (seen on 23.06.06), which would not
@@ -234,6 +240,11 @@ class Pbs(PbsDialect, BatchSystem):
         """Return the ``qdel -W force`` for the job whose node did not answer a qdel; its owner may use it."""
         match = _NO_NODE.search(result.stderr) if result.returncode != 0 else None
         return Command(("qdel", "-W", "force", match[1])) if match else None
+
+    def _kept(self, spec: JobSpec) -> list[Directive]:
+        ours = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in self._options(spec) if v]
+        extra = [d for text in spec.extra_directives for d in _extra(text)]
+        return merge_options(ours, extra, spec.skipped_directives, option_names, _REFUSED, self.forbidden)
 
     def _options(self, spec: JobSpec) -> list[tuple[str, str | None]]:
         if spec.log_directory and ":" in spec.log_directory:

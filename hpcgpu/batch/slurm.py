@@ -125,7 +125,7 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def read_submit(self, result: Result) -> str:
         # Sites' wrappers print whole pages before the id (TACC), or lose --parsable.
-        ids = re.findall(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?$", result.stdout, re.M)
+        ids = re.findall(r"^(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?$", result.stdout, re.M)
         if result.returncode == 0 and ids:
             return str(ids[-1])
         raise (

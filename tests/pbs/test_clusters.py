@@ -7,6 +7,7 @@ epilogue and a qrerun take theirs.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from paths import ROOT
 from pbs_lab import HOME, PbsLab
 from programs import COUNT_HOSTS
 from waiting import scaled, until
+
+from hpcgpu.batch import Pbs
+from hpcgpu.model import JobSpec
 
 EACH = {
     **{"gpus": "sim:1x64MiB", "walltime": "00:10:00", "client_grace": 5},
@@ -267,3 +271,18 @@ def test_the_other_templates_run(lab: PbsLab) -> None:
     assert "HOSTS 2 WORKERS 2 ARGUMENTS" in logs["apptainer"], logs["apptainer"]
     assert "best of 2: rate=0.1, loss" in logs["sweep"]
     assert array == ["HOSTS 1 WORKERS 1 ARGUMENTS first 1", "HOSTS 1 WORKERS 1 ARGUMENTS second 2"]
+
+
+def test_logs_are_where_the_options_of_jobs_put_them(lab: PbsLab) -> None:
+    situations = (["-o joined"], ["-o logs/"], ["-o logs/a^array_index^"], ["-j n"], ["-j n", "-e logs/"])
+    situations += (["-j eo", "-e login01:/home/labuser/options/errors"],)
+    argv, logs = ("bash", "-c", "echo its output; echo its errors >&2"), list[Path]()
+    for options in situations:
+        for count in (1, 2):
+            spec = JobSpec(name="log", argv=argv, extra_directives=tuple(options), count=count)
+            line = f"mkdir -p options/logs; cd options; qsub << 'END'\n{Pbs().script(spec)}\nEND"
+            ids = Pbs().elements(lab.on("login01", line).strip(), count)
+            logs += [HOME / "options" / Pbs().log(spec, job_id) for job_id in ids]
+    until(lambda: not lab.states(), "all jobs have ended", limit_s=120, every_s=1)
+    assert [log for log in logs if "its errors\n" not in log.read_text()] == []
+    shutil.rmtree(HOME / "options")

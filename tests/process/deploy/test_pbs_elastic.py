@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
+import ranks
 from distributed import Client
 from leaks import signal_all
 from pbs_replay import Pbs
@@ -52,6 +54,15 @@ def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs, said: Said) 
         assert sum(client.gather(client.map(abs, range(20)))) == 190
     assert said.text.count("is lowered to 16.0 MiB") == 1, "what nodes say of themselves is said once"
     assert all(map(pbs.over, pbs.ids()))
+
+
+def test_commands_show_ranges_of_elements_and_missing_logs(pbs: Pbs) -> None:
+    pbs.auto(False)
+    with PBSGPUCluster(**OPTIONS) as cluster:
+        cluster.scale(jobs=3)
+        assert " 1021[0-2].login01 " in ranks.in_process("ps", HOME=os.environ["HOME"]).stdout
+        logs = ranks.in_process("logs", "1021", HOME=os.environ["HOME"])
+        assert ".o1021.0 is not there; job 1021[0].login01: PENDING" in logs.stderr
 
 
 def test_elements_that_wait_are_deleted_by_one_qdel_for_a_range(pbs: Pbs) -> None:

@@ -271,6 +271,7 @@ def test_fields_of_a_job_become_words() -> None:
     assert status(job_state="Q", comment=last_life, run_count=5) == "Q, started 5 times"
     assert status(job_state="F", Exit_status=-17) == "F, Exit_status -17: a hook on its node rejected it"
     assert status(job_state="F", comment="x", Exit_status=-29) == "F, x, Exit_status -29: its walltime was over"
+    assert status(job_state="X", comment="Subjob finished", Exit_status=1) == "X, Subjob finished"  # its array's code
     assert status(job_state="F", Exit_status=-99) == "F, Exit_status -99: PBS ended it"
 
 
@@ -402,6 +403,12 @@ def test_jobs_of_pbs_are_found_by_a_name_of_their_own() -> None:
     assert Pbs().status(["13[].b-1.c"]).argv[1] == "-t"
     with pytest.raises(SubmitError, match="qselect did not answer: Connection refused"):
         Pbs().read_found(Result(("qselect",), 162, "", "Connection refused\n"), spec.mark)
+
+
+@pytest.mark.parametrize("answer", ["12", "12;big", "Submitted batch job 12", "Submitted batch job 12 on cluster big"])
+def test_sbatchs_answer_is_read_between_a_wrappers_lines(answer: str) -> None:
+    pages = f"Welcome to job 7\n--> Verifying valid ssh keys...OK\n{answer}\nHave fun\n"
+    assert Slurm().read_submit(Result(("sbatch",), 0, pages)) == "12"
 
 
 @pytest.mark.parametrize(
@@ -599,6 +606,8 @@ def test_logs_stand_where_the_script_says() -> None:
     assert [Slurm().log(SPEC, i) for i in ("7", "7_3")] == [f"{folder}/slurm-7.out", f"{folder}/slurm-7_3.out"]
     assert [Pbs().log(SPEC, i) for i in ("7.a", "7[3].a")] == [f"{folder}/7.a.OU", f"{folder}/7[3].a.OU"]
     assert [Pbs().log(here, i) for i in ("7.a", "7[3].a")] == ["svd.o7", "svd.o7.3"]  # as recorded: 14-array
+    for text, log in {"-o out": "out", "-o h:/x/": "/x/7[3].a.OU", "-j n": "svd.e7.3", "-o ^array_index^": "3"}.items():
+        assert Pbs().log(replace(here, extra_directives=(text,)), "7[3].a") == log  # as tests/pbs finds them
 
 
 def test_systems_by_name() -> None:
