@@ -4,6 +4,8 @@
 #PBS -P proj
 #PBS -l ncpus=48
 #PBS -l ngpus=4
+#PBS -l mem=364304mb
+#PBS -l jobfs=100GB
 #PBS -l walltime=00:15:00
 #PBS -j oe
 #PBS -k doe

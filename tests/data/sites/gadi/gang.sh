@@ -4,6 +4,8 @@
 #PBS -P proj
 #PBS -l ncpus=96
 #PBS -l ngpus=8
+#PBS -l mem=728608mb
+#PBS -l jobfs=100GB
 #PBS -l walltime=00:15:00
 #PBS -j oe
 #PBS -k doe
