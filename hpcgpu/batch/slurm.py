@@ -118,7 +118,14 @@ class Slurm(SlurmDialect, BatchSystem):
         return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *lines])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
-        return f"{_folder(spec)}slurm-{job_id}.out"
+        options = {_LONG.get(o, o): v for text in spec.extra_directives for o, v in options_in(text)}
+        pattern = options.get("--error") or options.get("--output")  # hpcgpu's lines and tracebacks are errors
+        if not pattern:
+            return f"{_folder(spec)}slurm-{job_id}.out"
+        array, _, index = job_id.partition("_")
+        values = {"%%": "%", "%A": array, "%a": index, "%x": options.get("--job-name") or spec.name}
+        values["%j"] = "%j" if index else job_id  # of an element Slurm has another number
+        return re.sub("%[%Aaxj]", lambda match: values[match[0]], pattern)
 
     def submit(self, script: str, spec: JobSpec) -> Command:
         return Command(("sbatch", "--parsable"), stdin=script, without=_contradicting(script))

@@ -48,6 +48,7 @@ def test_a_warned_or_cancelled_job_reaches_every_rank(slurm_lab: Lab, launcher: 
     slurm_lab.write("rank.py", RANK.replace("USR1", signal))
     argv = (*LAUNCHERS[launcher], "python3", "/home/hpc/rank.py")
     spec = JobSpec(name="x", argv=argv, nodes=2, tasks_per_node=2, walltime_s=600, exit_file="ended", warn_s=60)
+    spec = replace(spec, extra_directives=("-o %x%%%j.%A",))
     job = submit(slurm_lab, spec)
     log = Slurm().log(spec, job)
     follow = f"until [ $(grep -c listens {shlex.quote(log)}) = 4 ]; do sleep 0.1; done"

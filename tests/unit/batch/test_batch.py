@@ -606,6 +606,8 @@ def test_logs_stand_where_the_script_says() -> None:
     assert [Slurm().log(SPEC, i) for i in ("7", "7_3")] == [f"{folder}/slurm-7.out", f"{folder}/slurm-7_3.out"]
     assert [Pbs().log(SPEC, i) for i in ("7.a", "7[3].a")] == [f"{folder}/7.a.OU", f"{folder}/7[3].a.OU"]
     assert [Pbs().log(here, i) for i in ("7.a", "7[3].a")] == ["svd.o7", "svd.o7.3"]  # as recorded: 14-array
+    for text, log in {"-o a-%A_%a.%x": "a-7_3.svd", "--error=e%%%A -o x": "e%7"}.items():
+        assert Slurm().log(replace(SPEC, extra_directives=(text,)), "7_3") == log
     for text, log in {"-o out": "out", "-o h:/x/": "/x/7[3].a.OU", "-j n": "svd.e7.3", "-o ^array_index^": "3"}.items():
         assert Pbs().log(replace(here, extra_directives=(text,)), "7[3].a") == log  # as tests/pbs finds them
 
