@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import ClassVar
 
 DOCTOR = (
@@ -116,6 +118,17 @@ class SpillError(HpcGpuError):
 def whole(error: BaseException) -> str:
     """Return an error's text with its notes below, as people are to read it."""
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def renamed(error: ConfigError, option: str, name: Callable[[re.Match[str]], str]) -> str:
+    """Return a message with our options, of this pattern, by their names at this door.
+
+    Quoted values, paths and the words of another program stay.
+    """
+    if error.evidence:
+        return whole(error)
+    quoted = r"""(?<!\w)(?:'[^']*'|"[^"]*")"""
+    return re.sub(rf"{quoted}|(?<![\w./-]){option}", lambda m: name(m) if m.lastindex else m[0], whole(error))
 
 
 def cause_of(error: BaseException) -> BaseException:
