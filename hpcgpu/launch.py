@@ -169,7 +169,7 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
 def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of variables that ranks on other nodes need and that no launcher forwards."""
     # A task of PBS starts with PATH=/bin:/usr/bin and little else (OpenPBS 23.06.06). Variables of one node are not
-    # forwarded: its GPUs (but see script_devices), the job's folder.
+    # forwarded: its GPUs (but see rank_shell), the job's folder.
     job = environ.get("PBS_JOBID") or None
 
     def is_common(name: str, value: str) -> bool:
@@ -182,13 +182,14 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
 
 
-def script_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the first words of a rank's command that give it the script's GPUs if its task has none; or ()."""
+def rank_shell(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the first words of a rank's command, a shell that gives it the script's GPUs if its task has none."""
     # A hook may number each node's GPUs for this job (2 on one, 0 on the other); a user's numbers are for all nodes.
     # UUIDs are those of the first node.
     numbers = {name: environ[name] for name in _OF_DEVICES if _NUMBERS.fullmatch(environ.get(name, "no numbers"))}
     line = "".join(f'export {name}="${{{name}-{value}}}"; ' for name, value in numbers.items())
-    return ("/bin/sh", "-c", f'{line}exec "$@"', "sh") if numbers else ()
+    # Slurm's warning may come up to 60 s early (sbatch(1), --signal), while Python and the package are being imported.
+    return ("/bin/sh", "-c", f"trap '' USR1; {line}exec \"$@\"", "sh")
 
 
 def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:

@@ -208,8 +208,8 @@ def plan_ranks(
     memory = (f"{k}={v}" for k, v in memory_env(settings, allocation, shape))
     variables = (*(variables if world.nodes > 1 else ()), *memory)
     rank_argv = ("env", *variables, *argv) if variables else argv
-    if len(hosts) > 1:
-        rank_argv = (*launchers.script_devices(os.environ), *rank_argv)
+    if len(hosts) > 1 or (document and allocation.batch != "local"):
+        rank_argv = (*launchers.rank_shell(os.environ if len(hosts) > 1 else {}), *rank_argv)
     return launchers.plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
 
 
