@@ -35,6 +35,7 @@ from hpcgpu.errors import ConfigError, LaunchError, cause_of, message_of
 from hpcgpu.host import log, process
 from hpcgpu.launch import read_end_s, read_rank
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
+from hpcgpu.plan.jobs import OUTLIVES
 from hpcgpu.supervise import reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
@@ -142,9 +143,15 @@ class Leader:
 
     def _answer(self, sig: signal.Signals) -> Callable[[], None]:
         """Return the handler of a signal. The run ends even if the handler fails."""
-        why = f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
-        stop = functools.partial(self.stop, sig, why)
-        return supervise.log_errors(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
+
+        def why() -> str:
+            if sig != signal.SIGTERM or not self._ends_s or asyncio.get_running_loop().time() < self._ends_s:
+                return f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
+            elastic = self.context.run.shape == "gang" and self.context.run.settings.shape == "elastic"
+            return f"it got {sig.name}: its walltime is over{f'; {OUTLIVES}' if elastic else ''}"
+
+        name = f"the answer to {sig.name}"
+        return supervise.log_errors(lambda: self.stop(sig, why()), name, lambda _: self.end(128 + sig, why()))
 
     async def serve(self) -> int:
         """Start the workers and stay as long as the scheduler lives; return the exit code."""

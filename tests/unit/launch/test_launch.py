@@ -22,11 +22,11 @@ from hpcgpu.launch import (
     is_isolated,
     mpirun_command,
     plan_launch,
+    rank_shell,
     read_allocation,
     read_flavour,
     read_launch,
     read_mpi_types,
-    rank_shell,
     read_rank,
     srun_command,
 )
