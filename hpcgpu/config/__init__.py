@@ -274,6 +274,11 @@ LIBRARIES = ("cupy", "torch")  # RMM has an allocator for these and for numba (r
 
 def check_settings(settings: Settings, site: Site | None = None) -> None:
     """Raise ConfigError, with values and sources, if settings contradict each other or do not fit the site's nodes."""
+    if len(argv := (settings.python or "").split()) > 1 and "/" not in argv[0]:
+        raise ConfigError(
+            f"{settings.cite('python')}: it is one program, without options; shell lines before the ranks are "
+            "job_script_prologue, and what starts them is launcher"
+        )
     _check_network(settings, site)
     _check_gpus(settings, site)
     _check_rapids(settings)

@@ -232,6 +232,20 @@ def test_bad_values_say_what_which_and_where(name: str, value: object) -> None:
     assert "\n" not in message
 
 
+def test_calls_of_other_packages_are_answered_at_once_and_whole() -> None:
+    """One of dask-jobqueue's scripts, JURECA's, gpu-bdb's, the book's."""
+    call = {"cores": 8, "processes": 4, "worker_extra_args": ["--lifetime", "25m"], "scheduler_options": {"port": 1}}
+    said = fails(call | {"walltime": 30, "dashboard_link": "/x", "enable_nvlink": False})
+    assert [line.partition("=")[0].partition(":")[0] for line in said.splitlines()] == [
+        *("processes", "worker_extra_args", "scheduler_options", "walltime", "dashboard_link"),
+    ]
+    assert "give dashboard_port" in said
+    assert read_settings({"name": "run", "job_name": "run", "enable_rdmacm": False}).job_name == "run"
+    assert "is given twice" in fails({"name": "run", "job_name": "other"})
+    assert "one program, without options" in fails({"python": "srun -n 1 -c 1 python"})
+    assert read_settings({"python": "/opt/my env/bin/python"}).python == "/opt/my env/bin/python"
+
+
 @pytest.mark.parametrize("value", [30, "30", 30.0, 86_400])  # PyYAML reads 24:00:00 as 86400
 def test_a_walltime_without_a_unit_is_refused_everywhere(value: object) -> None:
     said = fails({"walltime": value})
