@@ -60,6 +60,12 @@ _NUMBERS = re.compile(r"-1|[\w,.:]*")
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
 # must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
 SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_", "HPCGPU_TASK_")
+# The user's other hosts, to which an mpirun without a list of hosts would send the ranks. All flags of ours rank above
+# other variables: for binding, mapping, ranks on a node (Open MPI 5.0.11, MPICH 5.0.2, Intel MPI 2021.19).
+HOST_FILES = (
+    *("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
+    *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"),
+)
 # Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))

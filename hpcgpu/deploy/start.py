@@ -163,6 +163,7 @@ def launch_run(run: RunDocument) -> None:
     # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)
     env = {DOCUMENT: config.render(run), **os.environ, **parent, **added, **dict(launcher.env)}
     env |= dict.fromkeys(env.keys() & launchers.EXPORTS, "ALL")
+    env = {name: value for name, value in env.items() if name not in launchers.HOST_FILES}
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(private.make_exit_file(run.folder))

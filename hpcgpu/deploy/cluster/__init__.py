@@ -25,7 +25,7 @@ from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import log, private, process, remover
-from hpcgpu.launch import SEEN_OF_A_JOB, RankCommand
+from hpcgpu.launch import HOST_FILES, SEEN_OF_A_JOB, RankCommand
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, NO_WORKERS, OUTLIVES, Job, Phase, describe
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
@@ -92,7 +92,9 @@ class LocalRanks:
 
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment, without the batch job that this process may be in."""
-        outside = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
+        outside = {
+            name: value for name, value in os.environ.items() if not name.startswith((*SEEN_OF_A_JOB, *HOST_FILES))
+        }
         environ = {**outside, **process.rank_env(outside, self._preload), **dict(self._launch.env), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}
 

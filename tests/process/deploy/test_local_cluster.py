@@ -59,8 +59,9 @@ def test_a_cluster_from_start_to_close(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("launcher", ["mpirun", "fork"])
 def test_cpu_workers_beside_those_of_the_gpus(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside of somebody else's job."""
-    for name, value in ranks.environment(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3").items():
+    """Inside of somebody else's job, and with the user's own hosts for mpirun."""
+    users = {"PRTE_MCA_prte_default_hostfile": "/none/hosts", "HYDRA_HOST_FILE": "/none/hosts"}
+    for name, value in ranks.environment(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3", **users).items():
         monkeypatch.setenv(name, value)
     given = {"gpus": "sim:2", "cpu_workers": 2, "ranks": "gpu" if launcher == "mpirun" else "node"}
     with LocalGPUCluster(**given, launcher=launcher) as cluster, Client(cluster) as client:
