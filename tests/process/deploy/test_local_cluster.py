@@ -17,7 +17,7 @@ import psutil
 import pytest
 import ranks
 from distributed import Client, get_worker
-from waiting import scaled
+from waiting import Said, scaled
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, SLURMGPUCluster
@@ -187,6 +187,15 @@ def test_ranks_that_fail_raise_with_the_log(tmp_path: Path, limit: str, words: s
     assert runs(tmp_path) == []
     assert "the end of its log (log_directory= keeps it):" in str(failed.value)
     assert not re.search(r"/\S+\.log", str(failed.value))  # it went with the run
+
+
+def test_workers_that_do_not_start_are_mentioned(said: Said) -> None:
+    hangs = "def dask_setup(worker):\n    if worker.name.endswith('-1'): __import__('time').sleep(3600)"
+    with (
+        dask.config.set({"distributed.worker.preload": [hangs]}),
+        LocalGPUCluster(gpus="sim:3", death_timeout=scaled(6)),
+    ):
+        assert re.search(r"only \d of 3 workers have registered within .* \(death_timeout\)\n.*READY", said.text)
 
 
 @pytest.mark.parametrize(
