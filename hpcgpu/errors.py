@@ -121,14 +121,9 @@ def whole(error: BaseException) -> str:
 
 
 def renamed(error: ConfigError, option: str, name: Callable[[re.Match[str]], str]) -> str:
-    """Return a message with our options, of this pattern, by their names at this door.
-
-    Quoted values, paths and the words of another program stay.
-    """
-    if error.evidence:
-        return whole(error)
-    quoted = r"""(?<!\w)(?:'[^']*'|"[^"]*")"""
-    return re.sub(rf"{quoted}|(?<![\w./-]){option}", lambda m: name(m) if m.lastindex else m[0], whole(error))
+    """Return a message with this pattern of options replaced; quotes, paths and another program's words stay."""
+    pattern = rf"""(?<!\w)(?:'[^']*'|"[^"]*")|(?<![\w./-]){option}"""
+    return whole(error) if error.evidence else re.sub(pattern, lambda m: name(m) if m.lastindex else m[0], whole(error))
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -62,7 +62,7 @@ def parse_duration_s(value: float | str) -> int:
         # Slurm reads D-HH:MM as hours and minutes, MM:SS without days as minutes and seconds (sbatch(1), --time).
         has_hours = clock[4] is not None or clock[1] is not None
         seconds = days * 86400 + (a * 3600 + b * 60 + c if has_hours else a * 60 + b)
-    if seconds <= 0 or isinstance(value, bool):
+    if not 1 <= seconds < float("inf") or isinstance(value, bool):
         raise ConfigError(f"{value!r} is not a duration; allowed: {DURATIONS}")
     return int(seconds)
 

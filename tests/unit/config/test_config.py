@@ -242,7 +242,7 @@ def test_calls_of_other_packages_are_answered_at_once_and_whole() -> None:
     assert "give dashboard_port" in said
     assert read_settings({"name": "run", "job_name": "run", "enable_rdmacm": False}).job_name == "run"
     assert "is given twice" in fails({"name": "run", "job_name": "other"})
-    assert "one program, without options" in fails({"python": "srun -n 1 -c 1 python"})
+    assert "one program is allowed, without options" in fails({"python": "srun -n 1 -c 1 python"})
     assert read_settings({"python": "/opt/my env/bin/python"}).python == "/opt/my env/bin/python"
 
 
