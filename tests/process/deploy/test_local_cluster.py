@@ -231,13 +231,16 @@ def test_import_is_light() -> None:
 
 
 def test_client_with_address_alone_connects_from_any_process() -> None:
+    """As a second notebook does."""
     code = "import sys; from distributed import Client; print(Client(sys.argv[1]).submit(sum, [1, 2]).result())"
+    imported = f"from hpcgpu import LocalGPUCluster; {code}"
     loader = {"DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER": "hpcgpu.deploy.cluster.security_loader.load"}
     with LocalGPUCluster(gpus="sim:1") as cluster:
         with Client(cluster.scheduler_address) as client:
             assert client.submit(sum, [1, 2]).result() == 3
-        argv = [sys.executable, "-c", code, cluster.scheduler_address]
-        other = subprocess.run(argv, env={**os.environ, **loader}, capture_output=True, text=True, timeout=scaled(60))
-        assert other.stdout == "3\n", other.stderr
+        for second, env in ((code, loader), (imported, {})):
+            argv = [sys.executable, "-c", second, cluster.scheduler_address]
+            other = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, timeout=scaled(60))
+            assert other.stdout == "3\n", other.stderr
         with pytest.raises(AttributeError, match="has no jobs"):
             cluster.jobs  # noqa: B018 - the table of a batch system's cluster
