@@ -268,15 +268,16 @@ def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
 
 
 def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str], *, in_job: bool) -> None:
-    """Raise ConfigError, with advice, for a given option that differs from its default and has no effect here."""
+    """Raise ConfigError, with advice, for given options that differ from their defaults and have no effect here."""
     vain, defaults = unused(entry_point, in_job=in_job), Settings()
-    for name in names:
-        option = BY_NAME.get(name)
-        if option is None or user_name(option) not in vain:
-            continue
-        if getattr(settings, option.name) != getattr(defaults, option.name):
-            typed = user_name(option)
-            raise ConfigError(f"{settings.cite(typed)}: {vain[typed].format(entry_point=entry_point)}")
+    options_ = dict.fromkeys(user_name(option) for name in names if (option := BY_NAME.get(name)))
+    wrong = [
+        f"{settings.cite(name)}: {vain[name].format(entry_point=entry_point)}"
+        for name in options_
+        if name in vain and getattr(settings, BY_NAME[name].name) != getattr(defaults, BY_NAME[name].name)
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
 
 
 _KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
