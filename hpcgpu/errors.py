@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import ClassVar
 
 DOCTOR = (
@@ -116,6 +118,12 @@ class SpillError(HpcGpuError):
 def whole(error: BaseException) -> str:
     """Return an error's text with its notes below, as people are to read it."""
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def renamed(error: ConfigError, option: str, name: Callable[[re.Match[str]], str]) -> str:
+    """Return a message with this pattern of options replaced; quotes, paths and another program's words stay."""
+    pattern = rf"""(?<!\w)(?:'[^']*'|"[^"]*")|(?<![\w./-]){option}"""
+    return whole(error) if error.evidence else re.sub(pattern, lambda m: name(m) if m.lastindex else m[0], whole(error))
 
 
 def cause_of(error: BaseException) -> BaseException:

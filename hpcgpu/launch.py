@@ -60,6 +60,12 @@ _NUMBERS = re.compile(r"-1|[\w,.:]*")
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
 # must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
 SEEN_OF_A_JOB = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_", "HPCGPU_TASK_")
+# The user's other hosts, to which an mpirun without a list of hosts would send the ranks. All flags of ours rank above
+# other variables: for binding, mapping, ranks on a node (Open MPI 5.0.11, MPICH 5.0.2, Intel MPI 2021.19).
+HOST_FILES = (
+    *("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
+    *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"),
+)
 # Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _OF_A_PROCESS = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
@@ -169,7 +175,7 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
 def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of variables that ranks on other nodes need and that no launcher forwards."""
     # A task of PBS starts with PATH=/bin:/usr/bin and little else (OpenPBS 23.06.06). Variables of one node are not
-    # forwarded: its GPUs (but see script_devices), the job's folder.
+    # forwarded: its GPUs (but see rank_shell), the job's folder.
     job = environ.get("PBS_JOBID") or None
 
     def is_common(name: str, value: str) -> bool:
@@ -182,13 +188,14 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
 
 
-def script_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the first words of a rank's command that give it the script's GPUs if its task has none; or ()."""
+def rank_shell(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the first words of a rank's command, a shell that gives it the script's GPUs if its task has none."""
     # A hook may number each node's GPUs for this job (2 on one, 0 on the other); a user's numbers are for all nodes.
     # UUIDs are those of the first node.
     numbers = {name: environ[name] for name in _OF_DEVICES if _NUMBERS.fullmatch(environ.get(name, "no numbers"))}
     line = "".join(f'export {name}="${{{name}-{value}}}"; ' for name, value in numbers.items())
-    return ("/bin/sh", "-c", f'{line}exec "$@"', "sh") if numbers else ()
+    # Slurm's warning may come up to 60 s early (sbatch(1), --signal), while Python and the package are being imported.
+    return ("/bin/sh", "-c", f"trap '' USR1; {line}exec \"$@\"", "sh")
 
 
 def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:

@@ -10,6 +10,7 @@ _BYTES = {"": 1, "b": 1}
 for _i, _letter in enumerate("kmgtp", start=1):
     _BYTES |= {_letter: 1000**_i, f"{_letter}b": 1000**_i, f"{_letter}i": 1024**_i, f"{_letter}ib": 1024**_i}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+DURATIONS = "'HH:MM:SS', 'MM:SS', 'D-HH:MM:SS', or '90m', '2h', '1d'"
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
@@ -61,8 +62,8 @@ def parse_duration_s(value: float | str) -> int:
         # Slurm reads D-HH:MM as hours and minutes, MM:SS without days as minutes and seconds (sbatch(1), --time).
         has_hours = clock[4] is not None or clock[1] is not None
         seconds = days * 86400 + (a * 3600 + b * 60 + c if has_hours else a * 60 + b)
-    if seconds <= 0 or isinstance(value, bool):
-        raise ConfigError(f"{value!r} is not a duration; allowed: 'HH:MM:SS', 'D-HH:MM:SS', or '90m', '2h', '1d'")
+    if not 1 <= seconds < float("inf") or isinstance(value, bool):
+        raise ConfigError(f"{value!r} is not a duration; allowed: {DURATIONS}")
     return int(seconds)
 
 

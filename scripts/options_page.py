@@ -17,8 +17,9 @@ Made by `pytest tests/unit/config/test_entry_points.py --update-golden`.
 The first of these that has a value wins, and errors name it: a keyword of the classes (`gpus_per_node=4`) or a flag of
 the commands (`--gpus-per-node 4`; on and off: `--jit-unspill`, `--no-jit-unspill`), a variable
 (`HPCGPU_GPUS_PER_NODE=4`), Dask's configuration (`hpcgpu: {gpus-per-node: 4}`, or underscores), `defaults` of a [site
-file](site-files.md). Bytes may be text (`"64GB"`, `"1.5 GiB"`), so may times (`"90s"`, `"2h"`, `"02:00:00"`).
-Fractions are of the GPU's memory; that of `memory_limit` is of the node's.
+file](site-files.md). Bytes may be text (`"64GB"`, `"1.5 GiB"`), so may seconds (`"90s"`). `walltime` has a unit or
+colons (`"2h"`, `"02:00:00"`; `"30:00"` is minutes and seconds), and quotes in YAML: a bare 30, minutes to Slurm and
+seconds to PBS, is refused. Fractions are of the GPU's memory; that of `memory_limit` is of the node's.
 
 Options with several values are lists or mappings in Python and YAML. Their flags may be repeated (`--env A=1 --env
 B=2`), their variables may be JSON (`HPCGPU_ENV='{"A": "1"}'`). Commas separate names of ports, libraries and resources
@@ -29,7 +30,8 @@ What they are called elsewhere: [dask-cuda](../coming-from/dask-cuda.md),
 
 """
 _UNITS: Mapping[str, str] = {
-    **dict.fromkeys(("duration", "seconds"), "seconds"),
+    "duration": "time",
+    "seconds": "seconds",
     "bytes": "bytes",
     "port": "a port, or `':8787'`",
     **dict.fromkeys(("limit", "device-limit", "host-limit"), "bytes or fraction"),

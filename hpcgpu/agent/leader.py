@@ -35,6 +35,7 @@ from hpcgpu.errors import ConfigError, LaunchError, cause_of, message_of
 from hpcgpu.host import log, process
 from hpcgpu.launch import read_end_s, read_rank
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
+from hpcgpu.plan.jobs import OUTLIVES
 from hpcgpu.supervise import reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
@@ -78,6 +79,7 @@ class Leader:
         self.why = ""
         self._warned = False
         self._ends_s: float | None = None  # when the job's time ends, on the loop's clock
+        self._drains_s = -math.inf  # when this leader warns itself
 
     def end(self, exit_code: int, why: str = "") -> None:
         """Let the run end; the first reason counts."""
@@ -91,9 +93,11 @@ class Leader:
         self.end(128 + sig, why)
 
     def _warn(self) -> None:
-        if not self._warned:
+        now_s = asyncio.get_running_loop().time()
+        is_early = self._outliving is None and now_s < self._drains_s  # Slurm's may come before there are workers
+        if not self._warned and not is_early:
             self._warned = True
-            self.drain(self._ends_s and max(0.0, self._ends_s - asyncio.get_running_loop().time()))
+            self.drain(self._ends_s and max(0.0, self._ends_s - now_s))
 
     def drain(self, left_s: float | None) -> None:
         """Prepare for the job's time limit, ``left_s`` seconds away; None: soon."""
@@ -111,7 +115,8 @@ class Leader:
             signal.signal(signal.SIGUSR1, lambda *_: None if late() else loop.call_soon_threadsafe(warn) and None)
         if self.context.in_job and (left_s := self._left_s()):
             self._ends_s = loop.time() + left_s
-            loop.call_at(self._ends_s - min(self.context.run.settings.drain_s, left_s / 4), warn)
+            self._drains_s = self._ends_s - min(self.context.run.settings.drain_s, left_s / 4)
+            loop.call_at(self._drains_s, warn)
         self.spawner = ForkServerSpawner(
             self.context.fork_server, lambda: self.end(os.EX_SOFTWARE, "the fork server process died")
         )
@@ -138,9 +143,15 @@ class Leader:
 
     def _answer(self, sig: signal.Signals) -> Callable[[], None]:
         """Return the handler of a signal. The run ends even if the handler fails."""
-        why = f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
-        stop = functools.partial(self.stop, sig, why)
-        return supervise.log_errors(stop, f"the answer to {sig.name}", lambda _: self.end(128 + sig, why))
+
+        def why() -> str:
+            if sig != signal.SIGTERM or not self._ends_s or asyncio.get_running_loop().time() < self._ends_s:
+                return f"it got {sig.name} {_SENDERS.get(sig, '')}".rstrip()
+            elastic = self.context.run.shape == "gang" and self.context.run.settings.shape == "elastic"
+            return f"it got {sig.name}: its walltime is over{f'; {OUTLIVES}' if elastic else ''}"
+
+        name = f"the answer to {sig.name}"
+        return supervise.log_errors(lambda: self.stop(sig, why()), name, lambda _: self.end(128 + sig, why()))
 
     async def serve(self) -> int:
         """Start the workers and stay as long as the scheduler lives; return the exit code."""

@@ -268,10 +268,10 @@ class Rank0Leader(Leader):
         except TimeoutError:
             if not self._present:
                 raise LaunchError(f"none of {self._expected} workers has registered within {deadline_s:g} s") from None
-            log.say(
-                f"only {self._present} of {self._expected} workers have registered within {deadline_s:g} s; "
-                "the run goes on with them"
-            )
+            text = f"only {self._present} of {self._expected} workers have registered within {deadline_s:g} s"
+            log.say(f"{text}; the run goes on with them")
+            if self._control:
+                self._control.send("note", node=self.context.node, text=f"{text} (death_timeout)")
             return
         workers = f"{counted(self._expected, 'worker')} on {counted(self._nodes, 'node')} ready"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""

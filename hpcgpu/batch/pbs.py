@@ -151,7 +151,8 @@ class Pbs(PbsDialect, BatchSystem):
     def submit(self, script: str, spec: JobSpec) -> Command:
         # With -f qsub submits in the foreground. Else a background process does (seen on 23.06.06), which would not
         # end with a qsub that is killed for taking too long.
-        return Command(("qsub", "-f"), stdin=script)
+        # By the user's PBS_DPREFIX qsub would read no directive, by PBS_SHELL take another shell than bash (23.06.06).
+        return Command(("qsub", "-f"), stdin=script, without=frozenset(("PBS_DPREFIX", "PBS_SHELL")))
 
     def read_submit(self, result: Result) -> str:
         ids = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcgpu.errors import ConfigError, HpcGpuError, whole
+from hpcgpu.errors import ConfigError, HpcGpuError, renamed, whole
 from hpcgpu.host import log
 
 if TYPE_CHECKING:
@@ -45,19 +45,18 @@ def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -
     sys.exit(code)
 
 
-def _as_typed(text: str) -> str:
-    """Return a message with options as they are typed here: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
+def _as_typed(error: ConfigError) -> str:
+    """Return its message with options as they are typed here: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
     from hpcgpu.cli.command import flag
     from hpcgpu.config.layers import BY_NAME
 
     def option(match: re.Match[str]) -> str:
-        name, value = match[1], match[2].strip("'\"")
+        name, value = match[1], re.sub(r"^\{'([^']*)': '([^']*)'\}$", r"\1=\2", match[2]).strip("'\"")  # {'A': '1'}
         if name not in BY_NAME or value in ("True", "False"):
             return flag(name if value != "False" else f"no_{name}") if name in BY_NAME else match[0]
         return f"{flag(name)} {value}".rstrip()
 
-    text = re.sub(r"=\{'([^']*)': '([^']*)'\}", r"=\1=\2", text)  # env={'A': '1'}
-    return re.sub(r"(?<![\w.-])([a-z]\w*)=('[^']*'|\"[^\"]*\"|[\w.:*-]*)", option, text)
+    return renamed(error, r"([a-z]\w*)=('[^']*'|\"[^\"]*\"|\{'[^']*': '[^']*'\}|[\w.:*-]*)", option)
 
 
 def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) -> int:
@@ -74,7 +73,7 @@ def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) ->
     except HpcGpuError as e:
         if os.environ.get("HPCGPU_DEBUG"):
             sys.excepthook(*sys.exc_info())
-        log.say(_as_typed(whole(e)))
+        log.say(_as_typed(e) if isinstance(e, ConfigError) else whole(e))
         return 2 if isinstance(e, ConfigError) else 1
     except (OSError, RuntimeError) as e:
         from hpcgpu.host import process

@@ -18,7 +18,7 @@ from hpcgpu.model import settings
 from hpcgpu.model.allocation import DOCUMENT, WRITTEN, parse_simulated
 from hpcgpu.model.job import VERSION, RunDocument
 from hpcgpu.model.settings import Limit, Settings, one_line, options, plain_number, user_name
-from hpcgpu.units import format_bytes, meant, parse_duration_s
+from hpcgpu.units import DURATIONS, format_bytes, meant, parse_duration_s
 
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site
@@ -107,16 +107,10 @@ def _node_bytes(_: Field[Any], value: object) -> int:
     return size
 
 
-def _duration(option: Field[Any], value: object) -> int:
-    if not isinstance(value, (int, float, str)):
-        raise ConfigError(f"{value!r} is not a duration; allowed: {option.metadata['example']}")
-    try:
-        seconds = parse_duration_s(value)
-    except OverflowError as error:
-        raise ConfigError(f"{value!r} is too long for a duration") from error
-    if seconds < 1:
-        raise ConfigError(f"{value!r} is less than a second; allowed: {option.metadata['example']}")
-    return seconds
+def _duration(_: Field[Any], value: object) -> int:
+    if not isinstance(value, str) or plain_number(value) is not None:
+        raise ConfigError(f"{value!r} is not a duration: it has no unit; allowed: {DURATIONS}; in YAML with quotes")
+    return parse_duration_s(value)
 
 
 def _seconds(_: Field[Any], value: object) -> float:
@@ -253,7 +247,7 @@ KINDS: Mapping[str, tuple[Callable[[Field[Any], object], Any], str]] = {
     "cores": (_cores, "str or int"),
     "nics": (_nics, "str or list of str"),
     "bytes": (_node_bytes, "int or str"),
-    "duration": (_duration, "int or str"),
+    "duration": (_duration, "str"),
     "seconds": (_seconds, "float or str"),
     "limit": (lambda _, value: settings.read_limit(value), _LIMIT),
     "device-limit": (lambda _, value: settings.read_device_limit(value), _LIMIT),
@@ -274,6 +268,8 @@ LIBRARIES = ("cupy", "torch")  # RMM has an allocator for these and for numba (r
 
 def check_settings(settings: Settings, site: Site | None = None) -> None:
     """Raise ConfigError, with values and sources, if settings contradict each other or do not fit the site's nodes."""
+    if len(argv := (settings.python or "").split()) > 1 and "/" not in argv[0]:
+        raise ConfigError(f"{settings.cite('python')}: one program is allowed, without options; launcher= starts it")
     _check_network(settings, site)
     _check_gpus(settings, site)
     _check_rapids(settings)
@@ -400,7 +396,8 @@ def read(text: str) -> RunDocument:
     values: dict[str, Any] = {}
     for name, value in raw["settings"].items():
         _check("settings", name, name in by_name, "names of settings")
-        values[name] = read_value(by_name[name], value, "the run document")
+        text = f"{value}s" if by_name[name].metadata["kind"] == "duration" else value
+        values[name] = read_value(by_name[name], text, "the run document")
         _check(f"settings.{name}", value, _plain(values[name]) == value, "what hpcgpu writes")  # not "2" for 2
     settings = Settings(**values, sources=MappingProxyType(sources))
     return RunDocument(settings, raw["shape"], tuple(script), raw["folder"], raw["launch"], raw["exit_file"])

@@ -99,27 +99,35 @@ def chosen_site(
 
 
 def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> Layer:
-    """Read a layer under user names; ConfigError for an unknown, repeated or foreign name, or an invalid value."""
+    """Read a layer under user names; ConfigError for all unknown, repeated or foreign names, and invalid values."""
     # where maps a name as typed to its source. None means not given.
     values: dict[str, tuple[Any, str]] = {}
+    errors: list[ConfigError] = []
     for name, value in entries.items():
-        if value is None:
-            continue
-        option = BY_NAME.get(name)
-        if option is None:
-            if (hint := HINTS.get(name)) is None:
-                # these are translated before
-                accepted = ("n_workers", "CUDA_VISIBLE_DEVICES") if where(name).endswith(f" of {LOCAL}") else ()
-                raise ConfigError(
-                    f"unknown option {name!r}, set by {where(name)}: {nearest(name, (*BY_NAME, *accepted))}"
-                )
-            if not hint.is_harmless(value):  # it asks for more than the default behaviour
-                raise ConfigError(f"{name}={value!r}, set by {where(name)}: {hint.instead}")
-            continue
-        if (key := user_name(option)) in values:
-            raise ConfigError(f"{key} is given twice: by {values[key][1]} and by {where(name)}; give it once")
-        values[key] = (read_value(option, value, where(name)), where(name))
+        try:
+            if value is not None:
+                _read_entry(values, name, value, where(name))
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
     return _simulate(values) if "simulate" in values else values
+
+
+def _read_entry(values: dict[str, tuple[Any, str]], name: str, value: object, where: str) -> None:
+    option = BY_NAME.get(name)
+    if option is None:
+        if (hint := HINTS.get(name)) is None:
+            # these are translated before
+            accepted = ("n_workers", "CUDA_VISIBLE_DEVICES") if where.endswith(f" of {LOCAL}") else ()
+            raise ConfigError(f"unknown option {name!r}, set by {where}: {nearest(name, (*BY_NAME, *accepted))}")
+        if not hint.is_harmless(value):  # it asks for more than the default behaviour
+            raise ConfigError(f"{name}={value!r}, set by {where}: {hint.instead}")
+        return
+    key, entry = user_name(option), (read_value(option, value, where), where)
+    if key in values and values[key][0] != entry[0]:
+        raise ConfigError(f"{key} is given twice: by {values[key][1]} and by {where}; give it once")
+    values.setdefault(key, entry)
 
 
 def _simulate(values: dict[str, tuple[Any, str]]) -> Layer:
@@ -260,15 +268,16 @@ def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
 
 
 def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str], *, in_job: bool) -> None:
-    """Raise ConfigError, with advice, for a given option that differs from its default and has no effect here."""
+    """Raise ConfigError, with advice, for given options that differ from their defaults and have no effect here."""
     vain, defaults = unused(entry_point, in_job=in_job), Settings()
-    for name in names:
-        option = BY_NAME.get(name)
-        if option is None or user_name(option) not in vain:
-            continue
-        if getattr(settings, option.name) != getattr(defaults, option.name):
-            typed = user_name(option)
-            raise ConfigError(f"{settings.cite(typed)}: {vain[typed].format(entry_point=entry_point)}")
+    options_ = dict.fromkeys(user_name(option) for name in names if (option := BY_NAME.get(name)))
+    wrong = [
+        f"{settings.cite(name)}: {vain[name].format(entry_point=entry_point)}"
+        for name in options_
+        if name in vain and getattr(settings, BY_NAME[name].name) != getattr(defaults, BY_NAME[name].name)
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
 
 
 _KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)

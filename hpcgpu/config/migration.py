@@ -84,6 +84,7 @@ DASK_CUDA = _hints(
         "host ip contact_address": _ADDRESS,
         "port": _PORTS,
         "diagnostics_port": "give dashboard_port",  # of distributed 2025.4
+        "dashboard_link": "give dashboard_port; its form is Dask's configuration distributed.dashboard.link",
         "worker_dashboard_address": "workers have no web server; dashboard=True or False is the scheduler's",
         "http_prefix service_kwargs": "the dashboard is on loopback, on a free port behind a secret: dashboard=True or "
         "False",
@@ -99,6 +100,7 @@ DASK_CUDA = _hints(
     },
     **{"default_statistics": (False,), "log_spilling": (False, True), "host": LOOPBACK, "ip": LOOPBACK, "port": (0,)},
     **{"blocked_handlers": ((), []), "scheduler_kwargs": ({},), "scheduler_sync_interval": (1,), "plugins": ((), [])},
+    **dict.fromkeys(("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"), (False,)),
     lifetime_restart=(False,),
 )
 # Options of dask worker (distributed 2026.8) that "python -m hpcgpu.worker" does not have; others are in DASK_CUDA.

@@ -163,6 +163,7 @@ def launch_run(run: RunDocument) -> None:
     # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)
     env = {DOCUMENT: config.render(run), **os.environ, **parent, **added, **dict(launcher.env)}
     env |= dict.fromkeys(env.keys() & launchers.EXPORTS, "ALL")
+    env = {name: value for name, value in env.items() if name not in launchers.HOST_FILES}
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(private.make_exit_file(run.folder))
@@ -208,8 +209,8 @@ def plan_ranks(
     memory = (f"{k}={v}" for k, v in memory_env(settings, allocation, shape))
     variables = (*(variables if world.nodes > 1 else ()), *memory)
     rank_argv = ("env", *variables, *argv) if variables else argv
-    if len(hosts) > 1:
-        rank_argv = (*launchers.script_devices(os.environ), *rank_argv)
+    if len(hosts) > 1 or (document and allocation.batch != "local"):
+        rank_argv = (*launchers.rank_shell(os.environ if len(hosts) > 1 else {}), *rank_argv)
     return launchers.plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
 
 

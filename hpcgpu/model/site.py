@@ -14,10 +14,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.units import parse_bytes, parse_duration_s
+from hpcgpu.units import DURATIONS, parse_bytes, parse_duration_s
 
 Tags = str | tuple[str, ...]
-_MINUTE_S = 60  # no queue has a shorter limit: the unit is missing
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 
@@ -113,7 +112,7 @@ class Queue(Block):
     name: str = fact(MISSING, "as in `queue=`")
     nodes: tuple[int, int] | None = fact(None, "the fewest and the most nodes of a job")
     gpus: tuple[int, int] | None = fact(None, "the fewest and the most GPUs of a job")
-    walltime: str | int | None = fact(None, "the longest time of a job")
+    walltime: str | int | None = fact(None, "the longest time of a job, `24h`; not a number alone")
     walltime_by_nodes: Mapping[int, str | int] = fact(
         NOTHING, "the same by size: `{10: 3h, 25: 6h}` is 3 h from 10 nodes on, 6 h from 25 on"
     )
@@ -280,12 +279,12 @@ def _check_count(name: str, value: int | None) -> None:
 
 
 def _check_time(name: str, value: str | int | None) -> None:
-    if isinstance(value, int) and 0 < value < _MINUTE_S and name != "grace":
-        raise ConfigError(f"{name}: {value} is {value} seconds; with a unit: '{value}m', '{value}h', '{value}d'")
+    if isinstance(value, int) and name != "grace":  # Slurm's GraceTime is in seconds
+        raise ConfigError(f"{name}: {value} has no unit; allowed: {DURATIONS}, with quotes")
     with contextlib.suppress(ConfigError):
         if value is None or parse_duration_s(value) > 0:
             return
-    raise ConfigError(f"{name}: {value!r} is no time; allowed: '02:00:00', '2h', '1d'")
+    raise ConfigError(f"{name}: {value!r} is no time; allowed: {DURATIONS}")
 
 
 _ARRAY = "the most jobs of one array"

@@ -25,11 +25,12 @@ from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import log, private, process, remover
-from hpcgpu.launch import SEEN_OF_A_JOB, RankCommand
+from hpcgpu.launch import HOST_FILES, SEEN_OF_A_JOB, RankCommand
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience, RunDocument
-from hpcgpu.plan.jobs import HEAD, NO_WORKERS, Job, Phase, describe
+from hpcgpu.plan.jobs import HEAD, NO_WORKERS, OUTLIVES, Job, Phase, describe
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
 from hpcgpu.spill.storage import Scratch, changed_by, make_private
+from hpcgpu.units import format_duration
 
 # A job whose lease has ended is gone within 5 s.
 _LOCAL_END_S = 10.0
@@ -91,7 +92,9 @@ class LocalRanks:
 
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment, without the batch job that this process may be in."""
-        outside = {name: value for name, value in os.environ.items() if not name.startswith(SEEN_OF_A_JOB)}
+        outside = {
+            name: value for name, value in os.environ.items() if not name.startswith((*SEEN_OF_A_JOB, *HOST_FILES))
+        }
         environ = {**outside, **process.rank_env(outside, self._preload), **dict(self._launch.env), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}
 
@@ -154,6 +157,14 @@ class ClusterRun:
     def label(self) -> str:
         """The job with the scheduler, for people: ``job 123``, ``pid 4711``."""
         return f"pid {self._ranks.id}" if self._ranks else f"job {self.job.id if self.job else '-'}"
+
+    @property
+    def limit(self) -> str:
+        """For people, that an elastic cluster ends with its first job; "" if it has no limit."""
+        limit_s = (self.job.limit_s if self.job else None) or self.settings.walltime_s
+        if not self.scales or self._ranks or not limit_s:
+            return ""
+        return f"the cluster ends with {self.label}, its first, {format_duration(limit_s)} after that began; {OUTLIVES}"
 
     @property
     def trouble(self) -> str:

@@ -15,7 +15,7 @@ from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.errors import ConfigError, LaunchError, renamed
 from hpcgpu.model import Settings
 from hpcgpu.model.job import Backoff
 from hpcgpu.plan.jobs.request import workers_per_node
@@ -300,7 +300,7 @@ class LocalGPUCluster(GPUCluster):
         except ConfigError as e:
             if "n_workers" not in keywords:
                 raise
-            raise ConfigError(str(e).replace("gpus_per_node", "n_workers")) from None
+            raise ConfigError(renamed(e, r"(gpus_per_node)\b", lambda _: "n_workers")) from None
 
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:
         """Refuse: there are no more GPUs."""

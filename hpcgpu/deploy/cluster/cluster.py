@@ -298,6 +298,8 @@ class GPUCluster(ReportedCluster):
         workers = len(self.scheduler_info["workers"])
         self._progress.show(self._line(workers) if workers or not self._supports_scaling else _NO_WORKERS)
         self._progress.end()
+        if limit := self._run.limit:
+            self._log(limit)
         if self.dashboard_link and self._connection.browser and not self.quiet:
             self._progress.say(*self._connection.browser.lines)
 

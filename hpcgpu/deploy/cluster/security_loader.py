@@ -17,7 +17,8 @@ from distributed.security import Security
 
 from hpcgpu.deploy.jobs import home
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.errors import HpcGpuError
+from hpcgpu.errors import HpcGpuError, LaunchError
+from hpcgpu.host import log
 
 _NAME = "distributed.client.security-loader"
 # of this process's clusters, by address: that of a tunnel stands in no scheduler file
@@ -41,12 +42,18 @@ def load(info: Mapping[str, str]) -> Security | None:
 
     A local cluster with its own ``local_directory`` is found by its own process only.
     """
+    # Client(...) calls it, also on an event loop, which would wait for a thread, too: 0.4 ms for each run of the user.
     address = info["address"]
-    if security := _connected.get(address):
+    if (security := _connected.get(address)) or not address.startswith("tls://"):
         return security
     # Local clusters have their folders among temporary files. Reading refuses what another user could have put there.
     local = Path(tempfile.gettempdir()).glob(f"hpcgpu-client-{os.getuid()}-*/*/")
-    for folder in (*home().glob("*/"), *local):
+    try:
+        folders = [*home().glob("*/"), *local]
+    except LaunchError as error:  # another TLS scheduler's certificate may be in Dask's configuration
+        log.say(f"the certificate of {address} is not among those of your runs: {error}")
+        folders = [*local]
+    for folder in folders:
         try:
             if folder.stat().st_uid != os.getuid():
                 continue

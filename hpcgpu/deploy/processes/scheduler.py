@@ -285,6 +285,8 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     async for message in control.messages():
         if message["op"] == "lease":  # from now on a client outside must send signs of life
             lease.watch(detached=message["detached"])
+        elif message["op"] == "note":
+            leaders.late.append((message["node"], message["text"]))
         elif message["op"] == "event":
             scheduler.log_event("hpcgpu", message["facts"])
         elif message["op"] == "summary":
@@ -332,6 +334,7 @@ class LeaderConnections:
     def __init__(self, control: Control, *, grows: bool = False) -> None:
         self._control, self._grows = control, grows  # more leaders may come, whatever happens to these
         self._notes: dict[Any, tuple[str, Sequence[str]]] = {}  # node and notes, by connection
+        self.late: list[tuple[str, str]] = []  # rank 0's note about workers that have not started
         self._working: set[Any] = set()  # connections of leaders with workers, running or being restarted
         self._died: list[str] = []
         self._had_workers = False
@@ -345,7 +348,7 @@ class LeaderConnections:
 
     def notes(self) -> list[tuple[str, str]]:
         """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
-        return [(node, text) for node, texts in self._notes.values() for text in texts]
+        return [(node, text) for node, texts in self._notes.values() for text in texts] + self.late
 
     async def serve(
         self,

@@ -207,6 +207,7 @@ def _or(since_s: float | None, now_s: float) -> float:
 # Shown for a cluster that has all its workers; the other words are phases of jobs.
 READY = "READY"
 SILENT = "the batch system does not answer"
+OUTLIVES = "with scheduler='here' a cluster outlives its jobs"
 _MOST_NODES = 4
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
 

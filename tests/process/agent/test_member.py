@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,6 +149,21 @@ def test_members_are_named_by_their_job_and_leave_in_time(cluster: Ranks, head: 
         client.sync(client.scheduler.hpcgpu_lease, goodbye=True)
         assert [p.wait(DEADLINE_S) for p in (other, head)] == [0, 0]
     assert not (cluster.folder / "nonce").exists()
+
+
+def test_a_warning_before_there_are_workers_ends_no_member(cluster: Ranks) -> None:
+    """Slurm sends its signal up to a minute early; the leader's own warning comes in time."""
+    member = cluster.start("member", env={"SLURM_JOB_ID": "31"}, walltime_s=3600)
+    status = Path(f"/proc/{member.pid}/status")
+    caught = re.compile(r"^SigCgt:\s(.*)$", re.M)
+    bit = 1 << (signal.SIGUSR1 - 1)
+    until(lambda: int(caught.search(status.read_text())[1], 16) & bit, "it listens", limit_s=DEADLINE_S)
+    member.send_signal(signal.SIGUSR1)
+    cluster.start("head")
+    with cluster.client() as client:
+        wait_workers(client, "31-0", "31-1")
+        member.send_signal(signal.SIGUSR1)
+        assert "its time ends in " in end_of(member)
 
 
 def test_a_member_that_must_go_hands_its_data_over(cluster: Ranks, head: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import ranks
 from distributed import Client, get_worker
-from waiting import scaled
+from waiting import Said, scaled
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, SLURMGPUCluster
@@ -59,8 +59,9 @@ def test_a_cluster_from_start_to_close(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("launcher", ["mpirun", "fork"])
 def test_cpu_workers_beside_those_of_the_gpus(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside of somebody else's job."""
-    for name, value in ranks.environment(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3").items():
+    """Inside of somebody else's job, and with the user's own hosts for mpirun."""
+    users = {"PRTE_MCA_prte_default_hostfile": "/none/hosts", "HYDRA_HOST_FILE": "/none/hosts"}
+    for name, value in ranks.environment(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="3", **users).items():
         monkeypatch.setenv(name, value)
     given = {"gpus": "sim:2", "cpu_workers": 2, "ranks": "gpu" if launcher == "mpirun" else "node"}
     with LocalGPUCluster(**given, launcher=launcher) as cluster, Client(cluster) as client:
@@ -188,6 +189,15 @@ def test_ranks_that_fail_raise_with_the_log(tmp_path: Path, limit: str, words: s
     assert not re.search(r"/\S+\.log", str(failed.value))  # it went with the run
 
 
+def test_workers_that_do_not_start_are_mentioned(said: Said) -> None:
+    hangs = "def dask_setup(worker):\n    if worker.name.endswith('-1'): __import__('time').sleep(3600)"
+    with (
+        dask.config.set({"distributed.worker.preload": [hangs]}),
+        LocalGPUCluster(gpus="sim:3", death_timeout=scaled(6)),
+    ):
+        assert re.search(r"only \d of 3 workers have registered within .* \(death_timeout\)\n.*READY", said.text)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -221,13 +231,16 @@ def test_import_is_light() -> None:
 
 
 def test_client_with_address_alone_connects_from_any_process() -> None:
+    """As a second notebook does."""
     code = "import sys; from distributed import Client; print(Client(sys.argv[1]).submit(sum, [1, 2]).result())"
+    imported = f"from hpcgpu import LocalGPUCluster; {code}"
     loader = {"DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER": "hpcgpu.deploy.cluster.security_loader.load"}
     with LocalGPUCluster(gpus="sim:1") as cluster:
         with Client(cluster.scheduler_address) as client:
             assert client.submit(sum, [1, 2]).result() == 3
-        argv = [sys.executable, "-c", code, cluster.scheduler_address]
-        other = subprocess.run(argv, env={**os.environ, **loader}, capture_output=True, text=True, timeout=scaled(60))
-        assert other.stdout == "3\n", other.stderr
+        for second, env in ((code, loader), (imported, {})):
+            argv = [sys.executable, "-c", second, cluster.scheduler_address]
+            other = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, timeout=scaled(60))
+            assert other.stdout == "3\n", other.stderr
         with pytest.raises(AttributeError, match="has no jobs"):
             cluster.jobs  # noqa: B018 - the table of a batch system's cluster

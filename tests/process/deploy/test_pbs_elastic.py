@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import ranks
@@ -161,3 +162,15 @@ def test_a_job_is_followed_by_another_before_its_time_is_over(pbs: Pbs) -> None:
         assert client.gather(kept) == list(range(4))
         assert pbs.get("1021.login01", "exit") == "0"
         assert "1022.login01" in pbs.ids()
+
+
+def test_an_elastic_cluster_says_that_it_ends_with_its_first_job(pbs: Pbs, said: Said) -> None:
+    """Before it does, and in the error of what is lost."""
+    with PBSGPUCluster(**OPTIONS | {"scheduler": "job", "walltime": "00:00:04"}) as cluster, Client(cluster) as client:
+        over_s = time.monotonic() + 4
+        assert "the cluster ends with job 1021.login01, its first, 00:00:04 after that began; with " in said.text
+        lost = client.submit(time.sleep, 600)
+        until(lambda: time.monotonic() > over_s, "its time is over")
+        pbs.end("1021.login01", -29, "Job run at Fri Nov 20 at 20:31 and exceeded resource walltime")
+        with pytest.raises(JobError, match="it got SIGTERM: its walltime is over; with scheduler='here' a cluster"):
+            lost.result(timeout=scaled(60))

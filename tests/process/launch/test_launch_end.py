@@ -230,7 +230,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_launch_with_the_pid_of_a_killed_one_starts(session: Path) -> None:
     path = ranks.script(session.parent, "print(Client().submit(sum, [1, 2]).result())")
     argv = [str(ranks.BIN / "hpcgpu"), "launch", "--launcher", "mpirun", "--gpus", "sim:1", str(path)]
-    first = ["sh", "-c", f'mv {session} {session.parent}/ompi.$$ && exec "$@"', "sh", *argv]
+    hosts = "export PRTE_MCA_prte_default_hostfile=/none/hosts"  # the user's, of another machine
+    first = ["sh", "-c", f'mv {session} {session.parent}/ompi.$$ && {hosts} && exec "$@"', "sh", *argv]
     done = subprocess.run(first, capture_output=True, text=True, timeout=scaled(90), stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 

@@ -469,6 +469,7 @@ def test_slurm_exit_codes(code: str, exit_code: int | None) -> None:
         (Slurm(), ("--constraint=a100", "-C x"), (), ["--constraint=a100", "--constraint=x"], []),
         (Slurm(), ("-A other",), (), ["--account=other"], ["--account=proj"]),
         (Slurm(), ("--exclusive", "-q debug -N 3"), (), ["--exclusive", "--qos=debug", "--nodes=3"], ["--nodes=2"]),
+        (Slurm(), ("--time=30",), (), ["--time=30"], ["--time=02:00:00"]),  # sbatch's own words
         (Slurm(), ('--comment="two words"',), (), ['--comment="two words"'], []),
         (Slurm(), (), ("-N", "--mem"), ["--ntasks-per-node=4", "--job-name=big-N-mem"], ["--nodes=2", "--mem=204800M"]),
         (Slurm(), (), ("-n",), ["--job-name=big-N-mem", "--ntasks-per-node=4", "--partition=gpu"], []),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -21,10 +23,16 @@ from paths import ROOT
 from ranks import in_process, refused
 from waiting import scaled
 
-from hpcgpu import __version__
+from hpcgpu import LocalGPUCluster, __version__
+from hpcgpu.batch import Pbs, Slurm
+from hpcgpu.cli import _exit_code
 from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu, worker
-from hpcgpu.config.layers import ENTRY_POINTS, default_of, unused
+from hpcgpu.config import check_settings
+from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
+from hpcgpu.deploy.settings import load_site
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Result, Settings
 from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.worker import gpu
 
@@ -106,6 +114,31 @@ def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None
     assert "Traceback" in in_process("--debug", "run", "--nodes", "0", script).stderr
     done = child("run", "--python", "/none/python", script, HPCGPU_QUEUE="gpu", HPCGPU_NODES="3")
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
+
+
+LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits: memory=512gb"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (lambda: Slurm().read_submit(Result(("sbatch",), 1, "", LOG)), f"sbatch refused the job: {LOG}"),
+        (lambda: Pbs().read_submit(Result(("qsub",), 1, "", LOG)), f"qsub refused the job: {LOG}"),
+        (lambda: read_settings({"walltime": "cores=4"}), "'cores=4' is not a duration"),
+        (lambda: load_site("/none/name=a/b.yaml"), "site file /none/name=a/b.yaml cannot be read"),
+        (lambda: check_settings(Settings(gpus="sim:2", gpus_per_node=4)), "--gpus-per-node 4"),
+    ],
+)
+def test_what_errors_quote_is_not_rewritten(error: Any, message: str) -> None:
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err):
+        assert _exit_code(click.Command("typed", callback=error), "typed", ()) in (1, 2)
+    assert message in err.getvalue().replace("\nhpcgpu: ", "\n")
+
+
+def test_local_clusters_do_not_rewrite_what_they_quote() -> None:
+    with pytest.raises(ConfigError, match=r"site file /none/gpus_per_node\.yaml cannot be read"):
+        LocalGPUCluster(n_workers=3, site="/none/gpus_per_node.yaml")
 
 
 def test_launch_without_an_allocation_says_what_to_type(script: str) -> None:

@@ -156,7 +156,7 @@ GOOD = [
     ("memory", "5GB", 5 * 10**9),
     ("memory", 5e9, 5 * 10**9),
     ("walltime", "02:00:00", 7200),
-    ("walltime", 90, 90),
+    ("walltime", "90s", 90),
     ("device_memory_limit", 0, 0),
     ("device_memory_limit", "0.3", 0.3),
     ("device_memory_limit", 0.3, 0.3),
@@ -191,7 +191,7 @@ def test_good_values(name: str, value: object, expected: object) -> None:
     found = read.value if isinstance(read, Limit) else read
     assert (found, type(found)) == (expected, type(expected) if not isinstance(expected, dict) else MappingProxyType)
     if found is not None:
-        assert read_value(BY_NAME[name], found, "here") == read
+        assert read_value(BY_NAME[name], f"{found}s" if name == "walltime" else found, "here") == read
 
 
 BAD = [
@@ -203,6 +203,7 @@ BAD = [
     *(("device_memory_limit", v) for v in ("auto", float("nan"), float("inf"), "1e999", 10**400)),
     *(("memory_limit", v) for v in (1.5, -1, "50%", True)),
     *(("walltime", v) for v in ("2h30", "30", 0, 0.5, "0.5s", -5, True, "", [1], float("nan"), float("inf"), "1e999h")),
+    *(("walltime", v) for v in (30, np.int64(30), 86_400)),
     *(("client_grace", v) for v in (-1, "soon", True, float("nan"), "-3")),
     *(("gpus", v) for v in ("sim:0", "sim:", "sim:4x", "sim:4x0", "sim:4x8", "sim:4x5 Gigs", "sim:-1", "4x1GiB")),
     *(("gpus", v) for v in ("all", 0, "0", "4,5", "")),
@@ -229,6 +230,29 @@ def test_bad_values_say_what_which_and_where(name: str, value: object) -> None:
     assert message.startswith(f"{name}: ")
     assert message.endswith("; set by keyword x of Y")
     assert "\n" not in message
+
+
+def test_calls_of_other_packages_are_answered_at_once_and_whole() -> None:
+    """One of dask-jobqueue's scripts, JURECA's, gpu-bdb's, the book's."""
+    call = {"cores": 8, "processes": 4, "worker_extra_args": ["--lifetime", "25m"], "scheduler_options": {"port": 1}}
+    said = fails(call | {"walltime": 30, "dashboard_link": "/x", "enable_nvlink": False})
+    assert [line.partition("=")[0].partition(":")[0] for line in said.splitlines()] == [
+        *("processes", "worker_extra_args", "scheduler_options", "walltime", "dashboard_link"),
+    ]
+    assert "give dashboard_port" in said
+    assert read_settings({"name": "run", "job_name": "run", "enable_rdmacm": False}).job_name == "run"
+    assert "is given twice" in fails({"name": "run", "job_name": "other"})
+    assert "one program is allowed, without options" in fails({"python": "srun -n 1 -c 1 python"})
+    assert read_settings({"python": "/opt/my env/bin/python"}).python == "/opt/my env/bin/python"
+
+
+@pytest.mark.parametrize("value", [30, "30", 30.0, 86_400])  # PyYAML reads 24:00:00 as 86400
+def test_a_walltime_without_a_unit_is_refused_everywhere(value: object) -> None:
+    said = fails({"walltime": value})
+    assert f"{value!r} is not a duration: it has no unit; allowed: 'HH:MM:SS', 'MM:SS', " in said
+    for layer in ({"environ": {"HPCGPU_WALLTIME": str(value)}}, {"dask_config": {"walltime": value}}):
+        assert "it has no unit" in fails({}, **layer)
+    assert read_settings({"drain": 30, "death_timeout": 30, "client_grace": 30}).drain_s == 30  # seconds, as Dask's
 
 
 @pytest.mark.parametrize("name", ["memory", "memory_limit", "device_memory_limit", "rmm_pool_size"])

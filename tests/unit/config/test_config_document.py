@@ -34,7 +34,7 @@ BY_KIND: dict[str, st.SearchStrategy[object]] = {
     "cores": COUNT | st.sampled_from(["all", "local"]),
     "nics": st.sampled_from(["balanced", "nearest", "ucx"]) | st.lists(st.sampled_from(["mlx5_0", "hsn1"]), min_size=1),
     "bytes": st.integers(1 << 20, 1 << 60),
-    "duration": COUNT,
+    "duration": COUNT.map("{}s".format),
     "seconds": TIME,
     **{"limit": LIMIT, "device-limit": LIMIT, "host-limit": LIMIT | st.just("auto")},
     "gpus": st.builds("sim:{}x{}MiB".format, st.integers(1, 16), COUNT),
@@ -66,7 +66,10 @@ def values() -> st.SearchStrategy[dict[str, object]]:
         if f.name not in ("security", "gpus_per_node", "simulate", *RMM, *CUDF)
     }
     with_rapids = st.builds(lambda a, b: a | b, _any_of(one, "gpus"), st.sampled_from(TOGETHER))
-    return (_any_of(one) | with_rapids).filter(lambda v: (v.get("protocol"), v.get("rendezvous")) != ("ucx", "mpi"))
+    mixed = _any_of(one) | with_rapids
+    return mixed.filter(
+        lambda v: (v.get("protocol"), v.get("rendezvous")) != ("ucx", "mpi") and not str(v.get("python")).split()[1:]
+    )
 
 
 def _any_of(one: dict[str, st.SearchStrategy[object]], *but: str) -> st.SearchStrategy[dict[str, object]]:

@@ -106,6 +106,9 @@ def test_option_without_effect_from_elsewhere_is_no_error() -> None:
     with pytest.raises(ConfigError, match=r"^queue='gpu' \(set by keyword partition\): it is asked of a batch"):
         check_entry_point(RUNNER, read_settings(aliased), aliased, in_job=True)
     check_entry_point(LOCAL, read_settings({"name": "mine"}), {"name": "mine"}, in_job=False)
+    several = {"partition": "gpu", "nodes": 3, "shape": "elastic"}
+    with pytest.raises(ConfigError, match=r"\Aqueue='gpu' .*\nnodes=3 .*\nshape='elastic' .*\Z"):
+        check_entry_point(LOCAL, read_settings(several), several, in_job=False)
 
 
 def test_every_option_of_dask_worker_is_taken_or_answered() -> None:

@@ -20,7 +20,7 @@ from programs import program
 from recordings import records
 from waiting import scaled, until, when
 
-from hpcgpu.batch import Slurm
+from hpcgpu.batch import Pbs, Slurm
 from hpcgpu.deploy.cluster.classes import bounds, check_scale, workers_with
 from hpcgpu.deploy.jobs import Run, batch_client, runs
 from hpcgpu.deploy.jobs.batch_client import on_lost_nodes, proven, submit
@@ -531,21 +531,27 @@ def test_guard_after_lost_submission_asks_every_few_seconds(tmp_path: Path, monk
     assert 20 < len(questions) < 30
 
 
+@pytest.mark.parametrize(
+    ("system", "submits", "job_id", "lost"),
+    [
+        (Slurm(), "sbatch", "8", ("SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_GPUS", "SBATCH_WAIT")),
+        (Pbs(), "qsub", "8.login01", ("PBS_DPREFIX", "PBS_SHELL")),
+    ],
+)
 async def test_submit_with_variables_of_the_shell_lets_options_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    system: Any, submits: str, job_id: str, lost: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """sbatch ranks SBATCH_* above the script; an account without a keyword stays the shell's."""
-    program(tmp_path / "sbatch", f"env > {tmp_path}/seen; echo 8")
+    program(tmp_path / submits, f"env > {tmp_path}/seen; echo {job_id}")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    lost = {"SBATCH_PARTITION": "low", "SBATCH_TIMELIMIT": "5", "SBATCH_GPUS": "1", "SBATCH_WAIT": "1"}
-    for name, value in {**lost, "SBATCH_ACCOUNT": "m1"}.items():
-        monkeypatch.setenv(name, value)
+    for name in (*lost, "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "5")
     lines: list[str] = []
     spec = JobSpec(name="a", argv=("b",), queue="main", walltime_s=1200, gpus_per_node=2)
     for _ in range(2):
-        assert await submit(Slurm(), spec, Slurm().script(spec), lines.append, Patience()) == ("8",)
+        assert await submit(system, spec, system.script(spec), lines.append, Patience()) == (job_id,)
     seen = (tmp_path / "seen").read_text()
-    assert "SBATCH_ACCOUNT=m1" in seen
+    assert "SBATCH_ACCOUNT=5" in seen
     assert [name for name in lost if f"{name}=" in seen] == []
     assert len(lines) == 1
     assert all(name in lines[0] for name in lost)

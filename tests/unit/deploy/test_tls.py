@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from comms import knock
@@ -27,6 +28,7 @@ from distributed.comm.core import FatalCommClosedError
 from waiting import logged, run, scaled, when
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.cluster import security_loader
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.scheduler_file import Certificate, connect_first, security
 from hpcgpu.deploy.processes.stalls import HandshakeDeadline
@@ -370,3 +372,14 @@ async def test_stranger_with_own_certificate_gets_the_tls_reason(limit: Callable
         with pytest.raises(OSError) as told:
             await connect(listener.contact_address, timeout=5, **stranger)
         assert isinstance(told.value.__cause__, ssl.SSLCertVerificationError)
+
+
+def test_a_user_without_a_home_may_connect_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
+    assert security_loader.load({"address": "tcp://there:8786"}) is None
+    assert capsys.readouterr().err == ""
+    assert security_loader.load({"address": "tls://there:8786"}) is None
+    assert "the certificate of tls://there:8786 is not among those of your runs: user " in capsys.readouterr().err

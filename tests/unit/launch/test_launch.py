@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -21,12 +22,12 @@ from hpcgpu.launch import (
     is_isolated,
     mpirun_command,
     plan_launch,
+    rank_shell,
     read_allocation,
     read_flavour,
     read_launch,
     read_mpi_types,
     read_rank,
-    script_devices,
     srun_command,
 )
 from hpcgpu.model import Allocation, RankFacts, Settings
@@ -357,9 +358,15 @@ OF_TASK = [("2", "0", "0"), ("2", "", ""), ("MIG-8ef5", "0", "0"), (None, "3", "
 def test_the_gpus_of_a_nodes_task_are_its_ranks(script: str | None, task: str | None, rank: str) -> None:
     """Numbers of the script are for tasks to which PBS gave none."""
     first, there = ({"CUDA_VISIBLE_DEVICES": value} if value is not None else {} for value in (script, task))
-    words = (*script_devices(first), "/bin/sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-none} $1"', "sh", "it's 'one' word")
+    words = (*rank_shell(first), "/bin/sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-none} $1"', "sh", "it's 'one' word")
     done = subprocess.run(words, env=there, capture_output=True, text=True, check=True)
     assert done.stdout == f"{rank} it's 'one' word\n"
+
+
+def test_a_warning_does_not_kill_a_rank_that_is_starting() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print('lives')"
+    done = subprocess.run((*rank_shell({}), sys.executable, "-S", "-c", code), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "lives\n")
 
 
 def test_what_each_node_has_of_its_own_is_not_brought_to_others() -> None:
