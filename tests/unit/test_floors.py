@@ -74,7 +74,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
 }
 # dask and distributed.protocol
 DASK_GLUE = {"sim/__init__.py"} | {
-    f"spill/{name}.py" for name in ("store/__init__", "proxies/__init__", "storage/disk", "values/host_objects")
+    f"spill/{name}.py" for name in ("store/messages", "proxies/__init__", "storage/disk", "values/host_objects")
 }
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}

@@ -26,7 +26,7 @@ from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs import End, by_number, summary_line
 from hpcgpu.report import Explanation
-from hpcgpu.spill.store import register
+from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
