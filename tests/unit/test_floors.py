@@ -45,7 +45,7 @@ DEPLOY: dict[str, set[str]] = {
     "processes": {"network", "dashboard", "compat", "settings"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "dashboard", "processes", "jobs", "settings", "start", "preview", "progress"},
+    "cluster": {"network", "dashboard", "processes", "jobs", "compat", "settings", "start", "preview", "progress"},
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")

@@ -17,6 +17,7 @@ from distributed.utils import Log, Logs
 
 from hpcgpu.config import layers
 from hpcgpu.config.layers import documented, parameters
+from hpcgpu.deploy import compat
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.cluster.reported import ReportedCluster, first_line
@@ -399,6 +400,7 @@ class GPUCluster(ReportedCluster):
         if self._adaptive:
             self._adaptive.stop()
         self._changed.set()
+        compat.end_clients(self, f"the cluster is lost: {why}")
         self._progress.say(f"the cluster is lost: {why}")
 
     def detach(self) -> Any:
