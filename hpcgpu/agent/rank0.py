@@ -30,6 +30,7 @@ from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
 from hpcgpu.host.discover import local_address, loopback, reachable_addresses
+from hpcgpu.host.host_memory import format_exit, oom_kills
 from hpcgpu.model import Allocation, Layout, RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.supervise import reason_of
@@ -115,8 +116,7 @@ def wait_started(
         ) from None
     if not line:
         code = exit_code()
-        end = "closed its connection" if code is None else f"exited with status {code}"
-        end = f"was killed by signal {-code}" if code and code < 0 else end
+        end = "closed its connection" if code is None else format_exit(code, 0)
         raise LaunchError(f"the scheduler process {end} before it listened")
     control.settimeout(None)
     message: dict[str, Any] = json.loads(line)
@@ -159,7 +159,12 @@ class Rank0Leader(Leader):
         """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
         scheduler = self._scheduler
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
-        self._child.exited.add_done_callback(lambda _: self.end(os.EX_SOFTWARE, "the scheduler process died"))
+        kills = oom_kills()
+
+        def on_death(exited: asyncio.Future[int]) -> None:
+            self.end(os.EX_SOFTWARE, f"the scheduler process {format_exit(exited.result(), kills)}")
+
+        self._child.exited.add_done_callback(on_death)
         self._control = await Control.open(scheduler.control)
         listening = supervise.start(
             functools.partial(self._listen, self._control),

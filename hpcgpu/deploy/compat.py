@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hmac
+import logging
 import ssl
 from collections.abc import Callable
 from pickle import PickleBuffer
@@ -14,11 +16,12 @@ import dask
 import psutil
 import tornado.tcpserver
 from dask.core import flatten
-from distributed import Nanny, Scheduler, Worker, versions
+from distributed import Client, Nanny, Scheduler, Worker, versions
 from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
 from distributed.comm.tcp import BaseTCPListener, TCPListener, TLSListener
 from distributed.core import error_message
+from distributed.deploy.cluster import Cluster
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
@@ -241,6 +244,34 @@ def fail_futures(scheduler: Scheduler, error: BaseException, *, waiting: bool = 
         if task.who_wants and not (waiting and task.state in ("memory", "erred")):
             message = {"op": "task-erred", "key": task.key, "exception": facts["exception"], "traceback": None}
             scheduler.report(message, ts=task)
+
+
+def _is_no_cancel(record: logging.LogRecord) -> bool:
+    """Leave out the traceback of a search for the scheduler that :func:`end_clients` ends."""
+    return not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
+
+
+def end_clients(cluster: Cluster, reason: str) -> None:
+    """Close the clients of a cluster without a scheduler, and end their futures with the reason."""
+
+    # A client looks for its scheduler for 30 s; what is submitted meanwhile ends then, and what a moment later never.
+    def cancel(client: Client) -> None:
+        while client.futures:
+            client.futures.popitem()[1].cancel(reason=reason)
+
+    async def end(client: Client) -> None:
+        client._handle_report_task.cancel()
+        await asyncio.wait([client._handle_report_task])
+        cancel(client)
+        await client._close(fast=True)
+        cancel(client)
+        if client.loop is cluster.loop and not client._asynchronous:
+            client._loop_runner.stop()  # else its thread stays: Client.close() does not stop it for a closed client
+
+    logging.getLogger("distributed.client").addFilter(_is_no_cancel)
+    for client in list(Client._instances):
+        if client.cluster is cluster:
+            client.loop.add_callback(end, client)
 
 
 def bound_hosts(scheduler: Scheduler) -> list[str]:

@@ -16,6 +16,7 @@ import re
 import resource
 import secrets
 import shutil
+import signal
 import struct
 import sys
 import threading
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 from hpcgpu.host import run
 from hpcgpu.model import Command, CpuSet, HostMemory
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
+from hpcgpu.units import format_bytes
 
 _PROC = Path("/proc")
 _LIMITS = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
@@ -35,6 +37,8 @@ _FILES = {
     "cgroup2": re.compile(r"^(?:in)?active_file (\d+)", re.M),
     "cgroup": re.compile(r"^total_(?:in)?active_file (\d+)", re.M),
 }
+_EVENTS = {"cgroup2": "memory.events", "cgroup": "memory.oom_control"}  # version 1 has the number since Linux 4.13
+_KILLS = re.compile(r"^oom_kill (\d+)", re.M)
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.M)
 _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.M)
 _NODES = re.compile(r"^Mems_allowed_list:\s*(\S*)", re.M)
@@ -68,6 +72,22 @@ def memory_left(proc: Path = _PROC) -> float:
         used, files = text_of(folder / _USED[kind]).strip(), _FILES[kind].findall(text_of(folder / "memory.stat"))
         left += [1 - (int(used) - sum(map(int, files))) / limit for limit in _limits(kind, folder) if limit and used]
     return min(left)
+
+
+def oom_kills(proc: Path = _PROC) -> int:
+    """Return how many processes of this process's own cgroup the kernel has killed for lack of memory; 0: unknown."""
+    kind, folder = next(_folders(proc), ("cgroup", Path()))
+    return sum(map(int, _KILLS.findall(text_of(folder / _EVENTS[kind]))))
+
+
+def format_exit(code: int, kills: int, proc: Path = _PROC) -> str:
+    """Format how a child of this process has ended; ``kills``: :func:`oom_kills` when it started."""
+    text = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+    if code == -signal.SIGKILL and (kills := oom_kills(proc) - kills) > 0:
+        limit = memory_limit(proc)
+        where = f"{format_bytes(limit.nbytes)}, {limit.source}; the kernel has killed {kills} here since its start"
+        text += f": out of memory ({where}). Request more memory, or use less"
+    return text
 
 
 def _folders(proc: Path) -> Iterator[tuple[str, Path]]:

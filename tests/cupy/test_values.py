@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from cupy_arrays import filled, on_host
 from distributed.protocol import deserialize, serialize
-from distributed.protocol.serialize import dask_deserialize, dask_loads, dask_serialize
+from distributed.protocol.serialize import dask_loads
 from paths import SUPPORT
 from spill_stores import NewStore, put
 from waiting import scaled
 
 from hpcgpu.spill.devices.cuda import device_of
-from hpcgpu.spill.store import ReadMode, reading, register_cupy
+from hpcgpu.spill.store import ReadMode, reading
+from hpcgpu.spill.store.messages import register
 
 MIB = 1 << 20
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
@@ -105,7 +106,7 @@ def test_cupys_own_error_makes_room(new_store: NewStore, monkeypatch: pytest.Mon
 def test_an_array_travels_to_a_worker_or_client(layout: str, to_worker: bool) -> None:
     import cupy
 
-    register_cupy(dask_serialize, dask_deserialize)
+    register()
     x = LAYOUTS[layout](cupy.asarray(np.arange(60.0).reshape(6, 10)))
     with reading(ReadMode(to_worker=True) if to_worker else None):
         header, frames = serialize(x, on_error="raise")
@@ -119,7 +120,7 @@ def test_an_array_travels_to_a_worker_or_client(layout: str, to_worker: bool) ->
 def test_an_array_of_distributeds_own_pair_arrives() -> None:
     import cupy
 
-    register_cupy(dask_serialize, dask_deserialize)
+    register()
     sent = np.arange(6.0).reshape(2, 3)
     header = {"shape": (2, 3), "typestr": "<f8", "strides": (24, 8), "version": 3, "data": (1, False)}
     message = {"sub-header": header, "type-serialized": pickle.dumps(cupy.ndarray)}
@@ -162,11 +163,10 @@ import sys
 sys.modules["numba"] = None  # no extra of ours installs it
 import cupy, numpy as np
 from distributed.protocol import deserialize, serialize
-from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from cupy_arrays import on_host
-from hpcgpu.spill.devices import cupy_frames
+from hpcgpu.spill.store import messages
 
-cupy_frames.register(cuda_serialize, cuda_deserialize)
+messages.register()
 record = np.dtype([("a", "i4"), ("b", "f8")])
 arrays = {
     "records": np.zeros(5, record),
@@ -186,7 +186,7 @@ for name, array in arrays.items():
     print(name)
 theirs = {"shape": (2,), "typestr": "<i4", "strides": (4,), "version": 3, "data": (0, False)}
 frame = cupy.asarray(np.frombuffer(np.array([3, 4], "<i4"), "u1"))
-print(on_host(cupy_frames.deserialize(theirs, [frame])).tolist())
+print(on_host(messages.from_device_frame(theirs, [frame])).tolist())
 """
 
 

@@ -45,7 +45,7 @@ DEPLOY: dict[str, set[str]] = {
     "processes": {"network", "dashboard", "compat", "settings"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "dashboard", "processes", "jobs", "settings", "start", "preview", "progress"},
+    "cluster": {"network", "dashboard", "processes", "jobs", "compat", "settings", "start", "preview", "progress"},
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")
@@ -74,7 +74,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
 }
 # dask and distributed.protocol
 DASK_GLUE = {"sim/__init__.py"} | {
-    f"spill/{name}.py" for name in ("store/__init__", "proxies/__init__", "storage/disk", "values/host_objects")
+    f"spill/{name}.py" for name in ("store/messages", "proxies/__init__", "storage/disk", "values/host_objects")
 }
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}

@@ -17,6 +17,7 @@ from distributed.utils import Log, Logs
 
 from hpcgpu.config import layers
 from hpcgpu.config.layers import documented, parameters
+from hpcgpu.deploy import compat
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.cluster.reported import ReportedCluster, first_line
@@ -26,7 +27,7 @@ from hpcgpu.errors import ConfigError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs import End, by_number, summary_line
 from hpcgpu.report import Explanation
-from hpcgpu.spill.store import register
+from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
@@ -401,6 +402,7 @@ class GPUCluster(ReportedCluster):
         if self._adaptive:
             self._adaptive.stop()
         self._changed.set()
+        compat.end_clients(self, f"the cluster is lost: {why}")
         self._progress.say(f"the cluster is lost: {why}")
 
     def detach(self) -> Any:

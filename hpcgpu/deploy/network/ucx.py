@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 
 from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
-from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed_ucxx import ucxx as theirs
 from distributed_ucxx.ucxx import UCXX, UCXXBackend, UCXXConnector, UCXXListener
 
 from hpcgpu import supervise
-from hpcgpu.spill.devices import cupy_frames
+from hpcgpu.spill.store import messages
 
 # The peer of a connection that is closed may be dead, or stopped.
 _CLOSE_S = 1.0
@@ -224,6 +223,6 @@ def adopt() -> None:
     """Use this module for connections that the process makes from now on."""
     UCXXConnector.comm_class = UCXXListener.comm_class = UcxComm
     theirs.synchronize_stream = lambda *_: None
-    cupy_frames.register(cuda_serialize, cuda_deserialize)
+    messages.register()
     if not isinstance(backends.get("ucx"), _Backend):
         backends["ucx"] = _Backend()

@@ -24,7 +24,7 @@ from hpcgpu.deploy.network.scheduler_file import Route
 from hpcgpu.deploy.processes import Child, Control, worker
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import process
+from hpcgpu.host import host_memory, process
 from hpcgpu.model import Settings, WorkerSpec
 
 logger = logging.getLogger("distributed.nanny")
@@ -125,6 +125,7 @@ class ForkedWorker:
             await self._running.wait()
             return self.status
         self._running, self._stopped = asyncio.Event(), asyncio.Event()
+        self._oom_kills = host_memory.oom_kills()
         child = self._fork()
         self.status = Status.starting
         self.process = ProcessHandle(child.pid)
@@ -226,8 +227,12 @@ class ForkedWorker:
         if self.process is None or self.process.pid != child.pid:
             return
         if code:
-            text = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
-            logger.info("Worker process %d was %s", child.pid, text)
+            end = host_memory.format_exit(code, self._oom_kills)
+            text = f"worker {self.nanny.name} (process {child.pid}) {end}"
+            is_unexpected = self.status == Status.running
+            logger.log(logging.WARNING if is_unexpected else logging.INFO, text)
+            if is_unexpected and host_memory.oom_kills() > self._oom_kills:
+                self.nanny.log_event("warn", text)  # a warning in each client: distributed's KilledWorker has no reason
         self.status = Status.stopped
         self.process = None
         self._running.set()

@@ -11,7 +11,8 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from distributed import Client
+from distributed import Client, Future
+from distributed.client import ClosedClientError, FutureCancelledError
 from distributed.core import Status
 from pbs_replay import Pbs
 from waiting import Said, aside, scaled, until, when
@@ -167,6 +168,25 @@ def test_a_local_cluster_tells_the_same() -> None:
         with pytest.raises(JobError, match="this LocalGPUCluster is lost: the ranks ended with exit code 70"):
             waiting.result(scaled(60))
         has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
+
+
+def test_client_of_a_lost_cluster_closes_with_the_reason() -> None:
+    """Without this it would look for the scheduler for 30 s, and wait for ever for what it submits then."""
+    futures: list[Future] = []
+
+    def is_closed() -> bool:
+        try:
+            futures.append(client.submit(abs, len(futures)))
+        except ClosedClientError:
+            return True
+        return False
+
+    with LocalGPUCluster(gpus="sim:1") as cluster, Client(cluster) as client:
+        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+        until(is_closed, "its client is closed", limit_s=20)
+        errors = [aside(future.result).exception(scaled(20)) for future in futures]
+    assert {type(error) for error in errors} == {FutureCancelledError}
+    assert any("the cluster is lost: the ranks ended with exit code 70" in str(error) for error in errors)
 
 
 def test_cluster_not_awaited_is_an_error_and_submits_nothing(pbs: Pbs) -> None:

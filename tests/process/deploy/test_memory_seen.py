@@ -6,12 +6,14 @@ import ctypes
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ranks
 from distributed import Client, Worker, wait
+from shared_host import by_root
 from waiting import until
 
 import hpcgpu
@@ -163,6 +165,41 @@ def test_a_host_full_of_memory_is_still_terminated(tmp_path: Path) -> None:
     done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:1x64MiB", "--memory-limit", "300MB"))
     assert done.stdout == "another worker\n", done.stderr
     assert "exceeded 95% memory budget" in done.stderr
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup of 700 MiB."""
+    files = {"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}
+    above = next(path for path in files if Path(path).is_dir())
+    folder = Path(above, f"hpcgpu-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / files[above]).write_text(str(700 * MIB))
+    except OSError as e:
+        pytest.skip(f"no memory cgroup can be made here: {e}")
+    yield folder
+    until(lambda: not (folder / "cgroup.procs").read_text(), "its processes have ended", limit_s=30)
+    folder.rmdir()
+
+
+@by_root
+def test_worker_killed_for_lack_of_memory_is_a_warning(tmp_path: Path, small_cgroup: Path) -> None:
+    code = """
+        import queue, warnings
+        c, texts = Client(), queue.Queue()
+        warnings.showwarning = lambda text, *_: texts.put(str(text))
+        error = c.submit(lambda: len(bytes(1) * (2 << 30)), retries=0).exception()
+        print(type(error).__name__, texts.get(timeout=60))
+    """
+    inside = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(small_cgroup / "cgroup.procs")]
+    argv = [*inside, *ranks.command(ranks.script(tmp_path, code), options=("--gpus", "sim:1"))]
+    late = {"TERMINATE": "False", "PAUSE": "False"}  # Dask's own look at the memory comes too late
+    env = {f"DASK_DISTRIBUTED__WORKER__MEMORY__{name}": value for name, value in late.items()}
+    done = ranks.run_command(argv, {**env, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"})
+    text = rf"worker \S+-0 \(process \d+\) was killed by signal 9: out of memory \(700.0 MiB, cgroup {small_cgroup}; .*"
+    assert re.fullmatch(f"KilledWorker {text}\n", done.stdout), done.stderr
+    assert re.search(f"WARNING - {text}", done.stderr)
 
 
 def test_a_script_ends_with_its_summary(tmp_path: Path) -> None:

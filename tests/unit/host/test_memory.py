@@ -18,7 +18,7 @@ from programs import python
 from shared_host import as_neighbour, by_root
 
 from hpcgpu.host import host_memory
-from hpcgpu.host.host_memory import Identity, Proofs, memory_left, memory_limit
+from hpcgpu.host.host_memory import Identity, Proofs, format_exit, memory_left, memory_limit, oom_kills
 
 GIB = 1 << 30
 
@@ -76,6 +76,20 @@ def test_without_limits_it_is_the_nodes_memory(tmp_path: Path, version: int) -> 
     group(tmp_path, "job_7/step_0", limit=10 * GIB, used=10 * GIB, files=GIB, tmpfs=4 * GIB)
     assert memory_left(proc) == pytest.approx(0.1)
     assert 0 < memory_left() <= 1
+
+
+def test_exit_by_the_kernel_for_lack_of_memory_says_so(tmp_path: Path, version: int) -> None:
+    tmp_path = tmp_path / f"v{version}"
+    proc, own = node(tmp_path, version), tmp_path / "cgroup" / "job_7" / "step_0"
+    assert oom_kills(proc) == 0
+    group(tmp_path, "job_7/step_0", limit=2 * GIB, used=GIB, files=0)
+    for name in ("memory.events", "memory.oom_control"):
+        (own / name).write_text("oom_kill_disable 0\noom 7\noom_kill 3\n")
+    assert format_exit(-9, 1, proc).startswith(
+        f"was killed by signal 9: out of memory (2.0 GiB, cgroup {own}; the kernel has killed 2 here since its start)"
+    )
+    ends = [format_exit(code, kills, proc) for code, kills in ((-9, 3), (-11, 1), (3, 1))]
+    assert ends == ["was killed by signal 9", "was killed by signal 11", "exited with status 3"]
 
 
 CHILD = """
