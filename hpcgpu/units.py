@@ -11,7 +11,7 @@ for _i, _letter in enumerate("kmgtp", start=1):
     _BYTES |= {_letter: 1000**_i, f"{_letter}b": 1000**_i, f"{_letter}i": 1024**_i, f"{_letter}ib": 1024**_i}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?")
 
 
 def parse_bytes(value: object) -> int:

@@ -102,6 +102,7 @@ def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> La
     """Read a layer under user names; ConfigError for an unknown, repeated or foreign name, or an invalid value."""
     # where maps a name as typed to its source. None means not given.
     values: dict[str, tuple[Any, str]] = {}
+    others = []
     for name, value in entries.items():
         if value is None:
             continue
@@ -110,15 +111,16 @@ def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> La
             if (hint := HINTS.get(name)) is None:
                 # these are translated before
                 accepted = ("n_workers", "CUDA_VISIBLE_DEVICES") if where(name).endswith(f" of {LOCAL}") else ()
-                raise ConfigError(
-                    f"unknown option {name!r}, set by {where(name)}: {nearest(name, (*BY_NAME, *accepted))}"
-                )
+                advice = nearest(name, (*BY_NAME, *accepted))
+                raise ConfigError(f"unknown option {name!r}, set by {where(name)}: {advice}")
             if not hint.is_harmless(value):  # it asks for more than the default behaviour
-                raise ConfigError(f"{name}={value!r}, set by {where(name)}: {hint.instead}")
+                others.append(f"{name}={value!r}, set by {where(name)}: {hint.instead}")
             continue
         if (key := user_name(option)) in values:
             raise ConfigError(f"{key} is given twice: by {values[key][1]} and by {where(name)}; give it once")
         values[key] = (read_value(option, value, where(name)), where(name))
+    if others:
+        raise ConfigError("\n".join(others))
     return _simulate(values) if "simulate" in values else values
 
 
@@ -250,6 +252,7 @@ _UNUSED: Mapping[str, Mapping[str, str]] = {
     RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
     LOCAL: {
         **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
+        "memory": f"{_HERE}; for each worker: memory_limit",
         "progress": "it is for scripts of 'hpcgpu run' and 'hpcgpu launch'; distributed.progress(futures) is for "
         "the futures of a client",
     },
