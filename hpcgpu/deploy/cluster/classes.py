@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -15,7 +17,7 @@ from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import ConfigError, LaunchError, renamed
+from hpcgpu.errors import ConfigError, LaunchError, end_script, renamed
 from hpcgpu.model import Settings
 from hpcgpu.model.job import Backoff
 from hpcgpu.plan.jobs.request import workers_per_node
@@ -23,6 +25,8 @@ from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
 
 security_loader.install()
+if sys.excepthook is sys.__excepthook__ and not os.environ.get("HPCGPU_DEBUG"):  # not that of the user
+    sys.excepthook = end_script
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
 INTERVAL = "5s"
 WAIT_COUNT = 12
@@ -298,9 +302,9 @@ class LocalGPUCluster(GPUCluster):
             user = read(ours, f"keyword {{name}} of {type(self).__name__}", entry_point=self.entry_point)
             return ClusterRun(user, self.patience, environ=environ)
         except ConfigError as e:
-            if "n_workers" not in keywords:
-                raise
-            raise ConfigError(renamed(e, r"(gpus_per_node)\b", lambda _: "n_workers")) from None
+            names = ("n_workers", "gpus" if "gpus" not in ours else "gpus_per_node", "CUDA_VISIBLE_DEVICES")
+            typed = next((name for name in names if keywords.get(name) is not None), "gpus_per_node")
+            raise ConfigError(renamed(e, r"(gpus_per_node)\b", lambda _: typed)) from None
 
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:
         """Refuse: there are no more GPUs."""

