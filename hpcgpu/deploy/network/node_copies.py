@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hmac
 import itertools
 import secrets
 import struct
@@ -56,8 +57,8 @@ _VALUE = (1 << 56) - 1
 Lent = list[tuple[int, memoryview]]  # addresses of a peer, and where their bytes go
 
 _proofs = host_memory.Proofs()
-_SECRET, _numbers = secrets.token_hex(16), itertools.count()
-_by_token: weakref.WeakValueDictionary[str, NodeTCP] = weakref.WeakValueDictionary()  # as it stands in handshakes
+_numbers = itertools.count()
+_by_number: weakref.WeakValueDictionary[str, NodeTCP] = weakref.WeakValueDictionary()  # begins its token
 
 
 class ThisProcess:
@@ -207,6 +208,7 @@ class NodeTCP(tcp.TCP):
         self._dials = dials  # this side has made the connection
         self._dialing: asyncio.Task[None] | None = None
         self._wants_data = False
+        self._token = ""  # of its data connections; the peer alone has it
         self._joined: dict[int, NodeTCP] = {}  # data connections that have come, by their number
         self._lender = lender = _Lender()
         self._reading = asyncio.Lock()
@@ -216,9 +218,10 @@ class NodeTCP(tcp.TCP):
 
     def handshake_info(self) -> dict[str, Any]:
         """Name this process and connection to the peer, in addition to distributed's terms."""
-        token = f"{_SECRET}-{next(_numbers)}"
-        _by_token[token] = self
-        info: dict[str, Any] = {**super().handshake_info(), DATA_KEY: {"token": token, "threads": thread_count()}}
+        number = str(next(_numbers))
+        _by_number[number], self._token = self, f"{number}-{secrets.token_hex(16)}"
+        data = {"token": self._token, "threads": thread_count()}
+        info: dict[str, Any] = {**super().handshake_info(), DATA_KEY: data}
         return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.allowed else info
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:
@@ -316,10 +319,15 @@ class NodeTCP(tcp.TCP):
 
     def _join(self, terms: Mapping[str, Any]) -> asyncio.Event:
         """Be a data connection of the connection with the token of ``terms``; return the event of its end."""
-        number, count, owner = terms.get("number"), terms.get("count"), _by_token.get(str(terms.get("of")))
+        number, count, token = terms.get("number"), terms.get("count"), str(terms.get("of"))
+        owner = _by_number.get(token.partition("-")[0])
         has_key = isinstance(key := terms.get("key"), bytes) and len(key) == KEY_BYTES
         if not (has_key and type(number) is type(count) is int and 0 <= number < count <= thread_count()) or (
-            owner is None or (stream := owner.stream) is None or owner._lender.data
+            owner is None
+            or not hmac.compare_digest(token.encode(), owner._token.encode())
+            or (stream := owner.stream) is None
+            or owner._lender.data
+            or number in owner._joined
         ):
             raise CommClosedError(f"data connection {number} of {count} belongs to no connection")
         owner._joined[number] = self

@@ -352,7 +352,7 @@ async def test_a_cancelled_read_of_data_connections_ends_both_sides() -> None:
 
 
 TERMS = st.fixed_dictionaries(
-    {"of": st.text(max_size=3) | st.none() | st.just("token")},
+    {"of": st.text(max_size=3) | st.none() | st.sampled_from(["token", "guess"])},
     optional={
         "number": st.integers(-1, 2) | st.text(max_size=1),
         "count": st.integers(-1, 3) | st.none(),
@@ -367,8 +367,8 @@ TERMS = st.fixed_dictionaries(
 def test_data_connections_that_fit_nothing_are_closed(terms: list[dict[str, Any]]) -> None:
     async def test() -> None:
         async with pair("tcp") as (a, b):
-            node_copies._by_token["token"] = b
-            over = ({node_copies.DATA_KEY: each} for each in terms)
+            own = {"token": b._token, "guess": b._token[:-1] + "?"}
+            over = ({node_copies.DATA_KEY: {**each, "of": own.get(each["of"], each["of"])}} for each in terms)
             comms = [await connect(a.peer_address, handshake_overrides=each) for each in over]
             reading = [asyncio.ensure_future(comm.read()) for comm in comms]
             while not all(each.done() for each in reading):
@@ -380,6 +380,24 @@ def test_data_connections_that_fit_nothing_are_closed(terms: list[dict[str, Any]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(node_copies, "thread_count", lambda: 3)
         run(test)
+
+
+async def test_a_place_of_data_connections_is_given_once_by_token() -> None:
+    async with pair("tcp") as (a, b):
+        terms = {"of": b._token, "number": 0, "count": 2, "key": bytes(KEY_BYTES)}
+        neighbour = f"{b._token.partition('-')[0]}-{a._token.partition('-')[2]}"  # guessed from a token of one's own
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(node_copies, "thread_count", lambda: 3)
+            for of, is_refused in ((neighbour, True), (b._token, False), (b._token, True)):
+                comm = await connect(a.peer_address, handshake_overrides={node_copies.DATA_KEY: {**terms, "of": of}})
+                if is_refused:
+                    with pytest.raises(CommClosedError):
+                        await comm.read()
+                else:
+                    while not b._joined:
+                        await asyncio.sleep(0.001)
+                    (owner,) = b._joined.values()
+        assert list(b._joined.values()) == [owner]
 
 
 async def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
