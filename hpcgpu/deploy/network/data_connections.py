@@ -44,6 +44,9 @@ def loops() -> itertools.cycle[asyncio.AbstractEventLoop]:
     return itertools.cycle(made)
 
 
+os.register_at_fork(after_in_child=loops.cache_clear)  # a child has none of these threads
+
+
 class Channel:
     """A connection, whose bytes one thread moves; for any thread.
 
