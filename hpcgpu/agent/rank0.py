@@ -73,6 +73,7 @@ class SchedulerProcess:
             host=self._own_address or (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
             port=settings.scheduler_port,
             protocol=self.protocol,
+            node_copies=settings.node_copies,
             certificate=self.certificate,
             dashboard_secret=self.secret,
             client_grace_s=settings.client_grace_s,

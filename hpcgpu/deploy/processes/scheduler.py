@@ -216,6 +216,7 @@ class SchedulerSpec:
     host: str  # to listen on; empty: all addresses, for ranks of other nodes or a client outside
     port: int = 0  # 0: a free one
     protocol: str
+    node_copies: bool
     certificate: Certificate | None = None
     dashboard_secret: str = field(default="", repr=False)  # first part of every URL; empty: no dashboard
     client_grace_s: float = 30.0
@@ -233,7 +234,7 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     process.hide_gpus(spec.protocol)
     compat.spare_nvml()
     limit_handshakes()
-    network.prepare(f"{spec.protocol}:")
+    network.prepare(f"{spec.protocol}:", node_copies=spec.node_copies)
     host_memory.allow(spec.rank_pid)  # the leader, from which the workers of its node descend
     # Of a node without a route to the Internet; ranks and clients get the addresses of its interfaces.
     warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)

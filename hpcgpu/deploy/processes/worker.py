@@ -34,7 +34,6 @@ from hpcgpu import supervise
 from hpcgpu.deploy import compat, network, processes
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
-from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
@@ -267,8 +266,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
         dask.config.set({"temporary-directory": start.spec.local_directory})
     compat.spare_nvml(start.spec.gpu is None)  # distributed would show the first GPU's load as this worker's
     limit_handshakes()
-    network.prepare(start.kwargs["scheduler_ip"])
-    this_process.allowed = start.spec.node_copies
+    network.prepare(start.kwargs["scheduler_ip"], node_copies=start.spec.node_copies)
     if fork_server := psutil.Process().parent():
         host_memory.allow(fork_server.ppid())  # the leader, from which the workers and the script descend
     try:
@@ -428,7 +426,7 @@ class GPUWorker(SilentWorker):
                 ours["interface"] = settings.interface
             limit_handshakes()
             super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
-            network.prepare(self.scheduler.address)
+            network.prepare(self.scheduler.address, node_copies=spec.node_copies)
             open_context(self.scheduler.address, spec)
             compat.exclude_simulated(self, usage_reader(spec))
             if first:
