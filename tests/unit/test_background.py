@@ -37,6 +37,8 @@ EXCEPTIONS = {
     ("deploy/cluster/reported.py", "ReportedCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connection.py", "Connection._reopen", "create_task"): "awaited in the same function",
     ("deploy/network/data_connections.py", "Channel._start", "run_coroutine_threadsafe"): "moves are awaited",
+    ("deploy/network/data_connections.py", "executor", "ThreadPoolExecutor"): "who uses it awaits what it raises",
+    ("deploy/network/node_copies.py", "_readable", "run_in_executor"): "awaited in the same function",
     ("deploy/network/node_copies.py", "NodeTCP._send", "add_done_callback"): "it ends the connection",
     ("deploy/network/scheduler_file.py", "connect_first", "create_task"): "awaited in the same function",
     ("deploy/processes/scheduler.py", "retire", "create_task"): "awaited in the same function",

@@ -17,7 +17,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,14 @@ def loops() -> itertools.cycle[asyncio.AbstractEventLoop]:
     return itertools.cycle(made)
 
 
-os.register_at_fork(after_in_child=loops.cache_clear)  # a child has none of these threads
+@functools.cache
+def executor() -> ThreadPoolExecutor:
+    """Return as many threads for other copies: user code may keep all threads of an event loop busy for long."""
+    return ThreadPoolExecutor(thread_count(), "hpcgpu-copies")
+
+
+for made in (loops, executor):
+    os.register_at_fork(after_in_child=made.cache_clear)  # a child has none of these threads
 
 
 class Channel:

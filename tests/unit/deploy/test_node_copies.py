@@ -178,6 +178,19 @@ async def test_large_frames_are_copied_and_released(copied: list[int]) -> None:
         assert (lent(a), gone()) == (0, None)
 
 
+async def test_tasks_that_hold_all_default_threads_delay_no_copy(copied: list[int]) -> None:
+    """As a task may that reads many files by ``asyncio.to_thread``."""
+    over = threading.Event()
+    tasks = [asyncio.ensure_future(asyncio.to_thread(over.wait)) for _ in range(64)]
+    try:
+        async with pair() as (a, b):
+            await a.write({"x": to_serialize(np.ones(1_000_000, np.uint8))})
+            assert (await b.read())["x"].sum() == sum(copied) == 1_000_000
+    finally:
+        over.set()
+        await asyncio.gather(*tasks)
+
+
 async def test_page_locked_memory_of_no_reader_is_copied_first(
     copied: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
