@@ -34,7 +34,7 @@ from hpcgpu.deploy.processes import Control
 from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subscribe, tell
 from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import JobError, cause_of
-from hpcgpu.host import host_memory, log, process
+from hpcgpu.host import log, peer_memory, process
 from hpcgpu.report.summary import CONTENT_TYPE, render
 from hpcgpu.supervise import reason_of
 
@@ -235,7 +235,7 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     compat.spare_nvml()
     limit_handshakes()
     network.prepare(f"{spec.protocol}:", node_copies=spec.node_copies)
-    host_memory.allow(spec.rank_pid)  # the leader, from which the workers of its node descend
+    peer_memory.allow(spec.rank_pid)  # the leader, from which the workers of its node descend
     # Of a node without a route to the Internet; ranks and clients get the addresses of its interfaces.
     warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)
     faulthandler.dump_traceback_later(_HANGS_S, file=2)

@@ -38,7 +38,7 @@ from hpcgpu.deploy.processes import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of, message_of
-from hpcgpu.host import cuda_driver, host_memory, log, process, remover
+from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process, remover
 from hpcgpu.host.private import claim, release
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
@@ -250,6 +250,7 @@ class WorkerStart:
     env: Mapping[str, str]
     config: Mapping[str, Any]
     sys_path: tuple[str, ...]  # the nanny's sys.path: UploadDirectory(update_path=True) changes it there
+    leader_pid: int
 
 
 def main(start: WorkerStart, control: socket.socket) -> int:
@@ -267,8 +268,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     compat.spare_nvml(start.spec.gpu is None)  # distributed would show the first GPU's load as this worker's
     limit_handshakes()
     network.prepare(start.kwargs["scheduler_ip"], node_copies=start.spec.node_copies)
-    if fork_server := psutil.Process().parent():
-        host_memory.allow(fork_server.ppid())  # the leader, from which the workers and the script descend
+    peer_memory.allow(start.leader_pid)  # the workers and the script descend from it
     try:
         open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
         check_device(start.spec)
