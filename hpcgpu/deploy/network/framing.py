@@ -23,7 +23,7 @@ THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection
 SMALL_BYTES = 16 * 1024  # a smaller frame of a larger message goes by the connection, which is as fast for it
 LOOP_FRAMES = 64  # at most so many frames are handled before others have their turn, in about 1 ms
 CUT_BYTES = 1 << 20  # large frames that cannot be copied go by data connections if they have as much together
-_PIECE_BYTES = 128 * 1024  # small frames are written together, up to so much
+PIECE_BYTES = 128 * 1024  # small frames are written together, up to so much
 MOST_BYTES = 1 << 30  # of a table, and of one write
 WORD = struct.Struct("=Q")
 VALUE = (1 << 56) - 1
@@ -82,7 +82,7 @@ def _pieces(frames: Iterable[memoryview]) -> Iterator[memoryview | bytes]:
     small: list[memoryview] = []
     nbytes = 0
     for frame in frames:
-        if frame.nbytes < SMALL_BYTES and nbytes < _PIECE_BYTES:
+        if frame.nbytes < SMALL_BYTES and nbytes < PIECE_BYTES:
             small.append(frame)
             nbytes += frame.nbytes
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import itertools
 import os
@@ -15,19 +16,20 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
 from distributed.comm import tcp
 from distributed.comm.core import CommClosedError, connect, listen
+from distributed.core import ConnectionPool, Server
 from distributed.protocol import to_serialize
 from fake_cuda import secret_pages
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from waiting import aside, run, until
 
-from hpcgpu.deploy.network import node_copies, scheduler_file
+from hpcgpu.deploy.network import framing, node_copies, scheduler_file
 from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConnections
 from hpcgpu.deploy.network.framing import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES, Word
 from hpcgpu.host import peer_memory
@@ -220,6 +222,116 @@ async def test_a_message_written_before_close_arrives() -> None:
             if reading:
                 with pytest.raises(CommClosedError):
                     await reading
+
+
+async def test_many_small_frames_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "MOST_BYTES", 4 * framing.PIECE_BYTES)  # of a table, and of one write
+    arrays = [np.full(i % 3 * 10_000, i % 251, np.uint8) for i in range(1000)]
+    for connected in (pair, far_pair):
+        async with connected("tcp") as (a, b):
+            await a.write({"data": [to_serialize(array) for array in arrays]})
+            got = (await b.read())["data"]
+            assert all((one == other).all() for one, other in zip(got, arrays, strict=True))
+            got[1][:] = 9  # it has memory of its own
+            assert (got[4] == 4).all()
+    pieces = framing.layout(Word.INLINE, [memoryview(bytes(10_000))] * 1000)[2]
+    assert max(map(len, pieces)) <= framing.PIECE_BYTES + SMALL_BYTES
+
+
+async def test_close_reads_what_a_reader_that_went_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_copies, "_CLOSE_S", 20.0)
+    async with pair() as (a, b):
+        reading = asyncio.ensure_future(a.read())
+        await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+        await b.write("an answer before the copy")
+        await reading
+        closing = a.close()
+        assert (await b.read())["x"].sum() == BIG
+        await closing
+        assert (lent(a), a.stream) == (0, None)
+
+
+async def test_close_does_not_wait_for_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_copies, "_CLOSE_S", 0.01)
+    async with pair() as (a, b):
+        await a.write({"x": to_serialize(np.ones(BIG, np.uint8))})
+        closing = a.close()
+        assert a.closed()
+        with pytest.raises(CommClosedError):
+            await a.write("more")
+        await closing
+        assert (await b.read())["x"].sum() == BIG  # it stays lent
+        while a.stream:
+            await asyncio.sleep(0.001)
+
+
+async def test_an_answer_of_another_connection_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    # as if a peer in the middle had passed on the challenges of one process to another one
+    monkeypatch.setattr(peer_memory.secrets, "token_bytes", bytes)
+    async with pair("tcp") as (a, b):
+        await a.write("hello")
+        assert a._lender.granted
+        for slot in (a._lender.slot, b._lender.slot):
+            shown = {node_copies.KEY: {**a.local_info[node_copies.KEY], "slot": slot}}
+            comm = await connect(a.peer_address, handshake_overrides=shown)
+            await asyncio.wait([comm._greeting])
+            assert (comm._lender.granted, comm.closed()) == (False, False)
+            comm.abort()
+
+
+async def test_a_slot_is_written_once_for_each_connection() -> None:
+    async with pair("tcp") as (a, b):
+        await asyncio.wait([a._greeting, b._greeting])
+        await a.stream.write(framing.word(Word.ANSWER))
+        with pytest.raises(CommClosedError, match="a word of kind 6"):
+            await b.read()
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(errno.ENOMEM, "none left")])
+async def test_a_lack_of_memory_is_no_dead_peer(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Dask would ask a peer that it takes for dead again, without end."""
+    monkeypatch.setattr(Identity, "copy", Mock(side_effect=error))
+    async with pair() as (a, b):
+        await a.write({"x": to_serialize(np.ones(100_000, np.uint8))})
+        with pytest.raises(MemoryError, match="none left"):
+            await b.read()
+        assert b.closed()
+
+
+async def test_where_one_side_may_read_the_other_way_is_cut(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = ["a rule of this test", ""]
+    monkeypatch.setattr(Identity, "refusal", lambda *_: refusals.pop())
+    async with pair() as (a, b):
+        await asyncio.wait([a._greeting, b._greeting])
+        ways = {Word.LENT, Word.INLINE}
+        while {a._lender.way, b._lender.way} != {Word.LENT, Word.CUT}:
+            assert {a._lender.way, b._lender.way} <= {*ways, Word.CUT}
+            await send_both_ways(a, b, BIG)
+            await asyncio.sleep(0.001)
+        await send_both_ways(a, b, BIG)
+        assert copied
+
+
+async def test_data_connections_count_in_a_pools_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_copies, "thread_count", lambda: 3)
+    monkeypatch.setattr(Identity, "refusal", lambda *_: peer_memory.ELSEWHERE)
+    server = Server({"echo": lambda value: to_serialize(value)})
+    await server.listen("tcp://127.0.0.1")
+    pool = await ConnectionPool(limit=4)
+    comms = [await pool.connect(server.address) for _ in range(2)]
+    for comm in comms:
+        while not comm._dialing or not comm._dialing.done():
+            await comm.write({"op": "echo", "value": to_serialize(np.ones(BIG, np.uint8)), "reply": True})
+            assert (await comm.read()).sum() == BIG
+            await asyncio.sleep(0.001)
+    assert [len(comm._lender.data.channels) if comm._lender.data else 0 for comm in comms] == [2, 0]
+    assert pool.semaphore.locked()
+    for comm in comms:
+        comm.abort()
+        pool.reuse(server.address, comm)
+    await asyncio.gather(*(pool.semaphore.acquire() for _ in range(pool.limit)))  # all are free again
+    await pool.close()
+    await server.close()
 
 
 @contextlib.contextmanager
@@ -427,7 +539,9 @@ async def test_a_place_of_data_connections_is_given_once_by_token() -> None:
         assert list(b._joined.values()) == [owner]
 
 
-async def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_data_connections_frames_go_plainly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(Identity, "refusal", lambda *_: peer_memory.ELSEWHERE)
     monkeypatch.setattr(node_copies, "connect", AsyncMock(side_effect=OSError("no port")))
     async with pair() as (a, b):
@@ -435,6 +549,16 @@ async def test_without_data_connections_frames_go_plainly(monkeypatch: pytest.Mo
             await send_both_ways(a, b, BIG)
             await asyncio.sleep(0.001)
         assert a._dialing.done() and not a._lender.data
+    assert "as more cannot be made: no port" in caplog.text
+
+
+async def test_without_a_boot_id_frames_go_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a container masks a part of /proc."""
+    monkeypatch.setattr(peer_memory.Path, "read_text", Mock(side_effect=FileNotFoundError))
+    monkeypatch.setattr(peer_memory, "host", peer_memory.host.__wrapped__)
+    async with pair("tcp") as (a, b):
+        await send_both_ways(a, b, 1_000_000)
+    assert (copied, peer_memory.obstacle()) == ([], "/proc/sys/kernel/random/boot_id cannot be read")
 
 
 async def test_a_peer_without_this_module_is_served_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
