@@ -23,6 +23,7 @@ THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection
 SMALL_BYTES = 16 * 1024  # a smaller frame of a larger message goes by the connection, which is as fast for it
 LOOP_FRAMES = 64  # at most so many frames are handled before others have their turn, in about 1 ms
 CUT_BYTES = 1 << 20  # large frames that cannot be copied go by data connections if they have as much together
+Layout = tuple["Word", list[memoryview], list[memoryview | bytes]]
 PIECE_BYTES = 128 * 1024  # small frames are written together, up to so much
 MOST_BYTES = 1 << 30  # of a table, and of one write
 WORD = struct.Struct("=Q")
@@ -95,7 +96,7 @@ def _pieces(frames: Iterable[memoryview]) -> Iterator[memoryview | bytes]:
         yield b"".join(small)
 
 
-def layout(way: Word, frames: list[memoryview]) -> tuple[Word, list[memoryview], list[memoryview | bytes]]:
+def layout(way: Word, frames: list[memoryview]) -> Layout:
     """Return how a message goes, its frames that do not go by the connection, and the pieces of what does."""
     items = [(0, f.nbytes) for f in frames]
     if way == Word.LENT:

@@ -31,6 +31,7 @@ from distributed.comm.core import CommClosedError, connect
 from distributed.comm.utils import from_frames, to_frames
 from distributed.protocol.utils import pack_frames_prelude, unpack_frames
 from distributed.utils import ensure_memoryview
+from distributed.utils import nbytes as nbytes_of
 from tornado.gen import coroutine
 from tornado.iostream import IOStream, StreamClosedError
 
@@ -77,30 +78,27 @@ class ThisProcess:
 this_process = ThisProcess()
 
 
-def _in_locked_pages(frame: memoryview) -> bool:
-    owner: Any = frame.obj
+def _in_locked_pages(frame: Any) -> bool:
+    owner = getattr(frame, "obj", None)  # bytes have none
     while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
         owner = owner.base
-    return frame.nbytes >= SMALL_BYTES and isinstance(owner, np.ndarray) and this_process.is_page_locked(owner)
+    return isinstance(owner, np.ndarray) and frame.nbytes >= SMALL_BYTES and this_process.is_page_locked(owner)
 
 
-async def _readable(frames: list[memoryview]) -> list[memoryview]:
-    """Return the frames, with copies of those in page-locked memory if other processes cannot read it."""
+def _readable(frame: memoryview) -> memoryview:
+    """Return the frame, or a copy if it is in page-locked memory that other processes cannot read."""
     # NVIDIA's kernel module 525.89 maps host memory as VM_IO, which the kernel copies for no one; 570.124 and 575.64 do
     # not (nvidia/nv-mmap.c). A copy takes a fifth of the CPU time of TLS.
-    locked = {i: np.frombuffer(f, np.uint8) for i, f in enumerate(frames) if _in_locked_pages(f)}
-    if not locked or peer_memory.are_readable(
-        [(framing.address_of(array.data), array.nbytes) for array in locked.values()]
-    ):
-        return frames
+    if not _in_locked_pages(frame) or peer_memory.are_readable([(framing.address_of(frame), frame.nbytes)]):
+        return frame
+    out = this_process.allocate(frame.nbytes)
+    np.copyto(out, np.frombuffer(frame, np.uint8))
+    return out.data
 
-    def copy(array: np.ndarray) -> memoryview:
-        out = this_process.allocate(array.nbytes)
-        np.copyto(out, array)
-        return out.data
 
-    copies = await in_thread(lambda: {i: copy(array) for i, array in locked.items()})
-    return [copies.get(i, f) for i, f in enumerate(frames)]
+def _layout(way: Word, frames: list[Any]) -> framing.Layout:
+    parts = [ensure_memoryview(f) for f in frames]
+    return framing.layout(way, [_readable(f) for f in parts] if way == Word.LENT else parts)
 
 
 async def _copy(peer: Identity, lent: Spans, answer: bytes) -> None:
@@ -238,16 +236,14 @@ class NodeTCP(tcp.TCP):
         options = {"serializers": serializers, "on_error": on_error, "frame_split_size": 1 << 62}  # none is split
         frames = await to_frames(msg, allow_offload=self.allow_offload, context=info, **options)
         with self._ending_by_errors():
-            parts = [ensure_memoryview(f) for f in frames]
-            nbytes = sum(f.nbytes for f in parts)
+            nbytes = sum(map(nbytes_of, frames))
             if nbytes < THRESHOLD_BYTES:
-                prelude = pack_frames_prelude(parts)
-                stream.write(b"".join((framing.word(Word.PACKED, nbytes + len(prelude)), prelude, *parts)))
+                prelude = pack_frames_prelude(frames)
+                stream.write(b"".join((framing.word(Word.PACKED, nbytes + len(prelude)), prelude, *frames)))
                 return nbytes
-            if (way := self._lender.way) == Word.LENT:
-                parts = await _readable(parts)
-            layout = functools.partial(framing.layout, way, parts)
-            way, large, pieces = await in_thread(layout) if len(parts) > LOOP_FRAMES else layout()
+            way = self._lender.way
+            is_long = len(frames) > LOOP_FRAMES or (way == Word.LENT and any(map(_in_locked_pages, frames)))
+            way, large, pieces = await in_thread(_layout, way, frames) if is_long else _layout(way, frames)
             if self.closed():
                 raise CommClosedError
             if large:
