@@ -18,7 +18,7 @@ import os
 import secrets
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 30  # of one call; the kernel copies at most 2 GiB
 ELSEWHERE, ENDED = "another host, or another pid namespace", "the process has ended"
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
-Spans = Sequence[tuple[int, memoryview]]  # addresses of a peer, and where their bytes go
+Spans = Iterable[tuple[int, memoryview]]  # addresses of a peer, and where their bytes go
 
 
 @functools.cache

@@ -108,7 +108,7 @@ async def _copy(peer: Identity, lent: Spans, answer: bytes) -> None:
         peer.copy(lent, answer)
         return
     count = max(1, min(thread_count(), nbytes // PART_BYTES))
-    parts = (list(data_connections.part_of(lent, i, count)) for i in range(count))
+    parts = (data_connections.part_of(lent, i, count) for i in range(count))  # each thread lists its own
     await asyncio.gather(*(in_thread(peer.copy, part, answer) for part in parts))
 
 
