@@ -4,8 +4,8 @@
 it: both have the same user, and no rule of Yama or seccomp forbids it (ptrace(2), "Ptrace access mode checking").
 
 Each end of a connection has a slot in its memory, and sends a challenge. The peer writes the answer into its own slot,
-once; it depends on the addresses of this connection, so the answer of one connection is no proof for another. It stays
-as long as the connection lends bytes. Who reads compares it before the first copy, and after each one.
+once; the addresses of the connection are in it, so it is no proof for another one. It stays as long as bytes are lent.
+Who reads compares it before the first copy, and after each one.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ def are_readable(spans: Sequence[tuple[int, int]]) -> bool:
     for i in range(0, len(spans), _MOST_SPANS):
         part = spans[i : i + _MOST_SPANS]
         ends = [word for address, nbytes in part for word in (address, 1, address + nbytes - 1, 1)]
-        local = struct.pack("=QQ", ctypes.addressof(into), 2 * len(part))
-        remote = struct.pack(f"={len(ends)}Q", *ends)
+        local, remote = struct.pack("=QQ", ctypes.addressof(into), 2 * len(part)), struct.pack(f"={len(ends)}Q", *ends)
         if _readv()(os.getpid(), local, 1, remote, 2 * len(part), 0) != 2 * len(part):
             return False
     return True

@@ -37,7 +37,7 @@ EXCEPTIONS = {
     ("deploy/cluster/reported.py", "ReportedCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connection.py", "Connection._reopen", "create_task"): "awaited in the same function",
     ("deploy/network/data_connections.py", "Channel._start", "run_coroutine_threadsafe"): "moves are awaited",
-    ("deploy/network/data_connections.py", "_executor", "ThreadPoolExecutor"): "in_thread alone uses it",
+    ("deploy/network/data_connections.py", "", "ThreadPoolExecutor"): "in_thread alone uses it",
     ("deploy/network/data_connections.py", "in_thread", "run_in_executor"): "its callers await it",
     ("deploy/network/node_copies.py", "_Lender.give_back", "call_soon_threadsafe"): "it releases a semaphore",
     ("deploy/network/node_copies.py", "NodeTCP.write", "add_done_callback"): "it ends the connection",

@@ -46,9 +46,7 @@ def loops() -> itertools.cycle[asyncio.AbstractEventLoop]:
     return itertools.cycle(made)
 
 
-@functools.cache
-def _executor() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_count(), "hpcgpu-copies")
+_executor = functools.cache(lambda: ThreadPoolExecutor(thread_count(), "hpcgpu-copies"))
 
 
 def in_thread(call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:

@@ -2,8 +2,7 @@
 
 A word has 8 bytes: the kind in the highest one, a number in the others. ``Word.PLAIN`` is 0: there it is the first word
 of a message of distributed, so a peer without this module, such as a laptop's client, sees nothing else. A table has an
-address and a size for each frame of a message. Frames without an address follow it as they are: a message of many small
-frames is nowhere in one piece.
+address and a size for each frame of a message. Frames without an address follow it, and are never one piece.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection
 SMALL_BYTES = 16 * 1024  # a smaller frame of a larger message goes by the connection, which is as fast for it
 LOOP_FRAMES = 64  # at most so many frames are handled before others have their turn, in about 1 ms
 CUT_BYTES = 1 << 20  # large frames that cannot be copied go by data connections if they have as much together
-Layout = tuple["Word", list[memoryview], list[memoryview | bytes]]
 PIECE_BYTES = 128 * 1024  # small frames are written together, up to so much
 MOST_BYTES = 1 << 30  # of a table, and of one write
 WORD = struct.Struct("=Q")
 VALUE = (1 << 56) - 1
+TURN_BYTES = 2 << 20  # at most so much is written before others have their turn, in about 1 ms
 FRAME_BYTES = 16  # of a table: an address, or 0, and a size
-_CUT_ADDRESS = 1
 
 
 class Word(IntEnum):
@@ -81,40 +79,49 @@ def word(kind: Word, value: int = 0) -> bytes:
 def _pieces(frames: Iterable[memoryview]) -> Iterator[memoryview | bytes]:
     """Yield frames for a stream: small ones together, and of very large ones a part."""
     small: list[memoryview] = []
-    nbytes = 0
+    nbytes = 0  # of these
     for frame in frames:
-        if frame.nbytes < SMALL_BYTES and nbytes < PIECE_BYTES:
+        if small and (frame.nbytes >= SMALL_BYTES or nbytes >= PIECE_BYTES):
+            yield b"".join(small)
+            small, nbytes = [], 0
+        if frame.nbytes < SMALL_BYTES:
             small.append(frame)
             nbytes += frame.nbytes
-            continue
-        if small:
-            yield b"".join(small)
-        small, nbytes = ([frame], frame.nbytes) if frame.nbytes < SMALL_BYTES else ([], 0)
-        if not small:
+        else:
             yield from (frame[start : start + MOST_BYTES] for start in range(0, frame.nbytes, MOST_BYTES))
     if small:
         yield b"".join(small)
 
 
+# How a message goes, its frames that do not go by the connection, the pieces of what does, and its size.
+Layout = tuple[Word, list[memoryview], list[memoryview | bytes], int]
+
+
 def layout(way: Word, frames: list[memoryview]) -> Layout:
-    """Return how a message goes, its frames that do not go by the connection, and the pieces of what does."""
+    """Return how a message of these frames goes, if large ones may go in such a way."""
     items = [(0, f.nbytes) for f in frames]
     if way == Word.LENT:
         items = _lent_items(frames)
     elif way == Word.CUT and sum(n for _, n in items if n >= SMALL_BYTES) >= CUT_BYTES:
-        items = [(_CUT_ADDRESS if n >= SMALL_BYTES else 0, n) for _, n in items]
+        items = [(1 if n >= SMALL_BYTES else 0, n) for _, n in items]
     large = [f for f, item in zip(frames, items, strict=True) if item[0]]
     way = way if large else Word.INLINE
-    table = np.array(items, np.uint64).data.cast("B")
     inline = (f for f, item in zip(frames, items, strict=True) if not item[0])
-    return way, large, [word(way, len(items)), *_pieces(itertools.chain([table], inline))]
+    pieces = [word(way, len(items)), *_pieces(itertools.chain([np.array(items, np.uint64).data.cast("B")], inline))]
+    return way, large, pieces, sum(f.nbytes for f in frames)
 
 
-def check(way: Word, items: list[tuple[int, int]]) -> None:
-    """Raise OSError for frames that no memory holds, and for an address in a message that has none."""
-    for address, nbytes in items:
-        if address + nbytes >= 1 << 63 or (address and way == Word.INLINE):
-            raise OSError(f"a frame of {nbytes} bytes at {address:#x}")
+def write_in_turns(stream: IOStream) -> None:
+    """Let a stream write a long message in parts, between which the event loop comes round."""
+    send, left = stream.write_to_fd, TURN_BYTES
+
+    def write_to_fd(data: memoryview) -> int:
+        nonlocal left
+        nbytes = send(data) if left > 0 else 0  # then tornado waits until it may write again
+        left = left - nbytes if left > 0 else TURN_BYTES
+        return nbytes or 0
+
+    stream.write_to_fd = write_to_fd
 
 
 async def read_inline(stream: IOStream, sizes: list[int]) -> Iterator[memoryview]:

@@ -31,7 +31,6 @@ from distributed.comm.core import CommClosedError, connect
 from distributed.comm.utils import from_frames, to_frames
 from distributed.protocol.utils import pack_frames_prelude, unpack_frames
 from distributed.utils import ensure_memoryview
-from distributed.utils import nbytes as nbytes_of
 from tornado.gen import coroutine
 from tornado.iostream import IOStream, StreamClosedError
 
@@ -198,9 +197,10 @@ class NodeTCP(tcp.TCP):
         """Answer the peer's challenge if it is on this host; then do as distributed."""
         lender, here, peer = self._lender, Identity.parse(local.get(KEY)), Identity.parse(remote.get(KEY))
         ways = [info.get(DATA_KEY) for info in (local, remote)]
-        if all(isinstance(way, Mapping) and "of" not in way for way in ways):
+        if self.stream and all(isinstance(way, Mapping) and "of" not in way for way in ways):
+            framing.write_in_turns(self.stream)
             self._expected = framing.FIRST if self._dials else framing.FIRST - {Word.WANT_DATA}
-            if here and peer and here.host == peer.host and self.stream:
+            if here and peer and here.host == peer.host:
                 ends = [str(end()[:2]) for end in (self.stream.socket.getsockname, self.stream.socket.getpeername)]
                 lender.peer, lender.answer = peer, peer_memory.answer_to(here.challenge, *reversed(ends))
                 _slots.write(lender.slot, peer_memory.answer_to(peer.challenge, *ends))
@@ -236,14 +236,14 @@ class NodeTCP(tcp.TCP):
         options = {"serializers": serializers, "on_error": on_error, "frame_split_size": 1 << 62}  # none is split
         frames = await to_frames(msg, allow_offload=self.allow_offload, context=info, **options)
         with self._ending_by_errors():
-            nbytes = sum(map(nbytes_of, frames))
-            if nbytes < THRESHOLD_BYTES:
+            few = len(frames) <= LOOP_FRAMES
+            if few and (nbytes := sum(memoryview(f).nbytes for f in frames)) < THRESHOLD_BYTES:
                 prelude = pack_frames_prelude(frames)
                 stream.write(b"".join((framing.word(Word.PACKED, nbytes + len(prelude)), prelude, *frames)))
                 return nbytes
             way = self._lender.way
-            is_long = len(frames) > LOOP_FRAMES or (way == Word.LENT and any(map(_in_locked_pages, frames)))
-            way, large, pieces = await in_thread(_layout, way, frames) if is_long else _layout(way, frames)
+            is_quick = few and not (way == Word.LENT and any(map(_in_locked_pages, frames)))
+            way, large, pieces, nbytes = _layout(way, frames) if is_quick else await in_thread(_layout, way, frames)
             if self.closed():
                 raise CommClosedError
             if large:
@@ -312,9 +312,8 @@ class NodeTCP(tcp.TCP):
 
     def _join(self, terms: Mapping[str, Any]) -> asyncio.Event:
         """Be a data connection of the connection with the token of ``terms``; return the event of its end."""
-        number, count, token = terms.get("number"), terms.get("count"), str(terms.get("of"))
-        owner = _by_number.get(token.partition("-")[0])
-        has_key = isinstance(key := terms.get("key"), bytes) and len(key) == KEY_BYTES
+        number, count, token, key = terms.get("number"), terms.get("count"), str(terms.get("of")), terms.get("key")
+        owner, has_key = _by_number.get(token.partition("-")[0]), isinstance(key, bytes) and len(key) == KEY_BYTES
         if not (has_key and type(number) is type(count) is int and 0 <= number < count <= thread_count()) or (
             owner is None
             or not hmac.compare_digest(token.encode(), owner._token.encode())
@@ -411,11 +410,12 @@ class NodeTCP(tcp.TCP):
         if not 0 < count <= framing.MOST_BYTES // framing.FRAME_BYTES:
             raise OSError(f"a message of {count} frames")
         table = np.frombuffer(await tcp.read_bytes_rw(stream, count * framing.FRAME_BYTES), np.uint64).reshape(-1, 2)
+        if (table >= 1 << 62).any() or (way == Word.INLINE and table[:, 0].any()):
+            raise OSError("a frame that no memory holds, or an address that means nothing")
         frames: list[memoryview] = []
         lent: list[tuple[int, memoryview]] = []
         for start in range(0, count, LOOP_FRAMES):
             items = table[start : start + LOOP_FRAMES].tolist()
-            framing.check(way, items)
             inline = await framing.read_inline(stream, [nbytes for address, nbytes in items if not address])
             for address, nbytes in items:
                 frames.append(this_process.allocate(nbytes).data if address else next(inline))

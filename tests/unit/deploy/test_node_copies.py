@@ -110,7 +110,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     copy = Identity.copy
 
     def count(peer: Identity, lent: peer_memory.Spans, answer: bytes) -> None:
-        copy(peer, lent, answer)
+        copy(peer, lent := list(lent), answer)
         sizes.extend(out.nbytes for _, out in lent)
 
     monkeypatch.setattr(Identity, "copy", count)
@@ -340,7 +340,7 @@ def at_copy(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> Iterato
     read, acted = peer_memory.read, []
 
     def read_and_act(pid: int, spans: peer_memory.Spans) -> None:
-        read(pid, spans)
+        read(pid, spans := list(spans))
         if spans[0][1].nbytes > SMALL_BYTES and not acted:
             acted.append(1)
             act()
