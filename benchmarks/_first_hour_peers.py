@@ -16,18 +16,18 @@ import numpy as np
 from _first_hour import GIB, MIB, say, seconds
 from _first_hour_processes import printed, say_all
 
-from hpcgpu.host import host_memory
+from hpcgpu.host import peer_memory
 from hpcgpu.spill.devices.copies import DriverCopies
 
 READ = """
 import json, sys, time
 import numpy as np
-from hpcgpu.host import host_memory
+from hpcgpu.host import peer_memory
 out, times = np.ones(NBYTES, "u1"), []
 for _ in range(6):
     begin = time.perf_counter()
     try:
-        host_memory.read(PID, ADDRESS, out.data)
+        peer_memory.read(PID, [(ADDRESS, out.data)])
     except OSError as e:
         print(e, file=sys.stderr)
         break
@@ -86,7 +86,7 @@ def peers() -> None:
 def _say_page_locked() -> None:
     by, nbytes = DriverCopies(0), 64 * MIB
     by.lock_at_most(2 * nbytes)
-    host_memory.allow(os.getpid())
+    peer_memory.allow(os.getpid())
     with by.context():
         memories = {"page-locked memory": by._lock_pages(nbytes), "ordinary memory": np.empty(nbytes, np.uint8)}
     for case, memory in memories.items():

@@ -32,7 +32,7 @@ from hpcgpu.host import log, private, process
 from hpcgpu.host.discover import local_address, loopback, reachable_addresses
 from hpcgpu.host.host_memory import format_exit, oom_kills
 from hpcgpu.model import Allocation, Layout, RunDocument, Settings
-from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
+from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV, SCRIPT_LEADER
 from hpcgpu.supervise import reason_of
 from hpcgpu.units import counted
 
@@ -73,6 +73,7 @@ class SchedulerProcess:
             host=self._own_address or (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
             port=settings.scheduler_port,
             protocol=self.protocol,
+            node_copies=settings.node_copies,
             certificate=self.certificate,
             dashboard_secret=self.secret,
             client_grace_s=settings.client_grace_s,
@@ -306,7 +307,7 @@ class Rank0Leader(Leader):
 
     def _client_env(self, address: str) -> dict[str, str]:
         """Return the variables with which a plain ``Client()`` reaches this cluster; secrets stay in files."""
-        env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address}
+        env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address, SCRIPT_LEADER: str(os.getpid())}
         if self._scheduler.secret:
             env[SCRIPT_DASHBOARD] = str(self._folder / _DASHBOARD)
         if not dask.config.get("temporary-directory", None):

@@ -3,7 +3,8 @@
 import os
 
 from hpcgpu.deploy import network
-from hpcgpu.host import host_memory
+from hpcgpu.host import peer_memory
+from hpcgpu.model.allocation import SCRIPT_LEADER
 
-host_memory.allow(os.getppid())  # of the script: the leader, from which the workers of its node descend
+peer_memory.allow(int(os.environ[SCRIPT_LEADER]))  # from which the workers of its node descend
 network.prepare(os.environ["DASK_SCHEDULER_ADDRESS"])

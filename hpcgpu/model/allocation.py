@@ -27,6 +27,8 @@ SCRIPT_ADDRESS = "HPCGPU_SCRIPT_SCHEDULER"
 SCRIPT_DASHBOARD = "HPCGPU_SCRIPT_DASHBOARD"
 # The names of all variables by which that script's Client() finds the scheduler, with commas between.
 SCRIPT_ENV = "HPCGPU_SCRIPT_ENV"
+# The pid of its rank 0, from which all processes of the run on this node descend.
+SCRIPT_LEADER = "HPCGPU_SCRIPT_LEADER"
 # HostMemory.source if the job has no memory limit.
 ALL_OF_THE_NODE = "all of this node"
 # HostMemory.source if the size is unknown: the machine comes from a file without sizes.

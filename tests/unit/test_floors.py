@@ -256,6 +256,10 @@ PRIVATE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("_sync_cluster_info_task", "_adaptive", "_cluster_manager_logs", "_loop_runner"), OVERRIDDEN),
         "_cluster_class_name": OVERRIDDEN,
     },
+    "deploy/network/node_copies.py": dict.fromkeys(
+        ("_write_buffer", "_total_write_index"),
+        "distributed, too, enqueues a message at once; tornado has no other way",
+    ),
     "deploy/network/ucx.py": {"_ep": "distributed-ucxx has no other way to the endpoint of a connection"},
     "host/discover.py": {"_handle": "ctypes has no other way to close a library"},
     "sim/__init__.py": dict.fromkeys(

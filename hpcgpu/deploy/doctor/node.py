@@ -29,7 +29,7 @@ from hpcgpu import __version__, config
 from hpcgpu.deploy import start
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError, LaunchError
-from hpcgpu.host import discover, host_memory, nvml, private, process
+from hpcgpu.host import discover, host_memory, nvml, peer_memory, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host import ucx as host_ucx
 from hpcgpu.launch import RankCommand
@@ -391,7 +391,7 @@ def gather_facts(settings: Settings) -> NodeFacts:
         hops=topology.hops if topology else (),
         scratch=results.get("scratch"),
         ucx=results.get("ucx"),
-        copy_obstacle=host_memory.obstacle(),
+        copy_obstacle=peer_memory.obstacle(),
         unknown={**unknown, "nics": unknown.get("topology", "")},
     )
 

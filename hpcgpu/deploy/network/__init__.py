@@ -27,12 +27,13 @@ def exposed(protocol: str) -> str:
     )
 
 
-def prepare(address: str) -> None:
+def prepare(address: str, *, node_copies: bool = True) -> None:
     """Adapt the connections that an address needs, before the first is made; raise LaunchError without UCX."""
     if not address.startswith(("ucx:", "ucxx:")):
-        from hpcgpu.deploy.network import node_copies
+        from hpcgpu.deploy.network.node_copies import adopt, this_process
 
-        node_copies.adopt()
+        adopt()
+        this_process.allowed &= node_copies  # a process of two clusters does what both allow
         return
     require_ucx(address)
     from hpcgpu.deploy.network import ucx

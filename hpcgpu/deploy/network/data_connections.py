@@ -1,7 +1,7 @@
 """Connections for large frames, beside one of distributed: threads encrypt and copy them, and not its event loop.
 
-A frame is cut into as many parts as there are connections. Each connection carries its parts in the order of the
-messages, and nothing else: sizes go by the connection of distributed.
+The large frames of a message are cut, as if they were one, into as many parts as there are connections. Each connection
+carries its parts in the order of the messages, and nothing else: sizes go by the connection of distributed.
 
 TLS shows who the peer is, and carries a key. Then AES-256-GCM of ``cryptography`` encrypts records of 1 MiB: those of
 TLS have 16 KiB, each with its own call of the kernel (decision 28).
@@ -17,11 +17,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from hpcgpu.host.peer_memory import Spans
 from hpcgpu.supervise import ThreadLoop
 
 KEY_BYTES = 32
@@ -44,6 +46,29 @@ def loops() -> itertools.cycle[asyncio.AbstractEventLoop]:
     return itertools.cycle(made)
 
 
+_executor = functools.cache(lambda: ThreadPoolExecutor(thread_count(), "hpcgpu-copies"))
+
+
+def in_thread(call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    """Call in one of as many other threads: user code may keep all threads of an event loop busy for long."""
+    return asyncio.get_running_loop().run_in_executor(_executor(), call, *args)
+
+
+for made in (loops, _executor):
+    os.register_at_fork(after_in_child=made.cache_clear)  # a child has none of these threads
+
+
+def part_of(frames: Spans, i: int, count: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield what belongs to one of ``count`` equal parts of all bytes; each frame has an address, or 0."""
+    total = sum(frame.nbytes for _, frame in frames)
+    begin, end = total * i // count, total * (i + 1) // count
+    for address, frame in frames:
+        low, high = max(begin, 0), min(end, frame.nbytes)
+        if low < high:
+            yield address + low, frame[low:high]
+        begin, end = begin - frame.nbytes, end - frame.nbytes
+
+
 class Channel:
     """A connection, whose bytes one thread moves; for any thread.
 
@@ -59,11 +84,11 @@ class Channel:
         self._sent, self._received = itertools.count(dials, 2), itertools.count(not dials, 2)
         self._sending, self._receiving = asyncio.Lock(), asyncio.Lock()
 
-    def send(self, part: memoryview) -> Future[None]:
+    def send(self, part: Iterable[memoryview]) -> Future[None]:
         """Send bytes, which must stay as they are until the peer has them."""
         return self._start(self._send(part))
 
-    def receive(self, part: memoryview) -> Future[None]:
+    def receive(self, part: Iterable[memoryview]) -> Future[None]:
         """Fill ``part`` by what the peer sends."""
         return self._start(self._receive(part))
 
@@ -82,16 +107,14 @@ class Channel:
 
         return AESGCM(self._key)
 
-    async def _send(self, part: memoryview) -> None:
+    async def _send(self, part: Iterable[memoryview]) -> None:
         async with self._sending:
-            buffer = self._buffer(part)
-            for record in self._records(part):
+            for record, buffer in self._records(part):
                 await self._loop.sock_sendall(self.socket, self._sealed(record, buffer) if self._key else record)
 
-    async def _receive(self, part: memoryview) -> None:
+    async def _receive(self, part: Iterable[memoryview]) -> None:
         async with self._receiving:
-            buffer = self._buffer(part)
-            for record in self._records(part):
+            for record, buffer in self._records(part):
                 rest = sealed = buffer[: record.nbytes + _TAG_BYTES] if self._key else record
                 while rest:
                     moved = await self._loop.sock_recv_into(self.socket, rest)
@@ -101,13 +124,14 @@ class Channel:
                 if self._key:
                     self._open(sealed, record)
 
-    def _records(self, part: memoryview) -> Iterator[memoryview]:
-        nbytes = _RECORD_BYTES if self._key else 1 << 62
-        return (part[start : start + nbytes] for start in range(0, part.nbytes, nbytes))
-
-    def _buffer(self, part: memoryview) -> memoryview:
-        """Return memory for a record: where each one is new memory, its pages cost more than its encryption."""
-        return np.empty(min(part.nbytes, _RECORD_BYTES) + _TAG_BYTES if self._key else 0, np.uint8).data
+    def _records(self, part: Iterable[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
+        """Yield each record, and memory for it: new memory for each would cost more than its encryption."""
+        buffer, nbytes = np.empty(0, np.uint8).data, _RECORD_BYTES if self._key else 1 << 62
+        for frame in part:
+            for record in (frame[start : start + nbytes] for start in range(0, frame.nbytes, nbytes)):
+                if self._key and buffer.nbytes < record.nbytes + _TAG_BYTES:
+                    buffer = np.empty(record.nbytes + _TAG_BYTES, np.uint8).data
+                yield record, buffer
 
     def _sealed(self, record: memoryview, buffer: memoryview) -> memoryview:
         nonce, sealed = next(self._sent).to_bytes(12, "little"), buffer[: record.nbytes + _TAG_BYTES]
@@ -140,11 +164,11 @@ class DataConnections:
     def __init__(self, channels: list[Channel]) -> None:
         self.channels = channels
 
-    def send(self, frames: Iterable[memoryview]) -> asyncio.Future[Any]:
+    def send(self, frames: Spans) -> asyncio.Future[Any]:
         """Send frames, which must stay as they are until the peer has them."""
         return self._move(Channel.send, frames)
 
-    def receive(self, frames: Iterable[memoryview]) -> asyncio.Future[Any]:
+    def receive(self, frames: Spans) -> asyncio.Future[Any]:
         """Fill frames by what the peer sends."""
         return self._move(Channel.receive, frames)
 
@@ -153,12 +177,7 @@ class DataConnections:
         for channel in self.channels:
             channel.close()
 
-    def _move(self, act: Callable[[Channel, memoryview], Future[None]], frames: Iterable[memoryview]) -> Any:
-        count = len(self.channels)
-        return asyncio.gather(
-            *(
-                asyncio.wrap_future(act(channel, frame[frame.nbytes * i // count : frame.nbytes * (i + 1) // count]))
-                for frame in frames
-                for i, channel in enumerate(self.channels)
-            )
-        )
+    def _move(self, act: Callable[[Channel, Iterable[memoryview]], Future[None]], frames: Spans) -> Any:
+        # the channel's thread cuts its part, which takes long of thousands of frames
+        parts = (map(itemgetter(1), part_of(frames, i, len(self.channels))) for i in range(len(self.channels)))
+        return asyncio.gather(*(asyncio.wrap_future(act(*each)) for each in zip(self.channels, parts, strict=True)))

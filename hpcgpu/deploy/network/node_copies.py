@@ -1,26 +1,24 @@
 """Connections of distributed whose large frames cross a node by one copy of the kernel, beside TLS or TCP.
 
-Each side's handshake names its process. A side that can read the memory of the other one grants it with its first
-word: from then on the other side lends its large frames. The connection, encrypted as before, carries their addresses.
-The receiver copies them and returns a word, and the sender lets them go. The side that made the connection waits for
-the other one's first word: its first message may be large, such as a value that is scattered.
+Each side's handshake names its process, with a challenge. A side that finds its answer in the memory of the other one
+grants it to lend: from then on the large frames of the other side are lent. The connection, encrypted as before, has
+their addresses. The receiver copies them and returns a word, and the sender lets them go. No message goes before both
+sides have granted or refused: the first one may be large, such as a value that is scattered.
 
-Where no memory can be read, such as between nodes, frames of 1 MiB and more are lent likewise, and go by data
-connections. The side that made the connection makes them as soon as one side has had such a message.
-
-A message begins with a word of 8 bytes: the kind in its highest byte, a number in the others. ``_PLAIN`` is 0: there it
-is the first word of a message of distributed, so a peer without this module, such as a laptop's client, sees nothing
-else.
+Where no memory can be read, such as between nodes, large frames of 1 MiB together are cut, and go by data connections.
+The side that made the connection makes them as soon as one side has had such a message. All other frames go by it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
+import hmac
 import itertools
+import logging
 import secrets
-import struct
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -31,33 +29,28 @@ import numpy as np
 from distributed.comm import tcp
 from distributed.comm.core import CommClosedError, connect
 from distributed.comm.utils import from_frames, to_frames
-from distributed.protocol.utils import unpack_frames
+from distributed.protocol.utils import pack_frames_prelude, unpack_frames
 from distributed.utils import ensure_memoryview
+from tornado.gen import coroutine
 from tornado.iostream import IOStream, StreamClosedError
 
 from hpcgpu import supervise
-from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConnections, thread_count
-from hpcgpu.host import host_memory
-from hpcgpu.host.host_memory import Identity
+from hpcgpu.deploy.network import data_connections, framing
+from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConnections, in_thread, thread_count
+from hpcgpu.deploy.network.framing import CUT_BYTES, LOOP_FRAMES, SMALL_BYTES, THRESHOLD_BYTES, Word
+from hpcgpu.host import peer_memory
+from hpcgpu.host.peer_memory import Identity, Spans
 
-KEY, DATA_KEY = "hpcgpu-memory-2", "hpcgpu-data-2"  # in the handshake; before 2026-11-28 without numbers
-THRESHOLD_BYTES = 64 * 1024  # a message with fewer bytes goes by the connection as a whole
-SMALL_BYTES = 2048  # a smaller frame of a larger message is not lent
+logger = logging.getLogger("distributed.hpcgpu")
+KEY, DATA_KEY = "hpcgpu-memory-3", "hpcgpu-data-3"  # in the handshake; before 2026-11-29 with 2
 LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about 0.1 ms; a thread costs as much
 PART_BYTES = 4 << 20  # at least so much is copied by each of several threads
-CUT_BYTES = 1 << 20  # a frame that cannot be copied goes by data connections from this size
-_MOST_BYTES = 1 << 30  # of a head, and of one write
-_LAST_COPIES_S = 30.0  # as long as distributed's connection outlives a silent peer
-_PLAIN, _GRANT, _RETURN, _OWN, _WANT_DATA, _HAVE_DATA, _REFUSE = range(7)
-_CUT = 1  # in place of the address of a frame that comes by data connections
-_WORD, _HEAD, _FRAME = struct.Struct("=Q"), struct.Struct("=QQQ"), struct.Struct("=QQ")
-_VALUE = (1 << 56) - 1
-
-Lent = list[tuple[int, memoryview]]  # addresses of a peer, and where their bytes go
-
-_proofs = host_memory.Proofs()
-_SECRET, _numbers = secrets.token_hex(16), itertools.count()
-_by_token: weakref.WeakValueDictionary[str, NodeTCP] = weakref.WeakValueDictionary()  # as it stands in handshakes
+_LENT_S = 30.0  # after a close; as long as distributed's connection outlives a silent peer
+_CLOSE_S = 1.0  # who closes waits no longer; what is lent stays lent meanwhile
+_slots = peer_memory.Slots()
+_numbers = itertools.count()
+_in_pools: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # data connections of each
+_by_number: weakref.WeakValueDictionary[str, NodeTCP] = weakref.WeakValueDictionary()  # begins its token
 
 
 class ThisProcess:
@@ -78,116 +71,90 @@ class ThisProcess:
         """Return why large values come by the connection; "" if they are copied."""
         if not (self.adopted and self.allowed):
             return "node_copies=False" if self.adopted else "the protocol is neither tls nor tcp"
-        return "" if self.copied_bytes else ", ".join(sorted(self.refusals)) or host_memory.obstacle()
+        return "" if self.copied_bytes else ", ".join(sorted(self.refusals)) or peer_memory.obstacle()
 
 
 this_process = ThisProcess()
 
 
-def _spans(frames: list[memoryview]) -> list[tuple[int, int]]:
-    """Return address and size of each frame; the address is 0 if it is small, or other processes cannot read it."""
-    spans = [(np.frombuffer(f, np.uint8).ctypes.data if f.nbytes >= SMALL_BYTES else 0, f.nbytes) for f in frames]
-    if host_memory.are_readable([span for span in spans if span[0]]):  # in few calls
-        return spans
-    return [span if span[0] and host_memory.are_readable([span]) else (0, span[1]) for span in spans]
-
-
-def _in_locked_pages(frame: memoryview) -> bool:
-    owner: Any = frame.obj
+def _in_locked_pages(frame: Any) -> bool:
+    owner = getattr(frame, "obj", None)  # bytes have none
     while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
         owner = owner.base
-    return frame.nbytes >= SMALL_BYTES and isinstance(owner, np.ndarray) and this_process.is_page_locked(owner)
+    return isinstance(owner, np.ndarray) and frame.nbytes >= SMALL_BYTES and this_process.is_page_locked(owner)
 
 
-async def _readable(frames: list[memoryview]) -> list[memoryview]:
-    """Return the frames, with copies of those in page-locked memory if other processes cannot read it."""
+def _readable(frame: memoryview) -> memoryview:
+    """Return the frame, or a copy if it is in page-locked memory that other processes cannot read."""
     # NVIDIA's kernel module 525.89 maps host memory as VM_IO, which the kernel copies for no one; 570.124 and 575.64 do
     # not (nvidia/nv-mmap.c). A copy takes a fifth of the CPU time of TLS.
-    locked = {i: np.frombuffer(f, np.uint8) for i, f in enumerate(frames) if _in_locked_pages(f)}
-    if not locked or host_memory.are_readable([(array.ctypes.data, array.nbytes) for array in locked.values()]):
-        return frames
-
-    def copy(array: np.ndarray) -> memoryview:
-        out = this_process.allocate(array.nbytes)
-        np.copyto(out, array)
-        return out.data
-
-    copies = await asyncio.to_thread(lambda: {i: copy(array) for i, array in locked.items()})
-    return [copies.get(i, f) for i, f in enumerate(frames)]
+    if not _in_locked_pages(frame) or peer_memory.are_readable([(framing.address_of(frame), frame.nbytes)]):
+        return frame
+    out = this_process.allocate(frame.nbytes)
+    np.copyto(out, np.frombuffer(frame, np.uint8))
+    return out.data
 
 
-def _part(lent: Lent, i: int, count: int) -> Lent:
-    """Return one of ``count`` parts of each frame."""
-    cuts = ((out.nbytes * i // count, out.nbytes * (i + 1) // count, address, out) for address, out in lent)
-    return [(address + begin, out[begin:end]) for begin, end, address, out in cuts if begin < end]
+def _layout(way: Word, frames: list[Any]) -> framing.Layout:
+    parts = [ensure_memoryview(f) for f in frames]
+    return framing.layout(way, [_readable(f) for f in parts] if way == Word.LENT else parts)
 
 
-async def _copy_in_threads(peer: int, lent: Lent, proof: tuple[int, int]) -> None:
-    """Copy with each core of this process: one reads 7 GiB/s where two read 13 (AMD EPYC, 2 cores, 2026-11-27)."""
-    count = max(1, min(thread_count(), sum(out.nbytes for _, out in lent) // PART_BYTES))
-    copies = [asyncio.to_thread(host_memory.copy, peer, _part(lent, i, count), proof) for i in range(count)]
-    await asyncio.gather(*copies)
-
-
-def _word(kind: int, value: int = 0) -> bytes:
-    return _WORD.pack(kind << 56 | value)
-
-
-def parse_head(head: memoryview) -> tuple[list[tuple[int, int]], memoryview, tuple[int, int]]:
-    """Return address and size of each frame, the frames in the head, and address and value of the proof."""
-    *proof, count = _HEAD.unpack_from(head)
-    start = _HEAD.size + count * _FRAME.size
-    if not count or start > head.nbytes:
-        raise OSError(f"{count} frames in a head of {head.nbytes} bytes")
-    items = list(_FRAME.iter_unpack(head[_HEAD.size : start]))
-    if any(address + nbytes >= 1 << 63 for address, nbytes in items):
-        raise OSError("a frame outside of all memory")
-    inline = sum(nbytes for address, nbytes in items if not address and nbytes < THRESHOLD_BYTES)
-    if inline != head.nbytes - start:
-        raise OSError(f"{head.nbytes - start} bytes for frames of {inline} bytes")
-    return items, head[start:], (proof[0], proof[1])
+async def _copy(peer: Identity, lent: Spans, answer: bytes) -> None:
+    """Copy, more than a little with each core: one reads 7 GiB/s where two read 13 (AMD EPYC, 2 cores, 2026-11-27)."""
+    nbytes = sum(out.nbytes for _, out in lent)
+    if nbytes <= LOOP_BYTES:
+        peer.copy(lent, answer)
+        return
+    count = max(1, min(thread_count(), nbytes // PART_BYTES))
+    parts = (data_connections.part_of(lent, i, count) for i in range(count))  # each thread lists its own
+    await asyncio.gather(*(in_thread(peer.copy, part, answer) for part in parts))
 
 
 class _Lender:
-    """One side of a connection: whether both sides may copy, and the frames that the peer has not returned."""
+    """The memory of both ends of a connection: how its large frames go, and which the peer has not returned."""
 
     def __init__(self) -> None:
-        self.peer = 0  # pid of the peer, if its memory can be read
+        self.slot = 0  # of this end
+        self.peer: Identity | None = None  # of the same host
+        self.answer = b""  # what the peer's slot has as long as its memory may be read
         self.granted = False  # the peer can read this process's memory
-        self.proof: tuple[int, int] | None = None
         self.data: DataConnections | None = None
         self.peer_has_data = False  # it receives by data connections
+        self.permits: list[tuple[asyncio.AbstractEventLoop, Any]] = []  # of a pool of distributed
         self.ended = asyncio.Event()
         self.frames: deque[list[memoryview]] = deque()  # of each message
-        self.all_returned = asyncio.Event()
 
-    def lend(self, frames: list[memoryview]) -> list[tuple[int, int]] | None:
-        """Return address and size of each frame, address 0 for one that goes by the connection; None: all do."""
-        if sum(f.nbytes for f in frames) < THRESHOLD_BYTES:
-            return None
-        if not self.granted:
-            cut = [(_CUT if f.nbytes >= CUT_BYTES else 0, f.nbytes) for f in frames]
-            return cut if any(address for address, _ in cut) else None
-        self.proof = self.proof or _proofs.begin()
-        items = _spans(frames)
-        return items if self.proof and any(address for address, _ in items) else None
+    @property
+    def way(self) -> Word:
+        """How large frames go: lent, cut or inline."""
+        if self.granted:
+            return Word.LENT
+        return Word.CUT if self.data and self.peer_has_data else Word.INLINE
 
-    def returned(self) -> None:
-        """Let the frames of the oldest message go."""
-        self.frames.popleft()
-        if not self.frames:
-            self.all_returned.set()
+    def hide(self) -> None:
+        """Clear the slot: a copy that is not over now fails."""
+        slot, self.slot, self.granted = self.slot, 0, False
+        if slot:
+            _slots.free(slot)
 
     def end(self) -> None:
-        """Let all frames go; a copy that is not over now fails."""
-        proof, self.proof, self.granted, self.peer_has_data = self.proof, None, False, False
-        if proof:
-            _proofs.end(proof[0])
+        """Let all frames go, and a pool make other connections."""
+        self.hide()
+        self.peer_has_data = False
         if self.data:
             self.data.close()
+        self.give_back()
         self.ended.set()
         self.frames.clear()
-        self.all_returned.set()
+
+    def give_back(self) -> None:
+        """Let the pool make as many connections as its data connections were, from any thread."""
+        while self.permits:
+            loop, pool = self.permits.pop()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(pool.semaphore.release)
+            _in_pools[pool] -= 1
 
 
 def _end(closed: weakref.ref[NodeTCP], lender: _Lender) -> None:
@@ -205,78 +172,91 @@ class NodeTCP(tcp.TCP):
     def __init__(self, *args: Any, dials: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._dials = dials  # this side has made the connection
+        self._expected: frozenset[Word] = frozenset({Word.PLAIN})  # the words that the peer may send
+        self._greeting: asyncio.Task[None] | None = None
         self._dialing: asyncio.Task[None] | None = None
         self._wants_data = False
+        self._token = ""  # of its data connections; the peer alone has it
         self._joined: dict[int, NodeTCP] = {}  # data connections that have come, by their number
         self._lender = lender = _Lender()
         self._reading = asyncio.Lock()
-        self._awaits_answer = False  # the peer's first word
         weakref.finalize(self, lender.end).atexit = False
         self.stream.set_close_callback(functools.partial(_end, weakref.ref(self), lender))
 
     def handshake_info(self) -> dict[str, Any]:
         """Name this process and connection to the peer, in addition to distributed's terms."""
-        token = f"{_SECRET}-{next(_numbers)}"
-        _by_token[token] = self
-        info: dict[str, Any] = {**super().handshake_info(), DATA_KEY: {"token": token, "threads": thread_count()}}
-        return {**info, KEY: Identity.of_this_process()._asdict()} if this_process.allowed else info
+        self._token = f"{(number := next(_numbers))}-{secrets.token_hex(16)}"
+        _by_number[str(number)] = self
+        info = {**super().handshake_info(), DATA_KEY: {"token": self._token, "threads": thread_count()}}
+        if this_process.allowed and peer_memory.host() and (slot := _slots.take()):
+            self._lender.slot = slot
+            info[KEY] = Identity.of_this_process(slot)._asdict()
+        return info
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:
-        """Find out whether the peer's memory can be read, and tell it; then do as distributed."""
-        peer, ways = Identity.parse(remote.get(KEY)), [info.get(DATA_KEY) for info in (local, remote)]
-        if peer and self.stream and KEY in local and not any(isinstance(way, Mapping) and "of" in way for way in ways):
-            if refusal := peer.refusal():
-                this_process.refusals |= {refusal} - {host_memory.ELSEWHERE, host_memory.ENDED}
-            self._lender.peer = 0 if refusal else peer.pid
-            self._awaits_answer = self._dials and not refusal
-            with self._ending_by_errors():
-                self.stream.write(_word(_REFUSE if refusal else _GRANT))
+        """Answer the peer's challenge if it is on this host; then do as distributed."""
+        lender, here, peer = self._lender, Identity.parse(local.get(KEY)), Identity.parse(remote.get(KEY))
+        ways = [info.get(DATA_KEY) for info in (local, remote)]
+        if self.stream and all(isinstance(way, Mapping) and "of" not in way for way in ways):
+            framing.write_in_turns(self.stream)
+            self._expected = framing.FIRST if self._dials else framing.FIRST - {Word.WANT_DATA}
+            if here and peer and here.host == peer.host:
+                ends = [str(end()[:2]) for end in (self.stream.socket.getsockname, self.stream.socket.getpeername)]
+                lender.peer, lender.answer = peer, peer_memory.answer_to(here.challenge, *reversed(ends))
+                _slots.write(lender.slot, peer_memory.answer_to(peer.challenge, *ends))
+                self._expected |= {Word.ANSWER, Word.GRANT, Word.REFUSE}
+                with self._ending_by_errors():
+                    self.stream.write(framing.word(Word.ANSWER))
+                self._greeting = supervise.start(self._greet, "a greeting within the node", lambda _: self.abort())
+        if not lender.peer:
+            lender.hide()
         return tcp.TCP.handshake_configuration(local, remote)
+
+    async def _greet(self) -> None:
+        """Read the peer's first words: the answer to the challenge, then whether it grants."""
+        with contextlib.suppress(CommClosedError), self._ending_by_errors():  # who reads or writes sees the end
+            async with self._reading:
+                while self._expected & {Word.ANSWER, Word.GRANT}:
+                    if await self._step() is not None:
+                        raise OSError("its first words are no answer, and neither a grant nor a refusal")
 
     def closed(self) -> bool:
         """Return whether this side or the peer has closed it; the scheduler asks for each pair of workers."""
         return self._is_over or self.stream is None
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
-        """Write a message; its large frames are lent as soon as the peer has granted it."""
-        stream = self.stream
-        if stream is None:
+        """Write a message; its large frames are lent, or cut, as soon as the peer has granted it."""
+        if self._greeting and not self._greeting.done():
+            await asyncio.wait([self._greeting])
+        if self._is_over or (stream := self.stream) is None:
             raise CommClosedError
-        if self._awaits_answer and not self._reading.locked():
-            with self._ending_by_errors():
-                if await self._next() is not None or self._awaits_answer:
-                    raise OSError("its first word is neither a grant nor a refusal")
-        if not (self._lender.granted or (self._lender.data and self._lender.peer_has_data)):
-            nbytes = int(await super().write(msg, serializers=serializers, on_error=on_error))
-            if nbytes >= CUT_BYTES and not self._lender.peer and not self.closed():
-                with self._ending_by_errors():
-                    self._want_data(stream)
-            return nbytes
+        if Word.PACKED not in self._expected:
+            return int(await super().write(msg, serializers=serializers, on_error=on_error))
         info = {"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options}
         options = {"serializers": serializers, "on_error": on_error, "frame_split_size": 1 << 62}  # none is split
         frames = await to_frames(msg, allow_offload=self.allow_offload, context=info, **options)
         with self._ending_by_errors():
-            parts = [ensure_memoryview(f) for f in frames]
-            return self._send(stream, await _readable(parts) if self._lender.granted else parts)
-
-    def _send(self, stream: IOStream, frames: list[memoryview]) -> int:
-        """Enqueue a message as a whole: no other one comes between."""
-        items = self._lender.lend(frames)
-        if items:
-            self._lender.frames.append(frames)
-        address, value = self._lender.proof if items and self._lender.proof else (0, 0)
-        items = items or [(0, f.nbytes) for f in frames]
-        inline = [f for f, item in zip(frames, items, strict=True) if not item[0]]
-        table = (_HEAD.pack(address, value, len(items)), *(_FRAME.pack(*item) for item in items))
-        head = b"".join((*table, *(f for f in inline if f.nbytes < THRESHOLD_BYTES)))
-        stream.write(_word(_OWN, len(head)) + head)
-        for part in (f for f in inline if f.nbytes >= THRESHOLD_BYTES):
-            for start in range(0, part.nbytes, _MOST_BYTES):
-                stream.write(part[start : start + _MOST_BYTES])
-        cut = [f for f, item in zip(frames, items, strict=True) if item[0] and not address]
-        if cut and self._lender.data:
-            self._lender.data.send(cut).add_done_callback(self._after_sending)
-        return sum(f.nbytes for f in frames)
+            few = len(frames) <= LOOP_FRAMES
+            if few and (nbytes := sum(memoryview(f).nbytes for f in frames)) < THRESHOLD_BYTES:
+                prelude = pack_frames_prelude(frames)
+                stream.write(b"".join((framing.word(Word.PACKED, nbytes + len(prelude)), prelude, *frames)))
+                return nbytes
+            way = self._lender.way
+            is_quick = few and not (way == Word.LENT and any(map(_in_locked_pages, frames)))
+            way, large, pieces, nbytes = _layout(way, frames) if is_quick else await in_thread(_layout, way, frames)
+            if self.closed():
+                raise CommClosedError
+            if large:
+                self._lender.frames.append(large)
+            for piece in pieces:  # at once, so nothing comes between: as distributed does (2025.4 to 2026.8.0)
+                stream._write_buffer.append(piece)
+                stream._total_write_index += len(piece)
+            stream.write(b"")
+            if way == Word.CUT and self._lender.data:
+                self._lender.data.send([(0, f) for f in large]).add_done_callback(self._after_sending)
+            if way == Word.INLINE and nbytes >= CUT_BYTES and not self._lender.granted:
+                self._want_data(stream)
+        return nbytes
 
     def _after_sending(self, sent: asyncio.Future[None]) -> None:
         if not sent.cancelled() and sent.exception():
@@ -289,7 +269,7 @@ class NodeTCP(tcp.TCP):
             return
         self._wants_data = True
         if not self._dials:
-            stream.write(_word(_WANT_DATA))
+            stream.write(framing.word(Word.WANT_DATA))
         elif isinstance(token := terms.get("token"), str) and type(threads := terms.get("threads")) is int:
             count = max(1, min(threads, thread_count()))
             self._dialing = supervise.start(
@@ -298,6 +278,7 @@ class NodeTCP(tcp.TCP):
 
     async def _dial(self, stream: IOStream, token: str, count: int) -> None:
         """Make data connections; where that fails, large frames go on by this connection."""
+        count = await self._count_in_pool(count)
         options: dict[str, Any] = {}
         if context := getattr(stream.socket, "context", None):
             name = stream.socket.server_hostname
@@ -308,18 +289,37 @@ class NodeTCP(tcp.TCP):
             dialed.append(connect(self.peer_address, handshake_overrides={DATA_KEY: terms}, **options))
         comms = await asyncio.gather(*dialed, return_exceptions=True)
         made = [comm for comm in comms if isinstance(comm, NodeTCP)]
-        if self.closed() or len(made) < count:
-            for comm in made:
-                comm.abort()
-        else:
+        if count and len(made) == count and not self.closed():
             self._use(stream, made)
+            return
+        for comm in made:
+            comm.abort()
+        self._lender.give_back()
+        if reasons := {str(e) or repr(e) for e in comms if isinstance(e, BaseException)}:
+            text = "large values to and from %s go by one connection, as more cannot be made: %s"
+            logger.warning(text, self.peer_address, "; ".join(sorted(reasons)))
+
+    async def _count_in_pool(self, count: int) -> int:
+        """Return how many data connections may be made; those of a pool of distributed take up to half of its limit."""
+        if (pool := getattr(self, "_pool", lambda: None)()) is None:
+            return count
+        lender, most = self._lender, pool.limit // 2 - _in_pools.get(pool, 0)
+        while len(lender.permits) < min(count, most) and not pool.semaphore.locked():
+            await pool.semaphore.acquire()  # at once
+            lender.permits.append((asyncio.get_running_loop(), pool))
+        _in_pools[pool] = _in_pools.get(pool, 0) + len(lender.permits)
+        return len(lender.permits)
 
     def _join(self, terms: Mapping[str, Any]) -> asyncio.Event:
         """Be a data connection of the connection with the token of ``terms``; return the event of its end."""
-        number, count, owner = terms.get("number"), terms.get("count"), _by_token.get(str(terms.get("of")))
-        has_key = isinstance(key := terms.get("key"), bytes) and len(key) == KEY_BYTES
+        number, count, token, key = terms.get("number"), terms.get("count"), str(terms.get("of")), terms.get("key")
+        owner, has_key = _by_number.get(token.partition("-")[0]), isinstance(key, bytes) and len(key) == KEY_BYTES
         if not (has_key and type(number) is type(count) is int and 0 <= number < count <= thread_count()) or (
-            owner is None or (stream := owner.stream) is None or owner._lender.data
+            owner is None
+            or not hmac.compare_digest(token.encode(), owner._token.encode())
+            or (stream := owner.stream) is None
+            or owner._lender.data
+            or number in owner._joined
         ):
             raise CommClosedError(f"data connection {number} of {count} belongs to no connection")
         owner._joined[number] = self
@@ -338,13 +338,17 @@ class NodeTCP(tcp.TCP):
             channels.append(Channel(comm.stream.socket, key if is_tls else b"", dials=comm._dials))
             comm.abort()  # the channel has a copy of the socket, which distributed and tornado do not touch again
         self._lender.data = DataConnections(channels)
-        stream.write(_word(_HAVE_DATA))
+        self._expected |= {Word.CUT}
+        stream.write(framing.word(Word.HAVE_DATA))
 
     async def read(self, deserializers: Any = None) -> Any:
         """Read a message, and copy what the peer lends."""
         frames, terms = None, self.remote_info.get(DATA_KEY)
         if not self._dials and isinstance(terms, Mapping) and "of" in terms:
-            await self._join(terms).wait()
+            try:
+                await self._join(terms).wait()
+            finally:
+                self.abort()
             raise CommClosedError("a data connection has ended")
         while frames is None:
             frames = await self._next()
@@ -360,60 +364,74 @@ class NodeTCP(tcp.TCP):
         """Read a word, and the message that it begins; None if it begins none."""
         with self._ending_by_errors():
             async with self._reading:
-                if (stream := self.stream) is None:
-                    raise CommClosedError
-                (word,) = _WORD.unpack(await stream.read_bytes(_WORD.size))
-                return await self._receive(stream, word >> 56, word & _VALUE)
+                return await self._step()
+
+    async def _step(self) -> list[Any] | None:
+        if (stream := self.stream) is None or (self._is_over and not self._lender.frames):
+            raise CommClosedError
+        (word,) = framing.WORD.unpack(await stream.read_bytes(framing.WORD.size))
+        return await self._receive(stream, word >> 56, word & framing.VALUE)
 
     async def _receive(self, stream: IOStream, kind: int, value: int) -> list[Any] | None:
         """Return the frames of a message; None for a word that is no message."""
-        lender = self._lender
-        if kind == _PLAIN:
+        if kind not in self._expected or (kind == Word.RETURN and not self._lender.frames):
+            raise OSError(f"a word of kind {kind} with {value}")
+        word = Word(kind)
+        over, coming = framing.AFTER.get(word, ((), ()))
+        self._expected = self._expected.difference(over).union(coming) if over else self._expected
+        if word == Word.PLAIN:
             frames, sizes = unpack_frames(await tcp.read_bytes_rw(stream, value), partial=True)
             return [*frames, *[await tcp.read_bytes_rw(stream, nbytes) for nbytes in sizes]]
-        if kind == _OWN and (lender.peer or lender.data) and _HEAD.size <= value <= _MOST_BYTES:
-            return await self._take(stream, await tcp.read_bytes_rw(stream, value))
-        if kind in (_GRANT, _REFUSE) and KEY in self.local_info:
-            lender.granted, self._awaits_answer = kind == _GRANT, False
-        elif kind == _RETURN and lender.frames:
-            lender.returned()
-        elif kind == _WANT_DATA and self._dials:
+        if word == Word.PACKED:  # copied, so each frame can be freed alone
+            return [memoryview(bytearray(f)) for f in unpack_frames(await tcp.read_bytes_rw(stream, value))]
+        if word in (Word.INLINE, Word.LENT, Word.CUT):
+            return await self._take(stream, word, value)
+        if word == Word.ANSWER:
+            self._check(stream)
+        elif word in (Word.GRANT, Word.REFUSE):
+            self._lender.granted = word == Word.GRANT
+        elif word == Word.RETURN:
+            self._lender.frames.popleft()
+        elif word == Word.WANT_DATA:
             self._want_data(stream)
-        elif kind == _HAVE_DATA and DATA_KEY in self.local_info:
-            lender.peer_has_data = True
         else:
-            raise OSError(f"a word of kind {kind} with {value}")
+            self._lender.peer_has_data = True
         return None
 
-    async def _take(self, stream: IOStream, head: memoryview) -> list[memoryview]:
-        """Return the frames of a message with this head: copied, in the head, or next in a stream."""
-        items, rest, proof = parse_head(head)
+    def _check(self, stream: IOStream) -> None:
+        """Find out whether the peer's memory can be read, and tell it."""
+        if refusal := self._lender.peer.refusal(self._lender.answer) if self._lender.peer else peer_memory.ELSEWHERE:
+            this_process.refusals |= {refusal} - {peer_memory.ELSEWHERE, peer_memory.ENDED}
+            self._expected -= {Word.LENT}
+        stream.write(framing.word(Word.REFUSE if refusal else Word.GRANT))
+
+    async def _take(self, stream: IOStream, way: Word, count: int) -> list[memoryview]:
+        """Return the frames of a message: those without an address come next in the stream."""
+        if not 0 < count <= framing.MOST_BYTES // framing.FRAME_BYTES:
+            raise OSError(f"a message of {count} frames")
+        table = np.frombuffer(await tcp.read_bytes_rw(stream, count * framing.FRAME_BYTES), np.uint64).reshape(-1, 2)
+        if (table >= 1 << 62).any() or (way == Word.INLINE and table[:, 0].any()):
+            raise OSError("a frame that no memory holds, or an address that means nothing")
         frames: list[memoryview] = []
-        lent: Lent = []
-        for address, nbytes in items:
-            if address:
-                frames.append(this_process.allocate(nbytes).data)
-                lent.append((address, frames[-1]))
-            elif nbytes < THRESHOLD_BYTES:
-                frames.append(np.array(rest[:nbytes]).data)  # a copy, so each can be freed alone
-                rest = rest[nbytes:]
-            else:
-                frames.append(await tcp.read_bytes_rw(stream, nbytes))
-        nbytes, (peer, data) = sum(out.nbytes for _, out in lent), (self._lender.peer, self._lender.data)
+        lent: list[tuple[int, memoryview]] = []
+        for start in range(0, count, LOOP_FRAMES):
+            items = table[start : start + LOOP_FRAMES].tolist()
+            inline = await framing.read_inline(stream, [nbytes for address, nbytes in items if not address])
+            for address, nbytes in items:
+                frames.append(this_process.allocate(nbytes).data if address else next(inline))
+                if address:
+                    lent.append((address, frames[-1]))
+            if count > LOOP_FRAMES:
+                await asyncio.sleep(0)
         if not lent:
             return frames
-        if data and not proof[0]:
-            await data.receive(out for _, out in lent)
-            this_process.cut_bytes += nbytes
-        elif not (peer and proof[0]):
-            raise OSError("lent frames of a peer whose memory cannot be read")
-        else:
-            if nbytes <= LOOP_BYTES:
-                host_memory.copy(peer, lent, proof)
-            else:
-                await _copy_in_threads(peer, lent, proof)
-            this_process.copied_bytes += nbytes
-        stream.write(_word(_RETURN))
+        if way == Word.CUT and self._lender.data:
+            await self._lender.data.receive(lent)
+            this_process.cut_bytes += sum(out.nbytes for _, out in lent)
+        elif self._lender.peer:
+            await _copy(self._lender.peer, lent, self._lender.answer)
+            this_process.copied_bytes += sum(out.nbytes for _, out in lent)
+        stream.write(framing.word(Word.RETURN))
         return frames
 
     @contextlib.contextmanager
@@ -424,8 +442,10 @@ class NodeTCP(tcp.TCP):
         except (StreamClosedError, SSLError) as e:
             self.abort()
             tcp.convert_stream_closed_error(self, e)
-        except (OSError, MemoryError) as e:
+        except OSError as e:
             self.abort()
+            if e.errno == errno.ENOMEM:  # Dask would take the peer for dead, and ask again and again
+                raise MemoryError(str(e)) from e
             if isinstance(e, CommClosedError):
                 raise
             raise CommClosedError(f"in {self}: a message of the peer cannot be read: {e}") from e
@@ -433,21 +453,27 @@ class NodeTCP(tcp.TCP):
             self.abort()
             raise
 
+    @coroutine  # it begins without being awaited, as distributed's
     def close(self) -> Any:
-        """Close when the peer has all that was written and lent."""
-        return self._close() if self._lender.frames and not self.closed() else super().close()
+        """Close; return when the peer has all that was written and lent, or after a second."""
+        if self._lender.frames and not self.closed():
+            self._is_over = True
+            draining = supervise.start(self._drain, "the end of a connection", lambda _: self.abort())
+            yield asyncio.wait([draining], timeout=_CLOSE_S)
+        else:
+            yield super().close()
 
-    async def _close(self) -> None:
-        lender = self._lender
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_LAST_COPIES_S):
-                if self._reading.locked() and lender.frames:
-                    lender.all_returned.clear()
-                    await lender.all_returned.wait()
-                while lender.frames:
-                    await self._next()  # messages that come now are read by no one
-        lender.end()
-        await super().close()
+    async def _drain(self) -> None:
+        """Keep what is lent until the peer has it, then close; messages that come meanwhile are read by no one."""
+        try:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_LENT_S):
+                    while self._lender.frames:
+                        await self._next()
+        finally:
+            self._lender.end()
+            closing = super().close()
+        await closing
 
     def abort(self) -> None:
         """Close at once, with all data connections; a copy that the peer has not ended fails."""

@@ -159,7 +159,7 @@ class ForkedWorker:
             **nanny.worker_kwargs,
         }
         # sys.path travels: UploadDirectory(update_path=True) changes it in the nanny's process
-        start = WorkerStart(nanny.spec, kwargs, dict(nanny.env), dask.config.config, tuple(sys.path))
+        start = WorkerStart(nanny.spec, kwargs, dict(nanny.env), dask.config.config, tuple(sys.path), os.getpid())
         try:
             return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", start)
         except Exception as e:  # no descriptor, no memory

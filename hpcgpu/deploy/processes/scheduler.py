@@ -34,7 +34,7 @@ from hpcgpu.deploy.processes import Control
 from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subscribe, tell
 from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import JobError, cause_of
-from hpcgpu.host import host_memory, log, process
+from hpcgpu.host import log, peer_memory, process
 from hpcgpu.report.summary import CONTENT_TYPE, render
 from hpcgpu.supervise import reason_of
 
@@ -217,6 +217,7 @@ class SchedulerSpec:
     host: str  # to listen on; empty: all addresses, for ranks of other nodes or a client outside
     port: int = 0  # 0: a free one
     protocol: str
+    node_copies: bool
     certificate: Certificate | None = None
     dashboard_secret: str = field(default="", repr=False)  # first part of every URL; empty: no dashboard
     client_grace_s: float = 30.0
@@ -234,8 +235,8 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     process.hide_gpus(spec.protocol)
     compat.spare_nvml()
     limit_handshakes()
-    network.prepare(f"{spec.protocol}:")
-    host_memory.allow(spec.rank_pid)  # the leader, from which the workers of its node descend
+    network.prepare(f"{spec.protocol}:", node_copies=spec.node_copies)
+    peer_memory.allow(spec.rank_pid)  # the leader, from which the workers of its node descend
     # Of a node without a route to the Internet; ranks and clients get the addresses of its interfaces.
     warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)
     faulthandler.dump_traceback_later(_HANGS_S, file=2)

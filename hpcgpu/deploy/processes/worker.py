@@ -34,12 +34,11 @@ from hpcgpu import supervise
 from hpcgpu.deploy import compat, network, processes
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
-from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of, message_of
-from hpcgpu.host import cuda_driver, host_memory, log, process, remover
+from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process, remover
 from hpcgpu.host.private import claim, release
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
@@ -251,6 +250,7 @@ class WorkerStart:
     env: Mapping[str, str]
     config: Mapping[str, Any]
     sys_path: tuple[str, ...]  # the nanny's sys.path: UploadDirectory(update_path=True) changes it there
+    leader_pid: int
 
 
 def main(start: WorkerStart, control: socket.socket) -> int:
@@ -267,10 +267,8 @@ def main(start: WorkerStart, control: socket.socket) -> int:
         dask.config.set({"temporary-directory": start.spec.local_directory})
     compat.spare_nvml(start.spec.gpu is None)  # distributed would show the first GPU's load as this worker's
     limit_handshakes()
-    network.prepare(start.kwargs["scheduler_ip"])
-    this_process.allowed = start.spec.node_copies
-    if fork_server := psutil.Process().parent():
-        host_memory.allow(fork_server.ppid())  # the leader, from which the workers and the script descend
+    network.prepare(start.kwargs["scheduler_ip"], node_copies=start.spec.node_copies)
+    peer_memory.allow(start.leader_pid)  # the workers and the script descend from it
     try:
         open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
         check_device(start.spec)
@@ -430,7 +428,7 @@ class GPUWorker(SilentWorker):
                 ours["interface"] = settings.interface
             limit_handshakes()
             super().__init__(*args, **{"name": spec.name, **kwargs, **ours})
-            network.prepare(self.scheduler.address)
+            network.prepare(self.scheduler.address, node_copies=spec.node_copies)
             open_context(self.scheduler.address, spec)
             compat.exclude_simulated(self, usage_reader(spec))
             if first:

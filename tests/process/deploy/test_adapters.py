@@ -202,8 +202,10 @@ def test_a_worker_of_dask_worker_is_bound_too() -> None:
 
 
 AGAIN = """
+    import dask
     from distributed import Scheduler, SpecCluster
     from hpcgpu import GPUWorker
+    from hpcgpu.deploy.network.node_copies import this_process
 
     def once(**options):
         gpu = {"cls": GPUWorker, "options": {"nthreads": 1, "gpus": "sim:1x16MiB", **options}}
@@ -215,13 +217,15 @@ AGAIN = """
         once(no_such_option=1)
     except Exception:
         print("failed", end=" ")
-    print(once(), once())
+    print(once(), this_process.allowed, end=" ")
+    with dask.config.set({"hpcgpu.node_copies": False}):
+        print(once(), this_process.allowed)
 """
 
 
 def test_gpu_worker_that_closes_or_fails_gives_its_gpu_back(tmp_path: Path) -> None:
     done = ranks.run_command([sys.executable, str(ranks.script(tmp_path, AGAIN))], timeout=scaled(120))
-    assert done.stdout == "failed 3 3\n", done.stderr
+    assert done.stdout == "failed 3 True 3 False\n", done.stderr
 
 
 RUNNER = """

@@ -47,7 +47,12 @@ class Work:
                 parts = [p if isinstance(p, Loan) else p.obj if isinstance(p, memoryview) else p.base for p in parts]
             return None not in parts
 
-        self.make, self.total, self.are_in_a_pool = make, total, are_in_a_pool
+        def copied() -> int:
+            from hpcgpu.deploy.network.node_copies import this_process
+
+            return int(this_process.copied_bytes)
+
+        self.make, self.total, self.are_in_a_pool, self.copied = make, total, are_in_a_pool, copied
 
 
 WORK = Work()
@@ -152,6 +157,12 @@ def test_switched_off_and_without_encryption() -> None:
             )
             assert (sum(copied_bytes(client).values()) > 0) == (way == "by one copy")
             assert f"large values within a node: {way}" in " ".join(str(cluster.bindings()).split())
+            before = this_process.copied_bytes
+            value = WORK.make(1, 16 * MIB)
+            for direct in (True, False):  # by the scheduler, too
+                assert (client.gather(client.scatter(value, direct=direct, hash=False), direct=direct) == value).all()
+            copies = {"here": this_process.copied_bytes - before, "scheduler": client.run_on_scheduler(WORK.copied)}
+            assert {who: nbytes > 0 for who, nbytes in copies.items()} == dict.fromkeys(copies, way == "by one copy")
             if way != "by one copy":
                 kill_during_a_transfer(client, "cut_bytes")
                 assert sum(copied_bytes(client, "cut_bytes").values()) > 0

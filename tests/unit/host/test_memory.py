@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from programs import python
 from shared_host import as_neighbour, by_root
 
-from hpcgpu.host import host_memory
-from hpcgpu.host.host_memory import Identity, Proofs, format_exit, memory_left, memory_limit, oom_kills
+from hpcgpu.host import peer_memory
+from hpcgpu.host.host_memory import format_exit, memory_left, memory_limit, oom_kills
+from hpcgpu.host.peer_memory import Identity, Slots
 
 GIB = 1 << 30
 
@@ -94,8 +95,11 @@ def test_exit_by_the_kernel_for_lack_of_memory_says_so(tmp_path: Path, version: 
 
 CHILD = """
 import sys
-from hpcgpu.host.host_memory import Identity
-print(dict(Identity.of_this_process()._asdict()), flush=True)
+from hpcgpu.host.peer_memory import Identity, Slots
+slots = Slots()
+slot = slots.take()
+slots.write(slot, b"a" * 32)
+print(dict(Identity.of_this_process(slot)._asdict()), flush=True)
 sys.stdin.read()
 """
 
@@ -104,20 +108,20 @@ def test_identity_of_a_child_is_proved_and_of_a_dead_one_not() -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True) as child:
         peer = Identity.parse(eval(child.stdout.readline()))
         assert peer
-        assert peer.refusal() == ""
-        assert peer._replace(nonce=bytes(32)).refusal() == host_memory.ENDED  # another process has its pid
-        assert peer._replace(host="elsewhere").refusal() == "another host, or another pid namespace"
-        assert peer._replace(address=4096).refusal() == "process_vm_readv: Bad address"
+        assert peer.refusal(answer := b"a" * 32) == ""
+        assert peer.refusal(bytes(32)) == peer_memory.ENDED  # another process has its pid
+        assert peer._replace(host="elsewhere").refusal(answer) == "another host, or another pid namespace"
+        assert peer._replace(slot=4096).refusal(answer) == "process_vm_readv: Bad address"
         child.communicate("")
-    assert peer.refusal() == host_memory.ENDED
+    assert peer.refusal(answer) == peer_memory.ENDED
 
 
 @by_root
 def test_memory_of_another_user_is_refused_with_the_reason() -> None:
-    peer = Identity.of_this_process()
+    peer = Identity.of_this_process(Slots().take())
 
     def look() -> None:
-        assert peer.refusal() == "process_vm_readv: Operation not permitted (another user, or a container's rules)"
+        assert peer.refusal(b"") == "process_vm_readv: Operation not permitted (another user, or a container's rules)"
 
     as_neighbour(look)
 
@@ -128,23 +132,36 @@ VALUES = st.none() | st.booleans() | st.integers(-5, 2**70) | st.text(max_size=4
 @given(st.none() | VALUES | st.dictionaries(st.sampled_from([*Identity._fields, "x"]), VALUES))
 def test_parse_takes_an_identity_or_gives_none(value: object) -> None:
     peer = Identity.parse(value)
-    assert peer is None or (peer.pid > 0 and len(peer.nonce) == 32 and isinstance(peer.refusal(), str))
+    assert peer is None or (peer.pid > 0 and len(peer.challenge) == 32 and isinstance(peer.refusal(b""), str))
 
 
 def test_copy_fails_for_bytes_that_were_given_up() -> None:
-    proofs, lent, out = Proofs(2), ctypes.create_string_buffer(b"bytes"), bytearray(5)
-    pairs = [(ctypes.addressof(lent), memoryview(out))]
-    first, second = proofs.begin(), proofs.begin()
-    assert first
-    assert second
-    assert proofs.begin() is None
-    host_memory.copy(os.getpid(), pairs, first)
+    slots, lent, out = Slots(2), ctypes.create_string_buffer(b"bytes"), bytearray(5)
+    spans = [(ctypes.addressof(lent), memoryview(out))]
+    first, second = slots.take(), slots.take()
+    assert 0 not in (first, second)
+    assert slots.take() == 0
+    peer, answer = Identity.of_this_process(first), b"a" * 32
+    slots.write(first, answer)
+    peer.copy(spans, answer)
     assert out == b"bytes"
-    proofs.end(first[0])
+    slots.free(first)
     with pytest.raises(OSError, match="given up") as caught:
-        host_memory.copy(os.getpid(), pairs, first)
+        peer.copy(spans, answer)
     assert caught.value.errno == errno.ESTALE
-    assert proofs.begin() not in (None, first)
+    assert slots.take() == first
+
+
+@pytest.mark.parametrize(("most", "count"), [(1 << 30, 3000), (7, 50)])
+def test_many_spans_are_copied_by_few_calls(monkeypatch: pytest.MonkeyPatch, most: int, count: int) -> None:
+    monkeypatch.setattr(peer_memory, "_MOST_BYTES", most)
+    source = bytes(range(256)) * count
+    kept = ctypes.create_string_buffer(source, len(source))
+    address = ctypes.addressof(kept)
+    outs = [memoryview(bytearray(i % 20)) for i in range(count)]
+    places = [i * 7 % (len(source) - 20) for i in range(count)]
+    peer_memory.read(os.getpid(), [(address + place, out) for place, out in zip(places, outs, strict=True)])
+    assert all(out == source[at : at + out.nbytes] for at, out in zip(places, outs, strict=True))
 
 
 def test_pages_that_the_kernel_does_not_copy_are_known(tmp_path: Path) -> None:
@@ -154,10 +171,10 @@ def test_pages_that_the_kernel_does_not_copy_are_known(tmp_path: Path) -> None:
         pages = ctypes.c_char.from_buffer(memory)
         address = ctypes.addressof(pages)
         whole, first = (address, len(memory)), (address, mmap.PAGESIZE)
-        assert host_memory.are_readable([first, whole] * 700)
+        assert peer_memory.are_readable([first, whole] * 700)
         f.truncate(mmap.PAGESIZE)
-        assert not host_memory.are_readable([*[first] * 700, whole])
-        assert host_memory.are_readable([first])
+        assert not peer_memory.are_readable([*[first] * 700, whole])
+        assert peer_memory.are_readable([first])
         del pages
 
 
