@@ -192,10 +192,9 @@ def _templates() -> dict[str, Path]:
 def demo(memory_limit: str) -> None:
     """Run two SVDs on four simulated GPUs: no GPU, no batch system, no root."""
     from hpcgpu.deploy import demo as script
-    from hpcgpu.deploy.start import launch
+    from hpcgpu.deploy.start import run
 
-    options = {"gpus": "sim:4x256MiB", "memory_limit": memory_limit, "launcher": "mpirun"}
-    launch(options, "hpcgpu demo", (str(script.__file__),))
+    run({"gpus": "sim:4x256MiB", "memory_limit": memory_limit}, "hpcgpu demo", (str(script.__file__),))
 
 
 @hpcgpu.command(

