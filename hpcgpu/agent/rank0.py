@@ -289,7 +289,7 @@ class Rank0Leader(Leader):
             return ""
         path = self._folder / _DASHBOARD
         private.write(path, f"http://127.0.0.1:{self._scheduler.dashboard_port}/{secret}/status\n")
-        return f"; dashboard: cat {path}"
+        return f"; dashboard: its address is in {path}"
 
     async def _run_script(self, address: str) -> int:
         found_by = await supervise.to_thread(self._client_env, address)

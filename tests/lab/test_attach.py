@@ -219,7 +219,7 @@ def test_a_network_or_job_that_is_back_gives_the_cluster_back(slurm_lab: Lab) ->
         slurm_lab.wait_job(job, {"PENDING"})
         slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
         until(lambda: f"job {job} {back}" in client.said, "it is said", limit_s=240)
-        again = lambda: "dashboard: cat " in client.said.partition(back)[2]  # noqa: E731 - its secret is another one
+        again = lambda: "dashboard: its address is in " in client.said.partition(back)[2]  # noqa: E731 - its secret is another one
         until(again, "the new dashboard is said", limit_s=240)
 
 

@@ -147,13 +147,13 @@ class Fleet:
     async def check(self) -> Job:
         """Return the head without a poll; raise JobError if it has ended, with its log's tail, or will never start."""
         job = self._head()
-        has_left, code = await asyncio.to_thread(script_end, job)
+        has_left, code = await supervise.to_thread(script_end, job)
         if self.run.left(job.id, has_left, code, self.alarm.now_s()):
             self.alarm.ring()
         job = self._head()
         if why := why_over(job, self.alarm.now_s(), self.policy.late_limit_s):
             never = job.state is JobState.STUCK
-            raise JobError(why if never else f"{why}; {await asyncio.to_thread(log_tail, Path(job.log))}")
+            raise JobError(why if never else f"{why}; {await supervise.to_thread(log_tail, Path(job.log))}")
         if self._stopped:
             raise JobError(f"this cluster object has closed, and no longer polls job {job.id}")
         return job
@@ -316,7 +316,7 @@ class Fleet:
     async def _note_ends(self) -> None:
         """Look for the exit codes of members that are ending: some batch systems take long for their output."""
         members = [j for j in self.run.members if j.left_s is not None or (j.status and j.status.is_ending)]
-        ends = await asyncio.to_thread(lambda: [script_end(job) for job in members])
+        ends = await supervise.to_thread(lambda: [script_end(job) for job in members])
         for job, (has_left, code) in zip(members, ends, strict=True):
             self.run.left(job.id, has_left and bool(job.status and job.status.is_ending), code, self.alarm.now_s())
 
@@ -331,7 +331,7 @@ class Fleet:
             listed |= await proven(system, submitter.spec, of_role)
         heard = [job.id for job in jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(system, listed, heard, {job.id: job.hosts for job in jobs})
-        return await asyncio.to_thread(  # it reads files
+        return await supervise.to_thread(  # it reads files
             lambda: {i: with_exit_code(by_id[i], s) if i in by_id else s for i, s in listed.items()}
         )
 
@@ -410,7 +410,7 @@ class Fleet:
         if actions.give_up and self.error is None:
             log = logs.get(actions.failures.last_id)
             self.error = JobError(
-                "; ".join(filter(None, (actions.give_up, log and await asyncio.to_thread(log_tail, Path(log)))))
+                "; ".join(filter(None, (actions.give_up, log and await supervise.to_thread(log_tail, Path(log)))))
             )
             self.view.say(str(self.error))
         elif not actions.give_up and isinstance(self.error, JobError):

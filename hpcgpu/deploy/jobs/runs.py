@@ -156,7 +156,7 @@ async def _end_by_themselves(
 
 async def _left_codes(jobs: Sequence[Job]) -> list[int | None]:
     """Return the exit codes that the jobs' scripts have left; [] unless each of them has ended."""
-    ends = await asyncio.to_thread(lambda: [script_end(job) for job in jobs])
+    ends = await supervise.to_thread(lambda: [script_end(job) for job in jobs])
     return [code for _, code in ends] if all(has_left for has_left, _ in ends) else []
 
 

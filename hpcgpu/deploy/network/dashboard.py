@@ -37,8 +37,9 @@ _DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
 # People come here by the link of distributed's Client, which has no secret.
 NO_SECRET = (
     "The dashboard's address begins with a secret. It is missing here, or belongs to another cluster.\n"
+    "dask-labextension drops it from clusters that it has started: create the cluster in a notebook.\n"
     "The owner of the cluster finds the whole address in cluster.dashboard_link (Python),\n"
-    'or in the file that the log of the run names: "dashboard: cat FILE".\n'
+    'or in the file that the log of the run names: "dashboard: its address is in FILE".\n'
 )
 _NOT_FOUND = (
     "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\n"
@@ -141,7 +142,7 @@ class BrowserLink:
         """The way to the dashboard, which exists: for people, and for logs, without the secret."""
         assert self._forwarder
         hint = far_hint(self._forwarder.port, os.environ, socket.gethostname())
-        return f"dashboard: {self.url}{hint}", f"dashboard: cat {self._file}{hint}"
+        return f"dashboard: {self.url}{hint}", f"dashboard: its address is in {self._file}{hint}"
 
     async def lead_to(self, scheduler: Any, secret: str) -> bool:
         """Lead to the dashboard of this scheduler (distributed's rpc); return whether it is another one than before.

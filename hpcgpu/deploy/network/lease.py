@@ -44,7 +44,9 @@ class LeaseHolder:
         self._lost, self._is_given_up = lost, is_given_up
         self._heard_s, self._reason = asyncio.get_running_loop().time(), ""
         every = Backoff(longest_s=interval_s(grace_s))
-        self._renewing = supervise.Loop(self._renew, "the signs of life to the scheduler", backoff=every)
+        self._renewing = supervise.Loop(
+            self._renew, "the loop that gives signs of life to the scheduler", backoff=every
+        )
 
     def stop(self) -> None:
         """Stop the signs of life; other holders may go on."""
@@ -100,7 +102,7 @@ def keep_touched(folder: Path, grace_s: float) -> supervise.Loop:
         await asyncio.sleep(every_s)  # a failure, as of a file server that is away for a moment, is logged and retried
         return False
 
-    return supervise.Loop(touch, f"the signs of life in {folder}", backoff=Backoff(longest_s=every_s))
+    return supervise.Loop(touch, f"the loop that gives signs of life in {folder}", backoff=Backoff(longest_s=every_s))
 
 
 def touch(folder: Path) -> None:

@@ -162,7 +162,8 @@ def _load(scheduler: Scheduler) -> None:
     try:
         import distributed.dashboard.scheduler as dashboard
     except ImportError:
-        scheduler.http_application.add_handlers(".*", [("/status", _PlainText, {"text": _NO_BOKEH, "status": 501})])
+        needs_bokeh = (f"/(?:status|{_PAGE})", _PlainText, {"text": _NO_BOKEH, "status": 501})
+        scheduler.http_application.add_handlers(".*", [needs_bokeh])
         return
     add_page(scheduler, dashboard)
     dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")

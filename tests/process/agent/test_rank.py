@@ -29,7 +29,7 @@ def test_any_number_of_ranks_gives_every_gpu_one_worker(tmp_path: Path, count: i
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['0', '1', '2', '3']\n6 ['a b', '--gpus']\n"
     idle = f"; ranks without a worker: {count - 5}" if count > 5 else ""
-    assert f"4 workers on 1 node ready{idle}; dashboard: cat " in done.stderr
+    assert f"4 workers on 1 node ready{idle}; dashboard: its address is in " in done.stderr
 
 
 BUSY = """

@@ -99,7 +99,7 @@ def test_without_the_secret_there_is_nothing(cluster: LocalGPUCluster) -> None:
     assert raw(top) == b""
     # the port of the object and the scheduler's own say the same
     for said in (raw(top, "/status"), answers):
-        assert said.endswith(b'the log of the run names: "dashboard: cat FILE".\n')
+        assert said.endswith(b'the log of the run names: "dashboard: its address is in FILE".\n')
 
 
 def test_the_links_of_objects_are_the_clusters(cluster: LocalGPUCluster) -> None:
@@ -121,7 +121,7 @@ def test_it_listens_on_loopback_as_long_as_the_cluster_lives(capfd: pytest.Captu
         (found,) = (Counter(sockets.of(os.getpid())) - before).elements()
         assert found in sockets.documented("process of the cluster object")
         link, said = cluster.dashboard_link, capfd.readouterr().err
-        path = Path(re.search(r"hpcgpu: dashboard: cat (\S+)", said)[1])
+        path = Path(re.search(r"hpcgpu: dashboard: its address is in (\S+)", said)[1])
         assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == (f"{link}\n", 0o600)
         assert link.split("/")[3] not in said
         with Client(cluster) as client:  # what nobody has looked at has taken no time
@@ -149,10 +149,10 @@ def test_routes_of_a_user_and_no_bokeh(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES", "['distributed.http.health', 'mine']")
     with LocalGPUCluster(gpus="sim:1x64MiB") as cluster:
-        status, said = fetch(cluster.dashboard_link)
         base = cluster.dashboard_link.removesuffix("status")
+        pages = [fetch(f"{base}{name}") for name in ("status", "gpus")]
         assert fetch(f"{base}mine") == fetch(f"{base}health") == (200, "ok")
-    assert (status, "pip install bokeh" in said) == (501, True)
+    assert [(status, "pip install bokeh" in text) for status, text in pages] == [(501, True)] * 2
     assert "bokeh" not in sys.modules or sys.modules["bokeh"].__file__ != str(tmp_path / "bokeh.py")
 
 

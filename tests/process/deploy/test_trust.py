@@ -150,7 +150,7 @@ def test_secrets_stand_in_private_files_only(look: dict) -> None:
         assert secret not in look["shown"]
         assert not [words for words in look["seen"] if secret in words]
     assert set(look["modes"]) <= {"0o600"}
-    found = re.search(r"dashboard: cat (\S+)", look["said"])
+    found = re.search(r"dashboard: its address is in (\S+)", look["said"])
     assert found
     assert not Path(found[1]).exists()  # gone with the run
 
