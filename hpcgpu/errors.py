@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 DOCTOR = (
     "'hpcgpu doctor' looks for the cause on this machine; on a batch system 'hpcgpu doctor --submit', with the same "
@@ -31,7 +32,7 @@ class HpcGpuError(Exception):
     def __init__(self, message: str, *, evidence: str = "") -> None:
         super().__init__(message)
         self.evidence = evidence
-        if self.for_doctor:
+        if self.for_doctor and DOCTOR not in message:  # it may be in the log of a rank
             self.add_note(DOCTOR)
 
     def _render_traceback_(self) -> list[str]:
@@ -93,6 +94,12 @@ class JobError(HpcGpuError):
     for_doctor = True
 
 
+class ClosedError(JobError):
+    """A :class:`JobError` about an object that its user has closed."""
+
+    for_doctor = False
+
+
 class LaunchError(HpcGpuError):
     """The ranks do not form the world that the launcher promised, or no launcher was found."""
 
@@ -113,6 +120,15 @@ class BindingError(HpcGpuError):
 
 class SpillError(HpcGpuError):
     """A tier cannot take or give back an object; the message names the key and the tier."""
+
+
+def end_script(*raised: Any) -> None:
+    """Print what a notebook shows, if an error of ours ends a script; an excepthook."""
+    if isinstance(error := raised[1], HpcGpuError):
+        lines = "\n".join(error._render_traceback_()[:-1])
+        print(f"{sys.argv[0]}, {lines}\n(all frames: HPCGPU_DEBUG=1)", file=sys.stderr)
+    else:
+        sys.__excepthook__(*raised)
 
 
 def whole(error: BaseException) -> str:

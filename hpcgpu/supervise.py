@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import logging
 import math
@@ -219,7 +218,7 @@ def start(
 async def to_thread(call: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs) -> Answer:
     """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile."""
     # Otherwise the call's effects would come later, beside those of the next one.
-    bound = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
+    bound = functools.partial(call, *args, **kwargs)
     try:
         done = asyncio.get_running_loop().run_in_executor(None, bound)
     except RuntimeError:  # Python ends and has shut the threads down; functions of atexit may take a while

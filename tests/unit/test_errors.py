@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import pickle
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+import ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import python
@@ -50,6 +52,20 @@ def test_error_in_a_notebook_shows_the_users_line_and_the_text(monkeypatch: pyte
     assert all(line == line.rstrip("\n") for line in shown)
 
 
+def test_script_that_an_error_ends_shows_its_line_and_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("from hpcgpu import *\nSLURMGPUCluster(nodes=1, gpus='sim:1')\n")
+
+    def shown(**env: str) -> list[str]:
+        return ranks.run_command([sys.executable, str(path)], {"PATH": "/nowhere", **env}).stderr.splitlines()
+
+    where, text, *others = [line for line in shown() if not line.startswith("hpcgpu: ")]
+    assert where == f"{path}, line 2: SLURMGPUCluster(nodes=1, gpus='sim:1')"
+    assert text.startswith("SubmitError: sbatch: there is no such program on this machine")
+    assert others == [errors.DOCTOR, "(all frames: HPCGPU_DEBUG=1)"]
+    assert "Traceback (most recent call last):" in shown(HPCGPU_DEBUG="1")
+
+
 def test_cause_of_an_error_without_a_text_is_the_outer_one() -> None:
     outer, inner = RuntimeError("Worker failed to start."), TimeoutError("start timed out after 60s.")
     outer.__cause__, inner.__cause__ = inner, TimeoutError()
@@ -69,13 +85,16 @@ def test_error_of_a_run_ends_with_the_doctors_command(kind: type[errors.HpcGpuEr
     """Once, also when it comes from another process, and not within the message of another error."""
     error = pickle.loads(pickle.dumps(kind("gone")))
     outer = kind(f"nothing works: {error}")
+    assert errors.whole(kind(f"the log: {errors.whole(error)}")).count(errors.DOCTOR) == 1
     assert str(outer) == "nothing works: gone"
     for shown in (errors.whole(outer), "".join(traceback.format_exception_only(outer)), outer._render_traceback_()[0]):
         assert shown.strip().splitlines()[-1] == errors.DOCTOR
         assert shown.count(errors.DOCTOR) == 1
 
 
-@pytest.mark.parametrize("kind", [errors.ConfigError, errors.ParseError, errors.BindingError, errors.SpillError])
+@pytest.mark.parametrize(
+    "kind", [errors.ConfigError, errors.ParseError, errors.BindingError, errors.SpillError, errors.ClosedError]
+)
 def test_other_errors_have_no_such_line(kind: type[errors.HpcGpuError]) -> None:
     assert errors.whole(kind("no")) == "no"
 

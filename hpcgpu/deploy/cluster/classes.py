@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -15,7 +17,7 @@ from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import ConfigError, LaunchError, renamed
+from hpcgpu.errors import ConfigError, LaunchError, end_script, renamed
 from hpcgpu.model import Settings
 from hpcgpu.model.job import Backoff
 from hpcgpu.plan.jobs.request import workers_per_node
@@ -23,6 +25,8 @@ from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
 
 security_loader.install()
+if sys.excepthook is sys.__excepthook__ and not os.environ.get("HPCGPU_DEBUG"):  # not that of the user
+    sys.excepthook = end_script
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
 INTERVAL = "5s"
 WAIT_COUNT = 12

@@ -23,7 +23,7 @@ from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.cluster.reported import ReportedCluster, first_line
 from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
-from hpcgpu.errors import ConfigError, JobError
+from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs import End, by_number, summary_line
 from hpcgpu.report import Explanation
@@ -450,7 +450,7 @@ class GPUCluster(ReportedCluster):
 
         """
         if self._end is End.LEFT:
-            raise JobError(f"this {type(self).__name__} is {self._state}")
+            raise ClosedError(f"this {type(self).__name__} is {self._state}")
         if self.status == Status.closed:
             return self.close()
         return self._end_thread(self.sync(self._shutdown))

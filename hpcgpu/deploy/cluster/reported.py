@@ -17,7 +17,7 @@ from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.dashboard import KEY
 from hpcgpu.deploy.progress import Progress
-from hpcgpu.errors import ConfigError, JobError
+from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.plan.jobs import End, by_number
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.workers import WorkerFacts, cluster_page, read_facts
@@ -75,7 +75,8 @@ class ReportedCluster(Cluster):
         """Raise ConfigError if the cluster has not been started, JobError if it is lost or closed."""
         kind = type(self).__name__
         if self._end or self.status == Status.closing:
-            raise JobError(f"this {kind} is {self._state}")
+            error = JobError if self._end is End.LOST else ClosedError
+            raise error(f"this {kind} is {self._state}")
         if self.status in (Status.created, Status.starting):
             raise ConfigError(
                 f"this {kind} has not started yet: it is asynchronous, so write 'cluster = await {kind}(...)', or "

@@ -55,12 +55,12 @@ async def submit(
     pauses_s = list(patience.retries_s)
     while True:
         result = await run(command)
+        if result.returncode == _NOT_THERE:
+            raise SubmitError(f"{result.stderr.strip()}; {_ELSEWHERE}", evidence=result.stderr)
         try:
             return system.elements(system.read_submit(result), spec.count)
         except SubmitError as e:
             refusal = e
-        if result.returncode == _NOT_THERE:
-            raise SubmitError(f"{str(refusal).strip()}; {_ELSEWHERE}", evidence=refusal.evidence) from refusal
         if not (refusal.transient or refusal.over_limit or refusal.unsure):
             # batch systems do not name the missing resource
             options = " ".join(re.findall(r"^#(?:SBATCH|PBS) (.+)$", script, re.MULTILINE))

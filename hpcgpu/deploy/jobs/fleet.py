@@ -16,7 +16,7 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import Run, runs, script_end, with_exit_code
 from hpcgpu.deploy.jobs.batch_client import Submitter, ask, cancel, on_lost_nodes, proven
 from hpcgpu.deploy.jobs.runs import log_tail
-from hpcgpu.errors import HpcGpuError, JobError, SubmitError, message_of
+from hpcgpu.errors import ClosedError, HpcGpuError, JobError, SubmitError, message_of
 from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
 from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
@@ -155,7 +155,7 @@ class Fleet:
             never = job.state is JobState.STUCK
             raise JobError(why if never else f"{why}; {await supervise.to_thread(log_tail, Path(job.log))}")
         if self._stopped:
-            raise JobError(f"this cluster object has closed, and no longer polls job {job.id}")
+            raise ClosedError(f"this cluster object has closed, and no longer polls job {job.id}")
         return job
 
     async def news(self) -> Job:

@@ -44,9 +44,7 @@ class LeaseHolder:
         self._lost, self._is_given_up = lost, is_given_up
         self._heard_s, self._reason = asyncio.get_running_loop().time(), ""
         every = Backoff(longest_s=interval_s(grace_s))
-        self._renewing = supervise.Loop(
-            self._renew, "the loop that gives signs of life to the scheduler", backoff=every
-        )
+        self._renewing = supervise.Loop(self._renew, "the loop that gives the scheduler signs of life", backoff=every)
 
     def stop(self) -> None:
         """Stop the signs of life; other holders may go on."""

@@ -149,7 +149,7 @@ async def test_signs_of_life_after_one_that_raised(lease_s: float, times: float,
     assert not lost or flaky.calls == calls
     holder.stop()
     assert lost == ([] if times == 2 else ["not understood"])
-    assert failure(log).startswith("the loop that gives signs of life to the scheduler failed, and goes on")
+    assert failure(log).startswith("the loop that gives the scheduler signs of life failed, and goes on")
 
 
 async def test_lease_before_submission_is_renewed_after_any_error(log: pytest.LogCaptureFixture) -> None:
