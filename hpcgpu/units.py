@@ -12,7 +12,7 @@ for _i, _letter in enumerate("kmgtp", start=1):
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 DURATIONS = "'HH:MM:SS', 'MM:SS', 'D-HH:MM:SS', or '90m', '2h', '1d'"
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?")
 
 
 def parse_bytes(value: object) -> int:

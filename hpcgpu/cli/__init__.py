@@ -65,6 +65,8 @@ def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) ->
     try:
         return int(command(argv, prog_name=name, standalone_mode=False) or 0)
     except click.ClickException as e:
+        if isinstance(e, click.NoSuchOption) and e.possibilities:
+            del e.possibilities[1:]  # the nearest is first; click would sort them by name
         with contextlib.suppress(OSError):
             e.show()
         return e.exit_code
@@ -72,7 +74,7 @@ def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) ->
         return 128 + signal.SIGINT
     except HpcGpuError as e:
         if os.environ.get("HPCGPU_DEBUG"):
-            sys.excepthook(*sys.exc_info())
+            sys.__excepthook__(*sys.exc_info())
         log.say(_as_typed(e) if isinstance(e, ConfigError) else whole(e))
         return 2 if isinstance(e, ConfigError) else 1
     except (OSError, RuntimeError) as e:

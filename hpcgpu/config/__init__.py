@@ -17,7 +17,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
 from hpcgpu.model.allocation import DOCUMENT, WRITTEN, parse_simulated
 from hpcgpu.model.job import VERSION, RunDocument
-from hpcgpu.model.settings import Limit, Settings, one_line, options, plain_number, user_name
+from hpcgpu.model.settings import NIC_RULES, Limit, Settings, one_line, options, plain_number, user_name
 from hpcgpu.units import DURATIONS, format_bytes, meant, parse_duration_s
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ _SMALLEST_NODE_BYTES = 1 << 20  # as a node's memory; no Python starts in less
 CORES = ("all", "local")
 _LOOPBACK = ("", "localhost", "127.0.0.1", "[::1]")
 _HIGHEST_PORT = (1 << 16) - 1
-NIC_RULES = ("balanced", "nearest", "ucx")
 
 
 def read_value(option: Field[Any], value: object, where: str) -> Any:  # the option's own type
@@ -142,6 +141,7 @@ def _simulate(_: Field[Any], value: object) -> str:
 
 
 def _choice(option: Field[Any], value: object) -> str:
+    value = "ucx" if value == "ucxx" else value  # dask-cuda's and distributed's name of a protocol
     if value in (choices := option.metadata["choices"]):
         return str(value)
     raise ConfigError(f"{value!r} is not a choice; allowed: {', '.join(choices)}")

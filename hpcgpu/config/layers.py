@@ -256,7 +256,10 @@ _UNUSED: Mapping[str, Mapping[str, str]] = {
     LAUNCH: {**_REQUEST, **_CLIENT},
     JOBSCRIPT: _CLIENT,
     RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
-    LOCAL: {n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
+    LOCAL: {
+        **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
+        "memory": f"{_HERE}; for each worker: memory_limit",
+    },
 }
 
 

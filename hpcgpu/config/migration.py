@@ -150,9 +150,11 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
                 "'0,1' or as a list"
             )
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    if isinstance(ours.get("gpus"), int) and "gpus_per_node" not in ours:
+    if str(ours.get("gpus")).removeprefix("-").isdecimal() and "gpus_per_node" not in ours:
         ours["gpus_per_node"] = ours.pop("gpus")  # of this machine
     workers = ours.pop("n_workers", None)
+    if visible is not None and workers is None:
+        ours.setdefault("gpus_per_node", len(devices))
     if workers is not None:
         if ours.get("gpus_per_node") not in (None, workers):
             raise ConfigError(f"n_workers={workers!r} with gpus_per_node={ours['gpus_per_node']!r}: say one of them")
@@ -161,8 +163,6 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
                 f"n_workers={workers} with {len(devices)} GPUs in CUDA_VISIBLE_DEVICES: one worker per GPU"
             )
         ours["gpus_per_node"] = workers
-    if ours.get("protocol") == "ucxx":
-        ours["protocol"] = "ucx"
     return ours, environ
 
 
@@ -177,9 +177,9 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "job_script_prologue": ("job-script-prologue", "env-extra"),
 }
 _CORES = ("job-cpu", "cores")
-# Workers have their folders there even if it is not set.
 _OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
 _WHY = {
+    "local-directory": "workers have their folders there in any case",
     "python": "here it is one program",
     **dict.fromkeys(("job-directives-skip", "header-skip"), "only whole options such as '--mem' can be left out"),
 }
@@ -215,7 +215,7 @@ def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
             hint = HINTS.get(key.replace("-", "_"))
             if not hint or not hint.is_harmless(value):
                 out.append(f"{key} ({hint.instead if hint else 'no option of hpcgpu'})")
-        elif _taken(key, value) != value and value not in _OWN_FOLDERS:
+        elif _taken(key, value) != value:
             out.append(f"{key}: {value!r} ({_WHY[key]})")
     return tuple(out)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hpcgpu.config import nearest
 from hpcgpu.config.layers import check_entry_point, chosen_site, read_settings
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.host import log, private
@@ -64,8 +65,8 @@ def find_site(name: str) -> tuple[str, str]:
         sites = site_files()
         if name not in sites:
             raise ConfigError(
-                f"no site {name!r}; there are: {', '.join(sorted(sites)) or 'none'}. Give one of them, or the path "
-                f"of a site file; your own can stand in {folders()[0]}"
+                f"no site {name!r}: {nearest(name, sites)} Give one of 'hpcgpu site list', or the path of a site file; "
+                f"your own can stand in {folders()[0]}"
             )
         path = sites[name]
         home = Path(os.path.expanduser("~"))  # noqa: PTH111 - without a home, too

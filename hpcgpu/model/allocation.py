@@ -153,7 +153,7 @@ class BootstrapSettings(NamedTuple):
 OWN = frozenset({"shape", "folder", "launch", "exit_file"})
 # Settings that each document has, even with default values, unless they are None.
 WRITTEN = frozenset(BootstrapSettings._fields) - OWN
-SIMULATE = "simulate=4 in Python, --simulate 4 before the script of a command"  # advice for users
+NO_GPU = "in a job, request GPUs from the batch system; without GPUs simulate them by the option gpus, as sim:4"
 DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
 _SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
 _TEXT = re.compile(r"(sim:|)(\d{1,4})(?:x(.+))?")

@@ -17,6 +17,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.units import meant, parse_bytes
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+NIC_RULES = ("balanced", "nearest", "ucx")
 MARKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # no shell line or batch directive carries these; a tab is fine
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 T = TypeVar("T")

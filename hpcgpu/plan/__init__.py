@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcgpu.errors import WorldError
 from hpcgpu.model import Layout, NodeLayout
-from hpcgpu.model.allocation import SIMULATE
+from hpcgpu.model.allocation import NO_GPU
 
 
 class RankRecord(NamedTuple):
@@ -51,10 +51,7 @@ def plan_layout(
     if not any(r.gpus for r in records):
         troubles = {r.host: r.trouble for r in records if r.trouble}
         why = f" ({'; '.join(f'{host}: {trouble}' for host, trouble in troubles.items())})" if troubles else ""
-        raise WorldError(
-            f"no GPU can be opened on any node of this run{why}; ask the batch system for GPUs, or simulate them: "
-            f"{SIMULATE}"
-        )
+        raise WorldError(f"no GPU can be opened on any node of this run{why}: {NO_GPU}")
     beside: dict[str, int] = {}
     for host in devices:
         mine = [home for home, ranks in homes.items() if ranks[0].host == host]

@@ -100,7 +100,7 @@ def test_local_errors_advise_what_works_here() -> None:
     with pytest.raises(hpcgpu.JobError) as failed:
         LocalGPUCluster(quiet=True)
     said = "\n".join([str(failed.value), *failed.value.__notes__])
-    assert "simulate=4 in Python, --simulate 4 before the script" in said
+    assert "simulate them by the option gpus, as sim:4" in said
     assert "'hpcgpu doctor' looks for the cause on this machine" in said
     assert "make a new cluster" in said.splitlines()[0]
 

@@ -109,7 +109,7 @@ def test_sizes_and_durations_are_read_or_refused() -> None:
     for no_size in ("5 Gigs", "", "GB", "-1", -1, "1e", True, "1 2"):
         with pytest.raises(ConfigError, match="size"):
             parse_bytes(no_size)
-    for no_duration in ("2h30", "", "later", "0", "-1h", "1:2:3:4", "5x", "00:00:00"):
+    for no_duration in ("1:99", "1:60:00", "2h30", "", "later", "0", "-1h", "1:2:3:4", "5x", "00:00:00"):
         with pytest.raises(ConfigError, match="not a duration"):
             parse_duration_s(no_duration)
 

@@ -31,9 +31,10 @@ def nodes_for(values: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
     nodes, each = rest.get("nodes", (None, ""))[0], rest.get("gpus_per_node", (None, ""))[0]
     most = each or (node.gpus if node else None)
     if most is None and nodes is None:
+        machine = f"the nodes in the file of {site.name}, which has none" if site else "site= of a known machine"
         raise ConfigError(
-            f"gpus={total} is the total of real GPUs: give gpus_per_node={total} (and nodes=), or site= of a known "
-            f"machine; for simulated GPUs give simulate= those of each node, '4' or '4x256MiB'; set by {where}"
+            f"gpus={total} is the total of real GPUs: give gpus_per_node={total} (and nodes=), or {machine}; for "
+            f"simulated GPUs give simulate= those of each node, '4' or '4x256MiB'; set by {where}"
         )
     count = nodes or -(-total // (most or total))
     if total % count or (each and each * count != total) or (most and total // count > most):

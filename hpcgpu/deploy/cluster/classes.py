@@ -302,9 +302,9 @@ class LocalGPUCluster(GPUCluster):
             user = read(ours, f"keyword {{name}} of {type(self).__name__}", entry_point=self.entry_point)
             return ClusterRun(user, self.patience, environ=environ)
         except ConfigError as e:
-            if "n_workers" not in keywords:
-                raise
-            raise ConfigError(renamed(e, r"(gpus_per_node)\b", lambda _: "n_workers")) from None
+            names = ("n_workers", "gpus" if "gpus" not in ours else "gpus_per_node", "CUDA_VISIBLE_DEVICES")
+            typed = next((name for name in names if keywords.get(name) is not None), "gpus_per_node")
+            raise ConfigError(renamed(e, r"(gpus_per_node)\b", lambda _: typed)) from None
 
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:
         """Refuse: there are no more GPUs."""

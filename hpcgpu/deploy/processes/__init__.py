@@ -14,7 +14,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.host import discover, host_memory, log, nvml, ucx
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
-from hpcgpu.model.allocation import SIMULATE, parse_simulated
+from hpcgpu.model.allocation import NO_GPU, parse_simulated
 from hpcgpu.model.settings import SHARE, read_disk_limit
 from hpcgpu.plan.binding import simulated_gpus
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_host_memory, plan_workers, share_of
@@ -80,9 +80,7 @@ def read_node(settings: Settings, environ: Mapping[str, str]) -> NodeFacts:
         shown = f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else ""
         reasons = "; ".join(filter(None, (shown, format_other_gpus(topology), nvml.read().trouble)))
         why = f" ({reasons})" if reasons else ""
-        raise LaunchError(
-            f"no GPU can be opened on {host}{why}: request GPUs from the batch system, or simulate them: {SIMULATE}"
-        )
+        raise LaunchError(f"no GPU can be opened on {host}{why}: {NO_GPU}")
     return facts_of(host, topology, gpus, environ)
 
 

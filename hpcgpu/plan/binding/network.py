@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, Gpu, Nic, Topology
+from hpcgpu.model.settings import NIC_RULES
 
 # If a node has several fabrics, one of them carries the job. RoCE beside InfiniBand is for storage or management, also
 # where its port is nearer (JUSUF), unless it has rails, which are more ports and on the root complexes of the GPUs.
@@ -157,8 +158,8 @@ def _named(nics: tuple[Nic, ...], names: tuple[str, ...]) -> frozenset[Nic]:
     for name in names:
         matching = {n for n in nics if name in (n.name, f"{n.name}:{n.port}", n.interface)}
         if not matching:
-            names_there = ", ".join(f"{n.name}:{n.port}" for n in nics) or "none"
-            raise ConfigError(f"nics names {name!r}, but this node has no such port; it has: {names_there}")
+            allowed = ", ".join((*NIC_RULES, *(f"{n.name}:{n.port}" for n in nics)))
+            raise ConfigError(f"nics names {name!r}, but this node has no such port; allowed: {allowed}")
         out |= matching
     return frozenset(out)
 

@@ -237,7 +237,7 @@ def _spec(
         simulated=simulated,
         jit_unspill=settings.jit_unspill,
         node_copies=settings.node_copies,
-        rapids=plan_rapids(settings, name, size) if gpu else None,
+        rapids=plan_rapids(settings, name, size) if gpu and not settings.gpus else None,
         local_directory=node.scratch,
         env=tuple(sorted(env.items())),
         kept_env=tuple(sorted(kept)),

@@ -56,7 +56,8 @@ def script(tmp_path: Path) -> str:
         (["--gpu", "sim:1"], "Did you mean"),
         (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
         (["--gpus", "sim:2", "--gpus-per-node", "4"], "leave gpus_per_node out"),
-        (["--site", "nowhere"], "no site 'nowhere'; there are: "),
+        (["--site", "nowhere"], "no site 'nowhere': allowed: "),
+        (["--site", "detla"], "did you mean 'delta'? Give one of 'hpcgpu site list'"),
         (["--launcher", "ssh"], "allowed: srun, mpirun, pbs_tmrsh, fork"),
         (["--launcher", "srun", "--gpus", "sim:2"], "needs a Slurm job"),
     ],
@@ -145,6 +146,14 @@ def test_launch_without_an_allocation_says_what_to_type(script: str) -> None:
     text = refused("launch", "--gpus", "sim:1", script, HPCGPU_LAUNCHER="fork")
     for way in ("salloc", "qsub -I", "jobscripts/slurm.sbatch", "hpcgpu run", "hpcgpu launch --launcher mpirun"):
         assert way in text
+
+
+def test_error_names_the_nearest_option_the_rules_and_the_site(tmp_path: Path) -> None:
+    assert re.findall(r"--\w+", refused("plan", "--node", "2").splitlines()[-1]) == ["--node", "--nodes"]
+    assert "allowed: balanced, nearest, ucx" in refused("topo", "--gpus", "sim:2", "--nics", "nearst")
+    (tmp_path / "mine.yaml").write_text("version: 2\nname: mine\nbatch: slurm\n")
+    text = refused("plan", "--site", "./mine.yaml", "--gpus", "8", cwd=tmp_path)
+    assert "or the nodes in the file of mine, which has none" in text
 
 
 @pytest.mark.parametrize("written", ['{"id": 1}', "[1]", "half of a fi", ""])

@@ -19,6 +19,7 @@ from hypothesis import given as draw
 from hypothesis import strategies as st
 from programs import python
 
+from hpcgpu import LocalGPUCluster
 from hpcgpu.config import KINDS, migration, read_value
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_layer, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
@@ -209,7 +210,7 @@ BAD = [
     *(("gpus", v) for v in ("all", 0, "0", "4,5", "")),
     *(("simulate", v) for v in (0, "0", "4x", "4x0", "4x8", "sim:4", "", True, 1.5, [4])),
     *(("ranks", v) for v in ("gpus", 1, "", None)),
-    *(("protocol", v) for v in ("ucxx", "TCP", 4)),
+    *(("protocol", v) for v in ("UCXX", "TCP", 4)),
     *(("queue", v) for v in ("", " ", "a\nb", "a\x00b", 4, False, ["a"])),
     *(("job_extra_directives", v) for v in (4, ["a\nb"], [4], {"a": "b"}, [""], b"x")),
     *(("job_script_prologue", v) for v in (4, [4], ["a\x00"])),
@@ -330,6 +331,25 @@ def test_local_cuda_keywords() -> None:
         read_local_cuda({"CUDA_VISIBLE_DEVICES": "0,1", "n_workers": 3})
     with pytest.raises(ConfigError, match="say one"):
         read_local_cuda({"gpus_per_node": 1, "n_workers": 3})
+    listed = read_local_cuda({"CUDA_VISIBLE_DEVICES": "0,1"})[0]
+    assert read_settings(listed, environ={"HPCGPU_GPUS": "sim:4"}).gpus == "sim:2"
+    assert read_local_cuda({"gpus": "2"})[0] == {"gpus_per_node": "2"}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "pattern"),
+    [
+        ({"gpus": -1}, "^gpus: -1 .* keyword gpus of"),
+        ({"gpus": "-1"}, "^gpus: '-1' .* keyword gpus of"),
+        ({"n_workers": 0}, "^n_workers: 0 .* keyword n_workers of"),
+        ({"gpus": "sim:4", "CUDA_VISIBLE_DEVICES": "0,1"}, "leave CUDA_VISIBLE_DEVICES out"),
+        ({"memory": "4GB"}, "for each worker: memory_limit"),
+        ({"processes": 2, "resource_spec": "x", "shebang": "y"}, "(?s)processes=2.*resource_spec='x'.*shebang='y'"),
+    ],
+)
+def test_error_of_a_local_cluster_has_the_users_keywords(keywords: dict[str, object], pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        LocalGPUCluster(**keywords)
 
 
 def test_calls_of_dask_cudas_documents() -> None:
@@ -532,6 +552,7 @@ def test_what_is_ignored_is_named_with_what_to_write() -> None:
     assert "give gpus_per_node" in said[0]
     assert ignored({"python": "apptainer exec x python", "local-directory": "$TMPDIR", "nonsense": 1}) == (
         "python: 'apptainer exec x python' (here it is one program)",
+        "local-directory: '$TMPDIR' (workers have their folders there in any case)",
         "nonsense (no option of hpcgpu)",
     )
     assert read({"python": "a b", "local-directory": "$TMPDIR"}) == Settings()

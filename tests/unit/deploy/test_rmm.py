@@ -133,6 +133,7 @@ def test_workers_carry_their_own_plan() -> None:
     assert [a[1]["initial_pool_size"] for a in arguments] == [20 * GIB, 20 * GIB]
     assert [a[2]["log_file_name"] for a in arguments] == ["logs/rmm_log_n1-0.txt", "logs/rmm_log_n1-1.txt"]
     assert specs_of(workers_per_gpu=2)[0].rapids is None
+    assert specs_of(workers_per_gpu=2, gpus="sim:1", rmm_pool_size="100GiB")[0].rapids is None
 
 
 def test_cudf_is_told_to_spill_before_it_is_imported() -> None:

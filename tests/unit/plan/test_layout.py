@@ -89,7 +89,7 @@ def test_isolated_ranks_are_nodes_of_their_own() -> None:
 def test_node_without_a_rank_or_world_without_gpus_is_an_error() -> None:
     with pytest.raises(WorldError, match="the job has 3 nodes, but ranks run on 2 of them"):
         plan_layout(records([(1, 1), (1, 1)]), 3)
-    with pytest.raises(WorldError, match="--simulate 4"):
+    with pytest.raises(WorldError, match="the option gpus, as sim:4"):
         plan_layout([RankRecord(0, "n", 0)])
 
 
@@ -190,7 +190,7 @@ def test_workers_cannot_share_a_gpu_that_is_for_one_process() -> None:
 
 def test_without_gpus_each_hosts_reason_is_said_once() -> None:
     blind = [RankRecord(rank, "n", 0, trouble="NVML: Driver Not Loaded") for rank in range(2)]
-    with pytest.raises(WorldError, match=r"on any node of this run \(n: NVML: Driver Not Loaded\); ask"):
+    with pytest.raises(WorldError, match=r"on any node of this run \(n: NVML: Driver Not Loaded\): in a job, request"):
         plan_layout([*blind, RankRecord(2, "m", 0)])
 
 
