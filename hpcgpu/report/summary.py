@@ -71,7 +71,7 @@ class Summary(Shown):
     def lines(self) -> tuple[str, ...]:
         """The summary for people, a few lines."""
         peaks = [
-            f"{tier} {format_bytes(size)}" + (f" of {format_bytes(limit)}" if limit else "")
+            f"{tier} {format_bytes(size)}" + (f" (limit {format_bytes(limit)})" if limit else "")
             for tier, size in self.peak_bytes.items()
             for limit in [self.limit_bytes.get(tier)]
         ]

@@ -220,7 +220,9 @@ class Bindings(Shown):
         obstacles = sorted({w.node_copies for w in self.workers if w.spec})
         ways = [f"by the connection ({why})" if why else "by one copy" for why in obstacles]
         columns += [Column("differences", kind="fault", mark="not as planned: "), Column("reasons", kind="note")]
-        return Table(columns, rows, notes=[verdict, *(f"large values within a node: {way}" for way in ways)])
+        return Table(
+            columns, rows, notes=[verdict, *([f"large values within a node: {', '.join(ways)}"] if ways else [])]
+        )
 
 
 def _actual(worker: WorkerFacts) -> tuple[str, str, str, str]:

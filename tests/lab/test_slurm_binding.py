@@ -86,8 +86,8 @@ def two_cores(slurm_lab: Lab) -> None:
 def test_more_workers_than_cores_share_them_and_say_so(slurm_lab: Lab, gpus: int, masks: list[str]) -> None:
     seen = run(slurm_lab, options=("--gpus", f"sim:{gpus}"))
     assert (seen.masks, seen.shared, seen.differences) == ([[mask] for mask in masks], [gpus == 4] * gpus, {})
-    assert ("share PUs" in seen.stderr) is (gpus == 4)
-    assert gpus == 2 or f"{NODE}: 4 workers share PUs 0-1" in seen.stderr
+    assert ("share cores" in seen.stderr) is (gpus == 4)
+    assert gpus == 2 or f"{NODE}: 4 workers share cores 0-1" in seen.stderr
 
 
 def test_a_cpuset_of_one_core_is_never_left(slurm_lab: Lab) -> None:
@@ -95,7 +95,7 @@ def test_a_cpuset_of_one_core_is_never_left(slurm_lab: Lab) -> None:
         set_up(slurm_lab, UNBOUND, ["0"])
         seen = run(slurm_lab)
     assert (seen.masks, seen.shared, seen.differences) == ([["0"], ["0"]], [True, True], {})
-    assert f"{NODE}: 2 workers share PUs 0" in seen.stderr
+    assert f"{NODE}: 2 workers share cores 0" in seen.stderr
 
 
 BY_CORE = ("srun", "--mpi=pmix", "-n2", "--cpu-bind=cores")

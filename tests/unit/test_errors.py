@@ -66,6 +66,11 @@ def test_script_that_an_error_ends_shows_its_line_and_the_text(tmp_path: Path) -
     assert "Traceback (most recent call last):" in shown(HPCGPU_DEBUG="1")
 
 
+def test_worker_without_a_scheduler_says_what_to_give() -> None:
+    with pytest.raises(ConfigError, match="the scheduler is missing: GPUWorker"):
+        hpcgpu.GPUWorker(gpus="sim:1")
+
+
 def test_cause_of_an_error_without_a_text_is_the_outer_one() -> None:
     outer, inner = RuntimeError("Worker failed to start."), TimeoutError("start timed out after 60s.")
     outer.__cause__, inner.__cause__ = inner, TimeoutError()

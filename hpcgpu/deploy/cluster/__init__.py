@@ -155,8 +155,8 @@ class ClusterRun:
 
     @property
     def label(self) -> str:
-        """The job with the scheduler, for people: ``job 123``, ``pid 4711``."""
-        return f"pid {self._ranks.id}" if self._ranks else f"job {self.job.id if self.job else '-'}"
+        """The job with the scheduler, for people: ``job 123``, ``this machine``."""
+        return "this machine" if self._ranks else f"job {self.job.id if self.job else '-'}"
 
     @property
     def limit(self) -> str:

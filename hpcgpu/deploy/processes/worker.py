@@ -399,6 +399,8 @@ class GPUWorker(SilentWorker):
                 "data= of GPUWorker: it has hpcgpu's own store; options of it are device_memory_limit, memory_limit, "
                 "local_directory and jit_unspill"
             )
+        if not any((args, kwargs.get("scheduler_ip"), kwargs.get("scheduler_file"), all_settings.scheduler_address())):
+            raise ConfigError("the scheduler is missing: GPUWorker('tls://10.0.0.1:8786'), or scheduler_file='FILE'")
         options = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
         # the Worker itself takes protocol, resources and death_timeout
         shared = ("nthreads", "memory_limit", "local_directory", "interface")

@@ -114,8 +114,8 @@ def node_warnings(
         )
     if len(specs) > 1 and (shared := [s for s in specs if s.binding.shared_cores]):
         out.append(
-            f"{len(shared)} workers share PUs {CpuSet(together)}: ask for more cores; if a launcher bound the ranks to "
-            "these PUs, start the ranks unbound (srun --cpu-bind=none, mpirun --bind-to none)"
+            f"{len(shared)} workers share cores {CpuSet(together)}; in a job, ask for more, and let no launcher bind the "
+            "ranks (srun --cpu-bind=none, mpirun --bind-to none)"
         )
     if settings.protocol == "ucx" and any(n.kind == "slingshot" for s in specs for n in s.binding.nics):
         out.append("protocol='ucx' on Slingshot, for which UCX has no transport: UCX falls back to tcp; use 'tls'")
@@ -326,7 +326,7 @@ def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simu
         raise ConfigError(
             f"the simulated GPUs of this node have {format_bytes(simulated_bytes)} together, but this job may use "
             f"{format_bytes(memory.nbytes)} of host memory in all{why}: simulate fewer or smaller GPUs "
-            "(simulate='2x256MiB'), or ask for more memory"
+            "(gpus='sim:2x256MiB'), or ask for more memory"
         )
     nbytes = limit.bytes_of(room, setting, NODE_MEMORY, workers)
     if nbytes * workers > room:

@@ -288,7 +288,7 @@ def describe(job: Job, today: date, end: End | None = None, *, reached: bool = T
         return _in_phase(job, Phase.UNKNOWN, format_missing())
     if status is None and not job.workers and job.started_s is None:
         return _in_phase(job, Phase.SUBMITTED)
-    count = f"{job.workers}/{job.expected}" if job.expected else str(job.workers)
+    count = f"{job.workers}/{job.expected}" if job.expected else str(job.workers or "")
     trouble = status.trouble if status and not job.heard else ""
     if job.workers and (job.was_full or job.workers >= job.expected):
         return _in_phase(job, Phase.UP, trouble, count)

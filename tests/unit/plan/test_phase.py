@@ -56,6 +56,7 @@ JOBS: list[tuple[Job, str]] = [
     (EMPTY.listed(None, 3.0), "UNKNOWN (the batch system does not list it)"),
     (FULL.listed(None, 2.0), "UP 4/4"),
     (job(expected=0).registered(3, 1.0), "UP 3"),
+    (job(RUNNING, expected=0).listed(RUNNING, 1.0), "STARTING"),
     (job(pending()).registered(4, 1.0), "UP 4/4"),
     (job(workers=4).listed(JobStatus(JobState.SUSPENDED, "SUSPENDED", "Preempted"), 1.0), "SUSPENDED (Preempted)"),
     (job(JobStatus(JobState.UNKNOWN, "POWERING_DOWN")), "UNKNOWN (POWERING_DOWN)"),

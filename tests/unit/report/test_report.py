@@ -164,7 +164,7 @@ def test_lines_and_json() -> None:
     text = str(summary)
     assert text.startswith("01:00:00 with 4 GPUs, 4.00 GPU hours, a task ran in 20% of the workers' time, ")
     assert "24.0 GPU minutes idle, 1 worker started anew\n" in text
-    assert "device 10.0 GiB of 16.0 GiB" in text
+    assert "device 10.0 GiB (limit 16.0 GiB)" in text
     assert "nothing was spilled\nnext time: 1 GPU in place of 4" in text
     found = json.loads(summary.as_json())
     assert (found["gpu_hours"], found["idle_gpu_minutes"], found["busy_share"]) == (4, 24, 0.2)
