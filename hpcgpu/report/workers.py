@@ -218,11 +218,9 @@ class Bindings(Shown):
         if wrong := self.differences:
             verdict = f"{len(wrong)} of {len(self.workers)} workers not as planned"
         obstacles = sorted({w.node_copies for w in self.workers if w.spec})
-        ways = [f"by the connection ({why})" if why else "by one copy" for why in obstacles]
+        ways = ", ".join(f"by the connection ({why})" if why else "by one copy" for why in obstacles)
         columns += [Column("differences", kind="fault", mark="not as planned: "), Column("reasons", kind="note")]
-        return Table(
-            columns, rows, notes=[verdict, *([f"large values within a node: {', '.join(ways)}"] if ways else [])]
-        )
+        return Table(columns, rows, notes=[verdict, *(f"large values within a node: {way}" for way in [ways] if way)])
 
 
 def _actual(worker: WorkerFacts) -> tuple[str, str, str, str]:

@@ -14,6 +14,7 @@ from waiting import until
 import hpcgpu
 from hpcgpu import ConfigError, LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
 from hpcgpu.config.migration import FIELD
+from hpcgpu.errors import whole
 
 # Jupyter interrupts a cell by a signal to the process group of its kernel, as a terminal does.
 INTERRUPTED = """
@@ -44,6 +45,32 @@ def test_interrupt_ends_a_script_but_not_the_cluster_of_a_cell(tmp_path: Path) -
     assert done.returncode != 0
     assert "KeyboardInterrupt" in done.stderr
     until(lambda: not Path(f"/proc/{pid}").exists(), "the ranks end with the script")
+
+
+INTERRUPTED_START = """
+import os, signal, threading
+from hpcgpu import LocalGPUCluster
+from hpcgpu.deploy.cluster import LocalRanks
+
+async def interrupted(ranks, start=LocalRanks.start):
+    await start(ranks)
+    os.kill(os.getpid(), signal.SIGINT)
+
+LocalRanks.start = interrupted
+try:
+    LocalGPUCluster(gpus="sim:1x64MiB", quiet=True)
+except KeyboardInterrupt:
+    for thread in threading.enumerate():  # asyncio's, of Python 3.11, wait for the end of the ranks
+        if thread.name.startswith(("asyncio-waitpid", "waitpid")):
+            thread.join()
+    print("interrupted")
+"""
+
+
+def test_interrupted_start_ends_the_ranks_and_says_no_more(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED_START)
+    done = ranks.run_command([sys.executable, str(tmp_path / "script.py")])
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
 def fails(call: object, *words: object, **options: object) -> str:
@@ -99,9 +126,9 @@ def test_local_errors_advise_what_works_here() -> None:
     """Without a GPU: the advice of the error is followed."""
     with pytest.raises(hpcgpu.JobError) as failed:
         LocalGPUCluster(quiet=True)
-    said = "\n".join([str(failed.value), *failed.value.__notes__])
+    said = whole(failed.value)
     assert "simulate them by the option gpus, as sim:4" in said
-    assert "'hpcgpu doctor' looks for the cause on this machine" in said
+    assert said.count("'hpcgpu doctor' looks for the cause on this machine") == 1
     assert "make a new cluster" in said.splitlines()[0]
 
 

@@ -105,10 +105,12 @@ class LocalRanks:
             raise JobError(f"the ranks ended with exit code {self._process.returncode}; make a new cluster\n{end}")
         return self.job
 
-    async def end(self) -> None:
+    async def end(self, *, at_once: bool) -> None:
         """End the ranks: they see that the client is gone, and get a SIGTERM if they take long, then a SIGKILL."""
         if self._process is None or self._process.returncode is not None:
             return
+        if at_once:  # no client has been there
+            self._process.terminate()
         for force in (self._process.terminate, self._process.kill):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _LOCAL_END_S)
@@ -365,7 +367,7 @@ class ClusterRun:
                 await self._fleet.close()
         finally:
             if self._ranks:
-                await self._ranks.end()
+                await self._ranks.end(at_once=not self._view or self._view.scheduler() is None)
             are_gone = await self._fleet.close_head() if self._fleet and not self._ranks else True
         return are_gone
 

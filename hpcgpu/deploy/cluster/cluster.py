@@ -133,6 +133,8 @@ class GPUCluster(ReportedCluster):
             try:
                 self.sync(self._start)
             except BaseException:
+                with contextlib.suppress(Exception):
+                    self.sync(self._close)  # an interrupt has left it at work
                 self._loop_runner.stop()
                 raise
 

@@ -114,8 +114,8 @@ def node_warnings(
         )
     if len(specs) > 1 and (shared := [s for s in specs if s.binding.shared_cores]):
         out.append(
-            f"{len(shared)} workers share cores {CpuSet(together)}; in a job, ask for more, and let no launcher bind the "
-            "ranks (srun --cpu-bind=none, mpirun --bind-to none)"
+            f"{len(shared)} workers share cores {CpuSet(together)}; in a job, ask for more, and let no launcher bind "
+            "the ranks (srun --cpu-bind=none, mpirun --bind-to none)"
         )
     if settings.protocol == "ucx" and any(n.kind == "slingshot" for s in specs for n in s.binding.nics):
         out.append("protocol='ucx' on Slingshot, for which UCX has no transport: UCX falls back to tcp; use 'tls'")

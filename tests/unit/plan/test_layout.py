@@ -202,9 +202,7 @@ def test_what_a_launchers_masks_do_is_said() -> None:
     assert node_warnings(Settings(respect_launcher=True), apart, specs) == ()
     assert node_warnings(Settings(), dict.fromkeys(range(5), CpuSet(range(8))), specs) == ()
     few = [s for _, s in plan_workers(Settings(), node(allowed=CpuSet([0, 1])), SHARES)]
-    assert node_warnings(Settings(), {0: CpuSet([0, 1])}, few)[0].startswith(
-        "4 workers share cores 0-1; in a job, ask for more"
-    )
+    assert node_warnings(Settings(), {0: CpuSet([0, 1])}, few)[0].startswith("4 workers share cores 0-1; in a job")
 
 
 def test_slingshot_is_tcp_on_the_nearest_interface() -> None:
