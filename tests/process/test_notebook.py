@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import browser
 import pytest
 from browser import BINDINGS, CLUSTER, END, EXPLAIN, FRAMES, MEMORY, REFUSED, WORK
+from paths import ROOT
 
 # As behind Open OnDemand: the server is reached by a path, and with it what jupyter-server-proxy leads to.
 BASE = "/node/n7/8888/"
@@ -67,3 +69,14 @@ def test_what_a_notebook_shows(page: browser.Page) -> None:
     assert "Workers: 0" in browser.shown(page, CLUSTER)
     # the second where closing takes its time
     assert browser.shown(page, END).strip() in ("", "closing: waiting for the end of the job")
+
+
+def test_chart_of_the_docs_keeps_its_letters_on_a_phone(tmp_path: Path) -> None:
+    css, chart = ((ROOT / "docs" / name).as_uri() for name in ("_static/tables.css", "benchmarks/start.svg"))
+    style = f"<style>img {{ max-width: 100% }}</style><link rel=stylesheet href={css}>"  # as furo has it, and ours
+    (tmp_path / "page.html").write_text(f"<!doctype html>{style}<p><img src={chart}></p>")
+    with browser.page(tmp_path / "chromium") as page:
+        page.size(390, 800)
+        page.go((tmp_path / "page.html").as_uri(), "document.querySelector('img').complete")
+        assert page.evaluate("document.querySelector('img').offsetWidth") == 768
+        assert page.evaluate("document.documentElement.scrollWidth") == 390  # the chart scrolls, and not the page
