@@ -394,8 +394,7 @@ class GPUWorker(SilentWorker):
     def __init__(self, *args: Any, plugins: Sequence[Any] = (), **kwargs: Any) -> None:
         if "data" in kwargs:
             raise ConfigError(
-                "data= of GPUWorker: it has hpcgpu's own store; options of it are device_memory_limit, memory_limit, "
-                "local_directory and jit_unspill"
+                "data=: GPUWorker has hpcgpu's store: device_memory_limit, memory_limit, local_directory, jit_unspill"
             )
         if not any((args, kwargs.get("scheduler_ip"), kwargs.get("scheduler_file"), all_settings.scheduler_address())):
             raise ConfigError("the scheduler is missing: GPUWorker('tls://10.0.0.1:8786'), or scheduler_file='FILE'")
