@@ -161,11 +161,9 @@ class Rank0Leader(Leader):
         scheduler = self._scheduler
         self._child = self.spawner.adopt(scheduler.pid, scheduler.control)
         kills = oom_kills()
-
-        def on_death(exited: asyncio.Future[int]) -> None:
-            self.end(os.EX_SOFTWARE, f"the scheduler process {format_exit(exited.result(), kills)}")
-
-        self._child.exited.add_done_callback(on_death)
+        self._child.exited.add_done_callback(
+            lambda ended: self.end(os.EX_SOFTWARE, f"the scheduler process {format_exit(ended.result(), kills)}")
+        )
         self._control = await Control.open(scheduler.control)
         listening = supervise.start(
             functools.partial(self._listen, self._control),

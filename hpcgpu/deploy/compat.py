@@ -32,6 +32,8 @@ from hpcgpu.host import nvml
 from hpcgpu.model.job import Backoff
 from hpcgpu.supervise import FailureLog
 
+# The search for a scheduler that end_clients() ends is no error; distributed logs its traceback.
+logging.getLogger("distributed.client").addFilter(lambda line: asyncio.CancelledError not in (line.exc_info or ()))
 _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default
 
 
@@ -246,32 +248,21 @@ def fail_futures(scheduler: Scheduler, error: BaseException, *, waiting: bool = 
             scheduler.report(message, ts=task)
 
 
-def _is_no_cancel(record: logging.LogRecord) -> bool:
-    """Leave out the traceback of a search for the scheduler that :func:`end_clients` ends."""
-    return not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
-
-
 def end_clients(cluster: Cluster, reason: str) -> None:
     """Close the clients of a cluster without a scheduler, and end their futures with the reason."""
 
     # A client looks for its scheduler for 30 s; what is submitted meanwhile ends then, and what a moment later never.
-    def cancel(client: Client) -> None:
-        while client.futures:
-            client.futures.popitem()[1].cancel(reason=reason)
-
     async def end(client: Client) -> None:
         client._handle_report_task.cancel()
-        await asyncio.wait([client._handle_report_task])
-        cancel(client)
-        await client._close(fast=True)
-        cancel(client)
+        for step in (asyncio.wait([client._handle_report_task]), client._close(fast=True)):
+            await step
+            while client.futures:
+                client.futures.popitem()[1].cancel(reason=reason)
         if client.loop is cluster.loop and not client._asynchronous:
             client._loop_runner.stop()  # else its thread stays: Client.close() does not stop it for a closed client
 
-    logging.getLogger("distributed.client").addFilter(_is_no_cancel)
-    for client in list(Client._instances):
-        if client.cluster is cluster:
-            client.loop.add_callback(end, client)
+    for client in [each for each in Client._instances if each.cluster is cluster]:
+        client.loop.add_callback(end, client)
 
 
 def bound_hosts(scheduler: Scheduler) -> list[str]:

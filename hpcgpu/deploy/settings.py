@@ -374,7 +374,7 @@ def _is_mentioned(names: tuple[str, ...] = ("hpcgpu", "jit-unspill")) -> bool:
     users = os.environ.get("DASK_CONFIG", "~/.config/dask")
     homes = [os.environ.get("DASK_ROOT_CONFIG", "/etc/dask"), "~/.config/dask", users]
     homes += [f"{prefix}/etc/dask" for prefix in {sys.prefix, *python_site.PREFIXES}]
-    for home in [Path(os.path.expanduser(h)) for h in homes]:  # noqa: PTH111 - as dask: an unknown ~user stays
+    for home in [Path(p) for h in homes if os.access(p := os.path.expanduser(h), os.R_OK)]:  # noqa: PTH111 - as dask
         files = [home] if home.is_file() else [*home.glob("*.y*ml"), *home.glob("*.json")]
         if any(name in path.read_text(errors="replace") for path in files for name in names):
             return True

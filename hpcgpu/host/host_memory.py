@@ -74,8 +74,8 @@ def format_exit(code: int, kills: int, proc: Path = _PROC) -> str:
     """Format how a child of this process has ended; ``kills``: :func:`oom_kills` when it started."""
     text = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
     if code == -signal.SIGKILL and (kills := oom_kills(proc) - kills) > 0:
-        limit = memory_limit(proc)
-        where = f"{format_bytes(limit.nbytes)}, {limit.source}; the kernel has killed {kills} here since its start"
+        nbytes, source = memory_limit(proc)
+        where = f"{format_bytes(nbytes)}, {source}; the kernel has killed {kills} here since its start"
         text += f": out of memory ({where}). Request more memory, or use less"
     return text
 

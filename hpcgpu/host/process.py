@@ -267,11 +267,11 @@ def titled(new_title: str) -> Iterator[None]:
 
 
 def refused(error: BaseException) -> str:
-    """Return a message if the kernel refuses a process, a thread (EAGAIN) or room for a file; "" for another error."""
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+    """Return a message if the kernel refuses a process, a thread (EAGAIN) or a file; "" for another error."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
         return (
-            f"a file could not be written on {os.uname().nodename}: {error}. Make room where it lies (df -h, df -i, "
-            "quota -s), or give a folder that you can write to (HOME, TMPDIR, local_directory=, log_directory=)"
+            f"a file could not be read or written on {os.uname().nodename}: {error}. Make room where it lies (df -h, "
+            "df -i, quota -s), or give a folder that you can write to (HOME, TMPDIR, local_directory=, log_directory=)"
         )
     # For a thread Python has only a message (3.11 to 3.14).
     if getattr(error, "errno", None) != errno.EAGAIN and "can't start new thread" not in str(error):

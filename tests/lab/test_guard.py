@@ -29,6 +29,23 @@ def test_a_dead_client_leaves_nothing(slurm_lab: Lab, code: str, state: str, sig
     until(lambda: not slurm_lab.runs(), "its guard has removed the folder", limit_s=240, every_s=0.2)
 
 
+@pytest.mark.parametrize("code", [RUNNING, PENDING], ids=["running", "pending"])
+def test_job_ends_itself_when_client_and_guard_are_killed(slurm_lab: Lab, code: str) -> None:
+    """A pending one when it starts; then ``hpcgpu ps`` removes the folder."""
+    slurm_lab.forget_runs()
+    with slurm_lab.client() as client:
+        client.send(code)
+        until(lambda: ("PENDING" if code is PENDING else "READY") in client.said, "it is submitted", limit_s=240)
+        job = re.search(r"job (\d+):", client.said)[1]
+        slurm_lab.exec(slurm_lab.login, ["pkill", "-KILL", "-f", "[d]eploy.guard"], check=True)
+        slurm_lab.exec(slurm_lab.login, ["kill", "-KILL", str(client.pid)], check=True)
+    if code is PENDING:
+        slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm_lab.wait_job(job)
+    slurm_lab.exec(slurm_lab.login, ["hpcgpu", "ps"], check=True)
+    assert slurm_lab.runs() == []
+
+
 def test_a_client_that_closes_takes_its_guard_along(slurm_lab: Lab) -> None:
     slurm_lab.forget_runs()
     code = """

@@ -227,11 +227,9 @@ class ForkedWorker:
         if self.process is None or self.process.pid != child.pid:
             return
         if code:
-            end = host_memory.format_exit(code, self._oom_kills)
-            text = f"worker {self.nanny.name} (process {child.pid}) {end}"
-            is_unexpected = self.status == Status.running
-            logger.log(logging.WARNING if is_unexpected else logging.INFO, text)
-            if is_unexpected and host_memory.oom_kills() > self._oom_kills:
+            text = f"worker {self.nanny.name} (process {child.pid}) {host_memory.format_exit(code, self._oom_kills)}"
+            logger.log(logging.WARNING if self.status == Status.running else logging.INFO, text)
+            if self.status == Status.running and host_memory.oom_kills() > self._oom_kills:
                 self.nanny.log_event("warn", text)  # a warning in each client: distributed's KilledWorker has no reason
         self.status = Status.stopped
         self.process = None

@@ -21,9 +21,8 @@ def register() -> None:
     """Register handles and CuPy's arrays with Dask in this process; CuPy is imported with its first array."""
     sizeof.register(Handle, lambda handle: handle.nbytes)  # Dask would count 64 bytes
     sizeof.register(Packed, lambda packed: packed.nbytes)
-    # distributed's own functions (2026.8.0, protocol/cupy.py) need numba or RMM, also in a client without this package,
-    # and with numba records and bfloat16 lose their dtype. If cupyx's arrays come, its functions take the place of
-    # these: each read messages of the other.
+    # distributed's own (2026.8.0, protocol/cupy.py) need numba or RMM, and lose the dtype of records and bfloat16. They
+    # take the place of these when an array of cupyx comes: each read messages of the other.
 
     def add() -> None:
         import cupy
@@ -37,26 +36,15 @@ def register() -> None:
         dispatch.register_lazy("cupy", add)
 
 
-def _contiguous(array: Any) -> tuple[dict[str, Any], Any]:
-    """Return the layout of an array, made contiguous on its device, and that array."""
+def to_device_frame(array: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return the layout of an array, made contiguous, and its memory as bytes."""
     import cupy
 
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         with cupy.cuda.Device(array.device.id):
             array = cupy.ascontiguousarray(array)
-    layout = {"shape": array.shape, "strides": array.strides, "typestr": array.dtype.str}
-    return {**layout, "dtype": pickle.dumps(array.dtype)}, array  # bfloat16 and records have no typestr
-
-
-def _dtype(header: dict[str, Any]) -> np.dtype[Any]:
-    return pickle.loads(header["dtype"]) if "dtype" in header else np.dtype(header["typestr"])
-
-
-def to_device_frame(array: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Return the layout of an array, made contiguous, and its memory as bytes."""
-    import cupy
-
-    header, array = _contiguous(array)
+    header = {"shape": array.shape, "strides": array.strides, "typestr": array.dtype.str}
+    header["dtype"] = pickle.dumps(array.dtype)  # bfloat16 and records have no typestr
     return header, [cupy.ndarray((array.nbytes,), np.uint8, memptr=array.data)]
 
 
@@ -64,8 +52,9 @@ def from_device_frame(header: dict[str, Any], frames: list[Any]) -> Any:
     """Return the array in the memory of its frame."""
     import cupy
 
-    (frame,) = frames
-    return cupy.ndarray(header["shape"], _dtype(header), memptr=cupy.asarray(frame).data, strides=header["strides"])
+    memory = cupy.asarray(*frames).data
+    dtype = pickle.loads(header["dtype"]) if "dtype" in header else np.dtype(header["typestr"])
+    return cupy.ndarray(tuple(header["shape"]), dtype, memptr=memory, strides=tuple(header["strides"]))
 
 
 def to_host_frame(array: Any) -> tuple[dict[str, Any], list[memoryview]]:
@@ -73,15 +62,13 @@ def to_host_frame(array: Any) -> tuple[dict[str, Any], list[memoryview]]:
     import cupy
 
     with cupy.cuda.Device(array.device.id) as device:
-        mode = read_mode()
-        if mode is None or not mode.to_worker:
+        if not ((mode := read_mode()) and mode.to_worker):
             device.synchronize()  # any stream may write to it; CuPy's copy waits for the current stream only
             raise NotImplementedError
-        header, array = _contiguous(array)
-        root = np.empty(0, np.uint8)
-        if array.nbytes:
-            copies = CudaDevice.current(array.device.id).copies
-            root = copies.to_host(int(array.data.ptr), array.nbytes, lambda nbytes: np.empty(nbytes, np.uint8))
+        header, (frame,) = to_device_frame(array)
+        root = np.empty(frame.nbytes, np.uint8)
+        if frame.nbytes:
+            root = CudaDevice.current(array.device.id).copies.to_host(int(frame.data.ptr), frame.nbytes, lambda _: root)
     return header, [root.data]
 
 
@@ -91,6 +78,4 @@ def from_host_frame(header: dict[str, Any], frames: list[Any]) -> Any:
 
     root = np.frombuffer(frames[0], np.uint8) if frames else np.empty(0, np.uint8)
     device = CudaDevice.current(int(cupy.cuda.runtime.getDevice()))
-    view = ArrayView("cupy", tuple(header["shape"]), _dtype(header), tuple(header["strides"]), 0)
-    (array,) = device.unpack(root, [view])
-    return array
+    return from_device_frame(header, device.unpack(root, [ArrayView("cupy", root.shape, root.dtype, (1,), 0)]))

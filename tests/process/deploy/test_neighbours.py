@@ -150,3 +150,19 @@ def test_folder_that_a_group_can_replace_needs_trust(place: Place, tmp_path: Pat
     code, said, wrong = place.run(ranks.command(path, options=(*options, "--trust-local-directory")))
     assert (code, said) == (0, "55\n"), wrong
     assert "is accepted because of trust_local_directory, although every member of group" in wrong
+
+
+@by_root
+def test_home_that_root_may_not_read_needs_no_traceback(tmp_path: Path) -> None:
+    """As root's own home on a file server that squashes root."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    os.chown(home, NEIGHBOUR, NEIGHBOUR)
+    kept = "-dac_override,-dac_read_search"
+    squashed = ["setpriv", f"--bounding-set={kept}", f"--inh-caps={kept}"]
+    script = ranks.script(tmp_path, "print(Client().submit(sum, [1, 2]).result())")
+    done = ranks.run_command([*squashed, *ranks.command(script, options=("--gpus", "sim:1"))], {"HOME": str(home)})
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    done = ranks.run_command([*squashed, str(ranks.BIN / "hpcgpu"), "ps"], {"HOME": str(home)})
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"Permission denied: '{home}/.hpcgpu/runs'" in done.stderr
