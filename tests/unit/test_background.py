@@ -36,6 +36,7 @@ EXCEPTIONS = {
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "add_done_callback"): "it forgets a task that is over",
     ("deploy/cluster/reported.py", "ReportedCluster._widget", "add_callback"): "it starts a loop that is supervised",
     ("deploy/cluster/connection.py", "Connection._reopen", "create_task"): "awaited in the same function",
+    ("deploy/compat.py", "end_clients", "add_callback"): "tornado logs what a coroutine raises",
     ("deploy/network/data_connections.py", "Channel._start", "run_coroutine_threadsafe"): "moves are awaited",
     ("deploy/network/data_connections.py", "", "ThreadPoolExecutor"): "in_thread alone uses it",
     ("deploy/network/data_connections.py", "in_thread", "run_in_executor"): "its callers await it",
