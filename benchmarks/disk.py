@@ -35,7 +35,7 @@ import numpy as np
 import zict
 from distributed.protocol import deserialize_bytes, serialize_bytelist
 
-from hpcgpu.spill.state import DISK, HOST
+from hpcgpu.spill.state.instructions import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk, Slabs
 from hpcgpu.spill.store import register
 from hpcgpu.spill.values.unit import SkeletonUnit

@@ -39,7 +39,7 @@ from typing import Any
 import _figures
 from _traces import CASES, Trace
 
-from hpcgpu.spill.state import Candidate, headroom, victims
+from hpcgpu.spill.state.victims import Candidate, headroom, victims
 
 ROOM = (0.3, 0.5, 0.8)
 report = partial(_figures.report, "spill_policy")

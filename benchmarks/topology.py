@@ -36,7 +36,7 @@ import _figures
 from _rules import CORE_RULES, NIC_RULES, CoreRule, NicRule, best_class, in_pci_order, local_cores, usable_ports
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Hop, Nic, NumaNode, Settings, Topology
-from hpcgpu.plan.binding import plan_bindings, simulated_gpus
+from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
 from hpcgpu.topology.hwloc_xml import read_file
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "topology"
@@ -51,7 +51,7 @@ LIVE = """
 import os, time
 from hpcgpu.host import discover
 from hpcgpu.model import CpuSet
-from hpcgpu.plan.binding import simulated_gpus, plan_bindings
+from hpcgpu.plan.binding.bindings import simulated_gpus, plan_bindings
 start = time.perf_counter()
 topology = discover.topology()
 found = time.perf_counter()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcgpu.model import CpuSet
-from hpcgpu.pictures import render_svg
-from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.pictures.layout import render_svg
+from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.topology import hwloc_xml
 
 ROOT = Path(__file__).parents[1]

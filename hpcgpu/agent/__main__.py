@@ -79,7 +79,7 @@ class Rank:
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
         from hpcgpu.model import Layout
-        from hpcgpu.plan import RankRecord, plan_layout
+        from hpcgpu.plan.layout import RankRecord, plan_layout
 
         # Slurm's warning before the time limit reaches every process; only a leader has something to do then
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -306,7 +306,7 @@ def main(document: str) -> int:
     if number == 0 and sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
         from pathlib import Path
 
-        from hpcgpu.spill.storage import changed_by
+        from hpcgpu.host.path_writers import changed_by
 
         who = changed_by(folder := Path.cwd(), by_new_files=True) or "others can change it"
         log.say(

@@ -28,7 +28,7 @@ from hpcgpu.model import Settings
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.processes import Child
-    from hpcgpu.spill.storage import Scratch
+    from hpcgpu.host.scratch import Scratch
 
 
 # SOCK_SEQPACKET keeps messages whole but bounds them (about 200 KiB): the payload travels in a memfd.
@@ -297,7 +297,7 @@ class LeaderResources(NamedTuple):
         """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already."""
         # ConfigError if the folder cannot be used, checked before the imports (1 s), or for an invalid memory limit of
         # Dask's.
-        from hpcgpu.spill.storage import Scratch
+        from hpcgpu.host.scratch import Scratch
 
         if not os.environ.get("HPCGPU_DEBUG"):
             os.environ.setdefault(*_QUIET)

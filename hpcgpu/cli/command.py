@@ -16,7 +16,7 @@ import click
 
 from hpcgpu.config.layers import BY_NAME, default_of, unused
 from hpcgpu.model.settings import GROUPS, options, user_name
-from hpcgpu.report import Table
+from hpcgpu.report.table import Table
 
 Function = Callable[..., Any]
 FILE = click.Path(readable=False)  # any text; the shell completes names of files

@@ -32,7 +32,7 @@ from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
 from hpcgpu.model.allocation import DOCUMENT
-from hpcgpu.report import Column, Table
+from hpcgpu.report.table import Column, Table
 
 _PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)

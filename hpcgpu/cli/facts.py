@@ -26,7 +26,7 @@ from hpcgpu.cli.command import (
     typed_settings,
 )
 from hpcgpu.errors import ConfigError, HpcGpuError
-from hpcgpu.report import Column, Table
+from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_duration
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def ps(as_json: bool) -> None:
     import asyncio
 
     from hpcgpu.deploy.jobs import Run, home, runs, sweep
-    from hpcgpu.spill import storage
+    from hpcgpu.host import scratch
 
     sweep(home())  # the leftovers of dead processes: runs without a record, and folders of this node
-    storage.sweep(storage.home_of(None))
+    scratch.sweep(scratch.home_of(None))
     clusters = Run.all(home())
     asyncio.run(runs.refresh(clusters))
     clusters = runs.clean_up(clusters)
@@ -290,7 +290,8 @@ def doctor(
         return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node or ""))
     from hpcgpu.deploy import doctor
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor import LOGIN_CHECKS, CheckResult, confirmed, examine, exit_code
+    from hpcgpu.plan.doctor.findings import CheckResult, examine, exit_code
+    from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
     job, no_job = doctor.read(typed_settings(arguments), FROM, batch, must=submit)
     doctor.clean_up(log.say)

@@ -26,7 +26,8 @@ from distributed import Worker
 
 from hpcgpu import supervise
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
-from hpcgpu.spill import GpuSpillBuffer, storage
+from hpcgpu.host import path_writers
+from hpcgpu.spill import GpuSpillBuffer
 
 _NO_PLAN: Any = None  # for the plugin's spec: hpcgpu has not planned this worker
 logger = logging.getLogger("distributed.worker.memory")
@@ -38,7 +39,7 @@ async def dask_setup(worker: Worker) -> None:
     Without it a :class:`hpcgpu.spill.GpuSpillBuffer` brings values up where they are read. A task's arguments are read
     on the event loop: the worker does not answer meanwhile.
     """
-    if intruder := await supervise.to_thread(storage.changed_by, Path(worker.local_directory)):
+    if intruder := await supervise.to_thread(path_writers.changed_by, Path(worker.local_directory)):
         logger.warning(
             "the scratch folder of worker %s is not safe, %s: %s, and so run code as you. Give 'dask worker' a "
             "--local-directory below a folder that is yours alone",

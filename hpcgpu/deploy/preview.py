@@ -30,8 +30,8 @@ from hpcgpu.host import run as programs
 from hpcgpu.launch import read_allocation
 from hpcgpu.model import Command, CpuSet, Gpu, HostMemory, JobSpec, Layout, Settings, Site, Topology
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, parse_simulated
-from hpcgpu.pictures import render_svg
-from hpcgpu.plan.binding import simulated_gpus
+from hpcgpu.pictures.layout import render_svg
+from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.workers import NodeFacts, facts_from, plan_whole_node
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.report.job import Preview, described, differences, layout_of

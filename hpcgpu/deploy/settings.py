@@ -77,7 +77,7 @@ def find_site(name: str) -> tuple[str, str]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"site file {name} cannot be read: {error}") from error
-    from hpcgpu.spill.storage import changed_by
+    from hpcgpu.host.path_writers import changed_by
 
     # who can change the file of an installation can change its code, too
     if not {folders()[1], Path(sys.prefix)} & {*path.parents} and (who := changed_by(Path(path))):

@@ -47,7 +47,7 @@ _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;
 
 def agent_argv(settings: Settings) -> tuple[str, ...]:
     """Return the command of one rank; it imports modules from this folder if only the user can write there."""
-    from hpcgpu.spill.storage import changed_by
+    from hpcgpu.host.path_writers import changed_by
 
     is_shared = bool(changed_by(Path.cwd(), by_new_files=True))
     return process.python_argv("hpcgpu.agent", python=settings.python or "", safe=is_shared)
@@ -170,7 +170,7 @@ def launch_run(run: RunDocument) -> None:
     env[DOCUMENT] = config.render(replace(run, exit_file=path))
     if launcher.session:
         from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
-        from hpcgpu.spill.storage import Scratch
+        from hpcgpu.host.scratch import Scratch
 
         # for the launcher's files; this folder and the exit file's are removed when both processes have ended
         scratch = Scratch.make(run.settings.local_directory, "launch", trusted=run.settings.trust_local_directory)

@@ -10,11 +10,11 @@ from typing import Any
 
 from hpcgpu.model import JobSpec, Layout, Settings, Site
 from hpcgpu.model.settings import Limit, options, user_name
-from hpcgpu.plan import RankRecord, plan_layout
 from hpcgpu.plan.jobs.request import gpus_per_node
-from hpcgpu.report import Column, Table
+from hpcgpu.plan.layout import RankRecord, plan_layout
 from hpcgpu.report.machine import MachinePlan, describe, format_ports, poor
 from hpcgpu.report.machine import differences as plain_differences
+from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_bytes, format_duration
 
 _SCRIPT = "script"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology, WorkerSpec
-from hpcgpu.plan.binding import gpu_at, usable_cores
+from hpcgpu.plan.binding.bindings import gpu_at
+from hpcgpu.plan.binding.cores import usable_cores
 from hpcgpu.plan.binding.network import DISTANCE_WORDS, DISTANCES, FAR, SPARE, Ports, Why, label
 from hpcgpu.plan.binding.workers import NodeFacts
-from hpcgpu.report import Column, Table
+from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_bytes
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}

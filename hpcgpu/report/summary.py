@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from hpcgpu.report import Shown, Table
+from hpcgpu.report.table import Shown, Table
 from hpcgpu.report.workers import DIRECTION_TEXTS, DIRECTIONS, TIERS, WorkerFacts
 from hpcgpu.units import counted, format_bytes, format_duration
 

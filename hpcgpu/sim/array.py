@@ -172,7 +172,7 @@ class SimArray(np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 100
 
     def __init__(self, host: np.ndarray, allocation: Any) -> None:
-        self._host, self._allocation = host, allocation  # its memory; its hpcgpu.sim.Allocation
+        self._host, self._allocation = host, allocation  # its memory; its hpcgpu.sim.gpu.Allocation
 
     @property
     def __hpcgpu_device__(self) -> Any:
@@ -334,7 +334,7 @@ def host_of(array: SimArray) -> np.ndarray:
 
 
 def buffer_of(array: SimArray) -> Any:
-    """Return an array's hpcgpu.sim.Allocation."""
+    """Return an array's hpcgpu.sim.gpu.Allocation."""
     return array._allocation
 
 

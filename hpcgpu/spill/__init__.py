@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcgpu.spill.store.buffer import GpuSpillBuffer as GpuSpillBuffer
-    from hpcgpu.spill.values import contents as contents
+    from hpcgpu.spill.values.containers import contents as contents
 
 __all__ = ["GpuSpillBuffer", "contents"]
 
 
 # These bring numpy, which code that needs only a folder does without.
-_LATE = {"GpuSpillBuffer": "hpcgpu.spill.store.buffer", "contents": "hpcgpu.spill.values"}
+_LATE = {"GpuSpillBuffer": "hpcgpu.spill.store.buffer", "contents": "hpcgpu.spill.values.containers"}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ from spill_stores import NewStore, put
 from waiting import scaled
 
 from hpcgpu.spill.devices.cuda import device_of
-from hpcgpu.spill.store import ReadMode, reading
+from hpcgpu.spill.store.handles import ReadMode, reading
 from hpcgpu.spill.store.messages import register
 
 MIB = 1 << 20

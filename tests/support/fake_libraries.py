@@ -171,7 +171,7 @@ class Pool:
         self._gpu = gpu
 
     def allocate(self, nbytes: int) -> tuple[Memory, int, int]:
-        from hpcgpu.spill.devices import with_room
+        from hpcgpu.spill.devices.allocation_failure import with_room
 
         memory = with_room(_installed[0], nbytes, lambda: Memory(self._gpu, nbytes), _installed[0].give_back)
         return memory, memory.ptr, 0

@@ -17,7 +17,7 @@ from machines import GIB, machine, pus
 from hpcgpu.deploy.dashboard import KEY, UsagePlugin
 from hpcgpu.deploy.processes.scheduler import add_page
 from hpcgpu.model import WorkerSpec
-from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.report.workers import DIRECTIONS, TIERS, planned
 
 NODE = machine("turin-4gpu-nvml")  # four H200, four ports that are down

@@ -16,8 +16,9 @@ from hpcgpu.sim import SimGpu
 from hpcgpu.spill import proxies
 from hpcgpu.spill import proxies as proxies_dask
 from hpcgpu.spill.proxies import State
-from hpcgpu.spill.storage import LeafLock, disk
+from hpcgpu.spill.storage import disk
 from hpcgpu.spill.storage.disk import Disk, Pool, Slabs
+from hpcgpu.spill.storage.lock import LeafLock
 from hpcgpu.spill.store import executor, identity_map
 from hpcgpu.spill.values import host_objects
 

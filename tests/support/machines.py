@@ -18,7 +18,7 @@ from paths import ROOT, TOPOLOGIES
 from hpcgpu.config.sites import topology_of
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.plan.binding import simulated_gpus
+from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.topology.hwloc_xml import read_file
 
 MACHINES = sorted(p.stem for p in TOPOLOGIES.glob("*.xml"))

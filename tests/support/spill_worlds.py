@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from hpcgpu.spill.state import (
+from hpcgpu.spill.state.instructions import (
     DEVICE,
     DISK,
     HOST,
     Answer,
-    Candidate,
     Copy,
     Drop,
     FailedAllocation,
@@ -27,9 +26,9 @@ from hpcgpu.spill.state import (
     Ticket,
     Unit,
     below,
-    victims,
 )
 from hpcgpu.spill.state.machine import SpillState
+from hpcgpu.spill.state.victims import Candidate, victims
 
 Action = tuple[Any, ...]
 

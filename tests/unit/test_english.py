@@ -23,8 +23,8 @@ PHRASES = re.compile(r"\b([iI]s none|[aA]re none|cannot be had|no word|[nN]obody
 # A heading of numpydoc: a line of one or two words, underlined.
 SECTION = re.compile(r"^ *[A-Z]\w+( \w+)?\n *-{3,}$", re.MULTILINE)
 # Public without a line in docs/reference/api.md: what other batch systems, libraries and clusters implement.
-INTERFACES = ("hpcgpu.batch.BatchSystem", "hpcgpu.spill.devices.Device")
-INTERFACES += ("hpcgpu.spill.devices.Copies",)
+INTERFACES = ("hpcgpu.batch.BatchSystem", "hpcgpu.spill.devices.device.Device")
+INTERFACES += ("hpcgpu.spill.devices.device.Copies",)
 # Its docstring becomes a part of those of the clusters.
 BASE = "hpcgpu.deploy.cluster.cluster.GPUCluster"
 
@@ -108,7 +108,7 @@ def test_internals_have_no_sections() -> None:
 
 
 def test_public_objects_have_docstrings() -> None:
-    assert {"hpcgpu.deploy.cluster.classes.SLURMGPUCluster", "hpcgpu.sim.SimGpu.asarray"} <= public()
+    assert {"hpcgpu.deploy.cluster.classes.SLURMGPUCluster", "hpcgpu.sim.gpu.SimGpu.asarray"} <= public()
     assert {"hpcgpu.deploy.cluster.classes.BatchGPUCluster.scale", BASE} <= public()
     assert "hpcgpu.deploy.cluster.cluster.GPUCluster.entry_point" not in public()
     assert all(inspect.getdoc(getattr(hpcgpu, name)) for name in hpcgpu.__all__)

@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "pictures": LOW | {"model", "plan", "report"},
     "sim": LOW | {"model"},
     "supervise": LOW | {"model"},
-    "spill": LOW | {"model", "supervise"},
+    "spill": LOW | {"model", "supervise", "host"},
     "host": LOW | {"model", "supervise", "topology"},
     "deploy": LOW | FLOOR2 | {"model", "supervise", "plan", "report", "pictures", "host", "spill", "sim"},
     "agent": BELOW_AGENT,
@@ -73,8 +73,8 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "worker": {"click"},
 }
 # dask and distributed.protocol
-DASK_GLUE = {"sim/__init__.py"} | {
-    f"spill/{name}.py" for name in ("store/messages", "proxies/__init__", "storage/disk", "values/host_objects")
+DASK_GLUE = {"sim/registration.py"} | {
+    f"spill/{name}.py" for name in ("store/messages", "proxies", "storage/disk", "values/host_objects")
 }
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
@@ -262,10 +262,12 @@ PRIVATE: dict[str, dict[str, str]] = {
     ),
     "deploy/network/ucx.py": {"_ep": "distributed-ucxx has no other way to the endpoint of a connection"},
     "host/discover.py": {"_handle": "ctypes has no other way to close a library"},
-    "sim/__init__.py": dict.fromkeys(
+    "sim/registration.py": dict.fromkeys(
         ("_nannumel", "_numel_arraylike"), "dask registers these for numpy under no public name"
     ),
-    "spill/devices/__init__.py": {"_get_running_loop": "asyncio's way without an exception, which costs more"},
+    "spill/devices/allocation_failure.py": {
+        "_get_running_loop": "asyncio's way without an exception, which costs more"
+    },
     "spill/devices/pools.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
     "spill/values/host_objects.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
 }

@@ -25,11 +25,12 @@ from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import log, private, process, remover
+from hpcgpu.host.path_writers import changed_by
+from hpcgpu.host.scratch import Scratch, make_private
 from hpcgpu.launch import HOST_FILES, SEEN_OF_A_JOB, RankCommand
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, NO_WORKERS, OUTLIVES, Job, Phase, describe
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
-from hpcgpu.spill.storage import Scratch, changed_by, make_private
 from hpcgpu.units import format_duration
 
 # A job whose lease has ended is gone within 5 s.

@@ -26,7 +26,7 @@ from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.model import Patience
 from hpcgpu.plan.jobs import End, by_number, summary_line
-from hpcgpu.report import Explanation
+from hpcgpu.report.table import Explanation
 from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 

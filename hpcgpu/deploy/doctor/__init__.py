@@ -27,8 +27,10 @@ from hpcgpu.host import private
 from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, JobStatus, Patience, Result, RunDocument, Settings
-from hpcgpu.plan import doctor as checks
-from hpcgpu.plan.doctor import CheckResult, LoginFacts, TrialFacts, examine
+from hpcgpu.plan.doctor import findings, login
+from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts, TrialFacts
+from hpcgpu.plan.doctor.findings import CheckResult, examine
+from hpcgpu.plan.doctor.login import LoginFacts
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs import HEAD, Job, describe, format_end, format_missing
 
@@ -72,7 +74,7 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult,
     except SubmitError as error:
         if error.transient:
             raise
-        return (checks.failed(str(error), checks.refusal_advice(job[0].batch, str(error)))._replace(name="job"),), None
+        return (findings.failed(str(error), login.refusal_advice(job[0].batch, str(error)))._replace(name="job"),), None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return examine(checks_for(facts), facts), facts
@@ -97,7 +99,7 @@ class _DoctorJob:
         )
         self._job: Job | None = None
         self._progress, self._ask_at_s = "", 0.0
-        self._links: tuple[checks.Link, ...] | None = None
+        self._links: tuple[Link, ...] | None = None
         self._status: JobStatus | None = None
         self._ending_s: float | None = None
 
@@ -181,13 +183,13 @@ class _DoctorJob:
             token = self._order.token
             self._links = tuple(link for place in listening.items() for link in node.connect_all(*place, token))
             node.write_value(self._folder, node.CONNECTED, True)
-        answers = node.read_all(self._folder, node.NODE, checks.NodeFacts)
+        answers = node.read_all(self._folder, node.NODE, NodeFacts)
         return self._links is not None and len(answers) >= self._spec.nodes
 
     def _gather(self) -> TrialFacts:
         job, status = self._job, self._status
         assert job
-        nodes = tuple(node.read_all(self._folder, node.NODE, checks.NodeFacts).values())
+        nodes = tuple(node.read_all(self._folder, node.NODE, NodeFacts).values())
         ended = format_end(job.id, status) if status else format_missing(job=f"job {job.id}")
         if status and self._ending_s is not None:
             ended = f"job {job.id} is ending ({status.trouble})"
@@ -205,7 +207,7 @@ class _DoctorJob:
             nodes=nodes,
             ended=ended,
             output=output,
-            launcher=node.read_all(self._folder, node.LAUNCHER, checks.Launcher).get(""),
+            launcher=node.read_all(self._folder, node.LAUNCHER, Launcher).get(""),
             links=self._links,
             unknown={"launcher": "the job has not come so far", "links": "the nodes did not listen"},
         )
@@ -276,14 +278,14 @@ def _request(job: PlannedJob) -> CheckResult:
         return _queue(job)
     program = command.argv[0]
     if not shutil.which(program):
-        return checks.not_looked_at(f"there is no {program} on this machine")
+        return findings.not_looked_at(f"there is no {program} on this machine")
     try:
         starts = system.read_test(programs.run_sync(replace(command, timeout_s=_LIMIT_S - 0.5)))
     except SubmitError as error:
         if error.transient:
-            return checks.not_looked_at(f"{program} does not answer now: {error}")
-        return checks.failed(str(error), checks.refusal_advice(user.batch, str(error)))
-    return checks.ok(f"{user.batch} would take the job: {starts}")
+            return findings.not_looked_at(f"{program} does not answer now: {error}")
+        return findings.failed(str(error), login.refusal_advice(user.batch, str(error)))
+    return findings.ok(f"{user.batch} would take the job: {starts}")
 
 
 def _queue(job: PlannedJob) -> CheckResult:
@@ -298,6 +300,6 @@ def _queue(job: PlannedJob) -> CheckResult:
     queue, open_ = spec.queue or queues.default, [queue.name for queue in queues.queues]
     if queue and open_ and queue not in open_:
         refused = f"queue {queue} takes no jobs; open queues: {', '.join(open_)}"
-        return checks.failed(refused, checks.refusal_advice(user.batch, refused))
+        return findings.failed(refused, login.refusal_advice(user.batch, refused))
     about_queue = f"; its queue {queue} takes jobs" if queue and open_ else ""
-    return checks.not_looked_at(f"{user.batch} tests a request by a submission only, as --submit does{about_queue}")
+    return findings.not_looked_at(f"{user.batch} tests a request by a submission only, as --submit does{about_queue}")

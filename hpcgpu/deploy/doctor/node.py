@@ -32,11 +32,11 @@ from hpcgpu.errors import HpcGpuError, LaunchError
 from hpcgpu.host import discover, host_memory, nvml, peer_memory, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host import ucx as host_ucx
+from hpcgpu.host.scratch import home_of, mount_of
 from hpcgpu.launch import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
-from hpcgpu.plan.doctor import Folder, Launcher, Limits, Link, Names, NodeFacts, Python, Ucx
+from hpcgpu.plan.doctor.facts import Folder, Launcher, Limits, Link, Names, NodeFacts, Python, Ucx
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
-from hpcgpu.spill.storage import home_of, mount_of
 
 _PACKAGES = (
     *("dask", "distributed", "numpy", "msgspec", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cudf", "rmm"),

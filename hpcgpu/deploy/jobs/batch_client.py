@@ -19,13 +19,12 @@ from hpcgpu.config.sites import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.jobs import Run
 from hpcgpu.errors import ConfigError, SubmitError
-from hpcgpu.host import log, process
+from hpcgpu.host import log, process, scratch
 from hpcgpu.host.run import run
 from hpcgpu.launch import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDocument, Site
 from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
-from hpcgpu.spill import storage
 
 _NOT_THERE = 127  # return code of host.run: the program does not exist
 # NCAR's qstat answers from a file that is minutes old, but not with this variable, which costs its server.
@@ -253,7 +252,7 @@ async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) 
     logs = run.document.settings.log_directory
     if logs and "%" not in logs:
         with contextlib.suppress(OSError):
-            await supervise.to_thread(storage.make_private, Path(logs))
+            await supervise.to_thread(scratch.make_private, Path(logs))
     await supervise.to_thread(run.start_guard)
     await submit_job()
     run.submitting = False

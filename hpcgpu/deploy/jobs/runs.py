@@ -22,7 +22,7 @@ from hpcgpu.host import log
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs import SILENT, Job, count_by_job, describe, format_script_end
-from hpcgpu.report import Shown, Table
+from hpcgpu.report.table import Shown, Table
 from hpcgpu.report.workers import jobs_table
 
 _POLL_S = 0.25

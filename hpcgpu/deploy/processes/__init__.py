@@ -16,7 +16,7 @@ from hpcgpu.launch import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import NO_GPU, parse_simulated
 from hpcgpu.model.settings import SHARE, read_disk_limit
-from hpcgpu.plan.binding import simulated_gpus
+from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.workers import NodeFacts, device_limits_lowered, plan_host_memory, plan_workers, share_of
 from hpcgpu.report.machine import format_other_gpus
 from hpcgpu.units import format_bytes
@@ -145,7 +145,7 @@ def folder_notes(settings: Settings, workers: int) -> tuple[str, ...]:
     """Return notes, once per node, about the folder to which its workers spill."""
     import dask.config  # imported here: hpcgpu topo needs neither Dask nor the store
 
-    from hpcgpu.spill.storage import notes, trust_note
+    from hpcgpu.host.scratch import notes, trust_note
 
     folder = settings.local_directory
     each_bytes = read_disk_limit(dask.config.get("distributed.worker.memory.max-spill"))

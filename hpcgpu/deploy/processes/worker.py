@@ -38,16 +38,17 @@ from hpcgpu.deploy.processes import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of, message_of
-from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process, remover
+from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process, remover, scratch
 from hpcgpu.host.private import claim, release
+from hpcgpu.host.scratch import Scratch
 from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER, Limit
 from hpcgpu.model.topology import Rapids
-from hpcgpu.spill import GpuSpillBuffer, devices, storage
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.devices.libraries import spill_itself
 from hpcgpu.spill.devices.pools import evict_on_failure
-from hpcgpu.spill.storage import Scratch
 from hpcgpu.units import format_bytes
 
 # The store's logger. Its few INFO lines are shown although a run logs from WARNING on.
@@ -80,7 +81,7 @@ def open_device(spec: WorkerSpec) -> None:
         set_up_rmm(spec.rapids or Rapids())
         return
     from hpcgpu import sim
-    from hpcgpu.sim import register_sizes, register_with_arrays
+    from hpcgpu.sim.registration import register_sizes, register_with_arrays
 
     register_sizes()
     wrapt.register_post_import_hook(lambda _: register_with_arrays(), "dask.array")
@@ -170,7 +171,7 @@ def _allocate_by(rapids: Rapids) -> None:
     for name, arguments in (each for each in rapids.resources if each[0] in _OBSERVERS):
         options = dict(arguments)
         if "log_file_name" in options:
-            storage.make_private(Path(str(options["log_file_name"])).parent)
+            scratch.make_private(Path(str(options["log_file_name"])).parent)
         resource = getattr(rmm.mr, name)(resource, **options)
     rmm.mr.set_current_device_resource(resource)
 
@@ -180,7 +181,7 @@ def evicting(resource: Any) -> Any:
     import rmm
 
     def make_room(nbytes: int) -> bool:  # called again after each try that fails; this device is the first it sees
-        return devices.evict(0, nbytes) or spill_itself(nbytes)
+        return allocation_failure.evict(0, nbytes) or spill_itself(nbytes)
 
     # cuDF refuses to put its own callback beside ours (spill_manager.py, 26.10), which calls cuDF's
     wrapt.register_post_import_hook(lambda module: module.set_option("spill_on_demand", False), "cudf")

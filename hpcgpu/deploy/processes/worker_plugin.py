@@ -28,7 +28,7 @@ from hpcgpu.host import host_memory
 from hpcgpu.model import WorkerSpec
 from hpcgpu.spill.proxies import unproxy
 from hpcgpu.spill.storage.disk import is_pinned
-from hpcgpu.spill.store import Handle, Packed, arrive, keep_packed, reading
+from hpcgpu.spill.store.handles import Handle, Packed, arrive, keep_packed, reading
 from hpcgpu.spill.store.messages import register
 from hpcgpu.spill.values.unit import ABSENT
 

@@ -8,26 +8,9 @@ from functools import partial
 
 from hpcgpu.model import Hop, Nic
 from hpcgpu.plan.binding.workers import UCX_WITH_IB, without_infiniband
-from hpcgpu.plan.doctor import (
-    IMPORTANT,
-    Check,
-    CheckResult,
-    Folder,
-    Launcher,
-    Limits,
-    Link,
-    NodeFacts,
-    Python,
-    TrialFacts,
-    Ucx,
-    check_limits,
-    check_locked_memory,
-    each,
-    failed,
-    not_looked_at,
-    ok,
-    warning,
-)
+from hpcgpu.plan.doctor.facts import Folder, Launcher, Limits, Link, NodeFacts, Python, TrialFacts, Ucx
+from hpcgpu.plan.doctor.findings import Check, CheckResult, each, failed, not_looked_at, ok, warning
+from hpcgpu.plan.doctor.login import IMPORTANT, check_limits, check_locked_memory
 from hpcgpu.units import format_bytes
 
 RDMA = ("infiniband", "roce", "opa", "slingshot", "efa")

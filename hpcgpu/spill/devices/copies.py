@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Copies
+from hpcgpu.spill.devices.device import Copies
 from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pipelined
 
 # The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Copies, Device, Kind, on_event_loop, with_room
+from hpcgpu.spill.devices.allocation_failure import on_event_loop, with_room
 from hpcgpu.spill.devices.copies import DriverCopies
+from hpcgpu.spill.devices.device import Copies, Device, Kind
 from hpcgpu.spill.devices.libraries import (
     LIBRARIES,
     BytesView,

@@ -17,7 +17,8 @@ import numpy as np
 import wrapt
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Kind, with_room
+from hpcgpu.spill.devices.allocation_failure import with_room
+from hpcgpu.spill.devices.device import Kind
 from hpcgpu.spill.storage.disk import ImmovableError
 
 # Compiled code may get objects of these libraries, and takes no proxies for them: they come up with their value.

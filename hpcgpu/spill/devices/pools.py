@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.devices import Copies, Kind, attached_gpu, with_room
+from hpcgpu.spill.devices.allocation_failure import attached_gpu, with_room
+from hpcgpu.spill.devices.device import Copies, Kind
 from hpcgpu.spill.devices.libraries import ArrayView
 from hpcgpu.spill.storage.disk import ImmovableError
 

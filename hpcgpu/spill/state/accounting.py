@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from hpcgpu.spill.state import (
-    DISK,
-    HOST,
-    Candidate,
-    Copy,
-    Drop,
-    Instruction,
-    Trim,
-    Unit,
-    Waiter,
-    below,
-    headroom,
-    tiers_in,
-    victims,
-)
+from hpcgpu.spill.state.instructions import DISK, HOST, Copy, Drop, Instruction, Trim, Unit, Waiter, below, tiers_in
+from hpcgpu.spill.state.victims import Candidate, headroom, victims
 
 _Order = OrderedDict[int, Unit]
 

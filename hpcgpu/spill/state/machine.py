@@ -26,7 +26,8 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from hpcgpu.spill.state import (
+from hpcgpu.spill.state.accounting import Accounting
+from hpcgpu.spill.state.instructions import (
     DISK,
     HOST,
     Answer,
@@ -40,7 +41,6 @@ from hpcgpu.spill.state import (
     Trim,
     Unit,
 )
-from hpcgpu.spill.state.accounting import Accounting
 
 Instructions = tuple[Instruction, ...]
 # The number of ready tasks to look at: with more, units would come up that other tasks push down before their turn.

@@ -31,7 +31,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.storage import LeafLock, Scratch
+from hpcgpu.host.scratch import Scratch
+from hpcgpu.spill.storage.lock import LeafLock
 from hpcgpu.spill.storage.segments import PAGE_BYTES, Room, Segments, transfer
 
 _S = TypeVar("_S")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcgpu.spill.storage import LeafLock
+from hpcgpu.spill.storage.lock import LeafLock
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.worker.memory")

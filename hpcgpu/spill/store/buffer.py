@@ -20,16 +20,19 @@ from queue import Empty
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import SpillError
+from hpcgpu.host.scratch import notes
 from hpcgpu.model import settings
 from hpcgpu.model.job import Backoff
-from hpcgpu.spill.devices import on_event_loop
+from hpcgpu.spill.devices.allocation_failure import on_event_loop
 from hpcgpu.spill.proxies import unproxy
-from hpcgpu.spill.state import DEVICE, HOST
-from hpcgpu.spill.storage import LeafLock, notes
+from hpcgpu.spill.state.instructions import DEVICE, HOST
 from hpcgpu.spill.storage.disk import Disk, Slabs
-from hpcgpu.spill.store import Count, Handle, ReadMode, SpillLog, Todo, drain, read_mode, reading, this_thread
+from hpcgpu.spill.storage.lock import LeafLock
 from hpcgpu.spill.store.executor import Executor
+from hpcgpu.spill.store.handles import Handle, ReadMode, read_mode, reading
 from hpcgpu.spill.store.identity_map import Reader
+from hpcgpu.spill.store.inbox import Count, Todo, drain, this_thread
+from hpcgpu.spill.store.reports import SpillLog
 from hpcgpu.spill.values.host_objects import is_owner
 from hpcgpu.spill.values.unit import ABSENT, Entry
 from hpcgpu.supervise import ThreadLoop

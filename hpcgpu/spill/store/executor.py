@@ -22,14 +22,28 @@ from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.settings import Limit
-from hpcgpu.spill import store
-from hpcgpu.spill.devices import Device, attach, detach
+from hpcgpu.spill.devices.allocation_failure import attach, detach
 from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
-from hpcgpu.spill.state import DEVICE, DISK, HOST, Answer, Copy, Drop, FailedAllocation, Leave, Say, Ticket, Trim
+from hpcgpu.spill.devices.device import Device
+from hpcgpu.spill.state.instructions import (
+    DEVICE,
+    DISK,
+    HOST,
+    Answer,
+    Copy,
+    Drop,
+    FailedAllocation,
+    Leave,
+    Say,
+    Ticket,
+    Trim,
+)
 from hpcgpu.spill.state.machine import Instructions, SpillState
-from hpcgpu.spill.storage import LeafLock, ReenteredError, is_inside
 from hpcgpu.spill.storage.disk import Disk, ImmovableError, Stored
-from hpcgpu.spill.store import Count, Inbox, Reports, Todo, copy_error, describe, forget_frames, this_thread, tier_name
+from hpcgpu.spill.storage.lock import LeafLock, ReenteredError, is_inside
+from hpcgpu.spill.store import inbox
+from hpcgpu.spill.store.inbox import Count, Inbox, Todo, this_thread
+from hpcgpu.spill.store.reports import Reports, copy_error, describe, forget_frames, tier_name
 from hpcgpu.spill.values.unit import ABSENT, Content, Entry, ObjectContent
 
 logger = logging.getLogger("distributed.worker.memory")
@@ -235,7 +249,7 @@ class Executor:
             self.carry_out(todo)
             if not ticket.answered and is_inside():
                 raise ReenteredError
-            store.wait_for(ticket)
+            inbox.wait_for(ticket)
             if ticket.error is not None:
                 raise copy_error(ticket.error)
             yield
@@ -247,7 +261,7 @@ class Executor:
                 else:
                     self.report(self.state.release, ticket)
             finally:
-                store.make_sent(ticket)
+                inbox.make_sent(ticket)
 
     @staticmethod
     def may_evict() -> bool:
@@ -275,11 +289,11 @@ class Executor:
         allocation = FailedAllocation(self.tier_of(device), max(nbytes, 1), inbox=this_thread.inbox)
         try:
             self.report(self.state.alloc_failed, allocation)
-            store.wait_for(allocation)
+            inbox.wait_for(allocation)
         finally:
             if not allocation.answered:
                 self.report(self.state.alloc_given_up, allocation)
-            for copy in store.take_unmade(allocation):  # another thread has freed enough, or Ctrl-C
+            for copy in inbox.take_unmade(allocation):  # another thread has freed enough, or Ctrl-C
                 self._send_to_spill_thread(copy)
         return self.free_unread() or allocation.error is None
 
@@ -428,7 +442,7 @@ class Executor:
     def _send_to_spill_thread(self, copy: Copy) -> None:
         self.inbox.put((self, copy))
         if self.closed:  # the spill thread may have read its inbox for the last time
-            self.give_up(*store.drain(self.inbox))
+            self.give_up(*inbox.drain(self.inbox))
             self.inbox.put(None)  # if it has not, it reads the inbox once more
 
 

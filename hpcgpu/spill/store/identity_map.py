@@ -13,14 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hpcgpu.spill import proxies as proxies
-from hpcgpu.spill.devices import Device
 from hpcgpu.spill.devices.cuda import always_moves, device_of, is_device_array, is_immovable, is_left_to_cudf
+from hpcgpu.spill.devices.device import Device
 from hpcgpu.spill.devices.libraries import UNPROXIED, library_of
 from hpcgpu.spill.proxies import is_proxy, make_proxy, source_of, unproxy
-from hpcgpu.spill.store import Handle, Packed, Todo
 from hpcgpu.spill.store.executor import Executor
-from hpcgpu.spill.values import Slot, is_data, put_together, take_apart
+from hpcgpu.spill.store.handles import Handle, Packed
+from hpcgpu.spill.store.inbox import Todo
+from hpcgpu.spill.values.containers import is_data
 from hpcgpu.spill.values.host_objects import Held, HostObjects, held_by, name_of, size_of
+from hpcgpu.spill.values.take_apart import Slot, put_together, take_apart
 from hpcgpu.spill.values.unit import (
     ABSENT,
     NO_SKELETON,

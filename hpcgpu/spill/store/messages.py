@@ -13,7 +13,7 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.libraries import ArrayView
-from hpcgpu.spill.store import Handle, Packed, read_mode
+from hpcgpu.spill.store.handles import Handle, Packed, read_mode
 
 
 @functools.cache

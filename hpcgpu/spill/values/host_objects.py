@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcgpu.spill.state import DISK, HOST
+from hpcgpu.spill.state.instructions import DISK, HOST
 from hpcgpu.spill.storage.disk import Disk, ImmovableError, Pickled
 from hpcgpu.spill.values.unit import NUMBERS, ObjectContent
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcgpu.spill.devices import Device
-from hpcgpu.spill.state import DISK, HOST, Unit
+from hpcgpu.spill.devices.device import Device
+from hpcgpu.spill.state.instructions import DISK, HOST, Unit
 from hpcgpu.spill.storage.disk import Disk, Pickled
-from hpcgpu.spill.values import Slot
+from hpcgpu.spill.values.take_apart import Slot
 
 ABSENT = object()
 NUMBERS = itertools.count()  # the names of units

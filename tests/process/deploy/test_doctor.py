@@ -22,7 +22,8 @@ from hpcgpu.deploy import doctor
 from hpcgpu.deploy.doctor.node import CONNECTED, NODE, ORDER, Order, connect_all, read_all, read_listening, write_value
 from hpcgpu.host import private
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.plan.doctor import NodeFacts, Verdict
+from hpcgpu.plan.doctor.facts import NodeFacts
+from hpcgpu.plan.doctor.findings import Verdict
 
 NAMED = ["unshare", "--uts", "--map-root-user", "bash", "-c", 'hostname "$0" && exec "$@"']
 

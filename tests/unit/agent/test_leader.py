@@ -100,7 +100,7 @@ from distributed.versions import get_versions
 versions = get_versions()
 import distributed.http.worker
 from hpcgpu.sim import SimGpu
-from hpcgpu.sim import register_sizes
+from hpcgpu.sim.registration import register_sizes
 from dask.sizeof import sizeof
 import numpy
 

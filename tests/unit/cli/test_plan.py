@@ -16,7 +16,7 @@ from programs import program
 
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.errors import ConfigError, HpcGpuError
-from hpcgpu.plan.doctor import LOGIN_CHECKS
+from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 
 POLARIS = ("--site", "polaris", "--gpus", "8", "--account", "x", "--walltime", "1h")
 POLARIS = (*POLARIS, "--no-ask", "--job-extra-directives", "-l filesystems=home")

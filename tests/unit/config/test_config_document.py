@@ -160,7 +160,7 @@ def test_a_document_without_terms_is_refused(text: str) -> None:
 FOLLOWER = """
 import sys
 from hpcgpu.agent import __main__ as agent
-from hpcgpu.plan import RankRecord, plan_layout
+from hpcgpu.plan.layout import RankRecord, plan_layout
 place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
 me = agent.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
 plan_layout([RankRecord(*map(me._record(None).get, RankRecord._fields))])

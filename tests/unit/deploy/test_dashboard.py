@@ -23,7 +23,7 @@ from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.plan.jobs import READY, Phase
 from hpcgpu.report.summary import render
 from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
-from hpcgpu.spill.store import Count
+from hpcgpu.spill.store.inbox import Count
 
 HERE, SECRET = "http://127.0.0.1:4000/SECRET/status", "proxy/4000/SECRET/status"
 

@@ -11,7 +11,7 @@ import pytest
 
 from hpcgpu.deploy.doctor import node
 from hpcgpu.deploy.doctor.node import Listener, connect, connect_all
-from hpcgpu.plan.doctor import Ucx
+from hpcgpu.plan.doctor.facts import Ucx
 
 
 def test_probe_that_hangs_or_fails_does_not_stop_others() -> None:

@@ -31,7 +31,8 @@ from hpcgpu.host import host_memory, process
 from hpcgpu.report.workers import Memory, Moved, WorkerFacts, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store import Count, SpillLog
+from hpcgpu.spill.store.inbox import Count
+from hpcgpu.spill.store.reports import SpillLog
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 WAYS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")

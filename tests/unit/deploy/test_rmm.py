@@ -22,7 +22,7 @@ from hpcgpu.model.topology import Rapids
 from hpcgpu.plan.binding.workers import NodeFacts, plan_rapids, plan_workers
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices import evict
+from hpcgpu.spill.devices.allocation_failure import evict
 from hpcgpu.spill.devices.libraries import CudfObjects, is_cudf, spills_itself
 
 GIB = 1 << 30

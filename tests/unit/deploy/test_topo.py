@@ -34,7 +34,7 @@ from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.deploy.processes import read_node
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings, Topology
-from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.report.machine import MachinePlan
 from hpcgpu.topology.hwloc_xml import read_file
 

@@ -21,7 +21,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.host import discover
 from hpcgpu.host.nvml import NvmlFacts, join_topology, visible_gpus
 from hpcgpu.model import CpuSet, Gpu, NumaNode, Topology
-from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.topology import hwloc_xml, pci, sysfs
 
 # drm-4gpu was cut to one NUMA node with its devices on others: no live machine looks like that.

@@ -20,10 +20,9 @@ from waiting import aside, scaled
 
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, TrustError
-from hpcgpu.host import private
+from hpcgpu.host import path_writers, private
 from hpcgpu.host.private import claim, release
-from hpcgpu.spill import storage
-from hpcgpu.spill.storage import Scratch, expanded, home_of, sweep, trust_note
+from hpcgpu.host.scratch import Scratch, expanded, home_of, sweep, trust_note
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
 
 
@@ -229,21 +228,21 @@ def folder(above: Path, mode: int, *, owner: int = -1, group: int = -1) -> Path:
 
 @pytest.mark.parametrize("mode", [0o755, 0o700, 0o1777, 0o1770, 0o2750])
 def test_changed_by_with_a_closed_folder_is_empty(tmp_path: Path, mode: int) -> None:
-    assert storage.changed_by(folder(tmp_path, mode)) == ""
-    assert storage.changed_by(tmp_path / "not" / "there" / "yet") == ""
+    assert path_writers.changed_by(folder(tmp_path, mode)) == ""
+    assert path_writers.changed_by(tmp_path / "not" / "there" / "yet") == ""
 
 
 def test_changed_by_with_an_open_folder_names_it(tmp_path: Path) -> None:
     below = folder(tmp_path, 0o777)
     (tmp_path / "link").symlink_to(below)
     who = f"every user of this node can replace files in {below.parent} (mode 0777)"
-    assert storage.changed_by(below) == storage.changed_by(tmp_path / "link" / "x") == who
+    assert path_writers.changed_by(below) == path_writers.changed_by(tmp_path / "link" / "x") == who
 
 
 @by_root
 def test_a_group_can(tmp_path: Path) -> None:
     below = folder(tmp_path, 0o2770, group=NEIGHBOUR)
-    assert storage.changed_by(below).startswith(f"every member of group {NEIGHBOUR} ")
+    assert path_writers.changed_by(below).startswith(f"every member of group {NEIGHBOUR} ")
 
 
 def test_a_group_of_this_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,18 +250,18 @@ def test_a_group_of_this_user_alone_is_nobody_else(tmp_path: Path, monkeypatch: 
     me = pwd.getpwuid(os.getuid())
 
     def group(name: str, *members: str) -> Callable[[int], object]:
-        return lambda gid: storage.grp.struct_group((name, "x", me.pw_gid, list(members)))
+        return lambda gid: path_writers.grp.struct_group((name, "x", me.pw_gid, list(members)))
 
-    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name, me.pw_name))
-    assert storage.changed_by(below) == ""
-    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name, me.pw_name, "eve"))
-    assert "every member of group" in storage.changed_by(below)
-    monkeypatch.setattr(storage.grp, "getgrgid", group("users"))
-    assert "every member of group users" in storage.changed_by(below)
-    monkeypatch.setattr(storage.grp, "getgrgid", group(me.pw_name))
+    monkeypatch.setattr(path_writers.grp, "getgrgid", group(me.pw_name, me.pw_name))
+    assert path_writers.changed_by(below) == ""
+    monkeypatch.setattr(path_writers.grp, "getgrgid", group(me.pw_name, me.pw_name, "eve"))
+    assert "every member of group" in path_writers.changed_by(below)
+    monkeypatch.setattr(path_writers.grp, "getgrgid", group("users"))
+    assert "every member of group users" in path_writers.changed_by(below)
+    monkeypatch.setattr(path_writers.grp, "getgrgid", group(me.pw_name))
     bob = pwd.struct_passwd(("bob", "x", me.pw_uid + 1, me.pw_gid, "", "/", ""))  # whose primary group it is
-    monkeypatch.setattr(storage.pwd, "getpwall", lambda: [me, bob])
-    assert "every member of group" in storage.changed_by(below)
+    monkeypatch.setattr(path_writers.pwd, "getpwall", lambda: [me, bob])
+    assert "every member of group" in path_writers.changed_by(below)
 
 
 def posix_acl(**named: tuple[int, int]) -> bytes:
@@ -286,16 +285,16 @@ def test_changed_by_reads_an_access_control_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, tuple[int, int]], who: str
 ) -> None:
     me = pwd.getpwuid(os.getuid())
-    mine = storage.grp.struct_group((me.pw_name, "x", me.pw_gid, []))
-    monkeypatch.setattr(storage.grp, "getgrgid", {me.pw_gid: mine}.__getitem__)
-    monkeypatch.setattr(storage.pwd, "getpwall", lambda: [me])
+    mine = path_writers.grp.struct_group((me.pw_name, "x", me.pw_gid, []))
+    monkeypatch.setattr(path_writers.grp, "getgrgid", {me.pw_gid: mine}.__getitem__)
+    monkeypatch.setattr(path_writers.pwd, "getpwall", lambda: [me])
     below = folder(tmp_path, 0o770)
     try:
         os.setxattr(below.parent, "system.posix_acl_access", posix_acl(**named))
     except OSError as e:
         pytest.skip(f"the file system of {tmp_path} has no access control lists: {e}")
-    assert storage.changed_by(below).startswith(who)
-    assert bool(storage.changed_by(below)) == bool(who)
+    assert path_writers.changed_by(below).startswith(who)
+    assert bool(path_writers.changed_by(below)) == bool(who)
 
 
 def test_default_access_control_list_gives_no_rights(tmp_path: Path) -> None:
@@ -332,22 +331,22 @@ def test_changed_by_reads_a_list_of_nfs4(
     acl = struct.pack(">I", len(aces)) + b"".join(packed)
     below = folder(tmp_path, 0o750)
     lists = {(below.parent, "system.nfs4_acl"): acl}
-    monkeypatch.setattr(storage, "_attribute", lambda path, name: lists.get((path, name), b""))
-    assert storage.changed_by(below).startswith(writer)
-    assert bool(storage.changed_by(below)) == bool(writer)
+    monkeypatch.setattr(path_writers, "_attribute", lambda path, name: lists.get((path, name), b""))
+    assert path_writers.changed_by(below).startswith(writer)
+    assert bool(path_writers.changed_by(below)) == bool(writer)
 
 
 def test_changed_by_new_files_looks_at_the_last_folder_only(tmp_path: Path) -> None:
     below = folder(tmp_path, 0o1777)
-    assert storage.changed_by(below, by_new_files=True) == ""
-    assert storage.changed_by(below.parent, by_new_files=True).startswith("every user of this node can add files")
+    assert path_writers.changed_by(below, by_new_files=True) == ""
+    assert path_writers.changed_by(below.parent, by_new_files=True).startswith("every user of this node can add files")
 
 
 @by_root
 @pytest.mark.parametrize("mode", [0o700, 0o1777])
 def test_changed_by_with_a_foreign_owner_names_it(tmp_path: Path, mode: int) -> None:
     below = folder(tmp_path, mode, owner=NEIGHBOUR)
-    assert storage.changed_by(below) == f"{below.parent} belongs to user {NEIGHBOUR}, who can replace files in it"
+    assert path_writers.changed_by(below) == f"{below.parent} belongs to user {NEIGHBOUR}, who can replace files in it"
 
 
 @by_root
@@ -358,21 +357,21 @@ def test_changed_by_with_a_foreign_link_names_its_owner(tmp_path: Path) -> None:
     mine.mkdir(mode=0o700)
     link = shared / "link"
     link.symlink_to("../mine")
-    assert storage.changed_by(link / "x") == ""
+    assert path_writers.changed_by(link / "x") == ""
     os.lchown(link, NEIGHBOUR, NEIGHBOUR)
-    assert storage.changed_by(link / "x") == f"{link} belongs to user {NEIGHBOUR}, who can replace files in it"
+    assert path_writers.changed_by(link / "x") == f"{link} belongs to user {NEIGHBOUR}, who can replace files in it"
     shared.chmod(0o755)
-    assert storage.changed_by(link / "x") == ""  # made by root, or with root's permission
+    assert path_writers.changed_by(link / "x") == ""  # made by root, or with root's permission
 
 
 @by_root
 def test_an_unknown_owner_is_root_only_where_root_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
     below = folder(tmp_path, 0o755, owner=unknown)
-    monkeypatch.setattr(storage, "_ALL_IDS", [])
-    assert storage.changed_by(below) == ""
-    monkeypatch.setattr(storage, "_ALL_IDS", Path("/proc/self/uid_map").read_text().split())
-    assert f"{below.parent} belongs to user" in storage.changed_by(below)
+    monkeypatch.setattr(path_writers, "_ALL_IDS", [])
+    assert path_writers.changed_by(below) == ""
+    monkeypatch.setattr(path_writers, "_ALL_IDS", Path("/proc/self/uid_map").read_text().split())
+    assert f"{below.parent} belongs to user" in path_writers.changed_by(below)
 
 
 def test_such_a_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:

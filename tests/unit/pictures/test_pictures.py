@@ -16,9 +16,9 @@ from machines import GIB, MACHINES, gpus_of, machine
 from paths import ROOT
 
 from hpcgpu.model import Binding, CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.pictures import WIDTH, lay_out, node_of, render_svg
+from hpcgpu.pictures.layout import WIDTH, lay_out, node_of, render_svg
 from hpcgpu.pictures.shapes import COLOURS, FADED, INK, Box, Tile, text_width, walk, wrap
-from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.plan.binding.bindings import plan_bindings
 
 SVG = "{http://www.w3.org/2000/svg}"
 

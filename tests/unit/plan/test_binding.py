@@ -20,7 +20,10 @@ from paths import TOPOLOGIES
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.model.settings import SHARE, Limit
-from hpcgpu.plan.binding import network, plan_bindings, plan_memory_nodes, simulated_gpus, split_cores, usable_cores
+from hpcgpu.plan.binding import network
+from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
+from hpcgpu.plan.binding.cores import split_cores, usable_cores
+from hpcgpu.plan.binding.memory import plan_memory_nodes
 from hpcgpu.plan.binding.network import NODE, ROOT, Ports, plan_nics
 from hpcgpu.plan.binding.workers import NodeFacts, plan_memory_limit_bytes, plan_workers
 from hpcgpu.report.machine import workers_table

@@ -16,69 +16,70 @@ from paths import ROOT, TOPOLOGIES
 
 from hpcgpu.model import Hop, Nic
 from hpcgpu.plan import doctor
-from hpcgpu.plan import doctor as f
-from hpcgpu.plan.doctor import LOGIN_CHECKS, CheckResult, Verdict, examine, exit_code, nodes
+from hpcgpu.plan.doctor import facts, findings, login, nodes
+from hpcgpu.plan.doctor.findings import CheckResult, Verdict, examine, exit_code
+from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
 from hpcgpu.topology import hwloc_xml
 
-FREE = f.Limits(files=65536, processes=-1, locked_bytes=-1)
+FREE = facts.Limits(files=65536, processes=-1, locked_bytes=-1)
 PACKAGES = {"hpcgpu": "1", "dask": "2026.1", "distributed": "2026.1"}
-PYTHON = f.Python(path="/home/env/bin/python", version="3.11.2", machine="x86_64", packages=PACKAGES)
-DISK = f.Folder(path="/local", kind="xfs", free_bytes=1 << 40, free_files=1 << 20, create_s=1e-4, bytes_per_s=2e9)
+PYTHON = facts.Python(path="/home/env/bin/python", version="3.11.2", machine="x86_64", packages=PACKAGES)
+DISK = facts.Folder(path="/local", kind="xfs", free_bytes=1 << 40, free_files=1 << 20, create_s=1e-4, bytes_per_s=2e9)
 SHARED = replace(DISK, path="/home/me", kind="lustre", network=True)
-LOGIN = f.LoginFacts(
-    request=f.ok("slurm would take the job: 2026-11-23T06:38:00 on node[1-2] in partition main"),
+LOGIN = login.LoginFacts(
+    request=findings.ok("slurm would take the job: 2026-11-23T06:38:00 on node[1-2] in partition main"),
     python=PYTHON,
     environment=replace(SHARED, path="/home/env"),
     home=SHARED,
     scratch=DISK,
     limits=FREE,
-    names=f.Names(host="login1", resolved=("10.0.0.9",), interfaces=(("ib0", "10.0.0.9"),)),
+    names=facts.Names(host="login1", resolved=("10.0.0.9",), interfaces=(("ib0", "10.0.0.9"),)),
 )
 NIC = Nic("mlx5_0", "0000:01:00.0")
 
 
-def node(host: str, other: str) -> f.NodeFacts:
-    link = f.Link(source=host, target=other, interface="ib0", address=f"10.0.0.{other[-1]}", took_s=1e-3)
-    return f.NodeFacts(
+def node(host: str, other: str) -> facts.NodeFacts:
+    link = facts.Link(source=host, target=other, interface="ib0", address=f"10.0.0.{other[-1]}", took_s=1e-3)
+    return facts.NodeFacts(
         host=host,
         python=PYTHON,
         limits=FREE,
         **{"cpus": 32, "cores": 64, "memory_bytes": 256 << 30, "temporary": "/tmp"},
         **{"gpus": ("H100",) * 4, "driver": "570.86", "nics": (NIC,), "hops": (Hop("0000:03:00.0", NIC.pci, 2, 1),)},
         scratch=DISK,
-        ucx=f.Ucx(version="1.18.0", transports=("rc_mlx5", "tcp")),
+        ucx=facts.Ucx(version="1.18.0", transports=("rc_mlx5", "tcp")),
         links=(link,),
     )
 
 
-TRIAL = f.TrialFacts(
+TRIAL = facts.TrialFacts(
     **{"job_id": "7", "folder": "/home/me/.hpcgpu/doctor/x", "wanted_nodes": 2, "wanted_gpus": 4, "protocol": ""},
     python=PYTHON,
     nodes=(node("node1", "node2"), node("node2", "node1")),
-    launcher=f.Launcher(command="srun --mpi=pmix", library="Open MPI v4.1.4", worlds=(3, 3, 3), exit_code=0),
-    links=(f.Link(source="login1", target="node1", interface="ib0", address="10.0.0.1", took_s=1e-3),),
+    launcher=facts.Launcher(command="srun --mpi=pmix", library="Open MPI v4.1.4", worlds=(3, 3, 3), exit_code=0),
+    links=(facts.Link(source="login1", target="node1", interface="ib0", address="10.0.0.1", took_s=1e-3),),
 )
 
 
-def second(**changes: Any) -> f.TrialFacts:
+def second(**changes: Any) -> facts.TrialFacts:
     """Return the facts of a job of which one node differs."""
     return replace(TRIAL, nodes=(TRIAL.nodes[0], replace(TRIAL.nodes[1], **changes)))
 
 
-def found(facts: f.LoginFacts | f.TrialFacts, name: str) -> CheckResult:
+def found(facts: login.LoginFacts | facts.TrialFacts, name: str) -> CheckResult:
     return next(finding for finding in every(facts) if finding.name == name)
 
 
-def every(facts: f.LoginFacts | f.TrialFacts) -> tuple[CheckResult, ...]:
-    return examine(LOGIN_CHECKS, facts) if isinstance(facts, f.LoginFacts) else examine(checks_for(facts), facts)
+def every(facts: login.LoginFacts | facts.TrialFacts) -> tuple[CheckResult, ...]:
+    return examine(LOGIN_CHECKS, facts) if isinstance(facts, login.LoginFacts) else examine(checks_for(facts), facts)
 
 
-def cut(link: f.Link) -> f.Link:
+def cut(link: facts.Link) -> facts.Link:
     return replace(link, error="timed out")
 
 
-def dead_nic() -> f.TrialFacts:
+def dead_nic() -> facts.TrialFacts:
     """Return a node as it was recorded (four H200): ports nearest to its GPUs are down."""
     machine = hwloc_xml.read_file((TOPOLOGIES / "drm-4gpu.xml").read_text())
     return second(nics=machine.nics, hops=machine.hops)
@@ -91,9 +92,13 @@ WARNED, FAILED = Verdict.WARNING, Verdict.FAILED
 SKEWED = replace(PYTHON, packages={**PACKAGES, "distributed": "2025.9"})
 FULL, LOCKED, LATE = replace(DISK, free_bytes=4096), replace(FREE, locked_bytes=65536), replace(LINK, clock_s=-90.0)
 # Facts, the check that names the fault, its verdict, and what it says.
-FAULTS: dict[str, tuple[f.LoginFacts | f.TrialFacts, str, Verdict, str]] = {
+FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]] = {
     "wrong account": (
-        *(replace(LOGIN, request=f.failed(REFUSED, f.refusal_advice("slurm", REFUSED))), "job request", FAILED),
+        *(
+            replace(LOGIN, request=findings.failed(REFUSED, login.refusal_advice("slurm", REFUSED))),
+            "job request",
+            FAILED,
+        ),
         "Invalid account.*--account NAME.*sacctmgr show associations",
     ),
     "closed port": (
@@ -105,7 +110,7 @@ FAULTS: dict[str, tuple[f.LoginFacts | f.TrialFacts, str, Verdict, str]] = {
     "version skew": (second(python=SKEWED), "versions", FAILED, "is 2026.1 here and 2025.9 on node2.*--python"),
     "home not shared": (LOST, "job", FAILED, "0 of 2 nodes.*exit code 1.*home is not shared"),
     "MPI that does not fit": (
-        *(replace(TRIAL, launcher=f.Launcher(error="Open MPI 5 needs pmix")), "launcher and MPI", FAILED),
+        *(replace(TRIAL, launcher=facts.Launcher(error="Open MPI 5 needs pmix")), "launcher and MPI", FAILED),
         "needs pmix.*module load.*--rendezvous file",
     ),
     "scratch full": (second(scratch=FULL), "scratch of the nodes", FAILED, "node2: /local .xfs.*full.*--local-dir"),
@@ -117,14 +122,14 @@ FAULTS: dict[str, tuple[f.LoginFacts | f.TrialFacts, str, Verdict, str]] = {
     "UCX without InfiniBand": (
         *(
             replace(
-                second(ucx=f.Ucx(version="1.21.0", transports=("tcp",), folder="/a", has_ib=False)), protocol="ucx"
+                second(ucx=facts.Ucx(version="1.21.0", transports=("tcp",), folder="/a", has_ib=False)), protocol="ucx"
             ),
         ),
         *("UCX", WARNED, "drives no InfiniBand .*RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"),
     ),
     "UCX without rdma-core": (
         *(
-            replace(second(ucx=f.Ucx(version="1.21.0", transports=("tcp",))), protocol="ucx"),
+            replace(second(ucx=facts.Ucx(version="1.21.0", transports=("tcp",))), protocol="ucx"),
             "UCX",
             FAILED,
             "rdma-core",
@@ -171,7 +176,7 @@ def test_clock_off_by_a_day_fails() -> None:
 @pytest.mark.parametrize("check", [c.name for c in LOGIN_CHECKS])
 def test_what_is_not_known_was_not_looked_at_and_why(check: str) -> None:
     fact = next(c.fact for c in LOGIN_CHECKS if c.name == check)
-    finding = found(f.LoginFacts(unknown={fact: "no answer in 3 s"}), check)
+    finding = found(login.LoginFacts(unknown={fact: "no answer in 3 s"}), check)
     assert finding == CheckResult(Verdict.NOT_LOOKED_AT, "no answer in 3 s", name=check)
 
 
@@ -193,18 +198,18 @@ def test_one_open_interface_between_two_nodes_is_enough() -> None:
 @pytest.mark.parametrize(
     ("launcher", "words"),
     [
-        (f.Launcher(command="pbsdsh --", worlds=(1, 1), library="MPICH 4", exit_code=0), "in worlds of 1, 1"),
-        (f.Launcher(command="mpirun", exit_code=14, output="PMIx server unreachable"), "exit code 14: PMIx server"),
-        (f.Launcher(command="mpirun", exit_code=124), "told of its MPI world, and ended with exit code 124"),
+        (facts.Launcher(command="pbsdsh --", worlds=(1, 1), library="MPICH 4", exit_code=0), "in worlds of 1, 1"),
+        (facts.Launcher(command="mpirun", exit_code=14, output="PMIx server unreachable"), "exit code 14: PMIx server"),
+        (facts.Launcher(command="mpirun", exit_code=124), "told of its MPI world, and ended with exit code 124"),
     ],
 )
-def test_ranks_that_do_not_meet_are_a_failure(launcher: f.Launcher, words: str) -> None:
+def test_ranks_that_do_not_meet_are_a_failure(launcher: facts.Launcher, words: str) -> None:
     finding = found(replace(TRIAL, launcher=launcher), "launcher and MPI")
     assert finding.verdict is Verdict.FAILED
     assert words in finding.seen
     assert "--rendezvous file" in finding.advice
     command = "mpirun --bind-to none -x HOME -x PATH -n 3 env A=1 B=2"  # shown without the variables
-    met = f.Launcher(command=command, library="Open MPI v5.0.11", worlds=(3, 3, 3), exit_code=0)
+    met = facts.Launcher(command=command, library="Open MPI v5.0.11", worlds=(3, 3, 3), exit_code=0)
     seen = found(replace(TRIAL, launcher=met), "launcher and MPI").seen
     assert seen == "mpirun --bind-to none -n 3: 3 ranks of Open MPI v5.0.11 met"
 
@@ -233,21 +238,21 @@ def test_what_the_job_has_shown_is_no_question_any_more() -> None:
     """A file system of no known kind is shared if the nodes have written there; PBS is asked by a submission alone."""
     local = replace(
         LOGIN,
-        request=f.not_looked_at("pbs cannot be asked"),
+        request=findings.not_looked_at("pbs cannot be asked"),
         home=replace(SHARED, kind="ext4", network=False),
         environment=replace(SHARED, kind="ext4", network=False),
     )
     doubtful = [x.name for x in every(local) if x.verdict is not Verdict.OK]
     assert doubtful == ["job request", "Python's folder", "home"]
-    assert {x.verdict for x in every(doctor.confirmed(local, TRIAL))} == {Verdict.OK}
-    one_came = doctor.confirmed(local, replace(TRIAL, nodes=TRIAL.nodes[:1]))
+    assert {x.verdict for x in every(login.confirmed(local, TRIAL))} == {Verdict.OK}
+    one_came = login.confirmed(local, replace(TRIAL, nodes=TRIAL.nodes[:1]))
     assert found(one_came, "home").verdict is Verdict.WARNING
 
 
 def test_an_address_that_both_nodes_have_says_nothing() -> None:
     """Of a bridge of containers, say."""
 
-    def with_bridge(facts: f.NodeFacts) -> f.NodeFacts:
+    def with_bridge(facts: facts.NodeFacts) -> facts.NodeFacts:
         bridge = replace(facts.links[0], interface="docker0", address="172.17.0.1")
         return replace(facts, links=(*facts.links, cut(bridge)))
 
@@ -267,7 +272,7 @@ def test_an_address_that_both_nodes_have_says_nothing() -> None:
     ],
 )
 def test_the_batch_systems_words_lead_to_the_option(words: str, advice: str) -> None:
-    assert advice in f.refusal_advice("slurm", words)
+    assert advice in login.refusal_advice("slurm", words)
 
 
 def test_the_longest_tmpdir_is_that_of_multiprocessing() -> None:

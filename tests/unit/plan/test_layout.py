@@ -14,7 +14,6 @@ from hpcgpu.launch import read_allocation
 from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, RunDocument, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.model.settings import SHARE, Limit
-from hpcgpu.plan import RankRecord, plan_layout
 from hpcgpu.plan.binding.workers import (
     NodeFacts,
     asks_granted,
@@ -24,6 +23,7 @@ from hpcgpu.plan.binding.workers import (
     plan_workers,
     share_of,
 )
+from hpcgpu.plan.layout import RankRecord, plan_layout
 from hpcgpu.report.machine import workers_table
 
 HOSTS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5)

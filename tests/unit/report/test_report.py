@@ -14,10 +14,10 @@ from paths import ROOT
 from hpcgpu.deploy.bug_report import Scrubber
 from hpcgpu.model import JobSpec, Settings, Site
 from hpcgpu.model.site import Charge, Network, Queue, Source
-from hpcgpu.report import Column, Table
 from hpcgpu.report import job as preview
 from hpcgpu.report.job import Preview, layout_of
 from hpcgpu.report.summary import Summary, covered_s, sum_up
+from hpcgpu.report.table import Column, Table
 from hpcgpu.report.workers import Moved, WorkerFacts
 from hpcgpu.topology import hwloc_xml
 

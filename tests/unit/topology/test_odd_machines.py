@@ -19,7 +19,7 @@ from waiting import scaled
 from hpcgpu.deploy.preview import compare_files, plan_machine, read_machine, read_text, svg
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
-from hpcgpu.plan.binding import plan_bindings
+from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.plan.binding.network import DISTANCES, Ports, ucx_env
 from hpcgpu.topology import pci
 from hpcgpu.topology.hwloc_xml import read_file

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.store import Handle
+from hpcgpu.spill.store.handles import Handle
 
 
 class Unspill:

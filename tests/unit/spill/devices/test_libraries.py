@@ -21,7 +21,8 @@ import pytest
 from spill_stores import NewStore
 
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices import AllocationFailureHook, cuda
+from hpcgpu.spill.devices import cuda
+from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.devices.cuda import CudaDevice, device_of, is_device_array
 from hpcgpu.spill.devices.libraries import ArrayView, BytesView, extent_of, library_of
 from hpcgpu.spill.devices.pools import TensorView

@@ -11,12 +11,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from spill_worlds import Choice, Instant, Story, World, explore
 
-from hpcgpu.spill.state import (
+from hpcgpu.spill.state.accounting import Accounting
+from hpcgpu.spill.state.instructions import (
     DEVICE,
     DISK,
     HOST,
     Answer,
-    Candidate,
     Copy,
     Drop,
     FailedAllocation,
@@ -26,11 +26,9 @@ from hpcgpu.spill.state import (
     Ticket,
     Trim,
     Unit,
-    headroom,
-    victims,
 )
-from hpcgpu.spill.state.accounting import Accounting
 from hpcgpu.spill.state.machine import SpillState
+from hpcgpu.spill.state.victims import Candidate, headroom, victims
 
 FULL = OSError("No space left on device")
 

@@ -27,8 +27,9 @@ from spill_stores import NewStore, put
 from waiting import aside, scaled
 
 from hpcgpu.errors import ConfigError
+from hpcgpu.host.scratch import Mount, mount_of, notes
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.storage import Mount, mount_of, notes, segments
+from hpcgpu.spill.storage import segments
 from hpcgpu.spill.storage.disk import SMALLEST_BYTES, Disk, Slabs, Stored, round_up
 from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Segments, divide, room_for
 from hpcgpu.spill.store import buffer

@@ -27,10 +27,10 @@ from waiting import logged, scaled
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices import AllocationFailureHook
+from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.proxies import is_proxy, unproxy
-from hpcgpu.spill.store import Handle
-from hpcgpu.spill.values import Slot
+from hpcgpu.spill.store.handles import Handle
+from hpcgpu.spill.values.take_apart import Slot
 
 
 def test_every_tier_is_used_and_none_is_above_its_limit(store: GpuSpillBuffer, gpu: SimGpu) -> None:

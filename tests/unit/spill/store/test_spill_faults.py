@@ -25,11 +25,12 @@ from waiting import aside, scaled, until
 
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimGpu
-from hpcgpu.spill import GpuSpillBuffer, devices
-from hpcgpu.spill.devices import AllocationFailureHook
+from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.devices import allocation_failure
+from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.storage.disk import Disk
-from hpcgpu.spill.store import Handle
 from hpcgpu.spill.store.executor import Executor
+from hpcgpu.spill.store.handles import Handle
 from hpcgpu.spill.values.unit import Buffer
 
 
@@ -69,11 +70,11 @@ def test_an_allocation_waits_for_what_another_thread_moves(store: GpuSpillBuffer
     gpu.waits = True
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
     assert gpu.under_way.wait(scaled(20))
-    answer = aside(lambda: devices.evict(0, 8 * KIB))
+    answer = aside(lambda: allocation_failure.evict(0, 8 * KIB))
     until(lambda: store._executor.state.allocations, "the allocation waits", answer)
     gpu.go_on.set()
     assert answer.result(scaled(20))
-    assert not devices.evict(0, 8 * KIB)
+    assert not allocation_failure.evict(0, 8 * KIB)
     assert gpu.used_bytes == 0
 
 
@@ -109,16 +110,18 @@ def test_room_is_made_until_it_is_enough(stored: NewStore) -> None:
         return gpu.used_bytes
 
     fill(store, gpu, 10)
-    got = devices.with_room(gpu, 8 * KIB, lambda: allocate(40 * KIB), lambda: collected.append(gpu.used_bytes))
+    got = allocation_failure.with_room(
+        gpu, 8 * KIB, lambda: allocate(40 * KIB), lambda: collected.append(gpu.used_bytes)
+    )
     assert got == 40 * KIB
     assert collected == [n * 8 * KIB for n in (9, 8, 7, 6, 5)]
     with pytest.raises(MemoryError):
-        devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), gc.collect)
+        allocation_failure.with_room(gpu, 8 * KIB, lambda: allocate(-1), gc.collect)
     assert gpu.used_bytes == 0
     assert [store[i].get()[0] for i in range(10)] == list(range(10))
     store.close()
     with pytest.raises(MemoryError):
-        devices.with_room(gpu, 8 * KIB, lambda: allocate(-1), gc.collect)
+        allocation_failure.with_room(gpu, 8 * KIB, lambda: allocate(-1), gc.collect)
 
 
 def test_set_and_delete_while_a_value_moves(store: GpuSpillBuffer, gpu: FaultyGpu) -> None:

@@ -20,10 +20,11 @@ from waiting import aside, scaled, until
 
 from hpcgpu.sim import OutOfMemoryError, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
-from hpcgpu.spill.devices import AllocationFailureHook
+from hpcgpu.spill.devices.allocation_failure import AllocationFailureHook
 from hpcgpu.spill.proxies import unproxy
-from hpcgpu.spill.state import DEVICE, HOST, Copy
-from hpcgpu.spill.store import Handle, this_thread
+from hpcgpu.spill.state.instructions import DEVICE, HOST, Copy
+from hpcgpu.spill.store.handles import Handle
+from hpcgpu.spill.store.inbox import this_thread
 
 KEYS = 12
 EPISODES, EPISODE_S = 80, 0.02

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.values import contents, is_data, put_together, take_apart
+from hpcgpu.spill.values.containers import contents, is_data
+from hpcgpu.spill.values.take_apart import put_together, take_apart
 
 
 class Array:

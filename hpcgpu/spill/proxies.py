@@ -29,7 +29,7 @@ import numpy as np
 import wrapt
 
 from hpcgpu.errors import SpillError
-from hpcgpu.spill.values import put_together, take_apart
+from hpcgpu.spill.values.take_apart import put_together, take_apart
 
 BASE: Any = wrapt.BaseObjectProxy
 # the C slot itself; a proxy's __wrapped__ is never a placeholder
@@ -119,8 +119,6 @@ _TOUCHES: dict[str, Callable[..., Any]] = {
     **{"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "index": operator.index},
     **{"getitem": operator.getitem, "contains": operator.contains},
 }
-
-
 for _name, _operation in _TOUCHES.items():
     setattr(Placeholder, f"__{_name}__", lambda self, *args, do=_operation: do(_state_of(self).load(), *args))
 
