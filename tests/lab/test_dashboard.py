@@ -31,8 +31,8 @@ def test_the_link_leads_from_the_login_node_to_the_dashboard(slurm_lab: Lab) -> 
         client('cluster = SLURMGPUCluster(nodes=1, gpus="sim:1")')
         link = client("cluster.dashboard_link")
         assert link.split("/")[3] not in client.said
-        (way,) = re.findall(r"dashboard: (cat .*)", client.said)
-        assert slurm_lab.exec(slurm_lab.login, way.split(), check=True).stdout.strip() == link
+        (file,) = re.findall(r"dashboard: its address is in (\S+)", client.said)
+        assert slurm_lab.exec(slurm_lab.login, ["cat", file], check=True).stdout.strip() == link
         done = slurm_lab.exec(slurm_lab.login, ["python", "fetch.py", link])
         assert done.stdout == "[(200, True), (404, None), (404, None)]\n", done.stdout + done.stderr
         elsewhere = slurm_lab.exec(slurm_lab.nodes[0], ["python", "fetch.py", link])
