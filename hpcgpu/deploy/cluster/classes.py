@@ -304,7 +304,9 @@ class LocalGPUCluster(GPUCluster):
         except ConfigError as e:
             names = ("n_workers", "gpus" if "gpus" not in ours else "gpus_per_node", "CUDA_VISIBLE_DEVICES")
             typed = next((name for name in names if keywords.get(name) is not None), "gpus_per_node")
-            raise ConfigError(renamed(e, r"(gpus_per_node)\b", lambda _: typed)) from None
+            if (text := renamed(e, r"(gpus_per_node)\b", lambda _: typed)) == str(e):
+                raise
+            raise ConfigError(text) from None
 
     def scale(self, n: int | None = None, jobs: int | None = None) -> Any:
         """Refuse: there are no more GPUs."""
