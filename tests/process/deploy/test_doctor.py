@@ -19,7 +19,17 @@ from waiting import scaled, until
 
 from hpcgpu import config
 from hpcgpu.deploy import doctor
-from hpcgpu.deploy.doctor.node import CONNECTED, NODE, ORDER, Order, connect_all, read_all, read_listening, write_value
+from hpcgpu.deploy.doctor.node import (
+    CONNECTED,
+    NODE,
+    ORDER,
+    Order,
+    connect_all,
+    interfaces,
+    read_all,
+    read_listening,
+    write_value,
+)
 from hpcgpu.host import private
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.plan.doctor.facts import NodeFacts
@@ -59,7 +69,9 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
         assert facts.python.broken == ""
         assert facts.scratch
         assert facts.scratch.bytes_per_s > 0
-    assert {link.error for link in (*links, *seen[0].links, *seen[1].links)} == {""}
+    still = {address for _, address in interfaces()}  # networks of other tests' containers come and go
+    assert [link for link in (*links, *seen[0].links, *seen[1].links) if link.error and link.address in still] == []
+    assert still & {link.address for link in links}
 
 
 @pytest.mark.usefixtures("pbs")
