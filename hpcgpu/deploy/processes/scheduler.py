@@ -243,6 +243,13 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     return asyncio.run(_serve(spec, control))
 
 
+def silent_workers(scheduler: Scheduler) -> list[str]:
+    """Return the addresses of workers without a heartbeat for long (``hpcgpu_silent``)."""
+    # Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. distributed gives one
+    # up after 5 minutes (worker-ttl, 2026.8.0). The batch system knows about their jobs earlier.
+    return [address for address, worker in scheduler.workers.items() if time.time() - worker.last_seen > _SILENT_S]
+
+
 async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     control = await Control.open(sock)
     try:
@@ -269,11 +276,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
 
     lease = LeaseServer(spec.client_grace_s, control, woken, overdue)
     scheduler.handlers["hpcgpu_lease"] = lease.renew
-    # The connections of silent workers may be open: of a frozen node, a suspended job, a task that holds the GIL.
-    # distributed gives one up after 5 minutes (worker-ttl, 2026.8.0). The batch system knows about their jobs earlier.
-    scheduler.handlers["hpcgpu_silent"] = lambda: [
-        address for address, worker in scheduler.workers.items() if time.time() - worker.last_seen > _SILENT_S
-    ]
+    scheduler.handlers["hpcgpu_silent"] = lambda: silent_workers(scheduler)
     scheduler.handlers["hpcgpu_retire"] = lambda workers: retire(scheduler, workers)
 
     def stalled(what: str, reason: str) -> None:

@@ -27,7 +27,7 @@ from distributed.protocol import to_serialize
 from fake_cuda import secret_pages
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from waiting import aside, run, until
+from waiting import aside, run, until, when
 
 from hpcgpu.deploy.network import framing, node_copies, scheduler_file
 from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConnections
@@ -204,8 +204,7 @@ async def test_page_locked_memory_of_no_reader_is_copied_first(
         assert not peer_memory.are_readable([(array.ctypes.data, array.nbytes)])
         await a.write({"x": to_serialize(array), "y": to_serialize(np.full(700_000, 2, np.uint8))})
         del array
-        while pool._held_bytes > pool.free_bytes:  # the thread that copied forgets it
-            await asyncio.sleep(0.001)
+        await when(lambda: pool._held_bytes <= pool.free_bytes)  # the thread that copied forgets it
         assert lent(a) == 1
         message = await b.read()
         assert (message["x"].sum(), message["y"].sum(), copied) == (1_000_000, 1_400_000, [1_000_000, 700_000])
@@ -261,8 +260,7 @@ async def test_close_does_not_wait_for_a_peer_that_does_not_read(monkeypatch: py
             await a.write("more")
         await closing
         assert (await b.read())["x"].sum() == BIG  # it stays lent
-        while a.stream:
-            await asyncio.sleep(0.001)
+        await when(lambda: not a.stream)
 
 
 async def test_an_answer_of_another_connection_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,8 +531,7 @@ async def test_a_place_of_data_connections_is_given_once_by_token() -> None:
                     with pytest.raises(CommClosedError):
                         await comm.read()
                 else:
-                    while not b._joined:
-                        await asyncio.sleep(0.001)
+                    await when(lambda: b._joined)
                     (owner,) = b._joined.values()
         assert list(b._joined.values()) == [owner]
 
@@ -545,10 +542,10 @@ async def test_without_data_connections_frames_go_plainly(
     monkeypatch.setattr(Identity, "refusal", lambda *_: peer_memory.ELSEWHERE)
     monkeypatch.setattr(node_copies, "connect", AsyncMock(side_effect=OSError("no port")))
     async with pair() as (a, b):
-        for _ in range(2):
-            await send_both_ways(a, b, BIG)
-            await asyncio.sleep(0.001)
-        assert a._dialing.done() and not a._lender.data
+        await send_both_ways(a, b, BIG)  # the second one asks for data connections
+        await send_both_ways(a, b, BIG)
+        await when(lambda: a._dialing and a._dialing.done())
+        assert not a._lender.data
     assert "as more cannot be made: no port" in caplog.text
 
 
