@@ -195,9 +195,11 @@ class Ticker:
 def start(
     work: Callable[[], Awaitable[object]], name: str, failed: Failed, among: set[asyncio.Task[None]] | None = None
 ) -> asyncio.Task[None]:
-    """Run work once; log its exception and call ``failed``, which ends everything that needs the work."""
-    # To cancel the task is no failure; any other CancelledError is a failure. The task is in the set ``among`` until it
-    # ends, for an owner that waits for none of its tasks.
+    """Run work once; log its exception and call ``failed``, which ends everything that needs the work.
+
+    To cancel the task is no failure; any other CancelledError is a failure. The task is in the set ``among`` until it
+    ends, for an owner that waits for none of its tasks.
+    """
 
     async def run() -> None:
         try:
@@ -216,8 +218,10 @@ def start(
 
 
 async def to_thread(call: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs) -> Answer:
-    """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile."""
-    # Otherwise the call's effects would come later, beside those of the next one.
+    """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile.
+
+    Otherwise the call's effects would come later, beside those of the next one.
+    """
     bound = functools.partial(call, *args, **kwargs)
     try:
         done = asyncio.get_running_loop().run_in_executor(None, bound)
@@ -282,9 +286,11 @@ async def until(look: Callable[[], Awaitable[Answer | None]], every_s: float, li
 
 
 def log_errors(call: Callable[Given, object], name: str, failed: Failed) -> Callable[Given, None]:
-    """Return a callback for timers, signals, descriptors and futures; log its exception and call ``failed``."""
-    # The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
-    # descriptor would stay readable and call again at once, for ever.
+    """Return a callback for timers, signals, descriptors and futures; log its exception and call ``failed``.
+
+    The event loop alone would log it and go on. A timer that arms itself anew would be dead then, and a readable
+    descriptor would stay readable and call again at once, for ever.
+    """
 
     @functools.wraps(call)
     def guard(*args: Given.args, **kwargs: Given.kwargs) -> None:

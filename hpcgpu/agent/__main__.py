@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hpcgpu.agent import follow, rendezvous
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
 from hpcgpu.host import log, process
-from hpcgpu.launch import SESSION_FOLDER, is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch, read_rank
+from hpcgpu.launch.launchers import SESSION_FOLDER
 from hpcgpu.model import CpuSet
 from hpcgpu.model.allocation import DOCUMENT, OWN, WRITTEN, BootstrapSettings
 

@@ -33,7 +33,7 @@ from hpcgpu.deploy.network.scheduler_file import Certificate, Route, SchedulerFi
 from hpcgpu.deploy.processes.nanny import hand_over, make_nanny
 from hpcgpu.errors import ConfigError, LaunchError, cause_of, message_of
 from hpcgpu.host import log, process
-from hpcgpu.launch import read_end_s, read_rank
+from hpcgpu.launch.environment import read_end_s, read_rank
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
 from hpcgpu.plan.jobs import OUTLIVES
 from hpcgpu.supervise import reason_of

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcgpu.agent import mpi_library
 from hpcgpu.errors import HpcGpuError, LaunchError, WorldError
 from hpcgpu.host import log, process
-from hpcgpu.launch import read_launch, read_rank
+from hpcgpu.launch.environment import read_launch, read_rank
 from hpcgpu.model import CpuSet, RankFacts
 
 if TYPE_CHECKING:

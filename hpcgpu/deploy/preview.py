@@ -27,7 +27,7 @@ from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, ParseError, SubmitError
 from hpcgpu.host import discover, nvml
 from hpcgpu.host import run as programs
-from hpcgpu.launch import read_allocation
+from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Command, CpuSet, Gpu, HostMemory, JobSpec, Layout, Settings, Site, Topology
 from hpcgpu.model.allocation import JOB_MEMORY, JOB_NODES, parse_simulated
 from hpcgpu.pictures.layout import render_svg

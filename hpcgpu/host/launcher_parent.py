@@ -48,9 +48,11 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
 
 
 def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
-    """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` blocked."""
-    # A launcher that goes on after rank 0's end waits for a stopped rank: it gets SIGTERM, then SIGKILL, and 0 is
-    # returned.
+    """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` blocked.
+
+    A launcher that goes on after rank 0's end waits for a stopped rank: it gets SIGTERM, then SIGKILL, and 0 is
+    returned.
+    """
     forces, overdue = [signal.SIGTERM, signal.SIGKILL], False
     # No sigtimedwait: stopped for longer than its timeout and continued, it returns garbage (CPython 3.11.7).
     waited = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}

@@ -158,9 +158,11 @@ def _text(value: str | bytes) -> str:
 
 
 def join_topology(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # frozen
-    """Return the topology with NVML's facts about the GPU at the same PCI address."""
-    # Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows is added without
-    # locality. memory_nodes are a GPU's own memory: not for a worker's heap.
+    """Return the topology with NVML's facts about the GPU at the same PCI address.
+
+    Slices replace the GPU that they are parts of, and have its locality. A GPU that only NVML shows is added without
+    locality. ``memory_nodes`` are a GPU's own memory: not for a worker's heap.
+    """
     facts: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         facts.setdefault(gpu.pci, []).append(gpu)
@@ -176,8 +178,10 @@ def join_topology(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet 
 
 
 def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
-    """Return the topology with these NUMA nodes as other memory of this kind."""
-    # If one NUMA node is left, all devices are local to it: they seemed to be local to two.
+    """Return the topology with these NUMA nodes as other memory of this kind.
+
+    If one NUMA node is left, all devices are local to it: they seemed to be local to two.
+    """
     numa = tuple(n for n in topology.numa_nodes if n.os_index not in nodes)
     other = [replace(n, kind=kind) for n in (*topology.numa_nodes, *topology.other_memory) if n.os_index in nodes]
     other += [n for n in topology.other_memory if n.os_index not in nodes]
@@ -194,10 +198,12 @@ def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
 
 
 def visible_gpus(gpus: Sequence[Gpu], text: str | None) -> tuple[Gpu, ...]:
-    """Return NVML's GPUs and slices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ConfigError if ambiguous."""
-    # The text has indices, which count GPUs by PCI address (the index of a divided GPU means all of its slices), and
-    # UUIDs GPU-… and MIG-… or prefixes of them. None: not set, all GPUs. "": no GPU. CUDA stops at the first token that
-    # names no device.
+    """Return NVML's GPUs and slices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ConfigError if ambiguous.
+
+    ``text`` has indices, which count GPUs by PCI address (the index of a divided GPU means all of its slices), and
+    UUIDs GPU-… and MIG-… or prefixes of them. None: not set, all GPUs. "": no GPU. CUDA stops at the first token that
+    names no device.
+    """
     devices = sorted((g for g in gpus if g.uuid), key=lambda g: g.pci)
     if text is None:
         return tuple(devices)

@@ -19,11 +19,10 @@ _ALL_IDS = ["0", "0", "4294967295"]
 def changed_by(path: Path, *, by_new_files: bool = False) -> str:
     """Return which folder on the way to ``path``, or which file there, others can change, and who; "" if no user can.
 
-    ``by_new_files``: also if they can only add files to the last folder, as to /tmp.
+    They could swap our folder for one of theirs, from which Python would import. With the sticky bit, as on /tmp, they
+    can rename only their own files. All folders up to the root are checked: a file system moves with the folders above
+    its mount point. ``by_new_files``: also if they can only add files to the last folder, as to /tmp.
     """
-    # They could swap our folder for one of theirs, from which Python would import. With the sticky bit, as on /tmp,
-    # they can rename only their own files. All folders up to the root are checked: a file system moves with the folders
-    # above its mount point.
     shared, at = False, ""  # whether others can make links in the folder of the last step, and who
     for folder, facts in _steps(path.absolute()):
         mode = facts.st_mode
@@ -93,8 +92,8 @@ def _attribute(folder: Path, name: str) -> bytes:
 
 def _named(acl: bytes) -> str:
     """Return the first user or group that a POSIX access control list names as a writer; "" if it names none."""
-    # posix_acl_xattr.h: tag, permissions, id; user 2, group 8; the mask (16) limits both
     entries = [*struct.iter_unpack("<HHI", acl[4:])]
+    # posix_acl_xattr.h: tag, permissions, id; user 2, group 8; the mask (16) limits both
     mask = next((permissions for tag, permissions, _ in entries if tag == 0x10), 7)
     writers = [(tag, number) for tag, permissions, number in entries if permissions & mask & 2]
     others = [_user(number) for tag, number in writers if tag == 2 and not _is_trusted(number)]
@@ -106,9 +105,9 @@ _NFS4_WRITES = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000  # add file, add folder, d
 
 def _named_nfs4(acl: bytes) -> str:
     """Return the first user or group that an access control list of NFSv4 names as a writer; "" if it names none."""
-    # RFC 7530, 6.2.1: type (0 allows), flags (8 for new files only, 64 of a group), mask, and who, padded to 4 bytes
     mine, at = {"root", "0", str(os.getuid()), getpass.getuser()}, 4
     while at + 16 <= len(acl):
+        # RFC 7530, 6.2.1: type (0 allows), flags (8 for new files only, 64 of a group), mask, who (padded to 4 bytes)
         kind, flags, mask, length = struct.unpack_from(">IIII", acl, at)
         who, at = acl[at + 16 : at + 16 + length].decode(errors="replace"), at + 16 + -(-length // 4) * 4
         # OWNER@, GROUP@ and EVERYONE@ are in the mode

@@ -55,9 +55,8 @@ def write(path: Path, text: str) -> None:
 
 def read(path: Path) -> str:
     """Return a private file's text; raise HpcGpuError if it is not private, OSError if it is absent or a link."""
-    # With an opener, for os.fdopen leaves the descriptor of a folder open.
     with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:
-        facts = os.fstat(f.fileno())
+        facts = os.fstat(f.fileno())  # an opener, for os.fdopen leaves the descriptor of a folder open
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
             raise HpcGpuError(f"{path} holds a secret, but it is not yours alone: owner or mode was changed")
         return f.read()
@@ -114,8 +113,7 @@ def claim(*parts: object) -> int | None:
 
 
 def release(descriptor: int) -> None:
-    """Let another process take the name; called once."""
-    # children that were forked meanwhile have the open file, too
+    """Let another process take the name, also while forked children have the open file; called once."""
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
     os.close(descriptor)
 
@@ -125,9 +123,11 @@ def _flock(kind: int, start: int, length: int) -> bytes:
 
 
 def make_exit_file(run: str = "") -> Path:
-    """Make a folder for the exit code of this launch's run; return the path of the exit file."""
-    # Rank 0 writes it, perhaps on another node. It is among the user's private files, which nodes share, or among
-    # temporary files if the home is not writable.
+    """Make a folder for the exit code of this launch's run; return the path of the exit file.
+
+    Rank 0 writes it, perhaps on another node. It is among the user's private files, which nodes share, or among
+    temporary files if the home is not writable.
+    """
     import shutil
     import tempfile
 

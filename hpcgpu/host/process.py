@@ -150,10 +150,12 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
-    """Return the variables to add for a rank; a user's values stay."""
-    # PBS sets OMP_NUM_THREADS to the cores of the whole job on its node (NCPUS, OpenPBS 23.06.06), and each worker
-    # would take that number: it is replaced. preload is a library that ld.so loads before all others, also before
-    # the user's.
+    """Return the variables to add for a rank; a user's values stay.
+
+    PBS sets OMP_NUM_THREADS to the cores of the whole job on its node (NCPUS, OpenPBS 23.06.06), and each worker would
+    take that number: it is replaced. ``preload`` is a library that ld.so loads before all others, also before the
+    user's.
+    """
     if _OURS in environ:
         return {}
     of_pbs = _THREADS if "PBS_JOBID" in environ and environ.get(_THREADS) == environ.get("NCPUS", "") else ""
@@ -198,16 +200,20 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
 
 
 def python_argv(module: str, *arguments: str, python: str = "", safe: bool = True) -> tuple[str, ...]:
-    """Return the command of a module of hpcgpu, which imports nothing from the current folder if ``safe`` (``-P``)."""
-    # python="" is this interpreter.
+    """Return the command of a module of hpcgpu for ``python`` ("": this interpreter).
+
+    It imports nothing from the current folder if ``safe`` (``-P``).
+    """
     return (python or sys.executable, *(("-P",) if safe else ()), "-m", module, *arguments)
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import without the garbage collector, then freeze the imported objects."""
-    # The collector frees nothing of modules, but scans them again and again: without it the import of distributed takes
-    # three quarters of the CPU time (Python 3.11), and forks share the pages that it would write to.
+    """Import without the garbage collector, then freeze the imported objects.
+
+    The collector frees nothing of modules, but scans them again and again: without it the import of distributed takes
+    three quarters of the CPU time (Python 3.11), and forks share the pages that it would write to.
+    """
     gc.disable()
     try:
         yield
@@ -217,18 +223,22 @@ def importing() -> Iterator[None]:
 
 
 def die_with_parent(parent: int, sig: signal.Signals) -> None:
-    """Ask the kernel for ``sig`` at the death of the parent's thread; exit at once if it is dead already."""
-    # Children do not inherit this, and it follows the parent *thread* (prctl(2)): fork from the main thread. Without it
-    # the ranks lived on after SIGKILL of Open MPI 5.0.11's mpirun.
+    """Ask the kernel for ``sig`` at the death of the parent's thread; exit at once if it is dead already.
+
+    Children do not inherit this, and it follows the parent *thread* (prctl(2)): fork from the main thread. Without it
+    the ranks lived on after SIGKILL of Open MPI 5.0.11's mpirun.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def outlast(sig: signal.Signals, seconds: int) -> None:
-    """Let ``sig`` end this process only ``seconds`` later."""
-    # A batch system that cancels a job signals all of its processes. The leader ends this one in order; until then it
-    # holds data that others may need. Forked children and executed programs die at once.
+    """Let ``sig`` end this process only ``seconds`` later.
+
+    A batch system that cancels a job signals all of its processes. The leader ends this one in order; until then it
+    holds data that others may need. Forked children and executed programs die at once.
+    """
     signal.signal(sig, lambda *_: signal.alarm(seconds) and None)
     os.register_at_fork(after_in_child=functools.partial(signal.signal, sig, signal.SIG_DFL))
 
@@ -240,9 +250,11 @@ def hide_gpus(protocol: str) -> None:
 
 
 def allow_open_files() -> None:
-    """Raise this process's limit of open descriptors: 1024 is common, and connections exhaust it."""
-    # The limit stays within systemd's hard one: some programs close every possible descriptor, and a container may
-    # allow 2^30.
+    """Raise this process's limit of open descriptors: 1024 is common, and connections exhaust it.
+
+    The limit stays within systemd's hard one: some programs close every possible descriptor, and a container may allow
+    2^30.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < enough:
@@ -293,11 +305,13 @@ _WORD_BITS = 64
 
 
 def bind(binding: Binding) -> None:
-    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores."""
-    # BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
-    # or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out.
-    # Where the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays;
-    # :func:`read_binding` shows it.
+    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores.
+
+    BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
+    or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out. Where
+    the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays; :func:`read_binding`
+    shows it.
+    """
     now = CpuSet(os.sched_getaffinity(0))
     target = binding.cpuset & now
     if not target:
@@ -314,8 +328,10 @@ def bind(binding: Binding) -> None:
 
 
 def bind_all_threads(binding: Binding) -> None:
-    """Bind the calling thread as :func:`bind` does, and give the process's other threads the same cores."""
-    # For a process that others started: the memory policy of threads that MPI and numpy have made stays as it is.
+    """Bind the calling thread as :func:`bind` does, and give the process's other threads the same cores.
+
+    For a process that others started: the memory policy of threads that MPI and numpy have made stays as it is.
+    """
     bind(binding)
     mask = os.sched_getaffinity(0)
     for task in os.listdir("/proc/self/task"):

@@ -26,9 +26,11 @@ _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakK
 
 
 async def run(command: Command) -> Result:
-    """Run a program; return its output and exit code. At most ``COPIES`` run at once, others wait."""
-    # Never raises for a failed program: 127: does not exist, 126: not executable, 124: killed with all it started after
-    # timeout_s, -9: ended by signal 9; the output is kept.
+    """Run a program; return its output and exit code. At most ``COPIES`` run at once, others wait.
+
+    Never raises for a failed program: 127: does not exist, 126: not executable, 124: killed with all it started after
+    ``timeout_s``, -9: ended by signal 9; the output is kept.
+    """
     limit = _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COPIES))
     async with limit:
         # Pipes of our own: asyncio's Process.wait() also waits for the end of its pipes (Python 3.11).
@@ -48,8 +50,10 @@ def run_sync(command: Command) -> Result:
 
 
 def located(program: str) -> str:
-    """Return the path of a program in PATH, or among those of this node's PBS; "" if it is in neither."""
-    # PATH lacks them in tasks of PBS, in jobs that no login shell starts, and where a module sets it (OpenPBS 23.06.06)
+    """Return the path of a program in PATH, or among those of this node's PBS; "" if it is in neither.
+
+    PATH lacks them in tasks of PBS, in jobs that no login shell starts, and where a module sets it (OpenPBS 23.06.06).
+    """
     text, path = "", shutil.which(program)
     with contextlib.suppress(OSError):
         text = "" if path else Path(os.environ.get("PBS_CONF_FILE") or "/etc/pbs.conf").read_text(errors="replace")

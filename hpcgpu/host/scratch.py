@@ -43,8 +43,10 @@ class Scratch:
 
     @classmethod
     def make(cls, parent: str | None, name: str, *, trusted: bool = False) -> Self:
-        """Make a folder below ``parent`` (default: TMPDIR), after the folders of dead processes are removed."""
-        # ConfigError if other users can change a folder above it, unless ``trusted``
+        """Make a folder below ``parent`` (default: TMPDIR), after the folders of dead processes are removed.
+
+        ConfigError if other users can change a folder above it, unless ``trusted``.
+        """
         home = home_of(parent)
         try:
             make_private(home)
@@ -134,9 +136,8 @@ def _make(home: Path, name: str) -> tuple[Path, int] | None:
 
 def sweep(home: Path) -> None:
     """Remove the folders of this user's dead processes on this node."""
-    # Only the characters that mkdtemp adds may follow: the name of another node may begin with this one's.
     for path in [path for kind in KINDS for path in home.glob(f"{glob.escape(_prefix(kind))}{'?' * _RANDOM}")]:
-        try:
+        try:  # only the characters of mkdtemp follow: the name of another node may begin with this one's
             _sweep(path)
         except FileNotFoundError:
             continue  # another process was faster

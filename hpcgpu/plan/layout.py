@@ -30,10 +30,11 @@ def plan_layout(
     *,
     scheduler: bool = True,
 ) -> Layout:
-    """Plan which rank starts which workers; WorldError if a node of the job has no rank, or no rank has a GPU."""
-    # The workers of a node are divided among its ranks, except rank 0 if it is the scheduler and not the only rank.
-    # Ranks in excess of GPUs are idle. An isolated rank is a node of its own. Each host has cpu_workers more, without
-    # GPU.
+    """Plan which rank starts which workers; WorldError if a node of the job has no rank, or no rank has a GPU.
+
+    The workers of a node are divided among its ranks, except rank 0 if it is the scheduler and not the only rank. Ranks
+    in excess of GPUs are idle. An isolated rank is a node of its own. Each host has ``cpu_workers`` more, without GPU.
+    """
     devices: dict[str, set[str]] = {}
     for record in records:
         devices.setdefault(record.host, set()).add(record.devices)

@@ -254,9 +254,11 @@ class _Memory:
 def read_numa_nodes(
     root: ET.Element, objects: Sequence[Placed], *, is_power: bool
 ) -> tuple[list[NumaNode], list[NumaNode]]:
-    """Return the NUMA nodes with DRAM, and those with other memory; raise Misread for an invalid value."""
-    # A version 1 file of a machine with a single node may name no node. Where all memory is of the fast kind (Xeon Max
-    # without DIMMs), that memory counts as DRAM. A PU is next to one node with DRAM, whatever the file says.
+    """Return the NUMA nodes with DRAM, and those with other memory; raise Misread for an invalid value.
+
+    A version 1 file of a machine with a single node may name no node. Where all memory is of the fast kind (Xeon Max
+    without DIMMs), that memory counts as DRAM. A PU is next to one node with DRAM, whatever the file says.
+    """
     packages = [(pci.count(o, "os_index"), _all_cpus(o)) for o, _ in objects if o.get("type") in _PACKAGES]
     named = [placed for placed in objects if placed[0].get("type") == "NUMANode"]
     latency, bandwidth = _memory_attribute(root, "Latency", min), _memory_attribute(root, "Bandwidth", max)
@@ -281,10 +283,12 @@ def read_numa_nodes(
 
 
 def _separate_dram(memories: Sequence[_Memory]) -> tuple[list[NumaNode], list[NumaNode]]:
-    """Separate DRAM from memory that only looks like DRAM: hwloc 2.2 to 2.4 give it the PUs of its neighbour."""
-    # These versions give MCDRAM, HBM, CXL and GPU memory no subtype. DRAM has the least latency to its PUs, if the file
-    # has latencies; else the lowest number, because Linux numbers nodes with PUs first. The size is no criterion: a
-    # machine may have less DRAM than other memory.
+    """Separate DRAM from memory that only looks like DRAM: hwloc 2.2 to 2.4 give it the PUs of its neighbour.
+
+    These versions give MCDRAM, HBM, CXL and GPU memory no subtype. DRAM has the least latency to its PUs, if the file
+    has latencies; else the lowest number, because Linux numbers nodes with PUs first. The size is no criterion: a
+    machine may have less DRAM than other memory.
+    """
     has_latencies = all(m.latency for m in memories)
     owner_of: dict[int, _Memory] = {}
     dram_of: dict[int, _Memory] = {}
@@ -319,10 +323,12 @@ def _kind(node: ET.Element, parents: Sequence[ET.Element], cpus: CpuSet, is_powe
 
 
 def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
-    """Return whether memory without PUs is DRAM whose PUs were cut away (lstopo --restrict)."""
-    # Other memory never had PUs, and is attached to an object with PUs. In version 1, cores and devices that are local
-    # to a DRAM node are below it. A Group without PUs below the node is no sign: hwloc 1 puts one there for the memory
-    # of POWER9's GPUs.
+    """Return whether memory without PUs is DRAM whose PUs were cut away (lstopo --restrict).
+
+    Other memory never had PUs, and is attached to an object with PUs. In version 1, cores and devices that are local to
+    a DRAM node are below it. A Group without PUs below the node is no sign: hwloc 1 puts one there for the memory of
+    POWER9's GPUs.
+    """
     above = parents[-1] if parents else None
     beside_none = above is not None and above.get("cpuset") is not None and not _all_cpus(above)
     return beside_none or any(o.get("type") in _LOCAL or pci.cpuset(o, "complete_cpuset") for o in node.iter("object"))

@@ -41,9 +41,11 @@ class _Function:
 
 
 def topology_of(root: ET.Element, text: str) -> Topology:
-    """Convert the root of NCCL's XML into a topology; raise ParseError for several hosts, or a file without PUs."""
-    # text is for errors. Each NUMA node counts as a package, as in NCCL, because the file has none. A network function
-    # without a device name is left out, since UCX could not use it, and named in the warnings.
+    """Convert the root of NCCL's XML into a topology; raise ParseError for several hosts, or a file without PUs.
+
+    ``text`` is for errors. Each NUMA node counts as a package, as in NCCL, because the file has none. A network
+    function without a device name is left out, since UCX could not use it, and named in the warnings.
+    """
     functions, claims, warnings = _described(root, text)
     claims, functions, warnings = _numbered(claims, functions, warnings)
     pus = CpuSet().union(*claims.values())
@@ -227,9 +229,11 @@ def _nics(function: _Function, near: int | None) -> list[Nic]:
 
 
 def _home(topology: Topology, numaid: int, affinity: CpuSet) -> int | None:
-    """Return the NUMA node of ``topology`` that corresponds to a ``<cpu>``; None without one."""
-    # Affinity comes before numaid: NCCL binds to it, and a file may number nodes otherwise than the kernel (Azure's for
-    # ND H100 v5 gives PUs 48-95 to node 0).
+    """Return the NUMA node of ``topology`` that corresponds to a ``<cpu>``; None without one.
+
+    Affinity comes before numaid: NCCL binds to it, and a file may number nodes otherwise than the kernel (Azure's for
+    ND H100 v5 gives PUs 48-95 to node 0).
+    """
     near = [n.os_index for n in topology.numa_nodes if n.cpuset & affinity]
     if len(near) == 1:
         return near[0]

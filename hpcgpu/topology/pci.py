@@ -48,8 +48,10 @@ _STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 
 
 def address(text: str) -> str:
-    """Format a PCI address as the kernel does, ``0000:06:00.0``; raise ParseError for other text."""
-    # NVML writes eight digits for the domain, in capitals (00000000:3B:00.0).
+    """Format a PCI address as the kernel does, ``0000:06:00.0``; raise ParseError for other text.
+
+    NVML writes eight digits for the domain, in capitals (00000000:3B:00.0).
+    """
     match = _ADDRESS.fullmatch(text.strip())
     if match is None:
         raise ParseError(f"{text[:40]!r} is not a PCI address such as 0000:06:00.0", evidence=text)
@@ -69,8 +71,10 @@ def is_slingshot(vendor: str, device: str) -> bool:
 
 
 def nic_kind(klass: str, vendor: str, device: str, link_layer: str = "", lid: int = 0) -> str:
-    """Return the kind of an RDMA device's port: from the kernel's ``link_layer`` if known, else from the class."""
-    # ConnectX-3 has class 0280 in both modes: there Ethernet ports have no local identifier (lid).
+    """Return the kind of an RDMA device's port: from the kernel's ``link_layer`` if known, else from the class.
+
+    ConnectX-3 has class 0280 in both modes: there Ethernet ports have no local identifier (``lid``).
+    """
     if is_slingshot(vendor, device):
         return "slingshot"
     if klass == "0208" or (vendor, device[:4]) in [(_OMNI_PATH[0], d) for d in _OMNI_PATH[1]]:
@@ -101,9 +105,11 @@ def port_state(number: str) -> str:
 def hops(
     chains: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], nics: Iterable[Nic], *, host_bridges: bool = True
 ) -> tuple[Hop, ...]:
-    """Return the PCI path of each pair of GPU and NIC with a common bridge."""
-    # chains has the bridges above each device, from the top; host_bridges: the first of them is the host bridge. The
-    # distance of other pairs is that of their NUMA nodes.
+    """Return the PCI path of each pair of GPU and NIC with a common bridge.
+
+    ``chains`` has the bridges above each device, from the top; ``host_bridges``: the first of them is the host bridge.
+    The distance of other pairs is that of their NUMA nodes.
+    """
     out = set()
     for gpu in gpus:
         for nic in nics:

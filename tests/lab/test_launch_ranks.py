@@ -12,7 +12,7 @@ from leaders import BEGIN
 from paths import ROOT
 from programs import MPICH, install
 
-from hpcgpu.launch import mpirun_command, srun_command
+from hpcgpu.launch.launchers import mpirun_command, srun_command
 from hpcgpu.model.allocation import World
 
 SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=1, extra=False)]

@@ -23,7 +23,7 @@ LIMIT_S = 40
 def rank(host: str, port: int) -> None:
     """Say where this rank is, then do as told; the end of the watcher is the end of the rank."""
 
-    from hpcgpu.launch import read_rank
+    from hpcgpu.launch.environment import read_rank
 
     facts = read_rank(os.environ)._asdict()
     place = {"host": socket.gethostname(), "cpus": sorted(os.sched_getaffinity(0))}

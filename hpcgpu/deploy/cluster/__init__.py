@@ -27,7 +27,8 @@ from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import log, private, process, remover
 from hpcgpu.host.path_writers import changed_by
 from hpcgpu.host.scratch import Scratch, make_private
-from hpcgpu.launch import HOST_FILES, SEEN_OF_A_JOB, RankCommand
+from hpcgpu.launch.environment import HOST_FILES, JOB_PREFIXES
+from hpcgpu.launch.launchers import RankCommand
 from hpcgpu.model import JobSpec, JobState, JobStatus, Patience, RunDocument
 from hpcgpu.plan.jobs import HEAD, NO_WORKERS, OUTLIVES, Job, Phase, describe
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
@@ -94,7 +95,7 @@ class LocalRanks:
     def _env(self) -> dict[str, str]:
         """Return the ranks' environment, without the batch job that this process may be in."""
         outside = {
-            name: value for name, value in os.environ.items() if not name.startswith((*SEEN_OF_A_JOB, *HOST_FILES))
+            name: value for name, value in os.environ.items() if not name.startswith((*JOB_PREFIXES, *HOST_FILES))
         }
         environ = {**outside, **process.rank_env(outside, self._preload), **dict(self._launch.env), **self._environ}
         return {**environ, **self._launch.within(str(self._folder), environ)}

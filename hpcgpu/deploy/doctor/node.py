@@ -33,7 +33,7 @@ from hpcgpu.host import discover, host_memory, nvml, peer_memory, private, proce
 from hpcgpu.host import run as programs
 from hpcgpu.host import ucx as host_ucx
 from hpcgpu.host.scratch import home_of, mount_of
-from hpcgpu.launch import RankCommand
+from hpcgpu.launch.launchers import RankCommand
 from hpcgpu.model import Command, Result, Settings, Topology
 from hpcgpu.plan.doctor.facts import Folder, Launcher, Limits, Link, Names, NodeFacts, Python, Ucx
 from hpcgpu.plan.doctor.nodes import NOT_SHARED

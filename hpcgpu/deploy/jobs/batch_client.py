@@ -21,7 +21,7 @@ from hpcgpu.deploy.jobs import Run
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import log, process, scratch
 from hpcgpu.host.run import run
-from hpcgpu.launch import inherited_variables
+from hpcgpu.launch.environment import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDocument, Site
 from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_request, shortfalls

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import discover, host_memory, log, nvml, ucx
-from hpcgpu.launch import read_allocation
+from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import NO_GPU, parse_simulated
 from hpcgpu.model.settings import SHARE, read_disk_limit

@@ -41,7 +41,7 @@ from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of, messa
 from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process, remover, scratch
 from hpcgpu.host.private import claim, release
 from hpcgpu.host.scratch import Scratch
-from hpcgpu.launch import is_isolated, read_launch, read_rank
+from hpcgpu.launch.environment import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER, Limit
 from hpcgpu.model.topology import Rapids

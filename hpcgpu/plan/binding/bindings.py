@@ -24,12 +24,14 @@ def plan_bindings(
     masks: Sequence[CpuSet] = (),
     cpu_workers: int = 0,
 ) -> tuple[Binding, ...]:
-    """Plan the bindings of one node's workers, in the order of ``gpus``; BindingError or ConfigError if impossible."""
-    # The plan does not depend on the order. allowed are the job's PUs by its cgroup and its launcher's mask;
-    # allowed_nodes its NUMA nodes, None: all. masks, one for each worker, bound its cores (respect_launcher). Workers
-    # of one GPU are adjacent; the cpu_workers, without a GPU, are last, each with nthreads cores or an even share if
-    # that is less. Cores are whole, within allowed, and disjoint; with fewer cores than workers each worker has all of
-    # them (shared_cores).
+    """Plan the bindings of one node's workers, in the order of ``gpus``; BindingError or ConfigError if impossible.
+
+    The plan does not depend on the order. ``allowed`` are the job's PUs by its cgroup and its launcher's mask,
+    ``allowed_nodes`` its NUMA nodes (None: all); ``masks``, one for each worker, bound its cores (respect_launcher).
+    Workers of one GPU are adjacent; the ``cpu_workers``, without a GPU, are last, each with nthreads cores or an even
+    share if that is less. Cores are whole, within ``allowed``, and disjoint; with fewer cores than workers each worker
+    has all of them (shared_cores).
+    """
     names = [(g.pci, g.uuid) for g in gpus]
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
@@ -124,8 +126,10 @@ def _core_reasons(topology: Topology, gpu: Gpu | None, binding: Binding) -> tupl
 
 
 def simulated_gpus(topology: Topology, count: int, memory_bytes: int, node_name: str) -> tuple[Gpu, ...]:
-    """Return simulated GPUs with stable UUIDs and addresses, spread over the NUMA nodes; ConfigError if impossible."""
-    # No real device has the PCI domain ffff; a domain holds 8192.
+    """Return simulated GPUs with stable UUIDs and addresses, spread over the NUMA nodes; ConfigError if impossible.
+
+    No real device has the PCI domain ffff; a domain holds 8192.
+    """
     if not 1 <= count <= 8192 or memory_bytes <= 0:
         raise ConfigError(
             f"{count} simulated GPUs of {memory_bytes} bytes; allowed: 1 to 8192 GPUs with memory (simulate='4x256MiB')"

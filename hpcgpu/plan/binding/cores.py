@@ -57,12 +57,15 @@ def split_cores(
     others: int = 0,
     threads: int = 1,
 ) -> CoreShares:
-    """Divide ``cores``, sorted by lowest PU, among workers; ConfigError if there are fewer than the rule asks for."""
-    # homes are the NUMA nodes of the workers' GPUs, None: unknown. With fewer cores than workers, each worker has all
-    # cores. The rule "all" divides all cores, the numbers differ by one at most; "local" divides only the cores of each
-    # home among its workers; a number is that of each worker. reserved cores stay free, under "all" an equal part of
-    # each worker's, the farthest first. The others, workers without a GPU, are last: each has a core for each of its
-    # threads, or an even share if that is less, far from the workers with GPUs, on NUMA nodes without a GPU first.
+    """Divide ``cores``, sorted by lowest PU, among workers; ConfigError if there are fewer than the rule asks for.
+
+    ``homes`` are the NUMA nodes of the workers' GPUs (None: unknown). With fewer cores than workers, each worker has
+    all cores. The ``rule`` "all" divides all cores, the numbers differ by one at most; "local" divides only the cores
+    of each home among its workers; a number is that of each worker. ``reserved`` cores stay free, under "all" an equal
+    part of each worker's, the farthest first. The ``others``, workers without a GPU, are last: each has a core for each
+    of its ``threads``, or an even share if that is less, far from the workers with GPUs, on NUMA nodes without a GPU
+    first.
+    """
     everyone, room = len(homes) + others, len(cores) - reserved
     if isinstance(rule, int):
         request = f"cores={rule} for each of {len(homes)} workers"
@@ -135,8 +138,7 @@ def _set_sizes(
 
 
 def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> int:
-    """Take the farthest core from one of the largest shares; return it."""
-    # Among equals take it from the NUMA node with the fewest cores of that share.
+    """Take the farthest core from one of the largest shares, of equals on its NUMA node with the fewest; return it."""
 
     def cost(share: _Share, core: int) -> tuple[int, int, int]:
         at, home = localities[core], share.home
@@ -151,8 +153,10 @@ def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> int:
 
 
 def _set_local_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> bool:
-    """Divide each NUMA node among its workers. Workers without a core at home divide the nodes without workers."""
-    # Return False if a worker would have no core.
+    """Divide each NUMA node among its workers; return False if a worker would have no core.
+
+    Workers without a core at home divide the nodes without workers.
+    """
     core_counts = Counter(p.node for p in localities)
     homes: dict[int | None, list[_Share]] = {}
     for share in shares:
@@ -168,9 +172,11 @@ def _set_local_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], 
 
 
 def _set_even_sizes(shares: Sequence[_Share], localities: Sequence[_Locality], reserved: int) -> None:
-    """Give all shares the same size within one; the shares with the nearest free cores get one more."""
-    # One more core costs a step for each level (NUMA node, package) whose cores are all used. Such costs are convex on
-    # a tree, so a greedy choice is optimal.
+    """Give all shares the same size within one; the shares with the nearest free cores get one more.
+
+    One more core costs a step for each level (NUMA node, package) whose cores are all used. Such costs are convex on a
+    tree, so a greedy choice is optimal.
+    """
     smallest, more = divmod(len(localities) - reserved, len(shares))
     node_left, package_left = Counter(p.node for p in localities), Counter(p.package for p in localities)
     for share in shares:

@@ -16,14 +16,17 @@ def plan_memory_nodes(
     *,
     divide_all: bool = True,
 ) -> tuple[tuple[str, CpuSet], ...]:
-    """Plan each worker's memory policy and NUMA nodes; mostly ``none`` for one node or a GPU of unknown locality."""
-    # homes are the NUMA nodes of the workers' GPUs (None: unknown), cpusets the workers' PUs; those after homes are of
-    # workers without a GPU, which have the nodes of their cores. allowed are the NUMA nodes of the process (None: all).
-    # The NUMA nodes of a package are divided among its workers: each has its home; a node
-    # without a GPU goes to the workers with cores there, else (not without divide_all) to the worker with the least
-    # memory so far. On machines with several NUMA nodes per package, half of the memory is on nodes without a GPU (all
-    # 6 recorded types), and a worker that spills needs its share. preferred-many is a preference: if these nodes are
-    # full, the kernel uses others.
+    """Plan each worker's memory policy and NUMA nodes; mostly ``none`` for one node or a GPU of unknown locality.
+
+    ``homes`` are the NUMA nodes of the workers' GPUs (None: unknown), ``cpusets`` the workers' PUs; those after
+    ``homes`` are of workers without a GPU, which have the nodes of their cores. ``allowed`` are the NUMA nodes of the
+    process (None: all). The ``policy`` preferred-many is a preference: if these nodes are full, the kernel uses others.
+
+    The NUMA nodes of a package are divided among its workers: each has its home; a node without a GPU goes to the
+    workers with cores there, else (not without ``divide_all``) to the worker with the least memory so far. On machines
+    with several NUMA nodes per package, half of the memory is on nodes without a GPU (all 6 recorded types), and a
+    worker that spills needs its share.
+    """
     nodes = _usable_nodes(topology, allowed)
     everywhere = CpuSet(n.os_index for n in nodes)
     # Where a GPU's or other memory is a NUMA node too, only a strict policy keeps pages off it (Grace Hopper).

@@ -227,12 +227,14 @@ class PortPlan(NamedTuple):
 def plan_nics(
     topology: Topology, gpus: Sequence[Gpu], nics: str | tuple[str, ...] = "balanced", interface: str = ""
 ) -> tuple[PortPlan, ...]:
-    """Plan the ports of workers in PCI order; ConfigError if ``nics`` names a port that the node does not have."""
-    # nics: balanced, nearest (whatever its load), ucx (no port: UCX chooses), or names of ports to balance over.
-    # interface is for Dask's own traffic, "": that of the worker's first port. A GPU's ports are those of its nearest
-    # class that are its share if all GPUs of the machine have workers, also in a job with some of them: the others'
-    # ports may have another job. Ties go by PCI order, so that the i-th GPU has the same rail on equal nodes. The
-    # workers of one GPU share its ports. Decision 5 has the reasons.
+    """Plan the ports of workers in PCI order; ConfigError if ``nics`` names a port that the node does not have.
+
+    ``nics``: balanced, nearest (whatever its load), ucx (no port: UCX chooses), or names of ports to balance over.
+    ``interface`` is for Dask's own traffic, "": that of the worker's first port. A GPU's ports are those of its nearest
+    class that are its share if all GPUs of the machine have workers, also in a job with some of them: the others' ports
+    may have another job. Ties go by PCI order, so that the i-th GPU has the same rail on equal nodes. The workers of
+    one GPU share its ports. Decision 5 has the reasons.
+    """
     ports = Ports(topology, nics)
     if not ports.usable or not gpus:
         nothing = "no port that nics names is active" if isinstance(nics, tuple) else ""
@@ -259,9 +261,11 @@ def plan_nics(
 
 
 def ucx_env(binding: Binding) -> tuple[tuple[str, str], ...]:
-    """Return UCX's variables for a worker on InfiniBand or RoCE; () for other workers."""
-    # UCX has no transport for Slingshot: there workers use tcp on the binding's interface. By default UCX spreads a
-    # message over at most two ports (UCX_MAX_RNDV_RAILS).
+    """Return UCX's variables for a worker on InfiniBand or RoCE; () for other workers.
+
+    UCX has no transport for Slingshot: there workers use tcp on the binding's interface. By default UCX spreads a
+    message over at most two ports (UCX_MAX_RNDV_RAILS).
+    """
     ports = _ucx_names(binding.nics)
     rails = (("UCX_MAX_RNDV_RAILS", str(len(ports))),) if len(ports) > 1 else ()
     return (("UCX_NET_DEVICES", ",".join(ports)), *rails) if ports else ()
@@ -269,8 +273,8 @@ def ucx_env(binding: Binding) -> tuple[tuple[str, str], ...]:
 
 def nccl_env(bindings: Sequence[Binding]) -> tuple[tuple[str, str], ...]:
     """Return NCCL's ports, the same for all workers of a node: they decide together how to connect."""
-    # Without the = NCCL takes mlx5_1 as a prefix, which mlx5_10 has, too.
     ports = _ucx_names(n for b in bindings for n in b.nics)
+    # Without the = NCCL takes mlx5_1 as a prefix, which mlx5_10 has, too.
     return (("NCCL_IB_HCA", "=" + ",".join(ports)),) if ports else ()
 
 
@@ -279,8 +283,10 @@ def _ucx_names(nics: Iterable[Nic]) -> tuple[str, ...]:
 
 
 def _sharing(topology: Topology, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that share the ports, in PCI order: of the machine those of the same makers, and the job's."""
-    # Slices of a GPU are one. Workers without a GPU have one near their cores each, which has no address.
+    """Return the GPUs that share the ports, in PCI order: of the machine those of the same makers, and the job's.
+
+    Slices of a GPU are one. Workers without a GPU have one near their cores each, which has no address.
+    """
     if not all(g.pci for g in gpus):
         return list(gpus)
     makers = {g.vendor for g in gpus}
@@ -396,9 +402,11 @@ def _skew(i: int, gpus: Sequence[Gpu], j: int, nics: Sequence[Nic]) -> int:
 
 
 def assign(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Assign a different column to each row with the least sum of costs; there are at least as many columns as rows."""
-    # The Hungarian method by shortest augmenting paths (R. Jonker and A. Volgenant, Computing 38, 1987), in whole
-    # numbers: nothing is rounded. Of equal columns the first is used.
+    """Assign a different column to each row with the least sum of costs; there are at least as many columns as rows.
+
+    The Hungarian method by shortest augmenting paths (R. Jonker and A. Volgenant, Computing 38, 1987), in whole
+    numbers: nothing is rounded. Of equal columns the first is used.
+    """
     rows, columns = len(costs), len(costs[0]) if costs else 0
     row_price, column_price = [0] * rows, [0] * columns
     owner = [-1] * columns

@@ -102,9 +102,11 @@ def _names(node: NodeFacts, shares: NodeLayout, before: Sequence[NodeLayout]) ->
 def node_warnings(
     settings: Settings, masks: Mapping[int, CpuSet], specs: Sequence[WorkerSpec], ucx_without_ib: str = ""
 ) -> tuple[str, ...]:
-    """Return the warnings about one node's plan."""
-    # srun --cpu-bind=cores and Open MPI's default bind each rank to cores of its own. This is not meant for workers:
-    # the cores of all ranks of the node are divided among them.
+    """Return the warnings about one node's plan.
+
+    srun --cpu-bind=cores and Open MPI's default bind each rank to cores of its own. This is not meant for workers: the
+    cores of all ranks of the node are divided among them.
+    """
     out = []
     together = CpuSet().union(*masks.values())
     if len(set(masks.values())) > 1 and not settings.respect_launcher:
@@ -285,11 +287,12 @@ def plan_whole_node(settings: Settings, facts: NodeFacts, gpus: tuple[Gpu, ...])
 
 
 def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocument | None = None) -> HostMemory:
-    """Return the host memory that the job may use on its node: what the kernel grants, or less if the job has less."""
-    # On many sites no cgroup limits a job to the memory that it has requested, and more would harm the other jobs of
-    # its node. The batch system's answer comes before the run's memory, which counts in a job that was submitted for
-    # the run, and in each job of PBS, which may not report it: a user's own allocation may have been made with another
-    # number.
+    """Return the host memory that the job may use on its node: what the kernel grants, or less if the job has less.
+
+    On many sites no cgroup limits a job to the memory that it has requested, and more would harm the other jobs of its
+    node. The batch system's answer comes before the run's memory, which counts in a job that was submitted for the run,
+    and in each job of PBS, which may not report it: a user's own allocation may have been made with another number.
+    """
     requested, settings = allocation.memory, run.settings if run else None
     ours = run is not None and (run.shape != "in-allocation" or allocation.batch == "pbs")
     if requested is None and ours and allocation.batch != "local" and settings and settings.memory_bytes:
@@ -299,9 +302,11 @@ def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocume
 
 
 def asks_granted(allocation: Allocation, shape: str) -> bool:
-    """Return whether to ask the batch system for the granted memory and time: PBS has no variables for them."""
-    # Jobs of arrays do not ask: the number of questions must not grow with the number of jobs. The limit of their
-    # processes is their memory, and the client, which asks for all at once, retires them in time.
+    """Return whether to ask the batch system for the granted memory and time: PBS has no variables for them.
+
+    Jobs of arrays do not ask: the number of questions must not grow with the number of jobs. The limit of their
+    processes is their memory, and the client, which asks for all at once, retires them in time.
+    """
     return allocation.batch == "pbs" and shape != "member"
 
 
@@ -313,9 +318,11 @@ def share_of(memory: HostMemory, workers: int, together: int) -> HostMemory:
 
 
 def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simulated_bytes: int = 0) -> int | None:
-    """Return each worker's host memory limit, None for no limit; ConfigError if the limits of all do not fit."""
-    # limit is a part of the node's memory, or bytes. simulated_bytes is the memory of the node's simulated GPUs: host
-    # memory that the workers cannot use.
+    """Return each worker's host memory limit, None for no limit; ConfigError if the limits of all do not fit.
+
+    ``limit`` is a part of the node's memory, or bytes. ``simulated_bytes`` is the memory of the node's simulated GPUs:
+    host memory that the workers cannot use.
+    """
     room, why = memory.nbytes - simulated_bytes, f" ({memory.source})" if memory.source else ""
     if not limit:
         return None

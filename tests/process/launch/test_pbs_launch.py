@@ -20,7 +20,7 @@ from ranks import environment
 from waiting import scaled
 
 from hpcgpu import config
-from hpcgpu.launch import mpirun_command, read_flavour
+from hpcgpu.launch.launchers import mpirun_command, read_flavour
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import World
 

@@ -23,7 +23,7 @@ from hpcgpu.agent.rendezvous_files import clear_old, meet_by_files
 from hpcgpu.errors import LaunchError, WorldError
 from hpcgpu.host import process
 from hpcgpu.host import process as process_of_host
-from hpcgpu.launch import read_rank
+from hpcgpu.launch.environment import read_rank
 from hpcgpu.model import RankFacts
 
 SIZE = 3

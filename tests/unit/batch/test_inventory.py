@@ -13,7 +13,7 @@ from hpcgpu.batch import pbs
 from hpcgpu.config.sites import UNKNOWN, render_draft
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import SubmitError
-from hpcgpu.launch import read_allocation, render_memory
+from hpcgpu.launch.environment import read_allocation, render_memory
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Result, Topology
 from hpcgpu.model.site import Inventory
 

@@ -19,7 +19,7 @@ from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.deploy import network, preview, settings, start
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import host_memory, run
-from hpcgpu.launch import read_end_s
+from hpcgpu.launch.environment import read_end_s
 from hpcgpu.model import Allocation, Command, HostMemory, Result, Settings
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 
@@ -180,7 +180,7 @@ def test_pbss_own_mpiexec_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_pa
         folder.mkdir()
         program(folder / name, does)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # it has no mpirun beside it
-    monkeypatch.setenv("PATH", f"{own}:{silent}:{hydra}:{pals}:/bin")
+    monkeypatch.setenv("PATH", f"{own}:{silent}:{hydra}:{pals}")  # a machine may have another one in /bin
     facts = [start._find(Settings(), JOB)]
     for folder in (pals, hydra, silent):
         next(folder.iterdir()).unlink()

@@ -14,20 +14,22 @@ from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.settings import in_job
 from hpcgpu.errors import LaunchError
 from hpcgpu.host.process import LAUNCHER
-from hpcgpu.launch import (
-    LauncherFacts,
-    RankCommand,
+from hpcgpu.launch.environment import (
     brought,
     inherited_variables,
     is_isolated,
-    mpirun_command,
-    plan_launch,
     rank_shell,
     read_allocation,
-    read_flavour,
     read_launch,
-    read_mpi_types,
     read_rank,
+)
+from hpcgpu.launch.launchers import (
+    LauncherFacts,
+    RankCommand,
+    mpirun_command,
+    plan_launch,
+    read_flavour,
+    read_mpi_types,
     srun_command,
 )
 from hpcgpu.model import Allocation, RankFacts, Settings

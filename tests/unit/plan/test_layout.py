@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.errors import ConfigError, LaunchError, WorldError
-from hpcgpu.launch import read_allocation
+from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Allocation, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, RunDocument, Settings, Topology
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.model.settings import SHARE, Limit

@@ -1,0 +1,1 @@
+"""Launchers, and the variables that they and batch systems set for ranks."""
