@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,12 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.host import private
 from hpcgpu.model import CpuSet, RankFacts
 
-_POLL_S = 0.05
+# Between two looks at a folder, at first and in the end: a thousand ranks may share its file system.
+_SHORTEST_S, _LONGEST_S, _GROWTH = 0.05, 1.0, 1.5
+# Of rank 0, for which all others wait, and of a rank that expects its answer.
+_SOON_S = 0.25
+# A change may have the time stamp of the one before it: some file systems count seconds.
+_STAMP_S = 2.0
 # Longer than any rendezvous; after it nobody needs its folder.
 _OLD_S = 86400.0
 
@@ -37,10 +43,17 @@ def clear_old(home: Path) -> None:
 def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
     """Return the records of all ranks, in rank order; raise LaunchError if one is missing after ``deadline_s``.
 
-    Rank 0 gathers the others' files into one: three reads per rank, however many there are. ``folder`` is this
-    launch's, on a file system that all ranks share; it is made with mode 0700, its files with 0600.
+    ``folder`` is this launch's, on a file system that all ranks share; it is made with mode 0700, its files with 0600.
+    While a rank waits it opens one folder, soon once a second. Rank 0 alone writes into ``folder``, the others into one
+    below it, whose files rank 0 reads once each and gathers into the world.
     """
     end_s = time.monotonic() + deadline_s
+    private.make_folder(folder)
+    if facts.rank == 0:
+        private.make_folder(folder / "answers")
+        watched = _WatchedFolder(folder / "answers", _SOON_S)
+    else:
+        watched = _WatchedFolder(folder, _LONGEST_S)
 
     def wait(missing: str) -> None:
         if time.monotonic() > end_s:
@@ -48,12 +61,37 @@ def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, dea
                 f"not all {facts.size} ranks came to the rendezvous within {deadline_s:g} s (--death-timeout); "
                 f"{missing}. They meet in {folder}: is it on a file system that all nodes share?"
             )
-        time.sleep(_POLL_S)
-        # Opening the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
-        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        watched.wait(end_s)
 
-    private.make_folder(folder)
-    return (_call if facts.rank == 0 else _answer)(record, facts, folder, wait)
+    if facts.rank == 0:
+        return _call(record, facts, folder, wait)
+    return _answer(record, facts, folder, wait, watched.look_soon)
+
+
+class _WatchedFolder:
+    """A folder and the interval between two looks at it, which grows."""
+
+    def __init__(self, path: Path, longest_s: float) -> None:
+        self._path, self._longest_s, self._interval_s = path, longest_s, _SHORTEST_S
+        self._stamp, self._changed_s = 0, 0.0
+
+    def look_soon(self) -> None:
+        """Shorten the interval: a change is expected."""
+        self._interval_s = min(self._interval_s, _SOON_S)
+
+    def wait(self, end_s: float) -> None:
+        """Return after an interval if the folder may have changed, at the latest at ``end_s``."""
+        while (now_s := time.monotonic()) < end_s:
+            time.sleep(min(self._interval_s * random.uniform(1.0, 1.25), end_s - now_s))  # not all ranks together
+            self._interval_s = min(self._interval_s * _GROWTH, self._longest_s)
+            # To open the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            stamp = os.fstat(descriptor).st_mtime_ns
+            os.close(descriptor)
+            if stamp != self._stamp:
+                self._stamp, self._changed_s = stamp, time.monotonic()
+            if time.monotonic() < self._changed_s + _STAMP_S:
+                return
 
 
 def _call(
@@ -64,29 +102,37 @@ def _call(
     private.write(folder / "call", json.dumps(call))
     answers: dict[int, Any] = {0: {"record": record}}
     while absent := CpuSet(range(facts.size)) - answers.keys():
-        for rank in absent:
-            if (answer := _read_json(folder / f"rank-{rank}")) and answer["call"] == call:
-                answers[rank] = answer
+        for name in os.listdir(folder / "answers"):
+            of, _, rank = name.partition("-")
+            if of == call and rank.isdigit() and int(rank) in absent:
+                answers[int(rank)] = json.loads(private.read(folder / "answers" / name))
         if away := absent - answers.keys():
             wait(f"missing: {format_ranks(away)}")
     world = [answers[rank] for rank in range(facts.size)]
-    private.write(folder / "world", json.dumps(world))
+    private.write(folder / f"world-{call}", json.dumps(world))
     return [answer["record"] for answer in world]
 
 
 def _answer(
-    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
+    record: Mapping[str, Any],
+    facts: RankFacts,
+    folder: Path,
+    wait: Callable[[str], None],
+    look_soon: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Answer each call of rank 0 until a world holds this answer; return its records."""
-    rank, answered = facts.rank, {"call": "", "word": os.urandom(16).hex()}
+    answer, call, world = {"word": os.urandom(16).hex(), "record": record}, None, None
     while True:
-        if (call := _read_json(folder / "call")) and call != answered["call"]:
-            answered["call"] = call
-            private.write(folder / f"rank-{rank}", json.dumps({**answered, "record": record}))
-        world = _read_json(folder / "world") or ()
-        if rank < len(world) and answered.items() <= world[rank].items():
-            return [answer["record"] for answer in world]
-        wait("no answer of rank 0" if answered["call"] else "missing: rank 0")
+        if (latest := _read_json(folder / "call")) and latest != call:
+            call, world = latest, None
+            private.write(folder / "answers" / f"{call}-{facts.rank}", json.dumps(answer))
+            look_soon()
+        # The world of a launch that was killed lacks this rank's word; it is read once, too.
+        if call and world is None:
+            world = _read_json(folder / f"world-{call}")
+            if world and [each.get("word") for each in world[facts.rank : facts.rank + 1]] == [answer["word"]]:
+                return [each["record"] for each in world]
+        wait("no answer of rank 0" if call else "missing: rank 0")
 
 
 def _read_json(path: Path) -> Any:

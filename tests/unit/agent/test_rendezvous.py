@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -39,16 +40,21 @@ def met(comers: list[Future]) -> list[list[str]]:
     return [[record["life"] for record in future.result(scaled(30))] for future in comers]
 
 
+def texts(folder: Path, rank: int) -> set[str]:
+    """What a rank has written."""
+    return {path.read_text() for path in folder.glob(f"answers/*-{rank}" if rank else "call")}
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_restarted_launch_meets_only_its_own_ranks(tmp_path: Path, order: tuple[int, ...]) -> None:
     folder = tmp_path / "rendezvous"
     assert met([come(folder, rank, "first") for rank in range(SIZE)]) == [["first"] * SIZE] * SIZE
-    before = {path.name: path.read_text() for path in folder.iterdir()}
     comers = {}
     for rank in order:
+        before = texts(folder, rank)
         comers[rank] = come(folder, rank, "second")
-        mine = folder / ("call" if rank == 0 else f"rank-{rank}")  # each is at work before the next one comes
-        until(lambda mine=mine: mine.read_text() != before[mine.name], "its next try", while_=comers[rank])
+        # each is at work before the next one comes
+        until(lambda r=rank, b=before: texts(folder, r) != b, "its next try", while_=comers[rank])
     assert met(list(comers.values())) == [["second"] * SIZE] * SIZE
 
 
@@ -72,6 +78,32 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
             future.result(scaled(30))
     with pytest.raises(LaunchError, match="missing: rank 0"):
         meet_by_files({}, facts[2], tmp_path / "another", 0.1)
+
+
+LATE = """
+import sys, time
+from pathlib import Path
+from hpcgpu.agent.rendezvous_files import meet_by_files
+from hpcgpu.errors import LaunchError
+from hpcgpu.model import RankFacts
+opens = []
+sys.addaudithook(lambda event, args: event == "open" and str(args[0]).startswith(sys.argv[1]) and opens.append(now()))
+now = time.monotonic
+try:
+    meet_by_files({}, RankFacts(rank=1, size=2, launcher="srun"), Path(sys.argv[1]), 6.0)
+except LaunchError:
+    print(*opens)
+"""
+
+
+def test_waiting_rank_opens_one_folder_a_second(tmp_path: Path) -> None:
+    """Whoever waits longer than a few seconds is one of many, and the file system is shared."""
+    argv = [sys.executable, "-c", LATE, str(tmp_path / "rendezvous")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
+    opens = [float(word) for word in done.stdout.split()]
+    late = [at for at in opens if 2.5 < at - opens[0] < 5.9]
+    assert late
+    assert all(after - before >= 1.0 for before, after in itertools.pairwise(late))
 
 
 def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:
