@@ -1,14 +1,15 @@
-"""A thousand workers in one process: what they say to a scheduler when they register, and nothing else."""
+"""Thousands of workers in a few processes: what they say to a scheduler when they register, and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import pickle
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,30 +37,44 @@ METRICS = {
 
 
 class Crowd:
-    """The process of the workers."""
+    """The processes of the workers; each worker has so many ``connections`` (of itself, its heartbeat, its nanny)."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, processes: int = 1, connections: int = 1, at_once: int = AT_ONCE) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-        self._process = subprocess.Popen([sys.executable, __file__], **pipes)
-        self._process.stdin.write(pickle.dumps((cluster.scheduler_comm.address, cluster.security)))
+        self._processes = [subprocess.Popen([sys.executable, __file__], **pipes) for _ in range(processes)]
+        for i, process in enumerate(self._processes):
+            sizes = connections, at_once // processes, f"tls://127.0.0.{i + 1}"
+            process.stdin.write(pickle.dumps((cluster.scheduler_comm.address, cluster.security, *sizes)))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=120)
+        for process in self._processes:
+            process.communicate(timeout=120)
 
     def join(self, names: Sequence[str]) -> None:
         """Have workers of these names register; returns when the scheduler has welcomed all."""
-        self._say(f"join {' '.join(names)}")
+        parts = [names[i :: len(self._processes)] for i in range(len(self._processes))]
+        self._say(*(f"join {' '.join(part)}" for part in parts))
+
+    def beat(self, seconds: float, interval_s: float) -> None:
+        """Have each of them send its heartbeat so often, for so long; each waits for its answer."""
+        self._say(*[f"beat {seconds} {interval_s}"] * len(self._processes))
+
+    def die(self, count: int) -> None:
+        """Cut the connections of so many, as a node does that has lost its power."""
+        self._say(*[f"die {count // len(self._processes)}"] * len(self._processes))
 
     def leave(self) -> None:
         """Have all of them end their connections."""
-        self._say("leave")
+        self._say(*["leave"] * len(self._processes))
 
-    def _say(self, line: str) -> None:
-        self._process.stdin.write(f"{line}\n".encode())
-        assert self._process.stdout.readline() == b"done\n", "the workers have ended"
+    def _say(self, *lines: str) -> None:
+        for process, line in zip(self._processes, lines, strict=True):
+            process.stdin.write(f"{line}\n".encode())
+        for process in self._processes:
+            assert process.stdout.readline() == b"done\n", "the workers have ended"
 
 
 def write_slurm(folder: Path, count: int) -> None:
@@ -76,17 +91,20 @@ def tree_cpu_s(root: str) -> float:
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
-async def register(address: str, arguments: dict[str, Any], name: str, port: int) -> Comm:
+async def connect_again(address: str, arguments: dict[str, Any]) -> Comm:
     """Connect as distributed's Worker does (2026.8.0, ``_register_with_scheduler``): again when it is turned away."""
-    comm = None
-    while comm is None:
+    while True:
         try:
-            comm = await connect(address, **arguments)
+            return await connect(address, **arguments)
         except OSError:
             await asyncio.sleep(0.1)
+
+
+async def register(address: str, arguments: dict[str, Any], name: str, own: str) -> Comm:
+    comm = await connect_again(address, arguments)
     message = {"op": "register-worker", "reply": False, "status": "running", "nthreads": 1, "nanny": None}
     message |= {"name": name, "server_id": name, "stimulus_id": f"worker-connect-{name}", "now": time.time()}
-    message |= {"address": f"tls://127.0.0.1:{port}", "pid": port}  # a port on which no process listens
+    message |= {"address": own, "pid": 1}  # a port on which no process listens
     message |= {"resources": {}, "services": {}, "extra": {}, "memory_limit": 1 << 30, "local_directory": ""}
     message |= {"versions": get_versions(), "metrics": METRICS}
     await comm.write(message, serializers=["msgpack"])
@@ -103,24 +121,46 @@ async def part(comm: Comm) -> None:
             await comm.read()
 
 
-async def run(address: str, arguments: dict[str, Any], lines: Callable[[], bytes]) -> None:
-    comms: list[Comm] = []
-    while line := await asyncio.to_thread(lines):
-        verb, *names = line.decode().split()
+async def beat(comm: Comm, own: str, seconds: float, interval_s: float) -> None:
+    """Send a worker's heartbeats, spread over the interval."""
+    end_s = time.monotonic() + seconds
+    await asyncio.sleep(random.uniform(0, interval_s))
+    while time.monotonic() < end_s:
+        message = {"op": "heartbeat_worker", "address": own, "now": time.time()}
+        await comm.write(message | {"metrics": METRICS, "executing": {}, "extensions": {}, "reply": True})
+        await comm.read()
+        await asyncio.sleep(interval_s)
+
+
+async def run(address: str, arguments: dict[str, Any], connections: int, at_once: int, host: str) -> None:
+    workers: list[tuple[str, list[Comm]]] = []
+    limit = asyncio.Semaphore(at_once)
+
+    async def one(name: str, own: str) -> tuple[str, list[Comm]]:
+        async with limit:
+            comms = [await register(address, arguments, name, own)]
+            return own, comms + [await connect_again(address, arguments) for _ in range(connections - 1)]
+
+    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+        verb, *words = line.decode().split()
         if verb == "join":
-            limit = asyncio.Semaphore(AT_ONCE)
-
-            async def one(name: str, port: int, limit: asyncio.Semaphore = limit) -> Comm:
-                async with limit:
-                    return await register(address, arguments, name, port)
-
-            comms += await asyncio.gather(*(one(name, 1024 + i) for i, name in enumerate(names)))
+            first = 1024 + len(workers)
+            workers += await asyncio.gather(*(one(name, f"{host}:{first + i}") for i, name in enumerate(words)))
+        elif verb == "beat":
+            await asyncio.gather(*(beat(comms[-1], own, *map(float, words)) for own, comms in workers))
+        elif verb == "die":
+            for _ in range(int(words[0])):
+                for comm in workers.pop()[1]:
+                    comm.abort()
         else:
-            await asyncio.gather(*map(part, comms))
-            comms.clear()
+            await asyncio.gather(*(part(comms[0]) for _, comms in workers))
+            for _, comms in workers:
+                for comm in comms:
+                    comm.abort()
+            workers.clear()
         print("done", flush=True)
 
 
 if __name__ == "__main__":
-    where, security = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent
-    asyncio.run(run(where, security.get_connection_args("worker"), sys.stdin.buffer.readline))
+    where, security, *sizes = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent
+    asyncio.run(run(where, security.get_connection_args("worker"), *sizes))

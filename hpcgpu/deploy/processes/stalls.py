@@ -7,9 +7,11 @@ forever and tells the client nothing (2026.8.0). Anyone who reaches a port can o
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import logging
 import math
+import termios
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,9 +31,10 @@ from hpcgpu.units import format_bytes
 logger = logging.getLogger("distributed.hpcgpu")
 
 _DEADLINE, _DEADLINE_S = "distributed.comm.timeouts.handshake", 10.0
-# Each has an SSLSocket: 20,000 took 567 MiB, for good, and 55 s without an answer to anybody. A peer that is closed
-# though it means well tries again (distributed.comm.core.connect).
-_MOST = 512
+# Each has an SSLSocket: 20,000 took 567 MiB, for good, and 55 s without an answer to anybody. Workers that join all at
+# once are no attack: a peer has a moment for its part, since tornado (6.6) raises a ValueError in a client that is
+# closed between TCP and TLS, and distributed's Worker takes that as its end.
+_MOST, _GRACE_S, _FULL = 512, 2.0, 8
 _SAY_S = 60.0
 # A timer that is so late shows that this process was busy or stopped, and did not read from the peer.
 _LATE = 0.1
@@ -46,11 +49,12 @@ def limit_handshakes() -> None:
 class HandshakeDeadline:
     """Closes the connections of one process whose handshake takes too long; logs a failed one a minute.
 
-    Of more than ``most`` unfinished ones it closes the oldest of the address that has the most.
+    Of more than ``most`` unfinished ones it closes the oldest of the address that has the most: if that has been silent
+    for ``grace_s``, or there are eight times as many.
     """
 
-    def __init__(self, deadline_s: float, most: int = _MOST) -> None:
-        self._deadline_s, self._most = deadline_s, most
+    def __init__(self, deadline_s: float, most: int = _MOST, grace_s: float = _GRACE_S) -> None:
+        self._deadline_s, self._most, self._grace_s = deadline_s, most, grace_s
         self._open: dict[Any, tuple[str, asyncio.TimerHandle]] = {}  # address and deadline, by stream
         self._of: dict[str, dict[Any, None]] = {}  # the same streams by address, the oldest first
         self._has_burst = False
@@ -65,10 +69,17 @@ class HandshakeDeadline:
         self._of.setdefault(address, {})[stream] = None
         if len(self._open) > self._most:
             self._has_burst = True
-            streams = max(self._of.values(), key=lambda of_address: len(of_address))
-            oldest = next(iter(streams))
-            self.fail(oldest, f"more than {self._most} at the same time")
-            oldest.close()
+            oldest = next(iter(max(self._of.values(), key=len)))
+            if len(self._open) > _FULL * self._most or self._is_awaited(oldest):
+                self.fail(oldest, f"more than {self._most} at the same time")
+                oldest.close()
+
+    def _is_awaited(self, stream: Any) -> bool:
+        """Return whether a peer has had its time, and not this process is late to read from it."""
+        if stream.closed():
+            return True
+        waits_s = asyncio.get_running_loop().time() - (self._open[stream][1].when() - self._deadline_s)
+        return waits_s >= self._grace_s and not any(fcntl.ioctl(stream.socket, termios.FIONREAD, bytes(4)))
 
     def done(self, stream: Any) -> None:
         """Forget a connection whose handshake succeeded, or that is gone."""

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import datetime
 import errno
+import functools
 import logging
 import re
 import socket
@@ -249,7 +250,7 @@ async def test_many_silent_peers_of_one_address_leave_room_for_another(
     trimmed = asyncio.Event()
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(host_memory, "trim_heap", lambda: loop.call_soon_threadsafe(trimmed.set))
-    limit(scaled(600), 8)
+    limit(scaled(600), 8, 0.0)
     async with listening(protocol) as (listener, host, port):
         other = await asyncio.open_connection(host, port, local_addr=("127.0.0.2", 0))
         silent = [await asyncio.open_connection(host, port) for _ in range(20)]
@@ -263,6 +264,20 @@ async def test_many_silent_peers_of_one_address_leave_room_for_another(
             writer.close()
         await asyncio.wait_for(trimmed.wait(), scaled(30))
     assert "127.0.0.1: more than 8 at the same time" in warnings(caplog)[0]
+
+
+async def test_peers_that_come_all_at_once_are_not_closed(
+    limit: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thousand workers join together: their handshakes are unfinished because this process has no time for them."""
+    limit(scaled(600), 8)
+    async with listening("tls") as (listener, _, _):
+        to = functools.partial(connect, listener.contact_address, timeout=scaled(60))
+        comms = await asyncio.gather(*(to(**arguments("tls", "connection")) for _ in range(60)))
+        for comm in comms:
+            await comm.write("end")
+            await comm.close()
+    assert not warnings(caplog)
 
 
 @BOTH

@@ -1,0 +1,124 @@
+"""Joins, heartbeats and deaths of thousands of simulated workers: CPU time, memory and delays of the scheduler.
+
+The workers are a few processes that say what workers say (``tests/support/crowd.py``), over TLS, three connections
+each. Beside us: distributed's LocalCluster, whose scheduler and cluster object are one process. One JSON line per
+figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import _figures
+import psutil
+from distributed import Client, LocalCluster
+from distributed.security import Security
+
+from hpcgpu import SLURMGPUCluster
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from crowd import JOB, Crowd, write_slurm
+
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+PER_JOB, PROCESSES, CONNECTIONS = 4, 4, 3
+MIB = 1 << 20
+report = functools.partial(_figures.report, "scale")
+
+
+@contextmanager
+def ours(jobs: int) -> Iterator[tuple[Any, int]]:
+    """Yield a cluster and the process of its scheduler."""
+    options = {"gpus": f"sim:{PER_JOB}", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+    with tempfile.TemporaryDirectory() as folder:
+        write_slurm(Path(folder), jobs)
+        os.environ.update(ROOT, HOME=folder, PATH=f"{folder}:{os.environ['PATH']}")
+        with SLURMGPUCluster(**options, log_directory=folder, quiet=True) as cluster:
+            cluster.scale(jobs=jobs)
+            with Client(cluster) as client:
+                yield cluster, client.run_on_scheduler(os.getpid)
+        os.environ["PATH"] = os.environ["PATH"].removeprefix(f"{folder}:")
+
+
+@contextmanager
+def theirs(jobs: int) -> Iterator[tuple[Any, int]]:
+    secured = {"security": Security.temporary(), "protocol": "tls", "dashboard_address": None}
+    with LocalCluster(n_workers=0, silence_logs="error", **secured) as cluster:
+        yield cluster, os.getpid()
+
+
+def watch_loop(dask_scheduler: Any = None) -> None:
+    """Record in a scheduler how late its loop is at most."""
+    dask_scheduler.late_s = 0.0
+
+    def look(due_s: float) -> None:
+        dask_scheduler.late_s = max(dask_scheduler.late_s, time.monotonic() - due_s)
+        dask_scheduler.loop.call_later(0.05, look, time.monotonic() + 0.05)
+
+    look(time.monotonic())
+
+
+def latest(dask_scheduler: Any = None) -> float:
+    """Return how late the scheduler's loop has been since the last question."""
+    late_s, dask_scheduler.late_s = dask_scheduler.late_s, 0.0
+    return late_s
+
+
+def steps(cluster: Any, pid: int, count: int, who: str, case: str) -> None:
+    """Run one crowd through all that happens, and report each."""
+    names = [f"{JOB}_{i // PER_JOB}-{i % PER_JOB}" for i in range(count)]
+    process = psutil.Process(pid)
+    with Client(cluster) as client, Crowd(cluster, PROCESSES, CONNECTIONS, at_once=count) as crowd:
+        client.run_on_scheduler(watch_loop)
+
+        def cost(work: Callable[[], object]) -> tuple[float, float, float]:
+            client.run_on_scheduler(latest)
+            start_s, cpu_s = time.monotonic(), sum(process.cpu_times()[:2])
+            work()
+            took_s, cpu_s = time.monotonic() - start_s, sum(process.cpu_times()[:2]) - cpu_s
+            return cpu_s, took_s, client.run_on_scheduler(latest)
+
+        before = process.memory_info().rss
+        first = count - count // 10
+        cpu_s, took_s, late_s = cost(lambda: crowd.join(names[:first]))
+        report(case, who, "cpu_ms_per_join", [cpu_s / first * 1e3], "ms")
+        report(case, who, "join_s", [took_s], "s")
+        cpu_s, took_s, _ = cost(lambda: crowd.join(names[first:]))
+        report(case, who, "cpu_ms_per_join_of_the_last_tenth", [cpu_s / (count - first) * 1e3], "ms")
+        report(case, who, "memory_mib_per_1000", [(process.memory_info().rss - before) / MIB / count * 1e3], "MiB")
+        report(case, who, "descriptors_per_worker", [process.num_fds() / count], "")
+        cpu_s, took_s, late_s = cost(lambda: crowd.beat(20.0, 5.0))
+        report(case, who, "cpu_share_with_a_heartbeat_in_5_s", [cpu_s / took_s], "")
+        report(case, who, "loop_late_s_with_heartbeats", [late_s], "s")
+        dead = count // 8 // PROCESSES * PROCESSES
+        cpu_s, took_s, late_s = cost(lambda: (crowd.die(dead), gone(client, count - dead)))
+        report(case, who, "cpu_ms_per_death", [cpu_s / dead * 1e3], "ms")
+        report(case, who, "loop_late_s_with_deaths", [late_s], "s")
+        crowd.leave()
+
+
+def gone(client: Client, left: int) -> None:
+    """Wait until the scheduler has so many workers left."""
+    while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.workers)) > left:
+        time.sleep(0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counts", default="250,1000,4000")
+    for count in map(int, parser.parse_args().counts.split(",")):
+        for who, make in (("hpcgpu", ours), ("distributed", theirs)):
+            with make(count // PER_JOB) as (cluster, pid):
+                steps(cluster, pid, count, who, f"{count} workers, {CONNECTIONS} connections each")
+
+
+if __name__ == "__main__":
+    main()
