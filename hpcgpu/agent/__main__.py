@@ -254,7 +254,7 @@ def plan_node(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
 ) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
     """Return the workers of the leader ``rank``, and messages; LaunchError if GPUs of ``gpus_per_node`` are missing."""
-    from hpcgpu.deploy.processes import facts_of, folder_notes
+    from hpcgpu.deploy.processes.node import facts_of, folder_notes
     from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
     from hpcgpu.plan.binding.workers import node_warnings, plan_workers
 
@@ -281,7 +281,7 @@ def plan_node(
 
 def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
     """Return the node's GPUs for its workers, simulated or real; raise LaunchError for fewer than ``gpus_per_node``."""
-    from hpcgpu.deploy.processes import gpus_of
+    from hpcgpu.deploy.processes.node import gpus_of
     from hpcgpu.host import nvml
     from hpcgpu.report.machine import format_other_gpus
 

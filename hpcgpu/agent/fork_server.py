@@ -27,7 +27,7 @@ from hpcgpu.host import log, process, remover
 from hpcgpu.model import Settings
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.processes import Child
+    from hpcgpu.deploy.processes.control import Child
     from hpcgpu.host.scratch import Scratch
 
 
@@ -259,7 +259,7 @@ class ForkServerSpawner:
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
         """Report the end of a child that was forked before this spawner was made."""
-        from hpcgpu.deploy.processes import Child
+        from hpcgpu.deploy.processes.control import Child
 
         exited: asyncio.Future[int] = self._loop.create_future()
         self._children[pid] = exited

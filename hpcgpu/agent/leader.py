@@ -27,9 +27,10 @@ from distributed.security import Security
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner, LeaderResources
-from hpcgpu.deploy import network, processes
+from hpcgpu.deploy import network
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.scheduler_file import Certificate, Route, SchedulerFile, connect_first, security
+from hpcgpu.deploy.processes import node
 from hpcgpu.deploy.processes.nanny import hand_over, make_nanny
 from hpcgpu.errors import ConfigError, LaunchError, cause_of, message_of
 from hpcgpu.host import log, process
@@ -417,7 +418,7 @@ def run_standalone(
 
 def _plan(settings: Settings, name: str, workers: int | None, scratch: str, protocol: str) -> tuple[WorkerSpec, ...]:
     """Return the workers, named as ``dask worker`` does; LaunchError for too many, ConfigError for a bad name."""
-    machine = processes.read_node(settings, dict(os.environ))
+    machine = node.read_node(settings, dict(os.environ))
     most = len(machine.gpus) * settings.workers_per_gpu
     count = workers or most
     if count > most or count % settings.workers_per_gpu:
@@ -427,9 +428,9 @@ def _plan(settings: Settings, name: str, workers: int | None, scratch: str, prot
         )
     if "/" in name or "\0" in name:
         raise ConfigError(f"--name {name!r} has a slash; allowed: the name of a file")
-    specs = processes.plan_here(settings, machine, count, scratch=scratch, kept_bytes=_OWN_BYTES)
-    notes = (*process.replaced(os.environ, settings.env), *processes.lowered(settings, specs))
-    log.say_of(machine.name, (*notes, *processes.folder_notes(settings, count), network.exposed(protocol)))
+    specs = node.plan_here(settings, machine, count, scratch=scratch, kept_bytes=_OWN_BYTES)
+    notes = (*process.replaced(os.environ, settings.env), *node.lowered(settings, specs))
+    log.say_of(machine.name, (*notes, *node.folder_notes(settings, count), network.exposed(protocol)))
     if not name:
         return specs
     return tuple(replace(spec, name=f"{name}-{i}" if len(specs) > 1 else name) for i, spec in enumerate(specs))

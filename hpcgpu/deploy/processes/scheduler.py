@@ -30,7 +30,7 @@ from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard import UsagePlugin, say_summary
 from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
-from hpcgpu.deploy.processes import Control
+from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subscribe, tell
 from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import JobError, cause_of

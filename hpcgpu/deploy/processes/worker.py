@@ -31,10 +31,11 @@ from distributed import Worker
 from distributed.http.routing import RoutingApplication
 
 from hpcgpu import supervise
-from hpcgpu.deploy import compat, network, processes
+from hpcgpu.deploy import compat, network
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
-from hpcgpu.deploy.processes import Control, encode
+from hpcgpu.deploy.processes import node
+from hpcgpu.deploy.processes.control import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of, message_of
@@ -451,7 +452,7 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str], claims: 
     is_alone = tied or is_isolated(environ)
     if not is_alone:
         _widen(rank, socket.gethostname())
-    machine = processes.read_node(settings, environ)
+    machine = node.read_node(settings, environ)
     shares = [gpu for gpu in machine.gpus for _ in range(each)]
     ranks = rank.local_size  # of this node, about
     if not ranks and rank.launcher != "none":  # srun does not tell a rank how many its node has
@@ -463,11 +464,11 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str], claims: 
     common: dict[str, Any] = {"scratch": scratch, "kept_bytes": _OTHERS_BYTES}
     if is_alone:
         alone = replace(machine, gpus=(shares[number],) * each)
-        spec = processes.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
+        spec = node.plan_here(settings, alone, each, sharers=max((ranks or 1) // each, 1), **common)[0]
     else:
-        spec = processes.plan_here(settings, machine, together, **common)[number]
-    notes = processes.folder_notes(settings, together) if number == 0 else ()
-    log.say_of(machine.name, (*processes.lowered(settings, (spec,)), *notes))
+        spec = node.plan_here(settings, machine, together, **common)[number]
+    notes = node.folder_notes(settings, together) if number == 0 else ()
+    log.say_of(machine.name, (*node.lowered(settings, (spec,)), *notes))
     return spec
 
 

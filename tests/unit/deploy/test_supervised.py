@@ -29,7 +29,7 @@ from hpcgpu.deploy.jobs import Run, runs
 from hpcgpu.deploy.jobs import fleet as fleet_of_jobs
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
-from hpcgpu.deploy.processes import Child
+from hpcgpu.deploy.processes.control import Child
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.scheduler import LeaderConnections, LeaseServer
 from hpcgpu.deploy.processes.stalls import TROUBLE, StallDetector
@@ -238,7 +238,8 @@ def test_a_worker_that_cannot_close_as_it_is_told_ends() -> None:
     code = """
 import asyncio, json, socket
 from types import SimpleNamespace
-from hpcgpu.deploy.processes import Control, worker
+from hpcgpu.deploy.processes import worker
+from hpcgpu.deploy.processes.control import Control
 
 async def main():
     ours, theirs = socket.socketpair()

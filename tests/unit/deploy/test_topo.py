@@ -31,7 +31,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.agent import __main__ as agent
 from hpcgpu.deploy.preview import plan_machine
-from hpcgpu.deploy.processes import read_node
+from hpcgpu.deploy.processes.node import read_node
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings
