@@ -306,7 +306,7 @@ class LeaderResources(NamedTuple):
             undo.callback(scratch.remove)
             remover.start(str(scratch.lock_path))
             with process.importing():
-                from hpcgpu.deploy.processes.scheduler import prepare_forks
+                from hpcgpu.deploy.processes.forks import prepare_forks
 
                 prepare_forks(simulated=settings.gpus is not None)
             # forked processes hold the lock, too: the folder stays as long as one process writes to it
@@ -319,7 +319,7 @@ class LeaderResources(NamedTuple):
 
 if __name__ == "__main__":
     with process.importing():
-        from hpcgpu.deploy.processes.scheduler import prepare_forks
+        from hpcgpu.deploy.processes.forks import prepare_forks
 
         prepare_forks(simulated=False)
 

@@ -15,7 +15,7 @@ from distributed import Scheduler
 from machines import GIB, machine, pus
 
 from hpcgpu.deploy.dashboard import KEY, UsagePlugin
-from hpcgpu.deploy.processes.scheduler import add_page
+from hpcgpu.deploy.processes.dashboard_http import add_page
 from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.report.workers import DIRECTIONS, TIERS, planned

@@ -85,9 +85,9 @@ def test_at_its_end_what_it_forked_is_gone() -> None:
 
 PRELOAD = """
 import json, os, sys
-from hpcgpu.deploy.processes import scheduler
+from hpcgpu.deploy.processes.forks import prepare_forks
 
-scheduler.prepare_forks(simulated=True)
+prepare_forks(simulated=True)
 before = set(sys.modules)
 
 def refuse(*_):

@@ -30,8 +30,9 @@ from hpcgpu.deploy.jobs import fleet as fleet_of_jobs
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
 from hpcgpu.deploy.processes.control import Child
+from hpcgpu.deploy.processes.leaders import LeaderConnections
+from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
-from hpcgpu.deploy.processes.scheduler import LeaderConnections, LeaseServer
 from hpcgpu.deploy.processes.stalls import TROUBLE, StallDetector
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import JobError, SpillError
