@@ -13,7 +13,7 @@ _ERRORS = (
 _HOMES = {
     **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
     "GPURunner": "hpcgpu.deploy.start",
-    "GPUWorker": "hpcgpu.deploy.processes.worker",
+    "GPUWorker": "hpcgpu.deploy.processes.gpu_worker",
     "LocalGPUCluster": "hpcgpu.deploy.cluster.classes",
     "PBSGPUCluster": "hpcgpu.deploy.cluster.classes",
     "SLURMGPUCluster": "hpcgpu.deploy.cluster.classes",

@@ -67,7 +67,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
     | {"IPython", "ipywidgets", "jupyter_core"}  # in a notebook
-    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/worker.py
+    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes: rmm.py, worker.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
     "worker": {"click"},
