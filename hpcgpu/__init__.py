@@ -18,9 +18,9 @@ _HOMES = {
     "PBSGPUCluster": "hpcgpu.deploy.cluster.classes",
     "SLURMGPUCluster": "hpcgpu.deploy.cluster.classes",
     "asproxy": "hpcgpu.spill.proxies",
-    "bindings": "hpcgpu.deploy.dashboard",
-    "memory": "hpcgpu.deploy.dashboard",
-    "trim_memory": "hpcgpu.deploy.dashboard",
+    "bindings": "hpcgpu.deploy.dashboard.worker_requests",
+    "memory": "hpcgpu.deploy.dashboard.worker_requests",
+    "trim_memory": "hpcgpu.deploy.dashboard.worker_requests",
     "unproxy": "hpcgpu.spill.proxies",
 }
 

@@ -12,7 +12,7 @@ from distributed.http.utils import get_handlers
 from tornado.web import RequestHandler
 
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.dashboard import UsagePlugin
+from hpcgpu.deploy.dashboard.usage import UsagePlugin
 from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
 from hpcgpu.report.summary import CONTENT_TYPE, render
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy import settings as all_settings
-from hpcgpu.deploy.dashboard import WorkerMetrics
+from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.processes import node, worker
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker import SilentWorker

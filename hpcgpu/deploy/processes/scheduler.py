@@ -19,7 +19,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from hpcgpu.deploy import compat, network
-from hpcgpu.deploy.dashboard import UsagePlugin, say_summary
+from hpcgpu.deploy.dashboard.usage import UsagePlugin, say_summary
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.dashboard_http import ROUTES, serve

@@ -24,7 +24,7 @@ from distributed.http.routing import RoutingApplication
 
 from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
-from hpcgpu.deploy.dashboard import WorkerMetrics
+from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.processes.control import Control, encode
 from hpcgpu.deploy.processes.rmm import set_up_rmm
 from hpcgpu.deploy.processes.stalls import limit_handshakes
