@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.agent import follow, rendezvous
+from hpcgpu.agent.leader_socket import follow
+from hpcgpu.agent.meet_by_mpi import meet_by_mpi
+from hpcgpu.agent.missing_ranks import MissingRanks
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
 from hpcgpu.host import log, process
 from hpcgpu.launch import SESSION_FOLDER, is_isolated, read_allocation, read_launch, read_rank
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 Records = list[dict[str, Any]]
 # A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its other ranks.
 _OUTLAST_S = 10
+_NAMES = 16  # characters of a launch that name its folder; messages show them, the others are a secret
+# Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0
+# before its report (mpirun of Open MPI 5.0.11, under load).
+_RANK_0_SAYS_IT_S = 1.0
 
 
 def read_bootstrap_settings(text: str) -> BootstrapSettings:
@@ -147,19 +153,19 @@ class Rank:
         if self._facts.size == 1:
             records = [self._record(resources)]
         elif bootstrap.rendezvous == "file":
-            from hpcgpu.agent import rendezvous_files
+            from hpcgpu.agent import meet_by_files
 
-            self._folder = rendezvous.folder_of(bootstrap, self._environ)
+            self._folder = folder_of(bootstrap, self._environ)
             if self._facts.rank == 0 and not bootstrap.launch:
-                rendezvous_files.clear_old(self._folder.parent)
+                meet_by_files.clear_old(self._folder.parent)
             record = self._record(resources)
-            records = rendezvous_files.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
+            records = meet_by_files.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
-            launch, key = "" if self._isolated else read_launch(self._environ), rendezvous.key_of(bootstrap)
-            folder = functools.partial(rendezvous.folder_of, bootstrap, self._environ)
+            launch, key = "" if self._isolated else read_launch(self._environ), key_of(bootstrap)
+            folder = functools.partial(folder_of, bootstrap, self._environ)
             facts, limit_s = self._facts, bootstrap.death_timeout_s
-            with rendezvous.MissingRanks(facts, self._environ, self._host, folder, limit_s).watched(self._held.close):
-                records = rendezvous.meet_by_mpi(lambda: self._record(resources), facts, launch, key)
+            with MissingRanks(facts, self._environ, self._host, folder, limit_s).watched(self._held.close):
+                records = meet_by_mpi(lambda: self._record(resources), facts, launch, key)
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
@@ -217,7 +223,8 @@ class Rank:
         """Lead: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
-        from hpcgpu.agent.leader import ForcedEnd, Leader, LeaderContext, Member
+        from hpcgpu.agent.leader import ForcedEnd, Leader, LeaderContext
+        from hpcgpu.agent.member import Member
         from hpcgpu.agent.rank0 import Rank0Leader, protocol
 
         process.hide_gpus(protocol(self._run.settings))
@@ -233,6 +240,27 @@ class Rank:
 
         with ForcedEnd(resources.fork_server) as forced:
             return asyncio.run(lead())
+
+
+def key_of(bootstrap: BootstrapSettings) -> str:
+    """Return the secret of this launch, "" if the ranks were started by the user's own launcher."""
+    return bootstrap.launch[_NAMES:]
+
+
+def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
+    """Return the folder of this run's rendezvous: the document's, or one of this launch alone; or raise LaunchError."""
+    from pathlib import Path
+
+    from hpcgpu.host.private import user_folder
+
+    if bootstrap.launch and bootstrap.folder and bootstrap.shape != "member":  # that is the whole cluster's
+        return Path(bootstrap.folder) / f"ranks-{bootstrap.launch[:_NAMES]}"
+    if not (launch := bootstrap.launch[:_NAMES] or read_launch(environ)):
+        raise LaunchError(
+            "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
+            "nothing tells this launch from another"
+        )
+    return user_folder("rendezvous") / launch
 
 
 def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -293,11 +321,6 @@ def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str],
             f"but {len(gpus)} can be opened on {host}{f' ({why})' if why else ''}"
         )
     return gpus
-
-
-# Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0
-# before its report (mpirun of Open MPI 5.0.11, under load).
-_RANK_0_SAYS_IT_S = 1.0
 
 
 def main(document: str) -> int:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
 from hpcgpu import supervise
-from hpcgpu.agent import LeaderSocket
+from hpcgpu.agent.leader_socket import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, process, remover
 from hpcgpu.model import Settings

@@ -103,7 +103,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     chosen = read(typed_settings(options), FROM).settings
     start.execute_with_rank_env(chosen)
     with LeaderResources.make(chosen) as resources:
-        from hpcgpu.agent.leader import run_standalone
+        from hpcgpu.agent.standalone import run_standalone
 
         return run_standalone(chosen, resources, address, name, workers, tls=tls, nanny=nanny)
 

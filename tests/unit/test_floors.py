@@ -79,7 +79,7 @@ DASK_GLUE = {"sim/registration.py"} | {
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 # Of leaders, which import them after their fork server has imported distributed.
-LEADERS = {("hpcgpu", "agent", "leader"), ("hpcgpu", "agent", "rank0")}
+LEADERS = {("hpcgpu", "agent", name) for name in ("leader", "member", "rank0", "standalone")}
 
 
 def name_of(path: Path) -> str:

@@ -19,7 +19,8 @@ from programs import python
 from waiting import failure, failures
 
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
-from hpcgpu.agent.leader import Leader, LeaderContext, Member
+from hpcgpu.agent.leader import Leader, LeaderContext
+from hpcgpu.agent.member import Member
 from hpcgpu.agent.rank0 import wait_started
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
