@@ -21,13 +21,13 @@ _NO_BOKEH = (
     "Without it there are tables alone: info/main/workers.html\n"
 )
 # Below the dashboard's secret.
-METRICS = "hpcgpu/metrics"
+_METRICS = "hpcgpu/metrics"
 _PAGE = "gpus"
 ROUTES = "distributed.scheduler.http.routes"  # modules; a user's own are imported at the start, which tells errors
 _NO_DASHBOARD = "This cluster has no dashboard: it was started with dashboard=False.\n"
 
 
-def serve(scheduler: Scheduler, secret: str) -> None:
+def serve_dashboard(scheduler: Scheduler, secret: str) -> None:
     """Guard the dashboard, and let holders of the cluster's certificate reach it by Dask's own port; "": none."""
     compat.guard_http(scheduler, secret, lambda: _load(scheduler), _PlainText, NO_SECRET if secret else _NO_DASHBOARD)
 
@@ -49,7 +49,7 @@ def _load(scheduler: Scheduler) -> None:
     scheduler.http_application.add_handlers(".*", get_handlers(scheduler, modules))
     usage = scheduler.plugins[UsagePlugin.name]
     metrics = {"text": lambda: render(usage.gpus()), "status": 200, "content_type": CONTENT_TYPE}
-    scheduler.http_application.add_handlers(".*", [(f"/{METRICS}", _PlainText, metrics)])
+    scheduler.http_application.add_handlers(".*", [(f"/{_METRICS}", _PlainText, metrics)])
     try:
         import distributed.dashboard.scheduler as dashboard
     except ImportError:

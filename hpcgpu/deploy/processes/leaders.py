@@ -27,16 +27,15 @@ class LeaderConnections:
         self._left = asyncio.Event()
         self._dismissed = False
 
-    @property
     def none_come(self) -> bool:
-        """True if there were workers, and no more will come."""
+        """Return True if there were workers, and no more will come."""
         return self._had_workers and not self._grows and not self._working
 
     def notes(self) -> list[tuple[str, str]]:
         """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
         return [(node, text) for node, texts in self._notes.values() for text in texts] + self.late
 
-    async def serve(
+    async def hold(
         self,
         comm: Any,  # distributed has no types
         node: str = "",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Callable
+
+from distributed import Scheduler
 
 from hpcgpu import supervise
 from hpcgpu.deploy.processes.control import Control
+from hpcgpu.host import log
 
 # Interval of the checks, and how late one may come. If later, this process itself has been stopped (Slurm and PBS
 # suspend jobs with SIGSTOP), and has read no sign of life. With a short grace a short stop counts, too.
@@ -27,14 +31,8 @@ class LeaseServer:
     while another client detaches, and a client that detaches before there is a scheduler only writes the file.
     """
 
-    def __init__(
-        self,
-        grace_s: float,
-        control: Control,
-        woken: Callable[[], None],  # called when this process was stopped and continues
-        overdue: Callable[[], None],  # called when rank 0 was told to end the run and has not
-    ) -> None:
-        self._grace_s, self._control, self._woken, self._overdue = grace_s, control, woken, overdue
+    def __init__(self, scheduler: Scheduler, control: Control, grace_s: float, rank_pid: int) -> None:
+        self._scheduler, self._control, self._grace_s, self._rank_pid = scheduler, control, grace_s, rank_pid
         self._heard = self._looked = time.monotonic()
         self._watched = self._detached = False
         # A plain timer, not a task: after a stop it must run before all else that is late, above all before the
@@ -65,7 +63,8 @@ class LeaseServer:
         now, before, self._looked = time.monotonic(), self._looked, time.monotonic()
         if now - before > _CHECK_S + min(_LATE_S, self._grace_s / 4):
             self._heard = now + max(0.0, _FIND_S - self._grace_s)
-            self._woken()
+            for worker in self._scheduler.workers.values():
+                worker.last_seen = time.time()  # else it counts as silent for the time of the stop (worker-ttl)
         if self._watched and not self._detached and now - self._heard >= self._grace_s:
             self._tell("silent", f"the client has not been heard from for {self._grace_s:g} s")
 
@@ -73,4 +72,9 @@ class LeaseServer:
         self._control.send(what, reason=why)
         self.close()
         limit_s = min(2 * self._grace_s, _OBEY_S)
-        self._timer = supervise.Ticker(self._overdue, limit_s, "the end of a run whose rank 0 does not answer")
+        self._timer = supervise.Ticker(self._kill_rank_0, limit_s, "the end of a run whose rank 0 does not answer")
+
+    def _kill_rank_0(self) -> None:
+        """Kill rank 0, which does not end the run; its end is this process's end."""
+        log.say(f"rank 0, process {self._rank_pid}, does not end the run, as if it had been stopped; it is killed")
+        os.kill(self._rank_pid, signal.SIGKILL)

@@ -22,12 +22,12 @@ from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.usage import UsagePlugin, say_summary
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
 from hpcgpu.deploy.processes.control import Control
-from hpcgpu.deploy.processes.dashboard_http import ROUTES, serve
+from hpcgpu.deploy.processes.dashboard_http import ROUTES, serve_dashboard
 from hpcgpu.deploy.processes.leaders import LeaderConnections
 from hpcgpu.deploy.processes.lease_server import LeaseServer
-from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subscribe, tell
+from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes
 from hpcgpu.errors import JobError, cause_of
-from hpcgpu.host import log, peer_memory, process
+from hpcgpu.host import peer_memory, process
 from hpcgpu.supervise import reason_of
 
 _LOOK_S = 0.1
@@ -111,28 +111,17 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         faulthandler.cancel_dump_traceback_later()
     scheduler.add_plugin(WorkerCount(control), name="hpcgpu-report")
     leaders = LeaderConnections(control, grows=spec.grows)
-    scheduler.handlers |= {"hpcgpu_watch": leaders.serve, "hpcgpu_notes": leaders.notes}
-    scheduler.handlers["hpcgpu_failed"] = lambda text: control.send("failed", text=text)
-
-    def woken() -> None:  # no worker counts as silent for the time in which this process did not hear it (worker-ttl)
-        for worker in scheduler.workers.values():
-            worker.last_seen = time.time()
-
-    def overdue() -> None:  # the end of rank 0 is this process's end
-        log.say(f"rank 0, process {spec.rank_pid}, does not end the run, as if it had been stopped; it is killed")
-        os.kill(spec.rank_pid, signal.SIGKILL)
-
-    lease = LeaseServer(spec.client_grace_s, control, woken, overdue)
-    scheduler.handlers["hpcgpu_lease"] = lease.renew
-    scheduler.handlers["hpcgpu_silent"] = lambda: silent_workers(scheduler)
-    scheduler.handlers["hpcgpu_retire"] = lambda workers: retire(scheduler, workers)
-
-    def stalled(what: str, reason: str) -> None:
-        control.send("stalled", why=what, text=reason)
-        tell(scheduler, reason)
-
-    stalls = StallDetector(scheduler, spec.stalled_s, stalled, lambda: leaders.none_come)
-    scheduler.handlers["subscribe_worker_status"] = lambda comm: subscribe(scheduler, comm, stalls.reason)
+    lease = LeaseServer(scheduler, control, spec.client_grace_s, spec.rank_pid)
+    stalls = StallDetector(scheduler, control, spec.stalled_s, leaders.none_come)
+    scheduler.handlers |= {
+        "hpcgpu_watch": leaders.hold,
+        "hpcgpu_notes": leaders.notes,
+        "hpcgpu_failed": lambda text: control.send("failed", text=text),
+        "hpcgpu_lease": lease.renew,
+        "hpcgpu_silent": lambda: silent_workers(scheduler),
+        "hpcgpu_retire": lambda workers: retire(scheduler, workers),
+        "subscribe_worker_status": stalls.subscribe,
+    }
     ports = {"port": scheduler.port, "dashboard_port": scheduler.http_server.port}
     control.send("started", address=scheduler.address, hosts=compat.bound_hosts(scheduler) or [spec.host], **ports)
     async for message in control.messages():
@@ -164,7 +153,7 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
         scheduler = Scheduler(security=security(spec.certificate), **place, **http)
     compat.share_versions(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s)
-    serve(scheduler, spec.dashboard_secret)
+    serve_dashboard(scheduler, spec.dashboard_secret)
     return await scheduler
 
 
