@@ -294,9 +294,10 @@ class LeaderResources(NamedTuple):
     @classmethod
     @contextlib.contextmanager
     def make(cls, settings: Settings, *, after_mpi: bool = False) -> Iterator[Self]:
-        """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already."""
-        # ConfigError if the folder cannot be used, checked before the imports (1 s), or for an invalid memory limit of
-        # Dask's.
+        """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already.
+
+        Raises ConfigError for a folder that cannot be used, before the imports (1 s), and for a memory limit of Dask's.
+        """
         from hpcgpu.host.scratch import Scratch
 
         if not os.environ.get("HPCGPU_DEBUG"):

@@ -2,6 +2,13 @@
 
 MPI is used for one small collective and finalized, so that a rank's early exit is harmless later and the workers' MPI
 is not disturbed.
+
+MPI_Init asks 10,000 times a second for a missing rank: 0.12 CPU s of each rank while its leader imports for 2 s (Open
+MPI 4.1.4), on the cores that the leader needs. So the other ranks wait for it first; nothing depends on that wait: a
+rank that does not see its leader, in another PID namespace, goes on after 1 s.
+
+btl/tcp knows its peers by a number that is made of the job's, and by their address: a user of one of the nodes could
+play a rank, and rank 0's record has the cluster's key. So records are sealed.
 """
 
 from __future__ import annotations
@@ -62,9 +69,6 @@ def meet_by_mpi(
 
 def wait_for_leader(launch: str) -> None:
     """Wait until this node's leader begins MPI, after its imports; ``launch`` is in this launch's environments only."""
-    # MPI_Init asks 10,000 times a second for a missing rank: 0.12 CPU s of each rank while its leader imports for 2 s
-    # (Open MPI 4.1.4), on the cores that the leader needs. Nothing depends on the wait: a rank that does not see its
-    # leader, in another PID namespace, goes on after 1 s.
     end = time.monotonic() + _LEADER_S
     # The launcher has started it, as this rank, a moment earlier or later: so its list of children begins with it.
     first = next((p.pid for p in process.siblings() if _leads(p, launch)), None)
@@ -102,8 +106,6 @@ def _check_world(mpi: Any, facts: RankFacts) -> None:
 
 def sealed(data: bytes, rank: int, key: str) -> bytes:
     """Return the one record of a rank as a fixed number of bytes: a MAC, and what only the key of its launch reads."""
-    # btl/tcp knows its peers by a number that is made of the job's, and by their address: a user of one of the nodes
-    # could play a rank, and rank 0's record has the cluster's key.
     import hashlib  # 3 ms
 
     stream = hashlib.shake_256(f"{key} {rank}".encode()).digest(_RECORD_BYTES)

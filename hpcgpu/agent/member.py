@@ -63,9 +63,9 @@ class Member(Leader):
 
     async def _stay_beside_launcher(self) -> int:
         """Stay, but leave when srun is gone: Slurm has given the job up, and kills its processes without a warning."""
+        loop, launcher = asyncio.get_running_loop(), process.find(self.context.environ.get(process.LAUNCHER, ""))
         # This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
         # SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
-        loop, launcher = asyncio.get_running_loop(), process.find(self.context.environ.get(process.LAUNCHER, ""))
         with process.watched(*launcher) if launcher else contextlib.nullcontext() as pidfd:
             if pidfd is None:
                 return await self._stay()

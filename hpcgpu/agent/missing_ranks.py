@@ -82,12 +82,12 @@ class MissingRanks:
     @contextlib.contextmanager
     def watched(self, close: Callable[[], object]) -> Iterator[None]:
         """Watch the time of a block in which this thread is in MPI: after it report, ``close``, and end the process."""
-        # If no other thread can run then, faulthandler ends the process from C.
         end = threading.Timer(self._deadline_s, self._end, (close,))
         timers = threading.Timer(self._deadline_s / 2, self.note), end
         for timer in timers:
             timer.daemon = True
             timer.start()
+        # ends the process from C if no other thread can run then
         faulthandler.dump_traceback_later(self._deadline_s + _STUCK_S, exit=True, file=2)
         try:
             yield
@@ -111,11 +111,10 @@ class MissingRanks:
 
     def report(self) -> None:
         """Report the missing ranks, once for all nodes that see each other, and kill those of this node."""
-        # The first rank of a node whose deadline passes does it; the others wait for its end.
         present, absent = self._look()
         if acting := self._acting(present):
             process.wait_for_end(acting.pid, acting.started, _WAIT_FACTOR * self._together_s)
-            return
+            return  # the first rank of this node whose deadline has passed reports for all
         node = self._node(present, absent)
         try:
             nodes = self._share(node)
@@ -215,8 +214,11 @@ class MissingRanks:
 def describe(
     size: int, nodes: Sequence[NodeRanks], deadline_s: float, folder: str, environ: Mapping[str, str] | None = None
 ) -> str:
-    """Describe the ranks that are missing and those that came, of ``size`` promised ones, after ``deadline_s``."""
-    # folder is where nodes show each other their ranks ("": nowhere); environ is a rank's, which may name all nodes.
+    """Describe the ranks that are missing and those that came, of ``size`` promised ones, after ``deadline_s``.
+
+    ``folder`` is where nodes show each other their ranks ("": nowhere); ``environ`` is a rank's, which may name all
+    nodes.
+    """
     present = {rank for node in nodes for rank in node.present}
     absent = [f"rank {r} on {node.host} ({node.absent[r]})" for node in nodes for r in sorted(node.absent)]
     unseen = set(range(size)) - present - {rank for node in nodes for rank in node.absent}

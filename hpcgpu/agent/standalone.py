@@ -38,9 +38,11 @@ def run_standalone(
     tls: Mapping[str, str],
     nanny: Mapping[str, Any],
 ) -> int:
-    """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
-    # Several workers are name-0, name-1 ..., by which dask-jobqueue counts; workers=None is one for each GPU. tls has
-    # files: tls_ca_file, tls_worker_cert, tls_worker_key. nanny has more arguments of distributed's Nanny.
+    """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError.
+
+    Several workers are ``name-0``, ``name-1`` ..., by which dask-jobqueue counts; ``workers=None`` is one for each GPU.
+    ``tls`` are files: tls_ca_file, tls_worker_cert, tls_worker_key; ``nanny`` more arguments of distributed's Nanny.
+    """
     protocol = scheduler.partition("://")[0] if "://" in scheduler else "tcp"
     specs = _plan(settings, name, workers, str(resources.scratch.path), protocol)
     process.hide_gpus(protocol)

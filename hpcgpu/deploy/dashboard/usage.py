@@ -91,10 +91,10 @@ class UsagePlugin(SchedulerPlugin):
 
     async def fresh_summary(self) -> dict[str, Any]:
         """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``)."""
-        # Question and answer use the connections that are open. A heartbeat may open one; under load that takes longer
-        # than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
         self._silent = set(self._live)
         self._answered.clear()
+        # Question and answer use the connections that are open. A heartbeat may open one; under load that takes longer
+        # than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
         for address in self._live:
             self._scheduler.stream_comms[address].send({"op": ASK})
         with contextlib.suppress(TimeoutError):

@@ -144,8 +144,7 @@ def _plan(settings: Settings, scratch: str, environ: Mapping[str, str], claims: 
 
 def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str], claims: contextlib.ExitStack) -> int:
     """Claim the first share of a GPU that no other worker of this launch on this node has; return its number."""
-    # MPICH's mpiexec and dask worker name no launch: the job names it, or the process that started this node's ranks
-    launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())
+    launch = read_launch(environ) or environ.get("PBS_JOBID") or str(os.getppid())  # MPICH and dask worker name none
     for number, gpu in enumerate(shares):
         descriptor = claim(launch, gpu.uuid or gpu.pci, number % each)
         if descriptor is not None:
@@ -159,8 +158,8 @@ def _take_share(shares: Sequence[Gpu], each: int, environ: Mapping[str, str], cl
 
 def _widen(rank: RankFacts, host: str) -> None:
     """Undo mpirun's binding of each rank to a core: the job's cores are those that its daemon, our parent, may use."""
-    # srun's binding stays: its daemon is root's, and may use the whole node
     mask, parent = CpuSet(os.sched_getaffinity(0)), os.getppid()
+    # srun's binding stays: its daemon is root's, and may use the whole node
     if rank.launcher in ("none", "srun") or Path(f"/proc/{parent}").stat().st_uid != os.getuid():
         return
     together = CpuSet(mask | os.sched_getaffinity(parent))

@@ -41,9 +41,9 @@ class LeaseServer:
 
     def renew(self, goodbye: bool = False, detach: bool = False) -> str:
         """Handle a sign of life (``hpcgpu_lease``), with which the client ends the job, or may be silent for long."""
+        self._detached = detach
         # _look may have set a later time after a stop, and a sign from before the stop is read only now
         self._heard = max(self._heard, time.monotonic())
-        self._detached = detach
         if goodbye:
             self._tell("end", "the client said goodbye")
         return "OK"

@@ -76,11 +76,11 @@ def plan_here(
 ) -> tuple[WorkerSpec, ...]:
     """Plan ``workers`` workers, a multiple of ``workers_per_gpu``, for one of ``sharers`` processes of a job and node.
 
-    ``kept_bytes`` of the job's memory are for other processes. Raises LaunchError, ConfigError, BindingError: more
-    workers than GPUs, or impossible limits and cores.
+    ``kept_bytes`` of the job's memory are for other processes. A memory limit in bytes is lowered to the worker's
+    share: it comes from a caller that does not see the node (dask-jobqueue: the job's memory divided by processes), and
+    the kernel would end the job before a worker spills. Raises LaunchError, ConfigError, BindingError: more workers
+    than GPUs, or impossible limits and cores.
     """
-    # A limit in bytes comes from a caller that does not see the node (dask-jobqueue: the job's memory divided by
-    # processes). It is lowered to the worker's share: otherwise the kernel would end the job before a worker spills.
     limit_bytes = settings.memory_limit.nbytes
     planned = replace(settings, memory_limit=SHARE) if limit_bytes else settings
     layout = NodeLayout(0, (0,), (tuple(range(workers)),))

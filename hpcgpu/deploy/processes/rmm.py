@@ -50,8 +50,6 @@ def set_up_rmm(rapids: Rapids) -> None:
 
 def _evict_once_imported() -> None:
     """Let failing allocations of RMM make the store evict, from RMM's import on, though no option asks for RMM."""
-    # distributed imports RMM if it is installed (2026.8.0: worker.py); else cuDF or user code does. A resource that
-    # user code sets later evicts nothing.
 
     def evict_by(rmm: Any) -> None:
         try:
@@ -59,6 +57,8 @@ def _evict_once_imported() -> None:
         except RuntimeError as e:  # a worker that does not use it works without
             logger.warning("RMM is installed but fails on this GPU, and evicts nothing for its allocations: %s", e)
 
+    # distributed imports RMM if it is installed (2026.8.0: worker.py); else cuDF or user code does. A resource that
+    # user code sets later evicts nothing.
     wrapt.register_post_import_hook(evict_by, "rmm")
 
 

@@ -35,16 +35,18 @@ _LOOK_S = 0.1
 _HANGS_S = 55.0
 # A client's gather() must see the errors before it sees that the connection is lost.
 _TELL_S = 0.3
-# A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s (distributed 2026.8.0).
+# A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s (distributed 2026.8.0). Of a
+# silent one the connection may be open: a frozen node, a suspended job, a task that holds the GIL. distributed gives it
+# up after 5 minutes (worker-ttl). The batch system knows about its job earlier.
 _SILENT_S = 20.0
 
 
 async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:
     """Retire workers by address (``hpcgpu_retire``); return those that have left: the others keep their data."""
-    # distributed's retire_workers checks only every 2 s whether the data has been moved (its active memory manager,
-    # 2026.8.0). A batch system may leave a cancelled job 5 s.
     leaving = asyncio.create_task(scheduler.retire_workers(workers=list(workers), close_workers=True, remove=True))
     pushed = False
+    # distributed's retire_workers checks only every 2 s whether the data has been moved (its active memory manager,
+    # 2026.8.0). A batch system may leave a cancelled job 5 s.
     while not (await asyncio.wait([leaving], timeout=_LOOK_S))[0]:
         amm = scheduler.extensions.get("amm")
         # only once: until the data has arrived, each run requests it again
@@ -77,8 +79,10 @@ class SchedulerSpec:
 
 
 def main(spec: SchedulerSpec, control: socket.socket) -> int:
-    """Run until told to close; the entry of the forked process."""
-    # A batch system that cancels a job signals all of its processes. Rank 0 ends the run, and says why.
+    """Run until told to close; the entry of the forked process.
+
+    A batch system that cancels a job signals all of its processes: rank 0 ends the run, and logs why.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     process.hide_gpus(spec.protocol)
     compat.spare_nvml()
@@ -93,8 +97,6 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
 
 def silent_workers(scheduler: Scheduler) -> list[str]:
     """Return the addresses of workers without a heartbeat for long (``hpcgpu_silent``)."""
-    # Their connections may be open: of a frozen node, a suspended job, a task that holds the GIL. distributed gives one
-    # up after 5 minutes (worker-ttl, 2026.8.0). The batch system knows about their jobs earlier.
     return [address for address, worker in scheduler.workers.items() if time.time() - worker.last_seen > _SILENT_S]
 
 

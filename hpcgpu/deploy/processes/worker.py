@@ -79,11 +79,10 @@ def open_device(spec: WorkerSpec) -> None:
 
 def check_device(spec: WorkerSpec) -> None:
     """Raise LaunchError if CUDA's first device in this process is another GPU than the worker's."""
-    # MPI, a preload or a sitecustomize may have called cuInit before CUDA_VISIBLE_DEVICES was set: all workers of the
-    # node would compute on one GPU. MIG slices are not compared: how CUDA names them is not tried on hardware.
     gpu = spec.gpu
     if gpu is None or spec.simulated or not gpu.uuid or (first := cuda_driver.first_device()) is None:
         return
+    # else all workers of the node would compute on one GPU; how CUDA names MIG slices is not tried on hardware
     if not gpu.mig and first.uuid != gpu.uuid.lower().replace("gpu-", "GPU-"):
         raise LaunchError(
             f"worker {spec.name} is planned on {gpu.uuid} at {gpu.pci}, but CUDA's first device in its process is "
@@ -97,9 +96,8 @@ def check_device(spec: WorkerSpec) -> None:
 
 def open_context(address: str, spec: WorkerSpec) -> None:
     """Make the worker's CUDA context if it is to speak UCX, which asks at its start where the device is."""
-    # UCX 1.21 without a context: "set cuda sys_device to unknown", and it does not know which port is near.
     if address.startswith(("ucx:", "ucxx:")) and spec.gpu and not spec.simulated:
-        try:
+        try:  # UCX 1.21 without one: "set cuda sys_device to unknown", and it does not know which port is near
             cuda_driver.make_context()
         except (OSError, LaunchError) as e:  # a killed worker may still be on a GPU for one process
             log.say(f"worker {spec.name} speaks UCX without a CUDA context: UCX does not know its GPU's place: {e}")
