@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.agent.leader_socket import follow
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.agent.rank0 import SchedulerProcess
-    from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
+    from hpcgpu.model import Layout, RunDocument, WorkerSpec
 
 
 Records = list[dict[str, Any]]
@@ -282,22 +283,22 @@ def plan_node(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
 ) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
     """Return the workers of the leader ``rank``, and messages; LaunchError if GPUs of ``gpus_per_node`` are missing."""
-    from hpcgpu.deploy.processes.node import facts_of, folder_notes
+    from hpcgpu.deploy.processes.node import facts_of, folder_notes, requested_gpus
     from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
-    from hpcgpu.plan.binding.workers import node_warnings, plan_workers
+    from hpcgpu.plan.binding.workers import node_warnings, plan_workers, share_of
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     here = [n for n in layout.nodes if records[n.leader]["host"] == host]
     topology = discover.topology()
-    gpus = _gpus_of(settings, topology, environ, host)
+    gpus = requested_gpus(settings, topology, environ, host)
     masks = {r: CpuSet.parse(records[r]["cpus"]) for r in home.ranks}
     os.sched_setaffinity(0, CpuSet().union(*masks.values()))
     allocation = read_allocation(environ, host)
-    part = home.worker_count, sum(n.worker_count for n in here)
-    extra: dict[str, Any] = {"scratch": scratch, "masks": masks if settings.respect_launcher else {}}
+    facts = facts_of(host, topology, gpus, environ, run)
+    memory = share_of(facts.memory, home.worker_count, sum(n.worker_count for n in here))
+    facts = replace(facts, memory=memory, scratch=scratch, masks=masks if settings.respect_launcher else {})
     if run.shape == "member":  # named by their job; without a batch system, and an id from elsewhere, that is a process
-        extra |= {"job_id": allocation.job_id or str(os.getpid()), "restart_count": allocation.restart_count}
-    facts = facts_of(host, topology, gpus, environ, run, part, **extra)
+        facts = replace(facts, job_id=allocation.job_id or str(os.getpid()), restart_count=allocation.restart_count)
     workers = tuple(spec for _, spec in plan_workers(settings, facts, home, [n for n in here if n.node < home.node]))
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, workers, facts.ucx_without_ib)
@@ -305,22 +306,6 @@ def plan_node(
         notes += folder_notes(settings, sum(n.worker_count for n in here))
     log.say_of(host, notes)
     return workers, notes
-
-
-def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
-    """Return the node's GPUs for its workers, simulated or real; raise LaunchError for fewer than ``gpus_per_node``."""
-    from hpcgpu.deploy.processes.node import gpus_of
-    from hpcgpu.host import nvml
-    from hpcgpu.report.machine import format_other_gpus
-
-    gpus = gpus_of(settings, topology, environ, host)
-    if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
-        why = "; ".join(filter(None, (format_other_gpus(topology), nvml.read().trouble)))
-        raise LaunchError(
-            f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
-            f"but {len(gpus)} can be opened on {host}{f' ({why})' if why else ''}"
-        )
-    return gpus
 
 
 def main(document: str) -> int:

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import discover, host_memory, log, nvml, ucx
@@ -29,10 +28,14 @@ def read_node(settings: Settings, environ: Mapping[str, str]) -> NodeFacts:
     if not gpus:
         devices = environ.get("CUDA_VISIBLE_DEVICES")
         shown = f"CUDA_VISIBLE_DEVICES={devices!r}" if devices is not None else ""
-        reasons = "; ".join(filter(None, (shown, format_other_gpus(topology), nvml.read().trouble)))
-        why = f" ({reasons})" if reasons else ""
-        raise LaunchError(f"no GPU can be opened on {host}{why}: {NO_GPU}")
+        raise LaunchError(f"no GPU can be opened on {host}{_why_not(topology, shown)}: {NO_GPU}")
     return facts_of(host, topology, gpus, environ)
+
+
+def _why_not(topology: Topology, shown: str = "") -> str:
+    """Return the reasons why GPUs of this node cannot be opened, in parentheses; "" without any."""
+    reasons = "; ".join(filter(None, (shown, format_other_gpus(topology), nvml.read().trouble)))
+    return f" ({reasons})" if reasons else ""
 
 
 def facts_of(
@@ -41,10 +44,8 @@ def facts_of(
     gpus: tuple[Gpu, ...],
     environ: Mapping[str, str],
     run: RunDocument | None = None,
-    part: tuple[int, int] = (1, 1),
-    **more: Any,
 ) -> NodeFacts:
-    """Return what this process may use here: cores, memory nodes, interfaces, and a part of the memory of its job."""
+    """Return what this process may use here: cores, memory nodes, interfaces, and the memory of its job."""
     allocation = read_allocation(environ, host)
     chosen = {**environ, **(run.settings.env if run else {})}
     return NodeFacts(
@@ -53,12 +54,11 @@ def facts_of(
         gpus=gpus,
         allowed=CpuSet(os.sched_getaffinity(0)),
         allowed_nodes=host_memory.granted_memory_nodes(),
-        memory=share_of(plan_host_memory(host_memory.memory_limit(), allocation, run), *part),
+        memory=plan_host_memory(host_memory.memory_limit(), allocation, run),
         environ=environ,
         interfaces=discover.usable_interfaces(),
         in_job=allocation.batch != "local",
         ucx_without_ib=ucx.without_infiniband(topology, chosen),
-        **more,
     )
 
 
@@ -69,6 +69,17 @@ def gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], 
         return simulated_gpus(topology, simulated.per_node, simulated.memory_bytes, host)
     mine = {g.uuid for g in nvml.visible_gpus(nvml.read().gpus, environ.get("CUDA_VISIBLE_DEVICES"))}
     return tuple(g for g in topology.gpus if g.uuid in mine)
+
+
+def requested_gpus(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
+    """Return what :func:`gpus_of` does; raise LaunchError for fewer than ``gpus_per_node``."""
+    gpus = gpus_of(settings, topology, environ, host)
+    if len(gpus) < (settings.gpus_per_node or 0):
+        raise LaunchError(
+            f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
+            f"but {len(gpus)} can be opened on {host}{_why_not(topology)}"
+        )
+    return gpus
 
 
 def plan_here(

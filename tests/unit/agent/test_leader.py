@@ -86,7 +86,7 @@ def test_at_its_end_what_it_forked_is_gone() -> None:
 
 PRELOAD = """
 import json, os, sys
-from hpcgpu.deploy.processes.forks import prepare_forks
+from hpcgpu.agent.fork_server import prepare_forks
 
 prepare_forks(simulated=True)
 before = set(sys.modules)
