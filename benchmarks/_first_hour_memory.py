@@ -71,7 +71,7 @@ def _rescue(values: str, other: str, case: str) -> None:
     if "rmm" in (values, other):
         import rmm
 
-        from hpcgpu.deploy.processes.worker import evicting
+        from hpcgpu.deploy.processes.rmm import evicting
 
         rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
     evict_on_failure()  # as a worker does

@@ -13,14 +13,14 @@ _ERRORS = (
 _HOMES = {
     **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
     "GPURunner": "hpcgpu.deploy.start",
-    "GPUWorker": "hpcgpu.deploy.processes.worker",
+    "GPUWorker": "hpcgpu.deploy.processes.gpu_worker",
     "LocalGPUCluster": "hpcgpu.deploy.cluster.classes",
     "PBSGPUCluster": "hpcgpu.deploy.cluster.classes",
     "SLURMGPUCluster": "hpcgpu.deploy.cluster.classes",
     "asproxy": "hpcgpu.spill.proxies",
-    "bindings": "hpcgpu.deploy.dashboard",
-    "memory": "hpcgpu.deploy.dashboard",
-    "trim_memory": "hpcgpu.deploy.dashboard",
+    "bindings": "hpcgpu.deploy.dashboard.worker_requests",
+    "memory": "hpcgpu.deploy.dashboard.worker_requests",
+    "trim_memory": "hpcgpu.deploy.dashboard.worker_requests",
     "unproxy": "hpcgpu.spill.proxies",
 }
 

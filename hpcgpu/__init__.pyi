@@ -2,10 +2,10 @@
 from hpcgpu.deploy.cluster.classes import LocalGPUCluster as LocalGPUCluster
 from hpcgpu.deploy.cluster.classes import PBSGPUCluster as PBSGPUCluster
 from hpcgpu.deploy.cluster.classes import SLURMGPUCluster as SLURMGPUCluster
-from hpcgpu.deploy.dashboard import bindings as bindings
-from hpcgpu.deploy.dashboard import memory as memory
-from hpcgpu.deploy.dashboard import trim_memory as trim_memory
-from hpcgpu.deploy.processes.worker import GPUWorker as GPUWorker
+from hpcgpu.deploy.dashboard.worker_requests import bindings as bindings
+from hpcgpu.deploy.dashboard.worker_requests import memory as memory
+from hpcgpu.deploy.dashboard.worker_requests import trim_memory as trim_memory
+from hpcgpu.deploy.processes.gpu_worker import GPUWorker as GPUWorker
 from hpcgpu.deploy.start import GPURunner as GPURunner
 from hpcgpu.errors import BindingError as BindingError
 from hpcgpu.errors import ConfigError as ConfigError

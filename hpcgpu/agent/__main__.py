@@ -11,9 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.agent import follow, rendezvous
+from hpcgpu.agent.leader_socket import follow
+from hpcgpu.agent.meet_by_mpi import meet_by_mpi
+from hpcgpu.agent.missing_ranks import MissingRanks
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
 from hpcgpu.host import log, process
 from hpcgpu.launch.environment import is_isolated, read_allocation, read_launch, read_rank
@@ -26,12 +29,16 @@ if TYPE_CHECKING:
 
     from hpcgpu.agent.fork_server import LeaderResources
     from hpcgpu.agent.rank0 import SchedulerProcess
-    from hpcgpu.model import Gpu, Layout, RunDocument, Settings, Topology, WorkerSpec
+    from hpcgpu.model import Layout, RunDocument, WorkerSpec
 
 
 Records = list[dict[str, Any]]
 # A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its other ranks.
 _OUTLAST_S = 10
+_NAMES = 16  # characters of a launch that name its folder; messages show them, the others are a secret
+# Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0
+# before its report (mpirun of Open MPI 5.0.11, under load).
+_RANK_0_SAYS_IT_S = 1.0
 
 
 def read_bootstrap_settings(text: str) -> BootstrapSettings:
@@ -148,19 +155,19 @@ class Rank:
         if self._facts.size == 1:
             records = [self._record(resources)]
         elif bootstrap.rendezvous == "file":
-            from hpcgpu.agent import rendezvous_files
+            from hpcgpu.agent import meet_by_files
 
-            self._folder = rendezvous.folder_of(bootstrap, self._environ)
+            self._folder = folder_of(bootstrap, self._environ)
             if self._facts.rank == 0 and not bootstrap.launch:
-                rendezvous_files.clear_old(self._folder.parent)
+                meet_by_files.clear_old(self._folder.parent)
             record = self._record(resources)
-            records = rendezvous_files.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
+            records = meet_by_files.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
-            launch, key = "" if self._isolated else read_launch(self._environ), rendezvous.key_of(bootstrap)
-            folder = functools.partial(rendezvous.folder_of, bootstrap, self._environ)
+            launch, key = "" if self._isolated else read_launch(self._environ), key_of(bootstrap)
+            folder = functools.partial(folder_of, bootstrap, self._environ)
             facts, limit_s = self._facts, bootstrap.death_timeout_s
-            with rendezvous.MissingRanks(facts, self._environ, self._host, folder, limit_s).watched(self._held.close):
-                records = rendezvous.meet_by_mpi(lambda: self._record(resources), facts, launch, key)
+            with MissingRanks(facts, self._environ, self._host, folder, limit_s).watched(self._held.close):
+                records = meet_by_mpi(lambda: self._record(resources), facts, launch, key)
         for record in records:
             if "failure" in record:
                 where = f"rank {record['rank']} on {record['host']}: " if len(records) > 1 else ""
@@ -218,7 +225,8 @@ class Rank:
         """Lead: with the scheduler, beside it, or in a job that joins one."""
         import asyncio
 
-        from hpcgpu.agent.leader import ForcedEnd, Leader, LeaderContext, Member
+        from hpcgpu.agent.leader import ForcedEnd, Leader, LeaderContext
+        from hpcgpu.agent.member import Member
         from hpcgpu.agent.rank0 import Rank0Leader, protocol
 
         process.hide_gpus(protocol(self._run.settings))
@@ -234,6 +242,27 @@ class Rank:
 
         with ForcedEnd(resources.fork_server) as forced:
             return asyncio.run(lead())
+
+
+def key_of(bootstrap: BootstrapSettings) -> str:
+    """Return the secret of this launch, "" if the ranks were started by the user's own launcher."""
+    return bootstrap.launch[_NAMES:]
+
+
+def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
+    """Return the folder of this run's rendezvous: the document's, or one of this launch alone; or raise LaunchError."""
+    from pathlib import Path
+
+    from hpcgpu.host.private import user_folder
+
+    if bootstrap.launch and bootstrap.folder and bootstrap.shape != "member":  # that is the whole cluster's
+        return Path(bootstrap.folder) / f"ranks-{bootstrap.launch[:_NAMES]}"
+    if not (launch := bootstrap.launch[:_NAMES] or read_launch(environ)):
+        raise LaunchError(
+            "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
+            "nothing tells this launch from another"
+        )
+    return user_folder("rendezvous") / launch
 
 
 def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -255,22 +284,22 @@ def plan_node(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
 ) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
     """Return the workers of the leader ``rank``, and messages; LaunchError if GPUs of ``gpus_per_node`` are missing."""
-    from hpcgpu.deploy.processes import facts_of, folder_notes
+    from hpcgpu.deploy.processes.node import facts_of, folder_notes, requested_gpus
     from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay
-    from hpcgpu.plan.binding.workers import node_warnings, plan_workers
+    from hpcgpu.plan.binding.workers import node_warnings, plan_workers, share_of
 
     home, host, settings = layout.node_of(rank), records[rank]["host"], run.settings
     here = [n for n in layout.nodes if records[n.leader]["host"] == host]
     topology = discover.topology()
-    gpus = _gpus_of(settings, topology, environ, host)
+    gpus = requested_gpus(settings, topology, environ, host)
     masks = {r: CpuSet.parse(records[r]["cpus"]) for r in home.ranks}
     os.sched_setaffinity(0, CpuSet().union(*masks.values()))
     allocation = read_allocation(environ, host)
-    part = home.worker_count, sum(n.worker_count for n in here)
-    extra: dict[str, Any] = {"scratch": scratch, "masks": masks if settings.respect_launcher else {}}
+    facts = facts_of(host, topology, gpus, environ, run)
+    memory = share_of(facts.memory, home.worker_count, sum(n.worker_count for n in here))
+    facts = replace(facts, memory=memory, scratch=scratch, masks=masks if settings.respect_launcher else {})
     if run.shape == "member":  # named by their job; without a batch system, and an id from elsewhere, that is a process
-        extra |= {"job_id": allocation.job_id or str(os.getpid()), "restart_count": allocation.restart_count}
-    facts = facts_of(host, topology, gpus, environ, run, part, **extra)
+        facts = replace(facts, job_id=allocation.job_id or str(os.getpid()), restart_count=allocation.restart_count)
     workers = tuple(spec for _, spec in plan_workers(settings, facts, home, [n for n in here if n.node < home.node]))
     notes = (*(topology.warnings if settings.gpus is None else ()), *process.replaced(os.environ, settings.env))
     notes += node_warnings(settings, masks, workers, facts.ucx_without_ib)
@@ -278,27 +307,6 @@ def plan_node(
         notes += folder_notes(settings, sum(n.worker_count for n in here))
     log.say_of(host, notes)
     return workers, notes
-
-
-def _gpus_of(settings: Settings, topology: Topology, environ: Mapping[str, str], host: str) -> tuple[Gpu, ...]:
-    """Return the node's GPUs for its workers, simulated or real; raise LaunchError for fewer than ``gpus_per_node``."""
-    from hpcgpu.deploy.processes import gpus_of
-    from hpcgpu.host import nvml
-    from hpcgpu.report.machine import format_other_gpus
-
-    gpus = gpus_of(settings, topology, environ, host)
-    if settings.gpus_per_node and len(gpus) < settings.gpus_per_node:
-        why = "; ".join(filter(None, (format_other_gpus(topology), nvml.read().trouble)))
-        raise LaunchError(
-            f"{settings.gpus_per_node} GPUs per node were asked for ({settings.where('gpus_per_node')}), "
-            f"but {len(gpus)} can be opened on {host}{f' ({why})' if why else ''}"
-        )
-    return gpus
-
-
-# Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0
-# before its report (mpirun of Open MPI 5.0.11, under load).
-_RANK_0_SAYS_IT_S = 1.0
 
 
 def main(document: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import pickle
 import pkgutil
@@ -21,13 +22,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
 from hpcgpu import supervise
-from hpcgpu.agent import LeaderSocket
+from hpcgpu.agent.leader_socket import LeaderSocket
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, process, remover
 from hpcgpu.model import Settings
 
 if TYPE_CHECKING:
-    from hpcgpu.deploy.processes import Child
+    from hpcgpu.deploy.processes.control import Child
     from hpcgpu.host.scratch import Scratch
 
 
@@ -259,7 +260,7 @@ class ForkServerSpawner:
 
     def adopt(self, pid: int, control: socket.socket) -> Child:
         """Report the end of a child that was forked before this spawner was made."""
-        from hpcgpu.deploy.processes import Child
+        from hpcgpu.deploy.processes.control import Child
 
         exited: asyncio.Future[int] = self._loop.create_future()
         self._children[pid] = exited
@@ -284,6 +285,29 @@ class ForkServerSpawner:
         self._on_death()
 
 
+def prepare_forks(*, simulated: bool) -> None:
+    """Prepare a process for its forks, scheduler, workers and nannies; raise ConfigError for Dask's memory limits."""
+    with process.importing():
+        import dask
+        from distributed.versions import get_versions
+
+        import hpcgpu.deploy.processes.nanny
+        import hpcgpu.deploy.processes.scheduler
+        from hpcgpu.deploy.processes.stalls import limit_handshakes
+        from hpcgpu.deploy.settings import check_dask_memory
+
+        if simulated:
+            import hpcgpu.sim  # noqa: F401
+        # Else each worker takes 30 CPU ms more at its start (distributed 2026.8.0): it reads the versions of nine
+        # packages, runs uname -p, and imports the routes of an HTTP server.
+        for module in dask.config.get("distributed.worker.http.routes"):
+            if module.startswith("distributed."):  # others are the user's: a worker imports them, and reports errors
+                importlib.import_module(module)
+        get_versions()
+        limit_handshakes()
+        check_dask_memory()
+
+
 class LeaderResources(NamedTuple):
     """A leader's fork server, folder and socket; the end of the context ends all children and removes the folder."""
 
@@ -294,9 +318,10 @@ class LeaderResources(NamedTuple):
     @classmethod
     @contextlib.contextmanager
     def make(cls, settings: Settings, *, after_mpi: bool = False) -> Iterator[Self]:
-        """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already."""
-        # ConfigError if the folder cannot be used, checked before the imports (1 s), or for an invalid memory limit of
-        # Dask's.
+        """Import the modules of the node's processes and fork the fork server, or execute it if MPI has run already.
+
+        Raises ConfigError for a folder that cannot be used, before the imports (1 s), and for a memory limit of Dask's.
+        """
         from hpcgpu.host.scratch import Scratch
 
         if not os.environ.get("HPCGPU_DEBUG"):
@@ -305,10 +330,7 @@ class LeaderResources(NamedTuple):
             scratch = Scratch.make(settings.local_directory, "run", trusted=settings.trust_local_directory)
             undo.callback(scratch.remove)
             remover.start(str(scratch.lock_path))
-            with process.importing():
-                from hpcgpu.deploy.processes.scheduler import prepare_forks
-
-                prepare_forks(simulated=settings.gpus is not None)
+            prepare_forks(simulated=settings.gpus is not None)
             # forked processes hold the lock, too: the folder stays as long as one process writes to it
             fork_server = ForkServer.execute(scratch.lock) if after_mpi else ForkServer.fork()
             undo.callback(fork_server.close)
@@ -318,10 +340,6 @@ class LeaderResources(NamedTuple):
 
 
 if __name__ == "__main__":
-    with process.importing():
-        from hpcgpu.deploy.processes.scheduler import prepare_forks
-
-        prepare_forks(simulated=False)
-
+    prepare_forks(simulated=False)
     os.set_inheritable(int(sys.argv[3]), False)  # forks inherit it, programs that they start do not
     _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -1,14 +1,12 @@
-"""Lead a node, or a job that joins a running cluster: start its workers, watch them, and end them.
+"""Lead a node: start its workers, watch them, and end them.
 
-The cluster is one of hpcgpu, or a scheduler that others started. This imports distributed: after the leader's resources
-are made, whose fork server has imported it in its way.
+This imports distributed: after the leader's resources are made, whose fork server has imported it in its way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import os
@@ -16,8 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Self
 
 from distributed import Nanny
@@ -26,21 +23,19 @@ from distributed.core import rpc
 from distributed.security import Security
 
 from hpcgpu import supervise
-from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner, LeaderResources
-from hpcgpu.deploy import network, processes
-from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.deploy.network.scheduler_file import Certificate, Route, SchedulerFile, connect_first, security
-from hpcgpu.deploy.processes.nanny import hand_over, make_nanny
-from hpcgpu.errors import ConfigError, LaunchError, cause_of, message_of
-from hpcgpu.host import log, process
+from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
+from hpcgpu.deploy.network.scheduler_file import Certificate, Route, connect_first, security
+from hpcgpu.deploy.processes.nanny import make_nanny
+from hpcgpu.errors import LaunchError, cause_of, message_of
+from hpcgpu.host import log
 from hpcgpu.launch.environment import read_end_s, read_rank
-from hpcgpu.model import RunDocument, Settings, WorkerSpec
+from hpcgpu.model import RunDocument, WorkerSpec
 from hpcgpu.plan.jobs import OUTLIVES
-from hpcgpu.supervise import reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
-
 _REPORT_S = 10.0
+# KillWait of Slurm is 30 s, and as little as 5 at some sites; PBS gives 10.
+CANCELLED_S = 4.0
 _SENDERS = {signal.SIGTERM: "(cancelled, preempted, or at its time limit)"}
 # Its script has 2 s, its workers 2, the other nodes 4, the scheduler 5 (agent.rank0 and .leader, deploy's scheduler).
 # Much more on a node that is overloaded; and an end that is forced there for nothing would lose the script's exit code.
@@ -269,212 +264,3 @@ async def report_failure(scheduler: Mapping[str, Any], text: str) -> None:
     reached = await connect_first(scheduler["addresses"], trust, _REPORT_S)
     async with rpc(reached.address, connection_args=trust.get_connection_args("worker")) as to:
         await to.hpcgpu_failed(text=text)
-
-
-_POLL_S = 0.5  # many jobs may read one folder
-# The scheduler listens before its file is written.
-_REACH_S = 10.0
-# KillWait of Slurm is 30 s, and as little as 5 at some sites; PBS gives 10.
-_CANCELLED_S = 4.0
-# If no worker can take the data, a later one may.
-_AGAIN_S = 5.0
-# A scheduler that says goodbye closes the workers' connections, too.
-_GOODBYE_S = 2.0
-_GONE = "its launcher is gone"
-_BROKEN = "worker-handle-scheduler-connection-broken"  # Worker.handle_scheduler of distributed 2026.8.0
-
-
-class Member(Leader):
-    """The workers of one node, in a cluster whose scheduler is in another job."""
-
-    def __init__(self, context: LeaderContext) -> None:
-        super().__init__(context)
-        self._cancelled = ""
-
-    async def serve(self) -> int:
-        """Join, then stay until the scheduler ends the run or all workers have left; return the exit code."""
-        file = await self._find_scheduler()
-        self.context.scheduler = {"addresses": file.addresses, "cert": file.cert, "key": file.key}
-        self.security = security_of(self.context.scheduler)
-        await self.start_workers(_REACH_S)
-        return await self._stay_beside_launcher()
-
-    async def _stay(self) -> int:
-        goodbye = asyncio.ensure_future(self.hear_goodbye())
-        left = asyncio.ensure_future(self.workers_ended())
-        try:
-            await asyncio.wait((goodbye, left), return_when=asyncio.FIRST_COMPLETED)
-            if not goodbye.done() and all(n.farewell and n.farewell != _BROKEN for n in self.nannies):
-                return 0
-            await asyncio.wait((goodbye,), timeout=_GOODBYE_S)
-            if goodbye.done() and goodbye.result():
-                return 0
-        finally:
-            goodbye.cancel()
-            left.cancel()
-        reason = "the scheduler is gone" if goodbye.done() else "its workers have lost the scheduler"
-        self.end(os.EX_UNAVAILABLE, f"{reason}: no goodbye from {self.watch.peer_address}")
-        return self.exit_code
-
-    async def _stay_beside_launcher(self) -> int:
-        """Stay, but leave when srun is gone: Slurm has given the job up, and kills its processes without a warning."""
-        # This happens when the node's slurmd does not answer: srun ends at once. When slurmd is back in touch, it sends
-        # SIGTERM and SIGKILL together (22.05.8). Ranks of mpirun are its children, and get a signal when it dies.
-        loop, launcher = asyncio.get_running_loop(), process.find(self.context.environ.get(process.LAUNCHER, ""))
-        with process.watched(*launcher) if launcher else contextlib.nullcontext() as pidfd:
-            if pidfd is None:
-                return await self._stay()
-
-            def leave() -> None:
-                loop.remove_reader(pidfd)
-                self._leave(_GONE)
-
-            name = "leaving without a launcher"
-            loop.add_reader(pidfd, supervise.log_errors(leave, name, lambda _: self.end(os.EX_SOFTWARE, _GONE)))
-            try:
-                return await self._stay()
-            finally:
-                loop.remove_reader(pidfd)
-
-    async def _find_scheduler(self) -> SchedulerFile:
-        """Wait for the cluster's scheduler file."""
-        folder, deadline_s = Path(self.context.run.folder), self.context.run.settings.death_timeout_s
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await supervise.until(functools.partial(asyncio.to_thread, scheduler_file.read, folder), _POLL_S)
-        except TimeoutError:
-            raise LaunchError(
-                f"{folder} has no scheduler file after {deadline_s:g} s (death_timeout). Has the job of this cluster's "
-                "scheduler started, and is this folder on a file system that all nodes share?"
-            ) from None
-        except OSError as e:
-            raise LaunchError(f"the cluster of this job has ended: its folder is gone: {e}") from e
-
-    def stop(self, sig: signal.Signals, why: str) -> None:
-        """Leave because of a signal. At SIGTERM the workers move as much data as they can in a few seconds."""
-        if sig != signal.SIGTERM or not self.nannies:
-            super().stop(sig, why)
-            return
-        self._cancelled = why
-        self._leave(why)
-        reason = f"{why}, and its data could not be moved within {_CANCELLED_S:g} s"
-        asyncio.get_running_loop().call_later(_CANCELLED_S, self.end, 128 + sig, reason)
-
-    def drain(self, left_s: float | None) -> None:
-        """Leave before the job's time limit."""
-        self._leave("its time ends soon" if left_s is None else f"its time ends in {left_s:.0f} s")
-
-    def _leave(self, why: str) -> None:
-        log.say(f"the workers of this job hand over their data and leave: {why}")
-        if self.watch is None:
-            self.end(os.EX_UNAVAILABLE, f"{why}, and it has not found its cluster yet")
-        elif self._leaving is None:
-            self._leaving = supervise.start(
-                self._hand_over,
-                "handing over the workers' data",
-                lambda e: self.end(os.EX_SOFTWARE, f"its workers could not be retired: {reason_of(e)}"),
-            )
-
-    async def _hand_over(self) -> None:
-        for nanny in self.nannies:
-            nanny.close_gracefully(reason="hpcgpu-drain")  # a worker that dies meanwhile is not replaced
-        with contextlib.suppress(OSError):  # then the scheduler is gone, which serve() sees
-            while True:
-                left, count = await hand_over(self.nannies, self.watch.peer_address, self.security)
-                if left == count:
-                    break
-                if self._cancelled:
-                    self.end(128 + signal.SIGTERM, f"{self._cancelled}, and no worker could take its data")
-                await asyncio.sleep(_AGAIN_S)
-            self.end(0)
-
-
-# The part of the job's memory for this process and the fork server: twice the 62 MiB of both for 2 workers (Pss,
-# distributed 2026.8).
-_OWN_BYTES = 128 << 20
-
-
-def run_standalone(
-    settings: Settings,
-    resources: LeaderResources,
-    scheduler: str,
-    name: str,
-    workers: int | None,
-    *,
-    tls: Mapping[str, str],
-    nanny: Mapping[str, Any],
-) -> int:
-    """Start the workers and stay while one lives; return the exit code, or raise ConfigError or LaunchError."""
-    # Several workers are name-0, name-1 ..., by which dask-jobqueue counts; workers=None is one for each GPU. tls has
-    # files: tls_ca_file, tls_worker_cert, tls_worker_key. nanny has more arguments of distributed's Nanny.
-    protocol = scheduler.partition("://")[0] if "://" in scheduler else "tcp"
-    specs = _plan(settings, name, workers, str(resources.scratch.path), protocol)
-    process.hide_gpus(protocol)
-    run, fork_server = RunDocument(settings), resources.fork_server
-    context = LeaderContext(run=run, environ=os.environ, fork_server=fork_server, scheduler={}, workers=specs)
-    return asyncio.run(Standalone(context, scheduler, tls, nanny).run())
-
-
-def _plan(settings: Settings, name: str, workers: int | None, scratch: str, protocol: str) -> tuple[WorkerSpec, ...]:
-    """Return the workers, named as ``dask worker`` does; LaunchError for too many, ConfigError for a bad name."""
-    machine = processes.read_node(settings, dict(os.environ))
-    most = len(machine.gpus) * settings.workers_per_gpu
-    count = workers or most
-    if count > most or count % settings.workers_per_gpu:
-        raise LaunchError(
-            f"--nworkers {count}: {machine.name} has {len(machine.gpus)} GPUs for this job, and each has "
-            f"{settings.workers_per_gpu} of the workers; leave --nworkers out, or request more GPUs"
-        )
-    if "/" in name or "\0" in name:
-        raise ConfigError(f"--name {name!r} has a slash; allowed: the name of a file")
-    specs = processes.plan_here(settings, machine, count, scratch=scratch, kept_bytes=_OWN_BYTES)
-    notes = (*process.replaced(os.environ, settings.env), *processes.lowered(settings, specs))
-    log.say_of(machine.name, (*notes, *processes.folder_notes(settings, count), network.exposed(protocol)))
-    if not name:
-        return specs
-    return tuple(replace(spec, name=f"{name}-{i}" if len(specs) > 1 else name) for i, spec in enumerate(specs))
-
-
-class Standalone(Leader):
-    """The workers of this node, for a scheduler that others started: no MPI, no rendezvous."""
-
-    # ``python -m hpcgpu.worker SCHEDULER`` stands where ``dask worker`` stands in the jobs of dask-jobqueue.
-    close_s = 10.0  # as in dask worker
-
-    def __init__(
-        self, context: LeaderContext, scheduler: str, tls: Mapping[str, str], nanny: Mapping[str, Any]
-    ) -> None:
-        super().__init__(context)
-        self.security = Security(**tls)
-        self._scheduler, self._nanny = scheduler, nanny
-
-    async def serve(self) -> int:
-        """Start the workers, and stay while one lives; return the exit code."""
-        specs = self.context.workers
-        reached = await connect_first([self._scheduler], self.security, self.context.run.settings.death_timeout_s)
-        if failed := await self.start_nannies(reached, **self._nanny):
-            why = message_of(cause_of(failed[0]))
-            raise LaunchError(f"{len(failed)} of {len(specs)} workers could not be started: {why}")
-        text = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in specs)
-        log.say(f"{len(specs)} workers at {self._scheduler}: {text}")
-        await self.workers_ended()
-        return 0
-
-    def stop(self, sig: signal.Signals, why: str) -> None:
-        """End because of a signal. At SIGTERM the data is moved first that no other worker has."""
-        if sig != signal.SIGTERM or not self.nannies:
-            super().stop(sig, why)
-        elif not self._leaving:
-            text = "handing over the workers' data"
-            self._leaving = supervise.start(self._hand_over, text, lambda e: self.end(128 + sig, reason_of(e)))
-
-    async def _hand_over(self) -> None:
-        """Have the scheduler move the data. Where all workers end, none can take it."""
-        stay = {"close_workers": False, "remove": False}
-        try:
-            async with asyncio.timeout(_CANCELLED_S):
-                left, count = await hand_over(self.nannies, self._scheduler, self.security, "retire_workers", **stay)
-            log.say(f"handed over the data of {left} of {count} workers")
-        except (OSError, TimeoutError) as error:
-            log.say(f"data could not be handed over: {error or 'out of time'}")
-        self.end(128 + signal.SIGTERM, "it got SIGTERM")

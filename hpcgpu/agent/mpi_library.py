@@ -36,21 +36,20 @@ _WITHOUT_GPUS = {
     "MV2_USE_CUDA": "0",
     "PSP_CUDA": "0",
 }
-_FIRST_PORT = 16384
+_FIRST_PORT = 16384  # by default it is 1024, or the next free one
 
 
 def _ports() -> dict[str, str]:
     """Return a random first port for btl/tcp, on which anybody's two bytes keep all ranks in MPI_Init (4.1.4)."""
-    # By default it is 1024, or the next free one.
     first = str(_FIRST_PORT + int.from_bytes(os.urandom(2), "big") // 2)
     return {"OMPI_MCA_btl_tcp_port_min_v4": first, "OMPI_MCA_btl_tcp_port_min_v6": first}
 
 
 def _segments() -> dict[str, str]:
     """Return Open MPI's options for its shared memory: in its launcher's folder, if that is this user's alone."""
+    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
     # By default it opens /dev/shm/sm_segment.HOST.UID.JOB.RANK whatever lies there, a link too (5.0.11; 4 calls the
     # same thing vader), and the job's number is one of 65,536.
-    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
     with contextlib.suppress(OSError):
         facts = os.lstat(folder)
         if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077:

@@ -25,7 +25,7 @@ from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.deploy.network import exposed, lease, require_ucx, scheduler_file
 from hpcgpu.deploy.network.scheduler_file import Certificate
-from hpcgpu.deploy.processes import Child, Control
+from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process

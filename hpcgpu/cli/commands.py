@@ -103,7 +103,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     chosen = read(typed_settings(options), FROM).settings
     start.execute_with_rank_env(chosen)
     with LeaderResources.make(chosen) as resources:
-        from hpcgpu.agent.leader import run_standalone
+        from hpcgpu.agent.standalone import run_standalone
 
         return run_standalone(chosen, resources, address, name, workers, tls=tls, nanny=nanny)
 
@@ -112,7 +112,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
 @json_option("the bindings")
 def config(scheduler: str | None, scheduler_file: str | None, as_json: bool, **tls: str | None) -> None:
     """Show how the workers of hpcgpu at SCHEDULER are bound, read back from the kernel: GPU, cores, memory, ports."""
-    from hpcgpu.deploy.dashboard import bindings_at
+    from hpcgpu.deploy.dashboard.worker_requests import bindings_at
 
     files = {name.replace("worker", "client"): file for name, file in tls.items() if file}
     table = bindings_at(_address(scheduler, scheduler_file), files).table

@@ -116,14 +116,14 @@ def guard_http(
     scheduler: Scheduler, secret: str, load: Callable[[], None], page: type[RequestHandler], refusal: str
 ) -> None:
     """Refuse, by ``page``, paths that do not begin with the secret; load the dashboard at the first that does."""
-    # A connection without such a request counts as one without a handshake. distributed's own http_prefix is no secret:
-    # "/" redirects to it and /sitemap.json lists it. With it pages name each other from the root, and are lost behind a
-    # proxy that puts a path before them (jupyter-server-proxy); without it by relative links. So the secret is taken
-    # off the path here. Importing bokeh costs 0.3 CPU s: only a cluster whose dashboard is looked at pays it.
     app, server = scheduler.http_application, scheduler.http_server
     inner, handle_stream = app.find_handler, server.handle_stream
     loaded = False
 
+    # A connection without such a request counts as one without a handshake. distributed's own http_prefix is no secret:
+    # "/" redirects to it and /sitemap.json lists it. With it pages name each other from the root, and are lost behind a
+    # proxy that puts a path before them (jupyter-server-proxy); without it by relative links. So the secret is taken
+    # off the path here. Importing bokeh costs 0.3 CPU s: only a cluster whose dashboard is looked at pays it.
     def handle(stream: Any, address: Any) -> None:
         _Limited.handshakes.begin(stream, f"http://{address[0]}")
         handle_stream(stream, address)
@@ -228,10 +228,10 @@ def each_once(workers: dict[str, Any]) -> dict[str, Any]:
 
 def share_versions(scheduler: Scheduler) -> None:
     """Let a scheduler compare each set of versions once at a join, not those of each worker."""
-    # distributed looks up 12 packages of each worker that is registered (versions.error_message): 21 of the 24 CPU s
-    # of 2,000 joins, and four times as much for twice as many.
     compare = versions.error_message
 
+    # distributed looks up 12 packages of each worker that is registered (versions.error_message): 21 of the 24 CPU s
+    # of 2,000 joins, and four times as much for twice as many.
     def compare_each_once(scheduler: Any, workers: dict[str, Any], *rest: Any, **options: Any) -> dict[str, str]:
         return compare(scheduler, each_once(workers), *rest, **options)
 

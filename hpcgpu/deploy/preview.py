@@ -22,7 +22,7 @@ from hpcgpu.config.sites import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.jobs.batch_client import read_job
-from hpcgpu.deploy.processes import facts_of, gpus_of, read_node
+from hpcgpu.deploy.processes.node import facts_of, gpus_of, read_node
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, ParseError, SubmitError
 from hpcgpu.host import discover, nvml

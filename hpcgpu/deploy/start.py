@@ -23,9 +23,8 @@ from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import launcher_parent, log, private, process
-from hpcgpu.launch import environment, launchers
 from hpcgpu.launch.environment import read_allocation
-from hpcgpu.launch.launchers import RankCommand
+from hpcgpu.launch.launchers import RankCommand, environment, launchers
 from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
 from hpcgpu.model.allocation import (
     ALL_OF_THE_NODE,

@@ -14,7 +14,7 @@ from cupy_arrays import filled, on_host
 from spill_stores import NewStore, put
 from waiting import scaled, until
 
-from hpcgpu.deploy.processes.worker import evicting
+from hpcgpu.deploy.processes.rmm import evicting
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.pools import evict_on_failure

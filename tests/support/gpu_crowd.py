@@ -14,8 +14,9 @@ import distributed.dashboard.scheduler as dashboard
 from distributed import Scheduler
 from machines import GIB, machine, pus
 
-from hpcgpu.deploy.dashboard import KEY, UsagePlugin
-from hpcgpu.deploy.processes.scheduler import add_page
+from hpcgpu.deploy.dashboard.usage import UsagePlugin
+from hpcgpu.deploy.dashboard.worker_metrics import KEY
+from hpcgpu.deploy.processes.dashboard_http import add_page
 from hpcgpu.model import WorkerSpec
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.report.workers import DIRECTIONS, TIERS, planned

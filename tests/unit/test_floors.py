@@ -67,7 +67,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
     | {"IPython", "ipywidgets", "jupyter_core"}  # in a notebook
-    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes/worker.py
+    | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes: rmm.py, worker.py
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
     "worker": {"click"},
@@ -79,7 +79,7 @@ DASK_GLUE = {"sim/registration.py"} | {
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 # Of leaders, which import them after their fork server has imported distributed.
-LEADERS = {("hpcgpu", "agent", "leader"), ("hpcgpu", "agent", "rank0")}
+LEADERS = {("hpcgpu", "agent", name) for name in ("leader", "member", "rank0", "standalone")}
 
 
 def name_of(path: Path) -> str:

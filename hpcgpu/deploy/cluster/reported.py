@@ -12,10 +12,10 @@ from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 
 from hpcgpu import supervise
-from hpcgpu.deploy import dashboard
 from hpcgpu.deploy.cluster import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.dashboard import KEY
+from hpcgpu.deploy.dashboard import worker_requests
+from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.plan.jobs import End, by_number
@@ -93,7 +93,7 @@ class ReportedCluster(Cluster):
 
         """
         self._must_run()
-        return self.sync(dashboard.read_bindings, self.scheduler_comm)
+        return self.sync(worker_requests.read_bindings, self.scheduler_comm)
 
     def memory(self) -> Any:
         """Return the memory of each worker now: device, host, what is spilled, and what has been moved how fast.
@@ -105,7 +105,7 @@ class ReportedCluster(Cluster):
 
         """
         self._must_run()
-        return self.sync(dashboard.read_memory, self.scheduler_comm)
+        return self.sync(worker_requests.read_memory, self.scheduler_comm)
 
     def trim_memory(self) -> Any:
         """Have all workers give free memory back to the kernel; see :func:`hpcgpu.trim_memory`.
@@ -121,7 +121,7 @@ class ReportedCluster(Cluster):
 
     async def _trim(self) -> Any:
         with self._progress.waiting("the workers give free memory back"):
-            return await dashboard.trim(self.scheduler_comm)
+            return await worker_requests.trim(self.scheduler_comm)
 
     def summary(self) -> Any:
         """Return what was used: GPU hours, busy share, bytes moved and peaks by tier, restarts; and what to ask for.
@@ -178,7 +178,7 @@ class ReportedCluster(Cluster):
         self._asked_s = time.monotonic()
         try:
             async with asyncio.timeout(_ANSWER_S):
-                answers = await dashboard.ask(self.scheduler_comm)
+                answers = await worker_requests.ask(self.scheduler_comm)
         except (OSError, TimeoutError):
             return
         self._facts = {a: facts for a, facts in answers.items() if isinstance(facts, WorkerFacts)}

@@ -18,7 +18,7 @@ from distributed import Scheduler
 from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
-from hpcgpu.deploy.dashboard import UsagePlugin
+from hpcgpu.deploy.dashboard.usage import UsagePlugin
 from hpcgpu.report.workers import DIRECTIONS, TIER_COLOURS, TIERS, Moved, WorkerFacts, headline
 from hpcgpu.units import format_bytes
 

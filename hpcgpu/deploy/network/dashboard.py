@@ -25,7 +25,7 @@ from hpcgpu.errors import message_of
 from hpcgpu.host import log, private
 from hpcgpu.host.relay import Mux
 
-# The scheduler's handler; hpcgpu.deploy.processes.scheduler serves it.
+# The scheduler's handler; hpcgpu.deploy.processes.dashboard_http serves it.
 HANDLER = "hpcgpu_dashboard"
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16

@@ -21,7 +21,8 @@ from distributed.security import Security
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.scheduler_file import Route
-from hpcgpu.deploy.processes import Child, Control, worker
+from hpcgpu.deploy.processes import worker
+from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.worker import WorkerStart
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import host_memory, process

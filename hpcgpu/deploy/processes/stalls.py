@@ -24,6 +24,7 @@ from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.processes.control import Control
 from hpcgpu.errors import JobError
 from hpcgpu.host import host_memory, process
 from hpcgpu.units import format_bytes
@@ -128,12 +129,12 @@ class StallDetector:
     def __init__(
         self,
         scheduler: Scheduler,
+        control: Control,  # for rank 0
         patience_s: float,
-        report: Callable[[str, str], None],  # of a short reason, and one with advice; empty: tasks progress again
         none_come: Callable[[], bool] = lambda: False,  # asked while there are no workers: will none come?
     ) -> None:
-        self._scheduler, self._patience_s, self._report = scheduler, patience_s, report
-        self._none_come = none_come
+        self._scheduler, self._control = scheduler, control
+        self._patience_s, self._none_come = patience_s, none_come
         self._since_s: float | None = None  # without progress; the workers' memory of then
         self._memory_bytes = 0
         self.reason = ""  # as last reported
@@ -150,7 +151,6 @@ class StallDetector:
         if not self._is_stuck():
             self._since_s = None
             if self.reason:
-                self.reason = ""
                 self._report("", "")
         elif self._since_s is None or memory_bytes < self._memory_bytes * (1 - _LESS):
             self._since_s, self._memory_bytes = now_s, memory_bytes
@@ -177,8 +177,23 @@ class StallDetector:
             )
         self._scheduler.log_event("hpcgpu", {"action": "stalled", "reason": reason})
         compat.fail_futures(self._scheduler, JobError(reason), waiting=True)
-        self.reason = reason
         self._report(short, reason)
+
+    def _report(self, short: str, reason: str) -> None:
+        """Tell rank 0 and all cluster objects the reason of a stall; empty: tasks progress again."""
+        self.reason = reason
+        self._control.send("stalled", why=short, text=reason)
+        for plugin in self._scheduler.plugins.values():
+            if isinstance(plugin, ObjectStatusPlugin):
+                plugin.bcomm.send(["stalled", reason])
+
+    def subscribe(self, comm: Any) -> dict[str, Any]:
+        """Handle ``subscribe_worker_status`` as distributed's scheduler does, for any number of cluster objects."""
+        ObjectStatusPlugin(self._scheduler, comm)
+        facts: dict[str, Any] = {**self._scheduler.identity(), "stalled": self.reason}
+        for worker in facts["workers"].values():
+            del worker["metrics"], worker["last_seen"]
+        return facts
 
 
 def _shown(scheduler: Scheduler) -> str:
@@ -200,19 +215,3 @@ class ObjectStatusPlugin(WorkerStatusPlugin):
         # distributed's plugins for it all have one name: a second object would replace the first (2026.8.0)
         self.name = f"{WorkerStatusPlugin.name}-{id(comm)}"
         super().__init__(scheduler, comm)
-
-
-def subscribe(scheduler: Scheduler, comm: Any, stalled: str) -> dict[str, Any]:
-    """Handle ``subscribe_worker_status`` as distributed's scheduler does, for any number of cluster objects."""
-    ObjectStatusPlugin(scheduler, comm)
-    facts: dict[str, Any] = {**scheduler.identity(), "stalled": stalled}
-    for worker in facts["workers"].values():
-        del worker["metrics"], worker["last_seen"]
-    return facts
-
-
-def tell(scheduler: Scheduler, stalled: str) -> None:
-    """Tell all cluster objects the reason of a stall; empty: tasks progress again."""
-    for plugin in scheduler.plugins.values():
-        if isinstance(plugin, ObjectStatusPlugin):
-            plugin.bcomm.send(["stalled", stalled])

@@ -43,7 +43,7 @@ def rmm() -> Any:
 )
 def test_rmm_allocates_as_planned(rmm: Any, given: dict[str, object], tmp_path: object) -> None:
 
-    from hpcgpu.deploy.processes.worker import set_up_rmm
+    from hpcgpu.deploy.processes.rmm import set_up_rmm
 
     plan = planned({**given, "rmm_log_directory": f"{tmp_path}/logs"}, 8 * GIB)
     assert plan is not None

@@ -20,7 +20,7 @@ from sockets import Listening
 from waiting import scaled, until
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.agent import rendezvous
+from hpcgpu.agent.missing_ranks import TITLE
 from hpcgpu.deploy.network.dashboard import Tunnel
 from hpcgpu.host import process
 
@@ -113,7 +113,7 @@ def test_ranks_that_meet_listen_as_documented(tmp_path: Path) -> None:
         family = psutil.Process(mpirun.pid)
 
         def waiting() -> list[int]:
-            return [p.pid for p in family.children() if process.title(p.pid) == rendezvous.TITLE]
+            return [p.pid for p in family.children() if process.title(p.pid) == TITLE]
 
         try:
             until(lambda: len(waiting()) == 2, "both ranks are at the rendezvous")

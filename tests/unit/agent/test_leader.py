@@ -19,7 +19,8 @@ from programs import python
 from waiting import failure, failures
 
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
-from hpcgpu.agent.leader import Leader, LeaderContext, Member
+from hpcgpu.agent.leader import Leader, LeaderContext
+from hpcgpu.agent.member import Member
 from hpcgpu.agent.rank0 import wait_started
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
@@ -85,9 +86,9 @@ def test_at_its_end_what_it_forked_is_gone() -> None:
 
 PRELOAD = """
 import json, os, sys
-from hpcgpu.deploy.processes import scheduler
+from hpcgpu.agent.fork_server import prepare_forks
 
-scheduler.prepare_forks(simulated=True)
+prepare_forks(simulated=True)
 before = set(sys.modules)
 
 def refuse(*_):

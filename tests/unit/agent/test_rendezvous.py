@@ -18,9 +18,10 @@ import pytest
 from shared_host import NEIGHBOUR, by_root
 from waiting import aside, scaled, until
 
-from hpcgpu.agent import rendezvous
-from hpcgpu.agent.rendezvous import MissingRanks, NodeRanks, describe, opened, sealed, wait_for_leader
-from hpcgpu.agent.rendezvous_files import clear_old, meet_by_files
+from hpcgpu.agent import missing_ranks
+from hpcgpu.agent.meet_by_files import clear_old, meet_by_files
+from hpcgpu.agent.meet_by_mpi import opened, sealed, wait_for_leader
+from hpcgpu.agent.missing_ranks import TITLE, MissingRanks, NodeRanks, describe
 from hpcgpu.errors import LaunchError, WorldError
 from hpcgpu.host import process
 from hpcgpu.host import process as process_of_host
@@ -118,11 +119,11 @@ def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:
 
 LEAD = """
 import os, sys
-from hpcgpu.agent import rendezvous
+from hpcgpu.agent.missing_ranks import TITLE
 from hpcgpu.host import process
 print("up", flush=True)
 sys.stdin.readline()
-with process.titled(rendezvous.TITLE):
+with process.titled(TITLE):
     print("at the rendezvous", flush=True)
     sys.stdin.readline()
 """
@@ -220,8 +221,8 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
         return process.Process(1 << 30 | rank, 1, me, "S", title, _rank(rank, launch))
 
     nodes = {
-        "n1": [in_rank(0, rendezvous.TITLE), in_rank(0, "hpcgpu-fork"), in_rank(3, rendezvous.TITLE, "another@1")],
-        "n2": [in_rank(1, rendezvous.TITLE), in_rank(2, "python3")],
+        "n1": [in_rank(0, TITLE), in_rank(0, "hpcgpu-fork"), in_rank(3, TITLE, "another@1")],
+        "n2": [in_rank(1, TITLE), in_rank(2, "python3")],
     }
     monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
     monkeypatch.setattr(process, "user_processes", lambda: nodes[threading.current_thread().name])
@@ -249,7 +250,7 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
     me = process.start_time(os.getpid())
     assert me
     monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
-    one = process.Process(1 << 30, 1, me, "S", rendezvous.TITLE, _rank(1))
+    one = process.Process(1 << 30, 1, me, "S", TITLE, _rank(1))
     monkeypatch.setattr(process, "user_processes", lambda: [one])
     folder, together_s = tmp_path / "rendezvous", 0.25
     absence = MissingRanks(read_rank(_rank(1)), _rank(1), "n2", lambda: folder, 60, together_s)
@@ -262,14 +263,14 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
                 folder.mkdir()
                 (folder / "late-n2").touch()
 
-    monkeypatch.setattr(rendezvous.time, "sleep", clear_up)
+    monkeypatch.setattr(missing_ranks.time, "sleep", clear_up)
     absence.report()
     assert capsys.readouterr().err == ""
 
 
 MEET = """
 import json, os
-from hpcgpu.agent.rendezvous import meet_by_mpi
+from hpcgpu.agent.meet_by_mpi import meet_by_mpi
 from hpcgpu.model import RankFacts
 before = dict(os.environ)
 (met,) = meet_by_mpi(lambda: dict(os.environ), RankFacts(rank=0, size=1, launcher="none"))

@@ -15,8 +15,9 @@ from unittest.mock import AsyncMock
 import dask
 import pytest
 
-from hpcgpu.deploy.dashboard import KEY, UsagePlugin, WorkerMetrics
 from hpcgpu.deploy.dashboard.page import SHARE, History, strip_column
+from hpcgpu.deploy.dashboard.usage import UsagePlugin
+from hpcgpu.deploy.dashboard.worker_metrics import KEY, WorkerMetrics
 from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
 from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec

@@ -29,9 +29,10 @@ from hpcgpu.deploy.jobs import Run, runs
 from hpcgpu.deploy.jobs import fleet as fleet_of_jobs
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
-from hpcgpu.deploy.processes import Child
+from hpcgpu.deploy.processes.control import Child
+from hpcgpu.deploy.processes.leaders import LeaderConnections
+from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
-from hpcgpu.deploy.processes.scheduler import LeaderConnections, LeaseServer
 from hpcgpu.deploy.processes.stalls import TROUBLE, StallDetector
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import JobError, SpillError
@@ -172,7 +173,8 @@ async def test_lease_before_submission_ends_with_its_folder(tmp_path: Path) -> N
 @pytest.mark.parametrize("part", ["send", "woken"])
 async def test_silent_client_ends_the_job_after_a_failed_check(part: str, log: pytest.LogCaptureFixture) -> None:
     sends = Flaky(RuntimeError("no"), times=part == "send")
-    lease = LeaseServer(40.0, SimpleNamespace(send=sends), Flaky(RuntimeError("no"), times=part == "woken"), list)
+    workers = SimpleNamespace(values=Flaky(RuntimeError("no"), times=part == "woken", answer=()))
+    lease = LeaseServer(SimpleNamespace(workers=workers), SimpleNamespace(send=sends), 40.0, rank_pid=0)
     lease.watch(detached=False)
     if part == "woken":
         lease._looked -= 100  # as if this process had been stopped
@@ -188,7 +190,7 @@ async def test_silent_client_ends_the_job_after_a_failed_check(part: str, log: p
 async def test_a_leader_whose_words_are_not_understood_is_let_go() -> None:
     leaders = LeaderConnections(SimpleNamespace(send=lambda *_, **__: None))
     with pytest.raises(ValueError, match="garbage"):
-        await leaders.serve(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
+        await leaders.hold(Comm(end=ValueError("garbage")), node="n1", notes=("note",))
     assert leaders.notes() == []
     async with asyncio.timeout(1):  # dismiss() alone would wait for 4 s
         await leaders.dismiss()
@@ -238,7 +240,8 @@ def test_a_worker_that_cannot_close_as_it_is_told_ends() -> None:
     code = """
 import asyncio, json, socket
 from types import SimpleNamespace
-from hpcgpu.deploy.processes import Control, worker
+from hpcgpu.deploy.processes import worker
+from hpcgpu.deploy.processes.control import Control
 
 async def main():
     ours, theirs = socket.socketpair()
@@ -310,22 +313,22 @@ async def test_end_of_the_last_workers_is_told_with_their_ends() -> None:
     leaders = LeaderConnections(told)
     retired, none, broken = Comm({"died": ""}), Comm(), Comm()
     async with asyncio.TaskGroup() as serving:
-        serving.create_task(leaders.serve(none, node="n0"))
-        serving.create_task(leaders.serve(retired, node="n1", workers=2))
+        serving.create_task(leaders.hold(none, node="n0"))
+        serving.create_task(leaders.hold(retired, node="n1", workers=2))
         await when(lambda: is_last(told, 0))
-        assert leaders.none_come
-        late = serving.create_task(leaders.serve(broken, node="n2", workers=2))
+        assert leaders.none_come()
+        late = serving.create_task(leaders.hold(broken, node="n2", workers=2))
         await when(lambda: is_last(told, 1))
         broken.abort()
         await late
-        assert leaders.none_come
+        assert leaders.none_come()
         retired.abort()
         none.abort()
 
 
 async def test_how_workers_died_is_told() -> None:
     told, comm = Mock(), Comm({"died": "worker b: nanny-instantiate-timeout"})
-    serving = asyncio.create_task(LeaderConnections(told).serve(comm, node="n1", workers=2))
+    serving = asyncio.create_task(LeaderConnections(told).hold(comm, node="n1", workers=2))
     await when(lambda: is_last(told, 0, "worker b: nanny-instantiate-timeout"))
     comm.abort()
     await serving
@@ -335,32 +338,38 @@ async def test_a_lost_leader_is_told_at_once() -> None:
     told, lost = Mock(), Comm()
     leaders = LeaderConnections(told)
     lost.abort()
-    await leaders.serve(lost, node="n1", workers=2)
+    await leaders.hold(lost, node="n1", workers=2)
     assert is_last(told, 0, "node n1 lost its leader")
     assert call("leader_lost", node="n1") in told.send.call_args_list
-    assert leaders.none_come
+    assert leaders.none_come()
 
 
 async def test_where_more_may_come_nobody_is_told() -> None:
     told, comm = Mock(), Comm({"died": "worker a: nanny-close"})
     leaders = LeaderConnections(told, grows=True)
-    serving = asyncio.create_task(leaders.serve(comm, node="n1", workers=2))
+    serving = asyncio.create_task(leaders.hold(comm, node="n1", workers=2))
     await when(lambda: not comm.messages)
     comm.abort()
     await serving
-    assert not leaders.none_come
+    assert not leaders.none_come()
     assert told.send.call_args_list == [call("leader_lost", node="n1")]
 
 
+def stall_reports() -> tuple[asyncio.Queue[tuple[str, str]], Any]:
+    """Return a queue, and a control socket that puts reports of stalls into it."""
+    queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    return queue, SimpleNamespace(send=lambda _, why, text: queue.put_nowait((why, text)))
+
+
 async def test_all_workers_paused_is_one_error_and_tasks_go_on_later() -> None:
-    said: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    said, control = stall_reports()
     async with (
         Scheduler(port=0, dashboard=False) as scheduler,
         Worker(scheduler.address, name="a", memory_limit=0) as worker,
         Client(scheduler.address, asynchronous=True) as client,
     ):
         there = await client.scatter(1)
-        stalls = StallDetector(scheduler, 0.5, lambda *words: said.put_nowait(words))
+        stalls = StallDetector(scheduler, control, 0.5)
         worker.metrics[TROUBLE] = lambda _: "no space left on device"
         worker.status = Status.paused
         await worker.heartbeat()
@@ -382,7 +391,7 @@ async def test_all_workers_paused_is_one_error_and_tasks_go_on_later() -> None:
 
 
 async def test_tasks_without_a_worker_fail_only_if_none_can_come() -> None:
-    said: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    said, control = stall_reports()
     asked, none_come = 0, False
 
     def ask() -> bool:
@@ -394,7 +403,7 @@ async def test_tasks_without_a_worker_fail_only_if_none_can_come() -> None:
         Scheduler(port=0, dashboard=False) as scheduler,
         Client(scheduler.address, asynchronous=True) as client,
     ):
-        stalls = StallDetector(scheduler, 0.1, lambda *words: said.put_nowait(words), ask)
+        stalls = StallDetector(scheduler, control, 0.1, ask)
         waiting = client.submit(lambda: 1)
         await asyncio.wait_for(when(lambda: asked > 30), scaled(30))  # two and a half times as long
         assert (waiting.status, said.empty()) == ("pending", True)

@@ -29,9 +29,8 @@ from machines import (
 )
 from paths import TOPOLOGIES
 
-from hpcgpu.agent import __main__ as agent
 from hpcgpu.deploy.preview import plan_machine
-from hpcgpu.deploy.processes import read_node
+from hpcgpu.deploy.processes.node import read_node, requested_gpus
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings
@@ -116,7 +115,7 @@ def test_gpus_of_others_are_left_out_live(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(LaunchError, match=r"no GPU can be opened on \S+ \(seen, .*: 0000:13:00.0 AMD;.* NVML: "):
         read_node(Settings(), {})
     with pytest.raises(LaunchError, match=r"but 0 can be opened on n1 \(seen, .*: 0000:13:00.0 AMD;.* NVML: "):
-        agent._gpus_of(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
+        requested_gpus(Settings(gpus_per_node=4), live.facts.topology, {}, "n1")
 
 
 def test_gpus_of_others_are_refused_by_name(folder: Path) -> None:

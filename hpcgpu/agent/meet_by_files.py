@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.agent.rendezvous import format_ranks
+from hpcgpu.agent.missing_ranks import format_ranks
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import private
 from hpcgpu.model import CpuSet, RankFacts

@@ -1,0 +1,128 @@
+"""The scheduler's record of its workers' usage, for the summary, the page and the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from hpcgpu.deploy.dashboard.worker_metrics import ANSWER, ASK, KEY
+from hpcgpu.host import log
+from hpcgpu.plan.jobs import by_number
+from hpcgpu.report.summary import Summary, sum_up
+from hpcgpu.report.workers import WorkerFacts, read_facts
+from hpcgpu.supervise import reason_of
+
+# How long workers may take to answer; without an answer their last heartbeats count, which are 0.5 to 3 s apart.
+_ANSWER_S = 1.0
+# The prefix of the line of JSON, for grep.
+JSON = "summary as JSON: "
+
+
+class UsagePlugin(SchedulerPlugin):
+    """The memory and time that each worker was given and used; ``walltime_s`` is the requested time limit."""
+
+    name = "hpcgpu-usage"
+
+    def __init__(
+        self, scheduler: Scheduler, walltime_s: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._scheduler, self._walltime_s, self._clock = scheduler, walltime_s, clock
+        self._begin_s = clock()
+        self._live: dict[str, tuple[Any, float]] = {}  # distributed's WorkerState, and since when
+        self._ended: list[WorkerFacts] = []
+        self._began = Counter[str]()
+        self._silent: set[str] = set()  # workers that were asked and have not answered
+        self._answered = asyncio.Event()
+
+    @classmethod
+    def attach(cls, scheduler: Scheduler, walltime_s: int | None) -> None:
+        """Add the plugin, and its request handlers, to a scheduler that has not been started."""
+        plugin = cls(scheduler, walltime_s)
+        scheduler.add_plugin(plugin)
+        scheduler.handlers["hpcgpu_summary"] = plugin.fresh_summary
+        scheduler.stream_handlers[ANSWER] = plugin.take_answer
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Begin a life; distributed calls this when a worker has registered."""
+        state = scheduler.workers[worker]
+        self._live[worker] = state, self._clock()
+        self._began[str(state.name)] += 1
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
+        """End a life; distributed calls this when a worker is gone."""
+        if life := self._live.pop(worker, None):
+            self._ended.append(self._facts(*life))
+            self._silent.discard(worker)
+            if not self._silent:
+                self._answered.set()
+
+    def gpus(self) -> list[WorkerFacts]:
+        """Return the last heartbeat's facts of each worker with a GPU, in the order of nodes and numbers."""
+        workers = [self._facts(*life) for life in self._live.values()]
+        return sorted((facts for facts in workers if facts.gpu), key=lambda facts: by_number(facts.name))
+
+    def _facts(self, worker: Any, begin_s: float) -> WorkerFacts:
+        """Return a worker's facts at its last heartbeat; of one that hpcgpu has not started, its name and time only."""
+        end_s, metrics = self._clock(), worker.metrics
+        now: dict[str, Any] = metrics.get(KEY, {})
+        return read_facts(
+            str(worker.name),
+            worker.extra.get(KEY, {}),
+            {**now, "busy_s": min(now.get("busy_s", 0.0), end_s - begin_s)},
+            device_used_bytes=metrics.get("gpu_memory_used"),
+            utilisation_percent=metrics.get("gpu_utilization"),
+            restarts=max(0, self._began[str(worker.name)] - 1),
+            begin_s=begin_s,
+            end_s=end_s,
+        )
+
+    def summary(self) -> Summary:
+        """Return the run's usage until the workers' last heartbeats."""
+        lives = [*self._ended, *(self._facts(*life) for life in self._live.values())]
+        return sum_up(lives, self._clock() - self._begin_s, self._walltime_s)
+
+    async def fresh_summary(self) -> dict[str, Any]:
+        """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``)."""
+        self._silent = set(self._live)
+        self._answered.clear()
+        # Question and answer use the connections that are open. A heartbeat may open one; under load that takes longer
+        # than the end of a run, and each worker then logged a traceback of 60 lines (distributed 2026.8.0).
+        for address in self._live:
+            self._scheduler.stream_comms[address].send({"op": ASK})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_S if self._live else 0):
+                await self._answered.wait()
+        return asdict(self.summary())
+
+    def take_answer(self, worker: str, facts: dict[str, Any]) -> None:
+        """Record a worker's answer; distributed calls this."""
+        if life := self._live.get(worker):
+            state, _ = life
+            state.metrics = {**state.metrics, KEY: facts}
+        self._silent.discard(worker)
+        if not self._silent:
+            self._answered.set()
+
+
+async def say_summary(scheduler: Scheduler, how: str) -> None:
+    """Log the run's usage: ``lines``, or also ``json``; nothing if ``how`` is "" or no worker came. Never raises."""
+    if not how:
+        return
+    try:
+        summary = Summary(**await scheduler.plugins[UsagePlugin.name].fresh_summary())
+        if not summary.workers:
+            return
+        for line in summary.lines:
+            log.say(f"summary: {line}")
+        if how == "json":
+            log.say(f"{JSON}{summary.as_json()}")
+    except Exception as e:  # other code may run in the workers, and report anything
+        log.say(f"there is no summary of this run: {reason_of(e)}")
