@@ -11,13 +11,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from hpcgpu import config, supervise
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import layers
 from hpcgpu.config.sites import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
-from hpcgpu.deploy.jobs import Run
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import log, process, scratch
 from hpcgpu.host.run import run
@@ -26,6 +27,7 @@ from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDoc
 from hpcgpu.plan.jobs import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
 
+ASK_S = 2.0
 _NOT_THERE = 127  # return code of host.run: the program does not exist
 # NCAR's qstat answers from a file that is minutes old, but not with this variable, which costs its server.
 _EXACT = {"QSCACHE_BYPASS": "1"}
@@ -33,6 +35,7 @@ _ELSEWHERE = (
     "submit jobs on a login node of a cluster; 'hpcgpu plan --script' prints the script anywhere, and LocalGPUCluster "
     "uses this machine alone"
 )
+Answer = TypeVar("Answer")
 _reported: set[str] = set()  # variables of the user's shell, each named once in this process
 
 
@@ -130,6 +133,33 @@ async def ask(system: BatchSystem, ids: Sequence[str], *, exact: bool = False) -
                 raise
             # a site without accounting: a job that squeue does not list does not exist
     return statuses
+
+
+async def poll(run: Run) -> list[str]:
+    """Poll the jobs of a run, waiting for a batch system that is away; return those that have not ended."""
+    ids = list(run.jobs)
+    run.listed(ids, await states_of(run.system, ids), 0.0)
+    return run.not_ended
+
+
+async def states_of(system: BatchSystem, job_ids: list[str]) -> dict[str, JobStatus]:
+    """Return the statuses of jobs, waiting for a batch system that is away."""
+    return await answered(lambda: ask(system, job_ids)) if job_ids else {}
+
+
+async def answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Return the batch system's answer, waiting if it is away for a while."""
+
+    async def once() -> tuple[Answer] | None:
+        try:
+            return (await request(),)
+        except SubmitError as e:
+            if not e.transient:
+                raise
+            log.say(str(e))
+            return None
+
+    return (await supervise.until(once, ASK_S))[0]
 
 
 async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:

@@ -13,9 +13,11 @@ from typing import Any
 
 from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs import Run, runs, script_end, with_exit_code
+from hpcgpu.deploy.jobs import ending
 from hpcgpu.deploy.jobs.batch_client import Submitter, ask, cancel, on_lost_nodes, proven
-from hpcgpu.deploy.jobs.runs import log_tail
+from hpcgpu.deploy.jobs.ending import script_end, with_exit_code
+from hpcgpu.deploy.jobs.logs import log_tail
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import ClosedError, HpcGpuError, JobError, SubmitError, message_of
 from hpcgpu.model import JobSpec, JobState, JobStatus
 from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
@@ -204,11 +206,11 @@ class Fleet:
                 if self._submitter:
                     await self._add(await self._submitter.lost(self.run.past_ids))
             finally:
-                await runs.close(self.run.system, self.run.members, _END_S, self.view.say)
+                await ending.close(self.run.system, self.run.members, _END_S, self.view.say)
 
     async def close_head(self) -> bool:
-        """End the job with the scheduler; return, and raise SubmitError, as :func:`runs.close_head`."""
-        return await runs.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
+        """End the job with the scheduler; return, and raise SubmitError, as :func:`ending.close_head`."""
+        return await ending.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
 
     async def write(self) -> None:
         """Write the record, one write after the other, each with the facts of its time."""

@@ -25,7 +25,7 @@ from waiting import LIMIT_S, aside, failure, failures, scaled, until, when
 from hpcgpu.batch import Pbs
 from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
-from hpcgpu.deploy.jobs import Run, runs
+from hpcgpu.deploy.jobs import Run, abandoned
 from hpcgpu.deploy.jobs import fleet as fleet_of_jobs
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
@@ -291,7 +291,7 @@ def test_a_guard_goes_on_until_the_run_is_ended(tmp_path: Path, log: pytest.LogC
     settings = Settings(client_grace_s=0.1)
     left = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
     left.submitting = False
-    guarding = aside(lambda: asyncio.run(runs.abandon(folder, left.owner.token)))
+    guarding = aside(lambda: asyncio.run(abandoned.abandon(folder, left.owner.token)))
     until(lambda: failures(log), "a failure is said", while_=guarding)
     (folder / "record").rmdir()
     left.save()

@@ -1,0 +1,197 @@
+"""End jobs: wait until they end by themselves, cancel them, and see that the batch system has let them go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcgpu import supervise
+from hpcgpu.batch import BatchSystem
+from hpcgpu.deploy.jobs.batch_client import ASK_S, Submitter, ask, cancel, poll
+from hpcgpu.deploy.jobs.run import Run
+from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.host import log
+from hpcgpu.model import JobState, JobStatus
+from hpcgpu.model.job import WAITING
+from hpcgpu.plan.jobs import SILENT, Job, format_script_end
+
+_POLL_S = 0.25
+# A job whose lease has ended is gone within 5 s.
+BY_ITSELF_S = 5.0
+_HEAD_GRACE_S = 10.0
+_HEAD_CANCEL_S = 20.0
+# A batch system gives 5 to 30 s after a cancel.
+_ENDING_S = 60.0
+# A cancel takes effect within the batch system's KillWait, and a refused one may be accepted later.
+_AGAIN_S = 15.0
+_BY_ITSELF_POLL_S = 0.5
+# If slurmctld is away squeue says so after 40 s (22.05.8), and not within 60 s if SlurmctldTimeout is longer.
+_SILENCE_S = 3.0
+
+
+async def close_head(
+    system: BatchSystem, job: Job | None, say: Callable[[str], None], submitter: Submitter | None = None
+) -> bool:
+    """Wait for the head's end, then cancel it; ``submitter`` finds a lost one. SubmitError if it may still exist.
+
+    Returns False if only its script shows that it has ended: the batch system may start it again.
+    """
+    if submitter and (unsure := submitter.unsure):
+        try:
+            job = next(iter(await submitter.lost(())), job)
+        except SubmitError as e:
+            raise SubmitError(
+                f"{unsure}. The job may exist nevertheless ({e}); its guard, a process here, searches for it when this "
+                "process has ended",
+                evidence=unsure.evidence,
+                transient=True,
+            ) from e
+    if job:
+        job_id = job.id
+
+        def tell(text: str) -> None:
+            say(f"job {job_id}: {text}")
+
+        return await close(system, [job], _HEAD_CANCEL_S, tell, grace_s=_HEAD_GRACE_S)
+    return True
+
+
+async def close(
+    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None], *, grace_s: float = 0.0
+) -> bool:
+    """End jobs as :func:`end` does, waiting ``limit_s`` after the first cancel at most.
+
+    Jobs that take longer are only reported to the user by ``tell``. With ``grace_s``, the time to end by themselves
+    before they are cancelled, a job whose script has left its exit code has ended, whatever the batch system says:
+    False if it says nothing.
+    Raises SubmitError if jobs could not be cancelled and may still exist; all others have been cancelled.
+    """
+    has_ended, listed = await _end_by_themselves(system, jobs, grace_s, tell) if grace_s else (False, True)
+    if has_ended:
+        return listed
+    left, why = await end(system, [job.id for job in jobs], limit_s, tell)
+    if why and grace_s and await _left_codes(jobs):
+        return False
+    names = f"{'job' if len(left) == 1 else 'jobs'} {', '.join(left)}"
+    if why:
+        raise SubmitError(
+            f"{names} may still exist: {why}. Exit this process: the run's guard, a process here, then tries again. Or "
+            f"run 'hpcgpu stop {left[0]}'",
+            evidence=why.evidence,
+            transient=why.transient,
+        )
+    if left:
+        tell(f"cancelled, but still there after {limit_s:g} s: {names}")
+    return True
+
+
+async def end(
+    system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None]
+) -> tuple[list[str], SubmitError | None]:
+    """Cancel jobs that have not ended, again if need be; return those left after ``limit_s``, and the last refusal."""
+    # Without a refusal (None) the batch system may just be slow. tell takes its refusals.
+    left, refused, last = list(ids), None, ""
+    again_s = float("-inf")
+    now_s = asyncio.get_running_loop().time
+
+    async def look() -> bool | None:
+        """Poll the jobs, and cancel the remaining ones when due; return True if none is left, else None."""
+        nonlocal left, refused, last, again_s
+        try:
+            listed = await ask(system, left, exact=True) if left else {}
+            left = [i for i in left if i in listed and listed[i].state is not JobState.ENDED]
+            if left and now_s() >= again_s:
+                refused, again_s = None, now_s() + _AGAIN_S
+                await cancel(system, left)
+        except SubmitError as e:
+            refused = e
+            if e.transient:
+                again_s = now_s()
+            if str(e) != last:
+                tell(str(e))
+            last = str(e)
+        return None if left else True
+
+    with contextlib.suppress(TimeoutError):
+        await supervise.until(look, _POLL_S, limit_s)
+    return left, refused if left else None
+
+
+async def _end_by_themselves(
+    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None]
+) -> tuple[bool, bool]:
+    """Wait until the jobs have ended; return whether they have, and whether the batch system says so."""
+    last = ""
+
+    async def have_ended() -> tuple[bool, bool] | None:
+        """Return False first if a job waits, so will not end by itself; None if they may end soon."""
+        nonlocal last
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                listed = await ask(system, [job.id for job in jobs], exact=True)
+        except (SubmitError, TimeoutError) as e:
+            codes = await _left_codes(jobs)
+            text = str(e) or "; ".join([*map(format_script_end, codes), SILENT] if codes else [])
+            if text and text != last:
+                tell(text)
+            last = text or last
+            return (True, False) if codes else None
+        states = {status.state for job in jobs if (status := listed.get(job.id))} - {JobState.ENDED}
+        if states.intersection(WAITING):
+            return False, True
+        return None if states else (True, True)
+
+    try:
+        return await supervise.until(have_ended, _BY_ITSELF_POLL_S, limit_s)
+    except TimeoutError:
+        return False, True
+
+
+async def _left_codes(jobs: Sequence[Job]) -> list[int | None]:
+    """Return the exit codes that the jobs' scripts have left; [] unless each of them has ended."""
+    ends = await supervise.to_thread(lambda: [script_end(job) for job in jobs])
+    return [code for _, code in ends] if all(has_left for has_left, _ in ends) else []
+
+
+async def stop(run: Run) -> None:
+    """End a run, even another client's, by a goodbye to its scheduler or the batch system; JobError after a minute."""
+    # it imports distributed: 0.3 s, which no guard should pay
+    from hpcgpu.deploy.network.scheduler_file import say_goodbye
+
+    if await say_goodbye(run.folder):
+
+        async def has_ended() -> bool | None:
+            return None if await poll(run) else True
+
+        with contextlib.suppress(TimeoutError):
+            await supervise.until(has_ended, ASK_S / 4, 2 * BY_ITSELF_S)
+    await finish(run)
+
+
+async def finish(run: Run) -> None:
+    """Cancel the jobs, wait for their end, and remove the folder; JobError if they still exist after a minute."""
+    left, why = await end(run.system, list(run.jobs), _ENDING_S, log.say)
+    while why and why.transient:  # wait for a batch system that is away; each round has its time limit
+        left, why = await end(run.system, left, _ENDING_S, log.say)
+    if left:
+        reason = f": {why}" if why else ""
+        raise JobError(f"jobs {', '.join(left)} were cancelled {_ENDING_S:g} s ago, but still exist{reason}")
+    await asyncio.to_thread(run.remove)
+
+
+def with_exit_code(job: Job, status: JobStatus) -> JobStatus:
+    """Return the status with the exit code that the job's script has left, if the batch system has none."""
+    if status.state is JobState.ENDED and status.exit_code is None:
+        with contextlib.suppress(OSError, ValueError):
+            return replace(status, exit_code=int(Path(job.exit_file).read_text()))
+    return status
+
+
+def script_end(job: Job) -> tuple[bool, int | None]:
+    """Return whether a job's script has left its exit code, and the code; a requeued script removes it."""
+    if not job.exit_file or not Path(job.exit_file).is_file():
+        return False, None
+    return True, with_exit_code(job, JobStatus(JobState.ENDED, "")).exit_code
