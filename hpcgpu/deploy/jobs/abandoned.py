@@ -14,7 +14,7 @@ from hpcgpu.deploy.network.lease import is_detached, is_held
 from hpcgpu.errors import SubmitError
 from hpcgpu.host import log
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.job import Job
 
 # An sbatch outlives its client, and tries for 2 minutes where slurmctld is "temporarily unable to accept job".
 _SUBMITTING_S = 130.0

@@ -24,7 +24,7 @@ from hpcgpu.host import log, process, scratch
 from hpcgpu.host.run import run
 from hpcgpu.launch import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDocument, Site
-from hpcgpu.plan.jobs import HEAD, MEMBER, Job
+from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
 
 ASK_S = 2.0

@@ -16,7 +16,8 @@ from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import log
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs import SILENT, Job, format_script_end
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_text import SILENT, format_script_end
 
 _POLL_S = 0.25
 # A job whose lease has ended is gone within 5 s.

@@ -20,7 +20,10 @@ from hpcgpu.deploy.jobs.logs import log_tail
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import ClosedError, HpcGpuError, JobError, SubmitError, message_of
 from hpcgpu.model import JobSpec, JobState, JobStatus
-from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
+from hpcgpu.model.worker_names import read_member_name
+from hpcgpu.plan.jobs.job import HEAD, MEMBER, NO_WORKERS, Job, JobWorkers
+from hpcgpu.plan.jobs.job_end import Failures, why_over
+from hpcgpu.plan.jobs.job_text import End
 from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
 from hpcgpu.units import format_duration
 

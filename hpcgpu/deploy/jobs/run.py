@@ -33,7 +33,8 @@ from hpcgpu.host import log, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
 from hpcgpu.model import Command, JobState, JobStatus, RunDocument, Site, Started
-from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, SILENT, Job, JobWorkers
+from hpcgpu.plan.jobs.job import HEAD, MEMBER, NO_WORKERS, Job, JobWorkers
+from hpcgpu.plan.jobs.job_text import SILENT
 from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 
 _RECORD, _OWNER = "record", "owner"

@@ -11,7 +11,9 @@ from hpcgpu.deploy.jobs.batch_client import ask
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.host import log
 from hpcgpu.model import JobState
-from hpcgpu.plan.jobs import Job, count_by_job, describe
+from hpcgpu.model.worker_names import count_by_job
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_text import describe
 from hpcgpu.report.table import Shown, Table
 from hpcgpu.report.workers import jobs_table
 

@@ -10,7 +10,9 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, JobState, Offer, Patience, Settings
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs import LATE_S, Failures, Job, format_missing, format_status, why_ending, why_over
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_end import LATE_S, Failures, why_ending, why_over
+from hpcgpu.plan.jobs.job_text import format_missing, format_status
 from hpcgpu.units import format_bytes, format_duration
 
 # Directives for CPUs, or for whole nodes, and for GPUs.
