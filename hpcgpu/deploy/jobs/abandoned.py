@@ -7,8 +7,8 @@ import functools
 from pathlib import Path
 
 from hpcgpu import supervise
-from hpcgpu.deploy.jobs.batch_client import ASK_S, answered, cancel, look, mark_of, poll, states_of
-from hpcgpu.deploy.jobs.ending import BY_ITSELF_S, finish
+from hpcgpu.deploy.jobs.batch_client import answered, cancel, look, mark_of, poll, states_of
+from hpcgpu.deploy.jobs.ending import BY_ITSELF_S, PATIENCE, finish
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.network.lease import is_detached, is_held
 from hpcgpu.errors import SubmitError
@@ -18,7 +18,6 @@ from hpcgpu.plan.jobs.job import Job
 
 # An sbatch outlives its client, and tries for 2 minutes where slurmctld is "temporarily unable to accept job".
 _SUBMITTING_S = 130.0
-_LOST_JOBS_S = 5.0  # between two searches for the jobs of such an sbatch
 
 
 async def abandon(folder: Path, token: str) -> None:
@@ -59,7 +58,7 @@ async def _abandon(folder: Path, token: str) -> None:
             end_s = now() + BY_ITSELF_S
         return True if now() > end_s else None
 
-    if await supervise.until(is_over, ASK_S):
+    if await supervise.until(is_over, PATIENCE.guard_s):
         await finish(run)
 
 
@@ -83,4 +82,4 @@ async def _cancel_pending(run: Run, token: str) -> bool:
         run.add(Job(id=job_id) for job_id in lost)
         return True if lost or now_s() > end_s else None
 
-    return await supervise.until(once, _LOST_JOBS_S)
+    return await supervise.until(once, PATIENCE.ask_s)

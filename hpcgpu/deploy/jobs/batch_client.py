@@ -27,7 +27,6 @@ from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDoc
 from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
 
-ASK_S = 2.0
 _NOT_THERE = 127  # return code of host.run: the program does not exist
 # NCAR's qstat answers from a file that is minutes old, but not with this variable, which costs its server.
 _EXACT = {"QSCACHE_BYPASS": "1"}
@@ -159,7 +158,7 @@ async def answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
             log.say(str(e))
             return None
 
-    return (await supervise.until(once, ASK_S))[0]
+    return (await supervise.until(once, Patience().guard_s))[0]
 
 
 async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:

@@ -10,34 +10,35 @@ from pathlib import Path
 
 from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs.batch_client import ASK_S, Submitter, ask, cancel, poll
+from hpcgpu.deploy.jobs.batch_client import Submitter, ask, cancel, poll
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import log
-from hpcgpu.model import JobState, JobStatus
+from hpcgpu.model import JobState, JobStatus, Patience
 from hpcgpu.model.job import WAITING
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.job_text import SILENT, format_script_end
 
-_POLL_S = 0.25
+PATIENCE = Patience()
 # A job whose lease has ended is gone within 5 s.
 BY_ITSELF_S = 5.0
-_HEAD_GRACE_S = 10.0
-_HEAD_CANCEL_S = 20.0
 # A batch system gives 5 to 30 s after a cancel.
 _ENDING_S = 60.0
-# A cancel takes effect within the batch system's KillWait, and a refused one may be accepted later.
-_AGAIN_S = 15.0
-_BY_ITSELF_POLL_S = 0.5
-# If slurmctld is away squeue says so after 40 s (22.05.8), and not within 60 s if SlurmctldTimeout is longer.
-_SILENCE_S = 3.0
 
 
 async def close_head(
-    system: BatchSystem, job: Job | None, say: Callable[[str], None], submitter: Submitter | None = None
+    system: BatchSystem,
+    job: Job | None,
+    say: Callable[[str], None],
+    submitter: Submitter | None = None,
+    *,
+    grace_s: float = 10.0,
+    limit_s: float = 20.0,
+    patience: Patience = PATIENCE,
 ) -> bool:
     """Wait for the head's end, then cancel it; ``submitter`` finds a lost one. SubmitError if it may still exist.
 
+    ``grace_s``: for its end by itself; a job whose lease has ended is gone within 5 s. ``limit_s``: after a cancel.
     Returns False if only its script shows that it has ended: the batch system may start it again.
     """
     if submitter and (unsure := submitter.unsure):
@@ -56,12 +57,18 @@ async def close_head(
         def tell(text: str) -> None:
             say(f"job {job_id}: {text}")
 
-        return await close(system, [job], _HEAD_CANCEL_S, tell, grace_s=_HEAD_GRACE_S)
+        return await close(system, [job], limit_s, tell, grace_s=grace_s, patience=patience)
     return True
 
 
 async def close(
-    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None], *, grace_s: float = 0.0
+    system: BatchSystem,
+    jobs: Sequence[Job],
+    limit_s: float,
+    tell: Callable[[str], None],
+    *,
+    grace_s: float = 0.0,
+    patience: Patience = PATIENCE,
 ) -> bool:
     """End jobs as :func:`end` does, waiting ``limit_s`` after the first cancel at most.
 
@@ -70,10 +77,12 @@ async def close(
     False if it says nothing.
     Raises SubmitError if jobs could not be cancelled and may still exist; all others have been cancelled.
     """
-    has_ended, listed = await _end_by_themselves(system, jobs, grace_s, tell) if grace_s else (False, True)
+    has_ended, listed = False, True
+    if grace_s:
+        has_ended, listed = await _end_by_themselves(system, jobs, grace_s, tell, patience)
     if has_ended:
         return listed
-    left, why = await end(system, [job.id for job in jobs], limit_s, tell)
+    left, why = await end(system, [job.id for job in jobs], limit_s, tell, patience)
     if why and grace_s and await _left_codes(jobs):
         return False
     names = f"{'job' if len(left) == 1 else 'jobs'} {', '.join(left)}"
@@ -90,10 +99,12 @@ async def close(
 
 
 async def end(
-    system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None]
+    system: BatchSystem, ids: Sequence[str], limit_s: float, tell: Callable[[str], None], patience: Patience = PATIENCE
 ) -> tuple[list[str], SubmitError | None]:
-    """Cancel jobs that have not ended, again if need be; return those left after ``limit_s``, and the last refusal."""
-    # Without a refusal (None) the batch system may just be slow. tell takes its refusals.
+    """Cancel jobs that have not ended, again if need be; return those left after ``limit_s``, and the last refusal.
+
+    Without a refusal (None) the batch system may just be slow. ``tell`` takes its refusals.
+    """
     left, refused, last = list(ids), None, ""
     again_s = float("-inf")
     now_s = asyncio.get_running_loop().time
@@ -105,7 +116,7 @@ async def end(
             listed = await ask(system, left, exact=True) if left else {}
             left = [i for i in left if i in listed and listed[i].state is not JobState.ENDED]
             if left and now_s() >= again_s:
-                refused, again_s = None, now_s() + _AGAIN_S
+                refused, again_s = None, now_s() + patience.cancel_s
                 await cancel(system, left)
         except SubmitError as e:
             refused = e
@@ -117,12 +128,12 @@ async def end(
         return None if left else True
 
     with contextlib.suppress(TimeoutError):
-        await supervise.until(look, _POLL_S, limit_s)
+        await supervise.until(look, patience.cancelled_s, limit_s)
     return left, refused if left else None
 
 
 async def _end_by_themselves(
-    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None]
+    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None], patience: Patience
 ) -> tuple[bool, bool]:
     """Wait until the jobs have ended; return whether they have, and whether the batch system says so."""
     last = ""
@@ -131,7 +142,7 @@ async def _end_by_themselves(
         """Return False first if a job waits, so will not end by itself; None if they may end soon."""
         nonlocal last
         try:
-            async with asyncio.timeout(_SILENCE_S):
+            async with asyncio.timeout(patience.silence_s):
                 listed = await ask(system, [job.id for job in jobs], exact=True)
         except (SubmitError, TimeoutError) as e:
             codes = await _left_codes(jobs)
@@ -146,7 +157,7 @@ async def _end_by_themselves(
         return None if states else (True, True)
 
     try:
-        return await supervise.until(have_ended, _BY_ITSELF_POLL_S, limit_s)
+        return await supervise.until(have_ended, patience.by_itself_s, limit_s)
     except TimeoutError:
         return False, True
 
@@ -168,7 +179,7 @@ async def stop(run: Run) -> None:
             return None if await poll(run) else True
 
         with contextlib.suppress(TimeoutError):
-            await supervise.until(has_ended, ASK_S / 4, 2 * BY_ITSELF_S)
+            await supervise.until(has_ended, PATIENCE.by_itself_s, 2 * BY_ITSELF_S)
     await finish(run)
 
 

@@ -29,7 +29,6 @@ from hpcgpu.units import format_duration
 
 # A cancelled job is gone within the batch system's KillWait.
 _END_S = 40.0
-_LOOK_S = 5.0  # between two questions which workers are silent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +42,7 @@ class SchedulerView:
     say: Callable[[str], None]  # takes a line for the user
     end: Callable[[], End | None]  # return how the cluster object has ended, if it has
     silent: frozenset[str] = frozenset()  # addresses of workers without a recent heartbeat
+    look_s: float = 5.0  # between two questions to the scheduler which workers are silent
 
     def present(self, head: str, *, elastic: bool) -> Mapping[str, JobWorkers]:
         """Return the registered workers by their job's id.
@@ -209,11 +209,14 @@ class Fleet:
                 if self._submitter:
                     await self._add(await self._submitter.lost(self.run.past_ids))
             finally:
-                await ending.close(self.run.system, self.run.members, _END_S, self.view.say)
+                await ending.close(
+                    self.run.system, self.run.members, _END_S, self.view.say, patience=self.policy.patience
+                )
 
     async def close_head(self) -> bool:
         """End the job with the scheduler; return, and raise SubmitError, as :func:`ending.close_head`."""
-        return await ending.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
+        run, say, patience = self.run, self.view.say, self.policy.patience
+        return await ending.close_head(run.system, run.head, say, self._head_submitter, patience=patience)
 
     async def write(self) -> None:
         """Write the record, one write after the other, each with the facts of its time."""
@@ -282,7 +285,7 @@ class Fleet:
 
     async def _listen(self) -> None:
         """Ask the scheduler which workers are silent."""
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(self.view.look_s)
         with contextlib.suppress(OSError):  # the cluster object searches its scheduler
             silent = frozenset(await self.view.scheduler().hpcgpu_silent())
             if silent != self.view.silent:

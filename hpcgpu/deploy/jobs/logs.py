@@ -11,10 +11,10 @@ from hpcgpu import supervise
 from hpcgpu.deploy.jobs.batch_client import poll
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import JobError
+from hpcgpu.model import Patience
 
 _TAIL_LINES = 30
 _NEW_LINES_S = 0.5
-_FOLLOW_S = 5.0
 _CHUNK_BYTES = 1 << 16
 
 
@@ -61,12 +61,12 @@ def last_lines(log: Path, lines: int) -> tuple[str, int]:
 
 async def follow_log(run: Run, log: Path, offset: int, echo: Callable[[str], None]) -> None:
     """Pass additions to the log to ``echo`` until the run's jobs have ended."""
-    now_s = asyncio.get_running_loop().time
+    now_s, ask_s = asyncio.get_running_loop().time, Patience().ask_s
     asked_s, over = now_s(), False
 
     async def hand_out() -> bool | None:
         nonlocal offset, asked_s, over
-        if now_s() - asked_s >= _FOLLOW_S:  # first: lines that come after the answer are read below
+        if now_s() - asked_s >= ask_s:  # first: lines that come after the answer are read below
             over, asked_s = not await poll(run), now_s()
         while part := await asyncio.to_thread(_read, log, offset):
             offset += len(part)

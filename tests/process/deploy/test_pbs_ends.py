@@ -91,13 +91,11 @@ def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tm
     until(lambda: pbs.over(one), "the first one is over")
 
 
-def test_a_job_in_a_long_epilogue_has_been_closed(pbs: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_HEAD_GRACE_S", "_HEAD_CANCEL_S"):
-        monkeypatch.setattr(f"hpcgpu.deploy.jobs.ending.{name}", 1.0)
+def test_a_job_in_a_long_epilogue_has_been_closed(pbs: Server) -> None:
     (job_id,) = start(pbs, 1)
     late(pbs, [job_id], "R")
     said: list[str] = []
-    asyncio.run(ending.close_head(Pbs(), Job(id=job_id), said.append))
+    asyncio.run(ending.close_head(Pbs(), Job(id=job_id), said.append, grace_s=1.0, limit_s=1.0))
     assert said == [f"job {job_id}: cancelled, but still there after 1 s: job {job_id}"]
     pbs.end_slowly("")
     until(lambda: pbs.over(job_id), "the job is over")

@@ -22,12 +22,12 @@ from waiting import scaled, until, when
 
 from hpcgpu.batch import Pbs, Slurm
 from hpcgpu.deploy.cluster.classes import bounds, check_scale, workers_with
-from hpcgpu.deploy.jobs import Run, abandoned, batch_client, ending
+from hpcgpu.deploy.jobs import Run, batch_client, ending
 from hpcgpu.deploy.jobs.batch_client import on_lost_nodes, proven, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import ConfigError, JobError, SubmitError
-from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, RunDocument, Settings
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, Settings
 from hpcgpu.model.settings import Limit
 from hpcgpu.plan.jobs import Job, describe
 from hpcgpu.plan.jobs.request import Policy
@@ -500,35 +500,6 @@ async def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path
 
 
 # --- what the batch system is asked
-
-
-def test_guard_after_lost_submission_asks_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For two minutes after its owner died during sbatch; each search is a squeue for slurmctld to answer."""
-    pause, now_s, questions = asyncio.sleep, 0.0, list[Command]()
-
-    async def sleep(delay_s: float, *_: object) -> None:
-        nonlocal now_s
-        now_s += delay_s
-        await pause(0)
-
-    async def run(command: Command) -> Result:
-        questions.append(command)
-        return Result(command.argv, 0, "", "")
-
-    monkeypatch.setattr(batch_client, "run", run)
-    document = RunDocument(settings=Settings(), shape="gang", folder=str(tmp_path / "run"))
-    (tmp_path / "run").mkdir(0o700)
-    left = Run.begin(document, "slurm", None)
-    left.save()
-
-    async def guard() -> None:
-        monkeypatch.setattr(asyncio, "sleep", sleep)
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
-        await abandoned.abandon(left.folder, left.owner.token)
-
-    asyncio.run(guard())  # on a loop of its own, whose clock has no other user
-    assert not left.folder.exists()
-    assert 20 < len(questions) < 30
 
 
 @pytest.mark.parametrize(
