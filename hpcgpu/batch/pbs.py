@@ -156,13 +156,11 @@ class Pbs(PbsDialect, BatchSystem):
 
     def read_submit(self, result: Result) -> str:
         ids = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
-        if result.returncode == 0 and ids:
-            return str(ids[-1])
-        raise (
-            unnamed("qsub", result)
-            if result.returncode == 0
-            else _refused("qsub refused the job", result, result.output)
-        )
+        if result.returncode != 0:
+            raise _refused("qsub refused the job", result, result.output)
+        if not ids:
+            raise unnamed("qsub", result)
+        return str(ids[-1])
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return the qselect for the name, which contains the mark; it lists no ended job."""

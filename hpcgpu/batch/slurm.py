@@ -133,13 +133,11 @@ class Slurm(SlurmDialect, BatchSystem):
     def read_submit(self, result: Result) -> str:
         # Sites' wrappers print whole pages before the id (TACC), or lose --parsable.
         ids = re.findall(r"^(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?$", result.stdout, re.M)
-        if result.returncode == 0 and ids:
-            return str(ids[-1])
-        raise (
-            unnamed("sbatch", result)
-            if result.returncode == 0
-            else _refused("sbatch refused the job", result, result.output)
-        )
+        if result.returncode != 0:
+            raise _refused("sbatch refused the job", result, result.output)
+        if not ids:
+            raise unnamed("sbatch", result)
+        return str(ids[-1])
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return one squeue for all jobs of this user, with their comments: squeue cannot select by those."""

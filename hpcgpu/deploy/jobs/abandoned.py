@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 
 from hpcgpu import supervise
-from hpcgpu.deploy.jobs.batch_client import answered, cancel, look, mark_of, poll, states_of
+from hpcgpu.deploy.jobs.batch_client import answered, ask, cancel, look, mark_of, poll
 from hpcgpu.deploy.jobs.ending import BY_ITSELF_S, PATIENCE, finish
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.network.lease import is_detached, is_held
@@ -73,7 +73,7 @@ async def _cancel_pending(run: Run, token: str) -> bool:
             return False
         recorded = list(run.jobs)
         lost = await answered(functools.partial(look, run.system, run.name, mark_of(run.folder), recorded))
-        states = await states_of(run.system, [*recorded, *lost])
+        states = await answered(functools.partial(ask, run.system, [*recorded, *lost]))
         if pending := [i for i, status in states.items() if status.state in WAITING]:
             try:
                 await answered(lambda: cancel(run.system, pending))

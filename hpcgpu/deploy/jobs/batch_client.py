@@ -137,13 +137,8 @@ async def ask(system: BatchSystem, ids: Sequence[str], *, exact: bool = False) -
 async def poll(run: Run) -> list[str]:
     """Poll the jobs of a run, waiting for a batch system that is away; return those that have not ended."""
     ids = list(run.jobs)
-    run.listed(ids, await states_of(run.system, ids), 0.0)
+    run.listed(ids, await answered(lambda: ask(run.system, ids)), 0.0)
     return run.not_ended
-
-
-async def states_of(system: BatchSystem, job_ids: list[str]) -> dict[str, JobStatus]:
-    """Return the statuses of jobs, waiting for a batch system that is away."""
-    return await answered(lambda: ask(system, job_ids)) if job_ids else {}
 
 
 async def answered(request: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -39,7 +39,8 @@ async def close_head(
     """Wait for the head's end, then cancel it; ``submitter`` finds a lost one. SubmitError if it may still exist.
 
     ``grace_s``: for its end by itself; a job whose lease has ended is gone within 5 s. ``limit_s``: after a cancel.
-    Returns False if only its script shows that it has ended: the batch system may start it again.
+    Returns False if only the exit code that its script has left shows that it has ended: the batch system may start it
+    again.
     """
     if submitter and (unsure := submitter.unsure):
         try:
@@ -51,40 +52,34 @@ async def close_head(
                 evidence=unsure.evidence,
                 transient=True,
             ) from e
-    if job:
-        job_id = job.id
+    if not job:
+        return True
+    name = f"job {job.id}"
 
-        def tell(text: str) -> None:
-            say(f"job {job_id}: {text}")
+    def tell(text: str) -> None:
+        say(f"{name}: {text}")
 
-        return await close(system, [job], limit_s, tell, grace_s=grace_s, patience=patience)
+    has_ended, is_listed = await _end_by_itself(system, job, grace_s, tell, patience)
+    if has_ended:
+        return is_listed
+    try:
+        await close(system, [job], limit_s, tell, patience)
+    except SubmitError:
+        if not (await supervise.to_thread(script_end, job))[0]:
+            raise
+        return False
     return True
 
 
 async def close(
-    system: BatchSystem,
-    jobs: Sequence[Job],
-    limit_s: float,
-    tell: Callable[[str], None],
-    *,
-    grace_s: float = 0.0,
-    patience: Patience = PATIENCE,
-) -> bool:
+    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None], patience: Patience = PATIENCE
+) -> None:
     """End jobs as :func:`end` does, waiting ``limit_s`` after the first cancel at most.
 
-    Jobs that take longer are only reported to the user by ``tell``. With ``grace_s``, the time to end by themselves
-    before they are cancelled, a job whose script has left its exit code has ended, whatever the batch system says:
-    False if it says nothing.
-    Raises SubmitError if jobs could not be cancelled and may still exist; all others have been cancelled.
+    Jobs that take longer are only reported to the user by ``tell``. Raises SubmitError if jobs could not be cancelled
+    and may still exist; all others have been cancelled.
     """
-    has_ended, listed = False, True
-    if grace_s:
-        has_ended, listed = await _end_by_themselves(system, jobs, grace_s, tell, patience)
-    if has_ended:
-        return listed
     left, why = await end(system, [job.id for job in jobs], limit_s, tell, patience)
-    if why and grace_s and await _left_codes(jobs):
-        return False
     names = f"{'job' if len(left) == 1 else 'jobs'} {', '.join(left)}"
     if why:
         raise SubmitError(
@@ -95,7 +90,6 @@ async def close(
         )
     if left:
         tell(f"cancelled, but still there after {limit_s:g} s: {names}")
-    return True
 
 
 async def end(
@@ -113,7 +107,7 @@ async def end(
         """Poll the jobs, and cancel the remaining ones when due; return True if none is left, else None."""
         nonlocal left, refused, last, again_s
         try:
-            listed = await ask(system, left, exact=True) if left else {}
+            listed = await ask(system, left, exact=True)
             left = [i for i in left if i in listed and listed[i].state is not JobState.ENDED]
             if left and now_s() >= again_s:
                 refused, again_s = None, now_s() + patience.cancel_s
@@ -132,40 +126,33 @@ async def end(
     return left, refused if left else None
 
 
-async def _end_by_themselves(
-    system: BatchSystem, jobs: Sequence[Job], limit_s: float, tell: Callable[[str], None], patience: Patience
+async def _end_by_itself(
+    system: BatchSystem, job: Job, limit_s: float, tell: Callable[[str], None], patience: Patience
 ) -> tuple[bool, bool]:
-    """Wait until the jobs have ended; return whether they have, and whether the batch system says so."""
+    """Wait until a job has ended; return whether it has, and whether the batch system says so."""
     last = ""
 
-    async def have_ended() -> tuple[bool, bool] | None:
-        """Return False first if a job waits, so will not end by itself; None if they may end soon."""
+    async def has_ended() -> tuple[bool, bool] | None:
+        """Return False first if the job waits, so will not end by itself; None if it may end soon."""
         nonlocal last
         try:
             async with asyncio.timeout(patience.silence_s):
-                listed = await ask(system, [job.id for job in jobs], exact=True)
+                status = (await ask(system, [job.id], exact=True)).get(job.id)
         except (SubmitError, TimeoutError) as e:
-            codes = await _left_codes(jobs)
-            text = str(e) or "; ".join([*map(format_script_end, codes), SILENT] if codes else [])
+            has_left, code = await supervise.to_thread(script_end, job)
+            text = str(e) or (f"{format_script_end(code)}; {SILENT}" if has_left else "")
             if text and text != last:
                 tell(text)
             last = text or last
-            return (True, False) if codes else None
-        states = {status.state for job in jobs if (status := listed.get(job.id))} - {JobState.ENDED}
-        if states.intersection(WAITING):
+            return (True, False) if has_left else None
+        if status and status.state in WAITING:
             return False, True
-        return None if states else (True, True)
+        return None if status and status.state is not JobState.ENDED else (True, True)
 
     try:
-        return await supervise.until(have_ended, patience.by_itself_s, limit_s)
+        return await supervise.until(has_ended, patience.by_itself_s, limit_s)
     except TimeoutError:
         return False, True
-
-
-async def _left_codes(jobs: Sequence[Job]) -> list[int | None]:
-    """Return the exit codes that the jobs' scripts have left; [] unless each of them has ended."""
-    ends = await supervise.to_thread(lambda: [script_end(job) for job in jobs])
-    return [code for _, code in ends] if all(has_left for has_left, _ in ends) else []
 
 
 async def stop(run: Run) -> None:

@@ -209,9 +209,8 @@ class Fleet:
                 if self._submitter:
                     await self._add(await self._submitter.lost(self.run.past_ids))
             finally:
-                await ending.close(
-                    self.run.system, self.run.members, _END_S, self.view.say, patience=self.policy.patience
-                )
+                run, say = self.run, self.view.say
+                await ending.close(run.system, run.members, _END_S, say, self.policy.patience)
 
     async def close_head(self) -> bool:
         """End the job with the scheduler; return, and raise SubmitError, as :func:`ending.close_head`."""

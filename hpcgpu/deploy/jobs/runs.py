@@ -23,7 +23,7 @@ async def refresh(runs: Sequence[Run]) -> None:
     for batch in {run.record.batch for run in runs}:
         of_batch = [run for run in runs if run.record.batch == batch]
         job_ids = [job_id for run in of_batch for job_id in run.jobs]
-        states = await ask(of_batch[0].system, job_ids) if job_ids else {}
+        states = await ask(of_batch[0].system, job_ids)
         for run in of_batch:
             run.listed(tuple(run.jobs), states, 0.0)
     if running := [run for run in runs if any(job.state is JobState.RUNNING for job in run.jobs.values())]:

@@ -442,7 +442,10 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel:
 
 
 def close(job: Job, said: list[str], grace_s: float, limit_s: float = 60.0) -> None:
-    asyncio.run(ending.close(Slurm(), [job], limit_s, said.append, grace_s=grace_s))
+    if grace_s:
+        asyncio.run(ending.close_head(Slurm(), job, said.append, grace_s=grace_s, limit_s=limit_s))
+    else:
+        asyncio.run(ending.close(Slurm(), [job], limit_s, said.append))
 
 
 def test_close_refused_cancel_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,7 +474,7 @@ def test_close_cancels_a_job_after_its_grace(
 
 async def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, "RUNNING", f"touch {tmp_path}/cancelled")
-    closing = asyncio.create_task(ending.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
+    closing = asyncio.create_task(ending.close_head(Slurm(), Job(id="7", log=""), print, grace_s=60.0))
     await asyncio.sleep(0.2)
     (tmp_path / "over").touch()
     await closing
