@@ -4,7 +4,7 @@ To add one: a frozen class, derived from :class:`BatchSystem`, in its own module
 output under ``tests/data/batch``.
 """
 
-from hpcgpu.batch.common import BatchSystem as BatchSystem
+from hpcgpu.batch.batch_system import BatchSystem as BatchSystem
 from hpcgpu.batch.inventory import questions as questions
 from hpcgpu.batch.inventory import read as read
 from hpcgpu.batch.pbs import Pbs as Pbs

@@ -8,18 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hpcgpu.batch.common import (
-    BatchSystem,
-    Directive,
-    by_array,
-    exit_file,
-    index_runs,
-    merge_options,
-    options_in,
-    refuse_control,
-    script_body,
-    unnamed,
-)
+from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, unnamed
+from hpcgpu.batch.job_script import Directive, exit_file, merge_options, options_in, refuse_control, script_body
 from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, walltime_s, whole
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from hpcgpu.batch.common import advice
+from hpcgpu.batch.batch_system import advice
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.units import counted
 

@@ -7,18 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hpcgpu.batch.common import (
-    BatchSystem,
-    Directive,
-    advice,
-    by_array,
-    index_runs,
-    merge_options,
-    options_in,
-    refuse_control,
-    script_body,
-    unnamed,
-)
+from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, unnamed
+from hpcgpu.batch.job_script import Directive, merge_options, options_in, refuse_control, script_body
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hpcgpu.batch.common import BatchSystem
+from hpcgpu.batch.batch_system import BatchSystem
 from hpcgpu.batch.pbs import Pbs
 from hpcgpu.batch.slurm import Slurm
 from hpcgpu.errors import ConfigError
