@@ -137,9 +137,11 @@ def advice(reason: str) -> str:
 
 
 def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[str, str], set[int]]:
-    """Group ids by array: the parts of its elements' ids before and after the index, and the indexes."""
-    # element matches an element's id in three groups: before the index, the index, after it. Another job is alone,
-    # without an index.
+    """Group ids by array: the parts of its elements' ids before and after the index, and the indexes.
+
+    ``element`` matches an element's id in three groups: before the index, the index, after it. Another job is alone,
+    without an index.
+    """
     out: dict[tuple[str, str], set[int]] = {}
     for job_id in job_ids:
         match = element.fullmatch(job_id)

@@ -42,13 +42,12 @@ def exit_file(spec: JobSpec, index: str) -> str:
     return shlex.quote(spec.exit_file) + (f'."${index}"' if spec.count > 1 else "")
 
 
+# Only the script gets that warning (Slurm's --signal=B:), and bash handles it only in wait and read, not while a
+# command runs in the foreground. After a caught signal wait forgets the exit code of a command that ends meanwhile
+# (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the first. SIGTERM is not
+# forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them at once (Slurm 22.05.8).
 def _waited_for(command: str) -> tuple[str, ...]:
     """Return shell lines that run ``exec …``, wait for its end, and forward the batch system's SIGUSR1 to it."""
-    # Only the script gets that warning (Slurm's --signal=B:), and bash handles it only in wait and read,
-    # not while a command runs in the foreground. After a caught signal wait forgets the exit code of a command that
-    # ends meanwhile (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the
-    # first. SIGTERM is not forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them
-    # at once (Slurm 22.05.8).
     return (
         "{",  # read as a whole, so that a command that reads the script's stdin cannot eat the rest of it
         "    exec {out}>&1",
@@ -115,11 +114,12 @@ def merge_options(
     refused: Mapping[str, str],
     forbidden: Mapping[str, str],
 ) -> list[Directive]:
-    """Return hpcgpu's options that the user neither skips nor gives, then the user's, in their order."""
-    # refused are options that the user may not give, each with its alternative; forbidden are options that the site
-    # refuses, from anybody, each with its rule. Options are compared by name (key knows the short names), never as
-    # parts of a text: with dask-jobqueue 0.9 and job_directives_skip=["-n"] the partition is lost if its name contains
-    # "-n".
+    """Return hpcgpu's options that the user neither skips nor gives, then the user's, in their order.
+
+    ``refused``: options that the user may not give, each with its alternative. ``forbidden``: options that the site
+    refuses, from anybody, each with its rule. ``key`` returns an option's long names: options are compared by name. As
+    parts of a text, ``job_directives_skip=["-n"]`` drops a partition whose name contains it (dask-jobqueue 0.9).
+    """
     for directive in extra:
         if instead := refused.get(directive.key):
             raise ConfigError(f"job_extra_directives: {directive.text!r} is not for this: {instead}")

@@ -153,8 +153,6 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
         """Parse the output of squeue or sacct. Missing elements of an array that squeue lists have ended."""
-        # Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an
-        # array; sacct may not list some running ones yet.
         live = result.argv[:1] == ("squeue",)
         # The start is that of a requeued job's last run if it is sacct's.
         out = {}
@@ -165,6 +163,8 @@ class Slurm(SlurmDialect, BatchSystem):
                 out[fields[0]] = replace(_status(*fields[1:], live=live), limit_s=limit_s(limit) if live else None)
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
             raise _refused(f"{result.argv[0] if result.argv else 'the batch system'} did not answer", result)
+        # Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an
+        # array; sacct may not list some running ones yet.
         if live and result.returncode == 0:
             arrays = {job_id.partition("_")[0] for job_id in out}
             over = [job_id for job_id in job_ids if "_" in job_id and job_id.partition("_")[0] in arrays]
@@ -202,13 +202,13 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
         """Return the sinfo for nodes: a job on a node that does not answer is RUNNING until SlurmdTimeout (300 s)."""
-        # A line for each node and partition; the reason is the only free text.
         return _query("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T|%E")
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
         """Return sinfo's state of nodes that are down, or do not answer slurmctld (``mixed*``)."""
         out = dict[str, str]()
         for line in result.stdout.splitlines() if result.returncode == 0 else ():
+            # one for each node and partition; the reason is the only free text
             node, state, reason = (*line.strip().split("|", 2), "", "")[:3]
             if state.startswith("down"):
                 out[node] = f"{node} is down" if reason in ("", _NO_REASON) else f"{node} is down: {reason}"

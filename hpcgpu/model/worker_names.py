@@ -19,8 +19,10 @@ def member_worker_name(job_id: str, restart_count: int, index: int) -> str:
 
 
 def read_member_name(name: str) -> tuple[str, int, int] | None:
-    """Parse a name of :func:`member_worker_name` to its arguments; None for other names, such as ``node1-0``."""
-    # A node named 1234 or 17.server looks like a job: look the id up in the table of jobs.
+    """Parse a name of :func:`member_worker_name` to its arguments; None for other names, such as ``node1-0``.
+
+    A node named 1234 or 17.server looks like a job: look the id up in the table of jobs.
+    """
     match = _NAME.fullmatch(name)
     return (match[1], int(match[3] or 0), int(match[2])) if match else None
 

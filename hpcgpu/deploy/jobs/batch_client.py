@@ -163,8 +163,10 @@ async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
 
 
 async def proven(system: BatchSystem, spec: JobSpec, listed: dict[str, JobStatus]) -> dict[str, JobStatus]:
-    """Return the statuses of jobs of this request, with those that can never run as stuck."""
-    # A job whose reason has an advice is suspect, and the resources prove it: a limit may be changed, a node come back.
+    """Return the statuses of jobs of this request, with those that can never run as stuck.
+
+    A job whose reason has an advice is suspect, and the resources prove it: a limit may be changed, a node come back.
+    """
     suspect = {i: s for i, s in listed.items() if s.advice and s.state is JobState.PENDING}
     if not suspect or not (why := "; ".join(await beyond(system, spec))):
         return listed
@@ -243,8 +245,10 @@ def mark_of(folder: Path) -> str:
 def plan_job(
     run: RunDocument, site: Site | None, batch: str, arguments: tuple[str, ...] = ()
 ) -> tuple[JobSpec, BatchSystem]:
-    """Return the request for a run's job, which calls hpcgpu with ``arguments`` (or launch), and its system."""
-    # ConfigError if a setting is missing that the batch system or the site requires.
+    """Return the request for a run's job, which calls hpcgpu with ``arguments`` (or launch), and its system.
+
+    Raises ConfigError if a setting is missing that the batch system or the site requires.
+    """
     if site and site.batch != batch:
         raise ConfigError(
             f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu plan: leave "
@@ -319,9 +323,11 @@ class Submitter:
         return job
 
     async def submit(self, count: int, past_ids: Collection[str]) -> AsyncIterator[list[Job]]:
-        """Submit ``count`` jobs; yield each submission's, then raise SubmitError if some were refused."""
-        # If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. A queue may
-        # take smaller arrays than the site's file says.
+        """Submit ``count`` jobs; yield each submission's, then raise SubmitError if some were refused.
+
+        If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. A queue may take
+        smaller arrays than the site's file says.
+        """
         rest = count
         if self.unsure and (wait_s := self.next_s - time.monotonic()) > 0:
             text = f"{self.unsure}\nIts job may be in the queue, so none is submitted for {math.ceil(wait_s)} s"

@@ -157,8 +157,7 @@ async def _end_by_itself(
 
 async def stop(run: Run) -> None:
     """End a run, even another client's, by a goodbye to its scheduler or the batch system; JobError after a minute."""
-    # it imports distributed: 0.3 s, which no guard should pay
-    from hpcgpu.deploy.network.scheduler_file import say_goodbye
+    from hpcgpu.deploy.network.scheduler_file import say_goodbye  # distributed: 0.3 s, which no guard should pay
 
     if await say_goodbye(run.folder):
 

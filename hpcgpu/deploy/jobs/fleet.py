@@ -124,8 +124,7 @@ class Fleet:
 
     def manage_members(self, spec: JobSpec) -> None:
         """Look after member jobs of this request, from the recorded ones on."""
-        # each owner's jobs have exit files of their own
-        spec = replace(spec, exit_file=f"{spec.exit_file}-{self.run.owner.token}")
+        spec = replace(spec, exit_file=f"{spec.exit_file}-{self.run.owner.token}")  # other owners' jobs have others
         patience, expected = self.policy.patience, self.run.expected.get(MEMBER, 0)
         self._submitter = Submitter(self.run.system, spec, self.view.say, patience, write=self.write, expected=expected)
         if self.run.submitting and self.run.is_mine:  # the owner before has ended meanwhile

@@ -290,8 +290,7 @@ class Run:
         self.jobs.update((job.id, job) for job in jobs)
 
     def unknown(self, present: Mapping[str, JobWorkers]) -> list[str]:
-        """Return jobs with workers that are not recorded: an answer of sbatch's was lost."""
-        # Remaining workers of an ended job do not count, unless it was started again.
+        """Return jobs with workers that are not recorded: an answer was lost, or an ended job has started again."""
         return [
             job_id
             for job_id, workers in present.items()

@@ -47,8 +47,10 @@ def _ends_by_itself(job: Job) -> bool:
 
 
 def why_missing(job: Job, since_s: float, now_s: float) -> str:
-    """Return why to give up a job that is not listed; "" while it may exist."""
-    # since_s: since when its scheduler does not answer; older answers of the batch system do not count.
+    """Return why to give up a job that is not listed; "" while it may exist.
+
+    ``since_s``: since when its scheduler does not answer; older answers of the batch system do not count.
+    """
     limit_s = _MISSING_S if job.was_listed else UNLISTED_S
     if job.is_missing and now_s - max(since_s, job.missing_since_s or 0.0) > limit_s:
         return format_missing(limit_s, f"job {job.id}")
