@@ -307,14 +307,10 @@ def _refused(problem: str, result: Result, message: str = "") -> SubmitError:
     message = message or result.message
     transient = result.returncode == TIMED_OUT or bool(_TRANSIENT.search(message))
     over_limit = bool(_OVER_LIMIT.search(message))
-    return SubmitError(
-        f"{problem}: {message}",
-        evidence=message,
-        transient=transient,
-        over_limit=over_limit,
-        unsure=transient and not over_limit and not _UNSENT.search(message),
-        over_size=_TOO_LARGE in message,  # hpcgpu has written the specification
-    )
+    unsure = transient and not over_limit and not _UNSENT.search(message)
+    doubts = {"transient": transient, "over_limit": over_limit, "unsure": unsure}
+    doubts["over_size"] = _TOO_LARGE in message  # hpcgpu has written the specification
+    return SubmitError(f"{problem}: {message}", evidence=message, **doubts)
 
 
 def _status(native: str, code: str, starts: str, nodes: str, reason: str, *, live: bool) -> JobStatus:

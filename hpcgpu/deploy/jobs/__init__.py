@@ -1,7 +1,5 @@
 """Jobs: one Run with its folder, owner and jobs; submitting, polling, replacing and ending them; their logs."""
 
-from hpcgpu.deploy.jobs.run import Owner as Owner
-from hpcgpu.deploy.jobs.run import Record as Record
 from hpcgpu.deploy.jobs.run import Run as Run
 from hpcgpu.deploy.jobs.run import home as home
 from hpcgpu.deploy.jobs.run import sweep as sweep

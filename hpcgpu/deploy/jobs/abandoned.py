@@ -43,23 +43,20 @@ async def _abandon(folder: Path, token: str) -> None:
     if run.owner.token != token or not await _cancel_pending(run, token):
         return
     grace_s = run.document.settings.client_grace_s
-    now = asyncio.get_running_loop().time
-    end_s = now() + grace_s + BY_ITSELF_S
-
-    async def is_over() -> bool | None:
-        """Return True if no job is left or the grace is over; False if the run goes on without this owner."""
-        nonlocal end_s
+    now_s = asyncio.get_running_loop().time
+    end_s = now_s() + grace_s + BY_ITSELF_S
+    while True:
         await asyncio.to_thread(run.look)
         if run.owner.token != token or await asyncio.to_thread(is_detached, folder):
-            return False
+            return  # the run goes on without this owner
         if not await poll(run):
-            return True
+            break
         if await asyncio.to_thread(is_held, folder, grace_s):
-            end_s = now() + BY_ITSELF_S
-        return True if now() > end_s else None
-
-    if await supervise.until(is_over, PATIENCE.guard_s):
-        await finish(run)
+            end_s = now_s() + BY_ITSELF_S
+        elif now_s() > end_s:
+            break
+        await asyncio.sleep(PATIENCE.guard_s)
+    await finish(run)
 
 
 async def _cancel_pending(run: Run, token: str) -> bool:
@@ -67,7 +64,7 @@ async def _cancel_pending(run: Run, token: str) -> bool:
     now_s = asyncio.get_running_loop().time
     end_s = now_s() + (_SUBMITTING_S if run.submitting else 0.0)
 
-    async def once() -> bool | None:
+    while True:
         await asyncio.to_thread(run.reload)
         if run.owner.token != token:
             return False
@@ -76,10 +73,10 @@ async def _cancel_pending(run: Run, token: str) -> bool:
         states = await answered(functools.partial(ask, run.system, [*recorded, *lost]))
         if pending := [i for i, status in states.items() if status.state in WAITING]:
             try:
-                await answered(lambda: cancel(run.system, pending))
+                await answered(functools.partial(cancel, run.system, pending))
             except SubmitError as e:
                 log.say(str(e))  # a final refusal
         run.add(Job(id=job_id) for job_id in lost)
-        return True if lost or now_s() > end_s else None
-
-    return await supervise.until(once, PATIENCE.ask_s)
+        if lost or now_s() > end_s:
+            return True
+        await asyncio.sleep(PATIENCE.ask_s)

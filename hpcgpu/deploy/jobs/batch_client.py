@@ -143,17 +143,14 @@ async def poll(run: Run) -> list[str]:
 
 async def answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
     """Return the batch system's answer, waiting if it is away for a while."""
-
-    async def once() -> tuple[Answer] | None:
+    while True:
         try:
-            return (await request(),)
+            return await request()
         except SubmitError as e:
             if not e.transient:
                 raise
             log.say(str(e))
-            return None
-
-    return (await supervise.until(once, Patience().guard_s))[0]
+        await asyncio.sleep(Patience().guard_s)
 
 
 async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:

@@ -100,12 +100,9 @@ async def end(
     Without a refusal (None) the batch system may just be slow. ``tell`` takes its refusals.
     """
     left, refused, last = list(ids), None, ""
-    again_s = float("-inf")
     now_s = asyncio.get_running_loop().time
-
-    async def look() -> bool | None:
-        """Poll the jobs, and cancel the remaining ones when due; return True if none is left, else None."""
-        nonlocal left, refused, last, again_s
+    again_s, end_s = float("-inf"), now_s() + limit_s
+    while left and now_s() <= end_s:
         try:
             listed = await ask(system, left, exact=True)
             left = [i for i in left if i in listed and listed[i].state is not JobState.ENDED]
@@ -119,10 +116,8 @@ async def end(
             if str(e) != last:
                 tell(str(e))
             last = str(e)
-        return None if left else True
-
-    with contextlib.suppress(TimeoutError):
-        await supervise.until(look, patience.cancelled_s, limit_s)
+        if left:
+            await asyncio.sleep(patience.cancelled_s)
     return left, refused if left else None
 
 
@@ -130,11 +125,9 @@ async def _end_by_itself(
     system: BatchSystem, job: Job, limit_s: float, tell: Callable[[str], None], patience: Patience
 ) -> tuple[bool, bool]:
     """Wait until a job has ended; return whether it has, and whether the batch system says so."""
-    last = ""
-
-    async def has_ended() -> tuple[bool, bool] | None:
-        """Return False first if the job waits, so will not end by itself; None if it may end soon."""
-        nonlocal last
+    now_s = asyncio.get_running_loop().time
+    last, end_s = "", now_s() + limit_s
+    while now_s() <= end_s:
         try:
             async with asyncio.timeout(patience.silence_s):
                 status = (await ask(system, [job.id], exact=True)).get(job.id)
@@ -144,15 +137,15 @@ async def _end_by_itself(
             if text and text != last:
                 tell(text)
             last = text or last
-            return (True, False) if has_left else None
-        if status and status.state in WAITING:
-            return False, True
-        return None if status and status.state is not JobState.ENDED else (True, True)
-
-    try:
-        return await supervise.until(has_ended, patience.by_itself_s, limit_s)
-    except TimeoutError:
-        return False, True
+            if has_left:
+                return True, False
+        else:
+            if status is None or status.state is JobState.ENDED:
+                return True, True
+            if status.state in WAITING:  # it will not end by itself
+                break
+        await asyncio.sleep(patience.by_itself_s)
+    return False, True
 
 
 async def stop(run: Run) -> None:
@@ -160,12 +153,10 @@ async def stop(run: Run) -> None:
     from hpcgpu.deploy.network.scheduler_file import say_goodbye  # distributed: 0.3 s, which no guard should pay
 
     if await say_goodbye(run.folder):
-
-        async def has_ended() -> bool | None:
-            return None if await poll(run) else True
-
-        with contextlib.suppress(TimeoutError):
-            await supervise.until(has_ended, PATIENCE.by_itself_s, 2 * BY_ITSELF_S)
+        now_s = asyncio.get_running_loop().time
+        end_s = now_s() + 2 * BY_ITSELF_S
+        while now_s() <= end_s and await poll(run):
+            await asyncio.sleep(PATIENCE.by_itself_s)
     await finish(run)
 
 

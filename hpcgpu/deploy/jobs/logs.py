@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcgpu import supervise
 from hpcgpu.deploy.jobs.batch_client import poll
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import JobError
@@ -63,17 +62,14 @@ async def follow_log(run: Run, log: Path, offset: int, echo: Callable[[str], Non
     """Pass additions to the log to ``echo`` until the run's jobs have ended."""
     now_s, ask_s = asyncio.get_running_loop().time, Patience().ask_s
     asked_s, over = now_s(), False
-
-    async def hand_out() -> bool | None:
-        nonlocal offset, asked_s, over
+    while not over:
         if now_s() - asked_s >= ask_s:  # first: lines that come after the answer are read below
             over, asked_s = not await poll(run), now_s()
         while part := await asyncio.to_thread(_read, log, offset):
             offset += len(part)
             echo(part.decode(errors="replace"))
-        return over or None
-
-    await supervise.until(hand_out, _NEW_LINES_S)
+        if not over:
+            await asyncio.sleep(_NEW_LINES_S)
 
 
 def _read(log: Path, offset: int) -> bytes:

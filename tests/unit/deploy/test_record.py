@@ -25,9 +25,10 @@ from recordings import records
 from hpcgpu import config
 from hpcgpu.batch import get
 from hpcgpu.deploy import bug_report
-from hpcgpu.deploy.jobs import Owner, Record, Run, runs, sweep
+from hpcgpu.deploy.jobs import Run, runs, sweep
 from hpcgpu.deploy.jobs import home as home_of_runs
 from hpcgpu.deploy.jobs import run as run_files
+from hpcgpu.deploy.jobs.run import Owner, Record
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.errors import ConfigError, JobError, ParseError
