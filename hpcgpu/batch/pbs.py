@@ -8,18 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hpcgpu.batch.common import (
-    BatchSystem,
-    Directive,
-    by_array,
-    exit_file,
-    index_runs,
-    merge_options,
-    options_in,
-    refuse_control,
-    script_body,
-    unnamed,
-)
+from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, unnamed
+from hpcgpu.batch.job_script import Directive, exit_file, merge_options, options_in, refuse_control, script_body
 from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, walltime_s, whole
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
@@ -156,13 +146,11 @@ class Pbs(PbsDialect, BatchSystem):
 
     def read_submit(self, result: Result) -> str:
         ids = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
-        if result.returncode == 0 and ids:
-            return str(ids[-1])
-        raise (
-            unnamed("qsub", result)
-            if result.returncode == 0
-            else _refused("qsub refused the job", result, result.output)
-        )
+        if result.returncode != 0:
+            raise _refused("qsub refused the job", result, result.output)
+        if not ids:
+            raise unnamed("qsub", result)
+        return str(ids[-1])
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return the qselect for the name, which contains the mark; it lists no ended job."""
@@ -187,9 +175,11 @@ class Pbs(PbsDialect, BatchSystem):
         return Command(("qstat", "-x", *_jobs(job_ids)))
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
-        """Parse qstat's output; jobs that it does not know, and the elements of such arrays, have ended."""
-        # A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither
-        # listed nor unknown may be alive: OpenPBS of 2026-04 drops all jobs after an unknown one.
+        """Parse qstat's output; jobs that it does not know, and the elements of such arrays, have ended.
+
+        A job that "has finished" is left to the history, which has its exit code and reason. A job that is neither
+        listed nor unknown may be alive: OpenPBS of 2026-04 drops all jobs after an unknown one.
+        """
         out, gone = dict[str, JobStatus](), dict[str, JobStatus]()
         held = set[str]()
         for job_id, fields in list_jobs(result.stdout):
@@ -226,9 +216,9 @@ class Pbs(PbsDialect, BatchSystem):
 
     def cancel(self, job_ids: Sequence[str]) -> tuple[Command, ...]:
         """Return a qdel for each job, and for each contiguous range of an array's elements."""
-        # A qdel has one id: a queued and an unknown id together end pbs_server (SIGSEGV, 23.06.06; recording 17).
         groups = by_array(job_ids, _ELEMENT).items()
         ids = [f"{a}{run}{z}" for (a, z), indexes in groups for run in index_runs(indexes) or ("",)]
+        # a queued and an unknown id in one qdel end pbs_server (SIGSEGV, 23.06.06; recording 17)
         return tuple(Command(("qdel", word)) for word in ids)
 
     def read_cancel(self, result: Result) -> bool:
@@ -343,8 +333,6 @@ def ask_memory(job_id: str) -> Command:
 
 def read_memory(result: Result) -> Mapping[str, int]:
     """Return the granted bytes of each host, 0 for a host without; empty if no host has any. Raises SubmitError."""
-    # A host may have several chunks, and a chunk several vnodes of its host, with other names. Memory of the whole job,
-    # by resources_default.mem, is in no chunk: the hosts have equal parts of it.
     _, fields = next(list_jobs(result.stdout), ("", None))
     if fields is None:
         raise SubmitError(f"qstat did not answer: {result.message}", evidence=result.message)
@@ -353,9 +341,10 @@ def read_memory(result: Result) -> Mapping[str, int]:
     if not host_names or len(host_names) != len(chunks):
         return {}
     granted = dict.fromkeys(host_names, 0)
+    # a host may have several chunks, and a chunk several vnodes of its host, with other names
     for host, chunk in zip(host_names, chunks, strict=True):
         granted[host] += sum(map(size_bytes, _MEM.findall(chunk)))
-    if not any(granted.values()):
+    if not any(granted.values()):  # memory of the whole job, by resources_default.mem, is in no chunk
         granted = dict.fromkeys(granted, size_bytes(fields.get("Resource_List.mem", "")) // len(granted))
     return granted if any(granted.values()) else {}
 

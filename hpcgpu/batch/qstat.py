@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from hpcgpu.batch.common import advice
+from hpcgpu.batch.batch_system import advice
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.units import counted
 
@@ -103,8 +103,7 @@ def walltime_s(fields: Mapping[str, str]) -> int | None:
 
 
 def list_jobs(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each job's id and its fields."""
-    # Of nested fields, such as the environment's, only those of _WITHIN are kept.
+    """Yield each job's id and its fields; of nested ones, such as the environment's, only those of ``_WITHIN``."""
     job_id, indent, inside, fields = "", "", "", dict[str, str]()
     for line in text.splitlines():
         if match := _HEADER.fullmatch(line):

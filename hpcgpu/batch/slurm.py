@@ -7,18 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hpcgpu.batch.common import (
-    BatchSystem,
-    Directive,
-    advice,
-    by_array,
-    index_runs,
-    merge_options,
-    options_in,
-    refuse_control,
-    script_body,
-    unnamed,
-)
+from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, unnamed
+from hpcgpu.batch.job_script import Directive, merge_options, options_in, refuse_control, script_body
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT
@@ -133,13 +123,11 @@ class Slurm(SlurmDialect, BatchSystem):
     def read_submit(self, result: Result) -> str:
         # Sites' wrappers print whole pages before the id (TACC), or lose --parsable.
         ids = re.findall(r"^(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?$", result.stdout, re.M)
-        if result.returncode == 0 and ids:
-            return str(ids[-1])
-        raise (
-            unnamed("sbatch", result)
-            if result.returncode == 0
-            else _refused("sbatch refused the job", result, result.output)
-        )
+        if result.returncode != 0:
+            raise _refused("sbatch refused the job", result, result.output)
+        if not ids:
+            raise unnamed("sbatch", result)
+        return str(ids[-1])
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return one squeue for all jobs of this user, with their comments: squeue cannot select by those."""
@@ -165,8 +153,6 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def read_status(self, result: Result, job_ids: Sequence[str] = ()) -> Mapping[str, JobStatus]:
         """Parse the output of squeue or sacct. Missing elements of an array that squeue lists have ended."""
-        # Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an
-        # array; sacct may not list some running ones yet.
         live = result.argv[:1] == ("squeue",)
         # The start is that of a requeued job's last run if it is sacct's.
         out = {}
@@ -177,6 +163,8 @@ class Slurm(SlurmDialect, BatchSystem):
                 out[fields[0]] = replace(_status(*fields[1:], live=live), limit_s=limit_s(limit) if live else None)
         if result.returncode != 0 and not out and not _GONE.search(result.stderr):
             raise _refused(f"{result.argv[0] if result.argv else 'the batch system'} did not answer", result)
+        # Cancelled pending elements leave no trace (22.05.8, recording 14). squeue lists all other elements of an
+        # array; sacct may not list some running ones yet.
         if live and result.returncode == 0:
             arrays = {job_id.partition("_")[0] for job_id in out}
             over = [job_id for job_id in job_ids if "_" in job_id and job_id.partition("_")[0] in arrays]
@@ -214,13 +202,13 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def nodes(self, hosts: Sequence[str]) -> Command | None:
         """Return the sinfo for nodes: a job on a node that does not answer is RUNNING until SlurmdTimeout (300 s)."""
-        # A line for each node and partition; the reason is the only free text.
         return _query("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T|%E")
 
     def read_nodes(self, result: Result) -> Mapping[str, str]:
         """Return sinfo's state of nodes that are down, or do not answer slurmctld (``mixed*``)."""
         out = dict[str, str]()
         for line in result.stdout.splitlines() if result.returncode == 0 else ():
+            # one for each node and partition; the reason is the only free text
             node, state, reason = (*line.strip().split("|", 2), "", "")[:3]
             if state.startswith("down"):
                 out[node] = f"{node} is down" if reason in ("", _NO_REASON) else f"{node} is down: {reason}"
@@ -319,14 +307,10 @@ def _refused(problem: str, result: Result, message: str = "") -> SubmitError:
     message = message or result.message
     transient = result.returncode == TIMED_OUT or bool(_TRANSIENT.search(message))
     over_limit = bool(_OVER_LIMIT.search(message))
-    return SubmitError(
-        f"{problem}: {message}",
-        evidence=message,
-        transient=transient,
-        over_limit=over_limit,
-        unsure=transient and not over_limit and not _UNSENT.search(message),
-        over_size=_TOO_LARGE in message,  # hpcgpu has written the specification
-    )
+    unsure = transient and not over_limit and not _UNSENT.search(message)
+    doubts = {"transient": transient, "over_limit": over_limit, "unsure": unsure}
+    doubts["over_size"] = _TOO_LARGE in message  # hpcgpu has written the specification
+    return SubmitError(f"{problem}: {message}", evidence=message, **doubts)
 
 
 def _status(native: str, code: str, starts: str, nodes: str, reason: str, *, live: bool) -> JobStatus:

@@ -81,13 +81,14 @@ def logs(name: str, follow: bool, lines: int) -> None:
     import asyncio
 
     from hpcgpu.deploy.jobs import Run, home, runs
+    from hpcgpu.deploy.jobs.logs import follow_log, last_lines, log_of
 
     run = Run.find(home(), name)
-    log = runs.log_of(run, name)
-    text, end = runs.last_lines(log, lines)
+    log = log_of(run, name)
+    text, end = last_lines(log, lines)
     click.echo(text, nl=False)
     if follow:
-        asyncio.run(runs.follow_log(run, log, end, lambda part: click.echo(part, nl=False)))
+        asyncio.run(follow_log(run, log, end, lambda part: click.echo(part, nl=False)))
     elif not end:
         asyncio.run(runs.refresh([run]))
         jobs = "; ".join(f"job {job.id}: {job.text}" for job in runs.jobs_of(run))
@@ -100,10 +101,10 @@ def stop(name: str) -> None:
     """End cluster NAME, whoever holds it: its name or its job's id. Returns when the batch system says it is gone."""
     import asyncio
 
-    from hpcgpu.deploy.jobs import Run, home, runs
+    from hpcgpu.deploy.jobs import Run, ending, home
 
     run = Run.find(home(), name)
-    asyncio.run(runs.stop(run))
+    asyncio.run(ending.stop(run))
     jobs = ", ".join(run.jobs)
     click.echo(f"{run.name} has ended (jobs {jobs})" if jobs else f"{run.name} had no job; removed")
 

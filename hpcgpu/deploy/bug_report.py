@@ -24,7 +24,7 @@ from hpcgpu import __version__
 from hpcgpu.deploy import preview
 from hpcgpu.deploy.doctor import node
 from hpcgpu.deploy.jobs import Run, home
-from hpcgpu.deploy.jobs.runs import last_lines
+from hpcgpu.deploy.jobs.logs import last_lines
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import discover, nvml, private
 from hpcgpu.host import run as programs

@@ -19,7 +19,7 @@ def main(folder: str, pid: str, start_time: str, token: str) -> None:
         import asyncio
         from pathlib import Path
 
-        from hpcgpu.deploy.jobs.runs import abandon
+        from hpcgpu.deploy.jobs.abandoned import abandon
 
         asyncio.run(abandon(Path(folder), token))
 

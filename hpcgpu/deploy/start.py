@@ -23,8 +23,9 @@ from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import launcher_parent, log, private, process
+from hpcgpu.launch import environment, launchers
 from hpcgpu.launch.environment import read_allocation
-from hpcgpu.launch.launchers import RankCommand, environment, launchers
+from hpcgpu.launch.launchers import RankCommand
 from hpcgpu.model import Allocation, Command, Result, RunDocument, Settings
 from hpcgpu.model.allocation import (
     ALL_OF_THE_NODE,
@@ -255,17 +256,17 @@ def _gpus_per_node(settings: Settings, allocation: Allocation) -> int:
     return len(nvml.read().gpus) or 1
 
 
-def _find(settings: Settings, allocation: Allocation) -> launchers.LauncherFacts:
-    """Find the launchers that may be used."""
+def _find(settings: Settings, allocation: Allocation, limit_s: float = _QUERY_S) -> launchers.LauncherFacts:
+    """Find the launchers that may be used; LaunchError if one has not answered in ``limit_s``."""
     if settings.launcher == "fork" or (settings.launcher is None and allocation.batch == "local"):
         return launchers.LauncherFacts()
     from hpcgpu.host import run as programs
 
     def query(*argv: str) -> Result:
-        result = programs.run_sync(Command(argv, timeout_s=_QUERY_S))
+        result = programs.run_sync(Command(argv, timeout_s=limit_s))
         if result.returncode == TIMED_OUT:  # no launcher that happens to answer: mpirun would replace a slow srun
             raise LaunchError(
-                f"no launcher can be chosen: {shlex.join(argv)} has not answered in {_QUERY_S:g} s. This node or "
+                f"no launcher can be chosen: {shlex.join(argv)} has not answered in {limit_s:g} s. This node or "
                 "a file system is very slow now: try again"
             )
         return result

@@ -89,17 +89,27 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Waits for the batch system's answers, and intervals of polls: no options, since all users share it."""
+    """Waits for the batch system's answers, and all intervals of questions: no options, since all users share it."""
 
     # a submission without an answer is killed then; the job may have been submitted nevertheless
     submission_s: float = 60.0
     # after each wait the job is submitted again or, if the answer was lost, searched for
     retries_s: tuple[float, ...] = (1.0, 2.0, 4.0, 4.0)
-    ask_s: float = 5.0  # between two polls when something is new
+    ask_s: float = 5.0  # between two polls when something is new, and a guard's searches for jobs of a lost answer
     news_s: float = 1.0  # between two polls when news is likely, and before the first poll
+    longest_s: float = 60.0  # between two polls of a job without news
+    growth: float = 6.0  # until then the interval is the time since the last change, divided by this
     refused_s: float = 30.0  # before the next submission after a transient refusal, or the next poll after no answer
     # before the next submission after a lost answer, while no answer of a search or a poll has listed its job
     unlisted_s: float = UNLISTED_S
+    by_itself_s: float = 0.5  # between two polls of jobs that are about to end by themselves
+    # such a poll is cut off then: if slurmctld is away squeue says so after 40 s (22.05.8), and not within 60 s if
+    # SlurmctldTimeout is longer
+    silence_s: float = 3.0
+    cancelled_s: float = 0.25  # between two polls of cancelled jobs
+    # between two cancels: one takes effect within the batch system's KillWait, a refused one may be accepted later
+    cancel_s: float = 15.0
+    guard_s: float = 2.0  # between a guard's polls of running jobs, and all polls while the batch system is away
 
 
 VERSION = 2

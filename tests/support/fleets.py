@@ -12,11 +12,11 @@ from hpcgpu.model import JobSpec, RunDocument, Settings
 from hpcgpu.plan.jobs.request import Policy
 
 
-def make_run(folder: Path, system: BatchSystem, *, save: bool = True) -> Run:
+def make_run(folder: Path, system: BatchSystem, batch: str = "slurm", *, save: bool = True) -> Run:
     """Return a run of this object whose jobs have one worker each."""
     folder.mkdir(mode=0o700, exist_ok=True)
     settings = Settings(gpus="sim:1", shape="elastic", scheduler="job")
-    run = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
+    run = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), batch, None)
     run.system = system
     run.submitting = False
     if save:

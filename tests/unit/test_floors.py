@@ -50,7 +50,7 @@ DEPLOY: dict[str, set[str]] = {
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store")
 # And for the rooms inside plan, likewise.
-PLAN = ("jobs", "binding", "doctor")
+PLAN = ("binding", "jobs", "doctor")
 PURE = {"errors", "units", "model", "plan", "report", "pictures"} | FLOOR2
 STATE = ("hpcgpu", "spill", "state")  # the store's decisions: pure, and nothing of the store below them
 MACHINE = {

@@ -19,7 +19,8 @@ from hpcgpu.deploy import jobs as runs
 from hpcgpu.deploy import settings as user_settings
 from hpcgpu.deploy.jobs.batch_client import plan_job, submit_guarded
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
-from hpcgpu.deploy.jobs.runs import Jobs, log_tail, today
+from hpcgpu.deploy.jobs.logs import log_tail
+from hpcgpu.deploy.jobs.runs import Jobs, today
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.deploy.start import ld_preload, local_launch

@@ -18,9 +18,9 @@ from typing import Any
 from hpcgpu import batch, config, supervise
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.doctor import node
-from hpcgpu.deploy.jobs import Run, batch_client, runs, sweep
+from hpcgpu.deploy.jobs import Run, batch_client, ending, sweep
 from hpcgpu.deploy.jobs.batch_client import PlannedJob, Submitter, plan_job, read_job, submit_guarded
-from hpcgpu.deploy.jobs.runs import last_lines
+from hpcgpu.deploy.jobs.logs import last_lines
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.host import private
@@ -52,7 +52,7 @@ def clean_up(say: Callable[[str], None]) -> None:
     async def clean() -> None:
         for run in Run.all(home, say):
             if run.owner_state == "dead":
-                await runs.finish(run)
+                await ending.finish(run)
                 jobs = ", ".join(run.jobs) or "none"
                 say(f"a doctor that was killed has left {run.folder}: removed (its jobs: {jobs})")
 
@@ -126,7 +126,7 @@ class _DoctorJob:
         self._run.add([self._job])
 
     async def _end(self) -> None:
-        await runs.close_head(self._system, self._job, self._say_new, self._submitter)
+        await ending.close_head(self._system, self._job, self._say_new, self._submitter)
 
     def _say_new(self, text: str) -> None:
         """Print a text, unless the job's plan has printed it before."""
@@ -139,7 +139,7 @@ class _DoctorJob:
         if not job:
             await self._end()  # its submission may have been accepted all the same
         elif self._ending_s is None and (not self._status or self._status.state is not JobState.ENDED):
-            await runs.close(self._system, [job], _CANCEL_S, self._say)
+            await ending.close(self._system, [job], _CANCEL_S, self._say)
 
     async def _have_answered(self) -> bool | None:
         """Return True if all nodes have answered, False if the job has ended, None if they may still answer."""

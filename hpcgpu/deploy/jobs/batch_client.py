@@ -11,19 +11,20 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from hpcgpu import config, supervise
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import layers
 from hpcgpu.config.sites import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
-from hpcgpu.deploy.jobs import Run
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import log, process, scratch
 from hpcgpu.host.run import run
 from hpcgpu.launch.environment import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDocument, Site
-from hpcgpu.plan.jobs import HEAD, MEMBER, Job
+from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
 
 _NOT_THERE = 127  # return code of host.run: the program does not exist
@@ -33,6 +34,7 @@ _ELSEWHERE = (
     "submit jobs on a login node of a cluster; 'hpcgpu plan --script' prints the script anywhere, and LocalGPUCluster "
     "uses this machine alone"
 )
+Answer = TypeVar("Answer")
 _reported: set[str] = set()  # variables of the user's shell, each named once in this process
 
 
@@ -132,6 +134,25 @@ async def ask(system: BatchSystem, ids: Sequence[str], *, exact: bool = False) -
     return statuses
 
 
+async def poll(run: Run) -> list[str]:
+    """Poll the jobs of a run, waiting for a batch system that is away; return those that have not ended."""
+    ids = list(run.jobs)
+    run.listed(ids, await answered(lambda: ask(run.system, ids)), 0.0)
+    return run.not_ended
+
+
+async def answered(request: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Return the batch system's answer, waiting if it is away for a while."""
+    while True:
+        try:
+            return await request()
+        except SubmitError as e:
+            if not e.transient:
+                raise
+            log.say(str(e))
+        await asyncio.sleep(Patience().guard_s)
+
+
 async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
     """Return the parts of a request that the batch system does not have, as far as known."""
     command = system.offers(spec)
@@ -139,8 +160,10 @@ async def beyond(system: BatchSystem, spec: JobSpec) -> tuple[str, ...]:
 
 
 async def proven(system: BatchSystem, spec: JobSpec, listed: dict[str, JobStatus]) -> dict[str, JobStatus]:
-    """Return the statuses of jobs of this request, with those that can never run as stuck."""
-    # A job whose reason has an advice is suspect, and the resources prove it: a limit may be changed, a node come back.
+    """Return the statuses of jobs of this request, with those that can never run as stuck.
+
+    A job whose reason has an advice is suspect, and the resources prove it: a limit may be changed, a node come back.
+    """
     suspect = {i: s for i, s in listed.items() if s.advice and s.state is JobState.PENDING}
     if not suspect or not (why := "; ".join(await beyond(system, spec))):
         return listed
@@ -219,8 +242,10 @@ def mark_of(folder: Path) -> str:
 def plan_job(
     run: RunDocument, site: Site | None, batch: str, arguments: tuple[str, ...] = ()
 ) -> tuple[JobSpec, BatchSystem]:
-    """Return the request for a run's job, which calls hpcgpu with ``arguments`` (or launch), and its system."""
-    # ConfigError if a setting is missing that the batch system or the site requires.
+    """Return the request for a run's job, which calls hpcgpu with ``arguments`` (or launch), and its system.
+
+    Raises ConfigError if a setting is missing that the batch system or the site requires.
+    """
     if site and site.batch != batch:
         raise ConfigError(
             f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu plan: leave "
@@ -295,9 +320,11 @@ class Submitter:
         return job
 
     async def submit(self, count: int, past_ids: Collection[str]) -> AsyncIterator[list[Job]]:
-        """Submit ``count`` jobs; yield each submission's, then raise SubmitError if some were refused."""
-        # If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. A queue may
-        # take smaller arrays than the site's file says.
+        """Submit ``count`` jobs; yield each submission's, then raise SubmitError if some were refused.
+
+        If a limit of this user's admits fewer jobs, groups of descending powers of two are submitted. A queue may take
+        smaller arrays than the site's file says.
+        """
         rest = count
         if self.unsure and (wait_s := self.next_s - time.monotonic()) > 0:
             text = f"{self.unsure}\nIts job may be in the queue, so none is submitted for {math.ceil(wait_s)} s"

@@ -13,18 +13,22 @@ from typing import Any
 
 from hpcgpu import supervise
 from hpcgpu.batch import BatchSystem
-from hpcgpu.deploy.jobs import Run, runs, script_end, with_exit_code
+from hpcgpu.deploy.jobs import ending
 from hpcgpu.deploy.jobs.batch_client import Submitter, ask, cancel, on_lost_nodes, proven
-from hpcgpu.deploy.jobs.runs import log_tail
+from hpcgpu.deploy.jobs.ending import script_end, with_exit_code
+from hpcgpu.deploy.jobs.logs import log_tail
+from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.errors import ClosedError, HpcGpuError, JobError, SubmitError, message_of
 from hpcgpu.model import JobSpec, JobState, JobStatus
-from hpcgpu.plan.jobs import HEAD, MEMBER, NO_WORKERS, End, Failures, Job, JobWorkers, read_member_name, why_over
+from hpcgpu.model.worker_names import read_member_name
+from hpcgpu.plan.jobs.job import HEAD, MEMBER, NO_WORKERS, Job, JobWorkers
+from hpcgpu.plan.jobs.job_end import Failures, why_over
+from hpcgpu.plan.jobs.job_text import End
 from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
 from hpcgpu.units import format_duration
 
 # A cancelled job is gone within the batch system's KillWait.
 _END_S = 40.0
-_LOOK_S = 5.0  # between two questions which workers are silent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class SchedulerView:
     say: Callable[[str], None]  # takes a line for the user
     end: Callable[[], End | None]  # return how the cluster object has ended, if it has
     silent: frozenset[str] = frozenset()  # addresses of workers without a recent heartbeat
+    look_s: float = 5.0  # between two questions to the scheduler which workers are silent
 
     def present(self, head: str, *, elastic: bool) -> Mapping[str, JobWorkers]:
         """Return the registered workers by their job's id.
@@ -119,8 +124,7 @@ class Fleet:
 
     def manage_members(self, spec: JobSpec) -> None:
         """Look after member jobs of this request, from the recorded ones on."""
-        # each owner's jobs have exit files of their own
-        spec = replace(spec, exit_file=f"{spec.exit_file}-{self.run.owner.token}")
+        spec = replace(spec, exit_file=f"{spec.exit_file}-{self.run.owner.token}")  # other owners' jobs have others
         patience, expected = self.policy.patience, self.run.expected.get(MEMBER, 0)
         self._submitter = Submitter(self.run.system, spec, self.view.say, patience, write=self.write, expected=expected)
         if self.run.submitting and self.run.is_mine:  # the owner before has ended meanwhile
@@ -204,11 +208,13 @@ class Fleet:
                 if self._submitter:
                     await self._add(await self._submitter.lost(self.run.past_ids))
             finally:
-                await runs.close(self.run.system, self.run.members, _END_S, self.view.say)
+                run, say = self.run, self.view.say
+                await ending.close(run.system, run.members, _END_S, say, self.policy.patience)
 
     async def close_head(self) -> bool:
-        """End the job with the scheduler; return, and raise SubmitError, as :func:`runs.close_head`."""
-        return await runs.close_head(self.run.system, self.run.head, self.view.say, self._head_submitter)
+        """End the job with the scheduler; return, and raise SubmitError, as :func:`ending.close_head`."""
+        run, say, patience = self.run, self.view.say, self.policy.patience
+        return await ending.close_head(run.system, run.head, say, self._head_submitter, patience=patience)
 
     async def write(self) -> None:
         """Write the record, one write after the other, each with the facts of its time."""
@@ -277,7 +283,7 @@ class Fleet:
 
     async def _listen(self) -> None:
         """Ask the scheduler which workers are silent."""
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(self.view.look_s)
         with contextlib.suppress(OSError):  # the cluster object searches its scheduler
             silent = frozenset(await self.view.scheduler().hpcgpu_silent())
             if silent != self.view.silent:

@@ -22,9 +22,9 @@ from hpcgpu.model import (
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
 from hpcgpu.model.settings import GPU_MEMORY, NO_LIMIT, NODE_MEMORY, RMM, SHARE, Limit
 from hpcgpu.model.topology import Rapids
+from hpcgpu.model.worker_names import member_worker_name
 from hpcgpu.plan.binding.bindings import plan_bindings
 from hpcgpu.plan.binding.network import nccl_env, ucx_env
-from hpcgpu.plan.jobs import member_worker_name
 from hpcgpu.units import format_bytes
 
 # Only users set these variables, no launcher and no batch system.

@@ -10,7 +10,9 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, JobState, Offer, Patience, Settings
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.job import WAITING
-from hpcgpu.plan.jobs import LATE_S, Failures, Job, format_missing, format_status, why_ending, why_over
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_end import LATE_S, Failures, why_ending, why_over
+from hpcgpu.plan.jobs.job_text import format_missing, format_status
 from hpcgpu.units import format_bytes, format_duration
 
 # Directives for CPUs, or for whole nodes, and for GPUs.
@@ -136,8 +138,6 @@ def _most(counts: Sequence[int | None]) -> int | None:
 NEVER_S = float("-inf")
 # So soon after the end of a job's script the batch system is about to notice it.
 _MOMENT_S = 10.0
-# The longest interval between two polls, and the ratio of the time since the last change to the interval.
-_LONGEST_S, _RATIO = 60.0, 6.0
 # The fates of a member job.
 GONE, MISSING, GHOST = "gone", "not listed for long", "stuck, or without workers for long"
 LEAVING, OUTGOING, ALIVE = "leaving", "near its walltime", "alive"
@@ -344,7 +344,7 @@ def poll_in_s(
     if asked_s is None:
         return max(0.0, min(j.submitted_s + (patience.news_s if j.is_head else 0.0) for j in unsettled) - now_s)
     changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
-    interval_s = min(_LONGEST_S, max(patience.ask_s, (asked_s - changed_s) / _RATIO))
+    interval_s = min(patience.longest_s, max(patience.ask_s, (asked_s - changed_s) / patience.growth))
     for job in unsettled:
         has_just_ended = job.left_s is not None and now_s - job.left_s < _MOMENT_S
         lost_s = _lost_s(job)

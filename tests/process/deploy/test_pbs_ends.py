@@ -18,7 +18,7 @@ from pbs_replay import Pbs as Server
 from waiting import until
 
 from hpcgpu.batch import Pbs
-from hpcgpu.deploy.jobs import runs
+from hpcgpu.deploy.jobs import ending
 from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.errors import JobError
@@ -82,7 +82,7 @@ def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tm
     one, other = start(pbs, 1)[0], start(pbs, 1)[0]
     refuse_to_delete(one, tmp_path / "bin")
     said: list[str] = []
-    left, why = asyncio.run(runs.end(Pbs(), [one, other], 8.0, said.append))
+    left, why = asyncio.run(ending.end(Pbs(), [one, other], 8.0, said.append))
     assert left == [one]
     assert str(why) == "qdel failed: no"
     assert [line for line in said if line.startswith("qdel")] == ["qdel failed: no"]  # a poll may tell the walltime
@@ -91,13 +91,11 @@ def test_a_job_that_cannot_be_cancelled_keeps_none_of_the_others(pbs: Server, tm
     until(lambda: pbs.over(one), "the first one is over")
 
 
-def test_a_job_in_a_long_epilogue_has_been_closed(pbs: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_HEAD_GRACE_S", "_HEAD_CANCEL_S"):
-        monkeypatch.setattr(f"hpcgpu.deploy.jobs.runs.{name}", 1.0)
+def test_a_job_in_a_long_epilogue_has_been_closed(pbs: Server) -> None:
     (job_id,) = start(pbs, 1)
     late(pbs, [job_id], "R")
     said: list[str] = []
-    asyncio.run(runs.close_head(Pbs(), Job(id=job_id), said.append))
+    asyncio.run(ending.close_head(Pbs(), Job(id=job_id), said.append, grace_s=1.0, limit_s=1.0))
     assert said == [f"job {job_id}: cancelled, but still there after 1 s: job {job_id}"]
     pbs.end_slowly("")
     until(lambda: pbs.over(job_id), "the job is over")
@@ -136,7 +134,7 @@ def test_a_run_on_a_dead_node_is_ended_with_its_folder(pbs: Server, tmp_path: Pa
     pbs.lose_node(ids[0])
     run = make_run(tmp_path / "run", Pbs())
     run.add([Job(id=i, log="") for i in ids])
-    asyncio.run(runs.finish(run))
+    asyncio.run(ending.finish(run))
     assert all(map(pbs.over, ids))
     assert not run.folder.exists()
 

@@ -23,8 +23,8 @@ from recordings import records
 from waiting import scaled, until
 
 from hpcgpu.batch import Pbs
-from hpcgpu.deploy.jobs import Run, batch_client, runs
-from hpcgpu.deploy.jobs.runs import last_lines
+from hpcgpu.deploy.jobs import Run, abandoned, batch_client, runs
+from hpcgpu.deploy.jobs.logs import last_lines
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import process
@@ -75,7 +75,7 @@ def test_a_guard_ends_a_run_that_nobody_holds_any_more(tmp_path: Path, job: Job)
 
     async def main() -> None:
         attached = lease.keep_touched(run.folder, 2)
-        guarding = asyncio.create_task(runs.abandon(run.folder, run.owner.token))
+        guarding = asyncio.create_task(abandoned.abandon(run.folder, run.owner.token))
         # longer than it would wait for a lease that has ended
         assert not (await asyncio.wait([guarding], timeout=scaled(12)))[0]
         assert (await batch_client.ask(Pbs(), [job.id]))[job.id].state is JobState.RUNNING
@@ -90,7 +90,7 @@ def test_a_guard_ends_a_run_that_nobody_holds_any_more(tmp_path: Path, job: Job)
 def test_a_guard_leaves_a_run_that_is_detached_meanwhile(tmp_path: Path, job: Job) -> None:
     run = make_run(tmp_path, job, grace_s=600)
     lease.detach(run.folder)
-    asyncio.run(runs.abandon(run.folder, run.owner.token))
+    asyncio.run(abandoned.abandon(run.folder, run.owner.token))
     assert state(job) is JobState.RUNNING
     assert run.folder.exists()
 
@@ -100,7 +100,7 @@ def test_a_guard_leaves_a_run_that_another_object_owns(tmp_path: Path, job: Job)
     other = Run.open(run.folder)
     other.take_over()
     try:
-        asyncio.run(runs.abandon(run.folder, run.owner.token))
+        asyncio.run(abandoned.abandon(run.folder, run.owner.token))
         assert state(job) is JobState.RUNNING
         assert run.folder.exists()
     finally:

@@ -13,7 +13,7 @@ from recordings import block, listing
 from waiting import when
 
 from hpcgpu.batch import BatchSystem, Pbs, Slurm
-from hpcgpu.deploy.jobs import batch_client, runs
+from hpcgpu.deploy.jobs import batch_client, ending
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec, Patience
 from hpcgpu.plan.jobs import Job
@@ -202,5 +202,5 @@ async def test_arrays_shrink_to_what_the_queue_takes(site: Site) -> None:
 
 async def test_end_of_jobs_is_asked_for_past_caches(site: Site) -> None:
     site.list(_1="F")
-    await runs.close(site.system, [Job(id=site.id(1))], 5.0, print)
+    await ending.close(site.system, [Job(id=site.id(1))], 5.0, print)
     assert (site.folder / "exact").read_text().split() == ["1"]

@@ -22,12 +22,12 @@ from waiting import scaled, until, when
 
 from hpcgpu.batch import Pbs, Slurm
 from hpcgpu.deploy.cluster.classes import bounds, check_scale, workers_with
-from hpcgpu.deploy.jobs import Run, batch_client, runs
+from hpcgpu.deploy.jobs import Run, batch_client, ending
 from hpcgpu.deploy.jobs.batch_client import on_lost_nodes, proven, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import ConfigError, JobError, SubmitError
-from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, RunDocument, Settings
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, Settings
 from hpcgpu.model.settings import Limit
 from hpcgpu.plan.jobs import Job, describe
 from hpcgpu.plan.jobs.request import Policy
@@ -442,7 +442,10 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, scancel:
 
 
 def close(job: Job, said: list[str], grace_s: float, limit_s: float = 60.0) -> None:
-    asyncio.run(runs.close(Slurm(), [job], limit_s, said.append, grace_s=grace_s))
+    if grace_s:
+        asyncio.run(ending.close_head(Slurm(), job, said.append, grace_s=grace_s, limit_s=limit_s))
+    else:
+        asyncio.run(ending.close(Slurm(), [job], limit_s, said.append))
 
 
 def test_close_refused_cancel_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,7 +474,7 @@ def test_close_cancels_a_job_after_its_grace(
 
 async def test_a_job_that_ends_by_itself_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, "RUNNING", f"touch {tmp_path}/cancelled")
-    closing = asyncio.create_task(runs.close(Slurm(), [Job(id="7", log="")], 60.0, print, grace_s=60.0))
+    closing = asyncio.create_task(ending.close_head(Slurm(), Job(id="7", log=""), print, grace_s=60.0))
     await asyncio.sleep(0.2)
     (tmp_path / "over").touch()
     await closing
@@ -490,7 +493,7 @@ async def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path
     said: list[str] = []
     exit_file = tmp_path / "exit"
     job = Job(id="7", exit_file=str(exit_file))
-    closing = asyncio.create_task(runs.close_head(Slurm(), job, said.append))
+    closing = asyncio.create_task(ending.close_head(Slurm(), job, said.append))
     await asyncio.to_thread(until, asked.exists, "squeue is asked")
     exit_file.write_text("0\n")  # from here on the file is the only sign of the end
     assert not await asyncio.wait_for(closing, scaled(30))  # squeue alone is waited for for a minute
@@ -500,35 +503,6 @@ async def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path
 
 
 # --- what the batch system is asked
-
-
-def test_guard_after_lost_submission_asks_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For two minutes after its owner died during sbatch; each search is a squeue for slurmctld to answer."""
-    pause, now_s, questions = asyncio.sleep, 0.0, list[Command]()
-
-    async def sleep(delay_s: float, *_: object) -> None:
-        nonlocal now_s
-        now_s += delay_s
-        await pause(0)
-
-    async def run(command: Command) -> Result:
-        questions.append(command)
-        return Result(command.argv, 0, "", "")
-
-    monkeypatch.setattr(batch_client, "run", run)
-    document = RunDocument(settings=Settings(), shape="gang", folder=str(tmp_path / "run"))
-    (tmp_path / "run").mkdir(0o700)
-    left = Run.begin(document, "slurm", None)
-    left.save()
-
-    async def guard() -> None:
-        monkeypatch.setattr(asyncio, "sleep", sleep)
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
-        await runs.abandon(left.folder, left.owner.token)
-
-    asyncio.run(guard())  # on a loop of its own, whose clock has no other user
-    assert not left.folder.exists()
-    assert 20 < len(questions) < 30
 
 
 @pytest.mark.parametrize(

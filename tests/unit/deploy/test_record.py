@@ -25,9 +25,10 @@ from recordings import records
 from hpcgpu import config
 from hpcgpu.batch import get
 from hpcgpu.deploy import bug_report
-from hpcgpu.deploy import jobs as run_files
-from hpcgpu.deploy.jobs import Owner, Record, Run, runs
+from hpcgpu.deploy.jobs import Run, runs, sweep
 from hpcgpu.deploy.jobs import home as home_of_runs
+from hpcgpu.deploy.jobs import run as run_files
+from hpcgpu.deploy.jobs.run import Owner, Record
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.errors import ConfigError, JobError, ParseError
@@ -228,9 +229,9 @@ def test_sweep_removes_old_runs_without_a_record(tmp_path: Path) -> None:
     for folder in (written, unwritten):
         for path in (*folder.iterdir(), folder):
             os.utime(path, (0, 0))
-    run_files.sweep(tmp_path)
+    sweep(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([written, young])
-    run_files.sweep(tmp_path / "not there")
+    sweep(tmp_path / "not there")
 
 
 # --- it can be read by hpcgpu's own parsers, and has nothing of whose machine it is

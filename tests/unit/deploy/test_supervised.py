@@ -25,8 +25,7 @@ from waiting import LIMIT_S, aside, failure, failures, scaled, until, when
 from hpcgpu.batch import Pbs
 from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
-from hpcgpu.deploy.jobs import Run, runs
-from hpcgpu.deploy.jobs import fleet as fleet_of_jobs
+from hpcgpu.deploy.jobs import Run, abandoned
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
 from hpcgpu.deploy.processes.control import Child
@@ -112,14 +111,10 @@ async def test_an_errand_that_fails_is_said(
 
 
 @pytest.mark.usefixtures("pbs")
-async def test_the_look_for_silent_workers_goes_on(
-    log: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_of_jobs, "_LOOK_S", 0.01)
+async def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     scheduler = SimpleNamespace(hpcgpu_silent=Flaky(ValueError("no"), times=1, answer=["a"]).later)
-    fleet = make_fleet(
-        make_run(tmp_path / "run", Pbs()), Policy(), JobSpec(name="a", argv=("a",)), scheduler=lambda: scheduler
-    )
+    view = {"scheduler": lambda: scheduler, "look_s": 0.01}
+    fleet = make_fleet(make_run(tmp_path / "run", Pbs()), Policy(), JobSpec(name="a", argv=("a",)), **view)
     await when(lambda: fleet.view.silent == {"a"})
     fleet.stop()
     assert failure(log).startswith("the search for workers that have fallen silent failed, and goes on in")
@@ -294,7 +289,7 @@ def test_a_guard_goes_on_until_the_run_is_ended(tmp_path: Path, log: pytest.LogC
     settings = Settings(client_grace_s=0.1)
     left = Run.begin(RunDocument(settings=settings, shape="gang", folder=str(folder)), "slurm", None)
     left.submitting = False
-    guarding = aside(lambda: asyncio.run(runs.abandon(folder, left.owner.token)))
+    guarding = aside(lambda: asyncio.run(abandoned.abandon(folder, left.owner.token)))
     until(lambda: failures(log), "a failure is said", while_=guarding)
     (folder / "record").rmdir()
     left.save()

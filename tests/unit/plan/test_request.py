@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, Offer, Settings
-from hpcgpu.plan.jobs import count_by_job, member_worker_name, read_member_name
+from hpcgpu.model.worker_names import count_by_job, member_worker_name, read_member_name
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
 
 ARGV = ("hpcgpu", "launch")
