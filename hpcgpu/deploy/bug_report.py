@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hpcgpu import __version__
 from hpcgpu.deploy import preview
-from hpcgpu.deploy.doctor import node
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import last_lines
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
@@ -166,7 +166,7 @@ def write(name: str | None, output: str | None) -> Path:
 
 def _of_machine() -> dict[str, str]:
     export = next((e for e in discover.exports() if not e.problem), None)
-    here = node.python()
+    here = probes.python()
     versions = {
         "hpcgpu": __version__,
         "python": {"version": here.version, "machine": here.machine, "packages": here.packages},

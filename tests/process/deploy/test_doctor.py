@@ -18,18 +18,18 @@ from pbs_replay import Pbs
 from waiting import scaled, until
 
 from hpcgpu import config
-from hpcgpu.deploy import doctor
+from hpcgpu.deploy.doctor import login_facts, trial
 from hpcgpu.deploy.doctor.node import (
     CONNECTED,
     NODE,
     ORDER,
     Order,
     connect_all,
-    interfaces,
     read_all,
     read_listening,
     write_value,
 )
+from hpcgpu.deploy.doctor.probes import interfaces
 from hpcgpu.host import private
 from hpcgpu.model import RunDocument, Settings
 from hpcgpu.plan.doctor.facts import NodeFacts
@@ -78,8 +78,8 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
 def test_a_whole_job(tmp_path: Path) -> None:
     """The way from the submission to the findings, on a node that is this machine."""
     said: list[str] = []
-    job, _ = doctor.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "pbs", must=True)
-    findings = {finding.name: finding for finding in doctor.run(job, said.append)[0]}
+    job, _ = login_facts.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "pbs", must=True)
+    findings = {finding.name: finding for finding in trial.run(job, said.append)[0]}
     host = os.uname().nodename
     assert findings["job"].verdict is Verdict.OK
     assert findings["job"].seen.endswith(f" ran on {host}")
@@ -93,9 +93,9 @@ def test_a_whole_job(tmp_path: Path) -> None:
 
 
 WAITING = """
-from hpcgpu.deploy import doctor
+from hpcgpu.deploy.doctor import login_facts, trial
 given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
-doctor.run(doctor.read(given, "keyword {name}", "pbs", must=True)[0], lambda text: print(text, flush=True))
+trial.run(login_facts.read(given, "keyword {name}", "pbs", must=True)[0], lambda text: print(text, flush=True))
 """
 
 
@@ -128,14 +128,14 @@ def test_next_doctor_cleans_up_after_one_killed_with_its_guard(pbs: Pbs, tmp_pat
     client, job = waiting(tmp_path)
     (left,) = trials(tmp_path)
     said: list[str] = []
-    doctor.clean_up(said.append)
+    trial.clean_up(said.append)
     assert (trials(tmp_path), said) == ([left], [])  # its doctor lives
     guards = {str(left), "hpcgpu.deploy.guard"}
     next(p for p in psutil.process_iter(["cmdline"]) if guards <= set(p.info["cmdline"] or [])).kill()
     client.kill()
     client.communicate(timeout=scaled(60))
     os.utime(left / "lease", (0, 0))
-    doctor.clean_up(said.append)
+    trial.clean_up(said.append)
     assert trials(tmp_path) == []
     assert pbs.over(job)
     assert said[-1].startswith(f"a doctor that was killed has left {left}: removed")
