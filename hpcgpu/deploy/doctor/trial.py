@@ -1,36 +1,38 @@
-"""The doctor's short job, from its submission to its removal."""
+"""The doctor's short job: a Run, whose Fleet submits, polls and ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 
 from hpcgpu import config, supervise
 from hpcgpu.deploy.doctor import node, probes
-from hpcgpu.deploy.jobs import Run, batch_client, runs, sweep
-from hpcgpu.deploy.jobs.batch_client import PlannedJob, Submitter, plan_job, submit_guarded
-from hpcgpu.deploy.jobs.runs import last_lines
+from hpcgpu.deploy.jobs import Run, runs, sweep
+from hpcgpu.deploy.jobs.batch_client import PlannedJob, plan_job, submit_guarded
+from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
+from hpcgpu.deploy.jobs.runs import jobs_of, last_lines
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.host import private
 from hpcgpu.host.private import user_folder
-from hpcgpu.model import JobState, JobStatus, Patience, RunDocument, Settings
+from hpcgpu.model import JobState, Patience, RunDocument, Settings
 from hpcgpu.plan.doctor import findings, login
 from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts, TrialFacts
 from hpcgpu.plan.doctor.findings import CheckResult, examine
 from hpcgpu.plan.doctor.nodes import checks_for
-from hpcgpu.plan.jobs import HEAD, Job, describe, format_end, format_missing
+from hpcgpu.plan.jobs import Job, Phase, format_end, format_missing
+from hpcgpu.plan.jobs.request import Policy
 
 _NODES, _WALLTIME_S = 2, 300
 _GRACE_S = 10.0  # a doctor that is silent for longer has been killed
-_POLL_S, _ASK_S = 0.5, 2.0
+_POLL_S = 0.5  # between two looks at the folder
+_PATIENCE = Patience(ask_s=2.0)
 _CANCEL_S = 20.0
 # PBS cannot write the output of a job into a folder that its nodes do not have: the job is in state E for 90 s
 # (OpenPBS 23.06.06). Files of nodes are there within this time.
@@ -62,113 +64,94 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult,
     Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if the batch system does not
     answer or the job could not be cancelled, HpcGpuError if the home is not writable.
     """
-    folder = private.make_folder(user_folder("doctor") / secrets.token_hex(8))
     try:
-        facts = asyncio.run(_DoctorJob(job, folder, say).facts())
+        facts = asyncio.run(Trial(job, say).facts())
     except SubmitError as error:
         if error.transient:
             raise
         return (findings.failed(str(error), login.refusal_advice(job[0].batch, str(error)))._replace(name="job"),), None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return examine(checks_for(facts), facts), facts
 
 
-class _DoctorJob:
-    """The doctor's job, on an event loop."""
+class Trial:
+    """The run of the doctor's job, on an event loop; ``say`` gets a line for each new state of the job."""
 
-    def __init__(self, job: PlannedJob, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, job: PlannedJob, say: Callable[[str], None]) -> None:
         user, _, self._system = job
-        self._folder, self._say = folder, say
-        self._settings, self._token = _short(user.settings, folder), secrets.token_hex(16)
-        document_ = RunDocument(settings=self._settings, shape="gang", folder=str(folder))
-        argv = ("doctor", "--on-nodes", str(folder))
-        self._spec, _ = plan_job(document_, user.site, user.batch, argv)
-        run_ = config.render(replace(document_, folder=""))
-        self._order = node.Order(token=self._token, nodes=self._spec.nodes, run=run_)
-        node.write_value(folder, node.ORDER, self._order)
-        self._run = Run.begin(document_, user.batch, user.site)
-        self._submitter = Submitter(
-            self._system, self._spec, lambda text: self._say_new(f"job -: {text}"), Patience(), role=HEAD
+        self._folder, self._say, self._progress = user_folder("doctor") / secrets.token_hex(8), say, ""
+        settings = _short(user.settings, self._folder)
+        document = RunDocument(settings=settings, shape="gang", folder=str(self._folder))
+        self._spec, _ = plan_job(document, user.site, user.batch, ("doctor", "--on-nodes", document.folder))
+        run_document = config.render(replace(document, folder=""))
+        self._order = node.Order(token=secrets.token_hex(16), nodes=self._spec.nodes, run=run_document)
+        self._protocol = settings.protocol or ""
+        self._run = Run.begin(document, user.batch, user.site)
+        view = SchedulerView(  # there is no scheduler
+            scheduler=lambda: None,
+            workers=dict,
+            searching=lambda: False,
+            changed=self._tell_state,
+            say=self._tell,
+            end=lambda: None,
         )
-        self._job: Job | None = None
-        self._progress, self._ask_at_s = "", 0.0
+        self._fleet = Fleet(self._run, Policy(walltime_s=settings.walltime_s, patience=_PATIENCE), view)
         self._links: tuple[Link, ...] | None = None
-        self._status: JobStatus | None = None
-        self._ending_s: float | None = None
+        self._ending_s = math.inf  # since when the job is ending
 
     async def facts(self) -> TrialFacts:
-        """Submit the job, wait until it ends or all nodes have answered, and return the facts."""
-        await supervise.to_thread(partial(lease.touch, self._folder))
-        alive = lease.keep_touched(self._folder, self._settings.client_grace_s)
+        """Submit the job, wait until it ends or all nodes have answered, and return the facts.
+
+        If the job may still exist (SubmitError), guard and folder stay: the guard tries again when this process ends.
+        """
+        answered = False
         try:
-            await submit_guarded(self._run, self._submit)
+            await supervise.to_thread(self._write_order)
+            lease.keep_touched(self._folder, _GRACE_S)
+            await submit_guarded(self._run, partial(self._fleet.submit_head, self._system, self._spec))
             answered = await supervise.until(self._have_answered, _POLL_S)
-            facts = await supervise.to_thread(self._gather)
-        except BaseException:
-            await self._cancel()
-            raise
-        else:
-            await (self._end() if answered else self._cancel())
-            return facts
+            return await supervise.to_thread(self._gather)
         finally:
-            alive.cancel()
+            self._fleet.stop()
+            job = self._run.head
+            if answered or not job:  # without a job's id, its submission may have been accepted all the same
+                await self._fleet.close_head()
+            elif self._ending_s == math.inf and job.state is not JobState.ENDED:
+                await runs.close(self._system, [job], _CANCEL_S, self._say)
             await supervise.to_thread(self._run.end_guard)
+            await supervise.to_thread(self._run.remove)
 
-    async def _submit(self) -> None:
-        self._job = await self._submitter.submit_head()
-        self._run.add([self._job])
+    def _write_order(self) -> None:
+        private.make_folder(self._folder)
+        node.write_value(self._folder, node.ORDER, self._order)
+        lease.touch(self._folder)
 
-    async def _end(self) -> None:
-        await runs.close_head(self._system, self._job, self._say_new, self._submitter)
-
-    def _say_new(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
         """Print a text, unless the job's plan has printed it before."""
         if not text.endswith(self._system.notes(self._spec)):
             self._say(text)
 
-    async def _cancel(self) -> None:
-        """Cancel the job, pending or running, unless it has ended."""
-        job = self._job
-        if not job:
-            await self._end()  # its submission may have been accepted all the same
-        elif self._ending_s is None and (not self._status or self._status.state is not JobState.ENDED):
-            await runs.close(self._system, [job], _CANCEL_S, self._say)
+    def _tell_state(self) -> None:
+        """Print the job's state if it has changed."""
+        for job in jobs_of(self._run):
+            text = f"job {job.id}: {job.text}"
+            if job.phase is not Phase.SUBMITTED and text != self._progress:
+                self._progress = text
+                self._say(text)
 
     async def _have_answered(self) -> bool | None:
         """Return True if all nodes have answered, False if the job has ended, None if they may still answer."""
-        now_s = asyncio.get_running_loop().time
-        if now_s() >= self._ask_at_s:
-            await self._ask()
-            self._ask_at_s = now_s() + _ASK_S
-        status = self._status
-        if status is None or not status.is_ending:
-            self._ending_s = None
-        elif self._ending_s is None:
-            self._ending_s = now_s()
-        is_late = self._ending_s is not None and now_s() - self._ending_s > _WRITTEN_S  # a job may end for minutes
-        over = is_late or (status is not None and status.state in (JobState.ENDED, JobState.STUCK))
+        job, now_s = self._job, asyncio.get_running_loop().time()
+        self._ending_s = min(self._ending_s, now_s) if job.status and job.status.is_ending else math.inf
+        is_over = job.state in (JobState.ENDED, JobState.STUCK) or now_s - self._ending_s > _WRITTEN_S
         if await supervise.to_thread(self._have_all):
             return True
-        return False if over else None
+        return False if is_over else None
 
-    async def _ask(self) -> None:
-        job = self._job
+    @property
+    def _job(self) -> Job:
+        job = self._run.head
         assert job
-        try:
-            states = await batch_client.ask(self._system, [job.id])
-        except SubmitError as error:
-            if not error.transient:
-                raise
-            self._tell(str(error))
-            return
-        self._status = states.get(job.id)
-        self._tell(f"job {job.id}: {describe(replace(job, status=self._status), date.today(), reached=False).text}")
-
-    def _tell(self, text: str) -> None:
-        if text != self._progress:
-            self._progress = text
-            self._say(text)
+        return job
 
     def _have_all(self) -> bool:
         """Connect when all nodes listen; return True if all have answered."""
@@ -181,11 +164,10 @@ class _DoctorJob:
         return self._links is not None and len(answers) >= self._spec.nodes
 
     def _gather(self) -> TrialFacts:
-        job, status = self._job, self._status
-        assert job
+        job, status = self._job, self._job.status
         nodes = tuple(node.read_all(self._folder, node.NODE, NodeFacts).values())
         ended = format_end(job.id, status) if status else format_missing(job=f"job {job.id}")
-        if status and self._ending_s is not None:
+        if status and status.is_ending:
             ended = f"job {job.id} is ending ({status.trouble})"
         output = ""
         with suppress(OSError):
@@ -194,9 +176,9 @@ class _DoctorJob:
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
-            wanted_nodes=self._spec.nodes,
-            wanted_gpus=self._spec.gpus_per_node,
-            protocol=self._settings.protocol or "",
+            requested_nodes=self._spec.nodes,
+            requested_gpus=self._spec.gpus_per_node,
+            protocol=self._protocol,
             python=probes.python(),
             nodes=nodes,
             ended=ended,

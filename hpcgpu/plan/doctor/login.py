@@ -42,7 +42,7 @@ def confirmed(facts: LoginFacts, trial: TrialFacts) -> LoginFacts:
     request, home, environment = facts.request, facts.home, facts.environment
     if request and request.verdict is not Verdict.OK:
         request = ok(f"it took job {trial.job_id}")
-    if len(trial.nodes) >= trial.wanted_nodes:
+    if len(trial.nodes) >= trial.requested_nodes:
         home = home and replace(home, network=True)
         if all(node.python.path == trial.python.path for node in trial.nodes):
             environment = environment and replace(environment, network=True)

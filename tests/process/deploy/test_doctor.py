@@ -99,11 +99,16 @@ trial.run(login_facts.read(given, "keyword {name}", "pbs", must=True)[0], lambda
 """
 
 
-def waiting(home: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start a doctor whose job runs and does not answer; return it with the job."""
+def start(home: Path) -> subprocess.Popen[str]:
+    """Start a doctor whose job does not answer."""
     home.mkdir(exist_ok=True)
     argv = [sys.executable, "-c", WAITING]
-    client = subprocess.Popen(argv, env=ranks.environment(HOME=str(home)), stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(argv, env=ranks.environment(HOME=str(home)), stdout=subprocess.PIPE, text=True)
+
+
+def waiting(home: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start a doctor whose job runs and does not answer; return it with the job."""
+    client = start(home)
     job, _, phase = client.stdout.readline().strip().removeprefix("job ").partition(": ")
     assert phase.startswith("RUNNING")
     return client, job
@@ -122,6 +127,21 @@ def test_a_doctor_that_is_killed_leaves_nothing(pbs: Pbs, tmp_path: Path) -> Non
         assert client.returncode != 0
         until(lambda sig=sig: not trials(tmp_path / sig.name), f"what {sig.name} left is removed", limit_s=90)
         assert pbs.over(job)
+
+
+def test_guard_ends_the_lost_job_of_an_interrupted_doctor(pbs: Pbs, tmp_path: Path) -> None:
+    pbs.auto(False)
+    pbs.lose("accepted")
+    pbs.trouble("qselect")
+    client = start(tmp_path)
+    until(pbs.ids, "a job that qsub has not told of")
+    client.send_signal(signal.SIGINT)
+    client.communicate(timeout=scaled(60))
+    assert len(trials(tmp_path)) == 1
+    pbs.lose("")
+    pbs.trouble("")
+    until(lambda: not trials(tmp_path), "the guard is done", limit_s=90)
+    assert [pbs.over(job) for job in pbs.ids()] == [True]
 
 
 def test_next_doctor_cleans_up_after_one_killed_with_its_guard(pbs: Pbs, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def node(host: str, other: str) -> facts.NodeFacts:
 
 
 TRIAL = facts.TrialFacts(
-    **{"job_id": "7", "folder": "/home/me/.hpcgpu/doctor/x", "wanted_nodes": 2, "wanted_gpus": 4, "protocol": ""},
+    **{"job_id": "7", "folder": "/home/me/.hpcgpu/doctor/x", "requested_nodes": 2, "requested_gpus": 4, "protocol": ""},
     python=PYTHON,
     nodes=(node("node1", "node2"), node("node2", "node1")),
     launcher=facts.Launcher(command="srun --mpi=pmix", library="Open MPI v4.1.4", worlds=(3, 3, 3), exit_code=0),
