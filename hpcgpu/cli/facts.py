@@ -294,7 +294,6 @@ def doctor(
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
     job, no_job = login_facts.read(typed_settings(arguments), FROM, batch, must=submit)
-    trial.clean_up(log.say)
     facts, job_findings = login_facts.facts(job, no_job), tuple[CheckResult, ...]()
     if submit and job:
         job_findings, job_facts = trial.run(job, log.say)

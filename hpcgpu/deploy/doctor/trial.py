@@ -13,14 +13,13 @@ from pathlib import Path
 
 from hpcgpu import config, supervise
 from hpcgpu.deploy.doctor import node, probes
-from hpcgpu.deploy.jobs import Run, runs, sweep
+from hpcgpu.deploy.jobs import Run, home, runs
 from hpcgpu.deploy.jobs.batch_client import PlannedJob, plan_job, submit_guarded
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
 from hpcgpu.deploy.jobs.runs import jobs_of, last_lines
 from hpcgpu.deploy.network import lease
-from hpcgpu.errors import JobError, SubmitError
+from hpcgpu.errors import SubmitError
 from hpcgpu.host import private
-from hpcgpu.host.private import user_folder
 from hpcgpu.model import JobState, Patience, RunDocument, Settings
 from hpcgpu.plan.doctor import findings, login
 from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts, TrialFacts
@@ -38,24 +37,6 @@ _CANCEL_S = 20.0
 # (OpenPBS 23.06.06). Files of nodes are there within this time.
 _WRITTEN_S = 10.0
 _OUTPUT_LINES = 12
-
-
-def clean_up(say: Callable[[str], None]) -> None:
-    """End the jobs of doctors that were killed together with their guards, and remove their folders."""
-    home = user_folder("doctor")
-    sweep(home)
-
-    async def clean() -> None:
-        for run in Run.all(home, say):
-            if run.owner_state == "dead":
-                await runs.finish(run)
-                jobs = ", ".join(run.jobs) or "none"
-                say(f"a doctor that was killed has left {run.folder}: removed (its jobs: {jobs})")
-
-    try:
-        asyncio.run(clean())
-    except (SubmitError, JobError) as error:
-        say(f"the files of a killed doctor are still in {home}: {error}")
 
 
 def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult, ...], TrialFacts | None]:
@@ -78,7 +59,7 @@ class Trial:
 
     def __init__(self, job: PlannedJob, say: Callable[[str], None]) -> None:
         user, _, self._system = job
-        self._folder, self._say, self._progress = user_folder("doctor") / secrets.token_hex(8), say, ""
+        self._folder, self._say, self._progress = home() / secrets.token_hex(8), say, ""
         settings = _short(user.settings, self._folder)
         document = RunDocument(settings=settings, shape="gang", folder=str(self._folder))
         self._spec, _ = plan_job(document, user.site, user.batch, ("doctor", "--on-nodes", document.folder))
@@ -97,6 +78,9 @@ class Trial:
         self._fleet = Fleet(self._run, Policy(walltime_s=settings.walltime_s, patience=_PATIENCE), view)
         self._links: tuple[Link, ...] | None = None
         self._ending_s = math.inf  # since when the job is ending
+        private.make_folder(self._folder)
+        node.write_value(self._folder, node.ORDER, self._order)
+        lease.touch(self._folder)
 
     async def facts(self) -> TrialFacts:
         """Submit the job, wait until it ends or all nodes have answered, and return the facts.
@@ -105,7 +89,6 @@ class Trial:
         """
         answered = False
         try:
-            await supervise.to_thread(self._write_order)
             lease.keep_touched(self._folder, _GRACE_S)
             await submit_guarded(self._run, partial(self._fleet.submit_head, self._system, self._spec))
             answered = await supervise.until(self._have_answered, _POLL_S)
@@ -119,11 +102,6 @@ class Trial:
                 await runs.close(self._system, [job], _CANCEL_S, self._say)
             await supervise.to_thread(self._run.end_guard)
             await supervise.to_thread(self._run.remove)
-
-    def _write_order(self) -> None:
-        private.make_folder(self._folder)
-        node.write_value(self._folder, node.ORDER, self._order)
-        lease.touch(self._folder)
 
     def _tell(self, text: str) -> None:
         """Print a text, unless the job's plan has printed it before."""

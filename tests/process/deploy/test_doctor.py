@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -14,10 +15,12 @@ import msgspec
 import psutil
 import pytest
 import ranks
+from click.testing import CliRunner
 from pbs_replay import Pbs
 from waiting import scaled, until
 
 from hpcgpu import config
+from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.deploy.doctor import login_facts, trial
 from hpcgpu.deploy.doctor.node import (
     CONNECTED,
@@ -89,7 +92,7 @@ def test_a_whole_job(tmp_path: Path) -> None:
     assert findings["GPUs"].verdict is Verdict.NOT_LOOKED_AT
     assert findings["launcher and MPI"].verdict is Verdict.OK
     assert any("RUNNING" in line for line in said)
-    assert list((tmp_path / ".hpcgpu" / "doctor").iterdir()) == []
+    assert list((tmp_path / ".hpcgpu" / "runs").iterdir()) == []
 
 
 WAITING = """
@@ -115,7 +118,7 @@ def waiting(home: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def trials(home: Path) -> list[Path]:
-    return list((home / ".hpcgpu" / "doctor").iterdir())
+    return list((home / ".hpcgpu" / "runs").iterdir())
 
 
 def test_a_doctor_that_is_killed_leaves_nothing(pbs: Pbs, tmp_path: Path) -> None:
@@ -144,21 +147,20 @@ def test_guard_ends_the_lost_job_of_an_interrupted_doctor(pbs: Pbs, tmp_path: Pa
     assert [pbs.over(job) for job in pbs.ids()] == [True]
 
 
-def test_next_doctor_cleans_up_after_one_killed_with_its_guard(pbs: Pbs, tmp_path: Path) -> None:
+def test_stop_ends_the_job_of_a_doctor_killed_with_its_guard(pbs: Pbs, tmp_path: Path) -> None:
     client, job = waiting(tmp_path)
     (left,) = trials(tmp_path)
-    said: list[str] = []
-    trial.clean_up(said.append)
-    assert (trials(tmp_path), said) == ([left], [])  # its doctor lives
     guards = {str(left), "hpcgpu.deploy.guard"}
     next(p for p in psutil.process_iter(["cmdline"]) if guards <= set(p.info["cmdline"] or [])).kill()
     client.kill()
     client.communicate(timeout=scaled(60))
     os.utime(left / "lease", (0, 0))
-    trial.clean_up(said.append)
+    listed = CliRunner().invoke(hpcgpu, ["ps", "--json"], standalone_mode=False)
+    assert [(run["name"], run["owner"]["state"]) for run in json.loads(listed.stdout)] == [("hpcgpu-doctor", "dead")]
+    done = CliRunner().invoke(hpcgpu, ["stop", job], standalone_mode=False)
+    assert done.stdout == f"hpcgpu-doctor has ended (jobs {job})\n"
     assert trials(tmp_path) == []
     assert pbs.over(job)
-    assert said[-1].startswith(f"a doctor that was killed has left {left}: removed")
 
 
 def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None:
