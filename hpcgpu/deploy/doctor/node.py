@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import os
 import re
+import secrets
 import shlex
 import socket
 import sys
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -30,12 +31,12 @@ from hpcgpu.host import discover, host_memory, nvml, peer_memory, private, proce
 from hpcgpu.host import run as programs
 from hpcgpu.host.scratch import home_of
 from hpcgpu.launch import RankCommand
-from hpcgpu.model import Command, Result, Settings, Topology
+from hpcgpu.model import Command, Result, RunDocument, Settings, Topology
 from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
 
 # Files in the folder of the job.
-ORDER, LAUNCHER, CONNECTED = "order", "launcher", "connected"
+_ORDER, LAUNCHER, CONNECTED = "order", "launcher", "connected"
 LISTENS, NODE = "listens-", "node-"  # with the node's name
 Content = TypeVar("Content")
 CONNECT_S, _ALL_S = 3.0, 30.0
@@ -122,24 +123,22 @@ def _link(host: str, endpoint: Endpoint, **more: Any) -> Link:
     return Link(source=os.uname().nodename, target=host, interface=interface, address=address, **more)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The nodes' task."""
-
-    token: str  # a secret of this job
-    nodes: int
-    run: str  # a run document
-
-
 def write_value(folder: Path, name: str, value: object) -> None:
     """Write facts into the job's folder, atomically."""
     private.write(folder / name, msgspec.json.encode(value).decode())
 
 
-def read_order(folder: Path) -> Order:
+def write_order(folder: Path, settings: Settings) -> str:
+    """Write the nodes' task, a run document whose ``launch`` is the secret of this job; return the secret."""
+    token = secrets.token_hex(16)
+    private.write(folder / _ORDER, config.render(RunDocument(settings=settings, launch=token)))
+    return token
+
+
+def read_order(folder: Path) -> RunDocument:
     """Read the nodes' task; raise HpcGpuError if the folder is missing, because the home is not shared."""
     try:
-        return msgspec.json.decode(private.read(folder / ORDER), type=Order)
+        return config.read(private.read(folder / _ORDER))
     except FileNotFoundError as e:
         raise HpcGpuError(f"{os.uname().nodename} has no {folder}: {NOT_SHARED}, or the doctor has ended") from e
 
@@ -157,7 +156,7 @@ def read_listening(folder: Path) -> dict[str, tuple[Endpoint, ...]]:
 
 def on_nodes(folder: Path) -> int:
     """Have each node of this job gather its facts; return the launcher's exit code, or raise HpcGpuError."""
-    settings = config.read(read_order(folder).run).settings
+    settings = read_order(folder).settings
     silent_s = settings.client_grace_s
     if not lease.is_held(folder, silent_s):
         raise HpcGpuError(f"the doctor that submitted this job has given no sign of life for {silent_s:g} s")
@@ -200,16 +199,17 @@ def _run(command: RankCommand, limit_s: float) -> Result:
 def on_node(folder: Path) -> int:
     """Gather this node's facts and connections until all others have connected; HpcGpuError without a shared home."""
     order, host = read_order(folder), os.uname().nodename
-    with contextlib.closing(Listener(order.token)) as listener:
+    nodes, token = order.settings.nodes, order.launch
+    with contextlib.closing(Listener(token)) as listener:
         write_value(folder, f"{LISTENS}{host}", listener.endpoints)
-        facts = gather_facts(config.read(order.run).settings)
-        met = _until(lambda: len(read_listening(folder)) >= order.nodes)
+        facts = gather_facts(order.settings)
+        met = _until(lambda: len(read_listening(folder)) >= nodes)
         others = [place for place in read_listening(folder).items() if place[0] != host]
-        links = [link for other, endpoints in others for link in connect_all(other, endpoints, order.token)]
+        links = [link for other, endpoints in others for link in connect_all(other, endpoints, token)]
         write_value(folder, f"{NODE}{host}", replace(facts, links=tuple(links)))
         if met:
             connected = folder / CONNECTED
-            _until(lambda: connected.exists() and len(read_all(folder, NODE, NodeFacts)) >= order.nodes)
+            _until(lambda: connected.exists() and len(read_all(folder, NODE, NodeFacts)) >= nodes)
     return 0
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hpcgpu import config, supervise
+from hpcgpu import supervise
 from hpcgpu.deploy.doctor import node, probes
 from hpcgpu.deploy.jobs import Run, home, runs
 from hpcgpu.deploy.jobs.batch_client import PlannedJob, plan_job, submit_guarded
@@ -63,8 +63,6 @@ class Trial:
         settings = _short(user.settings, self._folder)
         document = RunDocument(settings=settings, shape="gang", folder=str(self._folder))
         self._spec, _ = plan_job(document, user.site, user.batch, ("doctor", "--on-nodes", document.folder))
-        run_document = config.render(replace(document, folder=""))
-        self._order = node.Order(token=secrets.token_hex(16), nodes=self._spec.nodes, run=run_document)
         self._protocol = settings.protocol or ""
         self._run = Run.begin(document, user.batch, user.site)
         view = SchedulerView(  # there is no scheduler
@@ -79,7 +77,7 @@ class Trial:
         self._links: tuple[Link, ...] | None = None
         self._ending_s = math.inf  # since when the job is ending
         private.make_folder(self._folder)
-        node.write_value(self._folder, node.ORDER, self._order)
+        self._token = node.write_order(self._folder, settings)
         lease.touch(self._folder)
 
     async def facts(self) -> TrialFacts:
@@ -135,8 +133,7 @@ class Trial:
         """Connect when all nodes listen; return True if all have answered."""
         listening = node.read_listening(self._folder)
         if self._links is None and len(listening) >= self._spec.nodes:
-            token = self._order.token
-            self._links = tuple(link for place in listening.items() for link in node.connect_all(*place, token))
+            self._links = tuple(link for place in listening.items() for link in node.connect_all(*place, self._token))
             node.write_value(self._folder, node.CONNECTED, True)
         answers = node.read_all(self._folder, node.NODE, NodeFacts)
         return self._links is not None and len(answers) >= self._spec.nodes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -19,22 +18,20 @@ from click.testing import CliRunner
 from pbs_replay import Pbs
 from waiting import scaled, until
 
-from hpcgpu import config
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.deploy.doctor import login_facts, trial
 from hpcgpu.deploy.doctor.node import (
     CONNECTED,
     NODE,
-    ORDER,
-    Order,
     connect_all,
     read_all,
     read_listening,
+    write_order,
     write_value,
 )
 from hpcgpu.deploy.doctor.probes import interfaces
 from hpcgpu.host import private
-from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model import Settings
 from hpcgpu.plan.doctor.facts import NodeFacts
 from hpcgpu.plan.doctor.findings import Verdict
 
@@ -48,8 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
-    order = Order(token=secrets.token_hex(16), nodes=2, run=config.render(RunDocument(settings=Settings())))
-    write_value(folder, ORDER, order)
+    token = write_order(folder, Settings(nodes=2))
     doctor = (sys.executable, "-m", "hpcgpu", "doctor", "--on-node", str(folder))
     there = [  # this machine under other names
         subprocess.Popen([*NAMED, name, *doctor], env=ranks.environment(), stderr=subprocess.PIPE, text=True)
@@ -58,7 +54,7 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
     try:
         until(lambda: len(read_listening(folder)) == 2, "two nodes listen")
         listening = read_listening(folder)
-        links = [link for place in listening.items() for link in connect_all(*place, order.token)]
+        links = [link for place in listening.items() for link in connect_all(*place, token)]
         write_value(folder, CONNECTED, True)
         assert [(p.communicate(timeout=scaled(60))[1], p.returncode) for p in there] == [("", 0)] * 2
     finally:
@@ -165,8 +161,7 @@ def test_stop_ends_the_job_of_a_doctor_killed_with_its_guard(pbs: Pbs, tmp_path:
 
 def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None:
     """Killed with its guard, while the job was pending."""
-    order = Order(token="x", nodes=2, run=config.render(RunDocument(settings=Settings())))
-    write_value(folder, ORDER, order)
+    write_order(folder, Settings(nodes=2))
     (folder / "lease").touch()
     os.utime(folder / "lease", (0, 0))
     done = ranks.run_command([sys.executable, "-m", "hpcgpu", "doctor", "--on-nodes", str(folder)])

@@ -32,7 +32,7 @@ def test_table_is_text_html_and_json() -> None:
     assert "\x1b[32mUP " in TABLE.to_text(colours=True)
     assert "\n    state  out / of\n           order\n" in TABLE.to_text(19)
     assert TABLE.to_json()[0] == {"name": "a b", "state": "UP", "size": 1 << 20, "why": ["x"]}
-    assert '<td>a b<div class="dim">-&gt; x</div></td><td>UP</td><td>1.0 MiB</td>' in TABLE.to_html()
+    assert '<td>a b<div class="dim">-&gt; x</div></td><td>UP</td><td>1.0 MiB</td>' in TABLE.html()
 
 
 words = st.text("ab1,", min_size=1, max_size=12)
