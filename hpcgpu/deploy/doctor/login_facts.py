@@ -20,8 +20,6 @@ from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import run as programs
 from hpcgpu.model import Result
 from hpcgpu.plan.doctor import findings, login
-from hpcgpu.plan.doctor.findings import CheckResult
-from hpcgpu.plan.doctor.login import LoginFacts
 
 _LIMIT_S = 4.0
 _WRITE_BYTES = 4 << 20
@@ -46,7 +44,7 @@ def read(
         return None, str(error) if here else _NO_SYSTEM
 
 
-def facts(job: PlannedJob | None, no_job: str) -> LoginFacts:
+def facts(job: PlannedJob | None, no_job: str) -> login.LoginFacts:
     """Gather this machine's facts within a few seconds; nothing is submitted."""
     scratch = (job[0].settings.local_directory if job else None) or os.environ.get("SCRATCH")
     checks: dict[str, Callable[[], Any]] = {
@@ -64,10 +62,10 @@ def facts(job: PlannedJob | None, no_job: str) -> LoginFacts:
     no_scratch = "no --local-directory and no $SCRATCH; --submit checks the nodes' own"
     if scratch:
         no_scratch = f"{scratch} is not here; --submit checks it on the nodes"
-    return LoginFacts(**results, unknown={"request": no_job, "scratch": no_scratch, **unknown})
+    return login.LoginFacts(**results, unknown={"request": no_job, "scratch": no_scratch, **unknown})
 
 
-def _request(job: PlannedJob) -> CheckResult:
+def _request(job: PlannedJob) -> findings.CheckResult:
     """Ask the batch system whether it would accept the job; nothing is submitted."""
     user, spec, system = job
     command = system.test(system.script(spec))
@@ -85,7 +83,7 @@ def _request(job: PlannedJob) -> CheckResult:
     return findings.ok(f"{user.batch} would take the job: {starts}")
 
 
-def _queue(job: PlannedJob) -> CheckResult:
+def _queue(job: PlannedJob) -> findings.CheckResult:
     """Check that the queue is open, for a batch system that tests a request by a submission only."""
     user, spec, _ = job
 

@@ -23,7 +23,6 @@ from hpcgpu.host import private
 from hpcgpu.model import JobState, Patience, RunDocument, Settings
 from hpcgpu.plan.doctor import findings, login
 from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts, TrialFacts
-from hpcgpu.plan.doctor.findings import CheckResult, examine
 from hpcgpu.plan.doctor.nodes import checks_for
 from hpcgpu.plan.jobs import Job, Phase, format_end, format_missing
 from hpcgpu.plan.jobs.request import Policy
@@ -39,7 +38,7 @@ _WRITTEN_S = 10.0
 _OUTPUT_LINES = 12
 
 
-def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult, ...], TrialFacts | None]:
+def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[findings.CheckResult, ...], TrialFacts | None]:
     """Submit a job of two nodes like ``job`` but shorter, wait for it; return its findings, and its facts if it ran.
 
     Ctrl-C cancels the job; when this process is killed, its guard does. Raises SubmitError if the batch system does not
@@ -51,7 +50,7 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult,
         if error.transient:
             raise
         return (findings.failed(str(error), login.refusal_advice(job[0].batch, str(error)))._replace(name="job"),), None
-    return examine(checks_for(facts), facts), facts
+    return findings.examine(checks_for(facts), facts), facts
 
 
 class Trial:
@@ -146,8 +145,7 @@ class Trial:
             ended = f"job {job.id} is ending ({status.trouble})"
         output = ""
         with suppress(OSError):
-            if len(nodes) < self._spec.nodes:
-                output = " / ".join(last_lines(Path(job.log), _OUTPUT_LINES)[0].splitlines())
+            output = " / ".join(last_lines(Path(job.log), _OUTPUT_LINES)[0].splitlines())
         return TrialFacts(
             job_id=job.id,
             folder=str(self._folder),
