@@ -39,8 +39,10 @@ _TOO_LATE = 124
 
 
 def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run probes at once, ``limit_s`` seconds together; return their results, and the errors of the others."""
-    # A late probe goes on in a daemon thread: calls on a hung file system cannot be cancelled.
+    """Run probes at once, ``limit_s`` seconds together; return their results, and the errors of the others.
+
+    A late probe goes on in a daemon thread: calls on a hung file system cannot be cancelled.
+    """
     seen: dict[str, Any] = {}
     why: dict[str, str] = {}
 

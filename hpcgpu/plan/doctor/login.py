@@ -11,6 +11,16 @@ from hpcgpu.plan.doctor.facts import Folder, Limits, Names, Python, TrialFacts
 from hpcgpu.plan.doctor.findings import Check, CheckResult, Verdict, failed, ok, warning
 from hpcgpu.units import format_bytes
 
+_ROOM_BYTES, _ROOM_FILES = 1 << 30, 10_000
+_SLOW_CREATE_S, _SLOW_BYTES_PER_S = 0.1, 20e6
+_FILES, _PROCESSES, _LOCKED_BYTES = 4096, 1024, 1 << 30
+_CLOCK_S = 1.0
+# Slurm: "Invalid account or account/partition combination specified", "invalid partition specified: x"; OpenPBS:
+# "Unknown queue". The account is matched first: Slurm's message on it names the partition, too.
+_ACCOUNT = re.compile(r"account|association|project|bank", re.I)
+_QUEUE = re.compile(r"partition|queue|qos", re.I)
+IMPORTANT = ("hpcgpu", "dask", "distributed")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginFacts:
@@ -24,17 +34,6 @@ class LoginFacts:
     limits: Limits | None = None
     names: Names | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
-
-
-_ROOM_BYTES, _ROOM_FILES = 1 << 30, 10_000
-_SLOW_CREATE_S, _SLOW_BYTES_PER_S = 0.1, 20e6
-_FILES, _PROCESSES, _LOCKED_BYTES = 4096, 1024, 1 << 30
-_CLOCK_S = 1.0
-# Slurm: "Invalid account or account/partition combination specified", "invalid partition specified: x"; OpenPBS:
-# "Unknown queue". The account is matched first: Slurm's message on it names the partition, too.
-_ACCOUNT = re.compile(r"account|association|project|bank", re.I)
-_QUEUE = re.compile(r"partition|queue|qos", re.I)
-IMPORTANT = ("hpcgpu", "dask", "distributed")
 
 
 def confirmed(facts: LoginFacts, trial: TrialFacts) -> LoginFacts:

@@ -17,6 +17,12 @@ RDMA = ("infiniband", "roce", "opa", "slingshot", "efa")
 _SLOW_LINK_S = 0.05
 _MOST_LINKS = 4
 _CLOCK_S, _CERTIFICATE_S = 1.0, 86400.0  # certificates are valid from a day before they are made
+# Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
+# of 107 bytes (unix(7)).
+LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+_SLOW_IMPORT_S = 10.0
+NOT_SHARED = "the home is not shared with the nodes"  # the message of a node without the trial's folder
+_SLOW_SCRATCH, _SCRATCH_BYTES = 100e6, 10 << 30
 
 
 def check_links(facts: TrialFacts) -> CheckResult:
@@ -131,14 +137,6 @@ def check_ucx(facts: TrialFacts, node: NodeFacts, ucx: Ucx) -> CheckResult:
     if facts.protocol == "ucx":
         return failed(summary, f"{advice}; --protocol tls does without")
     return warning(summary, advice)
-
-
-# Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
-# of 107 bytes (unix(7)).
-LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
-_SLOW_IMPORT_S = 10.0
-NOT_SHARED = "the home is not shared with the nodes"  # the message of a node without the trial's folder
-_SLOW_SCRATCH, _SCRATCH_BYTES = 100e6, 10 << 30
 
 
 def check_job(facts: TrialFacts) -> CheckResult:
