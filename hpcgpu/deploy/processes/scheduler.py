@@ -35,7 +35,7 @@ from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subs
 from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, peer_memory, process
-from hpcgpu.report.summary import CONTENT_TYPE, render
+from hpcgpu.report.metrics import CONTENT_TYPE, render
 from hpcgpu.supervise import reason_of
 
 _LOOK_S = 0.1
