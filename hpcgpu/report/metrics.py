@@ -1,8 +1,4 @@
-"""The facts of workers as metrics for Prometheus.
-
-In Prometheus' text format, version 0.0.4: names end with their unit, and those of sums with ``_total``, as Prometheus'
-naming practice requires.
-"""
+"""Prometheus' metrics of workers in text format 0.0.4. By its practice names end with a unit, of sums with _total."""
 
 from __future__ import annotations
 

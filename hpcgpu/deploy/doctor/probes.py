@@ -26,6 +26,7 @@ from hpcgpu.host import run as programs
 from hpcgpu.host import ucx as host_ucx
 from hpcgpu.host.scratch import mount_of
 from hpcgpu.model import Command
+from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.plan.doctor.facts import Folder, Limits, Names, Python, Ucx
 
 _PACKAGES = (
@@ -35,7 +36,6 @@ _PACKAGES = (
 _SMALL_FILES = 8
 # Importing these shows whether the packages' machine code runs on this CPU.
 _IMPORTS = "import numpy, msgspec, psutil, distributed"
-_TOO_LATE = 124
 
 
 def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict[str, Any], dict[str, str]]:
@@ -103,7 +103,7 @@ def imports() -> tuple[str, float]:
     took_s, why = time.perf_counter() - began_s, ""
     if done.returncode < 0:
         why = f"an import ended with signal {-done.returncode}: packages are built for another CPU"
-    elif done.returncode not in (0, _TOO_LATE):
+    elif done.returncode not in (0, TIMED_OUT):
         why = (done.stderr.strip().splitlines() or [f"an import ended with {done.returncode}"])[-1]
     return why, took_s
 

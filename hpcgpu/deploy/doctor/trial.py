@@ -24,7 +24,7 @@ from hpcgpu.model import JobState, Patience, RunDocument, Settings
 from hpcgpu.plan.doctor import findings, login
 from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts, TrialFacts
 from hpcgpu.plan.doctor.nodes import checks_for
-from hpcgpu.plan.jobs import Job, Phase, format_end, format_missing
+from hpcgpu.plan.jobs import Phase, format_end, format_missing
 from hpcgpu.plan.jobs.request import Policy
 
 _NODES, _WALLTIME_S = 2, 300
@@ -62,7 +62,6 @@ class Trial:
         settings = _short(user.settings, self._folder)
         document = RunDocument(settings=settings, shape="gang", folder=str(self._folder))
         self._spec, _ = plan_job(document, user.site, user.batch, ("doctor", "--on-nodes", document.folder))
-        self._protocol = settings.protocol or ""
         self._run = Run.begin(document, user.batch, user.site)
         view = SchedulerView(  # there is no scheduler
             scheduler=lambda: None,
@@ -115,18 +114,12 @@ class Trial:
 
     async def _have_answered(self) -> bool | None:
         """Return True if all nodes have answered, False if the job has ended, None if they may still answer."""
-        job, now_s = self._job, asyncio.get_running_loop().time()
+        (job,), now_s = self._run.jobs.values(), asyncio.get_running_loop().time()
         self._ending_s = min(self._ending_s, now_s) if job.status and job.status.is_ending else math.inf
         is_over = job.state in (JobState.ENDED, JobState.STUCK) or now_s - self._ending_s > _WRITTEN_S
         if await supervise.to_thread(self._have_all):
             return True
         return False if is_over else None
-
-    @property
-    def _job(self) -> Job:
-        job = self._run.head
-        assert job
-        return job
 
     def _have_all(self) -> bool:
         """Connect when all nodes listen; return True if all have answered."""
@@ -138,7 +131,8 @@ class Trial:
         return self._links is not None and len(answers) >= self._spec.nodes
 
     def _gather(self) -> TrialFacts:
-        job, status = self._job, self._job.status
+        (job,) = self._run.jobs.values()
+        status = job.status
         nodes = tuple(node.read_all(self._folder, node.NODE, NodeFacts).values())
         ended = format_end(job.id, status) if status else format_missing(job=f"job {job.id}")
         if status and status.is_ending:
@@ -151,7 +145,7 @@ class Trial:
             folder=str(self._folder),
             requested_nodes=self._spec.nodes,
             requested_gpus=self._spec.gpus_per_node,
-            protocol=self._protocol,
+            protocol=self._run.document.settings.protocol or "",
             python=probes.python(),
             nodes=nodes,
             ended=ended,
