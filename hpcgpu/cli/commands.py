@@ -282,9 +282,8 @@ def plan(  # each is an option
     from hpcgpu.report.job import described, render
 
     script = _checked(script, "hpcgpu plan")
-    machine = None if file is None else (preview.read_machine(file), preview.named(file))
     ask = ask and not only_script
-    planned = preview.plan(typed_settings(arguments), FROM, script, batch, machine, ask=ask)
+    planned = preview.plan(typed_settings(arguments), FROM, script, batch, file, ask=ask)
     if only_script:
         click.echo(planned.script.rstrip("\n"))
         return 0

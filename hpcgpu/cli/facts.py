@@ -254,9 +254,9 @@ def report(run: str | None, output: str | None, as_json: bool) -> None:
 @json_option("the versions")
 def version(as_json: bool) -> None:
     """Show the versions of hpcgpu, of Python, and of the packages that the workers of a cluster must share."""
-    from hpcgpu.deploy.doctor import node
+    from hpcgpu.deploy.doctor import probes
 
-    python = node.python()
+    python = probes.python()
     here = {"path": python.path, "version": python.version, "machine": python.machine, "packages": python.packages}
     lines = [f"hpcgpu {__version__}, Python {python.version} ({python.machine}) in {python.path}"]
     lines += [f"  {name} {number}" for name, number in python.packages.items() if name != "hpcgpu"]
@@ -289,16 +289,15 @@ def doctor(
         from hpcgpu.deploy.doctor import node
 
         return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node or ""))
-    from hpcgpu.deploy import doctor
+    from hpcgpu.deploy.doctor import login_facts, trial
     from hpcgpu.host import log
     from hpcgpu.plan.doctor.findings import CheckResult, examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
-    job, no_job = doctor.read(typed_settings(arguments), FROM, batch, must=submit)
-    doctor.clean_up(log.say)
-    facts, job_findings = doctor.facts(job, no_job), tuple[CheckResult, ...]()
+    job, no_job = login_facts.read(typed_settings(arguments), FROM, batch, must=submit)
+    facts, job_findings = login_facts.facts(job, no_job), tuple[CheckResult, ...]()
     if submit and job:
-        job_findings, job_facts = doctor.run(job, log.say)
+        job_findings, job_facts = trial.run(job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts
     findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
     table = Table(_CHECK_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])

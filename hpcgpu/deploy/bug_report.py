@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hpcgpu import __version__
 from hpcgpu.deploy import preview
-from hpcgpu.deploy.doctor import node
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.logs import last_lines
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
@@ -55,6 +55,30 @@ _NAMED = re.compile(
 _COMMON = frozenset({"root", "localhost", "nobody", "user", "users", "home", "none", "tmp"})
 _SHORT, _LONG = 3, 6
 _VALUE = "(value)"  # in place of values of variables
+_LINES = 5000  # of each log, from its end
+_LOGS = 8
+# Variables of batch systems and of sites with an account, or with a path that has a user's name.
+_ACCOUNTS = ("SLURM_JOB_ACCOUNT", "SBATCH_ACCOUNT", "SALLOC_ACCOUNT", "PBS_ACCOUNT", "PROJECT")
+_PATHS = ("HOME", "SCRATCH", "WORK", "PROJECT", "TMPDIR", "PWD", "VIRTUAL_ENV", "CONDA_PREFIX")
+# Lines about a node begin with its name, as host.log.say_of writes them.
+_ABOUT_NODE = re.compile(r"^hpcgpu: ([A-Za-z][\w.-]*\d[\w.-]*): ", re.M)
+_SEVERAL_NODES = re.compile(r"[A-Za-z][\w.-]*\[[\d,-]+\]")  # node[01-04,7] of Slurm
+_SHOWN = 15  # qstat shows this many characters of a name
+_README = """\
+The facts that `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, the user's paths, addresses,
+UUIDs and serial numbers are replaced by neutral words, the same in all files. Keys are not in it, nor the values of
+env= and of variables in job_script_prologue.
+Look through it before you hand it on: names that hpcgpu cannot know of, such as those of your data, may be in logs.
+
+- versions.json: hpcgpu, Python, packages, kernel, driver
+- topology.xml: this machine as hwloc sees it; `hpcgpu topo --from topology.xml` plans for it. topology.txt in its
+  place has the reason if it is missing.
+- plan.json, plan.txt: the output of `hpcgpu topo` for it
+- record.json, batch.txt, job-N.log: of the run that was named: all its settings, the batch system's answers about its
+  jobs, and their logs' ends
+
+The folder is a test as it is: in tests/data/reports hpcgpu's own parsers must read all of it.
+"""
 
 
 class Scrubber:
@@ -116,32 +140,6 @@ def _identifies(word: str, kind: str) -> bool:
     return not (address.is_loopback or address.is_unspecified or int(address) in (0, 2**32 - 1))
 
 
-_LINES = 5000  # of each log, from its end
-_LOGS = 8
-# Variables of batch systems and of sites with an account, or with a path that has a user's name.
-_ACCOUNTS = ("SLURM_JOB_ACCOUNT", "SBATCH_ACCOUNT", "SALLOC_ACCOUNT", "PBS_ACCOUNT", "PROJECT")
-_PATHS = ("HOME", "SCRATCH", "WORK", "PROJECT", "TMPDIR", "PWD", "VIRTUAL_ENV", "CONDA_PREFIX")
-# Lines about a node begin with its name, as host.log.say_of writes them.
-_ABOUT_NODE = re.compile(r"^hpcgpu: ([A-Za-z][\w.-]*\d[\w.-]*): ", re.M)
-_SEVERAL_NODES = re.compile(r"[A-Za-z][\w.-]*\[[\d,-]+\]")  # node[01-04,7] of Slurm
-_SHOWN = 15  # qstat shows this many characters of a name
-_README = """\
-The facts that `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, the user's paths, addresses,
-UUIDs and serial numbers are replaced by neutral words, the same in all files. Keys are not in it, nor the values of
-env= and of variables in job_script_prologue.
-Look through it before you hand it on: names that hpcgpu cannot know of, such as those of your data, may be in logs.
-
-- versions.json: hpcgpu, Python, packages, kernel, driver
-- topology.xml: this machine as hwloc sees it; `hpcgpu topo --from topology.xml` plans for it. topology.txt in its
-  place has the reason if it is missing.
-- plan.json, plan.txt: the output of `hpcgpu topo` for it
-- record.json, batch.txt, job-N.log: of the run that was named: all its settings, the batch system's answers about its
-  jobs, and their logs' ends
-
-The folder is a test as it is: in tests/data/reports hpcgpu's own parsers must read all of it.
-"""
-
-
 def write(name: str | None, output: str | None) -> Path:
     """Write the report of a run, or without ``name`` of this machine; return its path; or raise ConfigError."""
     run = Run.find(home(), name) if name else None
@@ -166,7 +164,7 @@ def write(name: str | None, output: str | None) -> Path:
 
 def _of_machine() -> dict[str, str]:
     export = next((e for e in discover.exports() if not e.problem), None)
-    here = node.python()
+    here = probes.python()
     versions = {
         "hpcgpu": __version__,
         "python": {"version": here.version, "machine": here.machine, "packages": here.packages},

@@ -1,4 +1,4 @@
-"""Plan a machine, a job before its submission, or the ranks of this job: nothing is submitted or started."""
+"""Plan a launch, a local run, a batch job or a machine; nothing is started."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from hpcgpu.units import counted
 _STDIN = "-"
 _WRITER_S = 10.0
 _EXPECTED = "expected the output of hpcgpu topo --json"
+_UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
 
 
 def svg(plan: MachinePlan) -> str:
@@ -196,26 +197,22 @@ def _read_described(name: str) -> dict[str, Any]:
     return dict(node)
 
 
-_UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
-Described = tuple[Topology, str]  # a node, and the file that describes it
-
-
 def plan(
     options: Mapping[str, object],
     options_from: str,
     script: tuple[str, ...] = (),
     batch: str | None = None,
-    machine: Described | None = None,  # in place of the site's node
+    file: str | None = None,  # XML of a node, in place of the site's
     *,
     ask: bool = True,  # the batch system, for its queues, nodes and the expected start
 ) -> Preview:
     """Plan for a script and its arguments, or for a cluster object; raise ConfigError for wrong settings.
 
     In a job, or with a launcher: what ``hpcgpu launch`` would start. Elsewhere, with a batch system: the job that would
-    be submitted; without one: what ``hpcgpu run`` would start. ``batch``, ``machine`` and options of a request plan a
+    be submitted; without one: what ``hpcgpu run`` would start. ``batch``, ``file`` and options of a request plan a
     submission anywhere.
     """
-    is_submission = batch or machine or options.keys() & layers.unused(layers.LAUNCH).keys()
+    is_submission = batch or file is not None or options.keys() & layers.unused(layers.LAUNCH).keys()
     if not is_submission and (read_allocation(os.environ).batch != "local" or "launcher" in options):
         read, line = start.launch_line(options, options_from, script)
         return _of_node(read, line, layout_of(read.settings, *start.nodes_and_gpus(read.settings)))
@@ -225,13 +222,13 @@ def plan(
         return _of_node(read, shlex.join(start.run_argv(options, script)), alone)
     user, spec, system = read_job(options, options_from, script, batch, live=ask)
     text = system.script(spec)
-    return of_job(user, spec, text, machine, _starts(system, text) if ask else "")
+    return of_job(user, spec, text, file, _starts(system, text) if ask else "")
 
 
-def of_job(planned: Wanted, spec: JobSpec, script: str, machine: Described | None = None, starts: str = "") -> Preview:
+def of_job(planned: Wanted, spec: JobSpec, script: str, file: str | None = None, starts: str = "") -> Preview:
     """Plan a job whose request exists already."""
     settings, site = planned.settings, planned.site
-    topology, node_from = _machine(settings, site, machine)
+    topology, node_from = _machine(settings, site, file)
     node = _planned_node(settings, spec, topology, node_from) if topology else None
     return Preview(
         settings=settings,
@@ -256,10 +253,10 @@ def compare(path: str, plan: Preview) -> tuple[str, ...]:
     return differences(before, json.loads(json.dumps(described(plan))))
 
 
-def _machine(settings: Settings, site: Site | None, machine: Described | None) -> tuple[Topology | None, str]:
+def _machine(settings: Settings, site: Site | None, file: str | None) -> tuple[Topology | None, str]:
     """Return a node of the job, and the source of its description."""
-    if machine is not None:
-        return machine[0], f"as {machine[1]} describes it"
+    if file is not None:
+        return read_machine(file), f"as {named(file)} describes it"
     node = site.node(settings.queue) if site else None
     if not site or not node:
         return None, _UNKNOWN

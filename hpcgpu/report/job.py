@@ -17,7 +17,7 @@ from hpcgpu.report.machine import differences as plain_differences
 from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_bytes, format_duration
 
-_SCRIPT = "script"
+_SCRIPT, _COMMAND = "script", "command"
 _SETTING = (Column("setting"), Column("value"), Column("set by", kind="prose"))
 
 
@@ -85,8 +85,8 @@ def cost(plan: Preview) -> str:
     return f"{amount} if it runs to its limit of {limit}: {each} and hour{of_queue} ({cited})"
 
 
-def tables(plan: Preview) -> list[Table]:
-    """Return the sections of a plan, without the empty ones."""
+def _sections(plan: Preview) -> dict[str, Table]:
+    """Return the sections of a plan by their names, without the empty ones."""
     node = plan.node.workers if plan.node else Table((), ())
     request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
     sections = {
@@ -98,10 +98,9 @@ def tables(plan: Preview) -> list[Table]:
         "network": _lines(_network(plan)),
         "estimates": _lines(_estimates(plan)),
         "warnings": _lines(f"warning: {text}" for text in warnings(plan)),
-        _SCRIPT if plan.spec else "command": _lines(plan.script.splitlines()),
+        _SCRIPT if plan.spec else _COMMAND: _lines(plan.script.splitlines()),
     }
-    filled = {name: table for name, table in sections.items() if table.rows or table.notes or table.title}
-    return [replace(t, title="\n".join(filter(None, (f"{name}:", t.title)))) for name, t in filled.items()]
+    return {name: table for name, table in sections.items() if table.rows or table.notes or table.title}
 
 
 def settings_table(settings: Settings) -> Table:
@@ -142,10 +141,9 @@ def _lines(lines: Iterable[str]) -> Table:
 def render(plan: Preview, width: int = 0) -> str:
     """Format the plan as text; ``width`` is that of the terminal, 0: unlimited."""
     texts = []
-    for table in tables(plan):
-        is_script = table.title in (f"{_SCRIPT}:", "command:")
-        head, *lines = table.to_text(0 if is_script else max(width - 2, 0)).splitlines()
-        texts.append("\n".join((head, *(f"  {line}".rstrip() for line in lines), "")))
+    for name, table in _sections(plan).items():
+        lines = table.to_text(0 if name in (_SCRIPT, _COMMAND) else max(width - 2, 0)).splitlines()
+        texts.append("\n".join((f"{name}:", *(f"  {line}".rstrip() for line in lines), "")))
     return "\n".join(texts)
 
 

@@ -15,6 +15,10 @@ from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_bytes
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
+_COLUMNS = (
+    *(Column("worker", kind="name"), Column("GPU"), Column("NUMA", kind="name"), Column("cores: PUs")),
+    *(Column("memory"), Column("port"), Column("reasons", kind="note")),
+)
 
 
 def binding_differences(spec: WorkerSpec, actual: ActualBinding) -> tuple[str, ...]:
@@ -197,12 +201,6 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:  # JS
     elif before != after:
         old, new = ("nothing" if value in (None, [], {}) else str(value) for value in (before, after))
         yield f"{path}: {old} -> {new}"
-
-
-_COLUMNS = (
-    *(Column("worker", kind="name"), Column("GPU"), Column("NUMA", kind="name"), Column("cores: PUs")),
-    *(Column("memory"), Column("port"), Column("reasons", kind="note")),
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,11 @@
-"""The summary of a run, from the lives of its workers, with advice for the next one; metrics for Prometheus.
-
-All thresholds stand here. Metrics are in Prometheus' text format, version 0.0.4: names end with their unit, and those
-of sums with ``_total``, as Prometheus' naming practice requires.
-"""
+"""The summary of a run, from its workers' usage, with advice for the next one. All thresholds stand here."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any
 
 from hpcgpu.report.table import Shown, Table
@@ -92,18 +87,22 @@ class Summary(Shown):
         return Table((), (), self.lines[0], self.lines[1:])
 
 
-def sum_up(lives: Sequence[WorkerFacts], wall_s: float, walltime_s: int | None = None) -> Summary:
-    """Sum up the use of a whole run."""
-    # Workers that share a GPU may be busy together: their summed times count as the GPU's, up to the time it had a
-    # worker.
-    on_gpus = sorted((life for life in lives if life.gpu), key=_gpu_of)
-    by_gpu = [list(group) for _, group in groupby(on_gpus, key=_gpu_of)]
-    held = [covered_s((life.begin_s, life.end_s) for life in group) for group in by_gpu]
-    busy = [min(sum(life.busy_s for life in group), s) for group, s in zip(by_gpu, held, strict=True)]
-    measured = on_gpus or lives
-    lived_s = sum(life.end_s - life.begin_s for life in measured)
-    names = {life.name for life in lives}
-    peaks = {tier: max(lives, key=lambda life: life.peaks.get(tier, 0)) for tier in (*TIERS, "process") if lives}
+def sum_up(usages: Sequence[WorkerFacts], wall_s: float, walltime_s: int | None = None) -> Summary:
+    """Sum up the use of a whole run, from the facts of each worker process at its end.
+
+    Workers that share a GPU may be busy together: their summed times count as the GPU's, up to the time it had a
+    worker.
+    """
+    by_gpu: dict[tuple[str, str], list[WorkerFacts]] = {}
+    for usage in usages:
+        if usage.gpu:
+            by_gpu.setdefault((usage.node, usage.gpu), []).append(usage)
+    held = [covered_s((usage.begin_s, usage.end_s) for usage in group) for group in by_gpu.values()]
+    busy = [min(sum(usage.busy_s for usage in group), s) for group, s in zip(by_gpu.values(), held, strict=True)]
+    measured = [usage for usage in usages if usage.gpu] or usages
+    lived_s = sum(usage.end_s - usage.begin_s for usage in measured)
+    names = {usage.name for usage in usages}
+    peaks = {tier: max(usages, key=lambda usage: usage.peaks.get(tier, 0)) for tier in (*TIERS, "process") if usages}
     return Summary(
         wall_s=wall_s,
         walltime_s=walltime_s,
@@ -111,11 +110,11 @@ def sum_up(lives: Sequence[WorkerFacts], wall_s: float, walltime_s: int | None =
         workers=len(names),
         gpu_s=sum(held),
         idle_gpu_s=sum(held) - sum(busy),
-        busy_share=min(1.0, sum(life.busy_s for life in measured) / lived_s) if lived_s > 0 else None,
-        moved_bytes={way: sum(life.moved[way].nbytes for life in lives if way in life.moved) for way in DIRECTIONS},
-        peak_bytes={tier: life.peaks.get(tier, 0) for tier, life in peaks.items()},
-        limit_bytes={tier: life.limits[tier] for tier, life in peaks.items() if life.limits.get(tier)},
-        restarts=len(lives) - len(names),
+        busy_share=min(1.0, sum(usage.busy_s for usage in measured) / lived_s) if lived_s > 0 else None,
+        moved_bytes={way: sum(usage.moved[way].nbytes for usage in usages if way in usage.moved) for way in DIRECTIONS},
+        peak_bytes={tier: usage.peaks.get(tier, 0) for tier, usage in peaks.items()},
+        limit_bytes={tier: usage.limits[tier] for tier, usage in peaks.items() if usage.limits.get(tier)},
+        restarts=len(usages) - len(names),
     )
 
 
@@ -126,10 +125,6 @@ def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total
-
-
-def _gpu_of(life: WorkerFacts) -> str:
-    return f"{life.node} {life.gpu}"
 
 
 def _gpus(used: Summary) -> str:
@@ -192,45 +187,3 @@ def _time(used: Summary) -> str:
     if used.restarts:
         parts.append(f"{counted(used.restarts, 'worker')} started anew")
     return ", ".join(parts)
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-
-_METRICS = {  # kind and meaning
-    "hpcgpu_memory_bytes": ("gauge", "Dask's data in each tier."),
-    "hpcgpu_memory_limit_bytes": ("gauge", "Where spilling begins (device, process), and the device's size."),
-    "hpcgpu_device_memory_used_bytes": ("gauge", "Memory in use on the device, by all of its users."),
-    "hpcgpu_spill_moved_bytes_total": ("counter", "Bytes that the store has moved between tiers."),
-    "hpcgpu_gpu_utilization_ratio": ("gauge", "Part of the time in which the GPU was in use."),
-    "hpcgpu_worker_restarts_total": ("counter", "Processes that took the place of the worker's first one."),
-    "hpcgpu_binding_differences": ("gauge", "In how many ways the process differs from its plan."),
-}
-
-
-def render(gpus: Sequence[WorkerFacts]) -> str:
-    """Format all metrics; unknown numbers are left out."""
-    lines = {name: [f"# HELP {name} {text}", f"# TYPE {name} {kind}"] for name, (kind, text) in _METRICS.items()}
-    for gpu in gpus:
-        for name, labels, number in _samples(gpu):
-            if number is not None:
-                labels = {"worker": gpu.name, "node": gpu.node, "gpu": gpu.gpu, **labels}
-                pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
-                lines[name].append(f"{name}{{{pairs}}} {number}")
-    return "".join(f"{line}\n" for metric in lines.values() for line in metric)
-
-
-def _samples(gpu: WorkerFacts) -> Iterator[tuple[str, dict[str, str], float | None]]:
-    """Yield a metric, labels beside those of the GPU, and the number; None: unknown."""
-    for tier in TIERS:
-        yield "hpcgpu_memory_bytes", {"tier": tier}, gpu.tiers.get(tier)
-    for limit, nbytes in gpu.limits.items():
-        yield "hpcgpu_memory_limit_bytes", {"of": limit}, nbytes
-    yield "hpcgpu_device_memory_used_bytes", {}, gpu.device_used_bytes
-    for way in DIRECTIONS:
-        yield "hpcgpu_spill_moved_bytes_total", {"direction": way}, gpu.moved[way].nbytes if way in gpu.moved else None
-    percent = gpu.utilisation_percent
-    yield "hpcgpu_gpu_utilization_ratio", {}, None if percent is None else percent / 100
-    yield "hpcgpu_worker_restarts_total", {}, gpu.restarts
-    yield "hpcgpu_binding_differences", {}, len(gpu.differences)

@@ -115,16 +115,12 @@ class Table:
         if width and any(Text.from_ansi(line).cell_len > width for line in laid_out):
             parts += (self._as_list(row, width) for row in self.rows)
         else:
-            below = (line for row in self.rows for line in self._below(row))
+            below = (f"    {text}" for row in self.rows for _, text in self._below(row))
             parts += (fold([next(below, "")], width) if _BELOW in line else f"{line}\n" for line in laid_out)
         return "".join((*parts, fold(self.notes, width)))
 
-    def to_html(self) -> str:
-        """Render for a notebook, without empty columns."""
-        return page(self.html())
-
     def html(self) -> str:
-        """Render as a part of a page."""
+        """Render as a part of a page, without empty columns."""
         heads = [(i, c) for i, c in enumerate(self.columns) if not c.is_below]
         shown = [(i, c) for i, c in heads if any(c.text(row[i]) != "-" for row in self.rows)]
         top = "".join(f"<th>{html.escape(c.name)}</th>" for _, c in shown)
@@ -170,26 +166,25 @@ class Table:
                 table.add_row(_BELOW)
         return table
 
-    def _below(self, row: Sequence[Value]) -> Iterator[str]:
-        """Yield the lines below a row."""
+    def _below(self, row: Sequence[Value]) -> Iterator[tuple[Column, str]]:
+        """Yield the texts below a row, each with its column."""
         for column, texts in zip(self.columns, row, strict=True):
             if column.is_below:
-                yield from (f"    {text}" for text in column.texts(texts))
+                yield from ((column, text) for text in column.texts(texts))
 
     def _as_list(self, row: Sequence[Value], width: int) -> str:
         """Format a row as a list of its cells, without the empty ones."""
         (_, name), *others = [(c, c.text(v)) for c, v in zip(self.columns, row, strict=True) if not c.is_below]
         indent = max((len(c.name) for c, _ in others), default=0) + 2
         lines = [f"    {c.name:<{indent}}{text}" for c, text in others if text != "-"]
-        return fold([name], width) + fold(lines, width, indent) + fold(list(self._below(row)), width)
+        below = [f"    {text}" for _, text in self._below(row)]
+        return fold([name], width) + fold(lines, width, indent) + fold(below, width)
 
     def _td(self, column: Column, value: Value, row: Sequence[Value]) -> str:
         """Render a cell; the first one of a row has the texts below it."""
-        below = ""
-        for c, texts in zip(self.columns if row else (), row, strict=True):
-            if c.is_below:
-                css = "bad" if c.kind == "fault" else "dim"
-                below += "".join(f'<div class="{css}">{html.escape(text)}</div>' for text in c.texts(texts))
+        css = {"fault": "bad", "note": "dim"}
+        texts = self._below(row) if row else ()
+        below = "".join(f'<div class="{css[c.kind]}">{html.escape(text)}</div>' for c, text in texts)
         text = column.text(value)
         cell = "" if text == "-" and column.kind != "number" else html.escape(text)
         if isinstance(value, Bar):
@@ -214,7 +209,7 @@ class Shown:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return self.table.to_html()
+        return page(self.table.html())
 
 
 class Explanation(str):

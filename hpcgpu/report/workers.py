@@ -17,6 +17,38 @@ from hpcgpu.units import counted, format_bytes
 TIERS = ("device", "host", "disk")
 DIRECTIONS = ("device_to_host", "host_to_disk", "disk_to_host", "host_to_device")
 DIRECTION_TEXTS = {way: way.replace("_", " ") for way in DIRECTIONS}
+# Paul Tol's "bright" scheme, which colour-blind readers can distinguish.
+TIER_COLOURS = {"device": "#228833", "host": "#4477AA", "disk": "#CCBB44"}
+_SOURCES = {
+    "simulated": "arrays on the simulated GPU",
+    "pool": "arrays in the worker's CuPy pool",
+    "NVML": "the whole device, by NVML",
+}
+KEY = (
+    '<p class="key"><span><em></em>Dask\'s data</span><span><em class="light"></em>other memory in use</span>'
+    '<span><em class="mark"></em>spilling begins</span></p>'
+)
+_MEMORY_BYTES = {
+    "device_managed_bytes": "device: managed",
+    "device_used_bytes": "in use",
+    "device_limit_bytes": "limit",
+    "device_capacity_bytes": "capacity",
+    "host_managed_bytes": "host: managed",
+    "host_unmanaged_bytes": "unmanaged",
+    "process_bytes": "process",
+    "host_limit_bytes": "limit",
+    "spilled_to_host_bytes": "spilled: to host",
+    "spilled_to_disk_bytes": "to disk",
+}
+_MEMORY = (Column("worker", kind="name"), *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
+_OPEN_ROWS = 16
+# By the first word of a state; all others are red.
+_STATES = {
+    "running": "#5a9e1f",
+    **dict.fromkeys(("starting", "not", "stalled", "closing"), "#c98a1b"),
+    **dict.fromkeys(("created", "closed", "closed;", "detached"), "#8a8a8a"),
+}
+_JOBS = (Column("job", kind="name"), Column("state"), Column("has"), Column("nodes", kind="number"), Column("log"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +181,10 @@ _FIELDS = frozenset(f.name for f in fields(WorkerFacts))
 
 
 def total(workers: Sequence[WorkerFacts]) -> WorkerFacts:
-    """Sum the workers' memory up as a worker named ``all``; a number that is unknown for one is unknown for all."""
-    # NVML's device_used_bytes are those of the whole device: if workers share a device, they have no sum.
+    """Sum the workers' memory up as a worker named ``all``; a number that is unknown for one is unknown for all.
+
+    NVML's ``device_used_bytes`` are those of the whole device: if workers share a device, they have no sum.
+    """
     shared = len(workers) > 1 and any(w.device_source == "NVML" for w in workers)
     sources = {w.device_source for w in workers}
     sizes = ("copy_bytes", "process_bytes", "spilled_to_host_bytes", "rescues", "immovable_number", "immovable_bytes")
@@ -229,19 +263,6 @@ def _actual(worker: WorkerFacts) -> tuple[str, str, str, str]:
     return cells[0], worker.numa, *cells[1:]
 
 
-# Paul Tol's "bright" scheme, which colour-blind readers can distinguish.
-TIER_COLOURS = {"device": "#228833", "host": "#4477AA", "disk": "#CCBB44"}
-_SOURCES = {
-    "simulated": "arrays on the simulated GPU",
-    "pool": "arrays in the worker's CuPy pool",
-    "NVML": "the whole device, by NVML",
-}
-KEY = (
-    '<p class="key"><span><em></em>Dask\'s data</span><span><em class="light"></em>other memory in use</span>'
-    '<span><em class="mark"></em>spilling begins</span></p>'
-)
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Memory(Shown):
     """The memory of all workers of a cluster; a table in a terminal and in a notebook."""
@@ -293,21 +314,6 @@ class Memory(Shown):
         return page(bars, KEY, f"<details><summary>Numbers and moves</summary>{preformatted(str(self))}</details>")
 
 
-_MEMORY_BYTES = {
-    "device_managed_bytes": "device: managed",
-    "device_used_bytes": "in use",
-    "device_limit_bytes": "limit",
-    "device_capacity_bytes": "capacity",
-    "host_managed_bytes": "host: managed",
-    "host_unmanaged_bytes": "unmanaged",
-    "process_bytes": "process",
-    "host_limit_bytes": "limit",
-    "spilled_to_host_bytes": "spilled: to host",
-    "spilled_to_disk_bytes": "to disk",
-}
-_MEMORY = (Column("worker", kind="name"), *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
-
-
 def tier_bars(m: WorkerFacts, most_disk: int) -> tuple[Bar, Bar, Bar]:
     """Return a bar for each tier: Dask's data, other memory in use, and a mark where spilling begins."""
     used = max(m.device_managed_bytes, m.device_used_bytes or 0)
@@ -326,16 +332,6 @@ def tier_bars(m: WorkerFacts, most_disk: int) -> tuple[Bar, Bar, Bar]:
 def _of(used: int, end: int | None, limit: int | None) -> str:
     text = f"{format_bytes(used)} of {format_bytes(end)}" if end else format_bytes(used)
     return f"{text}, limit {format_bytes(limit)}" if limit and limit != end else text
-
-
-_OPEN_ROWS = 16
-# By the first word of a state; all others are red.
-_STATES = {
-    "running": "#5a9e1f",
-    **dict.fromkeys(("starting", "not", "stalled", "closing"), "#c98a1b"),
-    **dict.fromkeys(("created", "closed", "closed;", "detached"), "#8a8a8a"),
-}
-_JOBS = (Column("job", kind="name"), Column("state"), Column("has"), Column("nodes", kind="number"), Column("log"))
 
 
 def jobs_table(jobs: Iterable[Job]) -> Table:

@@ -42,8 +42,8 @@ def ailing_lab(slurm_lab: Lab, tmp_path: Path) -> Iterator[Lab]:
     unpack = f"mkdir -p {AILING}; base64 -d | tar xz -C {AILING}"
     slurm_lab.exec(slurm_lab.login, ["sh", "-c", unpack], stdin=ailing.tarball(tmp_path), check=True)
     yield slurm_lab
-    left = ["sh", "-c", f"rm -rf {AILING}; ls .hpcgpu/doctor"]
-    assert slurm_lab.exec(slurm_lab.login, left, check=True).stdout == ""
+    left = ["sh", "-c", f"rm -rf {AILING}; grep -l hpcgpu-doctor .hpcgpu/runs/*/record"]
+    assert slurm_lab.exec(slurm_lab.login, left).stdout == ""
 
 
 def test_ten_faults_of_one_job_are_named_and_the_rest_is_well(ailing_lab: Lab) -> None:

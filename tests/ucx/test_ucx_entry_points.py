@@ -19,7 +19,7 @@ from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu.deploy import network
-from hpcgpu.deploy.doctor import node
+from hpcgpu.deploy.doctor import probes
 
 UCX = ("--gpus", "sim:2", "--protocol", "ucx")
 SCRIPT = """
@@ -141,7 +141,7 @@ def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_ucx_of_the_wheel_tells_its_transports() -> None:
-    ucx = node.ucx()
+    ucx = probes.ucx()
     assert ucx.version
     assert "tcp" in ucx.transports
     assert (Path(ucx.folder).parent.name, ucx.has_ib) == ("libucx", False)

@@ -14,7 +14,7 @@ from tornado.web import RequestHandler
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard.usage import UsagePlugin
 from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
-from hpcgpu.report.summary import CONTENT_TYPE, render
+from hpcgpu.report.metrics import CONTENT_TYPE, render
 
 _NO_BOKEH = (
     "Dask's dashboard needs bokeh, which the scheduler's Python does not have: pip install bokeh\n"

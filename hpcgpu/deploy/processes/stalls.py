@@ -70,7 +70,7 @@ class HandshakeDeadline:
         self._of.setdefault(address, {})[stream] = None
         if len(self._open) > self._most:
             self._has_burst = True
-            oldest = next(iter(max(self._of.values(), key=lambda streams: len(streams))))
+            oldest = next(iter(self._of[max(self._of, key=lambda address: len(self._of[address]))]))
             if len(self._open) > _FULL * self._most or self._is_awaited(oldest):
                 self.fail(oldest, f"more than {self._most} at the same time")
                 oldest.close()

@@ -120,8 +120,8 @@ class TrialFacts:
 
     job_id: str
     folder: str  # in the home; its nodes write into it
-    wanted_nodes: int  # requested
-    wanted_gpus: int  # of each node, requested; simulated ones do not count
+    requested_nodes: int  # requested
+    requested_gpus: int  # of each node, requested; simulated ones do not count
     protocol: str  # of the workers; "": the default
     python: Python  # of the login node
     nodes: tuple[NodeFacts, ...] = ()  # those that have answered

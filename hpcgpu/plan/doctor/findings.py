@@ -11,11 +11,11 @@ from hpcgpu.plan.doctor.facts import NodeFacts, TrialFacts
 
 
 class Verdict(enum.Enum):
-    """The result of a check in one word."""
+    """The result of a check in one word, the worst first."""
 
-    OK = "ok"
-    WARNING = "warning"
     FAILED = "failed"
+    WARNING = "warning"
+    OK = "ok"
     NOT_LOOKED_AT = "not looked at"
 
 
@@ -54,8 +54,7 @@ def examine(checks: Iterable[Check], facts: Any) -> tuple[CheckResult, ...]:
 
 def worst(results: Iterable[CheckResult]) -> CheckResult:
     """Return the first of the worst of several results."""
-    order = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.NOT_LOOKED_AT)
-    return min(results, key=lambda seen: order.index(seen.verdict))
+    return min(results, key=lambda result: list(Verdict).index(result.verdict))
 
 
 def each(fact: str, look: Callable[[TrialFacts, NodeFacts, Any], CheckResult], facts: TrialFacts) -> CheckResult:

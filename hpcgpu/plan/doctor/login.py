@@ -11,6 +11,16 @@ from hpcgpu.plan.doctor.facts import Folder, Limits, Names, Python, TrialFacts
 from hpcgpu.plan.doctor.findings import Check, CheckResult, Verdict, failed, ok, warning
 from hpcgpu.units import format_bytes
 
+_ROOM_BYTES, _ROOM_FILES = 1 << 30, 10_000
+_SLOW_CREATE_S, _SLOW_BYTES_PER_S = 0.1, 20e6
+_FILES, _PROCESSES, _LOCKED_BYTES = 4096, 1024, 1 << 30
+_CLOCK_S = 1.0
+# Slurm: "Invalid account or account/partition combination specified", "invalid partition specified: x"; OpenPBS:
+# "Unknown queue". The account is matched first: Slurm's message on it names the partition, too.
+_ACCOUNT = re.compile(r"account|association|project|bank", re.I)
+_QUEUE = re.compile(r"partition|queue|qos", re.I)
+IMPORTANT = ("hpcgpu", "dask", "distributed")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginFacts:
@@ -26,23 +36,12 @@ class LoginFacts:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-_ROOM_BYTES, _ROOM_FILES = 1 << 30, 10_000
-_SLOW_CREATE_S, _SLOW_BYTES_PER_S = 0.1, 20e6
-_FILES, _PROCESSES, _LOCKED_BYTES = 4096, 1024, 1 << 30
-_CLOCK_S = 1.0
-# Slurm: "Invalid account or account/partition combination specified", "invalid partition specified: x"; OpenPBS:
-# "Unknown queue". The account is matched first: Slurm's message on it names the partition, too.
-_ACCOUNT = re.compile(r"account|association|project|bank", re.I)
-_QUEUE = re.compile(r"partition|queue|qos", re.I)
-IMPORTANT = ("hpcgpu", "dask", "distributed")
-
-
 def confirmed(facts: LoginFacts, trial: TrialFacts) -> LoginFacts:
     """Return the facts with the job's results: it was accepted, its nodes have the home and this Python."""
     request, home, environment = facts.request, facts.home, facts.environment
     if request and request.verdict is not Verdict.OK:
         request = ok(f"it took job {trial.job_id}")
-    if len(trial.nodes) >= trial.wanted_nodes:
+    if len(trial.nodes) >= trial.requested_nodes:
         home = home and replace(home, network=True)
         if all(node.python.path == trial.python.path for node in trial.nodes):
             environment = environment and replace(environment, network=True)

@@ -17,6 +17,12 @@ RDMA = ("infiniband", "roce", "opa", "slingshot", "efa")
 _SLOW_LINK_S = 0.05
 _MOST_LINKS = 4
 _CLOCK_S, _CERTIFICATE_S = 1.0, 86400.0  # certificates are valid from a day before they are made
+# Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
+# of 107 bytes (unix(7)).
+LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+_SLOW_IMPORT_S = 10.0
+NOT_SHARED = "the home is not shared with the nodes"  # the message of a node without the trial's folder
+_SLOW_SCRATCH, _SCRATCH_BYTES = 100e6, 10 << 30
 
 
 def check_links(facts: TrialFacts) -> CheckResult:
@@ -133,17 +139,9 @@ def check_ucx(facts: TrialFacts, node: NodeFacts, ucx: Ucx) -> CheckResult:
     return warning(summary, advice)
 
 
-# Python's multiprocessing puts its sockets into TMPDIR as /pymp-xxxxxxxx/listener-xxxxxxxx, and the kernel takes names
-# of 107 bytes (unix(7)).
-LONGEST_TMPDIR = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
-_SLOW_IMPORT_S = 10.0
-NOT_SHARED = "the home is not shared with the nodes"  # the message of a node without the trial's folder
-_SLOW_SCRATCH, _SCRATCH_BYTES = 100e6, 10 << 30
-
-
 def check_job(facts: TrialFacts) -> CheckResult:
     """Check that the job ran on all of its nodes."""
-    if len(facts.nodes) >= facts.wanted_nodes:
+    if len(facts.nodes) >= facts.requested_nodes:
         return ok(f"job {facts.job_id} ran on {', '.join(node.host for node in facts.nodes)}")
     output = f". Its output ends with: {facts.output}" if facts.output else "; its output is not here either"
     advice = (
@@ -155,7 +153,7 @@ def check_job(facts: TrialFacts) -> CheckResult:
             "its output says why; where it names no such program or module, the nodes lack the Python of this "
             "machine: install it in a shared folder, or give --python"
         )
-    written = f"{len(facts.nodes)} of {facts.wanted_nodes} nodes have written into {facts.folder}"
+    written = f"{len(facts.nodes)} of {facts.requested_nodes} nodes have written into {facts.folder}"
     return failed(f"{written}; {facts.ended}{output}", advice)
 
 
@@ -194,9 +192,9 @@ def _differences(here: Python, node: NodeFacts) -> list[str]:
 
 def check_gpus(facts: TrialFacts) -> CheckResult:
     """Check that each node has the requested GPUs."""
-    if not facts.wanted_gpus:
+    if not facts.requested_gpus:
         return not_looked_at("no GPU was asked for, or simulated ones")
-    poor = [node for node in facts.nodes if len(node.gpus) < facts.wanted_gpus]
+    poor = [node for node in facts.nodes if len(node.gpus) < facts.requested_gpus]
     if not poor:
         first = facts.nodes[0]
         if modes := {mode: node.host for node in facts.nodes for mode in node.compute_modes if mode}:
@@ -207,7 +205,7 @@ def check_gpus(facts: TrialFacts) -> CheckResult:
             )
         return ok(f"{len(first.gpus)} on each node: {first.gpus[0]}, driver {first.driver or 'unknown'}")
     parts = [
-        f"{node.host} shows {len(node.gpus)} of {facts.wanted_gpus} GPUs"
+        f"{node.host} shows {len(node.gpus)} of {facts.requested_gpus} GPUs"
         + (f" (granted: {node.granted_gpus})" if node.granted_gpus is not None else "")
         for node in poor
     ]
@@ -243,7 +241,7 @@ def check_drivers(facts: TrialFacts) -> CheckResult:
 def check_cpus(facts: TrialFacts, node: NodeFacts, cpus: int) -> CheckResult:
     """Check that the job's processes have enough cores."""
     summary = f"{cpus} of {node.cores} CPUs, {format_bytes(node.memory_bytes)} of memory"
-    if max(facts.wanted_gpus, 1) < cpus or cpus >= node.cores:
+    if max(facts.requested_gpus, 1) < cpus or cpus >= node.cores:
         return ok(summary)
     return warning(
         summary,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -14,24 +14,24 @@ import msgspec
 import psutil
 import pytest
 import ranks
+from click.testing import CliRunner
 from pbs_replay import Pbs
 from waiting import scaled, until
 
-from hpcgpu import config
-from hpcgpu.deploy import doctor
+from hpcgpu.cli.commands import hpcgpu
+from hpcgpu.deploy.doctor import login_facts, trial
 from hpcgpu.deploy.doctor.node import (
     CONNECTED,
     NODE,
-    ORDER,
-    Order,
     connect_all,
-    interfaces,
     read_all,
     read_listening,
+    write_order,
     write_value,
 )
+from hpcgpu.deploy.doctor.probes import interfaces
 from hpcgpu.host import private
-from hpcgpu.model import RunDocument, Settings
+from hpcgpu.model import Settings
 from hpcgpu.plan.doctor.facts import NodeFacts
 from hpcgpu.plan.doctor.findings import Verdict
 
@@ -45,8 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
-    order = Order(token=secrets.token_hex(16), nodes=2, run=config.render(RunDocument(settings=Settings())))
-    write_value(folder, ORDER, order)
+    token = write_order(folder, Settings(nodes=2))
     doctor = (sys.executable, "-m", "hpcgpu", "doctor", "--on-node", str(folder))
     there = [  # this machine under other names
         subprocess.Popen([*NAMED, name, *doctor], env=ranks.environment(), stderr=subprocess.PIPE, text=True)
@@ -55,7 +54,7 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
     try:
         until(lambda: len(read_listening(folder)) == 2, "two nodes listen")
         listening = read_listening(folder)
-        links = [link for place in listening.items() for link in connect_all(*place, order.token)]
+        links = [link for place in listening.items() for link in connect_all(*place, token)]
         write_value(folder, CONNECTED, True)
         assert [(p.communicate(timeout=scaled(60))[1], p.returncode) for p in there] == [("", 0)] * 2
     finally:
@@ -78,8 +77,8 @@ def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
 def test_a_whole_job(tmp_path: Path) -> None:
     """The way from the submission to the findings, on a node that is this machine."""
     said: list[str] = []
-    job, _ = doctor.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "pbs", must=True)
-    findings = {finding.name: finding for finding in doctor.run(job, said.append)[0]}
+    job, _ = login_facts.read({"gpus": "sim:1", "nodes": "1"}, "keyword {name}", "pbs", must=True)
+    findings = {finding.name: finding for finding in trial.run(job, said.append)[0]}
     host = os.uname().nodename
     assert findings["job"].verdict is Verdict.OK
     assert findings["job"].seen.endswith(f" ran on {host}")
@@ -89,28 +88,33 @@ def test_a_whole_job(tmp_path: Path) -> None:
     assert findings["GPUs"].verdict is Verdict.NOT_LOOKED_AT
     assert findings["launcher and MPI"].verdict is Verdict.OK
     assert any("RUNNING" in line for line in said)
-    assert list((tmp_path / ".hpcgpu" / "doctor").iterdir()) == []
+    assert list((tmp_path / ".hpcgpu" / "runs").iterdir()) == []
 
 
 WAITING = """
-from hpcgpu.deploy import doctor
+from hpcgpu.deploy.doctor import login_facts, trial
 given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
-doctor.run(doctor.read(given, "keyword {name}", "pbs", must=True)[0], lambda text: print(text, flush=True))
+trial.run(login_facts.read(given, "keyword {name}", "pbs", must=True)[0], lambda text: print(text, flush=True))
 """
+
+
+def start(home: Path) -> subprocess.Popen[str]:
+    """Start a doctor whose job does not answer."""
+    home.mkdir(exist_ok=True)
+    argv = [sys.executable, "-c", WAITING]
+    return subprocess.Popen(argv, env=ranks.environment(HOME=str(home)), stdout=subprocess.PIPE, text=True)
 
 
 def waiting(home: Path) -> tuple[subprocess.Popen[str], str]:
     """Start a doctor whose job runs and does not answer; return it with the job."""
-    home.mkdir(exist_ok=True)
-    argv = [sys.executable, "-c", WAITING]
-    client = subprocess.Popen(argv, env=ranks.environment(HOME=str(home)), stdout=subprocess.PIPE, text=True)
+    client = start(home)
     job, _, phase = client.stdout.readline().strip().removeprefix("job ").partition(": ")
     assert phase.startswith("RUNNING")
     return client, job
 
 
 def trials(home: Path) -> list[Path]:
-    return list((home / ".hpcgpu" / "doctor").iterdir())
+    return list((home / ".hpcgpu" / "runs").iterdir())
 
 
 def test_a_doctor_that_is_killed_leaves_nothing(pbs: Pbs, tmp_path: Path) -> None:
@@ -124,27 +128,40 @@ def test_a_doctor_that_is_killed_leaves_nothing(pbs: Pbs, tmp_path: Path) -> Non
         assert pbs.over(job)
 
 
-def test_next_doctor_cleans_up_after_one_killed_with_its_guard(pbs: Pbs, tmp_path: Path) -> None:
+def test_guard_ends_the_lost_job_of_an_interrupted_doctor(pbs: Pbs, tmp_path: Path) -> None:
+    pbs.auto(False)
+    pbs.lose("accepted")
+    pbs.trouble("qselect")
+    client = start(tmp_path)
+    until(pbs.ids, "a job that qsub has not told of")
+    client.send_signal(signal.SIGINT)
+    client.communicate(timeout=scaled(60))
+    assert len(trials(tmp_path)) == 1
+    pbs.lose("")
+    pbs.trouble("")
+    until(lambda: not trials(tmp_path), "the guard is done", limit_s=90)
+    assert [pbs.over(job) for job in pbs.ids()] == [True]
+
+
+def test_stop_ends_the_job_of_a_doctor_killed_with_its_guard(pbs: Pbs, tmp_path: Path) -> None:
     client, job = waiting(tmp_path)
     (left,) = trials(tmp_path)
-    said: list[str] = []
-    doctor.clean_up(said.append)
-    assert (trials(tmp_path), said) == ([left], [])  # its doctor lives
     guards = {str(left), "hpcgpu.deploy.guard"}
     next(p for p in psutil.process_iter(["cmdline"]) if guards <= set(p.info["cmdline"] or [])).kill()
     client.kill()
     client.communicate(timeout=scaled(60))
     os.utime(left / "lease", (0, 0))
-    doctor.clean_up(said.append)
+    listed = CliRunner().invoke(hpcgpu, ["ps", "--json"], standalone_mode=False)
+    assert [(run["name"], run["owner"]["state"]) for run in json.loads(listed.stdout)] == [("hpcgpu-doctor", "dead")]
+    done = CliRunner().invoke(hpcgpu, ["stop", job], standalone_mode=False)
+    assert done.stdout == f"hpcgpu-doctor has ended (jobs {job})\n"
     assert trials(tmp_path) == []
     assert pbs.over(job)
-    assert said[-1].startswith(f"a doctor that was killed has left {left}: removed")
 
 
 def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None:
     """Killed with its guard, while the job was pending."""
-    order = Order(token="x", nodes=2, run=config.render(RunDocument(settings=Settings())))
-    write_value(folder, ORDER, order)
+    write_order(folder, Settings(nodes=2))
     (folder / "lease").touch()
     os.utime(folder / "lease", (0, 0))
     done = ranks.run_command([sys.executable, "-m", "hpcgpu", "doctor", "--on-nodes", str(folder)])

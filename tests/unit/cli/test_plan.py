@@ -270,4 +270,4 @@ def test_what_qsub_refuses_is_a_line_too(slurm: Path) -> None:
     assert done.return_value == 1
     assert "qsub: Unknown queue" in done.stdout
     assert "give a queue that takes such a job: --queue NAME; qstat -Q lists them" in done.stdout
-    assert list((slurm / ".hpcgpu" / "doctor").iterdir()) == []
+    assert list((slurm / ".hpcgpu" / "runs").iterdir()) == []

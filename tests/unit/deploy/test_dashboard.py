@@ -22,7 +22,7 @@ from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
 from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.plan.jobs import READY, Phase
-from hpcgpu.report.summary import render
+from hpcgpu.report.metrics import render
 from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
 from hpcgpu.spill.store.inbox import Count
 

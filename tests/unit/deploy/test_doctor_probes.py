@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.deploy.doctor import node
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.doctor.node import Listener, connect, connect_all
 from hpcgpu.plan.doctor.facts import Ucx
 
@@ -20,39 +20,39 @@ def test_probe_that_hangs_or_fails_does_not_stop_others() -> None:
     def fails() -> None:
         raise OSError(5, "Input/output error")
 
-    seen, why = node.gather({"fine": lambda: 1, "hangs": hangs.wait, "fails": fails}, 0.2)
+    seen, why = probes.gather({"fine": lambda: 1, "hangs": hangs.wait, "fails": fails}, 0.2)
     hangs.set()
     assert seen == {"fine": 1}
     assert why == {"hangs": "no answer in 0.2 s", "fails": "[Errno 5] Input/output error"}
 
 
 def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
-    found = node.folder(tmp_path, 1 << 16)
+    found = probes.folder(tmp_path, 1 << 16)
     assert min(found.free_bytes, found.bytes_per_s, found.create_s) > 0
     assert abs(found.clock_s) < 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_folder_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.tempfile, "TemporaryDirectory", lambda **_: pytest.fail("written"))
-    assert node.folder(tmp_path, 1 << 60).bytes_per_s == 0
-    _, why = node.gather({"home": lambda: node.folder(tmp_path / "none", 1)}, 5)
+    monkeypatch.setattr(probes.tempfile, "TemporaryDirectory", lambda **_: pytest.fail("written"))
+    assert probes.folder(tmp_path, 1 << 60).bytes_per_s == 0
+    _, why = probes.gather({"home": lambda: probes.folder(tmp_path / "none", 1)}, 5)
     assert "No such file" in why["home"]
 
 
 def test_this_python_and_its_limits() -> None:
-    found = node.python()
+    found = probes.python()
     assert {"hpcgpu", "dask", "distributed"} <= set(found.packages)
-    assert node.limits().files != 0
-    assert node.names().host == os.uname().nodename
+    assert probes.limits().files != 0
+    assert probes.names().host == os.uname().nodename
 
 
 def test_without_ucx_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/none")
-    _, why = node.gather({"ucx": node.ucx}, 5)
+    _, why = probes.gather({"ucx": probes.ucx}, 5)
     assert why == {"ucx": "there is no ucx_info here"}
     text = "# Library version: 1.21.0\n#\n#  Transport: tcp\n#  Transport: cma\n#  Transport: tcp\n"
-    assert node.read_ucx_info(text) == Ucx(version="1.21.0", transports=("cma", "tcp"))
+    assert probes.read_ucx_info(text) == Ucx(version="1.21.0", transports=("cma", "tcp"))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_without_ucx_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_packages_that_do_not_run_on_this_cpu_are_told(monkeypatch: pytest.MonkeyPatch, imports: str, why: str) -> None:
-    monkeypatch.setattr(node, "_IMPORTS", imports)
-    broken, import_s = node.imports()
+    monkeypatch.setattr(probes, "_IMPORTS", imports)
+    broken, import_s = probes.imports()
     assert broken == why
     assert import_s > 0
 

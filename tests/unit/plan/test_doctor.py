@@ -54,7 +54,7 @@ def node(host: str, other: str) -> facts.NodeFacts:
 
 
 TRIAL = facts.TrialFacts(
-    **{"job_id": "7", "folder": "/home/me/.hpcgpu/doctor/x", "wanted_nodes": 2, "wanted_gpus": 4, "protocol": ""},
+    **{"job_id": "7", "folder": "/home/me/.hpcgpu/runs/x", "requested_nodes": 2, "requested_gpus": 4, "protocol": ""},
     python=PYTHON,
     nodes=(node("node1", "node2"), node("node2", "node1")),
     launcher=facts.Launcher(command="srun --mpi=pmix", library="Open MPI v4.1.4", worlds=(3, 3, 3), exit_code=0),
@@ -226,7 +226,7 @@ def test_doctor_tells_silent_gpus_from_gpus_not_granted(granted: int, words: str
 
 def test_a_node_without_the_home_says_so_in_the_output() -> None:
     """The other node has it, and the batch system has written the output there."""
-    output = f"hpcgpu: node2 has no /home/me/.hpcgpu/doctor/x: {nodes.NOT_SHARED}, or the doctor has ended"
+    output = f"hpcgpu: node2 has no /home/me/.hpcgpu/runs/x: {nodes.NOT_SHARED}, or the doctor has ended"
     finding = found(replace(TRIAL, nodes=TRIAL.nodes[:1], ended="job 7 has ended", output=output), "job")
     assert finding.verdict is Verdict.FAILED
     assert "1 of 2 nodes" in finding.seen

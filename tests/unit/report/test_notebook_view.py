@@ -70,7 +70,7 @@ def test_notebook_page_of_any_name_is_well_formed_and_bars_fit(name, state, link
     assert "script" not in page.tags
     Reader(Memory(workers)._repr_html_())
     Reader(Bindings(workers)._repr_html_())
-    Reader(jobs_table(jobs).to_html())
+    Reader(jobs_table(jobs).html())
 
 
 def test_what_users_are_called_is_text() -> None:

@@ -32,7 +32,7 @@ def test_table_is_text_html_and_json() -> None:
     assert "\x1b[32mUP " in TABLE.to_text(colours=True)
     assert "\n    state  out / of\n           order\n" in TABLE.to_text(19)
     assert TABLE.to_json()[0] == {"name": "a b", "state": "UP", "size": 1 << 20, "why": ["x"]}
-    assert '<td>a b<div class="dim">-&gt; x</div></td><td>UP</td><td>1.0 MiB</td>' in TABLE.to_html()
+    assert '<td>a b<div class="dim">-&gt; x</div></td><td>UP</td><td>1.0 MiB</td>' in TABLE.html()
 
 
 words = st.text("ab1,", min_size=1, max_size=12)
@@ -108,30 +108,30 @@ USED = Summary(
 )
 
 
-def life(name: str, begin_s: float, end_s: float, busy_s: float, **more: object) -> WorkerFacts:
+def usage(name: str, begin_s: float, end_s: float, busy_s: float, **more: object) -> WorkerFacts:
     return WorkerFacts(name=name, node="n", gpu=f"GPU-{name}", begin_s=begin_s, end_s=end_s, busy_s=busy_s, **more)
 
 
-def test_lives_are_summed_up() -> None:
-    lives = [
-        life("0", 0, 40, 20, moved={"device_to_host": Moved(5)}, peaks={"device": 7}, device_limit_bytes=9),
-        life("0", 50, 100, 50, moved={"device_to_host": Moved(6)}, peaks={"device": 3}, device_limit_bytes=9),
-        life("1", 0, 100, 0),
+def test_summary_adds_up_the_usage_of_all_workers() -> None:
+    usages = [
+        usage("0", 0, 40, 20, moved={"device_to_host": Moved(5)}, peaks={"device": 7}, device_limit_bytes=9),
+        usage("0", 50, 100, 50, moved={"device_to_host": Moved(6)}, peaks={"device": 3}, device_limit_bytes=9),
+        usage("1", 0, 100, 0),
         WorkerFacts(name="cpu0", begin_s=0, end_s=100, busy_s=0),
     ]
-    usage = sum_up(lives, 110, 600)
-    assert (usage.gpus, usage.workers, usage.restarts) == (2, 3, 1)
-    assert (usage.gpu_s, usage.idle_gpu_s) == (190, 120)
-    assert usage.busy_share == pytest.approx(70 / 190)
-    assert usage.moved_bytes["device_to_host"] == 11
-    assert (usage.peak_bytes["device"], usage.limit_bytes["device"]) == (7, 9)
+    summary = sum_up(usages, 110, 600)
+    assert (summary.gpus, summary.workers, summary.restarts) == (2, 3, 1)
+    assert (summary.gpu_s, summary.idle_gpu_s) == (190, 120)
+    assert summary.busy_share == pytest.approx(70 / 190)
+    assert summary.moved_bytes["device_to_host"] == 11
+    assert (summary.peak_bytes["device"], summary.limit_bytes["device"]) == (7, 9)
     assert sum_up([], 1).busy_share is None
 
 
 def test_workers_that_share_a_gpu_hold_it_once() -> None:
-    shared = [replace(life(name, 0, 10, 8), gpu="GPU-0") for name in "ab"]
-    usage = sum_up(shared, 10)
-    assert (usage.gpus, usage.gpu_s, usage.idle_gpu_s) == (1, 10, 0)
+    shared = [replace(usage(name, 0, 10, 8), gpu="GPU-0") for name in "ab"]
+    summary = sum_up(shared, 10)
+    assert (summary.gpus, summary.gpu_s, summary.idle_gpu_s) == (1, 10, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda x: (min(x), max(x)))))
