@@ -24,7 +24,7 @@ from distributed.comm.core import FatalCommClosedError
 from distributed.core import rpc
 from distributed.security import Security
 
-from hpcgpu.deploy import network
+from hpcgpu.deploy.network import protocol
 from hpcgpu.errors import HpcGpuError, LaunchError, TrustError
 from hpcgpu.host import private
 
@@ -235,7 +235,7 @@ async def connect_first(addresses: Sequence[str], security: Security, deadline_s
 
 async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Route | _Failure:
     await asyncio.sleep(delay_s)
-    network.prepare(address)
+    protocol.prepare(address)
     try:
         # connect() has no limit of its own for Dask's handshake, which comes after that of TLS
         async with asyncio.timeout(deadline_s):
