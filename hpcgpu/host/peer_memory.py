@@ -72,8 +72,10 @@ def read(pid: int, spans: Spans) -> None:
 
 
 def are_readable(spans: Sequence[tuple[int, int]]) -> bool:
-    """Return whether other processes can read all spans (address and size) of this process's memory."""
-    # Pages of a driver (VM_PFNMAP), and of a file that was cut off, fail for each reader, so also for this process.
+    """Return whether all processes, as this one, can read all spans (address, size) of this process's memory.
+
+    Not pages of a driver (VM_PFNMAP), and of a file that was cut off. Each span is read at both ends.
+    """
     into = ctypes.create_string_buffer(2 * _MOST_SPANS)
     for i in range(0, len(spans), _MOST_SPANS):
         part = spans[i : i + _MOST_SPANS]

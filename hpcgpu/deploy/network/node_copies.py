@@ -85,9 +85,11 @@ def _in_locked_pages(frame: Any) -> bool:
 
 
 def _readable(frame: memoryview) -> memoryview:
-    """Return the frame, or a copy if it is in page-locked memory that other processes cannot read."""
-    # NVIDIA's kernel module 525.89 maps host memory as VM_IO, which the kernel copies for no one; 570.124 and 575.64 do
-    # not (nvidia/nv-mmap.c). A copy takes a fifth of the CPU time of TLS.
+    """Return the frame, or a copy if it is in page-locked memory that other processes cannot read.
+
+    NVIDIA's kernel module 525.89 maps host memory as VM_IO, which the kernel copies for no one; 570.124 and 575.64 do
+    not (nvidia/nv-mmap.c). A copy takes a fifth of the CPU time of TLS.
+    """
     if not _in_locked_pages(frame) or peer_memory.are_readable([(framing.address_of(frame), frame.nbytes)]):
         return frame
     out = this_process.allocate(frame.nbytes)
