@@ -17,7 +17,7 @@ import hashlib
 import os
 import secrets
 import struct
-import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,9 +72,9 @@ def read(pid: int, spans: Spans) -> None:
 
 
 def are_readable(spans: Sequence[tuple[int, int]]) -> bool:
-    """Return whether other processes can read all spans (address and size) of this process's memory.
+    """Return whether all processes, as this one, can read all spans (address, size) of this process's memory.
 
-    Pages of a driver (VM_PFNMAP), and of a file that was cut off, fail for each reader, so also for this process.
+    Not pages of a driver (VM_PFNMAP), and of a file that was cut off. Each span is read at both ends.
     """
     into = ctypes.create_string_buffer(2 * _MOST_SPANS)
     for i in range(0, len(spans), _MOST_SPANS):
@@ -172,18 +172,22 @@ def allow(pid: int) -> None:
 
 
 class Slots:
-    """Memory that is never freed, for the answers of connections; for any thread."""
+    """Memory that is never freed, for the answers of connections; for any thread, finalizer and forked child.
+
+    So there is no lock: the garbage collector may free a slot while its thread takes one, and a fork copies a held one.
+    """
 
     def __init__(self, count: int = 4096) -> None:  # one connection more lends nothing
         self._memory = ctypes.create_string_buffer(count * CHALLENGE_BYTES)
         start = ctypes.addressof(self._memory)
-        self._free = [start + i * CHALLENGE_BYTES for i in range(count)]
-        self._lock = threading.Lock()
+        self._free = deque(start + i * CHALLENGE_BYTES for i in range(count))
 
     def take(self) -> int:
         """Return the address of a free slot; 0 if all are in use."""
-        with self._lock:
-            return self._free.pop() if self._free else 0
+        try:
+            return self._free.pop()
+        except IndexError:
+            return 0
 
     def write(self, slot: int, answer: bytes) -> None:
         """Write an answer: from now on the peer may read what is lent."""
@@ -192,5 +196,4 @@ class Slots:
     def free(self, slot: int) -> None:
         """Clear a slot: from now on what was lent may change."""
         ctypes.memset(slot, 0, CHALLENGE_BYTES)
-        with self._lock:
-            self._free.append(slot)
+        self._free.append(slot)

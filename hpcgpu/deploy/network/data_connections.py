@@ -83,6 +83,7 @@ class Channel:
         # a number for each record, and another one for each side's
         self._sent, self._received = itertools.count(dials, 2), itertools.count(not dials, 2)
         self._sending, self._receiving = asyncio.Lock(), asyncio.Lock()
+        self._pid = os.getpid()
 
     def send(self, part: Iterable[memoryview]) -> Future[None]:
         """Send bytes, which must stay as they are until the peer has them."""
@@ -93,7 +94,10 @@ class Channel:
         return self._start(self._receive(part))
 
     def close(self) -> None:
-        """Let all fail that has not been moved, and close."""
+        """Let all fail that has not been moved, and close; in a forked child close its copy alone."""
+        if os.getpid() != self._pid:
+            self.socket.close()
+            return
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self._start(self._close())
@@ -101,8 +105,8 @@ class Channel:
     def _start(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    @functools.cached_property
-    def _cipher(self) -> Any:  # cryptography's AESGCM
+    @property
+    def _cipher(self) -> Any:  # cryptography's AESGCM; 2 us, where a cached property has a lock, which a fork may copy
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 60 ms, here in a thread
 
         return AESGCM(self._key)
@@ -135,10 +139,10 @@ class Channel:
 
     def _sealed(self, record: memoryview, buffer: memoryview) -> memoryview:
         nonce, sealed = next(self._sent).to_bytes(12, "little"), buffer[: record.nbytes + _TAG_BYTES]
-        if hasattr(self._cipher, "encrypt_into"):  # from cryptography 47 on
-            self._cipher.encrypt_into(nonce, record, None, sealed)
+        if hasattr(cipher := self._cipher, "encrypt_into"):  # from cryptography 47 on
+            cipher.encrypt_into(nonce, record, None, sealed)
         else:
-            sealed[:] = self._cipher.encrypt(nonce, record, None)
+            sealed[:] = cipher.encrypt(nonce, record, None)
         return sealed
 
     def _open(self, sealed: memoryview, record: memoryview) -> None:
@@ -146,10 +150,10 @@ class Channel:
 
         nonce = next(self._received).to_bytes(12, "little")
         try:
-            if hasattr(self._cipher, "decrypt_into"):
-                self._cipher.decrypt_into(nonce, sealed, None, record)
+            if hasattr(cipher := self._cipher, "decrypt_into"):
+                cipher.decrypt_into(nonce, sealed, None, record)
             else:
-                record[:] = self._cipher.decrypt(nonce, sealed, None)
+                record[:] = cipher.decrypt(nonce, sealed, None)
         except InvalidTag as e:
             raise ConnectionAbortedError("bytes of a large frame were changed on their way") from e
 

@@ -8,6 +8,7 @@ address and a size for each frame of a message. Frames without an address follow
 from __future__ import annotations
 
 import itertools
+import operator
 import struct
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
@@ -63,12 +64,12 @@ def address_of(frame: memoryview) -> int:
     return int(np.frombuffer(frame, np.uint8).__array_interface__["data"][0])
 
 
-def _lent_items(frames: list[memoryview]) -> list[tuple[int, int]]:
-    """Return address and size of each frame; the address is 0 if it is small, or other processes cannot read it."""
-    items = [(address_of(f) if f.nbytes >= SMALL_BYTES else 0, f.nbytes) for f in frames]
-    if peer_memory.are_readable([item for item in items if item[0]]):  # in few calls
-        return items
-    return [item if item[0] and peer_memory.are_readable([item]) else (0, item[1]) for item in items]
+def _readable_addresses(frames: list[memoryview]) -> list[int]:
+    """Return where each frame is; 0 if it is small, or other processes cannot read it."""
+    spans = {i: (address_of(f), f.nbytes) for i, f in enumerate(frames) if f.nbytes >= SMALL_BYTES}
+    if not peer_memory.are_readable(list(spans.values())):  # in few calls
+        spans = {i: span for i, span in spans.items() if peer_memory.are_readable([span])}
+    return [spans[i][0] if i in spans else 0 for i in range(len(frames))]
 
 
 def word(kind: Word, value: int = 0) -> bytes:
@@ -99,16 +100,16 @@ Layout = tuple[Word, list[memoryview], list[memoryview | bytes], int]
 
 def layout(way: Word, frames: list[memoryview]) -> Layout:
     """Return how a message of these frames goes, if large ones may go in such a way."""
-    items = [(0, f.nbytes) for f in frames]
+    addresses, sizes = [0] * len(frames), [f.nbytes for f in frames]
     if way == Word.LENT:
-        items = _lent_items(frames)
-    elif way == Word.CUT and sum(n for _, n in items if n >= SMALL_BYTES) >= CUT_BYTES:
-        items = [(1 if n >= SMALL_BYTES else 0, n) for _, n in items]
-    large = [f for f, item in zip(frames, items, strict=True) if item[0]]
+        addresses = _readable_addresses(frames)
+    elif way == Word.CUT and sum(n for n in sizes if n >= SMALL_BYTES) >= CUT_BYTES:
+        addresses = [int(n >= SMALL_BYTES) for n in sizes]
+    large = list(itertools.compress(frames, addresses))
     way = way if large else Word.INLINE
-    inline = (f for f, item in zip(frames, items, strict=True) if not item[0])
-    pieces = [word(way, len(items)), *_pieces(itertools.chain([np.array(items, np.uint64).data.cast("B")], inline))]
-    return way, large, pieces, sum(f.nbytes for f in frames)
+    inline = itertools.compress(frames, map(operator.not_, addresses))
+    table = memoryview(np.array([addresses, sizes], np.uint64).T.tobytes())
+    return way, large, [word(way, len(sizes)), *_pieces(itertools.chain([table], inline))], sum(sizes)
 
 
 def write_in_turns(stream: IOStream) -> None:

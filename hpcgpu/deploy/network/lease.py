@@ -109,8 +109,7 @@ def touch(folder: Path) -> None:
 
 
 def renew(folder: Path) -> None:
-    """Renew the lease, every few seconds; raise FileNotFoundError if lease or folder is gone."""
-    # It makes no file: the folder may be about to go, and would stay for it.
+    """Renew the lease, every few seconds; make no file, but raise FileNotFoundError if lease or folder is gone."""
     os.utime(folder / _LEASE)
 
 

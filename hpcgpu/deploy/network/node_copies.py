@@ -21,9 +21,9 @@ import logging
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from ssl import SSLError, SSLSocket
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from distributed.comm import tcp
@@ -31,6 +31,7 @@ from distributed.comm.core import CommClosedError, connect
 from distributed.comm.utils import from_frames, to_frames
 from distributed.protocol.utils import pack_frames_prelude, unpack_frames
 from distributed.utils import ensure_memoryview
+from distributed.utils import nbytes as nbytes_of
 from tornado.gen import coroutine
 from tornado.iostream import IOStream, StreamClosedError
 
@@ -43,6 +44,7 @@ from hpcgpu.host.peer_memory import Identity, Spans
 
 logger = logging.getLogger("distributed.hpcgpu")
 KEY, DATA_KEY = "hpcgpu-memory-3", "hpcgpu-data-3"  # in the handshake; before 2026-11-29 with 2
+PACKED = Word.PACKED.value  # Python 3.11 takes 0.1 us for each attribute of an Enum
 LOOP_BYTES = 512 * 1024  # at most so much is copied on the event loop, in about 0.1 ms; a thread costs as much
 PART_BYTES = 4 << 20  # at least so much is copied by each of several threads
 _LENT_S = 30.0  # after a close; as long as distributed's connection outlives a silent peer
@@ -85,9 +87,11 @@ def _in_locked_pages(frame: Any) -> bool:
 
 
 def _readable(frame: memoryview) -> memoryview:
-    """Return the frame, or a copy if it is in page-locked memory that other processes cannot read."""
-    # NVIDIA's kernel module 525.89 maps host memory as VM_IO, which the kernel copies for no one; 570.124 and 575.64 do
-    # not (nvidia/nv-mmap.c). A copy takes a fifth of the CPU time of TLS.
+    """Return the frame, or a copy if it is in page-locked memory that other processes cannot read.
+
+    NVIDIA's kernel module 525.89 maps host memory as VM_IO, which the kernel copies for no one; 570.124 and 575.64 do
+    not (nvidia/nv-mmap.c). A copy takes a fifth of the CPU time of TLS.
+    """
     if not _in_locked_pages(frame) or peer_memory.are_readable([(framing.address_of(frame), frame.nbytes)]):
         return frame
     out = this_process.allocate(frame.nbytes)
@@ -205,20 +209,20 @@ class NodeTCP(tcp.TCP):
                 lender.peer, lender.answer = peer, peer_memory.answer_to(here.challenge, *reversed(ends))
                 _slots.write(lender.slot, peer_memory.answer_to(peer.challenge, *ends))
                 self._expected |= {Word.ANSWER, Word.GRANT, Word.REFUSE}
-                with self._ending_by_errors():
-                    self.stream.write(framing.word(Word.ANSWER))
-                self._greeting = supervise.start(self._greet, "a greeting within the node", lambda _: self.abort())
+                greet = functools.partial(self._greet, self.stream)
+                self._greeting = supervise.start(greet, "a greeting within the node", lambda _: self.abort())
         if not lender.peer:
             lender.hide()
         return tcp.TCP.handshake_configuration(local, remote)
 
-    async def _greet(self) -> None:
-        """Read the peer's first words: the answer to the challenge, then whether it grants."""
-        with contextlib.suppress(CommClosedError), self._ending_by_errors():  # who reads or writes sees the end
+    async def _greet(self, stream: IOStream) -> None:
+        """Answer, then read the peer's first words: the answer to the challenge, and whether it grants."""
+        with contextlib.suppress(OSError):  # who reads or writes sees the end
+            stream.write(framing.word(Word.ANSWER))
             async with self._reading:
                 while self._expected & {Word.ANSWER, Word.GRANT}:
                     if await self._step() is not None:
-                        raise OSError("its first words are no answer, and neither a grant nor a refusal")
+                        self._fail(OSError("its first words are no answer, and neither a grant nor a refusal"))
 
     def closed(self) -> bool:
         """Return whether this side or the peer has closed it; the scheduler asks for each pair of workers."""
@@ -230,14 +234,14 @@ class NodeTCP(tcp.TCP):
             await asyncio.wait([self._greeting])
         if self._is_over or (stream := self.stream) is None:
             raise CommClosedError
-        if Word.PACKED not in self._expected:
+        if PACKED not in self._expected:
             return int(await super().write(msg, serializers=serializers, on_error=on_error))
         info = {"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options}
         options = {"serializers": serializers, "on_error": on_error, "frame_split_size": 1 << 62}  # none is split
         frames = await to_frames(msg, allow_offload=self.allow_offload, context=info, **options)
-        with self._ending_by_errors():
+        try:
             few = len(frames) <= LOOP_FRAMES
-            if few and (nbytes := sum(memoryview(f).nbytes for f in frames)) < THRESHOLD_BYTES:
+            if few and (nbytes := sum(map(nbytes_of, frames))) < THRESHOLD_BYTES:
                 prelude = pack_frames_prelude(frames)
                 stream.write(b"".join((framing.word(Word.PACKED, nbytes + len(prelude)), prelude, *frames)))
                 return nbytes
@@ -245,7 +249,7 @@ class NodeTCP(tcp.TCP):
             is_quick = few and not (way == Word.LENT and any(map(_in_locked_pages, frames)))
             way, large, pieces, nbytes = _layout(way, frames) if is_quick else await in_thread(_layout, way, frames)
             if self.closed():
-                raise CommClosedError
+                self._fail(CommClosedError())
             if large:
                 self._lender.frames.append(large)
             for piece in pieces:  # at once, so nothing comes between: as distributed does (2025.4 to 2026.8.0)
@@ -256,6 +260,8 @@ class NodeTCP(tcp.TCP):
                 self._lender.data.send([(0, f) for f in large]).add_done_callback(self._after_sending)
             if way == Word.INLINE and nbytes >= CUT_BYTES and not self._lender.granted:
                 self._want_data(stream)
+        except BaseException as e:
+            self._fail(e)
         return nbytes
 
     def _after_sending(self, sent: asyncio.Future[None]) -> None:
@@ -279,14 +285,11 @@ class NodeTCP(tcp.TCP):
     async def _dial(self, stream: IOStream, token: str, count: int) -> None:
         """Make data connections; where that fails, large frames go on by this connection."""
         count = await self._count_in_pool(count)
-        options: dict[str, Any] = {}
-        if context := getattr(stream.socket, "context", None):
-            name = stream.socket.server_hostname
-            options = {"ssl_context": context, **({"server_hostname": name} if name else {})}
-        dialed = []
-        for i in range(count):
-            terms = {"of": token, "number": i, "count": count, "key": secrets.token_bytes(KEY_BYTES)}
-            dialed.append(connect(self.peer_address, handshake_overrides={DATA_KEY: terms}, **options))
+        tls = {"ssl_context": "context", "server_hostname": "server_hostname"}
+        options = {name: value for name, of in tls.items() if (value := getattr(stream.socket, of, None))}
+        common = {"of": token, "count": count}
+        terms = [{**common, "number": i, "key": secrets.token_bytes(KEY_BYTES)} for i in range(count)]
+        dialed = (connect(self.peer_address, handshake_overrides={DATA_KEY: each}, **options) for each in terms)
         comms = await asyncio.gather(*dialed, return_exceptions=True)
         made = [comm for comm in comms if isinstance(comm, NodeTCP)]
         if count and len(made) == count and not self.closed():
@@ -362,19 +365,25 @@ class NodeTCP(tcp.TCP):
 
     async def _next(self) -> list[Any] | None:
         """Read a word, and the message that it begins; None if it begins none."""
-        with self._ending_by_errors():
-            async with self._reading:
-                return await self._step()
+        async with self._reading:
+            return await self._step()
 
     async def _step(self) -> list[Any] | None:
         if (stream := self.stream) is None or (self._is_over and not self._lender.frames):
             raise CommClosedError
-        (word,) = framing.WORD.unpack(await stream.read_bytes(framing.WORD.size))
-        return await self._receive(stream, word >> 56, word & framing.VALUE)
+        try:
+            (word,) = framing.WORD.unpack(await stream.read_bytes(framing.WORD.size))
+            kind, value = word >> 56, word & framing.VALUE
+            if kind == PACKED and kind in self._expected and value < 2 * THRESHOLD_BYTES:  # as most
+                frames = unpack_frames(await stream.read_bytes(value))
+                return [memoryview(bytearray(f)) for f in frames]  # each can be freed alone
+            return await self._receive(stream, kind, value)
+        except BaseException as e:
+            self._fail(e)
 
     async def _receive(self, stream: IOStream, kind: int, value: int) -> list[Any] | None:
         """Return the frames of a message; None for a word that is no message."""
-        if kind not in self._expected or (kind == Word.RETURN and not self._lender.frames):
+        if kind not in self._expected - {PACKED} or (kind == Word.RETURN and not self._lender.frames):
             raise OSError(f"a word of kind {kind} with {value}")
         word = Word(kind)
         over, coming = framing.AFTER.get(word, ((), ()))
@@ -382,8 +391,6 @@ class NodeTCP(tcp.TCP):
         if word == Word.PLAIN:
             frames, sizes = unpack_frames(await tcp.read_bytes_rw(stream, value), partial=True)
             return [*frames, *[await tcp.read_bytes_rw(stream, nbytes) for nbytes in sizes]]
-        if word == Word.PACKED:  # copied, so each frame can be freed alone
-            return [memoryview(bytearray(f)) for f in unpack_frames(await tcp.read_bytes_rw(stream, value))]
         if word in (Word.INLINE, Word.LENT, Word.CUT):
             return await self._take(stream, word, value)
         if word == Word.ANSWER:
@@ -434,24 +441,16 @@ class NodeTCP(tcp.TCP):
         stream.write(framing.word(Word.RETURN))
         return frames
 
-    @contextlib.contextmanager
-    def _ending_by_errors(self) -> Iterator[None]:
+    def _fail(self, e: BaseException) -> NoReturn:
         """End the connection by an error inside: it is not known how much of a message the stream has had."""
-        try:
-            yield
-        except (StreamClosedError, SSLError) as e:
-            self.abort()
+        self.abort()
+        if isinstance(e, (StreamClosedError, SSLError)):
             tcp.convert_stream_closed_error(self, e)
-        except OSError as e:
-            self.abort()
-            if e.errno == errno.ENOMEM:  # Dask would take the peer for dead, and ask again and again
-                raise MemoryError(str(e)) from e
-            if isinstance(e, CommClosedError):
-                raise
+        if isinstance(e, OSError) and e.errno == errno.ENOMEM:  # Dask would take the peer for dead, and ask without end
+            raise MemoryError(str(e)) from e
+        if isinstance(e, OSError) and not isinstance(e, CommClosedError):
             raise CommClosedError(f"in {self}: a message of the peer cannot be read: {e}") from e
-        except BaseException:
-            self.abort()
-            raise
+        raise e
 
     @coroutine  # it begins without being awaited, as distributed's
     def close(self) -> Any:

@@ -24,7 +24,7 @@ from distributed.comm.core import FatalCommClosedError
 from distributed.core import rpc
 from distributed.security import Security
 
-from hpcgpu.deploy import network
+from hpcgpu.deploy.network import protocol
 from hpcgpu.errors import HpcGpuError, LaunchError, TrustError
 from hpcgpu.host import private
 
@@ -50,13 +50,12 @@ class Certificate:
 
     @classmethod
     def make(cls, now: datetime.datetime | None = None) -> Certificate:
-        """Make an EC P-256 certificate: 0.3 ms, where Security.temporary() takes 79 ms for RSA 2048."""
-        # It is valid from a day before now, which has a time zone, for 10 years.
+        """Make an EC P-256 certificate, valid for 10 years from a day before ``now`` (with a time zone)."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = ec.generate_private_key(ec.SECP256R1())  # 0.3 ms; RSA 2048 of Security.temporary() takes 79 ms
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
         now = now or datetime.datetime.now(datetime.UTC)
         cert = (
@@ -235,7 +234,7 @@ async def connect_first(addresses: Sequence[str], security: Security, deadline_s
 
 async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[str, object]) -> Route | _Failure:
     await asyncio.sleep(delay_s)
-    network.prepare(address)
+    protocol.prepare(address)
     try:
         # connect() has no limit of its own for Dask's handshake, which comes after that of TLS
         async with asyncio.timeout(deadline_s):
@@ -308,9 +307,10 @@ def make_folder(home: Path) -> Path:
 
 
 def publish(folder: Path, content: SchedulerFile) -> None:
-    """Write the file with the folder's nonce; called by rank 0."""
-    # Its restart_count is at least one more than that of the life before: PBS reruns a job under its id, and no
-    # variable shows it.
+    """Write the file with the folder's nonce; called by rank 0.
+
+    Its ``restart_count`` is at least one more than that of the life before: no variable shows that PBS reruns a job.
+    """
     life = folder / _LIFE
     count = max(content.restart_count, int(life.read_text()) + 1 if life.exists() else 0)
     private.write(life, str(count))
@@ -319,8 +319,7 @@ def publish(folder: Path, content: SchedulerFile) -> None:
 
 
 def retract(folder: Path, *, forever: bool) -> None:
-    """Remove secrets at the end of the job: a client that was killed cannot do it."""
-    # forever: the client is gone. Otherwise the nonce stays: a requeued job publishes again.
+    """Remove secrets at the end of the job, the nonce only if the client is gone ``forever``: a requeue needs it."""
     for name in (_FILE, _NONCE) if forever else (_FILE,):
         (folder / name).unlink(missing_ok=True)
 
@@ -344,8 +343,7 @@ def read(folder: Path) -> SchedulerFile | None:
     Raises OSError if the folder is gone, HpcGpuError if others may change the file, TrustError if another run or
     another version of hpcgpu has written it (with the path to the wrong value).
     """
-    # a listing makes NFS ask the server; its cache may answer for a single name
-    if _FILE not in {p.name for p in folder.iterdir()}:
+    if _FILE not in {p.name for p in folder.iterdir()}:  # NFS's cache may answer for a single name
         return None
     import msgspec  # 10 to 30 ms, which the scheduler need not pay: it only writes the file
 

@@ -391,15 +391,18 @@ def channels(count: int, key: bytes = b"") -> Iterator[list[tuple[Channel, Chann
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_moves_frames_by_threads_of_its_own() -> None:
-    with channels(1):
+    with channels(1) as [(here, there)]:
         pid = os.fork()
         if not pid:
             with contextlib.suppress(BaseException), channels(1) as [(one, other)]:
+                here.close()  # as the garbage collector may: it stays open in the parent
                 one.send([memoryview(b"bytes")])
                 other.receive([out := memoryview(bytearray(5))]).result(10)
                 os._exit(out != b"bytes")
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        here.send([memoryview(b"bytes")])
+        there.receive([memoryview(bytearray(5))]).result(10)
 
 
 async def test_what_moves_when_data_connections_are_closed_fails(caplog: pytest.LogCaptureFixture) -> None:

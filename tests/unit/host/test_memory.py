@@ -7,8 +7,10 @@ import errno
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,32 @@ def test_copy_fails_for_bytes_that_were_given_up() -> None:
         peer.copy(spans, answer)
     assert caught.value.errno == errno.ESTALE
     assert slots.take() == first
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_slots_are_taken_in_a_child_forked_at_any_time() -> None:
+    slots, over, interval_s = Slots(), threading.Event(), sys.getswitchinterval()
+
+    def use() -> None:
+        while not over.is_set():
+            slots.free(slots.take())
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    sys.setswitchinterval(1e-4)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(80):
+            if not (pid := os.fork()):
+                signal.alarm(20)  # ends a child that waits
+                slots.free(slots.take())
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval_s)
 
 
 @pytest.mark.parametrize(("most", "count"), [(1 << 30, 3000), (7, 50)])
