@@ -23,7 +23,7 @@ from distributed.core import CommClosedError
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.http.utils import get_handlers
 from distributed.versions import get_versions
-from tornado.web import RequestHandler
+from tornado.web import RequestHandler, stream_request_body
 
 from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
@@ -184,6 +184,7 @@ def add_page(scheduler: Scheduler, dashboard: Any) -> None:
         pages.insert(pages.index("workers") + 1, _PAGE)
 
 
+@stream_request_body  # tornado collects the body of any other request, up to 100 MB, before the handler is asked
 class _PlainText(RequestHandler):
     """A page of plain text, for each method of HTTP; ``text`` may be a function that returns it."""
 
@@ -198,6 +199,9 @@ class _PlainText(RequestHandler):
         self.set_status(self._status)
         self.set_header("Content-Type", self._content_type)
         self.finish(self._text if isinstance(self._text, str) else self._text())
+
+    def data_received(self, chunk: bytes) -> None:
+        """Drop a part of the request's body; tornado calls this."""
 
 
 # Shorter than rank 0 waits: the log shows where the process hangs.
