@@ -291,7 +291,7 @@ class Rank0Leader(Leader):
         return f"; dashboard: its address is in {path}"
 
     async def _run_script(self, address: str) -> int:
-        found_by = await supervise.to_thread(self._client_env, address)
+        found_by, kills = await supervise.to_thread(self._client_env, address), oom_kills()
         self._script = await asyncio.create_subprocess_exec(
             sys.executable,
             *self.context.run.script,
@@ -301,6 +301,8 @@ class Rank0Leader(Leader):
             preexec_fn=functools.partial(process.die_with_parent, os.getpid(), signal.SIGTERM),
         )
         code = await self._script.wait()
+        if code < 0 and code not in (-signal.SIGINT, -signal.SIGTERM):  # of a user, or a batch system
+            log.say(f"the script {format_exit(code, kills)}")
         return 128 - code if code < 0 else code
 
     def _client_env(self, address: str) -> dict[str, str]:

@@ -211,7 +211,7 @@ def plan_ranks(
     variables = (*(variables if world.nodes > 1 else ()), *memory)
     rank_argv = ("env", *variables, *argv) if variables else argv
     if len(hosts) > 1 or (document and allocation.batch != "local"):
-        rank_argv = (*environment.rank_shell(os.environ if len(hosts) > 1 else {}), *rank_argv)
+        rank_argv = (*environment.rank_shell(os.environ, gives_gpus=len(hosts) > 1), *rank_argv)
     return launchers.plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
 
 

@@ -83,7 +83,8 @@ def format_exit(code: int, kills: int, proc: Path = _PROC) -> str:
 
 def _folders(proc: Path) -> Iterator[tuple[str, Path]]:
     """Yield the kind and folder of the process's own memory cgroup and of those above it."""
-    mounts = _MOUNT.findall(text_of(proc / "self" / "mountinfo"))
+    # of several mounts on one point the last one hides the others: of its outside, in a namespace
+    mounts = {mount[1]: mount for mount in _MOUNT.findall(text_of(proc / "self" / "mountinfo"))}.values()
     for line in text_of(proc / "self" / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         kind = "cgroup2" if number == "0" else "cgroup"

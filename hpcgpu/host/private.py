@@ -43,8 +43,8 @@ def write(path: Path, text: str) -> None:
     """Write a file atomically: a reader sees all of it or nothing."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as f:
-            f.write(text)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as f:
+            f.write(os.fsencode(text))
             f.flush()
             os.fsync(f.fileno())
         part.replace(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import struct
 import sys
 from collections.abc import Awaitable, Callable
@@ -18,7 +17,39 @@ from hpcgpu import supervise
 
 _HEAD = struct.Struct("!II")
 _CHUNK_BYTES = 1 << 16
+# A client or browser sends at once. Neighbours who send nothing may not keep all descriptors of this process.
+_FIRST_BYTES_S = 10.0
+_MOST_WAITING = 64
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Newcomers:
+    """Accepted connections that have sent nothing yet: they have 10 s, and the oldest of more than 64 is closed."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+
+    async def first(self, writer: asyncio.StreamWriter, read: Awaitable[bytes]) -> bytes:
+        """Return what ``read`` returns, the first bytes of a connection; b"" if none come."""
+        self._waiting[writer] = None
+        if len(self._waiting) > _MOST_WAITING:
+            self._end(next(iter(self._waiting)))
+        try:
+            async with asyncio.timeout(_FIRST_BYTES_S):
+                return await read
+        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
+            return b""
+        finally:
+            self._waiting.pop(writer, None)
+
+    def close(self) -> None:
+        """End all of them."""
+        for writer in tuple(self._waiting):
+            self._end(writer)
+
+    def _end(self, writer: asyncio.StreamWriter) -> None:
+        del self._waiting[writer]
+        writer.transport.abort()
 
 
 class Mux:
@@ -31,14 +62,19 @@ class Mux:
         connect: Callable[[], Awaitable[Streams]] | None = None,
     ) -> None:
         self._reader, self._writer, self._connect = reader, writer, connect
-        self._numbers = itertools.count()
+        self._next = 0  # the number of the next connection: none has a number twice
+        self._newcomers = Newcomers()
         self._open: dict[int, asyncio.StreamWriter] = {}
         self._pumps: set[asyncio.Task[None]] = set()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a connection that was accepted here, until it ends."""
-        number = next(self._numbers)
+        if not (first := await self._newcomers.first(writer, reader.read(_CHUNK_BYTES))):
+            writer.close()
+            return
+        number, self._next = self._next, self._next + 1
         self._open[number] = writer
+        self._send(number, first)
         await self._pump(number, reader)
 
     async def run(self) -> None:
@@ -49,13 +85,15 @@ class Mux:
                     number, length = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
                     await self._take(number, await self._reader.readexactly(length))
         finally:  # whatever ended it: no connection may wait for an answer
+            self._newcomers.close()
             for writer in self._open.values():
                 writer.close()
 
     async def _take(self, number: int, data: bytes) -> None:
         if number not in self._open:
-            if self._connect is None or not data:
-                return
+            if self._connect is None or number < self._next:
+                return  # it has ended here, which the other end does not know yet
+            self._next = number + 1
             try:
                 reader, self._open[number] = await self._connect()
             except OSError:

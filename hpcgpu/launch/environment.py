@@ -174,16 +174,19 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name, value in environ.items() if is_common(name, value)))
 
 
-def rank_shell(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the first words of a rank's command, a shell that gives it the script's GPUs if its task has none.
+def rank_shell(environ: Mapping[str, str], *, gives_gpus: bool) -> tuple[str, ...]:
+    """Return the first words of a rank's command, a shell; it may give it the script's GPUs if its task has none.
 
     A hook may number each node's GPUs for this job (2 on one, 0 on the other); a user's numbers are for all nodes.
     UUIDs are those of the first node.
     """
     numbers = {name: environ[name] for name in _DEVICE_VARIABLES if _NUMBERS.fullmatch(environ.get(name, "no numbers"))}
-    line = "".join(f'export {name}="${{{name}-{value}}}"; ' for name, value in numbers.items())
+    exports = (f'export {name}="${{{name}-{value}}}"; ' for name, value in numbers.items())
+    line = "".join(exports) if gives_gpus else ""
     # Slurm's warning may come up to 60 s early (sbatch(1), --signal), while Python and the package are being imported.
-    return ("/bin/sh", "-c", f"trap '' USR1; {line}exec \"$@\"", "sh")
+    # Functions that bash exports, as Lmod's module, are lost in Debian's sh; -p hands them on unread.
+    shell = ("bash", "-p") if any(name.startswith("BASH_FUNC_") for name in environ) else ("/bin/sh",)
+    return (*shell, "-c", f"trap '' USR1; {line}exec \"$@\"", "sh")
 
 
 def inherited_variables(environ: Mapping[str, str]) -> frozenset[str]:

@@ -23,15 +23,12 @@ from distributed.utils import format_dashboard_link
 from hpcgpu import supervise
 from hpcgpu.errors import message_of
 from hpcgpu.host import log, private
-from hpcgpu.host.relay import Mux
+from hpcgpu.host.relay import Mux, Newcomers
 
 # The scheduler's handler; hpcgpu.deploy.processes.dashboard_http serves it.
 HANDLER = "hpcgpu_dashboard"
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
-# A browser sends its first line at once. Neighbours who send none may not keep all descriptors of this process.
-_FIRST_LINE_S = 10.0
-_MOST_WAITING = 64
 _NEXT_PORTS = 100
 _DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
 # People come here by the link of distributed's Client, which has no secret.
@@ -59,7 +56,7 @@ class Forwarder:
     def __init__(self, connect: Connect, secret: Callable[[], str]) -> None:
         self._connect, self._secret = connect, secret
         self._carrying: set[asyncio.Task[Any]] = set()
-        self._waiting: dict[asyncio.StreamWriter, None] = {}  # for a first line, the oldest first
+        self._newcomers = Newcomers()
 
     async def listen(self, port: int = 0) -> Self:
         """Listen on ``port`` of loopback; if it is taken, on the next free port, which is logged."""
@@ -82,20 +79,8 @@ class Forwarder:
         task = asyncio.current_task()
         assert task
         self._carrying.add(task)
-        self._waiting[writer] = None
-        if len(self._waiting) > _MOST_WAITING:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            oldest.transport.abort()
         try:
-            async with asyncio.timeout(_FIRST_LINE_S):
-                first = await reader.readuntil(b"\n")
-        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
-            first = b""
-        finally:
-            self._waiting.pop(writer, None)
-        try:
-            if first:
+            if first := await self._newcomers.first(writer, reader.readuntil(b"\n")):
                 await self._answer(first, reader, writer)
         except (OSError, asyncio.CancelledError):
             pass  # the browser has gone, or this end closes: no reader is left

@@ -9,7 +9,7 @@ from typing import Any
 import dask
 from distributed import Scheduler
 from distributed.http.utils import get_handlers
-from tornado.web import RequestHandler
+from tornado.web import RequestHandler, stream_request_body
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.dashboard.usage import UsagePlugin
@@ -75,6 +75,7 @@ def add_page(scheduler: Scheduler, dashboard: Any) -> None:
         pages.insert(pages.index("workers") + 1, _PAGE)
 
 
+@stream_request_body  # tornado collects the body of any other request, up to 100 MB, before the handler is asked
 class _PlainText(RequestHandler):
     """A page of plain text, for each method of HTTP; ``text`` may be a function that returns it."""
 
@@ -89,3 +90,6 @@ class _PlainText(RequestHandler):
         self.set_status(self._status)
         self.set_header("Content-Type", self._content_type)
         self.finish(self._text if isinstance(self._text, str) else self._text())
+
+    def data_received(self, chunk: bytes) -> None:
+        """Drop a part of the request's body; tornado calls this."""

@@ -102,6 +102,21 @@ def test_without_the_secret_there_is_nothing(cluster: LocalGPUCluster) -> None:
         assert said.endswith(b'the log of the run names: "dashboard: its address is in FILE".\n')
 
 
+def test_a_body_without_the_secret_takes_no_memory(cluster: LocalGPUCluster) -> None:
+    """Of many connections of a neighbour, each would cost tornado's 100 MB."""
+    with Client(cluster) as client:
+        status = Path(f"/proc/{client.run_on_scheduler(os.getpid)}/status")
+    peaks_kb = []
+    for body in (b"", bytes(90_000_000)):
+        head = f"POST /status HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        where = ("127.0.0.1", cluster.scheduler_info["services"]["dashboard"])
+        with socket.create_connection(where, timeout=scaled(60)) as sock, contextlib.suppress(ConnectionError):
+            sock.sendall(head.encode() + body)
+            assert sock.recv(100).startswith(b"HTTP/1.1 404")
+        peaks_kb.append(int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]))
+    assert peaks_kb[1] < peaks_kb[0] + 30_000
+
+
 def test_the_links_of_objects_are_the_clusters(cluster: LocalGPUCluster) -> None:
     with Client(cluster) as client:
         assert client.dashboard_link == cluster.dashboard_link

@@ -184,22 +184,27 @@ def small_cgroup() -> Iterator[Path]:
 
 
 @by_root
-def test_worker_killed_for_lack_of_memory_is_a_warning(tmp_path: Path, small_cgroup: Path) -> None:
+def test_processes_killed_for_lack_of_memory_are_named(tmp_path: Path, small_cgroup: Path) -> None:
+    """A worker, then the script; of a job with three ranks."""
     code = """
         import queue, warnings
         c, texts = Client(), queue.Queue()
         warnings.showwarning = lambda text, *_: texts.put(str(text))
         error = c.submit(lambda: len(bytes(1) * (2 << 30)), retries=0).exception()
-        print(type(error).__name__, texts.get(timeout=60))
+        print(type(error).__name__, texts.get(timeout=60), flush=True)
+        bytes(1) * (2 << 30)
     """
     inside = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(small_cgroup / "cgroup.procs")]
-    argv = [*inside, *ranks.command(ranks.script(tmp_path, code), options=("--gpus", "sim:1"))]
+    argv = [*inside, *ranks.command(ranks.script(tmp_path, code), options=("--gpus", "sim:2x16MiB"), ranks=3)]
     late = {"TERMINATE": "False", "PAUSE": "False"}  # Dask's own look at the memory comes too late
     env = {f"DASK_DISTRIBUTED__WORKER__MEMORY__{name}": value for name, value in late.items()}
     done = ranks.run_command(argv, {**env, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"})
-    text = rf"worker \S+-0 \(process \d+\) was killed by signal 9: out of memory \(700.0 MiB, cgroup {small_cgroup}; .*"
+    why = rf"was killed by signal 9: out of memory \(700.0 MiB, cgroup {small_cgroup}; .*"
+    text = rf"worker \S+ \(process \d+\) {why}"
     assert re.fullmatch(f"KilledWorker {text}\n", done.stdout), done.stderr
     assert re.search(f"WARNING - {text}", done.stderr)
+    assert re.search(f"hpcgpu: the script {why}", done.stderr)
+    assert done.returncode == 137
 
 
 def test_a_script_ends_with_its_summary(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def node(tmp_path: Path, version: int, available_bytes: int = 60 * GIB) -> Path:
     mount = tmp_path / "cgroup"
     (own.parent / "meminfo").write_text(f"MemTotal: {64 * GIB >> 10} kB\nMemAvailable: {available_bytes >> 10} kB\n")
     kind, options, line = ("cgroup2", "rw", "0::") if version == 2 else ("cgroup", "rw,memory", "4:memory:")
-    (own / "mountinfo").write_text(f"36 25 0:31 / {mount} rw - {kind} {kind} {options}\n")
+    mounts = (f"36 25 0:31 {root} {mount} rw - {kind} {kind} {options}\n" for root in ("/../..", "/"))  # one is hidden
+    (own / "mountinfo").write_text("".join(mounts))
     (own / "cgroup").write_text(f"{line}/job_7/step_0\n")
     return own.parent
 

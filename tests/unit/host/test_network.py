@@ -87,6 +87,38 @@ async def test_when_the_tunnel_ends_all_its_connections_have_ended(end: str) -> 
         assert [await reader.read() for reader, _ in connections] == [b"", b"", b""]
 
 
+async def test_silent_neighbours_leave_room_in_a_tunnel() -> None:
+    async with tunnel() as through:
+        silent = [await through.connect() for _ in range(65)]
+        assert await asked(await through.connect(), b"one") == b"one"
+        assert await silent[0][0].read() == b""  # the one that has waited longest
+        assert not silent[-1][0].at_eof()
+        for _, other in silent:
+            other.close()
+
+
+async def test_late_data_of_an_ended_connection_opens_no_other() -> None:
+    """What a scheduler has refused comes in pieces that are on their way."""
+    near, far = socket.socketpair()
+    opened: list[int] = []
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(len(opened))
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as target:
+        port = target.sockets[0].getsockname()[1]
+        there = Mux(*await asyncio.open_connection(sock=far), lambda: asyncio.open_connection("127.0.0.1", port))
+        running = asyncio.create_task(there.run())
+        reader, writer = await asyncio.open_connection(sock=near)
+        for frame, end in ((b"\0\0\0\0\0\0\0\1a", 0), (b"\0\0\0\0\0\0\0\1b\0\0\0\1\0\0\0\1c", 1)):
+            writer.write(frame)
+            assert await reader.readexactly(8) == bytes((0, 0, 0, end, 0, 0, 0, 0))
+        assert opened == [0, 1]
+        writer.close()
+        await running
+
+
 ALL = ("0.0.0.0", "::")
 
 

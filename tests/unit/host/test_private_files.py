@@ -34,7 +34,7 @@ def test_folder_and_file_are_closed_to_others(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         folder = private.make_folder(tmp_path / "x" / "y" / "a")
-        private.write(folder / "key", "secret")
+        private.write(folder / "key", "secret\udcff")  # of a variable that is no UTF-8
         made = Scratch.make(str(tmp_path / "scratch" / "b"), "run")
     finally:
         os.umask(before)
@@ -42,7 +42,7 @@ def test_folder_and_file_are_closed_to_others(tmp_path: Path) -> None:
     above = (tmp_path / "x", tmp_path / "x" / "y", tmp_path / "scratch", tmp_path / "scratch" / "b", made.path)
     assert [mode(p) for p in above] == [0o700] * 5
     made.remove()
-    assert private.read(folder / "key") == "secret"
+    assert (folder / "key").read_bytes() == b"secret\xff"
     assert [p.name for p in folder.iterdir()] == ["key"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -360,15 +361,25 @@ OF_TASK = [("2", "0", "0"), ("2", "", ""), ("MIG-8ef5", "0", "0"), (None, "3", "
 def test_the_gpus_of_a_nodes_task_are_its_ranks(script: str | None, task: str | None, rank: str) -> None:
     """Numbers of the script are for tasks to which PBS gave none."""
     first, there = ({"CUDA_VISIBLE_DEVICES": value} if value is not None else {} for value in (script, task))
-    words = (*rank_shell(first), "/bin/sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-none} $1"', "sh", "it's 'one' word")
+    shell = rank_shell(first, gives_gpus=True)
+    words = (*shell, "/bin/sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-none} $1"', "sh", "it's 'one' word")
     done = subprocess.run(words, env=there, capture_output=True, text=True, check=True)
     assert done.stdout == f"{rank} it's 'one' word\n"
 
 
 def test_a_warning_does_not_kill_a_rank_that_is_starting() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print('lives')"
-    done = subprocess.run((*rank_shell({}), sys.executable, "-S", "-c", code), capture_output=True, text=True)
+    words = (*rank_shell({}, gives_gpus=False), sys.executable, "-S", "-c", code)
+    done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "lives\n")
+
+
+def test_functions_that_bash_exports_reach_a_rank() -> None:
+    """As Lmod's; Debian's sh drops them."""
+    env = {"PATH": os.environ["PATH"], "BASH_FUNC_module%%": "() {  echo loaded $1\n}", "LINES_": "a\n\nb=\udcff"}
+    words = (*rank_shell(env, gives_gpus=False), "bash", "-c", 'module x; printf "$LINES_"')
+    done = subprocess.run(words, env=env, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"loaded x\na\n\nb=\xff", b"")
 
 
 def test_what_each_node_has_of_its_own_is_not_brought_to_others() -> None:
