@@ -176,7 +176,7 @@ def one_loop(store: Store) -> dict[tuple[str, str], float]:
     ):
         client.run(prepare)
         if store.ours:
-            client.register_plugin(SpillPlugin(None), name="hpcgpu")  # the spec is asked by tables only
+            client.register_plugin(SpillPlugin(), name="hpcgpu")
         with Watch(client) as watch:
             arrays = client.map(make_array, range(ARRAYS), place=store.place, pure=False)
             wait(arrays)

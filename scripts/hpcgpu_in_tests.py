@@ -41,7 +41,7 @@ def with_store(self: Worker, *args: Any, **kwargs: Any) -> None:
     if signature.bind(self, *args, **kwargs).arguments.get("data") is None:
         limits = {"memory_limit": os.environ.get("LIMIT"), "jit_unspill": part == "jit", "quiet": True}
         kwargs["data"] = GpuSpillBuffer, limits
-        kwargs["plugins"] = (*(kwargs.get("plugins") or ()), SpillPlugin(None))
+        kwargs["plugins"] = (*(kwargs.get("plugins") or ()), SpillPlugin())
     plain(self, *args, **kwargs)
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from distributed import Worker
 
@@ -29,7 +28,6 @@ from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.host import path_writers
 from hpcgpu.spill import GpuSpillBuffer
 
-_NO_PLAN: Any = None  # for the plugin's spec: hpcgpu has not planned this worker
 logger = logging.getLogger("distributed.worker.memory")
 
 
@@ -56,4 +54,4 @@ async def dask_setup(worker: Worker) -> None:
             type(worker.data).__name__,
         )
     elif SpillPlugin.name not in worker.plugins:
-        await worker.plugin_add(plugin=SpillPlugin(_NO_PLAN), catch_errors=False)
+        await worker.plugin_add(plugin=SpillPlugin(), catch_errors=False)

@@ -53,7 +53,7 @@ async def cluster(
         for name in "ab":
             work = str(folder.with_name(folder.name + "-work"))
             options = {"name": name, "nthreads": 2, "dashboard": False, "memory_limit": memory_limit, **where}
-            options |= {"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin(None)] if plugin else []}
+            options |= {"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin()] if plugin else []}
             worker = Worker(scheduler.address, local_directory=work, **options)
             workers.append(await stack.enter_async_context(worker))
             if not plugin:

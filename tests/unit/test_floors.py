@@ -268,6 +268,9 @@ PRIVATE: dict[str, dict[str, str]] = {
         ("_write_buffer", "_total_write_index"),
         "distributed, too, enqueues a message at once; tornado has no other way",
     ),
+    "deploy/processes/distributed/shuffles.py": dict.fromkeys(
+        ("_core", "_mean_shard_size", "_send"), "compat.py of the store, which any worker of Dask can have"
+    ),
     "deploy/network/ucx.py": {"_ep": "distributed-ucxx has no other way to the endpoint of a connection"},
     "host/discover.py": {"_handle": "ctypes has no other way to close a library"},
     "sim/registration.py": dict.fromkeys(

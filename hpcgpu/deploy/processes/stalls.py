@@ -22,6 +22,7 @@ from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.processes.distributed.trouble import TROUBLE
 from hpcgpu.errors import JobError
 from hpcgpu.host import host_memory, process
 from hpcgpu.units import format_bytes
@@ -104,8 +105,6 @@ class HandshakeDeadline:
             stream.close()
 
 
-# The metric in which a worker reports why it cannot spill.
-TROUBLE = "spill_trouble"
 _LOOKS = 12
 # If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
 _LESS = 0.01

@@ -35,8 +35,8 @@ from hpcgpu.deploy import compat, network, processes
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
 from hpcgpu.deploy.processes import Control, encode
+from hpcgpu.deploy.processes.node_plugin import NodePlugin
 from hpcgpu.deploy.processes.stalls import limit_handshakes
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of, message_of
 from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process, remover, scratch
 from hpcgpu.host.private import claim, release
@@ -286,7 +286,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
 async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     control, spec = await Control.open(sock), start.spec
     try:
-        plugins = (SpillPlugin(spec), WorkerMetrics(spec))
+        plugins = (NodePlugin(spec), WorkerMetrics(spec))
         worker = SilentWorker(**start.kwargs, data=store_of(spec), dashboard=False, plugins=plugins)
         compat.exclude_simulated(worker, usage_reader(spec))
         if logger.getEffectiveLevel() == logging.WARNING:
@@ -421,7 +421,7 @@ class GPUWorker(SilentWorker):
                 "memory_limit": spec.memory_limit_bytes or 0,
                 "local_directory": spec.local_directory,
                 "data": store_of(spec),
-                "plugins": (*plugins, SpillPlugin(spec), WorkerMetrics(spec)),
+                "plugins": (*plugins, NodePlugin(spec), WorkerMetrics(spec)),
                 "dashboard": False,
             }
             if settings.interface and not kwargs.get("host"):

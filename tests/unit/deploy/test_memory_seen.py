@@ -123,7 +123,7 @@ async def one_worker(folder: Path, *, store: bool = True) -> AsyncIterator[tuple
             local_directory=str(folder),
             memory_limit="1GB",
             dashboard=False,
-            **({"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin(None)]} if store else {}),
+            **({"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin()]} if store else {}),
         )
         await stack.enter_async_context(worker)
         yield await stack.enter_async_context(Client(scheduler.address, asynchronous=True)), scheduler, worker

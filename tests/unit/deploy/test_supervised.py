@@ -30,9 +30,10 @@ from hpcgpu.deploy.jobs import fleet as fleet_of_jobs
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
 from hpcgpu.deploy.processes import Child
+from hpcgpu.deploy.processes.distributed.trouble import TROUBLE
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.scheduler import LeaderConnections, LeaseServer
-from hpcgpu.deploy.processes.stalls import TROUBLE, StallDetector
+from hpcgpu.deploy.processes.stalls import StallDetector
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
@@ -256,7 +257,7 @@ asyncio.run(main())
 async def test_worker_that_lost_data_closes_if_hand_over_fails(log: pytest.LogCaptureFixture) -> None:
     closed = asyncio.Event()
     loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
-    plugin = SpillPlugin(None)  # type: ignore[arg-type]
+    plugin = SpillPlugin()
     fails, close = AsyncMock(side_effect=RuntimeError("cudaErrorIllegalAddress")), AsyncMock()
     close.side_effect = lambda **_: closed.set()
     plugin.worker = SimpleNamespace(loop=loop, close_gracefully=fails, close=close)
