@@ -185,7 +185,7 @@ import json, time
 import _first_hour_processes as m
 import spill
 from distributed import Client, LocalCluster, wait
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ from distributed import Client, LocalCluster, Worker, wait
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, sim
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim import register
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 
 MIB = 2**20
 ARRAYS, ARRAY_BYTES, UPPER_BYTES = 40, 64 * MIB, 500_000_000

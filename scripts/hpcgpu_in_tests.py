@@ -23,8 +23,8 @@ from distributed.utils_test import *  # noqa: F403 - the fixtures of its tests
 
 from hpcgpu.deploy.network import prepare
 from hpcgpu.deploy.network.data_connections import in_thread, loops, thread_count
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 
 plain, signature = Worker.__init__, inspect.signature(Worker.__init__)
 part = os.environ["TRY"]

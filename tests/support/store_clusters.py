@@ -15,9 +15,9 @@ import pytest
 from distributed import Client, Scheduler, Security, Worker, get_client, get_worker, wait
 
 from hpcgpu import sim
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim import SimArray, SimGpu, register
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 from hpcgpu.spill.proxies import is_proxy, source_of
 
 KIB = 1024

@@ -48,7 +48,7 @@ DEPLOY: dict[str, set[str]] = {
     "cluster": {"network", "dashboard", "processes", "jobs", "compat", "settings", "start", "preview", "progress"},
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
-SPILL = ("state", "storage", "devices", "values", "proxies", "store")
+SPILL = ("state", "storage", "devices", "values", "proxies", "store", "distributed")
 # And for the rooms inside plan, likewise.
 PLAN = ("jobs", "binding", "doctor")
 PURE = {"errors", "units", "model", "plan", "report", "pictures"} | FLOOR2
@@ -63,6 +63,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "report": {"rich"},
     "sim": {"numpy"},
     "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm"},  # by who has objects of theirs
+    **{room: {"distributed", "dask", "numpy"} for room in ("spill/distributed", "spill/preload.py")},
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
@@ -189,13 +190,13 @@ def test_a_module_needs_few_of_its_room() -> None:
 
 def may_be_imported(target: tuple[str, ...], path: Path) -> bool:
     """Tell whether a module may import this one, as far as what is not ours goes."""
-    name, room = target[0], home(path)
+    name, rooms = target[0], (home(path), "/".join(path.relative_to(PACKAGE).parts[:2]))
     if name in ("hpcgpu", "__future__"):
         return True
     if name in sys.stdlib_module_names:
         return not is_pure(path) or (name not in MACHINE and target[:2] != ("importlib", "metadata"))
     glue = name_of(path) in DASK_GLUE and (name == "dask" or target[:2] == ("distributed", "protocol"))
-    return glue or name in OUTSIDE.get(room, set())
+    return glue or any(name in OUTSIDE.get(room, set()) for room in rooms)
 
 
 def test_outside_imports() -> None:
@@ -268,7 +269,7 @@ PRIVATE: dict[str, dict[str, str]] = {
         ("_write_buffer", "_total_write_index"),
         "distributed, too, enqueues a message at once; tornado has no other way",
     ),
-    "deploy/processes/distributed/shuffles.py": dict.fromkeys(
+    "spill/distributed/shuffles.py": dict.fromkeys(
         ("_core", "_mean_shard_size", "_send"), "compat.py of the store, which any worker of Dask can have"
     ),
     "deploy/network/ucx.py": {"_ep": "distributed-ucxx has no other way to the endpoint of a connection"},

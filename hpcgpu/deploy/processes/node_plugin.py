@@ -5,8 +5,8 @@ from __future__ import annotations
 from distributed import Worker
 
 from hpcgpu.deploy.network.node_copies import this_process
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.model import WorkerSpec
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 from hpcgpu.spill.storage.disk import is_pinned
 
 

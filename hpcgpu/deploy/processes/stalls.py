@@ -22,9 +22,9 @@ from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.processes.distributed.trouble import TROUBLE
 from hpcgpu.errors import JobError
 from hpcgpu.host import host_memory, process
+from hpcgpu.spill.distributed.trouble import TROUBLE
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.hpcgpu")

@@ -40,7 +40,7 @@ from hpcgpu.supervise import ThreadLoop
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
     "values are brought up on the event loop, and the worker does not answer meanwhile: "
-    "--preload hpcgpu.deploy.dask_preload makes moves asynchronous"
+    "--preload hpcgpu.spill.preload makes moves asynchronous"
 )
 _SLABS_BYTES = 1 << 30  # if the host tier has no limit
 _WHERE = "keyword {} of GpuSpillBuffer"

@@ -24,13 +24,13 @@ from store_clusters import small_gpu
 
 import hpcgpu
 from hpcgpu import sim
-from hpcgpu.deploy.dask_preload import dask_setup
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import host_memory, process
 from hpcgpu.report.workers import Memory, Moved, WorkerFacts, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
+from hpcgpu.spill.preload import dask_setup
 from hpcgpu.spill.store.inbox import Count
 from hpcgpu.spill.store.reports import SpillLog
 

@@ -30,15 +30,15 @@ from hpcgpu.deploy.jobs import fleet as fleet_of_jobs
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.deploy.network.lease import LeaseHolder, keep_touched, touch
 from hpcgpu.deploy.processes import Child
-from hpcgpu.deploy.processes.distributed.trouble import TROUBLE
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.scheduler import LeaderConnections, LeaseServer
 from hpcgpu.deploy.processes.stalls import StallDetector
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
 from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.spill.distributed.plugin import SpillPlugin
+from hpcgpu.spill.distributed.trouble import TROUBLE
 
 
 class Flaky:

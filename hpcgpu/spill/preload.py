@@ -1,4 +1,4 @@
-"""``dask worker --preload hpcgpu.deploy.dask_preload``: moves of the spill store, off the event loop of any worker.
+"""``dask worker --preload hpcgpu.spill.preload``: moves of the spill store, off the event loop of any worker.
 
 The worker itself must have the store. The command line of ``dask worker`` cannot give it one; a class can::
 
@@ -11,7 +11,7 @@ The worker itself must have the store. The command line of ``dask worker`` canno
             store = (GpuSpillBuffer, {"device_memory_limit": 0.8, "memory_limit": "8GB"})
             super().__init__(*args, data=store, **kwargs)
 
-    $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.deploy.dask_preload
+    $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.spill.preload
 
 ``hpcgpu.GPUWorker`` is a worker class that is bound to a GPU of the node, too. It needs no preload.
 """
@@ -24,9 +24,9 @@ from pathlib import Path
 from distributed import Worker
 
 from hpcgpu import supervise
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.host import path_writers
-from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
+from hpcgpu.spill.store.buffer import GpuSpillBuffer
 
 logger = logging.getLogger("distributed.worker.memory")
 
@@ -47,9 +47,9 @@ async def dask_setup(worker: Worker) -> None:
         )
     if not isinstance(worker.data, GpuSpillBuffer):
         logger.warning(
-            "hpcgpu.deploy.dask_preload changes nothing: worker %s has a %s for its data. Give it the spill store: "
+            "hpcgpu.spill.preload changes nothing: worker %s has a %s for its data. Give it the spill store: "
             "Worker(..., data=(hpcgpu.spill.GpuSpillBuffer, {'device_memory_limit': 0.8, 'memory_limit': '8GB'})), "
-            "for 'dask worker' in a class named by --worker-class (see help('hpcgpu.deploy.dask_preload'))",
+            "for 'dask worker' in a class named by --worker-class (see help('hpcgpu.spill.preload'))",
             worker.name,
             type(worker.data).__name__,
         )

@@ -19,11 +19,11 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import deserialize, serialize, to_serialize
 
 from hpcgpu import supervise
-from hpcgpu.deploy.processes.distributed.shuffles import adapt_shuffles
-from hpcgpu.deploy.processes.distributed.trouble import TROUBLE
-from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
 from hpcgpu.host import host_memory
+from hpcgpu.spill.distributed.shuffles import adapt_shuffles
+from hpcgpu.spill.distributed.trouble import TROUBLE
+from hpcgpu.spill.distributed.worker import Unspill
 from hpcgpu.spill.proxies import unproxy
 from hpcgpu.spill.store.handles import Handle, Packed, arrive, keep_packed, reading
 from hpcgpu.spill.store.messages import register
