@@ -185,14 +185,14 @@ import json, time
 import _first_hour_processes as m
 import spill
 from distributed import Client, LocalCluster, wait
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
 
 if __name__ == "__main__":
     data = (GpuSpillBuffer, {"device_memory_limit": "1GiB"})
     with LocalCluster(n_workers=2, threads_per_worker=2, data=data, dashboard_address=":0") as cluster, \\
             Client(cluster) as client:
-        client.register_plugin(SpillPlugin(None), name="hpcgpu")
+        client.register_plugin(SpillPlugin(), name="hpcgpu")
         first, second = sorted(client.scheduler_info()["workers"])
         values = client.map(m.tiny, range(100), workers=[first], pure=False)
         buffers = client.map(m.buffer, range(100), workers=[first], pure=False)

@@ -41,9 +41,9 @@ from distributed import Client, LocalCluster, Worker, wait
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, sim
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim import register
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 
 MIB = 2**20
 ARRAYS, ARRAY_BYTES, UPPER_BYTES = 40, 64 * MIB, 500_000_000
@@ -176,7 +176,7 @@ def one_loop(store: Store) -> dict[tuple[str, str], float]:
     ):
         client.run(prepare)
         if store.ours:
-            client.register_plugin(SpillPlugin(None), name="hpcgpu")  # the spec is asked by tables only
+            client.register_plugin(SpillPlugin(), name="hpcgpu")
         with Watch(client) as watch:
             arrays = client.map(make_array, range(ARRAYS), place=store.place, pure=False)
             wait(arrays)

@@ -23,8 +23,8 @@ from distributed.utils_test import *  # noqa: F403 - the fixtures of its tests
 
 from hpcgpu.deploy.network import prepare
 from hpcgpu.deploy.network.data_connections import in_thread, loops, thread_count
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 
 plain, signature = Worker.__init__, inspect.signature(Worker.__init__)
 part = os.environ["TRY"]
@@ -41,7 +41,7 @@ def with_store(self: Worker, *args: Any, **kwargs: Any) -> None:
     if signature.bind(self, *args, **kwargs).arguments.get("data") is None:
         limits = {"memory_limit": os.environ.get("LIMIT"), "jit_unspill": part == "jit", "quiet": True}
         kwargs["data"] = GpuSpillBuffer, limits
-        kwargs["plugins"] = (*(kwargs.get("plugins") or ()), SpillPlugin(None))
+        kwargs["plugins"] = (*(kwargs.get("plugins") or ()), SpillPlugin())
     plain(self, *args, **kwargs)
 
 

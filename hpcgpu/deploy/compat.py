@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hmac
 import logging
 import ssl
 from collections.abc import Callable
-from pickle import PickleBuffer
 from typing import Any, ClassVar
 
 import dask
 import psutil
 import tornado.tcpserver
-from dask.core import flatten
 from distributed import Client, Nanny, Scheduler, Worker, versions
 from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
@@ -23,7 +20,6 @@ from distributed.comm.tcp import BaseTCPListener, TCPListener, TLSListener
 from distributed.core import error_message
 from distributed.deploy.cluster import Cluster
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.shuffle import _core as shuffle
 from distributed.worker_memory import NannyMemoryManager
 from tornado.iostream import SSLIOStream, StreamClosedError
 from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
@@ -174,34 +170,6 @@ def exclude_simulated(worker: Worker, simulated_bytes: Callable[[], int]) -> Non
     """Let the worker's own memory monitor leave simulated device memory out."""
     measured = worker.monitor.get_process_memory
     worker.monitor.get_process_memory = lambda: max(0, measured() - simulated_bytes())
-
-
-def above_target(worker: Worker) -> int:
-    """Return by how much the worker's process is above the size to which its memory manager spills."""
-    manager = worker.memory_manager
-    part = manager.memory_target_fraction or manager.memory_spill_fraction
-    return int(worker.monitor.get_process_memory() - (manager.memory_limit or 0) * part)
-
-
-@functools.cache
-def adapt_shuffles() -> None:
-    """Let P2P rechunking work for arrays of a device, CuPy's too, and the shards of frames go without two copies."""
-    measure, send = shuffle._mean_shard_size, shuffle.ShuffleRun._send
-
-    def measure_any(shards: Any) -> int:
-        try:
-            return measure(shards)
-        except TypeError:
-            sizes = [x.nbytes for x in flatten(shards, container=(tuple, list)) if hasattr(x, "nbytes")]
-            return sum(sizes) // len(sizes) if sizes else 0
-
-    async def send_frames(run: Any, address: str, shards: Any) -> Any:
-        if isinstance(shards, list):  # of large ones, which pickle would copy into a message and out of it
-            shards = [(i, PickleBuffer(shard) if type(shard) is bytes else shard) for i, shard in shards]
-        return await send(run, address, shards)
-
-    shuffle._mean_shard_size = measure_any  # there is no memoryview of a device's array
-    shuffle.ShuffleRun._send = send_frames
 
 
 def on_worker_exit(nanny: Nanny, code: int) -> None:

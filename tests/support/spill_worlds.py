@@ -230,7 +230,7 @@ class World:
             not ahead or all([*(r.is_told for r in self.readers), not self.allocations]),
             "nothing comes up ahead of needs",
         )
-        holds(not ahead or self.state.accounting.fits(copy.to, 0), "nothing comes up ahead where there is no room")
+        holds(not ahead or self.state._accounting.fits(copy.to, 0), "nothing comes up ahead where there is no room")
         self.copies.append(copy)
         self.captured.append(self.contents[unit.name][copy.source])
 
@@ -257,13 +257,13 @@ class World:
             for tier in (DISK, HOST, unit.top):
                 if unit.valid >> tier & 1:
                     holds(contents.get(tier) == version, "what is valid are the present contents")
-        holds(self.state.accounting.fits(DISK, 0), "the disk's limit holds")
-        holds(self.state.accounting.excess(HOST) <= 0, "data and kept buffers are within the limit together")
+        holds(self.state._accounting.fits(DISK, 0), "the disk's limit holds")
+        holds(self.state._accounting.excess(HOST) <= 0, "data and kept buffers are within the limit together")
         if not self.copies:
             self.check_quiet()
 
     def check_quiet(self) -> None:
-        tiers = self.state.accounting
+        tiers = self.state._accounting
         holds(not tiers.shrunk, "shrinking ends")
         holds(all(r.is_told for r in self.readers) and not self.allocations, "nobody waits when nothing is under way")
         for tier, order in tiers.orders.items():
@@ -272,7 +272,7 @@ class World:
 
     def key(self) -> Any:
         """Return what tells this world from others; ages count only as an order."""
-        state, tiers = self.state, self.state.accounting
+        state, tiers = self.state, self.state._accounting
         units = tuple(
             (u.nbytes, u.valid, u.keys, u.move, u.dirty, u.fixed, bool(u.lost), bool(u.waiting), u.running)
             for u in self.units
@@ -353,7 +353,7 @@ def broken(
     for copy in under_way:
         yield from _copy(copy)
     for tier in state.stays:
-        if tier not in state.accounting.blocked and state.accounting.fits(tier, 0):
+        if tier not in state._accounting.blocked and state._accounting.fits(tier, 0):
             yield f"tier {tier} is said to stay above its limit, and has room"
     waiting = [t for t in tickets if not t.over]
     for unit in (unit for t in waiting if t.at_once for unit in t.units if t.lacks(unit)):
@@ -366,20 +366,20 @@ def broken(
 
 
 def _bytes(state: SpillState, units: Collection[Unit], under_way: Collection[Copy]) -> Iterator[str]:
-    tiers = {*state.accounting.bytes, *(c.to for c in under_way)}
+    tiers = {*state._accounting.bytes, *(c.to for c in under_way)}
     for tier in tiers:
         valid = sum(u.size(tier) for u in units if u.valid >> tier & 1)
         coming = sum(c.nbytes for c in under_way if c.to == tier)
         leaving = sum(c.unit.nbytes for c in under_way if c.source == tier > c.to)
         copies = sum(u.size(tier) for u in units if u.valid >> tier & 1 and u.tier > tier)
-        if state.accounting.bytes.get(tier, 0) != valid + coming:
-            yield f"{state.accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {valid + coming} are valid"
-        if state.accounting.coming.get(tier, 0) != coming:
-            yield f"{state.accounting.coming.get(tier, 0)} bytes are said to come to tier {tier}, {coming} do"
-        if state.accounting.leaving.get(tier, 0) != leaving:
-            yield f"{state.accounting.leaving.get(tier, 0)} bytes are said to leave tier {tier}, {leaving} do"
-        if state.accounting.copy_bytes.get(tier, copies) != copies:
-            yield f"{state.accounting.copy_bytes[tier]} bytes of copies are counted in tier {tier}, {copies} are valid"
+        if state._accounting.bytes.get(tier, 0) != valid + coming:
+            yield f"{state._accounting.bytes.get(tier, 0)} bytes are counted in tier {tier}, {valid + coming} are valid"
+        if state._accounting.coming.get(tier, 0) != coming:
+            yield f"{state._accounting.coming.get(tier, 0)} bytes are said to come to tier {tier}, {coming} do"
+        if state._accounting.leaving.get(tier, 0) != leaving:
+            yield f"{state._accounting.leaving.get(tier, 0)} bytes are said to leave tier {tier}, {leaving} do"
+        if state._accounting.copy_bytes.get(tier, copies) != copies:
+            yield f"{state._accounting.copy_bytes[tier]} bytes of copies are counted in tier {tier}, {copies} are valid"
 
 
 def _unit(unit: Unit, copies: list[Copy], tickets: Collection[Ticket]) -> Iterator[str]:
@@ -416,7 +416,7 @@ class Instant:
 
     def __init__(self, limits: Mapping[int, int], choose: Choice = victims, low: float = 0.95) -> None:
         self.state = SpillState(limits)
-        self.state.accounting.choose, self.state.accounting.low = choose, low
+        self.state._accounting.choose, self.state._accounting.low = choose, low
         self.up = self.down = 0
         self.told: list[Instruction] = []
         self.copies: Counter[Unit] = Counter()

@@ -15,9 +15,9 @@ import pytest
 from distributed import Client, Scheduler, Security, Worker, get_client, get_worker, wait
 
 from hpcgpu import sim
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.sim import SimArray, SimGpu, register
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
 from hpcgpu.spill.proxies import is_proxy, source_of
 
 KIB = 1024
@@ -53,7 +53,7 @@ async def cluster(
         for name in "ab":
             work = str(folder.with_name(folder.name + "-work"))
             options = {"name": name, "nthreads": 2, "dashboard": False, "memory_limit": memory_limit, **where}
-            options |= {"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin(None)] if plugin else []}
+            options |= {"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin()] if plugin else []}
             worker = Worker(scheduler.address, local_directory=work, **options)
             workers.append(await stack.enter_async_context(worker))
             if not plugin:

@@ -27,6 +27,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.errors import JobError
 from hpcgpu.host import host_memory, process
+from hpcgpu.spill.distributed.trouble import TROUBLE
 from hpcgpu.units import format_bytes
 
 logger = logging.getLogger("distributed.hpcgpu")
@@ -116,8 +117,6 @@ class HandshakeDeadline:
             stream.close()
 
 
-# The metric in which a worker reports why it cannot spill.
-TROUBLE = "spill_trouble"
 _LOOKS = 12
 # If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
 _LESS = 0.01

@@ -26,9 +26,9 @@ from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.processes.control import Control, encode
+from hpcgpu.deploy.processes.node_plugin import NodePlugin
 from hpcgpu.deploy.processes.rmm import set_up_rmm
 from hpcgpu.deploy.processes.stalls import limit_handshakes
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
 from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
@@ -178,7 +178,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
 async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     control, spec = await Control.open(sock), start.spec
     try:
-        plugins = (SpillPlugin(spec), WorkerMetrics(spec))
+        plugins = (NodePlugin(spec), WorkerMetrics(spec))
         worker = SilentWorker(**start.kwargs, data=store_of(spec), dashboard=False, plugins=plugins)
         compat.exclude_simulated(worker, usage_reader(spec))
         if logger.getEffectiveLevel() == logging.WARNING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from hpcgpu.spill.state.instructions import DISK, HOST, Copy, Drop, Instruction, Trim, Unit, Waiter, below, tiers_in
 from hpcgpu.spill.state.victims import Candidate, headroom, victims
@@ -11,8 +12,23 @@ from hpcgpu.spill.state.victims import Candidate, headroom, victims
 _Order = OrderedDict[int, Unit]
 
 
+class Usage(NamedTuple):
+    """The bytes of a tier at one moment."""
+
+    limit: int  # 0: none
+    total: int  # valid there, or under way to it
+    copies: int  # of units that are valid higher up, too
+    coming: int  # under way to it
+    leaving: int  # on their way down, and still there
+
+    @property
+    def resting(self) -> int:
+        """Bytes of the units whose highest tier it is."""
+        return self.total - self.copies - self.coming
+
+
 class Accounting:
-    """All units by tier, their bytes and orders of use; only single numbers are read without the lock."""
+    """All units by tier, their bytes and orders of use. Its methods alone change it; all is under the store's lock."""
 
     # A tier that is not in ``limits`` has no limit. Orders are OrderedDicts: to remove the oldest items of a dict again
     # and again is quadratic.
@@ -36,7 +52,7 @@ class Accounting:
         self.copies: dict[int, _Order] = {HOST: OrderedDict(), DISK: OrderedDict()}  # units valid there and higher up
         self.copy_bytes = {HOST: 0, DISK: 0}
         self.lower = self.lower_bytes = 0  # units below the tier in which they are used, and their bytes there
-        self.refused = False  # a unit that should go to disk stays in host memory, since the disk's limit is reached
+        self._refused = False  # a unit that should go to disk stays in host memory, since the disk's limit is reached
         self.moves = 0  # the number of copies under way
         self._clock = self._chances = 0
 
@@ -106,7 +122,7 @@ class Accounting:
             self.freed[tier] = self.freed.get(tier, 0) + unit.size(tier)
             out.append(Drop(unit, tier, may_be_read))
             if tier <= HOST:
-                self.unblock()  # there is room below again
+                self.unstick()  # there is room below again
 
     def remove(self, unit: Unit, out: list[Instruction]) -> None:
         """Give up a unit that is valid only in the tier of its use: a short way, since most units are."""
@@ -117,13 +133,33 @@ class Accounting:
         del self.orders[tier][unit.name]
         out.append(Drop(unit, tier))
         if tier == HOST and (self.blocked or self.stuck):
-            self.unblock()
+            self.unstick()
 
-    def unblock(self) -> None:
+    def unstick(self) -> None:
         """Try all units again."""
         self.blocked.clear()
         self.stuck.clear()
         self._chances += 1
+
+    def block(self, unit: Unit) -> None:
+        """Try no unit of this size, until :meth:`unstick`: its copy down has failed. Others are first next time."""
+        self.blocked[unit.tier] = min(unit.nbytes, self.blocked.get(unit.tier, unit.nbytes))
+        self.orders[unit.tier].move_to_end(unit.name)
+
+    def limit(self, tier: int, nbytes: int) -> None:
+        """Set the limit of a tier."""
+        self.limits[tier] = nbytes
+        self.unstick()
+
+    def shrink(self, tier: int, nbytes: int) -> None:
+        """Let ``nbytes`` of a tier go down once, whatever its limit."""
+        self.stuck.discard(tier)
+        self.shrunk[tier] = max(0, self.bytes.get(tier, 0) - nbytes)
+
+    def keep(self, tier: int, nbytes: int) -> int:
+        """Set the bytes that wait in a tier to be used again; return those without room beside its data."""
+        self.kept[tier] = nbytes
+        return self.excess(tier)
 
     def mark_idle(self, unit: Unit) -> None:
         """Look again at a tier with a unit that is new, has moved, or is no longer pinned: the unit may go."""
@@ -156,6 +192,21 @@ class Accounting:
         if copy.to == DISK:
             self.stuck.discard(HOST)  # the copy may take less than was set aside, or nothing
 
+    def join(self, unit: Unit, nbytes: int) -> None:
+        """Add bytes to a unit, which is valid in its first tier at most."""
+        if unit.valid:
+            self.bytes[unit.tier] += nbytes
+            self.lower_bytes += nbytes if unit.tier != unit.top else 0
+            if unit.move is not None:
+                self.leaving[unit.tier] += nbytes
+        unit.nbytes, unit.disk_bytes = unit.nbytes + nbytes, 0
+        self.mark_idle(unit)  # it had no room on disk with the bytes that it took there before
+
+    def leave(self, unit: Unit, nbytes: int) -> None:
+        """Take bytes from a unit."""
+        self.resize(unit, unit.nbytes - nbytes)
+        self.mark_idle(unit)
+
     def resize(self, unit: Unit, nbytes: int) -> None:
         """Change a unit's size; data on disk, or under way, still has the old size."""
         more = nbytes - unit.nbytes
@@ -165,7 +216,7 @@ class Accounting:
             if more < 0:
                 self.freed[unit.tier] = self.freed.get(unit.tier, 0) - more
                 if unit.tier == HOST and (self.blocked or self.stuck):
-                    self.unblock()
+                    self.unstick()
             return
         unit.disk_bytes = unit.size(DISK) if unit.valid >> DISK & 1 else 0
         unit.nbytes = nbytes
@@ -176,7 +227,7 @@ class Accounting:
             if more < 0:
                 self.freed[tier] = self.freed.get(tier, 0) - more
         if unit.valid >> HOST & 1 and more < 0:
-            self.unblock()
+            self.unstick()
         if HOST == unit.tier != unit.top:
             self.lower_bytes += more
         if unit.move is not None and unit.move < unit.tier:
@@ -203,22 +254,27 @@ class Accounting:
                 return True
         return False
 
+    def usage(self, tier: int) -> Usage:
+        """Return the bytes of a tier; without the lock each number is of a moment of its own."""
+        counts = (self.limits, self.bytes, self.copy_bytes, self.coming, self.leaving)
+        return Usage(*[count.get(tier, 0) for count in counts])
+
     def excess(self, tier: int) -> int:
-        """Return the bytes kept for reuse that have no room beside the tier's data; less than 0: all have."""
-        # copies under way to the tier take their memory from what is kept
+        """Return the bytes kept for reuse without room beside the data that lies in a tier; 0 or less: all have."""
         limit, kept = self.limits.get(tier), self.kept.get(tier, 0)
         if limit is None or not kept:
             return 0
         return min(kept, kept + self.bytes.get(tier, 0) - self.coming.get(tier, 0) - limit)
 
-    def settle(self, out: list[Instruction]) -> None:
-        """Send down the bytes above the limits, and the bytes that must go since a tier shrinks."""
+    def settle(self, out: list[Instruction]) -> bool:
+        """Send down the bytes above the limits or that must go; return whether the disk's limit keeps some up."""
+        self._refused = False
         while True:
             before = self._chances
             for tier in (*self.limits, *self.shrunk):
                 self.make_room(tier, out)
             if self._chances == before:
-                return  # else there is new room below, and more units may go
+                return self._refused  # else there is new room below, and more units may go
 
     def make_room(self, tier: int, out: list[Instruction], more_bytes: int = 0) -> None:
         """Send down the bytes above the limit of a tier, and the bytes that must go since it shrinks."""
@@ -231,13 +287,16 @@ class Accounting:
             if self.send_down(tier, must, max(over + spare, shrinks), None, out) < must and self._chances == before:
                 self.stuck.add(tier)
 
-    def end_shrinking(self, out: list[Instruction]) -> None:
-        """End the shrinking of tiers that cannot go further down, and trim the memory that the copies have left."""
+    def trim(self, out: list[Instruction]) -> None:
+        """End the shrinking of tiers that cannot go further down; trim what their copies left, and what has no room."""
         for tier in tuple(self.shrunk):
             if not self.leaving.get(tier):
                 del self.shrunk[tier]
                 if out[-1:] != [Trim(tier)]:
                     out.append(Trim(tier))
+        if (excess := self.excess(HOST)) > 0:
+            self.kept[HOST] -= excess
+            out.append(Trim(HOST, excess=True))
 
     def send_down(self, tier: int, must: int, more: int, by: Waiter | None, out: list[Instruction]) -> int:
         """Send down ``must`` bytes as the policy chooses, then the oldest up to ``more``; return the bytes."""
@@ -272,7 +331,7 @@ class Accounting:
         """Tell whether a tier can take ``nbytes``; host memory always can."""
         if tier != DISK or self.fits(DISK, nbytes - self.copy_bytes[DISK]):
             return True
-        self.refused = True
+        self._refused = True
         return False
 
     def _send(self, unit: Unit, by: Waiter | None, out: list[Instruction]) -> int:

@@ -55,12 +55,14 @@ class _Need(NamedTuple):
 
 
 class SpillState:
-    """The state machine of one store. Every method except :meth:`join` is an event, and returns its instructions."""
+    """The state machine of one store. A method that returns instructions is an event, and so is :meth:`join`.
 
-    # All calls are under the store's lock; single numbers, and ``is_stuck``, are read without it.
+    All calls are under the store's lock. :meth:`usage` and properties are read without it.
+    """
 
     def __init__(self, limits: Mapping[int, int]) -> None:
-        self.accounting = Accounting(limits)
+        self._accounting = Accounting(limits)
+        self.usage = self._accounting.usage
         # the units that tasks need, by task: they go down last, and come up before the task starts
         self._needs: dict[Hashable, _Need] = {}
         self._ready: list[_Need] = []  # of the ready tasks, the next to run first
@@ -79,9 +81,9 @@ class SpillState:
         for unit in units:
             unit.keys += 1
             if unit.valid:
-                self.accounting.touch((unit,))
+                self._accounting.touch((unit,))
             else:
-                self.accounting.add(unit)
+                self._accounting.add(unit)
         return self._settled([])
 
     def delete(self, units: tuple[Unit, ...]) -> Instructions:
@@ -95,7 +97,7 @@ class SpillState:
 
     def used(self, units: Iterable[Unit], writes: bool = False) -> Instructions:
         """Use units that are up, so without a ticket; ``writes`` as in Ticket."""
-        self.accounting.touch(units)
+        self._accounting.touch(units)
         if not writes:
             return ()
         out: list[Instruction] = []
@@ -111,7 +113,7 @@ class SpillState:
         if not all(unit.valid for unit in ticket.units):
             raise ValueError("a unit that no key names cannot be needed")
         out: list[Instruction] = []
-        self.accounting.touch(ticket.units)
+        self._accounting.touch(ticket.units)
         self.waiting += 1
         for unit in ticket.units:
             unit.pins += 1
@@ -139,7 +141,7 @@ class SpillState:
             if unit.waiters:
                 unit.waiters = tuple(t for t in unit.waiters if t is not ticket)
             self._forget(unit, out)
-            self.accounting.mark_idle(unit)
+            self._accounting.mark_idle(unit)
         return self._settled(out)
 
     def grow(self, unit: Unit, nbytes: int) -> Instructions:
@@ -148,33 +150,23 @@ class SpillState:
             raise ValueError("a unit that is not up cannot grow")
         out: list[Instruction] = []
         self._spoil(unit, out)
-        self.accounting.touch((unit,))
-        self.accounting.resize(unit, nbytes)
-        self.accounting.mark_idle(unit)
+        self._accounting.touch((unit,))
+        self._accounting.resize(unit, nbytes)
+        self._accounting.mark_idle(unit)
         return self._settled(out)
 
     def join(self, unit: Unit, part: Unit) -> None:
         """Count one more name of a part of a unit, which is set next; a new part adds its bytes."""
-        # a unit that gets a new part is valid in its first tier only
         part.keys += 1
-        if part.keys > 1:
-            return
-        if unit.valid:
-            self.accounting.bytes[unit.tier] += part.nbytes
-            self.accounting.lower_bytes += part.nbytes if unit.tier != unit.top else 0
-            if unit.move is not None:
-                self.accounting.leaving[unit.tier] += part.nbytes
-        unit.nbytes, unit.disk_bytes = unit.nbytes + part.nbytes, 0
-        self.accounting.mark_idle(unit)  # it had no room on disk with the bytes that it took there before
+        if part.keys == 1:
+            self._accounting.join(unit, part.nbytes)
 
     def leave(self, unit: Unit, part: Unit) -> Instructions:
         """Count one name less of a part of a unit. With the last name the part goes, unless the unit is on disk."""
         part.keys -= 1
         if part.keys:
             return ()
-        self.accounting.resize(unit, unit.nbytes - part.nbytes)
-        if self.accounting.stuck:
-            self.accounting.mark_idle(unit)
+        self._accounting.leave(unit, part.nbytes)
         return self._settled([])
 
     def moved(self, copy: Copy, nbytes: int = 0) -> Instructions:
@@ -186,7 +178,7 @@ class SpillState:
         elif nbytes and copy.source == DISK:
             unit.nbytes, unit.disk_bytes = nbytes, unit.size(DISK)
         if copy.to > copy.source:
-            self.accounting.set_valid(unit, unit.valid | 1 << copy.to)
+            self._accounting.set_valid(unit, unit.valid | 1 << copy.to)
             here = [t for t in unit.waiters if not t.lacks(unit)]
             unit.waiters = tuple(t for t in unit.waiters if t.lacks(unit))
             for ticket in here:
@@ -217,11 +209,12 @@ class SpillState:
         return self._proceed(unit, out)
 
     def alloc_failed(self, allocation: FailedAllocation) -> Instructions:
-        """Make room on a device, whatever its limit; resume the thread when enough units, or all, have gone."""
-        # the thread makes its copies down before it waits; the spill thread never calls this, since others wait for its
-        # copies
+        """Make room on a device, whatever its limit; resume the thread when enough units, or all, have gone.
+
+        The thread makes its copies down before it waits. Never for the spill thread: others wait for its copies.
+        """
         last = max((a.until_bytes for a in self.allocations if a.tier == allocation.tier), default=0)
-        allocation.had_bytes = self.accounting.freed.get(allocation.tier, 0)
+        allocation.had_bytes = self._accounting.freed.get(allocation.tier, 0)
         allocation.until_bytes = max(last, allocation.had_bytes) + allocation.nbytes
         self.allocations.append(allocation)
         return self._settled([])
@@ -234,20 +227,17 @@ class SpillState:
 
     def limit(self, tier: int, nbytes: int) -> Instructions:
         """Set or change the limit of a tier: of a device when its size is known."""
-        self.accounting.limits[tier] = nbytes
-        self.accounting.unblock()
+        self._accounting.limit(tier, nbytes)
         return self._settled([])
 
     def shrink(self, tier: int, nbytes: int) -> Instructions:
         """Free ``nbytes`` once, even below the limit: first memory that is kept for reuse, then data."""
-        out: list[Instruction] = [Trim(tier)]
-        self.accounting.stuck.discard(tier)
-        self.accounting.shrunk[tier] = max(0, self.accounting.bytes.get(tier, 0) - nbytes)
-        return self._settled(out)
+        self._accounting.shrink(tier, nbytes)
+        return self._settled([Trim(tier)])
 
     def kept(self, tier: int, nbytes: int) -> Instructions:
         """Record the memory that waits in a tier to be used again."""
-        self.accounting.kept[tier] = nbytes
+        self._accounting.keep(tier, nbytes)
         return self._settled([])
 
     def expect(self, task: Hashable, units: Iterable[Unit], priority: tuple[float, ...], running: bool) -> Instructions:
@@ -273,14 +263,33 @@ class SpillState:
 
     def tick(self) -> Instructions:
         """Try failed copies again; to be called about once a second while :attr:`is_stuck`."""
-        self.accounting.unblock()
+        self._accounting.unstick()
         self.pauses = False
         return self._settled([])
+
+    def excess(self, nbytes: int) -> int:
+        """Record the host memory that waits to be used again; return the part of it without room beside the data."""
+        return self._accounting.keep(HOST, nbytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Host memory that waits to be used again, as last recorded."""
+        return self._accounting.kept.get(HOST, 0)
+
+    @property
+    def lower_bytes(self) -> int:
+        """Bytes of the units that are below the tier in which they are used."""
+        return self._accounting.lower_bytes
+
+    @property
+    def moves(self) -> int:
+        """The number of copies under way."""
+        return self._accounting.moves
 
     @property
     def is_stuck(self) -> bool:
         """True if a copy has failed that may succeed later."""
-        return bool(self.accounting.blocked) or self.pauses
+        return bool(self._accounting.blocked) or self.pauses
 
     def _forget_need(self, task: Hashable) -> None:
         if (need := self._needs.pop(task, None)) is None:
@@ -296,9 +305,9 @@ class SpillState:
     def _forget(self, unit: Unit, out: list[Instruction]) -> None:
         if not unit.keys and not unit.pins and unit.move is None and unit.valid:
             if unit.valid == 1 << unit.top:
-                self.accounting.remove(unit, out)
+                self._accounting.remove(unit, out)
             else:
-                self.accounting.drop(unit, unit.valid, out)
+                self._accounting.drop(unit, unit.valid, out)
             if unit.dirty or unit.disk_bytes:  # most objects have neither, and these would be their first
                 unit.dirty, unit.disk_bytes = False, 0
 
@@ -313,19 +322,19 @@ class SpillState:
 
     def _spoil(self, unit: Unit, out: list[Instruction]) -> None:
         unit.dirty = True
-        self.accounting.drop(unit, unit.valid & ~(1 << unit.top), out)
+        self._accounting.drop(unit, unit.valid & ~(1 << unit.top), out)
 
     def _end_copy(self, copy: Copy) -> None:
         if copy.unit.move != copy.to:
             raise ValueError(f"no copy to tier {copy.to} is under way")
         if copy.unit is self._ahead:
             self._ahead = None
-        self.accounting.end(copy)
+        self._accounting.end(copy)
 
     def _proceed(self, unit: Unit, out: list[Instruction]) -> Instructions:
         self._bring_up(unit)
         self._forget(unit, out)
-        self.accounting.mark_idle(unit)
+        self._accounting.mark_idle(unit)
         return self._settled(out)
 
     def _moved_down(self, copy: Copy, out: list[Instruction]) -> None:
@@ -335,10 +344,10 @@ class SpillState:
         if is_used and unit.dirty:
             out.append(Drop(unit, copy.to))  # it may have been written to since
         else:
-            self.accounting.set_valid(unit, unit.valid | 1 << copy.to)
+            self._accounting.set_valid(unit, unit.valid | 1 << copy.to)
             if not is_used:
                 unit.dirty = False
-                self.accounting.drop(unit, 1 << copy.source, out)
+                self._accounting.drop(unit, 1 << copy.source, out)
 
     def _keep_up(self, copy: Copy, error: Exception, for_good: bool, out: list[Instruction]) -> None:
         unit, tier = copy.unit, copy.source
@@ -346,15 +355,14 @@ class SpillState:
             unit.fixed = True
             out.append(Say("immovable", tier, unit.nbytes, error))
             return
-        self.accounting.blocked[tier] = min(unit.nbytes, self.accounting.blocked.get(tier, unit.nbytes))
-        self.accounting.orders[tier].move_to_end(unit.name)  # other units first next time
+        self._accounting.block(unit)
         if tier not in self.stays:
             self.stays.add(tier)
             out.append(Say("stays", tier, unit.nbytes, error))
 
     def _settled(self, out: list[Instruction]) -> Instructions:
         """Add the instructions that follow from the new state."""
-        accounting = self.accounting
+        accounting = self._accounting
         if accounting.lower or accounting.shrunk or self.allocations or accounting.is_over:
             self._continue(out)  # else all units are up, and have room
         for tier in tuple(self.stays) if self.stays else ():
@@ -364,18 +372,12 @@ class SpillState:
         return tuple(out)
 
     def _continue(self, out: list[Instruction]) -> None:
-        accounting = self.accounting
-        accounting.refused = False
+        accounting = self._accounting
         self._serve(out)
-        accounting.settle(out)
-        if accounting.refused and accounting.over(HOST) > 0 and HOST not in self.stays:
+        if accounting.settle(out) and accounting.over(HOST) > 0 and HOST not in self.stays:
             self.stays.add(HOST)
             out.append(Say("stays", HOST, accounting.over(HOST), None))
-        if accounting.shrunk:
-            accounting.end_shrinking(out)
-        if (excess := accounting.excess(HOST)) > 0:
-            accounting.kept[HOST] -= excess
-            out.append(Trim(HOST, excess=True))
+        accounting.trim(out)
         for tier, queue in self._coming_up.items():
             while queue and self._start(queue[0], tier, out):
                 queue.popleft()
@@ -390,7 +392,7 @@ class SpillState:
 
     def _start(self, unit: Unit, to: int, out: list[Instruction]) -> bool:
         """Start a copy up, if there is room or none can be made; return False if the unit must wait."""
-        accounting = self.accounting
+        accounting = self._accounting
         if unit.move is not None or not unit.waiters or unit.tier >= to or _above(unit) != to:
             return True  # its tickets were given up, or it is on its way, or has gone to disk
         accounting.make_room(to, out, unit.nbytes)
@@ -401,7 +403,7 @@ class SpillState:
 
     def _fetch_ahead(self, out: list[Instruction]) -> None:
         """Bring up the first unit that the next tasks need and that fits without another move."""
-        accounting = self.accounting
+        accounting = self._accounting
         if self._ahead or self.pauses:
             return
         for unit in (unit for need in self._ready[:_NEXT] for unit in need.units):
@@ -414,11 +416,11 @@ class SpillState:
 
     def _serve(self, out: list[Instruction]) -> None:
         """Send down the missing bytes of allocations; resume those that have room, and fail hopeless ones."""
-        freed, leaving = self.accounting.freed, self.accounting.leaving
+        freed, leaving = self._accounting.freed, self._accounting.leaving
         for allocation in tuple(self.allocations):
             tier = allocation.tier
             if (missing := allocation.until_bytes - freed.get(tier, 0) - leaving.get(tier, 0)) > 0:
-                self.accounting.send_down(tier, missing, missing, allocation, out)
+                self._accounting.send_down(tier, missing, missing, allocation, out)
             if freed.get(tier, 0) >= allocation.until_bytes or not leaving.get(tier):
                 self.allocations.remove(allocation)
                 has_room = freed.get(tier, 0) > allocation.had_bytes

@@ -40,7 +40,7 @@ from hpcgpu.supervise import ThreadLoop
 logger = logging.getLogger("distributed.worker.memory")
 _HINT = (
     "values are brought up on the event loop, and the worker does not answer meanwhile: "
-    "--preload hpcgpu.deploy.dask_preload makes moves asynchronous"
+    "--preload hpcgpu.spill.preload makes moves asynchronous"
 )
 _SLABS_BYTES = 1 << 30  # if the host tier has no limit
 _WHERE = "keyword {} of GpuSpillBuffer"
@@ -155,7 +155,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def device_limit_bytes(self) -> int:
         """Moves from the device begin here; 0: never, or the device is not known yet."""
-        return self._executor.state.accounting.limits.get(DEVICE, 0)
+        return self._executor.state.usage(DEVICE).limit
 
     @property
     def tiers(self) -> dict[str, int]:
@@ -165,7 +165,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     @property
     def copy_bytes(self) -> int:
         """Bytes of such clean copies in host memory."""
-        return self._executor.state.accounting.copy_bytes[HOST]
+        return self._executor.state.usage(HOST).copies
 
     @property
     def counters(self) -> dict[str, Count]:
@@ -188,7 +188,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def spilled_total(self) -> Spilled:
         """The bytes that distributed shows as spilled, and subtracts from its count of the process's memory."""
         tiers = self.tiers
-        return Spilled(tiers["device"] + tiers["disk"] - self.copy_bytes, self._executor.state.accounting.lower_bytes)
+        return Spilled(tiers["device"] + tiers["disk"] - self.copy_bytes, self._executor.state.lower_bytes)
 
     @property
     def fast(self) -> bool:
@@ -417,7 +417,7 @@ class SpillThread:
         self._tidy_up()
         self._note()
         with self._due:
-            self._idle = self._executor.inbox.empty() and not self._executor.state.accounting.moves
+            self._idle = self._executor.inbox.empty() and not self._executor.state.moves
             self._due.notify_all()
         return False
 
@@ -463,15 +463,15 @@ class SpillThread:
 
     def _shrink_host(self) -> bool:
         """Free host memory, idle memory first; return whether to measure again when the units have gone."""
-        tiers, above_target = self._executor.state.accounting, self._above_target
-        host_bytes = tiers.bytes.get(HOST, 0)
+        above_target, host_bytes = self._above_target, self._executor.state.usage(HOST).total
         step = int((host_bytes + self._executor.idle_bytes) * _SHRINK_PART) or host_bytes + self._executor.idle_bytes
         freed = self._executor.trim()
         over = min(step, above_target()) if above_target else step - freed
         if over <= 0:
             return False
         self._executor.report(self._executor.state.shrink, HOST, over)
-        return above_target is not None and (tiers.leaving.get(HOST, 0) > 0 or tiers.bytes.get(HOST, 0) < host_bytes)
+        now = self._executor.state.usage(HOST)
+        return above_target is not None and (now.leaving > 0 or now.total < host_bytes)
 
     def _shrink_free(self) -> None:
         """Give back room in files, and memory that no tier counts, a while after it became free."""

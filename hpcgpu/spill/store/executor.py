@@ -93,7 +93,7 @@ class Executor:
         # a simulated device has no page-locked memory
         self.page_locked = [each.copies for each in self._devices if hasattr(each, "copies")]
         for made in self.page_locked:
-            if isinstance(made, DriverCopies) and (most := self.state.accounting.limits.get(HOST)):
+            if isinstance(made, DriverCopies) and (most := self.state.usage(HOST).limit):
                 made.lock_at_most(most)
         if self._device_limit:
             attach(device, self)
@@ -113,10 +113,9 @@ class Executor:
 
     def trim_excess(self) -> None:
         """Give back what has no room beside the data in host memory; in the spill thread."""
-        self.has_excess, accounting, idle_bytes = False, self.state.accounting, self.idle_bytes
+        self.has_excess, idle_bytes = False, self.idle_bytes
         with self.lock:
-            accounting.kept[HOST] = idle_bytes
-            excess = accounting.excess(HOST)
+            excess = self.state.excess(idle_bytes)
         if excess > 0:
             self.trim(excess)
 
@@ -124,7 +123,7 @@ class Executor:
         """Tell the machine what is kept for reuse, if that has changed."""
         if self.disk.slabs.is_empty and not self.page_locked:
             return  # each value that is set comes here
-        if (idle_bytes := self.idle_bytes) != self.state.accounting.kept.get(HOST, 0):
+        if (idle_bytes := self.idle_bytes) != self.state.kept_bytes:
             self.report(self.state.kept, HOST, idle_bytes)
 
     def give_back(self, *, if_short: bool = False) -> None:
@@ -140,12 +139,12 @@ class Executor:
     # --- facts --------------------------------------------------------------------------------------------------------
     def tiers(self) -> dict[str, int]:
         """Return the bytes in each tier: each unit counts in its highest tier; copies under way are not counted."""
-        todo, accounting = Todo(), self.state.accounting
+        todo = Todo()
         with self.lock:
             self._bury(todo)  # there may be no other event for long, or ever, once the store is closed
             sizes = {"device": 0, "host": 0, "disk": 0}
-            for tier, nbytes in accounting.bytes.items():
-                sizes[tier_name(tier)] += nbytes - accounting.copy_bytes.get(tier, 0) - accounting.coming.get(tier, 0)
+            for tier in range(DEVICE + len(self._devices)):
+                sizes[tier_name(tier)] += self.state.usage(tier).resting
         self.carry_out(todo)
         return sizes
 
@@ -373,7 +372,7 @@ class Executor:
     def _ended(self, todo: Todo) -> None:
         self.carry_out(todo)
         self.count_kept()
-        if self.state.is_stuck or (self.is_watched and not self.state.accounting.moves):
+        if self.state.is_stuck or (self.is_watched and not self.state.moves):
             self.wake()
 
     def _detach(self, unit: Content, tier: int, todo: Todo, garbage: list[Any]) -> None:

@@ -9,7 +9,7 @@ A worker must neither copy on its event loop nor show handles to user code. So i
 - calls :func:`keep_packed` and :func:`register` when it starts;
 - sets ``store.on_fault``, and calls ``store.close()`` at its end.
 
-``hpcgpu.deploy.processes.worker_plugin`` does all this. Without it the store returns values everywhere.
+``hpcgpu.spill.distributed.plugin`` does all this. Without it the store returns values everywhere.
 """
 
 from __future__ import annotations

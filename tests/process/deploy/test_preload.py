@@ -16,7 +16,7 @@ from paths import SUPPORT
 from waiting import until
 
 DASK = str(Path(sys.executable).with_name("dask"))
-PRELOAD = ("--preload", "hpcgpu.deploy.dask_preload")
+PRELOAD = ("--preload", "hpcgpu.spill.preload")
 # What a user writes for 'dask worker'.
 MODULE = """
     from distributed import Worker
@@ -93,7 +93,7 @@ def test_preload_without_the_store_says_what_to_write(tmp_path: Path) -> None:
     with dask_worker(tmp_path, "--no-nanny", *PRELOAD) as (client, log):
         assert client.submit(sum, [1, 2]).result() == 3
         assert not ask(client, lambda dask_worker: "hpcgpu" in dask_worker.plugins)
-        said = re.findall("hpcgpu.deploy.dask_preload changes nothing.*", log.read_text())
+        said = re.findall("hpcgpu.spill.preload changes nothing.*", log.read_text())
     assert len(said) == 1
     assert "data=(hpcgpu.spill.GpuSpillBuffer," in said[0]
     assert "--worker-class" in said[0]

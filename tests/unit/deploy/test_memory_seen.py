@@ -24,13 +24,13 @@ from store_clusters import small_gpu
 
 import hpcgpu
 from hpcgpu import sim
-from hpcgpu.deploy.dask_preload import dask_setup
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import host_memory, process
 from hpcgpu.report.workers import Memory, Moved, WorkerFacts, total
 from hpcgpu.sim import SimArray, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
+from hpcgpu.spill.preload import dask_setup
 from hpcgpu.spill.store.inbox import Count
 from hpcgpu.spill.store.reports import SpillLog
 
@@ -123,7 +123,7 @@ async def one_worker(folder: Path, *, store: bool = True) -> AsyncIterator[tuple
             local_directory=str(folder),
             memory_limit="1GB",
             dashboard=False,
-            **({"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin(None)]} if store else {}),
+            **({"data": (GpuSpillBuffer, limits), "plugins": [SpillPlugin()]} if store else {}),
         )
         await stack.enter_async_context(worker)
         yield await stack.enter_async_context(Client(scheduler.address, asynchronous=True)), scheduler, worker

@@ -32,12 +32,13 @@ from hpcgpu.deploy.processes.control import Child
 from hpcgpu.deploy.processes.leaders import LeaderConnections
 from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
-from hpcgpu.deploy.processes.stalls import TROUBLE, StallDetector
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
+from hpcgpu.deploy.processes.stalls import StallDetector
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
 from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.spill.distributed.plugin import SpillPlugin
+from hpcgpu.spill.distributed.trouble import TROUBLE
 
 
 class Flaky:
@@ -254,7 +255,7 @@ asyncio.run(main())
 async def test_worker_that_lost_data_closes_if_hand_over_fails(log: pytest.LogCaptureFixture) -> None:
     closed = asyncio.Event()
     loop = SimpleNamespace(add_callback=asyncio.get_running_loop().call_soon_threadsafe)
-    plugin = SpillPlugin(None)  # type: ignore[arg-type]
+    plugin = SpillPlugin()
     fails, close = AsyncMock(side_effect=RuntimeError("cudaErrorIllegalAddress")), AsyncMock()
     close.side_effect = lambda **_: closed.set()
     plugin.worker = SimpleNamespace(loop=loop, close_gracefully=fails, close=close)

@@ -52,7 +52,7 @@ def test_units_above_the_limit_go_down_least_recent_first() -> None:
     copy = copy_of(state.set((b,)))
     assert copy == Copy(a, DEVICE, HOST, None, 6, a.age)
     assert state.moved(copy) == (Drop(a, DEVICE),)
-    assert state.accounting.bytes == {DEVICE: 6, HOST: 6}
+    assert state._accounting.bytes == {DEVICE: 6, HOST: 6}
 
 
 def test_units_on_their_way_down_are_not_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_units_on_their_way_down_are_not_chosen_again(monkeypatch: pytest.Monkey
     for copy in copies:
         state.moved(copy)
     assert len(looked_at) < 20 * len(many)
-    assert state.accounting.bytes == {DEVICE: 500 - len(copies), HOST: len(copies)}
+    assert state._accounting.bytes == {DEVICE: 500 - len(copies), HOST: len(copies)}
 
 
 def test_reader_of_a_unit_going_down_does_not_wait() -> None:
@@ -126,7 +126,7 @@ def test_disk_limit_holds_is_logged_and_copies_make_room() -> None:
     assert (a.tier, b.tier) == (DISK, HOST)
     store.use(a)  # b cannot go: the disk is full of a, until a is up
     assert [unit.tier for unit in (a, b)].count(DISK) == 1
-    assert store.state.accounting.bytes[DISK] <= 6
+    assert store.state._accounting.bytes[DISK] <= 6
     c = Unit(2, 9, HOST, HOST)
     store.set(c)
     assert [(say.event, say.error) for say in store.told if isinstance(say, Say)] == [("stays", None)]
@@ -513,7 +513,7 @@ def walk(story: Story, choose: random.Random) -> None:
         world.do(("delete", key))
     while world.copies:
         world.do(("moved", 0))
-    assert not any(world.state.accounting.bytes.values())
+    assert not any(world.state._accounting.bytes.values())
     assert not any(world.contents)
 
 

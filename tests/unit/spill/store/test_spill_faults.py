@@ -323,7 +323,7 @@ def test_copy_at_the_spill_threads_end_is_given_up(store: GpuSpillBuffer, gpu: F
     executor, thread = store._executor, store._spill_thread
     inbox, executor.inbox = executor.inbox, Late()
     store["a"] = gpu.asarray(np.full(80 * KIB, 1, "u1"))
-    assert executor.state.accounting.moves == 0
+    assert executor.state.moves == 0
     assert set(store["a"].get()) == {1}
 
 
@@ -494,7 +494,7 @@ def test_a_copy_whose_result_cannot_be_kept_fails(
     with monkeypatch.context() as patch:
         patch.setattr(Buffer, function, Mock(side_effect=KeyError("disk_to_device")))
         assert isinstance(aside(lambda: store[key]).exception(20), KeyError)
-    assert store._executor.state.accounting.moves == 0
+    assert store._executor.state.moves == 0
     assert_moves_on(store)
 
 
@@ -507,7 +507,7 @@ def test_interrupted_reader_does_not_block_other_readers(stored: NewStore, gpu: 
     gpu.up = KeyboardInterrupt()
     assert isinstance(aside(lambda: store["a"]).exception(20), KeyboardInterrupt)
     gpu.up = None
-    assert store._executor.state.accounting.moves == 0
+    assert store._executor.state.moves == 0
     assert aside(lambda: [int(x.get()[0]) for x in store["a"]]).result(scaled(20)) == [0, 1, 2, 3]
     assert store.settle(scaled(20))
 

@@ -134,7 +134,7 @@ def test_no_thread_keeps_another_waiting(stored: NewStore, monkeypatch: pytest.M
         with executor.lock:
             units = {unit for entry in store._entries.values() for unit in entry.units}
             assert list(broken(executor.state, units, [], [])) == []
-            assert executor.state.accounting.moves == 0
+            assert executor.state.moves == 0
         for key in list(store):
             aside(lambda key=key: threads.check(key, store[key])).result(scaled(30))
     finally:
@@ -234,7 +234,7 @@ def test_an_allocation_that_is_interrupted_leaves_no_copy_behind(
     held(task)
     try:
         assert interrupted.wait(scaled(20))
-        until(lambda: not store._executor.state.accounting.moves, "no copy is left", limit_s=20)
+        until(lambda: not store._executor.state.moves, "no copy is left", limit_s=20)
         assert not store._executor.state.allocations
         del store[0]
         store[5] = gpu.asarray(np.full(20 * KIB, 5, "u1"))

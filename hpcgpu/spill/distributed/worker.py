@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.store.buffer import GpuSpillBuffer
 from hpcgpu.spill.store.handles import Handle
 
 

@@ -1,4 +1,4 @@
-"""``dask worker --preload hpcgpu.deploy.dask_preload``: moves of the spill store, off the event loop of any worker.
+"""``dask worker --preload hpcgpu.spill.preload``: moves of the spill store, off the event loop of any worker.
 
 The worker itself must have the store. The command line of ``dask worker`` cannot give it one; a class can::
 
@@ -11,7 +11,7 @@ The worker itself must have the store. The command line of ``dask worker`` canno
             store = (GpuSpillBuffer, {"device_memory_limit": 0.8, "memory_limit": "8GB"})
             super().__init__(*args, data=store, **kwargs)
 
-    $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.deploy.dask_preload
+    $ dask worker SCHEDULER --worker-class spilling.SpillingWorker --preload hpcgpu.spill.preload
 
 ``hpcgpu.GPUWorker`` is a worker class that is bound to a GPU of the node, too. It needs no preload.
 """
@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from distributed import Worker
 
 from hpcgpu import supervise
-from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
 from hpcgpu.host import path_writers
-from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.distributed.plugin import SpillPlugin
+from hpcgpu.spill.store.buffer import GpuSpillBuffer
 
-_NO_PLAN: Any = None  # for the plugin's spec: hpcgpu has not planned this worker
 logger = logging.getLogger("distributed.worker.memory")
 
 
@@ -49,11 +47,11 @@ async def dask_setup(worker: Worker) -> None:
         )
     if not isinstance(worker.data, GpuSpillBuffer):
         logger.warning(
-            "hpcgpu.deploy.dask_preload changes nothing: worker %s has a %s for its data. Give it the spill store: "
+            "hpcgpu.spill.preload changes nothing: worker %s has a %s for its data. Give it the spill store: "
             "Worker(..., data=(hpcgpu.spill.GpuSpillBuffer, {'device_memory_limit': 0.8, 'memory_limit': '8GB'})), "
-            "for 'dask worker' in a class named by --worker-class (see help('hpcgpu.deploy.dask_preload'))",
+            "for 'dask worker' in a class named by --worker-class (see help('hpcgpu.spill.preload'))",
             worker.name,
             type(worker.data).__name__,
         )
     elif SpillPlugin.name not in worker.plugins:
-        await worker.plugin_add(plugin=SpillPlugin(_NO_PLAN), catch_errors=False)
+        await worker.plugin_add(plugin=SpillPlugin(), catch_errors=False)

@@ -19,15 +19,12 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import deserialize, serialize, to_serialize
 
 from hpcgpu import supervise
-from hpcgpu.deploy import compat
-from hpcgpu.deploy.network.node_copies import this_process
-from hpcgpu.deploy.processes import stalls
-from hpcgpu.deploy.processes.distributed.worker import Unspill
 from hpcgpu.errors import SpillError
 from hpcgpu.host import host_memory
-from hpcgpu.model import WorkerSpec
+from hpcgpu.spill.distributed.shuffles import adapt_shuffles
+from hpcgpu.spill.distributed.trouble import TROUBLE
+from hpcgpu.spill.distributed.worker import Unspill
 from hpcgpu.spill.proxies import unproxy
-from hpcgpu.spill.storage.disk import is_pinned
 from hpcgpu.spill.store.handles import Handle, Packed, arrive, keep_packed, reading
 from hpcgpu.spill.store.messages import register
 from hpcgpu.spill.values.unit import ABSENT
@@ -42,13 +39,11 @@ _LOST = "hpcgpu-spilled-data-lost"
 
 
 class SpillPlugin(WorkerPlugin):
-    """The worker's own plugin: it knows the worker's spec, and closes the store at the end."""
+    """The plugin of a worker with the store, which it closes at the end."""
 
     name = "hpcgpu"
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.spec = spec
-        self.copy_obstacle = this_process.obstacle  # why large values of this node come by the connection
+    def __init__(self) -> None:
         self._leaving = False
         self._lost: set[Any] = set()
         self._trimmed_s = -math.inf
@@ -58,13 +53,12 @@ class SpillPlugin(WorkerPlugin):
         self.worker = worker
         register()
         keep_packed()
-        compat.adapt_shuffles()
+        adapt_shuffles()
         read_in_threads(worker, self._readable)
-        this_process.allocate, this_process.is_page_locked = worker.data.disk.slabs.empty, is_pinned
         worker.data.on_fault = self._on_fault
         worker.data.above_target = self._above_target
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
-        worker.metrics = {**worker.metrics, stalls.TROUBLE: lambda _: "; ".join(worker.data.trouble)}
+        worker.metrics = {**worker.metrics, TROUBLE: lambda _: "; ".join(worker.data.trouble)}
         worker.data.host_is_short = lambda: host_memory.memory_left() < _LEFT
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
@@ -85,12 +79,14 @@ class SpillPlugin(WorkerPlugin):
 
     def _above_target(self) -> int:
         """Return the bytes of the process above its target, without what the heap only keeps; for the spill thread."""
-        above = compat.above_target(self.worker)
-        if above <= 0 or time.monotonic() - self._trimmed_s < _TRIM_S:
-            return above
-        self._trimmed_s = time.monotonic()
-        host_memory.trim_heap()
-        return compat.above_target(self.worker)
+        manager, process_bytes = self.worker.memory_manager, self.worker.monitor.get_process_memory
+        target = (manager.memory_limit or 0) * (manager.memory_target_fraction or manager.memory_spill_fraction)
+        above = process_bytes() - target
+        if above > 0 and time.monotonic() - self._trimmed_s >= _TRIM_S:
+            self._trimmed_s = time.monotonic()
+            host_memory.trim_heap()
+            above = process_bytes() - target
+        return int(above)
 
     def _on_fault(self, error: SpillError) -> None:
         """Close the worker: other workers compute the lost values again. Otherwise a failing read would hang."""
