@@ -50,7 +50,7 @@ def test_interrupt_ends_a_script_but_not_the_cluster_of_a_cell(tmp_path: Path) -
 INTERRUPTED_START = """
 import os, signal, threading
 from hpcgpu import LocalGPUCluster
-from hpcgpu.deploy.cluster import LocalRanks
+from hpcgpu.deploy.cluster.local_ranks import LocalRanks
 
 async def interrupted(ranks, start=LocalRanks.start):
     await start(ranks)

@@ -12,7 +12,8 @@ from distributed.deploy.adaptive import Adaptive
 
 from hpcgpu.config import layers
 from hpcgpu.config.migration import read_local_cuda
-from hpcgpu.deploy.cluster import ClusterRun, security_loader
+from hpcgpu.deploy.cluster import security_loader
+from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs

@@ -18,7 +18,7 @@ from distributed.utils import Log, Logs
 from hpcgpu.config import layers
 from hpcgpu.config.layers import documented, parameters
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.cluster import ClusterRun
+from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.cluster.reported import ReportedCluster, first_line
 from hpcgpu.deploy.jobs.fleet import SchedulerView

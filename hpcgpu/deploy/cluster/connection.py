@@ -14,7 +14,8 @@ from typing import Any
 from distributed.core import rpc
 
 from hpcgpu import supervise
-from hpcgpu.deploy.cluster import ClusterRun, security_loader
+from hpcgpu.deploy.cluster import security_loader
+from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.jobs.runs import today
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.deploy.network.dashboard import BrowserLink, Tunnel

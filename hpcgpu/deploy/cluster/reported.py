@@ -13,7 +13,7 @@ from distributed.deploy.cluster import Cluster
 
 from hpcgpu import supervise
 from hpcgpu.deploy import dashboard
-from hpcgpu.deploy.cluster import ClusterRun
+from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.dashboard import KEY
 from hpcgpu.deploy.progress import Progress
