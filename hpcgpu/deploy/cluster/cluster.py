@@ -20,13 +20,12 @@ from hpcgpu.config.layers import documented, parameters
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.reported import ReportedCluster, first_line
+from hpcgpu.deploy.cluster.reported import ReportedCluster
 from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.model import Patience
-from hpcgpu.plan.jobs import End, by_number, summary_line
-from hpcgpu.report.table import Explanation
+from hpcgpu.plan.jobs import End, summary_line
 from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 
@@ -194,39 +193,12 @@ class GPUCluster(ReportedCluster):
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_INSTEAD.get(name, '')}")
 
-    def __repr__(self) -> str:
-        if state := self._state:
-            return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
-        names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
-        gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
-        text = str(super().__repr__()).replace(", workers=", ", connect by Client(cluster), workers=", 1)
-        return f"{text.removesuffix(')')}, gpus={gpus})"
-
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "status", None) == Status.created:
             text = f"{type(self).__name__} was never awaited, so it has not started; write: cluster = await ..."
             _warn(text, RuntimeWarning, source=self)
         else:
             super().__del__(_warn)
-
-    def explain(self) -> Explanation:
-        """Return the plan of the job, with where each part was set."""
-        text, state = self._run.explain(), self._state
-        if state and not self._stalled:
-            return Explanation(f"{text}\nthis cluster is {state}\n")
-        if facts := self._connection.scheduler_file:
-            text += f"\nscheduler of job {self.job_id or '-'} on {facts.node}\n"
-            text += f"dashboard: {'cluster.dashboard_link' if self.dashboard_link else 'none'}\n"
-        return Explanation(text)
-
-    @property
-    def dashboard_link(self) -> str:
-        """The dashboard's address for your browser; this process leads it to the scheduler's node. It holds a secret.
-
-        Empty where the cluster has none (``dashboard=False``), or has ended.
-        """
-        browser = self._connection.browser
-        return browser.url if browser and not self._end else ""
 
     def sync(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a coroutine function. In an asynchronous cluster it begins at once, whether or not it is awaited."""
