@@ -1,4 +1,4 @@
-"""The run of one cluster object: processes of this machine, or jobs of a batch system, submitted or taken up."""
+"""The run of a cluster of a batch system: its jobs, submitted or taken up."""
 
 from __future__ import annotations
 
@@ -6,93 +6,77 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu import supervise
 from hpcgpu.deploy import jobs as runs
-from hpcgpu.deploy import settings as user_settings
-from hpcgpu.deploy.cluster.local_ranks import LocalRanks
+from hpcgpu.deploy.cluster.local_run import LocalRun
 from hpcgpu.deploy.jobs.batch_client import plan_job, submit_guarded
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
 from hpcgpu.deploy.jobs.runs import Jobs, today
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
-from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
-from hpcgpu.host import log, remover
+from hpcgpu.host import log
 from hpcgpu.host.path_writers import changed_by
-from hpcgpu.host.scratch import Scratch
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument
 from hpcgpu.plan.jobs import NO_WORKERS, OUTLIVES, Job, Phase, describe
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
 from hpcgpu.units import format_duration
 
 
-class ClusterRun:
-    """The processes or jobs of one cluster object, which calls it on its event loop; any thread may read properties."""
+class BatchRun:
+    """The jobs of one cluster object, which calls it on its event loop; any thread may read properties.
+
+    With ``scheduler="here"`` the scheduler is a process of this machine.
+    """
 
     def __init__(
         self,
         user: Wanted,
         patience: Patience,
-        *,
-        environ: Mapping[str, str] | None = None,  # added for processes of this machine
         attached: runs.Run | None = None,  # to take up in place of a submission
+        *,
         takes_over: bool = False,  # this object becomes its owner
     ) -> None:
-        self.settings, self.site, self.takes_over = user.settings, user.site, takes_over
-        self.scales = bool(user.batch) and user.settings.shape == "elastic"  # whether jobs come and go
+        self.settings, self._user = user.settings, user
+        self.scales = user.settings.shape == "elastic"  # whether jobs come and go
+        self.first_workers = first_workers(user.settings)  # of the job with the scheduler
+        self.member_workers = workers_per_node(user.settings) if self.scales else 0  # of each job that comes and goes
         self.script = ""  # of the job with the scheduler, or its command; "": not made here
-        self._batch, self._patience, self._environ = user.batch, patience, environ or {}
-        self._run = attached
-        self._ranks: LocalRanks | None = None
-        self._scratch: Scratch | None = None
+        self._policy = Policy(walltime_s=user.settings.walltime_s, drain_s=user.settings.drain_s, patience=patience)
+        self._run, self._takes_over = attached, takes_over
+        self._local: LocalRun | None = None  # the scheduler, if it is here
         self._fleet: Fleet | None = None
-        self._view: SchedulerView | None = None
-        self._spec: JobSpec | None = None
-        self._ready_workers = 0
+        self._spec: JobSpec | None = None  # of the submitted job
 
     @property
-    def folder(self) -> Path | None:
-        """The folder of a run that another object has begun; None until :meth:`make_folder` has made it."""
-        return self._run.folder if self._run else None
+    def fleet(self) -> Fleet:
+        """The jobs; AssertionError before :meth:`start`."""
+        assert self._fleet
+        return self._fleet
 
     @property
     def job(self) -> Job | None:
         """The job with the scheduler; None before its submission."""
-        if self._ranks:
-            return self._ranks.job if self._ranks.id else None
-        return self._run.head if self._fleet and self._run else None
+        if self._local:
+            return self._local.job
+        return self._run.head if self._run else None
 
     @property
     def label(self) -> str:
         """The job with the scheduler, for people: ``job 123``, ``this machine``."""
-        return "this machine" if self._ranks else f"job {self.job.id if self.job else '-'}"
+        return "this machine" if self._local else f"job {self.job.id if self.job else '-'}"
 
     @property
     def limit(self) -> str:
         """For people, that an elastic cluster ends with its first job; "" if it has no limit."""
-        limit_s = (self.job.limit_s if self.job else None) or self.settings.walltime_s
-        if not self.scales or self._ranks or not limit_s:
+        head = self._run and self._run.head
+        limit_s = head and (head.limit_s or self.settings.walltime_s)
+        if not self.scales or not limit_s:
             return ""
         return f"the cluster ends with {self.label}, its first, {format_duration(limit_s)} after that began; {OUTLIVES}"
-
-    @property
-    def trouble(self) -> str:
-        """Why the jobs are not looked after at present; "" if they are."""
-        return self._fleet.trouble if self._fleet else ""
-
-    @property
-    def first_workers(self) -> int:
-        """The number of workers of the job that has the scheduler; of processes of this machine, when it was ready."""
-        return first_workers(self.settings) if self._batch else self._ready_workers
-
-    @property
-    def member_workers(self) -> int:
-        """The number of workers of each job that comes and goes."""
-        return workers_per_node(self.settings) if self.scales else 0
 
     @property
     def wanted_workers(self) -> int:
@@ -106,16 +90,18 @@ class ClusterRun:
 
     @property
     def given_up(self) -> HpcGpuError | None:
-        """Why no more workers come; None if they may."""
-        return (self._fleet and self._fleet.error) or (JobError(self.trouble) if self.trouble else None)
+        """Why no more workers come, or their jobs are not looked after at present; None if they may come."""
+        if not (fleet := self._fleet):
+            return None
+        return fleet.error or (JobError(fleet.trouble) if fleet.trouble else None)
 
     @property
     def jobs(self) -> Jobs:
         """All jobs with their present workers: the fleet checks a little later, for many workers at once."""
         head, fleet = self.job, self._fleet
-        if head is None or fleet is None or self._view is None:
+        if head is None or fleet is None:
             return Jobs(())
-        present, end = fleet.present(), self._view.end()
+        present, end = fleet.present(), fleet.view.end()
 
         def described(job: Job) -> Job:
             here = present.get(job.id, NO_WORKERS)
@@ -126,171 +112,125 @@ class ClusterRun:
         if not head.expected and not end:
             rows[0] = replace(rows[0], phase=Phase.UP, text=Phase.UP.value)
         ended = [job for job in rows if end and job.phase is Phase.GONE]
-        unasked = [describe(job, today()) for job in fleet.run.gone]
-        return Jobs(tuple(job for job in rows if job not in ended), (*ended, *unasked))
+        gone = [describe(job, today()) for job in fleet.run.gone]
+        return Jobs(tuple(job for job in rows if job not in ended), (*ended, *gone))
 
     def explain(self) -> str:
-        """Return the plan of the submitted job; of other runs the settings, and the command."""
+        """Return the plan of the submitted job; of other runs the settings."""
         from hpcgpu.deploy import preview  # both bring what reads machines, which no other call needs
         from hpcgpu.report.job import render, settings_table
 
         if not self._spec:
-            text = settings_table(self.settings).to_text()
-            return text if self._batch else f"{text}\n{self.script}"
-        return render(preview.of_job(Wanted(self.settings, self.site), self._spec, self.script))
+            return settings_table(self.settings).to_text()
+        return render(preview.of_job(self._user, self._spec, self.script))
 
     def make_folder(self) -> Path:
-        """Make the run's folder; called in a thread."""
-        if self._batch:
-            home = runs.home()
-            if who := changed_by(home):
-                log.say(f"{home} is not safe for the files of a run: {who}, and so end it; chmod go-w that folder")
-            return scheduler_file.make_folder(home)
-        settings = self.settings
-        self._scratch = Scratch.make(settings.local_directory, "client", trusted=settings.trust_local_directory)
-        remover.start(str(self._scratch.lock_path))  # the kernel frees the lock when this process ends
-        return scheduler_file.make_folder(self._scratch.path)
+        """Make the run's folder, or return that of an existing run; called in a thread."""
+        if self._run:
+            return self._run.folder
+        home = runs.home()
+        if who := changed_by(home):
+            log.say(f"{home} is not safe for the files of a run: {who}, and so end it; chmod go-w that folder")
+        return scheduler_file.make_folder(home)
 
     async def start(self, folder: Path, view: SchedulerView) -> None:
-        """Submit the job with the scheduler, take up an existing one, or start processes; or raise HpcGpuError."""
-        self._view = view
-        settings = self.settings
-        policy = Policy(walltime_s=settings.walltime_s, drain_s=settings.drain_s, patience=self._patience)
-        if self._run:
-            self._fleet = Fleet(self._run, policy, view)
-            self._fleet.start()
+        """Submit the job with the scheduler, or take up an existing one; raise HpcGpuError if this is not possible."""
+        user, document = self._user, RunDocument(settings=self.settings, shape="gang", folder=str(folder))
+        run = self._run = self._run or runs.Run.begin(document, user.batch, user.site)
+        fleet = self._fleet = Fleet(run, self._policy, view)
+        if run.head:
+            fleet.start()
             await self.check(poll=True)
-            return
-        document = RunDocument(settings=settings, shape="gang", folder=str(folder))
-        if not self._batch:
-            self._ranks = await asyncio.to_thread(self._plan_ranks, document)
-            await self._ranks.start()
-            return
-        run = self._run = runs.Run.begin(document, self._batch, self.site)
-        fleet = self._fleet = Fleet(run, policy, view)
-        if self.first_workers:
-            spec, system = await asyncio.to_thread(plan_job, document, self.site, self._batch)
+        elif self.first_workers:
+            spec, system = await asyncio.to_thread(plan_job, document, user.site, user.batch)
             self._spec, self.script = spec, system.script(spec)
             await submit_guarded(run, functools.partial(fleet.submit_head, system, spec))
         else:
-            self._ranks = await asyncio.to_thread(self._plan_ranks, replace(document, shape="head"))
-            await submit_guarded(run, self._ranks.start)
+            self._local = LocalRun(self.settings, {}, "head")
+            await submit_guarded(run, functools.partial(self._local.start, folder, view))
+            self.script = self._local.script
 
-    def _plan_ranks(self, document: RunDocument) -> LocalRanks:
-        settings, launch, folder = self.settings, local_launch(document), Path(document.folder)  # it searches launchers
-        if self._batch:
-            ranks = LocalRanks(launch, {}, folder)
-        else:
-            environ = {**user_settings.dask_environ(), **self._environ}
-            ranks = LocalRanks(launch, environ, folder, settings.log_directory, ld_preload(settings))
-        self.script = ranks.script
-        return ranks
-
-    async def connected(self) -> None:
+    async def ready(self, workers: int) -> None:
         """Take the run over if requested; not before, since an object without a connection must not end it."""
-        if not self._run or not self._fleet:
-            return
-        document = RunDocument(settings=self.settings, shape="member", folder=str(self._run.folder))
-        spec = plan_job(document, self.site, self._batch)[0] if self.scales else None
-        if self.takes_over:
-            await supervise.to_thread(self._run.take_over)
+        fleet, user = self.fleet, self._user
+        document = RunDocument(settings=self.settings, shape="member", folder=str(fleet.run.folder))
+        spec = plan_job(document, user.site, user.batch)[0] if self.scales else None
+        if self._takes_over:
+            await supervise.to_thread(fleet.run.take_over)
         if spec:
-            self._fleet.manage_members(spec)
-
-    def ready(self, workers: int) -> None:
-        """Record the number of workers at the end of the start."""
-        self._ready_workers = workers
-        if self._fleet:
-            self._fleet.ready()
+            fleet.manage_members(spec)
+        fleet.ready()
 
     async def check(self, *, poll: bool = False) -> Job:
         """Return the job with the scheduler, after a poll if asked; JobError, with its log's tail, if it has ended."""
-        if self._ranks:
-            return await self._ranks.check()
-        assert self._fleet
-        return await (self._fleet.news() if poll else self._fleet.check())
+        if self._local:
+            return await self._local.check()
+        return await (self.fleet.news() if poll else self.fleet.check())
 
     def onto(self, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command that runs ``argv`` on a node of the job with the scheduler."""
-        if self._ranks or not self._run or not self.job:
-            return argv
-        return self._run.system.onto(self.job.id, node, argv)
+        run = self.fleet.run
+        return run.system.onto(run.head.id, node, argv) if run.head else argv
 
     def workers_changed(self) -> None:
         """Check the jobs soon: workers have come or gone."""
-        if self._fleet:
-            self._fleet.alarm.ring()
-
-    def check_elastic(self) -> None:
-        """Raise ConfigError if the cluster has a fixed size."""
-        if not self.scales:
-            raise ConfigError(
-                f"this cluster is one job of fixed size (nodes={self.settings.nodes}): start it with "
-                "shape='elastic' to scale it, or start another one with nodes=…"
-            )
+        self.fleet.alarm.ring()
 
     def members_for(self, workers: int) -> int:
         """Return the number of jobs beside the first that are necessary for a cluster of so many workers."""
         return max(0, math.ceil((workers - self.first_workers) / self.member_workers))
 
-    async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Set the number of jobs that come and go; see :meth:`Fleet.scale`."""
-        assert self._fleet
-        await self._fleet.scale(jobs, adapting=adapting)
-
     async def is_mine(self) -> bool:
         """Return whether the run ends with this object: it has no other owner."""
-        if self._run:
-            with contextlib.suppress(OSError):  # a file server that is away
-                await supervise.to_thread(self._run.look)
-        return self._run is None or self._run.is_mine
+        if self._run is None:
+            return True
+        with contextlib.suppress(OSError):  # a file server that is away
+            await supervise.to_thread(self._run.look)
+        return self._run.is_mine
 
     async def claim(self, action: str) -> None:
-        """Raise JobError if another object that is alive owns the run; take over a run whose owner has left it."""
+        """Raise JobError if another object that is alive owns the run; take over a run whose owner has left it.
+
+        ConfigError: the job cannot go on without this process, and ``action`` is "detach".
+        """
+        if action == "detach" and self._local:
+            raise ConfigError("scheduler='here': the scheduler dies with this process, so it cannot be detached")
         if self._run and not await self.is_mine():
             await supervise.to_thread(self._run.claim, action)
-
-    async def check_detachable(self) -> None:
-        """Raise ConfigError if the job cannot go on without this process, JobError if another object owns it."""
-        if not self._batch:
-            raise ConfigError("the processes of a local cluster die with this one: it cannot be detached")
-        if self._ranks:
-            raise ConfigError("scheduler='here': the scheduler dies with this process, so it cannot be detached")
-        await self.claim("detach")
-
-    def goes_on(self, kind: str) -> str:
-        """Return a line about a job that its object leaves running; "" if it ends. ``kind``: the object's class."""
-        job = self.job
-        if self._ranks or job is None or job.state is JobState.ENDED:
-            return ""
-        left = "detached" if self._run and self._run.is_mine else "closed"
-        return f"{left}: job {job.id} goes on, {kind}.attach({job.id!r}) takes it up"
 
     def stop(self) -> None:
         """Stop looking after the jobs, which stay. It may be called again."""
         if self._fleet:
             self._fleet.stop()
 
+    async def leave(self, kind: str) -> str:
+        """End the guard, since the jobs go on; return a line about them, "" if they do not. ``kind``: the class."""
+        if not (run := self._run):
+            return ""
+        await asyncio.to_thread(run.end_guard)
+        if not (job := run.head) or job.state is JobState.ENDED:
+            return ""
+        left = "detached" if run.is_mine else "closed"
+        return f"{left}: job {job.id} goes on, {kind}.attach({job.id!r}) takes it up"
+
     async def end(self) -> bool:
-        """End all jobs; SubmitError if some could not be cancelled. False: the batch system may start one again."""
+        """End all jobs; SubmitError if some could not be cancelled.
+
+        False: the batch system may start one again, which a guard looks after.
+        """
+        if not (fleet := self._fleet):
+            return True
         try:
-            if self._fleet and self.scales:
-                await self._fleet.close()
+            if self.scales:
+                await fleet.close()
         finally:
-            if self._ranks:
-                await self._ranks.end(at_once=not self._view or self._view.scheduler() is None)
-            are_gone = await self._fleet.close_head() if self._fleet and not self._ranks else True
+            if self._local:
+                await self._local.end()
+            are_gone = await fleet.close_head()
+        await asyncio.to_thread(fleet.run.end_guard)
+        if not are_gone and fleet.run.is_mine:
+            await asyncio.to_thread(fleet.run.start_guard, at_once=True)
         return are_gone
 
-    async def close(self, *, are_gone: bool = True) -> None:
-        """Remove the leftovers of processes here, and end the guard, unless it is to look after a job that may return.
 
-        ``are_gone``: no job is left, or another process has one.
-        """
-        if self._scratch:
-            await supervise.to_thread(self._scratch.remove)
-            self._scratch = None
-        if self._run:
-            await asyncio.to_thread(self._run.end_guard)
-            if not are_gone and self._run.is_mine:
-                await asyncio.to_thread(self._run.start_guard, at_once=True)
+ClusterRun = LocalRun | BatchRun  # of a cluster object, whose class chooses: two classes with one interface

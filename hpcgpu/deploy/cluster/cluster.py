@@ -65,7 +65,6 @@ class GPUCluster(ReportedCluster):
 
     """
 
-    scheduler_info: Any  # distributed's
     entry_point: ClassVar[str] = ""  # of config.entry_points: which options it refuses
     waits_in_queue: ClassVar[bool] = True  # so its progress is shown at once
     patience: ClassVar[Patience] = Patience()
@@ -107,7 +106,7 @@ class GPUCluster(ReportedCluster):
         self._watch_worker_status_comm: Any = None  # distributed's, for the scheduler's news of its workers
         self._changed = asyncio.Event()
         progress = Progress(self._cluster_manager_logs, quiet, 0.0 if self.waits_in_queue else SHORT_S)
-        self._run, self._progress = run, progress
+        self._run, self._progress, self._supports_scaling = run, progress, run.scales
         changed = self._changed.set
         self._connection = Connection(
             run, progress, self.patience, reconnected=self._start_again, lost=self._lost, changed=changed
@@ -118,10 +117,9 @@ class GPUCluster(ReportedCluster):
 
     @classmethod
     def _of_run(cls, run: ClusterRun, *, asynchronous: bool) -> Self:
-        """Start the object of an existing run, which leaves its job running when it closes; ``attach`` calls this."""
+        """Start the object of an existing run; ``attach`` calls this."""
         cluster = cls.__new__(cls)
         cluster._make(run, asynchronous=asynchronous)
-        cluster._connection.keeps_job = True
         cluster._begin()
         return cluster
 
@@ -170,10 +168,6 @@ class GPUCluster(ReportedCluster):
     def wanted_workers(self) -> int:
         """The number of workers that the cluster is to have."""
         return self._run.wanted_workers
-
-    @property
-    def _supports_scaling(self) -> bool:
-        return self._run.scales
 
     @property
     def plan(self) -> set[str]:
@@ -268,10 +262,10 @@ class GPUCluster(ReportedCluster):
         return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
 
     async def _show_ready(self) -> None:
-        self._run.ready(len(self.scheduler_info["workers"]))
+        await self._run.ready(len(self.scheduler_info["workers"]))
         await self._show_notes()
         workers = len(self.scheduler_info["workers"])
-        self._progress.show(self._line(workers) if workers or not self._supports_scaling else _NO_WORKERS)
+        self._progress.show(self._line(workers) if workers or not self._run.scales else _NO_WORKERS)
         self._progress.end()
         if limit := self._run.limit:
             self._log(limit)
@@ -324,8 +318,6 @@ class GPUCluster(ReportedCluster):
         )
         await run.start(await connection.begin(), view)
         self.scheduler_comm = await connection.connect()
-        await run.connected()
-        connection.keeps_job &= not run.takes_over
 
     async def _start_again(self, scheduler: Any) -> None:
         """Repeat the start of distributed's cluster with another connection."""
@@ -397,7 +389,7 @@ class GPUCluster(ReportedCluster):
         return self._end_thread(self.sync(self._detach))
 
     async def _detach(self) -> None:
-        await self._run.check_detachable()
+        await self._run.claim("detach")
         await self._connection.detach(self.job_id)
         if self.status == Status.starting and self._starting:
             self._starting.cancel()
@@ -456,17 +448,14 @@ class GPUCluster(ReportedCluster):
         try:
             await connection.close()
             end = f"closed; it was {self._end_text}" if self._end is End.LOST else "closed"
-            if connection.keeps_job and not self._end:
-                end = run.goes_on(type(self).__name__) or end
-            self._over(End.LEFT, end)
-            are_gone = True
+            left = await run.leave(type(self).__name__) if connection.keeps_job else ""
+            self._over(End.LEFT, end if self._end else left or end)
             if not connection.keeps_job:
                 with self._progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
                     are_gone = await run.end()
                 if are_gone:
                     await connection.remove_folder()  # the guard needs it as long as a job may exist
                 self._end = End.CLOSED
-            await run.close(are_gone=are_gone)
         finally:
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
             self._show_end()

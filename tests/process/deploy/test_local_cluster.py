@@ -169,7 +169,7 @@ def test_notes_of_the_node_are_printed_once(tmp_path: Path, capfd: pytest.Captur
     with dask.config.set({"distributed.worker.memory.max-spill": "1 PiB"}), LocalGPUCluster(**given):
         said = [line.removeprefix("hpcgpu: ") for line in capfd.readouterr().err.splitlines()]
     # a slow start says that it is waited for, too
-    lowered, room = [line for line in said if not re.match("dashboard:|READY|(job|pid) ", line)]
+    lowered, room = [line for line in said if not re.match("dashboard:|READY|this machine: ", line)]
     assert "device_memory_limit=1000000000 (set by keyword device_memory_limit of LocalGPUCl" in lowered
     assert "is lowered to 16.0 MiB" in lowered
     assert "2.0 PiB may be spilled there" in room
