@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from distributed.deploy.adaptive import Adaptive
 
@@ -15,7 +15,7 @@ from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy.cluster import security_loader
 from hpcgpu.deploy.cluster.batch_run import BatchRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster
-from hpcgpu.deploy.cluster.local_run import LocalRun
+from hpcgpu.deploy.cluster.local_run import LocalRun, find
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
@@ -138,50 +138,17 @@ class BatchGPUCluster(GPUCluster):
     _run: BatchRun
 
     @classmethod
-    def attach(
-        cls,
-        name_or_jobid: str,
-        *,
-        take_over: bool = False,
-        asynchronous: bool = False,
-    ) -> Self:
-        """Return the cluster of a run that another process has submitted: one that was detached, or not yet lost.
-
-        Any process of yours may attach that sees the same home folder. It waits for a job that is still pending.
-        A run has one owner, the object that submitted it or took it over last, which alone may scale and end it. All
-        others read: they connect clients, and show jobs, bindings and memory.
-
-        Parameters
-        ----------
-        name_or_jobid : str
-            As ``hpcgpu ps`` shows them.
-        take_over : bool
-            Become the run's owner, whether or not the one before is alive: this object may scale, and the jobs end with
-            it unless it detaches. Else the jobs go on as they were when this object is closed.
-        asynchronous : bool
-            True inside a running event loop: ``async with``, or ``await`` the object.
-
-        Raises
-        ------
-        ConfigError
-            There is no such run, there are several, or it is one of another batch system.
-        JobError
-            Its job has ended.
-        LaunchError
-            Its scheduler does not answer.
-
-        """
-        existing = Run.find(home(), str(name_or_jobid))
+    def _find(cls, name: str, *, take_over: bool) -> BatchRun:
+        existing = Run.find(home(), name)
         if existing.record.batch != cls.batch:
-            raise ConfigError(f"{name_or_jobid} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
+            raise ConfigError(f"{name} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
         if not existing.head:
             raise LaunchError(
                 f"run {existing.name} in {existing.folder} has no job with a scheduler: it has not been "
                 "submitted yet, or the scheduler is beside the process that made it (scheduler='here')"
             )
         user = Wanted(existing.document.settings, None, cls.batch)
-        run = BatchRun(user, cls.patience, existing, takes_over=take_over)
-        return cls._of_run(run, asynchronous=asynchronous)
+        return BatchRun(user, cls.patience, existing, takes_over=take_over)
 
     def _prepare(self, keywords: dict[str, Any]) -> BatchRun:
         user = read(keywords, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
@@ -305,6 +272,13 @@ class LocalGPUCluster(GPUCluster):
 
     entry_point = layers.LOCAL
     waits_in_queue = False
+
+    @classmethod
+    def _find(cls, name: str, *, take_over: bool) -> LocalRun:
+        if take_over:
+            raise ConfigError("take_over=True: a local cluster ends with the process that started it; leave it out")
+        existing = find(name)
+        return LocalRun(existing.document.settings, {}, attached=existing)
 
     def _prepare(self, keywords: dict[str, Any]) -> LocalRun:
         ours, environ = read_local_cuda(keywords)

@@ -116,12 +116,44 @@ class GPUCluster(ReportedCluster):
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    def _of_run(cls, run: ClusterRun, *, asynchronous: bool) -> Self:
-        """Start the object of an existing run; ``attach`` calls this."""
+    def attach(cls, name_or_jobid: str, *, take_over: bool = False, asynchronous: bool = False) -> Self:
+        """Return the cluster of a run that another process has started: one that was detached, or not yet lost.
+
+        Any process of yours may attach that sees the same home folder, to a local cluster any process on its machine.
+        It waits for a job that is still pending. A run has one owner, the object that submitted it or took it over
+        last, which alone may scale and end it. All others read: they connect clients, and show jobs, bindings and
+        memory.
+
+        Parameters
+        ----------
+        name_or_jobid : str
+            As ``hpcgpu ps`` shows them; ``job_name`` and ``job_id`` of a local cluster.
+        take_over : bool
+            Become the run's owner, whether or not the one before is alive: this object may scale, and the jobs end with
+            it unless it detaches. Else the jobs go on as they were when this object is closed. Not of a local cluster,
+            which ends with the process that started it.
+        asynchronous : bool
+            True inside a running event loop: ``async with``, or ``await`` the object.
+
+        Raises
+        ------
+        ConfigError
+            There is no such run, there are several, or it is one of another batch system.
+        JobError
+            Its job has ended.
+        LaunchError
+            Its scheduler does not answer.
+
+        """
         cluster = cls.__new__(cls)
-        cluster._make(run, asynchronous=asynchronous)
+        cluster._make(cls._find(str(name_or_jobid), take_over=take_over), asynchronous=asynchronous)
         cluster._begin()
         return cluster
+
+    @classmethod
+    @abstractmethod
+    def _find(cls, name: str, *, take_over: bool) -> ClusterRun:
+        """Return an existing run for an object that takes it up."""
 
     def _begin(self) -> None:
         """Start; an asynchronous object starts when it is awaited."""

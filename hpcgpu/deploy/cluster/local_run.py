@@ -8,19 +8,22 @@ import functools
 import os
 import shlex
 import signal
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from hpcgpu import supervise
+from hpcgpu.deploy.jobs import Run
 from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.jobs.runs import Jobs, log_tail
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import dask_environ
 from hpcgpu.deploy.start import ld_preload, local_launch
-from hpcgpu.errors import ConfigError, JobError, LaunchError
+from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import private, process, remover
-from hpcgpu.host.scratch import Scratch, make_private
+from hpcgpu.host.scratch import Scratch, home_of, make_private, sweep
 from hpcgpu.launch import HOST_FILES, SEEN_OF_A_JOB
 from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
 from hpcgpu.plan.jobs import HEAD, Job
@@ -28,6 +31,31 @@ from hpcgpu.plan.jobs import HEAD, Job
 # A job whose lease has ended is gone within 5 s.
 _LOCAL_END_S = 10.0
 _RUNNING = JobStatus(JobState.RUNNING, "running")
+
+
+def folders(node: str = "*") -> Iterator[Path]:
+    """Yield the folders of this user's local clusters on a node, or on all that have the same temporary files."""
+    for folder in Path(tempfile.gettempdir()).glob(f"hpcgpu-client-{os.getuid()}-{node}-{'?' * 8}/*/"):
+        with contextlib.suppress(FileNotFoundError):  # it is removed just now
+            if folder.parent.lstat().st_uid == os.getuid():
+                yield folder
+
+
+def find(name: str) -> Run:
+    """Return the run of a process on this machine, by name or job id; ConfigError for none or several.
+
+    Folders of dead processes are removed. A cluster with its own ``local_directory`` or TMPDIR is not found.
+    """
+    sweep(home_of(None))
+    runs: list[Run] = []
+    for folder in folders(os.uname().nodename):
+        with contextlib.suppress(OSError, HpcGpuError):  # not ready yet, being removed, or of another version
+            runs.append(Run.open(folder))
+    matches = [run for run in runs if name in run.names]
+    if len(matches) != 1:
+        listed = ", ".join(f"{run.name} (job_id {run.head.id})" for run in runs if run.head) or "none"
+        raise ConfigError(f"{len(matches)} local clusters of this machine have the name {name!r}; there are: {listed}")
+    return matches[0]
 
 
 class LocalRun:
@@ -44,8 +72,9 @@ class LocalRun:
         settings: Settings,
         environ: Mapping[str, str],  # added for the ranks
         shape: str = "gang",
+        attached: Run | None = None,  # of another process, to take up in place of a start
     ) -> None:
-        self.settings, self._environ, self._shape = settings, environ, shape
+        self.settings, self._environ, self._shape, self._attached = settings, environ, shape, attached
         self.script = ""  # the command; "": not made here
         self.wanted_workers = self.requested_workers = 0  # counted when it was ready
         self._scratch: Scratch | None = None
@@ -54,6 +83,8 @@ class LocalRun:
     @property
     def job(self) -> Job | None:
         """The ranks as a job, whose number of workers is unknown; None before their start."""
+        if self._attached and (head := self._attached.head):
+            return replace(head, status=_RUNNING)
         if not self._process:
             return None
         code = self._process.returncode
@@ -67,7 +98,9 @@ class LocalRun:
         return f"{settings_table(self.settings).to_text()}\n{self.script}"
 
     def make_folder(self) -> Path:
-        """Make the run's folder; called in a thread."""
+        """Make the run's folder, or return that of an existing run; called in a thread."""
+        if self._attached:
+            return self._attached.folder
         settings = self.settings
         self._scratch = Scratch.make(settings.local_directory, "client", trusted=settings.trust_local_directory)
         remover.start(str(self._scratch.lock_path))  # the kernel frees the lock when this process ends
@@ -76,10 +109,13 @@ class LocalRun:
     async def start(self, folder: Path, view: SchedulerView) -> None:
         """Start the ranks; raise LaunchError if the program does not exist or its log cannot be written."""
         self._view = view
-        document = RunDocument(settings=self.settings, shape=self._shape, folder=str(folder))
+        if self._attached:
+            await self.check()
+            return
+        self._document = RunDocument(settings=self.settings, shape=self._shape, folder=str(folder))
         parent = os.getpid()
         try:
-            argv, environ, log = await supervise.to_thread(self._plan, document)
+            argv, environ, log = await supervise.to_thread(self._plan, self._document)
             with log:
                 self._process = await asyncio.create_subprocess_exec(
                     *argv,
@@ -113,13 +149,19 @@ class LocalRun:
         return launch.argv, {**environ, **launch.within(document.folder, environ)}, private.open_new(self._log)
 
     async def ready(self, workers: int) -> None:
-        """Record the number of workers at the end of the start."""
+        """Record the number of workers at the end of the start, and from then on the run for :func:`find`."""
         self.wanted_workers = self.requested_workers = workers
+        if self._scratch and self.job:
+            run = Run.begin(self._document, "", None)
+            run.add([self.job])
+            await supervise.to_thread(run.save)
 
     async def check(self, *, poll: bool = False) -> Job:
         """Return the ranks as a job; JobError, with their log's tail, if they have ended."""
         job = self.job
         assert job
+        if self._attached and process.start_time(int(job.id)) is None:
+            raise JobError(f"the ranks have ended, with the cluster object that started them: {self._attached.owner}")
         if job.status and job.state is JobState.ENDED:
             end = await asyncio.to_thread(log_tail, self._log, kept=self._keeps)
             raise JobError(f"the ranks ended with exit code {job.status.exit_code}; make a new cluster\n{end}")
@@ -134,10 +176,12 @@ class LocalRun:
 
     async def is_mine(self) -> bool:
         """Return whether the run ends with this object."""
-        return True
+        return self._attached is None
 
     async def claim(self, action: str) -> None:
-        """Raise ConfigError if the ranks cannot go on after this ``action``."""
+        """Raise ConfigError if the ranks cannot go on after this ``action``, JobError if they are another object's."""
+        if self._attached:
+            raise JobError(f"this object cannot {action} the cluster: it ends with its owner, {self._attached.owner}")
         if action == "detach":
             raise ConfigError("the processes of a local cluster die with this one: it cannot be detached")
 
