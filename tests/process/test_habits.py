@@ -50,13 +50,13 @@ def test_interrupt_ends_a_script_but_not_the_cluster_of_a_cell(tmp_path: Path) -
 INTERRUPTED_START = """
 import os, signal, threading
 from hpcgpu import LocalGPUCluster
-from hpcgpu.deploy.cluster import LocalRanks
+from hpcgpu.deploy.cluster.local_run import LocalRun
 
-async def interrupted(ranks, start=LocalRanks.start):
-    await start(ranks)
+async def interrupted(*arguments, start=LocalRun.start):
+    await start(*arguments)
     os.kill(os.getpid(), signal.SIGINT)
 
-LocalRanks.start = interrupted
+LocalRun.start = interrupted
 try:
     LocalGPUCluster(gpus="sim:1x64MiB", quiet=True)
 except KeyboardInterrupt:

@@ -259,12 +259,12 @@ def is_stored(name: ast.Name) -> bool:
 OVERRIDDEN = "distributed's Cluster has it, and calls or reads it itself"
 INHERITED = "hpcgpu's own base class has it, and a public name of a cluster object is for people"
 PRIVATE: dict[str, dict[str, str]] = {
-    "deploy/cluster/classes.py": dict.fromkeys(("_run", "_must_run", "_of_run"), INHERITED),
+    "deploy/cluster/classes.py": {"_must_run": INHERITED},
     "deploy/cluster/cluster.py": {
-        **dict.fromkeys(("_ask_summary", "_asking", "_must_run", "_show_end", "_stalled", "_state"), INHERITED),
+        **dict.fromkeys(("_ask_summary", "_asking", "_must_run", "_show_end", "_state"), INHERITED),
         **dict.fromkeys(("_sync_cluster_info_task", "_adaptive", "_cluster_manager_logs", "_loop_runner"), OVERRIDDEN),
-        "_cluster_class_name": OVERRIDDEN,
     },
+    "deploy/cluster/reported.py": {"_cluster_class_name": OVERRIDDEN},
     "deploy/network/node_copies.py": dict.fromkeys(
         ("_write_buffer", "_total_write_index"),
         "distributed, too, enqueues a message at once; tornado has no other way",

@@ -6,14 +6,16 @@ import math
 import os
 import sys
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from distributed.deploy.adaptive import Adaptive
 
 from hpcgpu.config import layers
 from hpcgpu.config.migration import read_local_cuda
-from hpcgpu.deploy.cluster import ClusterRun, security_loader
+from hpcgpu.deploy.cluster import security_loader
+from hpcgpu.deploy.cluster.batch_run import BatchRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster
+from hpcgpu.deploy.cluster.local_run import LocalRun, find
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
@@ -45,8 +47,10 @@ def check_scale(n: object, jobs: object, cores: object, memory: object) -> None:
 
 
 def workers_with(settings: Settings, cores: object, memory: object, *, most: bool = False) -> int:
-    """Return how many workers have these cores and this memory together, as in dask-jobqueue; ``most``: at most."""
-    # ConfigError for a value that is no number, or if a worker's memory or cores are unknown.
+    """Return how many workers have these cores and this memory together, as in dask-jobqueue; ``most``: at most.
+
+    ConfigError for a value that is no number, or if a worker's memory or cores are unknown.
+    """
     count = 0.0 if cores is None else _number(cores)
     if not 0 <= count < math.inf:
         raise ConfigError(f"cores={cores!r} is no number of cores; allowed: 0 or more, for all workers together")
@@ -131,56 +135,24 @@ class BatchGPUCluster(GPUCluster):
     """A cluster of one job of a batch system, to which one-node jobs come and go where ``shape="elastic"``."""
 
     batch: ClassVar[str]
+    _run: BatchRun
 
     @classmethod
-    def attach(
-        cls,
-        name_or_jobid: str,
-        *,
-        take_over: bool = False,
-        asynchronous: bool = False,
-    ) -> Self:
-        """Return the cluster of a run that another process has submitted: one that was detached, or not yet lost.
-
-        Any process of yours may attach that sees the same home folder. It waits for a job that is still pending.
-        A run has one owner, the object that submitted it or took it over last, which alone may scale and end it. All
-        others read: they connect clients, and show jobs, bindings and memory.
-
-        Parameters
-        ----------
-        name_or_jobid : str
-            As ``hpcgpu ps`` shows them.
-        take_over : bool
-            Become the run's owner, whether or not the one before is alive: this object may scale, and the jobs end with
-            it unless it detaches. Else the jobs go on as they were when this object is closed.
-        asynchronous : bool
-            True inside a running event loop: ``async with``, or ``await`` the object.
-
-        Raises
-        ------
-        ConfigError
-            There is no such run, there are several, or it is one of another batch system.
-        JobError
-            Its job has ended.
-        LaunchError
-            Its scheduler does not answer.
-
-        """
-        existing = Run.find(home(), str(name_or_jobid))
+    def _find(cls, name: str, *, take_over: bool) -> BatchRun:
+        existing = Run.find(home(), name)
         if existing.record.batch != cls.batch:
-            raise ConfigError(f"{name_or_jobid} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
+            raise ConfigError(f"{name} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
         if not existing.head:
             raise LaunchError(
                 f"run {existing.name} in {existing.folder} has no job with a scheduler: it has not been "
                 "submitted yet, or the scheduler is beside the process that made it (scheduler='here')"
             )
         user = Wanted(existing.document.settings, None, cls.batch)
-        run = ClusterRun(user, cls.patience, attached=existing, takes_over=take_over)
-        return cls._of_run(run, asynchronous=asynchronous)
+        return BatchRun(user, cls.patience, existing, takes_over=take_over)
 
-    def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
+    def _prepare(self, keywords: dict[str, Any]) -> BatchRun:
         user = read(keywords, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
-        return ClusterRun(user, self.patience)
+        return BatchRun(user, self.patience)
 
     @property
     def jobs(self) -> Jobs:
@@ -212,13 +184,11 @@ class BatchGPUCluster(GPUCluster):
             The batch system refused, in its own words.
 
         """
-        self._must_run()
-        run = self._run
-        run.check_elastic()
+        run = self._elastic()
         check_scale(n, jobs, cores, memory)
         if jobs is None:
             jobs = run.members_for(workers_with(self.settings, cores, memory) if n is None else n)
-        return self.sync(run.scale, int(jobs))
+        return self.sync(run.fleet.scale, int(jobs))
 
     def adapt(self, *_: Any, **options: Any) -> Any:
         """Adapt the number of workers to the work.
@@ -239,16 +209,23 @@ class BatchGPUCluster(GPUCluster):
             The cluster is one job of fixed size, or the minimum is above the maximum.
 
         """
-        self._must_run()
-        run = self._run
-        run.check_elastic()
+        run = self._elastic()
         options = bounds(self.settings, run.first_workers, run.member_workers, options)
         return super().adapt(Adaptive=JobAdaptive, **options)
 
     async def adapt_to(self, workers: int) -> None:
         """Set the number of workers for now; called by :class:`JobAdaptive`."""
-        run = self._run
-        await run.scale(run.members_for(workers), adapting=True)
+        await self._run.fleet.scale(self._run.members_for(workers), adapting=True)
+
+    def _elastic(self) -> BatchRun:
+        """Return the run; raise ConfigError if it has a fixed size or has not started, JobError if it has ended."""
+        self._must_run()
+        if not self._run.scales:
+            raise ConfigError(
+                f"this cluster is one job of fixed size (nodes={self.settings.nodes}): start it with "
+                "shape='elastic' to scale it, or start another one with nodes=…"
+            )
+        return self._run
 
 
 class SLURMGPUCluster(BatchGPUCluster):
@@ -296,11 +273,18 @@ class LocalGPUCluster(GPUCluster):
     entry_point = layers.LOCAL
     waits_in_queue = False
 
-    def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
+    @classmethod
+    def _find(cls, name: str, *, take_over: bool) -> LocalRun:
+        if take_over:
+            raise ConfigError("take_over=True: a local cluster ends with the process that started it; leave it out")
+        existing = find(name)
+        return LocalRun(existing.document.settings, {}, attached=existing)
+
+    def _prepare(self, keywords: dict[str, Any]) -> LocalRun:
         ours, environ = read_local_cuda(keywords)
         try:
             user = read(ours, f"keyword {{name}} of {type(self).__name__}", entry_point=self.entry_point)
-            return ClusterRun(user, self.patience, environ=environ)
+            return LocalRun(user.settings, environ)
         except ConfigError as e:
             names = ("n_workers", "gpus" if "gpus" not in ours else "gpus_per_node", "CUDA_VISIBLE_DEVICES")
             typed = next((name for name in names if keywords.get(name) is not None), "gpus_per_node")

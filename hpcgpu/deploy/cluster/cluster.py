@@ -18,15 +18,14 @@ from distributed.utils import Log, Logs
 from hpcgpu.config import layers
 from hpcgpu.config.layers import documented, parameters
 from hpcgpu.deploy import compat
-from hpcgpu.deploy.cluster import ClusterRun
+from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
-from hpcgpu.deploy.cluster.reported import ReportedCluster, first_line
+from hpcgpu.deploy.cluster.reported import ReportedCluster
 from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.model import Patience
-from hpcgpu.plan.jobs import End, by_number, summary_line
-from hpcgpu.report.table import Explanation
+from hpcgpu.plan.jobs import End, summary_line
 from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 
@@ -66,7 +65,6 @@ class GPUCluster(ReportedCluster):
 
     """
 
-    scheduler_info: Any  # distributed's
     entry_point: ClassVar[str] = ""  # of config.entry_points: which options it refuses
     waits_in_queue: ClassVar[bool] = True  # so its progress is shown at once
     patience: ClassVar[Patience] = Patience()
@@ -108,7 +106,7 @@ class GPUCluster(ReportedCluster):
         self._watch_worker_status_comm: Any = None  # distributed's, for the scheduler's news of its workers
         self._changed = asyncio.Event()
         progress = Progress(self._cluster_manager_logs, quiet, 0.0 if self.waits_in_queue else SHORT_S)
-        self._run, self._progress = run, progress
+        self._run, self._progress, self._supports_scaling = run, progress, run.scales
         changed = self._changed.set
         self._connection = Connection(
             run, progress, self.patience, reconnected=self._start_again, lost=self._lost, changed=changed
@@ -118,13 +116,44 @@ class GPUCluster(ReportedCluster):
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    def _of_run(cls, run: ClusterRun, *, asynchronous: bool) -> Self:
-        """Start the object of an existing run, which leaves its job running when it closes; ``attach`` calls this."""
+    def attach(cls, name_or_jobid: str, *, take_over: bool = False, asynchronous: bool = False) -> Self:
+        """Return the cluster of a run that another process has started: one that was detached, or not yet lost.
+
+        Any process of yours may attach that sees the same home folder, to a local cluster any process on its machine.
+        It waits for a job that is still pending. A run has one owner, the object that submitted it or took it over
+        last, which alone may scale and end it. All others read: they connect clients, and show jobs, bindings and
+        memory.
+
+        Parameters
+        ----------
+        name_or_jobid : str
+            As ``hpcgpu ps`` shows them; ``job_name`` and ``job_id`` of a local cluster.
+        take_over : bool
+            Become the run's owner, whether or not the one before is alive: this object may scale, and the jobs end with
+            it unless it detaches. Else the jobs go on as they were when this object is closed. Not of a local cluster,
+            which ends with the process that started it.
+        asynchronous : bool
+            True inside a running event loop: ``async with``, or ``await`` the object.
+
+        Raises
+        ------
+        ConfigError
+            There is no such run, there are several, or it is one of another batch system.
+        JobError
+            Its job has ended.
+        LaunchError
+            Its scheduler does not answer.
+
+        """
         cluster = cls.__new__(cls)
-        cluster._make(run, asynchronous=asynchronous)
-        cluster._connection.keeps_job = True
+        cluster._make(cls._find(str(name_or_jobid), take_over=take_over), asynchronous=asynchronous)
         cluster._begin()
         return cluster
+
+    @classmethod
+    @abstractmethod
+    def _find(cls, name: str, *, take_over: bool) -> ClusterRun:
+        """Return an existing run for an object that takes it up."""
 
     def _begin(self) -> None:
         """Start; an asynchronous object starts when it is awaited."""
@@ -173,10 +202,6 @@ class GPUCluster(ReportedCluster):
         return self._run.wanted_workers
 
     @property
-    def _supports_scaling(self) -> bool:
-        return self._run.scales
-
-    @property
     def plan(self) -> set[str]:
         """As in distributed's clusters: the wanted workers; workers that have not registered yet have no real names."""
         return self._named(self.wanted_workers)
@@ -194,39 +219,12 @@ class GPUCluster(ReportedCluster):
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_INSTEAD.get(name, '')}")
 
-    def __repr__(self) -> str:
-        if state := self._state:
-            return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
-        names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
-        gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
-        text = str(super().__repr__()).replace(", workers=", ", connect by Client(cluster), workers=", 1)
-        return f"{text.removesuffix(')')}, gpus={gpus})"
-
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "status", None) == Status.created:
             text = f"{type(self).__name__} was never awaited, so it has not started; write: cluster = await ..."
             _warn(text, RuntimeWarning, source=self)
         else:
             super().__del__(_warn)
-
-    def explain(self) -> Explanation:
-        """Return the plan of the job, with where each part was set."""
-        text, state = self._run.explain(), self._state
-        if state and not self._stalled:
-            return Explanation(f"{text}\nthis cluster is {state}\n")
-        if facts := self._connection.scheduler_file:
-            text += f"\nscheduler of job {self.job_id or '-'} on {facts.node}\n"
-            text += f"dashboard: {'cluster.dashboard_link' if self.dashboard_link else 'none'}\n"
-        return Explanation(text)
-
-    @property
-    def dashboard_link(self) -> str:
-        """The dashboard's address for your browser; this process leads it to the scheduler's node. It holds a secret.
-
-        Empty where the cluster has none (``dashboard=False``), or has ended.
-        """
-        browser = self._connection.browser
-        return browser.url if browser and not self._end else ""
 
     def sync(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a coroutine function. In an asynchronous cluster it begins at once, whether or not it is awaited."""
@@ -296,10 +294,10 @@ class GPUCluster(ReportedCluster):
         return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
 
     async def _show_ready(self) -> None:
-        self._run.ready(len(self.scheduler_info["workers"]))
+        await self._run.ready(len(self.scheduler_info["workers"]))
         await self._show_notes()
         workers = len(self.scheduler_info["workers"])
-        self._progress.show(self._line(workers) if workers or not self._supports_scaling else _NO_WORKERS)
+        self._progress.show(self._line(workers) if workers or not self._run.scales else _NO_WORKERS)
         self._progress.end()
         if limit := self._run.limit:
             self._log(limit)
@@ -352,8 +350,6 @@ class GPUCluster(ReportedCluster):
         )
         await run.start(await connection.begin(), view)
         self.scheduler_comm = await connection.connect()
-        await run.connected()
-        connection.keeps_job &= not run.takes_over
 
     async def _start_again(self, scheduler: Any) -> None:
         """Repeat the start of distributed's cluster with another connection."""
@@ -425,7 +421,7 @@ class GPUCluster(ReportedCluster):
         return self._end_thread(self.sync(self._detach))
 
     async def _detach(self) -> None:
-        await self._run.check_detachable()
+        await self._run.claim("detach")
         await self._connection.detach(self.job_id)
         if self.status == Status.starting and self._starting:
             self._starting.cancel()
@@ -484,17 +480,14 @@ class GPUCluster(ReportedCluster):
         try:
             await connection.close()
             end = f"closed; it was {self._end_text}" if self._end is End.LOST else "closed"
-            if connection.keeps_job and not self._end:
-                end = run.goes_on(type(self).__name__) or end
-            self._over(End.LEFT, end)
-            are_gone = True
+            left = await run.leave(type(self).__name__) if connection.keeps_job else ""
+            self._over(End.LEFT, end if self._end else left or end)
             if not connection.keeps_job:
                 with self._progress.waiting("closing: waiting for the end of the job" + "s" * run.scales):
                     are_gone = await run.end()
                 if are_gone:
                     await connection.remove_folder()  # the guard needs it as long as a job may exist
                 self._end = End.CLOSED
-            await run.close(are_gone=are_gone)
         finally:
             self.status = Status.closed  # nothing is left to do: an event loop may end with it
             self._show_end()

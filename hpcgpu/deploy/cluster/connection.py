@@ -14,7 +14,8 @@ from typing import Any
 from distributed.core import rpc
 
 from hpcgpu import supervise
-from hpcgpu.deploy.cluster import ClusterRun, security_loader
+from hpcgpu.deploy.cluster import security_loader
+from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.jobs.runs import today
 from hpcgpu.deploy.network import lease, scheduler_file
 from hpcgpu.deploy.network.dashboard import BrowserLink, Tunnel
@@ -78,10 +79,7 @@ class Connection:
             self._folder = self._run.make_folder()  # set at once: a start that is cancelled meanwhile removes it
             lease.touch(self._folder)
 
-        if folder := self._run.folder:
-            self._folder = folder
-        else:
-            await supervise.to_thread(begin)
+        await supervise.to_thread(begin)
         self._touching = keep_touched(self._folder, self._settings.client_grace_s)
         return self._folder
 
@@ -229,8 +227,8 @@ class Connection:
         if facts := await self._read():
             return facts
         job = await self._run.check()
-        if self._run.trouble:
-            raise JobError(self._run.trouble)
+        if error := self._run.given_up:
+            raise error
         workers = await asyncio.to_thread(scheduler_file.read_progress, self._folder)
         self._show(job.registered(workers, asyncio.get_running_loop().time()))
         return None

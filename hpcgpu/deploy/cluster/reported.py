@@ -12,7 +12,7 @@ from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 
 from hpcgpu import supervise
-from hpcgpu.deploy.cluster import ClusterRun
+from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.dashboard import worker_requests
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
@@ -20,6 +20,7 @@ from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.plan.jobs import End, by_number
 from hpcgpu.report.summary import Summary
+from hpcgpu.report.table import Explanation
 from hpcgpu.report.workers import WorkerFacts, cluster_page, read_facts
 from hpcgpu.supervise import reason_of
 
@@ -82,6 +83,33 @@ class ReportedCluster(Cluster):
                 f"this {kind} has not started yet: it is asynchronous, so write 'cluster = await {kind}(...)', or "
                 "'async with', before you use it"
             )
+
+    def __repr__(self) -> str:
+        if state := self._state:
+            return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
+        names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
+        gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
+        text = str(super().__repr__()).replace(", workers=", ", connect by Client(cluster), workers=", 1)
+        return f"{text.removesuffix(')')}, gpus={gpus})"
+
+    def explain(self) -> Explanation:
+        """Return the plan of the job, with where each part was set."""
+        text, state = self._run.explain(), self._state
+        if state and not self._stalled:
+            return Explanation(f"{text}\nthis cluster is {state}\n")
+        if facts := self._connection.scheduler_file:
+            text += f"\nscheduler of job {self.job_id or '-'} on {facts.node}\n"
+            text += f"dashboard: {'cluster.dashboard_link' if self.dashboard_link else 'none'}\n"
+        return Explanation(text)
+
+    @property
+    def dashboard_link(self) -> str:
+        """The dashboard's address for your browser; this process leads it to the scheduler's node. It holds a secret.
+
+        Empty where the cluster has none (``dashboard=False``), or has ended.
+        """
+        browser = self._connection.browser
+        return browser.url if browser and not self._end else ""
 
     def bindings(self) -> Any:  # a coroutine of an asynchronous cluster
         """Return what each worker is tied to, planned and actual: read back from the kernel, for all threads.

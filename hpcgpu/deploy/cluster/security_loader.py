@@ -7,14 +7,13 @@ Processes that have imported a cluster class have it. Any other one gets it by t
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 import dask
 from distributed.security import Security
 
+from hpcgpu.deploy.cluster.local_run import folders
 from hpcgpu.deploy.jobs import home
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import HpcGpuError, LaunchError
@@ -40,20 +39,19 @@ def remember(address: str, security: Security) -> None:
 def load(info: Mapping[str, str]) -> Security | None:
     """Return the Security of the cluster at ``info["address"]``; None if this user has no run there.
 
-    A local cluster with its own ``local_directory`` is found by its own process only.
+    A local cluster with its own ``local_directory`` is found by its own process only. ``Client(...)`` calls it, also on
+    an event loop, which would wait for a thread, too: 0.4 ms for each run of the user.
     """
-    # Client(...) calls it, also on an event loop, which would wait for a thread, too: 0.4 ms for each run of the user.
     address = info["address"]
     if (security := _connected.get(address)) or not address.startswith("tls://"):
         return security
     # Local clusters have their folders among temporary files. Reading refuses what another user could have put there.
-    local = Path(tempfile.gettempdir()).glob(f"hpcgpu-client-{os.getuid()}-*/*/")
+    of_runs = [*folders()]
     try:
-        folders = [*home().glob("*/"), *local]
+        of_runs += home().glob("*/")
     except LaunchError as error:  # another TLS scheduler's certificate may be in Dask's configuration
         log.say(f"the certificate of {address} is not among those of your runs: {error}")
-        folders = [*local]
-    for folder in folders:
+    for folder in of_runs:
         try:
             if folder.stat().st_uid != os.getuid():
                 continue

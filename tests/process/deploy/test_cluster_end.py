@@ -159,19 +159,8 @@ def test_an_elastic_cluster_whose_scheduler_died_here_says_so(pbs: Pbs) -> None:
     assert rows(cluster)[0] == (JOB, "GONE (closed)") or pbs.over(JOB)
 
 
-def test_a_local_cluster_tells_the_same() -> None:
-    with LocalGPUCluster(gpus="sim:1") as cluster:
-        assert len(cluster.plan) == 1
-        assert cluster.plan == cluster.requested == cluster.observed
-        waiting = aside(lambda: cluster.sync(cluster._wait_for_workers, 5))  # the public one refuses it
-        kill_scheduler(cluster)
-        with pytest.raises(JobError, match="this LocalGPUCluster is lost: the ranks ended with exit code 70"):
-            waiting.result(scaled(60))
-        has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
-
-
-def test_client_of_a_lost_cluster_closes_with_the_reason() -> None:
-    """Without this it would look for the scheduler for 30 s, and wait for ever for what it submits then."""
+def test_lost_local_cluster_ends_waiting_calls_and_clients() -> None:
+    """Without this a client would look for the scheduler for 30 s, and wait for ever for what it submits then."""
     futures: list[Future] = []
 
     def is_closed() -> bool:
@@ -182,9 +171,15 @@ def test_client_of_a_lost_cluster_closes_with_the_reason() -> None:
         return False
 
     with LocalGPUCluster(gpus="sim:1") as cluster, Client(cluster) as client:
-        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+        assert len(cluster.plan) == 1
+        assert cluster.plan == cluster.requested == cluster.observed
+        waiting = aside(lambda: cluster.sync(cluster._wait_for_workers, 5))  # the public one refuses it
+        kill_scheduler(cluster)
         until(is_closed, "its client is closed", limit_s=20)
         errors = [aside(future.result).exception(scaled(20)) for future in futures]
+        with pytest.raises(JobError, match="this LocalGPUCluster is lost: the ranks ended with exit code 70"):
+            waiting.result(scaled(60))
+        has_nothing(cluster, repr(cluster).partition("hpcgpu, ")[2][:-1])
     assert {type(error) for error in errors} == {FutureCancelledError}
     assert any("the cluster is lost: the ranks ended with exit code 70" in str(error) for error in errors)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import psutil
 import pytest
 import ranks
 from distributed import Client, get_worker
-from waiting import Said, scaled
+from waiting import Said, scaled, until
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster, SLURMGPUCluster
@@ -169,7 +170,7 @@ def test_notes_of_the_node_are_printed_once(tmp_path: Path, capfd: pytest.Captur
     with dask.config.set({"distributed.worker.memory.max-spill": "1 PiB"}), LocalGPUCluster(**given):
         said = [line.removeprefix("hpcgpu: ") for line in capfd.readouterr().err.splitlines()]
     # a slow start says that it is waited for, too
-    lowered, room = [line for line in said if not re.match("dashboard:|READY|(job|pid) ", line)]
+    lowered, room = [line for line in said if not re.match("dashboard:|READY|this machine: ", line)]
     assert "device_memory_limit=1000000000 (set by keyword device_memory_limit of LocalGPUCl" in lowered
     assert "is lowered to 16.0 MiB" in lowered
     assert "2.0 PiB may be spilled there" in room
@@ -230,17 +231,35 @@ def test_import_is_light() -> None:
     assert "LocalGPUCluster" in dir(hpcgpu)
 
 
-def test_client_with_address_alone_connects_from_any_process() -> None:
-    """As a second notebook does."""
-    code = "import sys; from distributed import Client; print(Client(sys.argv[1]).submit(sum, [1, 2]).result())"
-    imported = f"from hpcgpu import LocalGPUCluster; {code}"
+def test_address_or_name_connects_until_the_owner_ends() -> None:
+    """As a second notebook does. The folder of a process that is dead has the same name."""
+    code = "from distributed import Client; print(Client(*sys.argv[1:]).submit(sum, [1, 2]).result())"
+    imported = "import sys; from hpcgpu import LocalGPUCluster as Local"
     loader = {"DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER": "hpcgpu.deploy.cluster.security_loader.load"}
-    with LocalGPUCluster(gpus="sim:1") as cluster:
+    by_name = "sys.argv[1] = Local.attach('mine')"
+    ways = ((f"import sys; {code}", loader), (f"{imported}; {code}", {}), (f"{imported}; {by_name}; {code}", {}))
+    with LocalGPUCluster(gpus="sim:1", job_name="mine") as cluster:
         with Client(cluster.scheduler_address) as client:
             assert client.submit(sum, [1, 2]).result() == 3
-        for second, env in ((code, loader), (imported, {})):
+        (folder,) = Path(tempfile.gettempdir()).glob("hpcgpu-client-*")
+        dead = shutil.copytree(folder, Path(f"{folder}"[:-8] + "12345678"))
+        for second, env in ways:
             argv = [sys.executable, "-c", second, cluster.scheduler_address]
             other = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, timeout=scaled(60))
             assert other.stdout == "3\n", other.stderr
+        assert not dead.exists()
         with pytest.raises(AttributeError, match="has no jobs"):
             cluster.jobs  # noqa: B018 - the table of a batch system's cluster
+        with pytest.raises(ConfigError, match=rf"name 'none'; there are: mine \(job_id {cluster.job_id}\)$"):
+            LocalGPUCluster.attach("none")
+        with pytest.raises(ConfigError, match="take_over=True: a local cluster ends with the process that started it"):
+            LocalGPUCluster.attach("mine", take_over=True)
+        reads = LocalGPUCluster.attach(cluster.job_id)
+        for refused in (reads.shutdown, reads.detach):
+            with pytest.raises(JobError, match=rf"it ends with its owner, \S+ {os.getpid()}@"):
+                refused()
+        assert [len(each.scheduler_info["workers"]) for each in (reads, cluster)] == [1, 1]
+    until(lambda: repr(reads).startswith("LocalGPUCluster(mine, lost: "), "the other object is lost")
+    reads.close()
+    with pytest.raises(ConfigError, match="there are: none"):
+        LocalGPUCluster.attach("mine")
