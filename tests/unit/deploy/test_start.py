@@ -180,7 +180,7 @@ def test_pbss_own_mpiexec_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_pa
         folder.mkdir()
         program(folder / name, does)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # it has no mpirun beside it
-    monkeypatch.setenv("PATH", f"{own}:{silent}:{hydra}:{pals}:/bin")
+    monkeypatch.setenv("PATH", f"{own}:{silent}:{hydra}:{pals}")
     facts = [start._find(Settings(), JOB)]
     for folder in (pals, hydra, silent):
         next(folder.iterdir()).unlink()
