@@ -144,9 +144,7 @@ def local_launch(run: RunDocument) -> RankCommand:
     """Return the command that starts a run's ranks on this machine alone: one process, or mpirun if chosen."""
     run, argv = replace(run, launch=secrets.token_hex(32)), agent_argv(run.settings)
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
-    launcher = RankCommand(argv)
-    if run.shape != "head":  # a scheduler alone
-        launcher = plan_ranks(argv, chosen, allocation=Allocation(), shape=run.shape, document=True)
+    launcher = plan_ranks(argv, chosen, allocation=Allocation(), shape=run.shape, document=True)
     return launcher._replace(env=(*launcher.env, (DOCUMENT, config.render(run))))
 
 
@@ -155,10 +153,7 @@ def launch_run(run: RunDocument) -> None:
     run = replace(run, launch=secrets.token_hex(32))
     added = process.rank_env(os.environ, ld_preload(run.settings))
     argv, variables = agent_argv(run.settings), tuple(f"{k}={v}" for k, v in added.items())
-    # a scheduler alone is one process, which needs no launcher
-    launcher = RankCommand(argv)
-    if run.shape != "head":
-        launcher = plan_ranks(argv, run.settings, variables, shape=run.shape, document=True)
+    launcher = plan_ranks(argv, run.settings, variables, shape=run.shape, document=True)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
     # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)
@@ -194,6 +189,8 @@ def plan_ranks(
 
     ``env`` sets each rank's variables, as mpirun forwards none to other nodes.
     """
+    if shape == "head":  # a scheduler alone is one process, which needs no launcher
+        return RankCommand(argv)
     allocation = allocation or read_allocation(os.environ)
     hosts = _pbs_hosts(settings, shape) if allocation.batch == "pbs" else ()
     if len(hosts) > 1:

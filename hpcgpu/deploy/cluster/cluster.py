@@ -84,14 +84,14 @@ class GPUCluster(ReportedCluster):
             raise ConfigError(
                 f"{type(self).__name__}({positional[0]!r}): give options by name, as gpus_per_node=2 or gpus='sim:2'"
             )
-        self._make(self._prepare(keywords), asynchronous=asynchronous, loop=loop, quiet=quiet)
-        self._begin()
+        self._begin(self._prepare(keywords), asynchronous=asynchronous, loop=loop, quiet=quiet)
 
     @abstractmethod
     def _prepare(self, keywords: dict[str, Any]) -> ClusterRun:
         """Make the run of these options, without a start."""
 
-    def _make(self, run: ClusterRun, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
+    def _begin(self, run: ClusterRun, *, asynchronous: bool, loop: Any = None, quiet: bool = False) -> None:
+        """Start; an asynchronous object starts when it is awaited."""
         if asynchronous and loop is None:
             try:
                 asyncio.get_running_loop()
@@ -114,6 +114,15 @@ class GPUCluster(ReportedCluster):
         self._calls: set[asyncio.Future[Any]] = set()
         self._starting: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
+        if not self.asynchronous:
+            self._loop_runner.start()
+            try:
+                self.sync(self._start)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self.sync(self._close)  # an interrupt has left it at work
+                self._loop_runner.stop()
+                raise
 
     @classmethod
     def attach(cls, name_or_jobid: str, *, take_over: bool = False, asynchronous: bool = False) -> Self:
@@ -146,26 +155,13 @@ class GPUCluster(ReportedCluster):
 
         """
         cluster = cls.__new__(cls)
-        cluster._make(cls._find(str(name_or_jobid), take_over=take_over), asynchronous=asynchronous)
-        cluster._begin()
+        cluster._begin(cls._find(str(name_or_jobid), take_over=take_over), asynchronous=asynchronous)
         return cluster
 
     @classmethod
     @abstractmethod
     def _find(cls, name: str, *, take_over: bool) -> ClusterRun:
         """Return an existing run for an object that takes it up."""
-
-    def _begin(self) -> None:
-        """Start; an asynchronous object starts when it is awaited."""
-        if not self.asynchronous:
-            self._loop_runner.start()
-            try:
-                self.sync(self._start)
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    self.sync(self._close)  # an interrupt has left it at work
-                self._loop_runner.stop()
-                raise
 
     @property
     def security(self) -> Security:

@@ -162,8 +162,10 @@ def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, t
     program(tmp_path / "srun", "exec sleep 60")
     program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(start, "_QUERY_S", 1.0)
     with pytest.raises(LaunchError, match=r"srun --mpi=list has not answered in 1 s\..* try again"):
-        start._find(Settings(), Allocation(batch="slurm", job_id="1"), limit_s=1.0)
+        start.plan_ranks(("true",), Settings())
 
 
 def test_pbss_own_mpiexec_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_pbss_own_mpiexec_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_pa
         folder.mkdir()
         program(folder / name, does)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # it has no mpirun beside it
-    monkeypatch.setenv("PATH", f"{own}:{silent}:{hydra}:{pals}")  # a machine may have another one in /bin
+    monkeypatch.setenv("PATH", f"{own}:{silent}:{hydra}:{pals}")
     facts = [start._find(Settings(), JOB)]
     for folder in (pals, hydra, silent):
         next(folder.iterdir()).unlink()
