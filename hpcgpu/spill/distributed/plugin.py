@@ -39,7 +39,10 @@ _LOST = "hpcgpu-spilled-data-lost"
 
 
 class SpillPlugin(WorkerPlugin):
-    """The plugin of a worker with the store, which it closes at the end."""
+    """The plugin of a worker with the store: tasks get real values, and no copy is made on the event loop.
+
+    It closes the store at the worker's end. A worker that cannot read a value back hands over the others and closes.
+    """
 
     name = "hpcgpu"
 

@@ -13,6 +13,7 @@ import pytest
 import ranks
 from distributed import Client, LocalCluster, Worker, wait
 from paths import SUPPORT
+from programs import python
 from waiting import until
 
 DASK = str(Path(sys.executable).with_name("dask"))
@@ -87,6 +88,32 @@ def test_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str) 
         assert client.submit(look, *futures).result() == expected
         assert min(ask(client, moved).values()) > 0
         assert ask(client, lambda dask_worker: "hpcgpu" in dask_worker.plugins) == preload
+
+
+IN_A_LOCAL_CLUSTER = """
+import sys
+import numpy as np
+from distributed import Client, LocalCluster, wait
+from hpcgpu.spill import GpuSpillBuffer, SpillPlugin
+
+store = {"device_memory_limit": 0, "memory_limit": "600KiB", "local_directory": sys.argv[1]}
+by = {"plugins": [SpillPlugin()]} if sys.argv[2] == "plugin" else {"preload": ["hpcgpu.spill.preload"]}
+with LocalCluster(1, dashboard_address=None, data=(GpuSpillBuffer, store), **by) as cluster, Client(cluster) as client:
+    futures = client.map(np.full, [100 << 10] * 20, range(20), dtype="u1")
+    wait(futures)
+    assert client.submit(lambda arrays: [int(each[-1]) for each in arrays], futures).result() == list(range(20))
+    assert min(client.run(lambda dask_worker: dask_worker.data.spilled_total.disk).values()) > 0
+    print(*client.run(lambda: [*sys.modules]).popitem()[1])
+"""
+
+
+@pytest.mark.parametrize("by", ["plugin", "preload"])
+def test_store_in_a_local_cluster_does_without_deploy(tmp_path: Path, by: str) -> None:
+    done = python(IN_A_LOCAL_CLUSTER, tmp_path, by)
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.split()
+    assert {"hpcgpu.spill", "hpcgpu.spill.distributed.worker"} <= set(names)
+    assert [name for name in names if name.startswith(("hpcgpu.deploy", "hpcgpu.plan", "hpcgpu.config"))] == []
 
 
 def test_preload_without_the_store_says_what_to_write(tmp_path: Path) -> None:
