@@ -1,4 +1,4 @@
-"""The interface of batch systems, and what they share: arrays, advice for pending jobs."""
+"""The interface of batch systems, and what they share: arrays, advice for pending jobs, time limits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from hpcgpu.errors import SubmitError
+from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, CpuSet, JobSpec, JobStatus, Offer, Result
+from hpcgpu.units import parse_duration_s
 
 # Reasons and comments of jobs that wait for ever unless they or the cluster change (Slurm 22.05.8: main.c, and tests;
 # OpenPBS: tests/data/batch/pbs). The reasons for nodes that are down are different.
@@ -154,3 +155,11 @@ def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[
 def index_runs(indexes: Iterable[int]) -> tuple[str, ...]:
     """Return single indexes and ranges without a hole, in order: ``1``, ``3-4`` for 1, 3, 4."""
     return tuple(filter(None, str(CpuSet(indexes)).split(",")))
+
+
+def limit_s(text: str) -> int | None:
+    """Parse a time limit, ``01:30:00``, into seconds; None: unlimited, or unknown."""
+    try:
+        return parse_duration_s(text)
+    except ConfigError:  # infinite, n/a
+        return None

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcgpu.batch.batch_system import limit_s
 from hpcgpu.batch.pbs import size_bytes
-from hpcgpu.batch.slurm import ask_offers, limit_s, list_offers
+from hpcgpu.batch.slurm import ask_offers, list_offers
 from hpcgpu.model import Command, Offer, Result
 from hpcgpu.model.site import Inventory, NodeType, Queue
 from hpcgpu.units import format_duration

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, unnamed
+from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, limit_s, unnamed
 from hpcgpu.batch.job_script import Directive, exit_file, merge_options, options_in, refuse_control, script_body
-from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, walltime_s, whole
+from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, whole
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
@@ -352,8 +352,8 @@ def read_memory(result: Result) -> Mapping[str, int]:
 def read_end_s(result: Result, now_s: float) -> int | None:
     """Return when the job's time ends, in seconds since the epoch; None without a walltime."""
     _, fields = next(list_jobs(result.stdout), ("", dict[str, str]()))
-    limit_s, start = walltime_s(fields), moment(fields.get("stime", ""))
-    return limit_s and limit_s + int(start.timestamp() if start else now_s)  # a cache may not know yet that it runs
+    time_s, start = limit_s(fields.get("Resource_List.walltime", "")), moment(fields.get("stime", ""))
+    return time_s and time_s + int(start.timestamp() if start else now_s)  # a cache may not know yet that it runs
 
 
 def size_bytes(text: str) -> int:

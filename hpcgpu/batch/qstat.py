@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from hpcgpu.batch.batch_system import advice
+from hpcgpu.batch.batch_system import advice, limit_s
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.units import counted
 
@@ -80,7 +80,7 @@ def read_job(fields: Mapping[str, str], *, array_is_held: bool) -> JobStatus:
         tuple(dict.fromkeys(hosts(fields) if state is JobState.RUNNING else ())),
         "in state E" if leaves else trouble,
         leaves,
-        walltime_s(fields),
+        limit_s(fields.get("Resource_List.walltime", "")),
     )
 
 
@@ -94,12 +94,6 @@ def _exit_code(text: str) -> int | None:
     if not text.isdecimal():
         return None
     return int(text) - 128 if int(text) > 256 else int(text)
-
-
-def walltime_s(fields: Mapping[str, str]) -> int | None:
-    """Return a job's walltime, ``01:30:00``; None without one."""
-    match = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)", fields.get("Resource_List.walltime", ""))
-    return int(match[1] or 0) * 3600 + int(match[2]) * 60 + int(match[3]) if match else None
 
 
 def list_jobs(text: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, unnamed
+from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, limit_s, unnamed
 from hpcgpu.batch.job_script import Directive, merge_options, options_in, refuse_control, script_body
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.model.site import SlurmDialect
-from hpcgpu.units import format_duration, parse_duration_s
+from hpcgpu.units import format_duration
 
 # AssocMaxSubmitJobLimit is not here: sites use it also for users without an account (CSC Roihu).
 _TRANSIENT = re.compile(
@@ -401,11 +401,3 @@ def list_offers(text: str, gpu_type: str = "") -> Iterator[Offer]:
                 walltime_s=limit_s(limit),
                 is_default=name.endswith("*"),
             )
-
-
-def limit_s(text: str) -> int | None:
-    """Parse a limit of sinfo into seconds; None: unlimited, or unknown."""
-    try:
-        return parse_duration_s(text)
-    except ConfigError:  # infinite, n/a
-        return None

@@ -87,13 +87,10 @@ class Fleet:
         self.error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
         self._head_submitter: Submitter | None = None  # None: another process has submitted it
         self._submitter: Submitter | None = None  # of members; None: the run has a fixed size
-        self._asked_s: float | None = None  # last poll
-        self._answered_s: float | None = None  # last answer
+        self._facts = Facts(now_s=0.0)  # of the last decision, and new ones since
         self._last = ""  # the failure of the last poll
-        self._hurried = self._stopped = self._adapting = self._unwritten = self._has_left = False
-        self._failures = Failures()
+        self._hurried = self._stopped = self._unwritten = self._has_left = False
         self._limits_s: set[int] = set()  # walltimes that have been told
-        self._held_back_until_s = NEVER_S
         self._answer = asyncio.Event()
         self._acting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._requests: set[asyncio.Task[None]] = set()
@@ -152,7 +149,7 @@ class Fleet:
         """Return the head without a poll; raise JobError if it has ended, with its log's tail, or will never start."""
         job = self._head()
         has_left, code = await supervise.to_thread(script_end, job)
-        if self.run.left(job.id, has_left, code, self.alarm.now_s()):
+        if self.run.script_ended(job.id, has_left, code, self.alarm.now_s()):
             self.alarm.ring()
         job = self._head()
         if why := why_over(job, self.alarm.now_s(), self.policy.late_limit_s):
@@ -186,9 +183,11 @@ class Fleet:
         await supervise.to_thread(self.run.must_own, "scale")
         try:
             async with self._acting:  # the loop must not submit meanwhile: its refusal would not reach this caller
-                self._adapting, self.run.target, changed = adapting, jobs, self.run.target != jobs
+                self.run.target, changed = jobs, self.run.target != jobs
+                self._facts = replace(self._facts, adapting=adapting)
                 if not adapting:
-                    self.error, self._failures, self._held_back_until_s = None, Failures(), NEVER_S
+                    self.error = None
+                    self._facts = replace(self._facts, failures=Failures(), held_back_until_s=NEVER_S)
                 if changed:
                     await self.write()  # another object that takes the run over goes on from here
                 await self._act()
@@ -239,7 +238,7 @@ class Fleet:
         now_s, patience, head = self.alarm.now_s(), self.policy.patience, self.run.head
         waits_s = [patience.refused_s] if self._submitter else []
         if head and not head.heard:
-            waits_s.append(poll_in_s(now_s, self._asked_s, [head], (), patience) or 0.0)
+            waits_s.append(poll_in_s(now_s, self._facts.asked_s, [head], (), patience) or 0.0)
         wait_s = min(waits_s, default=patience.refused_s)
         self.alarm.set_in(wait_s, wait_s)
 
@@ -247,8 +246,9 @@ class Fleet:
         """Try again later, or not at all; a limit of the user's jobs passes when existing ones have ended."""
         if say:
             self.view.say(str(e))
-        wait_s = self.policy.patience.refused_s
-        self._held_back_until_s = max(self.alarm.now_s() + wait_s, self._submitter.next_s if self._submitter else 0.0)
+        until_s = self.alarm.now_s() + self.policy.patience.refused_s
+        until_s = max(until_s, self._submitter.next_s if self._submitter else 0.0)
+        self._facts = replace(self._facts, held_back_until_s=until_s)
         if not (e.transient or (e.over_limit and self.run.members)):
             self.error = e
         self.view.changed()
@@ -292,15 +292,17 @@ class Fleet:
 
     async def _ask(self) -> None:
         answer, self._answer = self._answer, asyncio.Event()  # callers that begin to wait now need a later answer
-        self._asked_s = self.alarm.now_s()
+        now_s = self.alarm.now_s()
+        self._facts = replace(self._facts, asked_s=now_s)
         try:
-            self.run.registered(self.present(), self._asked_s)
+            self.run.registered(self.present(), now_s)
             if self._submitter and self.run.is_mine:
                 await self._add(await self._submitter.lost(self.run.past_ids))
             ids = list(self.run.jobs)
             listed = await self._listed(ids)
-            self._answered_s, self._last = self.alarm.now_s(), ""
-            self.run.listed(ids, listed, self._answered_s)
+            now_s, self._last = self.alarm.now_s(), ""
+            self._facts = replace(self._facts, answered_s=now_s)
+            self.run.listed(ids, listed, now_s)
             self._tell_limits()
             await self._note_ends()
         except SubmitError:
@@ -321,10 +323,12 @@ class Fleet:
 
     async def _note_ends(self) -> None:
         """Look for the exit codes of members that are ending: some batch systems take long for their output."""
-        members = [j for j in self.run.members if j.left_s is not None or (j.status and j.status.is_ending)]
+        members = [j for j in self.run.members if j.script_ended_s is not None or (j.status and j.status.is_ending)]
         ends = await supervise.to_thread(lambda: [script_end(job) for job in members])
         for job, (has_left, code) in zip(members, ends, strict=True):
-            self.run.left(job.id, has_left and bool(job.status and job.status.is_ending), code, self.alarm.now_s())
+            self.run.script_ended(
+                job.id, has_left and bool(job.status and job.status.is_ending), code, self.alarm.now_s()
+            )
 
     async def _listed(self, ids: Sequence[str]) -> dict[str, JobStatus]:
         system, by_id = self.run.system, dict(self.run.jobs)
@@ -351,17 +355,9 @@ class Fleet:
             if self.run.is_mine:
                 await self._add([submitter.lost_job(job_id) for job_id in self.run.unknown(present)])
         self.run.registered(present, now_s)
-        facts = Facts(
-            now_s=now_s,
-            jobs=tuple(self.run.jobs.values()),
-            asked_s=self._asked_s,
-            answered_s=self._answered_s,
-            target=self.run.target,
-            adapting=self._adapting,
-            held_back_until_s=float("inf") if self.error else self._held_back_until_s,
-            failures=self._failures,
-        )
-        actions = reconcile(facts, self.policy)
+        jobs, target = tuple(self.run.jobs.values()), self.run.target
+        facts = self._facts = replace(self._facts, now_s=now_s, jobs=jobs, target=target)
+        actions = reconcile(replace(facts, held_back_until_s=math.inf) if self.error else facts, self.policy)
         searches_s = self.policy.patience.refused_s if submitter and submitter.next_s > now_s else math.inf
         next_s = min(searches_s, math.inf if actions.next_s is None else actions.next_s)
         self.alarm.set_in(None if next_s == math.inf else next_s, actions.wake_s)
@@ -377,7 +373,7 @@ class Fleet:
             self.view.say(f"another object has taken this cluster over: {self.run.owner} owns it; this one only reads")
 
     async def _carry_out(self, actions: Actions, present: Mapping[str, JobWorkers], submitter: Submitter) -> None:
-        self._failures = actions.failures
+        self._facts = replace(self._facts, failures=actions.failures)
         await self._cancel(actions.cancel)
         await self._forget(actions, present)
         for job_id in actions.retire:
@@ -425,7 +421,7 @@ class Fleet:
     async def _add(self, jobs: Sequence[Job]) -> None:
         if jobs:
             self.run.add(jobs)
-            self._held_back_until_s = NEVER_S
+            self._facts = replace(self._facts, held_back_until_s=NEVER_S)
         if jobs or self._unwritten:
             await self._write_jobs()
 

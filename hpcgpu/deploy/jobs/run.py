@@ -308,18 +308,17 @@ class Run:
         if (head := self.head) and not head.heard:
             self.jobs[head.id] = head.listed(_SILENT, now_s)
 
-    def left(self, job_id: str, has_left: bool, code: int | None, now_s: float) -> bool:
+    def script_ended(self, job_id: str, has_left: bool, code: int | None, now_s: float) -> bool:
         """Record whether a job's script has ended; return True if that changed."""
         before = self.jobs[job_id]
-        self.jobs[job_id] = before.left(has_left, code, now_s)
-        return (before.left_s is not None) != has_left
+        self.jobs[job_id] = before.script_ended(has_left, code, now_s)
+        return (before.script_ended_s is not None) != has_left
 
     def registered(self, present: Mapping[str, JobWorkers], now_s: float) -> None:
         """Apply the registered workers."""
         for job in tuple(self.jobs.values()):
             here = present.get(job.id, NO_WORKERS)
-            job = job.registered(len(here.addresses), now_s, here.restarts, silent=here.silent)
-            self.jobs[job.id] = job
+            self.jobs[job.id] = job.registered(len(here.addresses), now_s, here.restarts, silent=here.silent)
 
     def cancelled(self, job_ids: Iterable[str], now_s: float) -> None:
         """Record that jobs have been cancelled."""

@@ -68,8 +68,8 @@ class Job:
     was_full: bool = False  # all its workers were registered at once since its last requeue
     retired_s: float | None = None  # when it was asked to hand over its data and leave
     cancelled_s: float | None = None
-    left_s: float | None = None  # since when its script's exit code exists; a requeued job removes it
-    left_code: int | None = None
+    script_ended_s: float | None = None  # since when its script's exit code exists; a requeued job removes it
+    script_code: int | None = None
     why: str = ""  # it ended without our request
     ended_at: datetime | None = None  # when its end was noticed, if without our request
     # for people, from describe(): phase, text with reason and start, start of a pending job
@@ -142,13 +142,13 @@ class Job:
             started_s=now_s if again else _or(self.started_s, now_s),
             alone_since_s=None,
             first_worker_s=_or(self.first_worker_s, now_s),
-            left_s=self.left_s if silent else None,
+            script_ended_s=self.script_ended_s if silent else None,
             was_full=workers >= self.expected or (self.was_full and not again),
         )
 
-    def left(self, has_left: bool, code: int | None, now_s: float) -> Self:
+    def script_ended(self, has_ended: bool, code: int | None, now_s: float) -> Self:
         """Return the job after a check for the exit code of its script."""
-        return self._with(left_s=_or(self.left_s, now_s) if has_left else None, left_code=code)
+        return self._with(script_ended_s=_or(self.script_ended_s, now_s) if has_ended else None, script_code=code)
 
     def gone(self, why: str, at: datetime) -> Job:
         """Return the job after an end without our request, without the facts of this process."""

@@ -27,23 +27,23 @@ def why_over(job: Job, now_s: float, limit_s: float) -> str:
     if status.state is JobState.ENDED or (status.state is JobState.STUCK and not job.workers):
         return format_end(job.id, status, job.hosts)
     limit_s = ENDING_S if _ends_by_itself(job) else limit_s
-    late = job.left_s is not None and now_s >= job.left_s + limit_s
+    late = job.script_ended_s is not None and now_s >= job.script_ended_s + limit_s
     if status.state is JobState.RUNNING and not job.workers and late:
         still = f"though the batch system still has it in state {status.native}"
-        return f"job {job.id} has ended: {format_script_end(job.left_code)} {limit_s:g} s ago, {still}"
+        return f"job {job.id} has ended: {format_script_end(job.script_code)} {limit_s:g} s ago, {still}"
     return ""
 
 
 def why_ending(job: Job, now_s: float) -> str:
     """Return that a member's script has ended although the job is there; "" while it may start again."""
-    if job.left_s is None or now_s < job.left_s + ENDING_S or not _ends_by_itself(job):
+    if job.script_ended_s is None or now_s < job.script_ended_s + ENDING_S or not _ends_by_itself(job):
         return ""
-    return f"{format_script_end(job.left_code)}, {job.status.trouble if job.status else ''}"
+    return f"{format_script_end(job.script_code)}, {job.status.trouble if job.status else ''}"
 
 
 def _ends_by_itself(job: Job) -> bool:
     """Tell whether a job is ending since its script has ended, not by a signal, after which it may start again."""
-    return bool(job.status and job.status.is_ending) and job.left_code not in (None, _TERMINATED)
+    return bool(job.status and job.status.is_ending) and job.script_code not in (None, _TERMINATED)
 
 
 def why_missing(job: Job, since_s: float, now_s: float) -> str:

@@ -346,7 +346,7 @@ def poll_in_s(
     changed_s = max(now_s if j.id in acted else _changed_s(j) for j in unsettled)
     interval_s = min(patience.longest_s, max(patience.ask_s, (asked_s - changed_s) / patience.growth))
     for job in unsettled:
-        has_just_ended = job.left_s is not None and now_s - job.left_s < _MOMENT_S
+        has_just_ended = job.script_ended_s is not None and now_s - job.script_ended_s < _MOMENT_S
         lost_s = _lost_s(job)
         if has_just_ended or (lost_s is not None and lost_s > asked_s and not job.leaving):
             interval_s = patience.news_s

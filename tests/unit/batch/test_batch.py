@@ -32,7 +32,7 @@ from hpcgpu.deploy.settings import templates
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host.run import run_sync
 from hpcgpu.model import JobSpec, JobState, Result, site
-from hpcgpu.plan.jobs import format_status
+from hpcgpu.plan.jobs.job_text import format_status
 
 SYSTEMS = sorted(batch.SYSTEMS)
 FILES = [(name, path) for name in SYSTEMS for path in sorted((BATCH / name).glob("*/*.txt"))]
@@ -299,16 +299,6 @@ def test_a_shorter_walltime_is_advised_before_a_reservation() -> None:
         assert status.advice.startswith("a shorter walltime=")
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "words"),
-    [("pbs", "run/70-waits-and-limits.txt", "qsub"), ("slurm", "22.05.8/02-sbatch-refused.txt", "--array=0-1001")],
-)
-def test_array_that_is_too_large_is_told(name: str, path: str, words: str) -> None:
-    with pytest.raises(SubmitError) as caught:
-        batch.get(name).read_submit(recorded(name, path, words))
-    assert caught.value.over_size
-
-
 def test_nodes_that_are_down_are_named_with_what_is_said_of_them() -> None:
     answers = [recorded("pbs", "run/66-pbsnodes-down.txt", "pbsnodes", nth) for nth in range(4)]
     down = {"node2": "node2 is down"}
@@ -367,23 +357,6 @@ def test_expected_start_of_a_pending_job_is_the_systems() -> None:
     assert Pbs().read_status(Result((), 0, text))["7.a"].starts == "2026-11-20T20:57:25"
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "words", "said", "transient", "over_limit"),
-    [
-        ("slurm", "22.05.8/02-sbatch-refused.txt", "--array=0-1001", "Invalid job array specification", False, False),
-        ("slurm", "22.05.8/03-sbatch-limit.txt", "--qos=one --hold --array", "QOSMaxSubmitJobPerUserLimit", True, True),
-        ("slurm", "22.05.8/03-sbatch-limit.txt", "--hold --array=0-1 ", "AssocMaxSubmitJobLimit", False, True),
-    ],
-)
-def test_refused_array_is_an_error_in_the_systems_words(
-    name: str, path: str, words: str, said: str, transient: bool, over_limit: bool
-) -> None:
-    nth = -1 if "Assoc" in said else 0
-    with pytest.raises(SubmitError, match=said) as caught:
-        batch.get(name).read_submit(recorded(name, path, words, nth))
-    assert (caught.value.transient, caught.value.over_limit) == (transient, over_limit)
-
-
 def test_jobs_are_found_by_their_mark_and_by_no_other_text() -> None:
     listed = "8_0|hpcgpu-a.b|\n8_1|hpcgpu-a.b|\n9|(null)|\n10|hpcgpu-axb|\n11|12|hpcgpu-a.b|\n12|my hpcgpu-a.b|\n"
     assert Slurm().read_found(Result(("squeue",), 0, listed), "hpcgpu-a.b") == ("8_0", "8_1")
@@ -411,33 +384,40 @@ def test_sbatchs_answer_is_read_between_a_wrappers_lines(answer: str) -> None:
     assert Slurm().read_submit(Result(("sbatch",), 0, pages)) == "12"
 
 
-@pytest.mark.parametrize(
-    ("words", "unsure"),
-    [
-        ("Unable to contact slurm controller (connect failure)", False),
-        ("Slurm temporarily unable to accept job, sleeping and retrying", False),
-        ("Unable to contact slurm controller (receive failure)", True),
-        ("Socket timed out on send/recv operation", True),
-    ],
-)
-def test_sbatchs_messages_tell_whether_a_job_may_exist(words: str, unsure: bool) -> None:
-    with pytest.raises(SubmitError) as caught:
-        Slurm().read_submit(Result(("sbatch",), 1, "", f"sbatch: error: {words}\n"))
-    assert (caught.value.transient, caught.value.unsure) == (True, unsure)
+def sbatch(message: str) -> Result:
+    return Result(("sbatch",), 1, "", f"sbatch: error: {message}\n")
 
 
-@pytest.mark.parametrize(
-    ("code", "transient", "over_limit", "unsure"),
-    [(38, 1, 1, 0), (39, 1, 1, 0), (159, 1, 0, 0), (162, 1, 0, 0), (170, 0, 0, 0), (124, 1, 0, 1), (183, 1, 0, 1)],
-)
-def test_qsubs_exit_codes_tell_limits_and_doubts(code: int, transient: bool, over_limit: bool, unsure: bool) -> None:
-    down = next(r for r in records(BATCH / "pbs/release/33-server-trouble.txt") if "pbs_server down" in r.command)
-    busy = "qsub: cannot connect to server login01 (errno=15007)\n"
-    words = {159: busy, 162: down.stderr}.get(code, "qsub: trouble\n")
-    with pytest.raises(SubmitError) as caught:
-        Pbs().read_submit(Result(("qsub",), code, "", words))
-    error = caught.value
-    assert (error.transient, error.over_limit, error.unsure) == (transient, over_limit, unsure)
+def qsub(code: int, message: str = "trouble") -> Result:
+    return Result(("qsub",), code, "", f"qsub: {message}\n")
+
+
+OPEN = ("transient", "over_limit", "unsure", "over_size")
+TOO_LARGE, TOO_MANY = "22.05.8/02-sbatch-refused.txt", "22.05.8/03-sbatch-limit.txt"
+DOWN = next(r for r in records(BATCH / "pbs/release/33-server-trouble.txt") if "pbs_server down" in r.command)
+REFUSALS = [
+    (recorded("slurm", TOO_LARGE, "--array=0-1001"), "Invalid job array specification", "over_size"),
+    (recorded("slurm", TOO_MANY, "--qos=one --hold --array"), "QOSMaxSubmitJobPerUserLimit", "transient over_limit"),
+    (recorded("slurm", TOO_MANY, "--hold --array=0-1 ", -1), "AssocMaxSubmitJobLimit", "over_limit"),
+    (sbatch("Unable to contact slurm controller (connect failure)"), "connect failure", "transient"),
+    (sbatch("Slurm temporarily unable to accept job, sleeping and retrying"), "temporarily", "transient"),
+    (sbatch("Unable to contact slurm controller (receive failure)"), "receive failure", "transient unsure"),
+    (sbatch("Socket timed out on send/recv operation"), "timed out", "transient unsure"),
+    (recorded("pbs", "run/70-waits-and-limits.txt", "qsub"), "Array job exceeds", "over_size"),
+    *((qsub(code), "trouble", "transient over_limit") for code in (38, 39)),
+    (qsub(159, "cannot connect to server login01 (errno=15007)"), "cannot connect", "transient"),
+    (qsub(162, DOWN.stderr), "cannot connect", "transient"),
+    (qsub(170), "trouble", ""),
+    *((qsub(code), "trouble", "transient unsure") for code in (124, 183)),
+]
+
+
+@pytest.mark.parametrize(("result", "message", "flags"), REFUSALS)
+def test_refused_submission_tells_what_is_left_open(result: Result, message: str, flags: str) -> None:
+    system = Slurm() if result.argv[0] == "sbatch" else Pbs()
+    with pytest.raises(SubmitError, match=message) as caught:
+        system.read_submit(result)
+    assert [flag for flag in OPEN if getattr(caught.value, flag)] == flags.split()
 
 
 def test_an_unknown_state_is_a_value_and_a_variable_is_no_fact() -> None:
@@ -665,21 +645,8 @@ def test_chunks_are_gpus_of_one_node() -> None:
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 NASTY = [
-    "$(id)",
-    "`id`",
-    "it's",
-    'say "hi"',
-    "a\\b\\",
-    "two  words",
-    "$HOME",
-    "!!",
-    "é日本",
-    "-n",
-    "a\nb",
-    "*",
-    "~",
-    "#x",
-    "",
+    *("$(id)", "`id`", "it's", 'say "hi"', "a\\b\\", "two  words", "$HOME", "!!"),
+    *("é日本", "-n", "a\nb", "*", "~", "#x", ""),
 ]
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs import End, Job, Phase, describe, format_status, note_lines, phases_line, summary_line
+from hpcgpu.plan.jobs.job import Job, Phase
+from hpcgpu.plan.jobs.job_text import End, describe, format_status, note_lines, phases_line, summary_line
 
 TODAY = date(2026, 11, 21)
 RUNNING = JobStatus(JobState.RUNNING, "RUNNING")

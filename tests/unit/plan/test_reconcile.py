@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs import Failures, Job, may_answer, why_missing, why_over
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_end import Failures, may_answer, why_missing, why_over
 from hpcgpu.plan.jobs.request import Actions, Facts, Policy, reconcile
 
 PENDING = JobStatus(JobState.PENDING, "PENDING", "Priority")
@@ -39,7 +40,7 @@ def up(name: str, age_s: float = 1000.0, **more: Any) -> Job:
 
 def ending(code: int, since_s: float) -> Job:
     """A job whose output is not delivered."""
-    return up("1").registered(0, -50).listed(replace(COMPLETING, is_ending=True), -50).left(True, code, since_s)
+    return up("1").registered(0, -50).listed(replace(COMPLETING, is_ending=True), -50).script_ended(True, code, since_s)
 
 
 def facts(wanted: int, *jobs: Job, **more: Any) -> Facts:
@@ -237,7 +238,7 @@ ASKING: dict[str, tuple[Facts, float | None]] = {
     "of a head: never, when it is up": (facts(0, up("7", role="head")), None),
     "of a head: once more, if workers came first": (facts(0, job("7", role="head", age_s=1).registered(4, NOW_S)), 5.0),
     "of a head: soon, at its script's end": (
-        facts(0, up("7", role="head").registered(0, -100).left(True, 0, NOW_S), asked_s=-0.5),
+        facts(0, up("7", role="head").registered(0, -100).script_ended(True, 0, NOW_S), asked_s=-0.5),
         0.5,
     ),
     "of a head: never again, when it is over": (facts(0, job("7", FAILED, role="head")), None),
@@ -276,17 +277,20 @@ OVERS: dict[str, tuple[Job, str]] = {
     "when it has ended": (job("7", FAILED, role="head"), "job 7 has ended: FAILED (NonZeroExitCode), exit code 1"),
     "not when it will not start again, but its workers are there": (up("7", role="head").listed(STUCK, NOW_S), ""),
     "when its script has, long ago": (
-        job("7", COMPLETING, role="head").left(True, 3, -60),
+        job("7", COMPLETING, role="head").script_ended(True, 3, -60),
         "job 7 has ended: its script has ended with exit code 3 60 s ago, though the batch system still has it in "
         "state COMPLETING",
     ),
     "and sooner if only its output is not delivered": (
-        job("7", replace(COMPLETING, is_ending=True), role="head").left(True, 3, -10),
+        job("7", replace(COMPLETING, is_ending=True), role="head").script_ended(True, 3, -10),
         "job 7 has ended: its script has ended with exit code 3 10 s ago, though the batch system still has it in "
         "state COMPLETING",
     ),
-    "not when its script has, a moment ago": (job("7", COMPLETING, role="head").left(True, 3, -59), ""),
-    "not when it lives again": (job("7", RUNNING, role="head").left(True, 3, -99).left(False, None, -1), ""),
+    "not when its script has, a moment ago": (job("7", COMPLETING, role="head").script_ended(True, 3, -59), ""),
+    "not when it lives again": (
+        job("7", RUNNING, role="head").script_ended(True, 3, -99).script_ended(False, None, -1),
+        "",
+    ),
 }
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcgpu.model import JobState, JobStatus
-from hpcgpu.plan.jobs import Failures, Job
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_end import Failures
 from hpcgpu.plan.jobs.request import Actions, Facts, Policy, reconcile
 
 FULL = 2
