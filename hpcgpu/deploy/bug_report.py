@@ -241,8 +241,7 @@ def _private_words(run: Run | None, nodes: Iterable[str]) -> dict[str, list[str]
         values += [line.partition("=")[2].strip("'\"") for line in settings.get("job_script_prologue", ())]
         names["secret"] += [value for value in values if len(value) >= _LONG]  # in logs; short ones are no secrets
         names["path"] += [str(run.folder.parent.parent)]
-        names["host"] += [run.owner.host]
-        names["host"] += [server for job_id in run.jobs if (server := job_id.partition(".")[2])]  # of PBS
+        names["host"] += [run.owner.host, *filter(None, (job_id.partition(".")[2] for job_id in run.jobs))]  # servers
         names["user"] += [name[:_SHOWN] for name in names["user"] if len(name) > _SHOWN]
         with suppress(OSError, HpcGpuError):  # private files of a run that still exist
             names["secret"] += [private.read(run.folder / "nonce").strip()]

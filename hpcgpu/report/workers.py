@@ -40,7 +40,8 @@ _MEMORY_BYTES = {
     "spilled_to_host_bytes": "spilled: to host",
     "spilled_to_disk_bytes": "to disk",
 }
-_MEMORY = (Column("worker", kind="name"), *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
+_WORKER, _FAULTS = Column("worker", kind="name"), Column("differences", kind="fault", mark="not as planned: ")
+_MEMORY = (_WORKER, *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
 _OPEN_ROWS = 16
 # By the first word of a state; all others are red.
 _STATES = {
@@ -242,8 +243,8 @@ class Bindings(Shown):
     @property
     def table(self) -> Table:
         """Planned and actual bindings; differences and reasons are below each row."""
-        names = ("worker", "GPU", "cores planned", "cores now", "memory planned", "memory now", "OS threads", "NIC")
-        columns = [Column(name, kind="name" if name == "worker" else "text") for name in names]
+        names = ("GPU", "cores planned", "cores now", "memory planned", "memory now", "OS threads", "NIC")
+        columns = (_WORKER, *map(Column, names), _FAULTS, Column("reasons", kind="note"))
         rows = [
             (w.name, w.gpu_text, w.cores, *_actual(w), w.nic, tuple(w.differences), tuple(w.reasons))
             for w in self.workers
@@ -253,7 +254,6 @@ class Bindings(Shown):
             verdict = f"{len(wrong)} of {len(self.workers)} workers not as planned"
         obstacles = sorted({w.node_copies for w in self.workers if w.spec})
         ways = ", ".join(f"by the connection ({why})" if why else "by one copy" for why in obstacles)
-        columns += [Column("differences", kind="fault", mark="not as planned: "), Column("reasons", kind="note")]
         return Table(columns, rows, notes=[verdict, *(f"large values within a node: {way}" for way in [ways] if way)])
 
 
@@ -309,8 +309,7 @@ class Memory(Shown):
     def _repr_html_(self) -> str:
         rows = (*self.workers, self.total)
         most = max((m.spilled_to_disk_bytes for m in rows), default=0)
-        columns = (Column("worker", kind="name"), *(Column(tier) for tier in TIERS))
-        bars = Table(columns, [(m.name, *tier_bars(m, most)) for m in rows]).html()
+        bars = Table((_WORKER, *map(Column, TIERS)), [(m.name, *tier_bars(m, most)) for m in rows]).html()
         return page(bars, KEY, f"<details><summary>Numbers and moves</summary>{preformatted(str(self))}</details>")
 
 
@@ -380,5 +379,4 @@ def workers_table(workers: Sequence[WorkerFacts]) -> Table:
         )
         for w in workers
     ]
-    faults = Column("differences", kind="fault", mark="not as planned: ")
-    return Table((Column("worker", kind="name"), *map(Column, columns), faults), rows)
+    return Table((_WORKER, *map(Column, columns), _FAULTS), rows)

@@ -15,7 +15,7 @@ from waiting import scaled
 
 AILING = "/home/labuser/ailing"
 FULL = "/dev/shm"
-JOB = ("--submit", "--gpus-per-node", "1", "--cores-per-gpu", "2", "--memory", "1GB")
+JOB = ("--submit", "--batch", "pbs", "--gpus-per-node", "1", "--cores-per-gpu", "2", "--memory", "1GB")
 # As sites do it, with the words of this hook: who may charge which account.
 ACCOUNTS = """
 import pbs

@@ -199,17 +199,16 @@ def _run(command: RankCommand, limit_s: float) -> Result:
 def on_node(folder: Path) -> int:
     """Gather this node's facts and connections until all others have connected; HpcGpuError without a shared home."""
     order, host = read_order(folder), os.uname().nodename
-    nodes, token = order.settings.nodes, order.launch
-    with contextlib.closing(Listener(token)) as listener:
+    with contextlib.closing(Listener(order.launch)) as listener:
         write_value(folder, f"{LISTENS}{host}", listener.endpoints)
         facts = gather_facts(order.settings)
-        met = _until(lambda: len(read_listening(folder)) >= nodes)
+        met = _until(lambda: len(read_listening(folder)) >= order.settings.nodes)
         others = [place for place in read_listening(folder).items() if place[0] != host]
-        links = [link for other, endpoints in others for link in connect_all(other, endpoints, token)]
+        links = [link for other, endpoints in others for link in connect_all(other, endpoints, order.launch)]
         write_value(folder, f"{NODE}{host}", replace(facts, links=tuple(links)))
         if met:
             connected = folder / CONNECTED
-            _until(lambda: connected.exists() and len(read_all(folder, NODE, NodeFacts)) >= nodes)
+            _until(lambda: connected.exists() and len(read_all(folder, NODE, NodeFacts)) >= order.settings.nodes)
     return 0
 
 

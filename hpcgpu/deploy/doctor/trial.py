@@ -21,7 +21,7 @@ from hpcgpu.deploy.jobs.runs import jobs_of
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import SubmitError
 from hpcgpu.host import private
-from hpcgpu.model import JobState, Patience, RunDocument, Settings
+from hpcgpu.model import JobState, RunDocument, Settings
 from hpcgpu.plan.doctor import findings, login
 from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts, TrialFacts
 from hpcgpu.plan.doctor.nodes import checks_for
@@ -31,7 +31,6 @@ from hpcgpu.plan.jobs.request import Policy
 _NODES, _WALLTIME_S = 2, 300
 _GRACE_S = 10.0  # a doctor that is silent for longer has been killed
 _POLL_S = 0.5  # between two looks at the folder
-_PATIENCE = Patience(ask_s=2.0)
 _CANCEL_S = 20.0
 # PBS cannot write the output of a job into a folder that its nodes do not have: the job is in state E for 90 s
 # (OpenPBS 23.06.06). Files of nodes are there within this time.
@@ -72,7 +71,7 @@ class Trial:
             say=self._tell,
             end=lambda: None,
         )
-        self._fleet = Fleet(self._run, Policy(walltime_s=settings.walltime_s, patience=_PATIENCE), view)
+        self._fleet = Fleet(self._run, Policy(walltime_s=settings.walltime_s), view)
         self._links: tuple[Link, ...] | None = None
         self._ending_s = math.inf  # since when the job is ending
         private.make_folder(self._folder)

@@ -15,7 +15,6 @@ import pytest
 from paths import ROOT, TOPOLOGIES
 
 from hpcgpu.model import Hop, Nic
-from hpcgpu.plan import doctor
 from hpcgpu.plan.doctor import facts, findings, login, nodes
 from hpcgpu.plan.doctor.findings import CheckResult, Verdict, examine, exit_code
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
@@ -86,27 +85,17 @@ def dead_nic() -> facts.TrialFacts:
 
 
 REFUSED = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+NO_ACCOUNT = replace(LOGIN, request=findings.failed(REFUSED, login.refusal_advice("slurm", REFUSED)))
 LOST = replace(TRIAL, nodes=(), ended="job 7 has ended: FAILED, exit code 1")
 WARNED, FAILED = Verdict.WARNING, Verdict.FAILED
 (LINK,) = TRIAL.nodes[1].links
+CUT, TCP = cut(LINK), facts.Ucx(version="1.21.0", transports=("tcp",))
 SKEWED = replace(PYTHON, packages={**PACKAGES, "distributed": "2025.9"})
 FULL, LOCKED, LATE = replace(DISK, free_bytes=4096), replace(FREE, locked_bytes=65536), replace(LINK, clock_s=-90.0)
 # Facts, the check that names the fault, its verdict, and what it says.
 FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]] = {
-    "wrong account": (
-        *(
-            replace(LOGIN, request=findings.failed(REFUSED, login.refusal_advice("slurm", REFUSED))),
-            "job request",
-            FAILED,
-        ),
-        "Invalid account.*--account NAME.*sacctmgr show associations",
-    ),
-    "closed port": (
-        second(links=(cut(LINK),)),
-        "node to node",
-        FAILED,
-        "at 10.0.0.1 .ib0.: timed out.*firewall.*--int",
-    ),
+    "wrong account": (NO_ACCOUNT, "job request", FAILED, "Invalid account.*--account NAME.*sacctmgr show associations"),
+    "closed port": (second(links=(CUT,)), "node to node", FAILED, "at 10.0.0.1 .ib0.: timed out.*firewall.*--int"),
     "version skew": (second(python=SKEWED), "versions", FAILED, "is 2026.1 here and 2025.9 on node2.*--python"),
     "home not shared": (LOST, "job", FAILED, "0 of 2 nodes.*exit code 1.*home is not shared"),
     "MPI that does not fit": (
@@ -120,21 +109,10 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
     ),
     "no copies": (second(copy_obstacle="yama=2"), "values within a node", WARNED, "node2: yama=2.*process_vm_readv"),
     "UCX without InfiniBand": (
-        *(
-            replace(
-                second(ucx=facts.Ucx(version="1.21.0", transports=("tcp",), folder="/a", has_ib=False)), protocol="ucx"
-            ),
-        ),
-        *("UCX", WARNED, "drives no InfiniBand .*RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"),
+        *(replace(second(ucx=replace(TCP, folder="/a", has_ib=False)), protocol="ucx"), "UCX", WARNED),
+        "drives no InfiniBand .*RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY",
     ),
-    "UCX without rdma-core": (
-        *(
-            replace(second(ucx=facts.Ucx(version="1.21.0", transports=("tcp",))), protocol="ucx"),
-            "UCX",
-            FAILED,
-            "rdma-core",
-        ),
-    ),
+    "UCX without rdma-core": (replace(second(ucx=TCP), protocol="ucx"), "UCX", FAILED, "rdma-core"),
     "dead NIC": (dead_nic(), "network ports", WARNED, "is down.*nearest to the GPU at.*UCX_NET_DEVICES"),
     "no GPU granted": (second(gpus=(), driver=""), "GPUs", FAILED, "node2 shows 0 of 4 GPUs.*--queue.*hpcgpu plan"),
     "GPUs for one process": (second(compute_modes=("EXCLUSIVE_PROCESS",) * 4), "GPUs", WARNED, "node2.*EXCLUSIVE.*MPS"),
@@ -289,10 +267,11 @@ def test_the_longest_tmpdir_is_that_of_multiprocessing() -> None:
                 multiprocessing.connection.Listener(address, "AF_UNIX").close()
 
 
-@pytest.mark.parametrize(("modules", "table"), [((doctor,), LOGIN_CHECKS), ((nodes,), JOB_CHECKS)])
-def test_every_check_is_in_a_table(modules: tuple[ModuleType, ...], table: tuple[Any, ...]) -> None:
-    functions = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
-    own = {f for name, f in functions if name.startswith("check_") and f.__module__ in {m.__name__ for m in modules}}
+@pytest.mark.parametrize(("module", "table"), [(login, LOGIN_CHECKS), (nodes, JOB_CHECKS)])
+def test_every_check_is_in_a_table(module: ModuleType, table: tuple[Any, ...]) -> None:
+    functions = inspect.getmembers(module, inspect.isfunction)
+    own = {f for name, f in functions if name.startswith("check_") and f.__module__ == module.__name__}
+    assert own
     assert own <= {look for check in table for look in getattr(check.look, "args", (check.look,))}
 
 
