@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -17,7 +15,8 @@ from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import ConfigError, LaunchError, end_script, renamed
+from hpcgpu.errors import ConfigError, LaunchError, renamed
+from hpcgpu.host import log
 from hpcgpu.model import Settings
 from hpcgpu.model.job import Backoff
 from hpcgpu.plan.jobs.request import workers_per_node
@@ -25,8 +24,6 @@ from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
 
 security_loader.install()
-if sys.excepthook is sys.__excepthook__ and not os.environ.get("HPCGPU_DEBUG"):  # not that of the user
-    sys.excepthook = end_script
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
 INTERVAL = "5s"
 WAIT_COUNT = 12
@@ -166,6 +163,7 @@ class BatchGPUCluster(GPUCluster):
             Its scheduler does not answer.
 
         """
+        log.shorten_errors()
         existing = Run.find(home(), str(name_or_jobid))
         if existing.record.batch != cls.batch:
             raise ConfigError(f"{name_or_jobid} is a run of {existing.record.batch}; {cls.__name__} is for {cls.batch}")
