@@ -235,11 +235,14 @@ class BatchGPUCluster(GPUCluster):
         ------
         ConfigError
             The cluster is one job of fixed size, or the minimum is above the maximum.
+        JobError
+            Another object owns the run.
 
         """
         self._must_run()
         run = self._run
         run.check_elastic()
+        run.check_owner("adapt")
         options = bounds(self.settings, run.first_workers, run.member_workers, options)
         return super().adapt(Adaptive=JobAdaptive, **options)
 
