@@ -54,13 +54,16 @@ def test_error_in_a_notebook_shows_the_users_line_and_the_text(monkeypatch: pyte
 
 def test_script_that_an_error_ends_shows_its_line_and_the_text(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
-    path.write_text("from hpcgpu import *\nSLURMGPUCluster(nodes=1, gpus='sim:1')\n")
+    path.write_text(
+        "import sys\nfrom hpcgpu import *\nassert sys.excepthook is sys.__excepthook__\n"
+        "SLURMGPUCluster(nodes=1, gpus='sim:1')\n"
+    )
 
     def shown(**env: str) -> list[str]:
         return ranks.run_command([sys.executable, str(path)], {"PATH": "/nowhere", **env}).stderr.splitlines()
 
     where, text, *others = [line for line in shown() if not line.startswith("hpcgpu: ")]
-    assert where == f"{path}, line 2: SLURMGPUCluster(nodes=1, gpus='sim:1')"
+    assert where == f"{path}, line 4: SLURMGPUCluster(nodes=1, gpus='sim:1')"
     assert text.startswith("SubmitError: sbatch: there is no such program on this machine")
     assert others == [errors.DOCTOR, "(all frames: HPCGPU_DEBUG=1)"]
     assert "Traceback (most recent call last):" in shown(HPCGPU_DEBUG="1")

@@ -176,6 +176,11 @@ class BatchRun:
         """Check the jobs soon: workers have come or gone."""
         self.fleet.alarm.ring()
 
+    def check_owner(self, action: str) -> None:
+        """Raise JobError if another object owned the run at the last look."""
+        if self._run and not self._run.is_mine:
+            self._run.must_own(action)
+
     def members_for(self, workers: int) -> int:
         """Return the number of jobs beside the first that are necessary for a cluster of so many workers."""
         return max(0, math.ceil((workers - self.first_workers) / self.member_workers))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -19,7 +17,7 @@ from hpcgpu.deploy.cluster.local_run import LocalRun, find
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import ConfigError, LaunchError, end_script, renamed
+from hpcgpu.errors import ConfigError, LaunchError, renamed
 from hpcgpu.model import Settings
 from hpcgpu.model.job import Backoff
 from hpcgpu.plan.jobs.request import workers_per_node
@@ -27,8 +25,6 @@ from hpcgpu.supervise import FailureLog
 from hpcgpu.units import parse_bytes
 
 security_loader.install()
-if sys.excepthook is sys.__excepthook__ and not os.environ.get("HPCGPU_DEBUG"):  # not that of the user
-    sys.excepthook = end_script
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
 INTERVAL = "5s"
 WAIT_COUNT = 12
@@ -207,6 +203,8 @@ class BatchGPUCluster(GPUCluster):
         ------
         ConfigError
             The cluster is one job of fixed size, or the minimum is above the maximum.
+        JobError
+            Another object owns the run.
 
         """
         run = self._elastic()

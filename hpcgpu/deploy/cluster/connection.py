@@ -206,6 +206,7 @@ class Connection:
                             self._progress.say(f"{e}; hpcgpu tries again as long as {self._run.label} exists")
                     has_told, attempt, again_s = True, None, loop.time() + self._patience.ask_s
         finally:
+            self._progress.end()
             if attempt:
                 attempt.cancel()
 

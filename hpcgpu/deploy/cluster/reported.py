@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from distributed.core import Status
 from distributed.deploy.cluster import Cluster
@@ -18,6 +18,7 @@ from hpcgpu.deploy.dashboard import worker_requests
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError
+from hpcgpu.host import log
 from hpcgpu.plan.jobs import End, by_number
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.table import Explanation
@@ -52,6 +53,11 @@ class ReportedCluster(Cluster):
     _asked_s = 0.0  # last question to the workers
     _asking: supervise.Loop | None = None  # asks them again and again
     _tab: Any = None  # the widget, once it has been shown
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make the object; an error of ours that ends its program is short from now on."""
+        log.shorten_errors()
+        return super().__new__(cls)
 
     @property
     def _state(self) -> str:

@@ -85,7 +85,7 @@ def test_only_the_owner_scales_and_others_read(home: Path, pbs: Pbs, said: Said)
             told = (
                 rf"{os.getpid()}@\S+ since [-\d]+ [:\d]+ owns it. To take it over: attach\('{owner.job_id}', take_over"
             )
-            for refused in (lambda: attached.scale(6), attached.shutdown, attached.detach):
+            for refused in (lambda: attached.scale(6), attached.adapt, attached.shutdown, attached.detach):
                 with pytest.raises(JobError, match=told):
                     refused()
             assert owner.wanted_workers == 4

@@ -193,7 +193,7 @@ def test_every_file_of_a_run_is_private(tmp_path: Path) -> None:
     homes = [tmp_path / "home", tmp_path / "tmp"]
     for home in homes:
         home.mkdir()
-    argv = ["bash", "-c", 'umask 022; exec "$@"', "bash", sys.executable, str(ranks.script(tmp_path, code))]
+    argv = ["bash", "-c", 'umask 000; exec "$@"', "bash", sys.executable, str(ranks.script(tmp_path, code))]
     done = ranks.run_command([*argv, *map(str, homes)], {"HOME": str(homes[0]), "TMPDIR": str(homes[1])})
     assert done.returncode == 0, done.stderr
     modes = {line.partition(" ")[2]: line.partition(" ")[0] for line in done.stdout.splitlines()}
