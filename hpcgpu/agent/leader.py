@@ -164,26 +164,46 @@ class Leader:
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about})
         await self.watch.read()
         self._goodbye = asyncio.create_task(self._read_goodbye())
-        failed = await self.start_nannies(reached)
-        if failed and len(failed) == len(self.nannies):
-            raise LaunchError(f"no worker of this node could be started: {message_of(cause_of(failed[0]))}")
+        if failed := await self.start_nannies(reached):
+            log.say_of(context.node, failed)
+            await self.watch.write({"absent": failed})
+            if len(failed) == len(context.workers):
+                raise LaunchError(f"no worker of this node could be started: {failed[0]}")
         if self.nannies:
             self._outliving = supervise.start(
                 self._report_end, "the wait for the end of all workers", supervise.only_log
             )
 
-    async def start_nannies(self, reached: Route, **options: Any) -> list[BaseException]:
-        """Start the workers, with ``options`` for their nannies; return the errors of those that did not start."""
+    async def start_nannies(self, reached: Route, **options: Any) -> list[str]:
+        """Start the workers, with ``options`` for their nannies; return why some did not start, each with its name.
+
+        As many start at once as this process has cores, and each has ``death_timeout`` from its own turn on. One that
+        does not start is tried a second time.
+        """
         options |= {"spawner": self.spawner, "security": self.security}
-        settings = self.context.run.settings
-        self.nannies = [make_nanny(reached, settings, spec, **options) for spec in self.context.workers]
-        done = await asyncio.gather(*(n.start() for n in self.nannies), return_exceptions=True)
+        settings, turns = self.context.run.settings, asyncio.Semaphore(len(os.sched_getaffinity(0)))
         late = f"not registered with the scheduler within {settings.death_timeout_s:g} s (--death-timeout)"
-        return [
-            LaunchError(f"worker {n.name} is {late}") if isinstance(cause_of(e), TimeoutError) else e
-            for n, e in zip(self.nannies, done, strict=True)
-            if isinstance(e, BaseException)
-        ]
+        failed: dict[str, str] = {}
+
+        async def start(spec: WorkerSpec) -> None:
+            nanny = make_nanny(reached, settings, spec, **options)
+            self.nannies.append(nanny)
+            try:
+                await nanny.start()
+                failed.pop(spec.name, None)
+            except Exception as e:
+                why = late if isinstance(cause_of(e), TimeoutError) else message_of(cause_of(e))
+                failed[spec.name] = why if spec.name in why else f"worker {spec.name}: {why}"
+
+        async def start_in_turn(spec: WorkerSpec) -> None:
+            async with turns:
+                await start(spec)
+                if spec.name in failed and not self.ended.is_set():
+                    self.nannies = [nanny for nanny in self.nannies if nanny.name != spec.name]
+                    await start(spec)
+
+        await asyncio.gather(*map(start_in_turn, self.context.workers))
+        return [failed[spec.name] for spec in self.context.workers if spec.name in failed]
 
     async def _report_end(self) -> None:
         """Report to the scheduler when none of this leader's workers is left or will be restarted."""

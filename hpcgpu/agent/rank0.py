@@ -149,6 +149,7 @@ class Rank0Leader(Leader):
         self._expected, self._nodes = layout.worker_count, len(layout.nodes)
         self._idle = sum(len(node.idle) for node in layout.nodes)
         self._present, self._working, self._died = 0, 1, ""
+        self._absent: list[str] = []  # why each worker that did not start did not
         self._started = False
         self._client_gone = False
         self._changed, self._summarised = asyncio.Event(), asyncio.Event()
@@ -220,6 +221,9 @@ class Rank0Leader(Leader):
             if message["op"] == "workers":
                 self._present = message["count"]
                 self._changed.set()
+            elif message["op"] == "absent":
+                self._absent = message["texts"]
+                self._changed.set()
             elif message["op"] == "summarised":
                 self._summarised.set()
             elif message["op"] == "failed":
@@ -262,12 +266,12 @@ class Rank0Leader(Leader):
     async def _wait_for_workers(self) -> None:
         deadline_s = self.context.run.settings.death_timeout_s
         try:
-            async with asyncio.timeout(deadline_s):
-                while self._present < self._expected:
-                    self._changed.clear()
-                    if self._present and not self.context.run.script:  # the client outside waits for all workers
-                        with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
-                            await supervise.to_thread(scheduler_file.report_progress, self._run_folder, self._present)
+            while self._present + len(self._absent) < self._expected:
+                self._changed.clear()
+                if self._present and not self.context.run.script:  # the client outside waits for all workers
+                    with contextlib.suppress(FileNotFoundError):  # the client is gone, which its lease will tell
+                        await supervise.to_thread(scheduler_file.report_progress, self._run_folder, self._present)
+                async with asyncio.timeout(deadline_s):  # for the next one: nodes with few cores start them in turn
                     await self._changed.wait()
         except TimeoutError:
             if not self._present:
@@ -277,9 +281,11 @@ class Rank0Leader(Leader):
             if self._control:
                 self._control.send("note", node=self.context.node, text=f"{text} (death_timeout)")
             return
-        workers = f"{counted(self._expected, 'worker')} on {counted(self._nodes, 'node')} ready"
+        some = f"{self._present} of " if self._absent else ""
+        workers = f"{some}{counted(self._expected, 'worker')} on {counted(self._nodes, 'node')} ready"
         idle = f"; ranks without a worker: {self._idle}" if self._idle else ""
-        log.say(f"{workers}{idle}{await supervise.to_thread(self._write_dashboard)}")
+        absent = "".join(f"; {text}" for text in self._absent)
+        log.say(f"{workers}{absent}{idle}{await supervise.to_thread(self._write_dashboard)}")
 
     def _write_dashboard(self) -> str:
         """Write the dashboard's address, which holds a secret, into a file; return a message about it."""

@@ -18,7 +18,7 @@ from hpcgpu.deploy import network
 from hpcgpu.deploy.network.scheduler_file import connect_first
 from hpcgpu.deploy.processes import node
 from hpcgpu.deploy.processes.nanny import hand_over
-from hpcgpu.errors import ConfigError, LaunchError, cause_of, message_of
+from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import log, process
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
 from hpcgpu.supervise import reason_of
@@ -89,8 +89,7 @@ class Standalone(Leader):
         specs = self.context.workers
         reached = await connect_first([self._scheduler], self.security, self.context.run.settings.death_timeout_s)
         if failed := await self.start_nannies(reached, **self._nanny):
-            why = message_of(cause_of(failed[0]))
-            raise LaunchError(f"{len(failed)} of {len(specs)} workers could not be started: {why}")
+            raise LaunchError(f"{len(failed)} of {len(specs)} workers could not be started: {failed[0]}")
         text = ", ".join(f"{s.name} on PUs {s.binding.cpuset} beside GPU {s.binding.gpus[0].pci}" for s in specs)
         log.say(f"{len(specs)} workers at {self._scheduler}: {text}")
         await self.workers_ended()

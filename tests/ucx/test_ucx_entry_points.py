@@ -88,7 +88,7 @@ def test_a_late_worker_is_said_with_what_was_waited_for(tmp_path: Path) -> None:
     options = (*UCX, "--death-timeout", "5s", "--env", "UCX_NET_DEVICES=mlx5_0:1")
     done = ranks.run(ranks.script(tmp_path, SCRIPT), options=options)
     assert done.returncode != 0
-    assert re.search(r"could be started: worker \S+ is not registered .*--death-timeout", done.stderr)
+    assert re.search(r"could be started: worker \S+: not registered .*--death-timeout", done.stderr)
 
 
 WORKER = """

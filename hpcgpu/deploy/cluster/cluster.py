@@ -29,6 +29,7 @@ from hpcgpu.plan.jobs import End, summary_line
 from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 
+_ABSENT_S = 2.0  # between two questions which workers did not start, while some are waited for
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
 # Attributes of distributed's LocalCluster that people expect.
 _INSTEAD = {
@@ -273,15 +274,25 @@ class GPUCluster(ReportedCluster):
                     why = self._connection.trouble
                     if error := JobError(why) if why else self._run.given_up:
                         raise error
+                    await self._check_absent(n_workers)
                     progress.show(self._line(n_workers))
                     self._changed.clear()
-                    await self._changed.wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), _ABSENT_S)
             await self._show_notes()
             progress.show(self._line(n_workers))
         except TimeoutError:
             raise TimeoutError(f"not {n_workers} workers within {limit_s:g} s: {self._line(n_workers)}") from None
         finally:
             progress.end()
+
+    async def _check_absent(self, n_workers: int) -> None:
+        """Raise JobError, with the reasons, if so many workers cannot come since others did not start."""
+        with contextlib.suppress(OSError):  # as in _show_notes
+            absent, wanted = await self.scheduler_comm.hpcgpu_absent(), self._run.wanted_workers
+            if not self._run.scales and n_workers > wanted - len(absent):
+                reasons = "; ".join(f"{node}: {text}" for node, text in absent)
+                raise JobError(f"{wanted - len(absent)} of {wanted} workers have started. {reasons}")
 
     def _line(self, target: int) -> str:
         """Return one line for the whole cluster."""
@@ -290,10 +301,12 @@ class GPUCluster(ReportedCluster):
         return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
 
     async def _show_ready(self) -> None:
-        await self._run.ready(len(self.scheduler_info["workers"]))
+        absent = len(await self.scheduler_comm.hpcgpu_absent())
+        await self._run.ready(len(self.scheduler_info["workers"]) + absent)
         await self._show_notes()
         workers = len(self.scheduler_info["workers"])
-        self._progress.show(self._line(workers) if workers or not self._run.scales else _NO_WORKERS)
+        line = self._line(workers) if workers or not self._run.scales else _NO_WORKERS
+        self._progress.show(f"{line}; {absent} did not start" if absent else line)
         self._progress.end()
         if limit := self._run.limit:
             self._log(limit)

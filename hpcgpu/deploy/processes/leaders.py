@@ -20,7 +20,8 @@ class LeaderConnections:
     def __init__(self, control: Control, *, grows: bool = False) -> None:
         self._control, self._grows = control, grows  # more leaders may come, whatever happens to these
         self._notes: dict[Any, tuple[str, Sequence[str]]] = {}  # node and notes, by connection
-        self.late: list[tuple[str, str]] = []  # rank 0's note about workers that have not started
+        self.absent: list[tuple[str, str]] = []  # node and reason of each worker that did not start
+        self.late: list[tuple[str, str]] = []  # rank 0's note about workers that have not come
         self._working: set[Any] = set()  # connections of leaders with workers, running or being restarted
         self._died: list[str] = []
         self._had_workers = False
@@ -33,7 +34,7 @@ class LeaderConnections:
 
     def notes(self) -> list[tuple[str, str]]:
         """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
-        return [(node, text) for node, texts in self._notes.values() for text in texts] + self.late
+        return [(node, text) for node, texts in self._notes.values() for text in texts] + self.absent + self.late
 
     async def hold(
         self,
@@ -53,6 +54,10 @@ class LeaderConnections:
             with contextlib.suppress(CommClosedError):
                 await comm.write("watching")
                 while (message := await comm.read()) != "bye":
+                    if "absent" in message:
+                        self.absent += [(node, text) for text in message["absent"]]
+                        self._control.send("absent", texts=[text for _, text in self.absent])
+                        continue
                     self._working.discard(comm)  # all of its workers have ended for good
                     self._died += [message["died"]] if message["died"] else []
                     self._tell()

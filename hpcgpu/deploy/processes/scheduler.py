@@ -118,6 +118,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     scheduler.handlers |= {
         "hpcgpu_watch": leaders.hold,
         "hpcgpu_notes": leaders.notes,
+        "hpcgpu_absent": lambda: leaders.absent,
         "hpcgpu_failed": lambda text: control.send("failed", text=text),
         "hpcgpu_lease": lease.renew,
         "hpcgpu_silent": lambda: silent_workers(scheduler),

@@ -190,13 +190,30 @@ def test_ranks_that_fail_raise_with_the_log(tmp_path: Path, limit: str, words: s
     assert not re.search(r"/\S+\.log", str(failed.value))  # it went with the run
 
 
-def test_workers_that_do_not_start_are_mentioned(said: Said) -> None:
-    hangs = "def dask_setup(worker):\n    if worker.name.endswith('-1'): __import__('time').sleep(3600)"
+START = """
+def dask_setup(worker):
+    if worker.name.endswith("-1"):
+        __import__("time").sleep(3600)
+    if worker.name.endswith("-2") and not __import__("os").path.exists(TRIED):
+        open(TRIED, "w").close()
+        raise RuntimeError("it does not start at the first try")
+"""
+
+
+def test_worker_that_does_not_start_is_named_with_its_reason(tmp_path: Path, said: Said) -> None:
+    preload = START.replace("TRIED", repr(str(tmp_path / "tried")))
     with (
-        dask.config.set({"distributed.worker.preload": [hangs]}),
-        LocalGPUCluster(gpus="sim:3", death_timeout=scaled(6)),
+        dask.config.set({"distributed.worker.preload": [preload]}),
+        LocalGPUCluster(gpus="sim:3", death_timeout=scaled(6)) as cluster,
     ):
-        assert re.search(r"only \d of 3 workers have registered within .* \(death_timeout\)\n.*READY", said.text)
+        assert len(cluster.scheduler_info["workers"]) == 2  # one of them came the second time
+        assert re.search(
+            r"worker \S+-1: not registered .*\(--death-timeout\)(.|\n)*READY 2 workers.*; 1 did not", said.text
+        )
+        assert cluster.wanted_workers == 3
+        cluster.wait_for_workers(2)
+        with pytest.raises(JobError, match=r"2 of 3 workers have started\. .*worker \S+-1: not registered"):
+            cluster.wait_for_workers(3)
 
 
 @pytest.mark.parametrize(
