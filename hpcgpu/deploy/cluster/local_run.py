@@ -55,7 +55,10 @@ def find(name: str) -> Run:
     matches = [run for run in runs if name in run.names]
     if len(matches) != 1:
         listed = ", ".join(f"{run.name} (job_id {run.head.id})" for run in runs if run.head) or "none"
-        raise ConfigError(f"{len(matches)} local clusters of this machine have the name {name!r}; there are: {listed}")
+        raise ConfigError(
+            f"{len(matches)} local clusters have the name {name!r}; give the name or job_id of one of those below "
+            f"{home_of(None)} (TMPDIR): {listed}"
+        )
     return matches[0]
 
 
