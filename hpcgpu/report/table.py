@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hpcgpu.units import format_bytes
 
-# More rows are too many to read in a notebook; the dashboard has all.
+# More rows are too many to read; to_json() has all.
 _MOST_ROWS = 64
 _WIDEST = 1 << 12  # of text without a limit: a longer line is broken
 # Stands for a text below a row while rich lays the table out; of Unicode's private use, one column wide.
@@ -63,7 +63,7 @@ class Column:
     name: str
     unit: str = ""  # B: bytes, shown with a prefix
     # text: folded at blanks where room is short; prose: also within words; name: not folded; number: to the right, None
-    # is unknown. note, fault: some texts below the row, or none
+    # is unknown; path: another one in each row. note, fault: some texts below the row, or none
     kind: str = "text"
     mark: str = ""  # before each text below a row
     styles: Mapping[str, str] = field(default_factory=dict)  # rich's, of some of its texts
@@ -101,6 +101,8 @@ class Table:
         from rich.console import Console
         from rich.text import Text
 
+        if len(self.rows) > _MOST_ROWS:
+            return self.folded().to_text(width, colours=colours)
         console = Console(
             width=width or _WIDEST,
             color_system="standard" if colours else None,
@@ -121,22 +123,43 @@ class Table:
 
     def html(self) -> str:
         """Render as a part of a page, without empty columns."""
+        if len(self.rows) > _MOST_ROWS:
+            return self.folded().html()
         heads = [(i, c) for i, c in enumerate(self.columns) if not c.is_below]
         shown = [(i, c) for i, c in heads if any(c.text(row[i]) != "-" for row in self.rows)]
         top = "".join(f"<th>{html.escape(c.name)}</th>" for _, c in shown)
         body = "".join(
-            f"<tr>{''.join(self._td(c, row[i], row if i == 0 else ()) for i, c in shown)}</tr>"
-            for row in self.rows[:_MOST_ROWS]
+            f"<tr>{''.join(self._td(c, row[i], row if i == 0 else ()) for i, c in shown)}</tr>" for row in self.rows
         )
-        more = len(self.rows) - _MOST_ROWS
         return "".join(
             (
                 f"<p>{html.escape(self.title)}</p>" if self.title else "",
                 f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>" if self.rows else "",
-                f'<p class="dim">and {more} more: see the dashboard</p>' if more > 0 else "",
                 *(f'<p class="dim">{html.escape(note)}</p>' for note in self.notes),
             )
         )
+
+    def folded(self) -> Table:
+        """Return a table that stays on a screen.
+
+        Rows that differ in nothing but name and path are one, faults come first, and of more rows the last one, which
+        may be a sum, is kept.
+        """
+        own = {0, *(i for i, c in enumerate(self.columns) if c.kind == "path")}
+        faults = [i for i, c in enumerate(self.columns) if c.kind == "fault"]
+        alike: dict[str, list[Sequence[Value]]] = {}
+        for row in self.rows:
+            alike.setdefault(repr([value for i, value in enumerate(row) if i not in own]), []).append(row)
+        rows = [
+            (f"{first[0]} and {len(others)} alike", *("" if i in own else v for i, v in enumerate(first) if i))
+            if others
+            else first
+            for first, *others in alike.values()
+        ]
+        rows.sort(key=lambda row: not any(row[i] for i in faults))
+        more = len(rows) - _MOST_ROWS
+        notes = [f"and {more} more rows: to_json() has all", *self.notes] if more > 0 else self.notes
+        return replace(self, rows=[*rows[: _MOST_ROWS - 1], rows[-1]] if more > 0 else rows, notes=notes)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the rows as plain data by the names of the columns."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from typing import Any
 
@@ -49,7 +50,13 @@ _STATES = {
     **dict.fromkeys(("starting", "not", "stalled", "closing"), "#c98a1b"),
     **dict.fromkeys(("created", "closed", "closed;", "detached"), "#8a8a8a"),
 }
-_JOBS = (Column("job", kind="name"), Column("state"), Column("has"), Column("nodes", kind="number"), Column("log"))
+_JOBS = (
+    Column("job", kind="name"),
+    Column("state"),
+    Column("has"),
+    Column("nodes", kind="number"),
+    Column("log", kind="path"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +212,29 @@ def total(workers: Sequence[WorkerFacts]) -> WorkerFacts:
         allocator=", ".join(sorted({w.allocator for w in workers})),
         **summed,
     )
+
+
+def by_node(gpus: Sequence[WorkerFacts]) -> list[WorkerFacts]:
+    """Return one row for each node: the sums of its workers' memory, the mean of their utilisation."""
+    nodes: dict[str, list[WorkerFacts]] = {}
+    for g in gpus:
+        nodes.setdefault(g.node, []).append(g)
+    out = []
+    for node, mine in nodes.items():
+        percents = [g.utilisation_percent for g in mine if g.utilisation_percent is not None]
+        models = Counter(g.model for g in mine)
+        facts = replace(
+            total(mine),
+            name=node,
+            node=node,
+            gpu=mine[0].gpu,
+            model=", ".join(f"{count} of {model}" for model, count in models.items()),
+            differences=tuple(f"{g.name}: {text}" for g in mine for text in g.differences),
+            utilisation_percent=round(sum(percents) / len(percents)) if percents else None,
+            restarts=sum(g.restarts for g in mine),
+        )
+        out.append(facts)
+    return out
 
 
 def _known_sum(values: Iterable[int | None]) -> int | None:

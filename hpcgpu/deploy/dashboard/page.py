@@ -1,4 +1,4 @@
-"""The page "GPUs" of the dashboard: memory by tier, utilisation, spill traffic and bindings of all GPUs, 4 or 400."""
+"""The page "GPUs" of the dashboard: memory by tier, utilisation, spill traffic and bindings of 4 or 4,000 GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
 from hpcgpu.deploy.dashboard.usage import UsagePlugin
-from hpcgpu.report.workers import DIRECTIONS, TIER_COLOURS, TIERS, Moved, WorkerFacts, headline
+from hpcgpu.report.workers import DIRECTIONS, TIER_COLOURS, TIERS, Moved, WorkerFacts, by_node, headline
 from hpcgpu.units import format_bytes
 
 RED = "#CC3311"
@@ -45,8 +45,15 @@ _ROW = 74  # of the table: five lines; the whole text stands in a tooltip
 _ACROSS, _DOWN = 16, 12  # names per axis
 
 
-def _figure(title: str, **more: Any) -> Any:  # bokeh has no types
-    plot = figure(title=title, tools="", toolbar_location=None, height=_HEIGHT, sizing_mode="stretch_width", **more)
+_TITLES = (
+    "Dask's data of each {}'s workers by tier; tap one to see it over time",
+    "Dask's data on the devices of each {} over time, % of their limit",
+    "Utilisation of each {} over time, %",
+)
+
+
+def _figure(**more: Any) -> Any:  # bokeh has no types
+    plot = figure(title="", tools="", toolbar_location=None, height=_HEIGHT, sizing_mode="stretch_width", **more)
     if more.get("x_axis_type") == "datetime":
         plot.xaxis.formatter = models.CustomJSTickFormatter(code=_CLOCK)
     plot.xgrid.visible = False
@@ -77,7 +84,7 @@ class Bars:
 
     def __init__(self) -> None:
         self.source = models.ColumnDataSource({name: [] for name in (*self._columns(()),)})
-        self.root = _figure("Dask's data of each GPU's worker by tier; tap one to see it over time", x_range=(0, 1))
+        self.root = _figure(x_range=(0, 1))
         look = {"color": [TIER_COLOURS[tier] for tier in TIERS], "line_color": None, "legend_label": list(TIERS)}
         self.root.vbar_stack([f"{tier}_now" for tier in TIERS], x="x", width=0.85, source=self.source, **look)
         limit = {"x0": "left", "x1": "right", "y0": "limit", "y1": "limit", "legend_label": "spilling begins"}
@@ -127,10 +134,10 @@ def _describe_tiers(g: WorkerFacts) -> str:
 class Strip:
     """A row of the samples over time, as colour: a row of pixels for each GPU, the first on top."""
 
-    def __init__(self, title: str, row: int) -> None:
+    def __init__(self, row: int) -> None:
         self._row = row
         self.source = models.ColumnDataSource({"image": [], "x": [], "dw": [], "dh": []})
-        self.root = _figure(title, x_axis_type="datetime", y_range=(0, 1))
+        self.root = _figure(x_axis_type="datetime", y_range=(0, 1))
         colours = models.LinearColorMapper(Viridis256, low=0, high=100, nan_color=_ABSENT)
         self.root.image("image", x="x", y=0, dw="dw", dh="dh", color_mapper=colours, source=self.source)
         self.root.add_layout(models.ColorBar(color_mapper=colours, width=10, padding=2), "right")
@@ -158,11 +165,11 @@ class Lines:
 
     def __init__(self) -> None:
         self.source = models.ColumnDataSource({name: [] for name in ("time", *TIERS, *DIRECTIONS)})
-        self.memory = _figure("", x_axis_type="datetime")
+        self.memory = _figure(x_axis_type="datetime")
         self.memory.varea_stack(
             list(TIERS), x="time", color=[TIER_COLOURS[t] for t in TIERS], legend_label=list(TIERS), source=self.source
         )
-        self.traffic = _figure("", x_axis_type="datetime")
+        self.traffic = _figure(x_axis_type="datetime")
         for way, colour in _WAYS.items():
             label = way.replace("_", " ")
             self.traffic.line("time", way, color=colour, line_width=2, legend_label=label, source=self.source)
@@ -212,8 +219,10 @@ class Table:
         self.root.height = 27 + _ROW * min(6, len(gpus))
 
 
-# Intervals of updates. Workers send heartbeats 0.5 to 3 s apart (distributed 2026.8.0): with many workers, seldom.
-_SMALL, _OFTEN_MS, _SELDOM_MS = 64, 1000, 3000
+# Intervals of updates. Workers send heartbeats 0.5 to 3 s apart, 4,000 workers 21 s (distributed 2026.8.0): with many
+# workers, seldom.
+_SMALL, _OFTEN_MS, _SELDOM_MS, _EACH_MS = 64, 1000, 3000, 5
+_FOLDED = 512  # with more GPUs, the page shows nodes
 _SAMPLES = 200
 _ALL = "all GPUs"
 # Rows of a sample: bytes by tier, bytes moved by direction, part of the device's limit, utilisation in percent.
@@ -279,7 +288,8 @@ def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     usage = scheduler.plugins[UsagePlugin.name]
     page = GpuPage(usage)
     page.update()
-    add_periodic_callback(doc, page, _OFTEN_MS if len(usage.gpus()) <= _SMALL else _SELDOM_MS)
+    count = len(usage.gpus())
+    add_periodic_callback(doc, page, _OFTEN_MS if count <= _SMALL else max(_SELDOM_MS, _EACH_MS * count))
     doc.title = "Dask: GPUs"
     doc.add_root(page.root)
     doc.template = env.get_template("simple.html")
@@ -298,8 +308,8 @@ class GpuPage:
         self._head = models.Div(sizing_mode="stretch_width")
         self._bars = Bars()
         self._strips = (
-            Strip("Dask's data on each device over time, % of its limit", SHARE),
-            Strip("Utilisation of each GPU over time, %", UTILISATION),
+            Strip(SHARE),
+            Strip(UTILISATION),
         )
         self._lines = Lines()
         self._table = Table()
@@ -316,11 +326,15 @@ class GpuPage:
 
     def update(self) -> None:
         """Show the present state; Bokeh calls this at intervals while the page is open."""
-        self._gpus = self._usage.gpus()
-        self._head.text = _head(self._gpus)
-        if not self._gpus:
+        gpus = self._usage.gpus()
+        self._head.text = _head(gpus)
+        if not gpus:
             return
+        is_folded = len(gpus) > _FOLDED
+        self._gpus = by_node(gpus) if is_folded else gpus
         fresh = not self._history.add(time.time(), self._gpus)
+        for plot, title in zip((self._bars.root, *(strip.root for strip in self._strips)), _TITLES, strict=True):
+            plot.title.text = title.format("node" if is_folded else "GPU")
         for strip in self._strips:
             strip.show(self._history.samples, fresh=fresh)
         self._bars.show(self._gpus, fresh=fresh)

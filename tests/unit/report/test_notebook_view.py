@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from hypothesis import given
@@ -100,7 +101,11 @@ def test_400_workers_are_folded_and_cut() -> None:
     many = tuple(facts(f"n{i}-0", f"n{i}") for i in range(400))
     page = cluster_page("X", "mine", "running", "", jobs_table([]), many, 400)
     assert "<details><summary>" in page
-    assert "and 336 more: see the dashboard" in page
+    assert "n0-0 and 399 alike" in page
+    different = [replace(w, cores=w.name, differences=("cores",) if w.name == "n7-0" else ()) for w in many]
+    text = str(Bindings(tuple(different)))
+    assert text.splitlines()[1].startswith("n7-0")
+    assert "and 336 more rows: to_json() has all" in text
     assert len(page) < 150_000
 
 
