@@ -74,7 +74,9 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[CheckResult,
     except SubmitError as error:
         if error.transient:
             raise
-        return (findings.failed(str(error), login.refusal_advice(job[0].batch, str(error)))._replace(name="job"),), None
+        return (
+            findings.failed(str(error), login.refusal_advice(job.user.batch, str(error)))._replace(name="job"),
+        ), None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return examine(checks_for(facts), facts), facts
@@ -251,7 +253,7 @@ def read(
 
 def facts(job: PlannedJob | None, no_job: str) -> LoginFacts:
     """Gather this machine's facts within a few seconds; nothing is submitted."""
-    scratch = (job[0].settings.local_directory if job else None) or os.environ.get("SCRATCH")
+    scratch = (job.user.settings.local_directory if job else None) or os.environ.get("SCRATCH")
     checks: dict[str, Callable[[], Any]] = {
         "python": node.python,
         "environment": partial(node.mounted, Path(sys.prefix)),
