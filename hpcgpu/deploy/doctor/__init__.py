@@ -36,7 +36,7 @@ from hpcgpu.plan.jobs import HEAD, Job, describe, format_end, format_missing
 
 _NODES, _WALLTIME_S = 2, 300
 _GRACE_S = 10.0  # a doctor that is silent for longer has been killed
-_POLL_S, _ASK_S = 0.5, 2.0
+_POLL_S = 0.5
 _CANCEL_S = 20.0
 # PBS cannot write the output of a job into a folder that its nodes do not have: the job is in state E for 90 s
 # (OpenPBS 23.06.06). Files of nodes are there within this time.
@@ -148,7 +148,7 @@ class _DoctorJob:
         now_s = asyncio.get_running_loop().time
         if now_s() >= self._ask_at_s:
             await self._ask()
-            self._ask_at_s = now_s() + _ASK_S
+            self._ask_at_s = now_s() + Patience().guard_s
         status = self._status
         if status is None or not status.is_ending:
             self._ending_s = None
