@@ -103,13 +103,12 @@ class Patience:
     # before the next submission after a lost answer, while no answer of a search or a poll has listed its job
     unlisted_s: float = UNLISTED_S
     by_itself_s: float = 0.5  # between two polls of jobs that are about to end by themselves
-    # such a poll is cut off then: if slurmctld is away squeue says so after 40 s (22.05.8), and not within 60 s if
-    # SlurmctldTimeout is longer
+    # such a poll is cut off then: squeue tells after 40 s that slurmctld is away (22.05.8), or later (SlurmctldTimeout)
     silence_s: float = 3.0
     cancelled_s: float = 0.25  # between two polls of cancelled jobs
     # between two cancels: one takes effect within the batch system's KillWait, a refused one may be accepted later
     cancel_s: float = 15.0
-    guard_s: float = 2.0  # between a guard's polls of running jobs, and all polls while the batch system is away
+    guard_s: float = 2.0  # between polls by a guard or the doctor, and all polls while the batch system is away
 
 
 VERSION = 2

@@ -1,10 +1,11 @@
-"""Waits of tests, with limits for this machine; work beside a test; log records of a test."""
+"""Waits of tests, with limits for this machine, and without time; work beside a test; log records of a test."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import selectors
 import threading
 import time
 import timeit
@@ -102,6 +103,31 @@ async def when(condition: Callable[[], object]) -> None:
     """Wait for a condition that nothing tells of; :func:`run` has the limit."""
     while not condition():
         await asyncio.sleep(0.01)
+
+
+class VirtualTime(selectors.DefaultSelector):
+    """The clock and selector of a loop without sockets and programs: its waits move the clock, and take no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        assert timeout is not None, "the loop waits for ever"
+        self.now_s += max(0.0, timeout)
+        return super().select(0)
+
+    def run(self, body: Callable[[], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Return what a coroutine function returns in a loop of this time; calls in threads are made at once."""
+        loop = asyncio.SelectorEventLoop(self)
+
+        async def at_once(call: Callable[..., Any], *args: object) -> Any:
+            return call(*args)
+
+        with monkeypatch.context() as patch, asyncio.Runner(loop_factory=lambda: loop) as runner:
+            patch.setattr(time, "monotonic", lambda: self.now_s)
+            patch.setattr(loop, "run_in_executor", lambda _, *call: loop.create_task(at_once(*call)))
+            return runner.run(body())
 
 
 def logged(log: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[logging.LogRecord]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hpcgpu import config, supervise
 from hpcgpu.batch import BatchSystem, get
@@ -215,8 +215,12 @@ async def _refusal(system: BatchSystem, command: Command) -> SubmitError | None:
     return None
 
 
-# A job before its submission: the settings, the request, and the batch system for it.
-PlannedJob = tuple[settings.Wanted, JobSpec, BatchSystem]
+class PlannedJob(NamedTuple):
+    """A job before its submission."""
+
+    user: settings.Wanted  # its settings, site and batch system's name
+    spec: JobSpec
+    system: BatchSystem
 
 
 def read_job(
@@ -231,7 +235,7 @@ def read_job(
     spec, system = plan_job(run_document, user.site, user.batch)
     for note in system.notes(spec):
         log.say(f"job {spec.name}: {note}")
-    return user, spec, system
+    return PlannedJob(user, spec, system)
 
 
 def mark_of(folder: Path) -> str:

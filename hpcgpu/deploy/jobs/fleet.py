@@ -147,11 +147,12 @@ class Fleet:
 
     async def check(self) -> Job:
         """Return the head without a poll; raise JobError if it has ended, with its log's tail, or will never start."""
-        job = self._head()
-        has_left, code = await supervise.to_thread(script_end, job)
-        if self.run.script_ended(job.id, has_left, code, self.alarm.now_s()):
+        head = self.run.head
+        assert head
+        has_left, code = await supervise.to_thread(script_end, head)
+        if self.run.script_ended(head.id, has_left, code, self.alarm.now_s()):
             self.alarm.ring()
-        job = self._head()
+        job = self.run.jobs[head.id]
         if why := why_over(job, self.alarm.now_s(), self.policy.late_limit_s):
             never = job.state is JobState.STUCK
             raise JobError(why if never else f"{why}; {await supervise.to_thread(log_tail, Path(job.log))}")
@@ -223,11 +224,6 @@ class Fleet:
             await supervise.to_thread(self.run.save)
 
     # --- the loop
-
-    def _head(self) -> Job:
-        head = self.run.head
-        assert head
-        return head
 
     def _hurry(self) -> None:
         self._hurried = True

@@ -358,12 +358,12 @@ def home() -> Path:
     return user_folder("runs")
 
 
-def sweep(home: Path, age_s: float = _UNWRITTEN_S) -> None:
+def sweep(home: Path) -> None:
     """Remove the folders of runs without a record, whose clients died before they wrote it."""
     for folder in home.iterdir() if home.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):  # its client removes it now
             newest = max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
-            if not (folder / _RECORD).exists() and time.time() - newest > age_s:
+            if not (folder / _RECORD).exists() and time.time() - newest > _UNWRITTEN_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -275,30 +275,6 @@ def test_fields_of_a_job_become_words() -> None:
     assert status(job_state="F", Exit_status=-99) == "F, Exit_status -99: PBS ended it"
 
 
-def test_one_sick_node_holds_no_element_of_an_array() -> None:
-    """The array is held, and an element that never was on that node has the array's comment."""
-    comment = "Job Array Held, too many failed attempts to run subjob 7[4].a"
-    text = f'"7[].a":{{\n "job_state":"H",\n}}\n"7[5].a":{{\n "job_state":"Q",\n "comment":"{comment}"\n}}'
-    assert Pbs().read_status(Result((), 0, text))["7[5].a"].state is JobState.STUCK
-
-
-def test_limit_of_a_job_is_the_batch_systems() -> None:
-    rows = {"1:30:00": 5400, "2-00:00:00": 172800, "UNLIMITED": None, "Partition_Limit": None}
-    for text, limit_s in rows.items():
-        status = Slurm().read_status(Result(("squeue",), 0, f"{text}|7|RUNNING|0|N/A|n1|None|\n"))["7"]
-        assert (status.state, status.limit_s) == (JobState.RUNNING, limit_s)
-
-
-def test_a_shorter_walltime_is_advised_before_a_reservation() -> None:
-    text = '"7.a":{\n "job_state":"Q",\n "comment":"Not Running: Job would conflict with reservation or top job"\n}'
-    waits = Pbs().read_status(Result((), 0, text))["7.a"]
-    slurm = "ReqNodeNotAvail, Reserved for maintenance"
-    other = Slurm().read_status(Result(("squeue",), 0, f"1:00|7|PENDING|0|N/A||{slurm}|\n"))["7"]
-    for status in (waits, other):
-        assert status.state is JobState.PENDING
-        assert status.advice.startswith("a shorter walltime=")
-
-
 def test_nodes_that_are_down_are_named_with_what_is_said_of_them() -> None:
     answers = [recorded("pbs", "run/66-pbsnodes-down.txt", "pbsnodes", nth) for nth in range(4)]
     down = {"node2": "node2 is down"}
@@ -420,27 +396,40 @@ def test_refused_submission_tells_what_is_left_open(result: Result, message: str
     assert [flag for flag in OPEN if getattr(caught.value, flag)] == flags.split()
 
 
-def test_an_unknown_state_is_a_value_and_a_variable_is_no_fact() -> None:
-    text = '"7.a":{\n    "job_state":"F",\n    "Env":{\n        "comment":"no",\n        "Exit_status":1\n    }\n}'
-    ended = Pbs().read_status(Result((), 0, text))["7.a"]
-    assert (ended.reason, ended.exit_code) == ("", None)
-    assert Slurm().read_status(Result((), 0, "7|DREAMING|0|N/A||None|\n"))["7"].state is JobState.UNKNOWN
-    status = Pbs().read_status(Result((), 0, '"7.a":{\n "job_state":"%",\n "comment":"a \\"b\\"",\n'))["7.a"]
-    assert (status.state, status.native, status.reason) == (JobState.UNKNOWN, "%", 'a "b"')
+def fields(**of_job: object) -> str:
+    """Return qstat's lines for job 7.a."""
+    return '"7.a":{\n' + "".join(f"    {json.dumps(k)}:{json.dumps(v, indent=8)},\n" for k, v in of_job.items()) + "}\n"
 
 
-def test_a_job_on_its_way_out_runs_and_is_said_to_be() -> None:
-    """For long in a slow epilog, or where its output cannot be written; and shortly when it is requeued."""
-    slurm = Slurm().read_status(Result((), 0, "7|COMPLETING|15|N/A|node1|None|\n"))["7"]
-    pbs = Pbs().read_status(Result((), 0, '"7.a":{\n "job_state":"E",\n'))["7.a"]
-    for status, native in ((slurm, "COMPLETING"), (pbs, "E")):
-        assert (status.state, status.is_ending, status.trouble) == (JobState.RUNNING, True, f"in state {native}")
-    assert slurm.hosts == ()  # some of those that it had
+CODES = {"768": 3, "9": 137, "0:15": 143, "2:0": 2, "": None}
+# Of a held array, one element of which a node has refused: another one, which never was there, has its comment.
+SICK = "Job Array Held, too many failed attempts to run subjob 7[4].a"
+RESERVED = "ReqNodeNotAvail, Reserved for maintenance"
+WAITS = "Not Running: Job would conflict with reservation or top job"
+SHORTER = "a shorter walltime=, or another queue="
+LEAVES = {"state": JobState.RUNNING, "is_ending": True}
+STATUSES: list[tuple[str, dict[str, object]]] = [
+    *((f"|7|FAILED|{code}|N/A|n1|None|", {"exit_code": exit_code}) for code, exit_code in CODES.items()),
+    ("1:30:00|7|RUNNING|0|N/A|n1|None|", {"state": JobState.RUNNING, "limit_s": 5400}),
+    ("2-00:00:00|7|RUNNING|0|N/A|n1|None|", {"limit_s": 172800}),
+    *((f"{limit}|7|RUNNING|0|N/A|n1|None|", {"limit_s": None}) for limit in ("UNLIMITED", "Partition_Limit")),
+    (f"1:00|7|PENDING|0|N/A||{RESERVED}|", {"state": JobState.PENDING, "advice": SHORTER}),
+    (fields(job_state="Q", comment=WAITS), {"state": JobState.PENDING, "advice": SHORTER}),
+    (fields(job_state="H").replace("7.a", "7[].a") + fields(job_state="Q", comment=SICK), {"state": JobState.STUCK}),
+    ("7|DREAMING|0|N/A||None|", {"state": JobState.UNKNOWN}),
+    (fields(job_state="%", comment='a "b"'), {"state": JobState.UNKNOWN, "native": "%", "reason": 'a "b"'}),
+    # variables of a job's environment are no facts about it
+    (fields(job_state="F", Env={"comment": "no", "Exit_status": 1}), {"reason": "", "exit_code": None}),
+    # for long in a slow epilog, or where the output cannot be written; and shortly when the job is requeued
+    ("7|COMPLETING|15|N/A|node1|None|", LEAVES | {"trouble": "in state COMPLETING", "hosts": ()}),
+    (fields(job_state="E"), LEAVES | {"trouble": "in state E"}),
+]
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [("768", 3), ("9", 137), ("0:15", 143), ("2:0", 2), ("", None)])
-def test_slurm_exit_codes(code: str, exit_code: int | None) -> None:
-    assert Slurm().read_status(Result((), 0, f"7|FAILED|{code}|N/A|node1|None|"))["7"].exit_code == exit_code
+@pytest.mark.parametrize(("text", "facts"), STATUSES)
+def test_status_has_what_the_answer_tells(text: str, facts: dict[str, object]) -> None:
+    (status,) = (Pbs() if '"' in text else Slurm()).read_status(Result(("squeue",), 0, text)).values()
+    assert {name: getattr(status, name) for name in facts} == facts
 
 
 @pytest.mark.parametrize(
@@ -600,36 +589,27 @@ def test_systems_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "vain"),
+    ("system", "vain", "written"),
     [
-        (Slurm(memory="none", cpus=False), ["memory=", "cores_per_gpu="]),
-        (Slurm(memory="none"), ["memory="]),
-        (Pbs(cpus=False, memory="none"), ["memory=", "cores_per_gpu="]),
-        (Pbs(gpus="none", cpus=False), ["cores_per_gpu="]),
-        (Slurm(), []),
-        (Pbs(), []),
+        (Slurm(memory="none", cpus=False), ["memory=", "cores_per_gpu="], []),
+        (Slurm(memory="none"), ["memory="], []),
+        (Pbs(gpus="none", cpus=False), ["cores_per_gpu="], []),
+        (Pbs(cpus=False, memory="none"), ["memory=", "cores_per_gpu="], ["-l select=2:mpiprocs=4:ngpus=4"]),
+        (Slurm(gpus="gpus"), [], ["--gpus=8"]),
+        (Slurm(gpus="gpus", gpu_type="v100-32"), [], ["--gpus=v100-32:8"]),
+        (Slurm(memory="mem-per-cpu"), [], ["--mem-per-cpu=6400M"]),  # 200 GiB / (4 x 8), together not over a node's
+        (Slurm(memory="mem-per-gpu"), [], ["--mem-per-gpu=51200M"]),
+        (Slurm(queue="qos"), [], ["--qos=gpu"]),
+        (Pbs(account="-P"), [], ["-P proj"]),
     ],
 )
-def test_what_a_site_has_no_option_for_is_said(system: BatchSystem, vain: list[str]) -> None:
+def test_dialect_writes_its_options_and_notes_the_others(
+    system: BatchSystem, vain: list[str], written: list[str]
+) -> None:
     assert [note.partition(" ")[0] for note in system.notes(SPEC)] == vain
-    assert "--mem" not in system.script(SPEC) or "memory=" not in vain
-
-
-@pytest.mark.parametrize(
-    ("system", "written"),
-    [
-        (Slurm(gpus="gpus"), ["--gpus=8"]),
-        (Slurm(gpus="gpus", gpu_type="v100-32"), ["--gpus=v100-32:8"]),
-        (Slurm(memory="mem-per-cpu"), ["--mem-per-cpu=6400M"]),  # 200 GiB / (4 x 8), together not more than a node has
-        (Slurm(memory="mem-per-gpu"), ["--mem-per-gpu=51200M"]),
-        (Slurm(queue="qos"), ["--qos=gpu"]),
-        (Pbs(account="-P"), ["-P proj"]),
-        (Pbs(cpus=False, memory="none"), ["-l select=2:mpiprocs=4:ngpus=4"]),
-    ],
-)
-def test_a_dialect(system: BatchSystem, written: list[str]) -> None:
     lines = options(system.script(SPEC))
     assert [word for word in written if word not in lines] == []
+    assert "--mem" not in system.script(SPEC) or "memory=" not in vain
 
 
 def test_chunks_are_gpus_of_one_node() -> None:

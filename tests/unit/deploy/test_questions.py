@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fleets import make_fleet, make_run
 from recordings import block, listing
-from virtual_time import VirtualTime
+from waiting import VirtualTime
 
 from hpcgpu.batch import BatchSystem, Pbs, Slurm
 from hpcgpu.deploy.jobs import Run, batch_client
