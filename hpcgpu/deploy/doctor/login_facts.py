@@ -46,7 +46,7 @@ def read(
 
 def facts(job: PlannedJob | None, no_job: str) -> login.LoginFacts:
     """Gather this machine's facts within a few seconds; nothing is submitted."""
-    scratch = (job[0].settings.local_directory if job else None) or os.environ.get("SCRATCH")
+    scratch = (job.user.settings.local_directory if job else None) or os.environ.get("SCRATCH")
     checks: dict[str, Callable[[], Any]] = {
         "python": probes.python,
         "environment": partial(probes.mounted, Path(sys.prefix)),
