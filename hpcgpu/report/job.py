@@ -38,8 +38,8 @@ class Preview:
 
 def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
     """Plan ranks and workers as the ranks will agree on it: rank 0 and the ranks of its node come first."""
-    each = gpus if settings.ranks == "gpu" else 1
-    extra = int(settings.ranks == "gpu")
+    per_gpu = settings.ranks_per(nodes) == "gpu"
+    each, extra = gpus if per_gpu else 1, int(per_gpu)
     homes = [0] * (each + extra) + [node for node in range(1, nodes) for _ in range(each)]
     records = [RankRecord(rank, str(node), gpus) for rank, node in enumerate(homes)]
     return plan_layout(records, nodes, settings.workers_per_gpu, settings.cpu_workers)

@@ -49,7 +49,9 @@ def run(job: PlannedJob, say: Callable[[str], None]) -> tuple[tuple[findings.Che
     except SubmitError as error:
         if error.transient:
             raise
-        return (findings.failed(str(error), login.refusal_advice(job.user.batch, str(error)))._replace(name="job"),), None
+        return (
+            findings.failed(str(error), login.refusal_advice(job.user.batch, str(error)))._replace(name="job"),
+        ), None
     return findings.examine(checks_for(facts), facts), facts
 
 

@@ -39,7 +39,7 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
     """
     count = gpus_per_node(settings)
     _check_cores(settings, count)
-    tasks = count if settings.ranks == "gpu" else 1
+    tasks = count if settings.ranks_per(settings.nodes) == "gpu" else 1
     of_gpus, beside = settings.cores_per_gpu, settings.cpu_workers * settings.nthreads  # cores of the CPU workers
     return JobSpec(
         name=settings.job_name,

@@ -185,7 +185,7 @@ def test_the_sections_of_the_base_stand_before_ones_own() -> None:
     assert doc.endswith("\nloop : IOLoop\n    Of Dask.\n\nExamples\n--------\n>>> 1\n1\n")
     assert documented("") == "\n"  # python -OO
     doc = inspect.getdoc(hpcgpu.SLURMGPUCluster)
-    assert "\nranks : {'gpu', 'node'}, default 'gpu'\n    one MPI rank per GPU, or one per node\n" in doc
+    assert "\nranks : {'auto', 'gpu', 'node'}, default 'auto'\n    one MPI rank per GPU, or one per node; auto: " in doc
     assert "\nqueue : str, optional\n    queue or partition; also partition\n" in doc
 
 

@@ -162,10 +162,8 @@ def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, t
     program(tmp_path / "srun", "exec sleep 60")
     program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setattr(start, "_QUERY_S", 1.0)
     with pytest.raises(LaunchError, match=r"srun --mpi=list has not answered in 1 s\..* try again"):
-        start.plan_ranks(("true",), Settings())
+        start._find(Settings(), Allocation(batch="slurm", job_id="1"), limit_s=1.0)
 
 
 def test_pbss_own_mpiexec_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
