@@ -59,8 +59,8 @@ _PROCESS_VARIABLES = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPU
 # Variables that name the parent of Open MPI's session folder, `ompi.PID` (4: `ompi.HOST.UID`, which another user can
 # take first: "orte_session_dir failed"), on the node where it is started; the default, and the place on other nodes, is
 # the folder of temporary files. A killed mpirun leaves the session folder behind, and a later one with the same pid
-# cannot start: "The PMIx server's listener thread failed to start", exit code 213. Pids repeat, soon in a container that
-# is restarted. So it is put into a folder that is removed however a run ends.
+# cannot start: "The PMIx server's listener thread failed to start", exit code 213. Pids repeat, soon in a container
+# that is restarted. So it is put into a folder that is removed however a run ends.
 SESSION_FOLDER = {
     "openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"),
     "openmpi-4": ("OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"),
