@@ -19,9 +19,9 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.host import private
 from hpcgpu.model import CpuSet, RankFacts
 
+Records = list[dict[str, Any]]
 _POLL_S = 0.05
-# Longer than any rendezvous; after it nobody needs its folder.
-_OLD_S = 86400.0
+_OLD_S = 86400.0  # longer than any rendezvous; after it nobody needs its folder
 
 
 def clear_old(home: Path) -> None:
@@ -34,7 +34,7 @@ def clear_old(home: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
+def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> Records:
     """Return the records of all ranks, in rank order; raise LaunchError if one is missing after ``deadline_s``.
 
     Rank 0 gathers the others' files into one: three reads per rank, however many there are. ``folder`` is this
@@ -56,9 +56,7 @@ def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, dea
     return (_call if facts.rank == 0 else _answer)(record, facts, folder, wait)
 
 
-def _call(
-    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def _call(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]) -> Records:
     """Call the other ranks, and write the world once each has answered; return its records."""
     call = os.urandom(16).hex()
     private.write(folder / "call", json.dumps(call))
@@ -74,9 +72,7 @@ def _call(
     return [answer["record"] for answer in world]
 
 
-def _answer(
-    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def _answer(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]) -> Records:
     """Answer each call of rank 0 until a world holds this answer; return its records."""
     rank, answered = facts.rank, {"call": "", "word": os.urandom(16).hex()}
     while True:
