@@ -161,7 +161,8 @@ class Rank:
             record = self._record(resources)
             records = meet_by_files.meet_by_files(record, self._facts, self._folder, bootstrap.death_timeout_s)
         else:
-            launch, key = "" if self._isolated else read_launch(self._environ), key_of(bootstrap)
+            launch = "" if self._isolated else read_launch(self._environ)
+            key = bootstrap.launch[_NAMES:]  # empty if the ranks were started by the user's own launcher
             folder = functools.partial(folder_of, bootstrap, self._environ)
             facts, limit_s = self._facts, bootstrap.death_timeout_s
             with MissingRanks(facts, self._environ, self._host, folder, limit_s).watched(self._held.close):
@@ -234,17 +235,12 @@ class Rank:
         async def lead() -> int:
             leader = Leader(context) if context.scheduler else Member(context)
             if self._scheduler:
-                leader = Rank0Leader(context, self._scheduler, layout, resources.scratch.path, self._allocation)
+                leader = Rank0Leader(context, self._scheduler, layout)
             leader.on_end = forced.begin
             return await leader.run()
 
         with ForcedEnd(resources.fork_server) as forced:
             return asyncio.run(lead())
-
-
-def key_of(bootstrap: BootstrapSettings) -> str:
-    """Return the secret of this launch, "" if the ranks were started by the user's own launcher."""
-    return bootstrap.launch[_NAMES:]
 
 
 def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from hpcgpu import supervise
 from hpcgpu.agent.leader_socket import LeaderSocket
@@ -171,21 +171,17 @@ def _serve(sock: socket.socket, parent: int) -> None:
             except ConnectionError:
                 data = b""
             if not data:
-                _end(children)
+                for pid in children:
+                    os.kill(pid, signal.SIGKILL)
+                for pid in children:
+                    os.waitpid(pid, 0)
+                os._exit(0)
             try:
                 answer = ("pid", _fork_child(fds, (sock.fileno(), woken, wake)), 0)
                 children.add(answer[1])
             except OSError as e:
                 answer = ("refused", e.errno or 0, 0)
             sock.send(pickle.dumps(answer))
-
-
-def _end(children: set[int]) -> NoReturn:
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-    for pid in children:
-        os.waitpid(pid, 0)
-    os._exit(0)
 
 
 def _report_exits(sock: socket.socket, children: set[int]) -> None:

@@ -17,15 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from distributed import Nanny
-from distributed.comm import connect
-from distributed.core import rpc
-from distributed.security import Security
+from distributed import Nanny, Security, connect, rpc
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
 from hpcgpu.deploy.network.scheduler_file import Certificate, Route, connect_first, security
-from hpcgpu.deploy.processes.nanny import make_nanny
+from hpcgpu.deploy.processes.nanny import ForkNanny
 from hpcgpu.errors import LaunchError, cause_of, message_of
 from hpcgpu.host import log
 from hpcgpu.launch.environment import read_end_s, read_rank
@@ -108,7 +105,9 @@ class Leader:
             # Not by the loop: at its end it sets the default, and a late signal would kill this process.
             late = loop.is_closed
             signal.signal(signal.SIGUSR1, lambda *_: None if late() else loop.call_soon_threadsafe(warn) and None)
-        if self.context.in_job and (left_s := self._left_s()):
+        end_s = read_end_s(self.context.environ)  # by the batch system, else the request
+        left_s = max(1.0, end_s - time.time()) if end_s else self.context.run.settings.walltime_s
+        if self.context.in_job and left_s:
             self._ends_s = loop.time() + left_s
             self._drains_s = self._ends_s - min(self.context.run.settings.drain_s, left_s / 4)
             loop.call_at(self._drains_s, warn)
@@ -130,11 +129,6 @@ class Leader:
         if self.why and self.exit_code:
             log.say(f"the run ends: {self.why}")
         return self.exit_code
-
-    def _left_s(self) -> float | None:
-        """Return how long this job may run: by its batch system, else by the request."""
-        end_s = read_end_s(self.context.environ)
-        return max(1.0, end_s - time.time()) if end_s else self.context.run.settings.walltime_s
 
     def _answer(self, sig: signal.Signals) -> Callable[[], None]:
         """Return the handler of a signal. The run ends even if the handler fails."""
@@ -186,7 +180,7 @@ class Leader:
         failed: dict[str, str] = {}
 
         async def start(spec: WorkerSpec) -> None:
-            nanny = make_nanny(reached, settings, spec, **options)
+            nanny = ForkNanny(reached, settings, spec, **options)
             self.nannies.append(nanny)
             try:
                 await nanny.start()
@@ -241,9 +235,7 @@ class Leader:
 
 
 class ForcedEnd:
-    """Ends a leader by force ``limit_s`` after :meth:`begin`; a context manager around its event loop."""
-
-    # It kills the fork server, with all its children, and then this process.
+    """Kills the fork server with its children, and this process, ``limit_s`` after :meth:`begin` unless left before."""
 
     def __init__(self, fork_server: ForkServer, limit_s: float = LIMIT_S) -> None:
         self._fork_server, self._limit_s = fork_server, limit_s

@@ -20,6 +20,7 @@ from hpcgpu.errors import LaunchError
 from hpcgpu.host import private
 from hpcgpu.model import CpuSet, RankFacts
 
+Records = list[dict[str, Any]]
 # Between two looks at a folder, at first and in the end: a thousand ranks may share its file system.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.05, 1.0, 1.5
 # Of rank 0, for which all others wait, and of a rank that expects its answer.
@@ -40,7 +41,7 @@ def clear_old(home: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> list[dict[str, Any]]:
+def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> Records:
     """Return the records of all ranks, in rank order; raise LaunchError if one is missing after ``deadline_s``.
 
     ``folder`` is this launch's, on a file system that all ranks share; it is made with mode 0700, its files with 0600.
@@ -94,9 +95,7 @@ class _WatchedFolder:
                 return
 
 
-def _call(
-    record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def _call(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]) -> Records:
     """Call the other ranks, and write the world once each has answered; return its records."""
     call = os.urandom(16).hex()
     private.write(folder / "call", json.dumps(call))
@@ -119,7 +118,7 @@ def _answer(
     folder: Path,
     wait: Callable[[str], None],
     look_soon: Callable[[], None],
-) -> list[dict[str, Any]]:
+) -> Records:
     """Answer each call of rank 0 until a world holds this answer; return its records."""
     answer, call, world = {"word": os.urandom(16).hex(), "record": record}, None, None
     while True:

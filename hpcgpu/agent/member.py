@@ -12,17 +12,13 @@ from pathlib import Path
 from hpcgpu import supervise
 from hpcgpu.agent.leader import CANCELLED_S, Leader, LeaderContext, security_of
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.deploy.network.scheduler_file import SchedulerFile
 from hpcgpu.deploy.processes.nanny import hand_over
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, process
-from hpcgpu.supervise import reason_of
 
 _POLL_S = 0.5  # many jobs may read one folder
-# The scheduler listens before its file is written.
-_REACH_S = 10.0
-# If no worker can take the data, a later one may.
-_AGAIN_S = 5.0
+_REACH_S = 10.0  # the scheduler listens before its file is written
+_AGAIN_S = 5.0  # if no worker can take the data, a later one may
 # A scheduler that says goodbye closes the workers' connections, too.
 _GOODBYE_S = 2.0
 _GONE = "its launcher is gone"
@@ -81,7 +77,7 @@ class Member(Leader):
             finally:
                 loop.remove_reader(pidfd)
 
-    async def _find_scheduler(self) -> SchedulerFile:
+    async def _find_scheduler(self) -> scheduler_file.SchedulerFile:
         """Wait for the cluster's scheduler file."""
         folder, deadline_s = Path(self.context.run.folder), self.context.run.settings.death_timeout_s
         try:
@@ -117,7 +113,7 @@ class Member(Leader):
             self._leaving = supervise.start(
                 self._hand_over,
                 "handing over the workers' data",
-                lambda e: self.end(os.EX_SOFTWARE, f"its workers could not be retired: {reason_of(e)}"),
+                lambda e: self.end(os.EX_SOFTWARE, f"its workers could not be retired: {supervise.reason_of(e)}"),
             )
 
     async def _hand_over(self) -> None:

@@ -36,13 +36,9 @@ _WITHOUT_GPUS = {
     "MV2_USE_CUDA": "0",
     "PSP_CUDA": "0",
 }
-_FIRST_PORT = 16384  # by default it is 1024, or the next free one
-
-
-def _ports() -> dict[str, str]:
-    """Return a random first port for btl/tcp, on which anybody's two bytes keep all ranks in MPI_Init (4.1.4)."""
-    first = str(_FIRST_PORT + int.from_bytes(os.urandom(2), "big") // 2)
-    return {"OMPI_MCA_btl_tcp_port_min_v4": first, "OMPI_MCA_btl_tcp_port_min_v6": first}
+# btl/tcp gets a random first port above it: by default it is 1024, or the next free one, and anybody's two bytes on it
+# keep all ranks in MPI_Init (4.1.4).
+_FIRST_PORT = 16384
 
 
 def _segments() -> dict[str, str]:
@@ -60,7 +56,9 @@ def _segments() -> dict[str, str]:
 @contextlib.contextmanager
 def options() -> Iterator[None]:
     """Set the options of this one collective; neither the workers nor the user's MPI inherits them."""
-    defaults = {**_QUICK_OPEN_MPI, **_segments(), **_ports()}
+    port = str(_FIRST_PORT + int.from_bytes(os.urandom(2), "big") // 2)
+    ports = {"OMPI_MCA_btl_tcp_port_min_v4": port, "OMPI_MCA_btl_tcp_port_min_v6": port}
+    defaults = {**_QUICK_OPEN_MPI, **_segments(), **ports}
     quick = {name: value for name, value in defaults.items() if name not in os.environ} | _WITHOUT_GPUS
     before = {name: os.environ.get(name) for name in quick}
     os.environ.update(quick)

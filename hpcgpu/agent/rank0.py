@@ -24,7 +24,6 @@ from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import Leader, LeaderContext
 from hpcgpu.deploy.network import exposed, lease, require_ucx, scheduler_file
-from hpcgpu.deploy.network.scheduler_file import Certificate
 from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 from hpcgpu.errors import LaunchError
@@ -33,15 +32,13 @@ from hpcgpu.host.discover import local_address, loopback, reachable_addresses
 from hpcgpu.host.host_memory import format_exit, oom_kills
 from hpcgpu.model import Allocation, Layout, RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV, SCRIPT_LEADER
-from hpcgpu.supervise import reason_of
 from hpcgpu.units import counted
 
 # Limits for the script's end after SIGTERM, and for the scheduler to hear all other nodes' goodbyes.
 _SCRIPT_S = 2.0
 _SCHEDULER_S = 5.0
 _SCHEDULER_START_S = 60.0
-# The scheduler waits 1 s at most for the last heartbeats.
-_SUMMARY_S = 2.0
+_SUMMARY_S = 2.0  # the scheduler waits 1 s at most for the last heartbeats
 # The fork server reports a child's end a moment after its connections have ended.
 _REPORT_S = 5.0
 _DASHBOARD = "dashboard"  # the file with its address
@@ -59,17 +56,17 @@ class SchedulerProcess:
     def __init__(self, run: RunDocument, resources: LeaderResources, allocation: Allocation, *, local: bool) -> None:
         settings = run.settings
         loopback()  # the dashboard is there
-        self._interface = settings.interface
+        self.allocation, self.folder, self._interface = allocation, resources.scratch.path, settings.interface
         self._own_address = local_address(settings.interface) if local else ""
         self.protocol = protocol(settings)
         if self.protocol == "ucx":
             require_ucx("protocol='ucx'")
-        self.certificate = Certificate.make() if self.protocol == "tls" else None
+        self.certificate = scheduler_file.Certificate.make() if self.protocol == "tls" else None
         self.secret = secrets.token_urlsafe() if settings.dashboard else ""
         if warning := exposed(self.protocol):
             log.say(warning)
         spec = SchedulerSpec(
-            local_directory=str(resources.scratch.path),
+            local_directory=str(self.folder),
             host=self._own_address or (_IPV4 if self.protocol == "ucx" else ""),  # TLS both ways guards it
             port=settings.scheduler_port,
             protocol=self.protocol,
@@ -135,17 +132,9 @@ def protocol(settings: Settings) -> str:
 class Rank0Leader(Leader):
     """The leader of rank 0's node, which also has the run as a whole."""
 
-    def __init__(
-        self,
-        context: LeaderContext,
-        scheduler_process: SchedulerProcess,
-        layout: Layout,
-        folder: Path,
-        allocation: Allocation,
-    ) -> None:
+    def __init__(self, context: LeaderContext, scheduler: SchedulerProcess, layout: Layout) -> None:
         super().__init__(context)
-        self._allocation = allocation
-        self._scheduler, self._folder, self._run_folder = scheduler_process, folder, Path(context.run.folder)
+        self._scheduler, self._run_folder = scheduler, Path(context.run.folder)
         self._expected, self._nodes = layout.worker_count, len(layout.nodes)
         self._idle = sum(len(node.idle) for node in layout.nodes)
         self._present, self._working, self._died = 0, 1, ""
@@ -169,7 +158,7 @@ class Rank0Leader(Leader):
         listening = supervise.start(
             functools.partial(self._listen, self._control),
             "following the scheduler process",
-            lambda e: self.end(os.EX_SOFTWARE, f"the scheduler process cannot be followed: {reason_of(e)}"),
+            lambda e: self.end(os.EX_SOFTWARE, f"the scheduler process cannot be followed: {supervise.reason_of(e)}"),
         )
         try:
             await self.start_workers()
@@ -198,7 +187,7 @@ class Rank0Leader(Leader):
 
     async def _publish(self, control: Control) -> None:
         """Write the scheduler file for the cluster object outside, which must show a sign of life from now on."""
-        scheduler, job = self.context.scheduler, self._allocation
+        scheduler, job = self.context.scheduler, self._scheduler.allocation
         facts = scheduler_file.SchedulerFile(
             addresses=tuple(scheduler["addresses"]),
             node=job.node_name or socket.gethostname(),
@@ -292,7 +281,7 @@ class Rank0Leader(Leader):
         secret = self._scheduler.secret
         if not secret:
             return ""
-        path = self._folder / _DASHBOARD
+        path = self._scheduler.folder / _DASHBOARD
         private.write(path, f"http://127.0.0.1:{self._scheduler.dashboard_port}/{secret}/status\n")
         return f"; dashboard: its address is in {path}"
 
@@ -315,15 +304,15 @@ class Rank0Leader(Leader):
         """Return the variables with which a plain ``Client()`` reaches this cluster; secrets stay in files."""
         env = {"DASK_SCHEDULER_ADDRESS": address, SCRIPT_ADDRESS: address, SCRIPT_LEADER: str(os.getpid())}
         if self._scheduler.secret:
-            env[SCRIPT_DASHBOARD] = str(self._folder / _DASHBOARD)
+            env[SCRIPT_DASHBOARD] = str(self._scheduler.folder / _DASHBOARD)
         if not dask.config.get("temporary-directory", None):
-            env["DASK_TEMPORARY_DIRECTORY"] = str(self._folder)  # Dask's own names can be guessed
+            env["DASK_TEMPORARY_DIRECTORY"] = str(self._scheduler.folder)  # Dask's own names can be guessed
         preload = [*dask.config.get("distributed.client.preload", []), "hpcgpu.deploy.client_preload"]
         env["DASK_DISTRIBUTED__CLIENT__PRELOAD"] = repr(preload)  # Dask reads it as Python's literal
         quiet = repr({"distributed.preloading": "warning"})  # else each client logs its preload
         env["DASK_DISTRIBUTED__LOGGING"] = self.context.environ.get("DASK_DISTRIBUTED__LOGGING", quiet)
         if self.context.scheduler["cert"]:
-            cert, key = self._folder / "client.crt", self._folder / "client.key"
+            cert, key = self._scheduler.folder / "client.crt", self._scheduler.folder / "client.key"
             private.write(cert, self.context.scheduler["cert"])
             private.write(key, self.context.scheduler["key"])
             tls = "DASK_DISTRIBUTED__COMM__TLS__"

@@ -1,4 +1,4 @@
-"""Lead the workers of one node, for a scheduler that others started: no MPI, no rendezvous."""
+"""Lead this node's workers for a scheduler that others started, as ``dask worker`` does: no MPI, no rendezvous."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from distributed.security import Security
+from distributed import Security
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
@@ -74,7 +74,6 @@ def _plan(settings: Settings, name: str, workers: int | None, scratch: str, prot
 class Standalone(Leader):
     """The workers of this node, for a scheduler that others started: no MPI, no rendezvous."""
 
-    # ``python -m hpcgpu.worker SCHEDULER`` stands where ``dask worker`` stands in the jobs of dask-jobqueue.
     close_s = 10.0  # as in dask worker
 
     def __init__(

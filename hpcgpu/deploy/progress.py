@@ -18,10 +18,8 @@ from hpcgpu import supervise
 from hpcgpu.host import log
 from hpcgpu.plan.jobs import READY, Phase, note_lines
 
-# A shorter wait gets no line.
-SHORT_S = 2.0
-# Erase in display, from the cursor to the end of the line (ECMA-48, EL).
-_ERASE = "\r\x1b[K"
+SHORT_S = 2.0  # a shorter wait gets no line
+_ERASE = "\r\x1b[K"  # from the cursor to the end of the line (ECMA-48, EL)
 _GOOD, _ON_ITS_WAY, _BAD = "green", "yellow", "red"
 _COLOURS = {Phase.UP: _GOOD, **dict.fromkeys((Phase.GONE, Phase.UNKNOWN, Phase.STUCK), _BAD)}
 _LINE = (

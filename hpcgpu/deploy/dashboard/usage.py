@@ -22,8 +22,7 @@ from hpcgpu.supervise import reason_of
 
 # How long workers may take to answer; without an answer their last heartbeats count, which are 0.5 to 3 s apart.
 _ANSWER_S = 1.0
-# The prefix of the line of JSON, for grep.
-JSON = "summary as JSON: "
+_JSON = "summary as JSON: "  # for grep
 
 
 class UsagePlugin(SchedulerPlugin):
@@ -123,6 +122,6 @@ async def say_summary(scheduler: Scheduler, how: str) -> None:
         for line in summary.lines:
             log.say(f"summary: {line}")
         if how == "json":
-            log.say(f"{JSON}{summary.as_json()}")
+            log.say(f"{_JSON}{summary.as_json()}")
     except Exception as e:  # other code may run in the workers, and report anything
         log.say(f"there is no summary of this run: {reason_of(e)}")

@@ -24,13 +24,11 @@ from hpcgpu.model import WorkerSpec
 from hpcgpu.report.machine import binding_differences
 from hpcgpu.report.workers import TIERS, WorkerFacts, planned, read_facts
 
-# Their key in distributed's messages.
-KEY = "hpcgpu"
+KEY = "hpcgpu"  # their key in distributed's messages
 # The scheduler's request for the present sums, and the answer.
 ASK, ANSWER = "hpcgpu-ask", "hpcgpu-told"
 _RUNNING = ("executing", "long-running")
-# Reading the masks of all threads takes about 1 ms.
-_READ_S = 30.0
+_READ_S = 30.0  # reading the masks of all threads takes about 1 ms
 
 
 class WorkerMetrics(WorkerPlugin):

@@ -20,8 +20,7 @@ _NO_BOKEH = (
     "Dask's dashboard needs bokeh, which the scheduler's Python does not have: pip install bokeh\n"
     "Without it there are tables alone: info/main/workers.html\n"
 )
-# Below the dashboard's secret.
-_METRICS = "hpcgpu/metrics"
+_METRICS = "hpcgpu/metrics"  # below the dashboard's secret
 _PAGE = "gpus"
 ROUTES = "distributed.scheduler.http.routes"  # modules; a user's own are imported at the start, which tells errors
 _NO_DASHBOARD = "This cluster has no dashboard: it was started with dashboard=False.\n"

@@ -36,13 +36,7 @@ class LeaderConnections:
         """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
         return [(node, text) for node, texts in self._notes.values() for text in texts] + self.absent + self.late
 
-    async def hold(
-        self,
-        comm: Any,  # distributed has no types
-        node: str = "",
-        notes: Sequence[str] = (),
-        workers: int = 0,
-    ) -> None:
+    async def hold(self, comm: Any, node: str = "", notes: Sequence[str] = (), workers: int = 0) -> None:
         """Hold a leader's connection (``hpcgpu_watch``) until it ends."""
         self._notes[comm] = (node, notes)
         if workers:

@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import dask
-from distributed import Nanny, rpc
-from distributed.core import Status
-from distributed.security import Security
+from distributed import Nanny, Security, Status, rpc
 
 from hpcgpu import supervise
 from hpcgpu.deploy import compat
@@ -32,20 +30,29 @@ logger = logging.getLogger("distributed.nanny")
 
 
 class ForkNanny(Nanny):
-    """A Nanny whose worker is forked by agent's ``ForkServerSpawner``; the spec has what ``kwargs`` do not give."""
+    """A Nanny whose worker is forked by agent's ``ForkServerSpawner``; ``options`` win over spec and settings."""
 
-    def __init__(self, *args: object, spawner: Any, spec: WorkerSpec, **kwargs: Any) -> None:
+    def __init__(self, route: Route, settings: Settings, spec: WorkerSpec, *, spawner: Any, **options: Any) -> None:
+        compat.spare_nvml()
         self.spawner, self.spec = spawner, spec
         # Why the worker leaves for good, and why the nanny ended without that; empty: neither happened.
         self.farewell = self.ended = ""
+        # A worker listens on its interface, else at this host's address on the way to the scheduler. A planned one is
+        # not used where that address is loopback: the worker must not be reachable from outside.
+        interface, host = spec.binding.interface, route.own_host
+        is_local = host.startswith("127.") or host == "[::1]"
+        on_interface = interface and (settings.interface is not None or not is_local)
         planned = {
             "name": spec.name,
             "nthreads": spec.nthreads,
             "memory_limit": spec.memory_limit_bytes or 0,
             "resources": dict(spec.resources),
             "local_directory": spec.local_directory,
+            "protocol": settings.protocol,
+            "death_timeout": settings.death_timeout_s,
+            **({"interface": interface} if on_interface else {"host": host}),
         }
-        super().__init__(*args, **{**planned, **kwargs})
+        super().__init__(route.address, **{**planned, **options})
         self.periodic_callbacks.pop("memory_monitor", None)
         self.memory_manager = compat.MemoryManager(
             self, memory_limit=spec.memory_limit_bytes or 0, simulated_bytes=worker.usage_reader(spec)
@@ -66,21 +73,6 @@ class ForkNanny(Nanny):
         """End the worker and this nanny."""
         self.ended = self.ended or ("" if self.farewell else reason)
         return str(await super().close(timeout=timeout, reason=reason))
-
-
-def make_nanny(
-    route: Route, settings: Settings, spec: WorkerSpec, *, spawner: Any, security: Security, **options: Any
-) -> ForkNanny:
-    """Make the nanny of a worker; ``options`` are distributed's Nanny's, and win over the settings."""
-    compat.spare_nvml()
-    common = {"security": security, "protocol": settings.protocol, "death_timeout": settings.death_timeout_s}
-    # A worker listens on its interface, else at this host's address on the way to the scheduler. A planned interface is
-    # not used where that address is loopback: the worker must not be reachable from outside.
-    interface, host = spec.binding.interface, route.own_host
-    is_local = host.startswith("127.") or host == "[::1]"
-    on_interface = interface and (settings.interface is not None or not is_local)
-    listens = {"interface": interface} if on_interface else {"host": host}
-    return ForkNanny(route.address, spawner=spawner, spec=spec, **{**common, **listens, **options})
 
 
 async def hand_over(
@@ -159,7 +151,6 @@ class ForkedWorker:
             **{name: getattr(nanny, name) for name in _HANDED_ON},
             **nanny.worker_kwargs,
         }
-        # sys.path travels: UploadDirectory(update_path=True) changes it in the nanny's process
         start = WorkerStart(nanny.spec, kwargs, dict(nanny.env), dask.config.config, tuple(sys.path), os.getpid())
         try:
             return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", start)

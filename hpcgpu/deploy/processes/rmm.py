@@ -18,7 +18,8 @@ from hpcgpu.spill.devices.libraries import spill_itself
 logger = logging.getLogger("distributed.worker.memory")  # the store's
 # They observe allocations, and stand above the resources that may fail: below, they would count each retry.
 _OBSERVERS = ("LoggingResourceAdaptor", "TrackingResourceAdaptor")
-_EXTRA = "pip install '.[rapids]' in a clone of hpcgpu"
+_CLONE = "in a clone of hpcgpu"
+_INSTALL = {"torch": "pip install torch", "cupy": f"pip install '.[cupy]' {_CLONE}"}
 
 
 def set_up_rmm(rapids: Rapids) -> None:
@@ -28,9 +29,7 @@ def set_up_rmm(rapids: Rapids) -> None:
     """
     for module, option in rapids.needs:
         if importlib.util.find_spec(module) is None:
-            how = {"torch": "pip install torch", "cupy": "pip install '.[cupy]' in a clone of hpcgpu"}.get(
-                module, _EXTRA
-            )
+            how = _INSTALL.get(module, f"pip install '.[rapids]' {_CLONE}")
             raise ConfigError(
                 f"{option} needs {module}, which is not installed for the workers' Python: {how}, or leave the option "
                 "out"

@@ -95,11 +95,6 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     return asyncio.run(_serve(spec, control))
 
 
-def silent_workers(scheduler: Scheduler) -> list[str]:
-    """Return the addresses of workers without a heartbeat for long (``hpcgpu_silent``)."""
-    return [address for address, worker in scheduler.workers.items() if time.time() - worker.last_seen > _SILENT_S]
-
-
 async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     control = await Control.open(sock)
     try:
@@ -121,7 +116,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         "hpcgpu_absent": lambda: leaders.absent,
         "hpcgpu_failed": lambda text: control.send("failed", text=text),
         "hpcgpu_lease": lease.renew,
-        "hpcgpu_silent": lambda: silent_workers(scheduler),
+        "hpcgpu_silent": lambda: [a for a, w in scheduler.workers.items() if time.time() - w.last_seen > _SILENT_S],
         "hpcgpu_retire": lambda workers: retire(scheduler, workers),
         "subscribe_worker_status": stalls.subscribe,
     }

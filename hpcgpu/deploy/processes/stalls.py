@@ -18,8 +18,7 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
-from distributed import Scheduler
-from distributed.core import Status
+from distributed import Scheduler, Status
 from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu import supervise
