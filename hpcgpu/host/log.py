@@ -7,8 +7,6 @@ import os
 import sys
 from collections.abc import Iterable
 
-from hpcgpu.errors import end_script
-
 _NOWHERE = (OSError, ValueError, AttributeError)  # the stream is gone or full; closed; absent (``2>&-``)
 
 
@@ -28,12 +26,6 @@ def write(text: str) -> None:
     with contextlib.suppress(*_NOWHERE):
         sys.stderr.write(text)
         sys.stderr.flush()
-
-
-def shorten_errors() -> None:
-    """Have an error of ours that ends this program printed as in a notebook, unless the user has an excepthook."""
-    if sys.excepthook is sys.__excepthook__ and not os.environ.get("HPCGPU_DEBUG"):
-        sys.excepthook = end_script
 
 
 def flush() -> None:

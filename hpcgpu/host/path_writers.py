@@ -1,4 +1,8 @@
-"""Which other users can change a path: who can rename a folder above ours can swap ours."""
+"""Which other users can change a path: who can rename a folder above ours can swap ours for one with other modules.
+
+With the sticky bit, as on /tmp, they can rename only their own files. All folders up to the root are checked: a file
+system moves with the folders above its mount point.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ALL_IDS = ["0", "0", "4294967295"]
+_NFS4_WRITES = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000  # add file, add folder, delete child, write ACL, write owner
 
 
 def changed_by(path: Path, *, by_new_files: bool = False) -> str:
@@ -100,12 +105,10 @@ def _named(acl: bytes) -> str:
     return next(iter(others + [f"every member of group {_group(gid)}" for tag, gid in writers if tag == 8]), "")
 
 
-_NFS4_WRITES = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000  # add file, add folder, delete child, write ACL, write owner
-
-
 def _named_nfs4(acl: bytes) -> str:
     """Return the first user or group that an access control list of NFSv4 names as a writer; "" if it names none."""
     mine, at = {"root", "0", str(os.getuid()), getpass.getuser()}, 4
+    # RFC 7530, 6.2.1: type (0 allows), flags (8 for new files only, 64 of a group), mask, and who, padded to 4 bytes
     while at + 16 <= len(acl):
         # RFC 7530, 6.2.1: type (0 allows), flags (8 for new files only, 64 of a group), mask, who (padded to 4 bytes)
         kind, flags, mask, length = struct.unpack_from(">IIII", acl, at)

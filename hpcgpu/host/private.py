@@ -56,7 +56,8 @@ def write(path: Path, text: str) -> None:
 def read(path: Path) -> str:
     """Return a private file's text; raise HpcGpuError if it is not private, OSError if it is absent or a link."""
     with open(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as f:
-        facts = os.fstat(f.fileno())  # an opener, for os.fdopen leaves the descriptor of a folder open
+        # os.fdopen would leave the descriptor of a folder open
+        facts = os.fstat(f.fileno())
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
             raise HpcGpuError(f"{path} holds a secret, but it is not yours alone: owner or mode was changed")
         return f.read()
@@ -86,9 +87,7 @@ def claim(*parts: object) -> int | None:
     import hashlib
     import tempfile
 
-    # A byte of a private file is locked. The names of abstract sockets are in /proc/net/unix, where every user of the
-    # host reads them, and any user may take one that is free for a moment. Such a lock (fcntl_locking(2)) is of the
-    # open file, not of the process, which may have several workers.
+    # A lock of a byte, of the open file (fcntl_locking(2)), not of the process: that may have several workers.
     host, troubles = os.uname().nodename, []
     number = int.from_bytes(hashlib.sha256(repr((host, *parts)).encode()).digest()[:7], "big")
     for in_home in (True, False):  # which is read-only or has no locks: Lustre without -o flock
@@ -113,8 +112,8 @@ def claim(*parts: object) -> int | None:
 
 
 def release(descriptor: int) -> None:
-    """Let another process take the name, also while forked children have the open file; called once."""
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
+    """Let another process take the name; called once."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))  # children may have the open file, too
     os.close(descriptor)
 
 
@@ -123,11 +122,7 @@ def _flock(kind: int, start: int, length: int) -> bytes:
 
 
 def make_exit_file(run: str = "") -> Path:
-    """Make a folder for the exit code of this launch's run; return the path of the exit file.
-
-    Rank 0 writes it, perhaps on another node. It is among the user's private files, which nodes share, or among
-    temporary files if the home is not writable.
-    """
+    """Make a folder for this launch's exit code; return the file, which rank 0 writes, perhaps on another node."""
     import shutil
     import tempfile
 
@@ -138,7 +133,7 @@ def make_exit_file(run: str = "") -> Path:
             if process.is_over(old.name):  # of a killed launch of this host
                 shutil.rmtree(old, ignore_errors=True)
         folder = make_folder(base / process.mark(os.getpid()))
-    except (OSError, HpcGpuError):
+    except (OSError, HpcGpuError):  # the home, which nodes share, is not writable
         folder = Path(tempfile.mkdtemp(prefix="hpcgpu-end-"))
     return folder / "exit"
 

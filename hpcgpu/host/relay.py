@@ -11,6 +11,7 @@ import contextlib
 import functools
 import struct
 import sys
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from hpcgpu import supervise
@@ -18,38 +19,23 @@ from hpcgpu import supervise
 _HEAD = struct.Struct("!II")
 _CHUNK_BYTES = 1 << 16
 # A client or browser sends at once. Neighbours who send nothing may not keep all descriptors of this process.
-_FIRST_BYTES_S = 10.0
 _MOST_WAITING = 64
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Newcomers:
-    """Accepted connections that have sent nothing yet: they have 10 s, and the oldest of more than 64 is closed."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+class Newcomers(OrderedDict[asyncio.StreamWriter, None]):
+    """Accepted connections that have sent nothing yet; the oldest of more than 64 is closed."""
 
     async def first(self, writer: asyncio.StreamWriter, read: Awaitable[bytes]) -> bytes:
         """Return what ``read`` returns, the first bytes of a connection; b"" if none come."""
-        self._waiting[writer] = None
-        if len(self._waiting) > _MOST_WAITING:
-            self._end(next(iter(self._waiting)))
+        self[writer] = None
+        if len(self) > _MOST_WAITING:
+            self.popitem(last=False)[0].transport.abort()
         try:
-            async with asyncio.timeout(_FIRST_BYTES_S):
-                return await read
-        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
+            return await read
+        except (OSError, EOFError, asyncio.LimitOverrunError):
             return b""
         finally:
-            self._waiting.pop(writer, None)
-
-    def close(self) -> None:
-        """End all of them."""
-        for writer in tuple(self._waiting):
-            self._end(writer)
-
-    def _end(self, writer: asyncio.StreamWriter) -> None:
-        del self._waiting[writer]
-        writer.transport.abort()
+            self.pop(writer, None)
 
 
 class Mux:
@@ -59,7 +45,7 @@ class Mux:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        connect: Callable[[], Awaitable[Streams]] | None = None,
+        connect: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] | None = None,
     ) -> None:
         self._reader, self._writer, self._connect = reader, writer, connect
         self._next = 0  # the number of the next connection: none has a number twice
@@ -85,8 +71,7 @@ class Mux:
                     number, length = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
                     await self._take(number, await self._reader.readexactly(length))
         finally:  # whatever ended it: no connection may wait for an answer
-            self._newcomers.close()
-            for writer in self._open.values():
+            for writer in (*self._newcomers, *self._open.values()):
                 writer.close()
 
     async def _take(self, number: int, data: bytes) -> None:

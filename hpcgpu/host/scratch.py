@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import private
 from hpcgpu.host.path_writers import changed_by
 from hpcgpu.units import format_bytes
 
@@ -29,7 +30,7 @@ logger = logging.getLogger("distributed.worker.memory")
 _LOCK = ".lock"
 # For a run's processes on a node, a client on this machine, a launcher, a GPUWorker, a store's disk tier.
 KINDS = ("run", "client", "launch", "worker", "spill")
-_RANDOM = 8  # the number of characters that tempfile.mkdtemp adds
+_RANDOM = 8  # the number of characters that tempfile.mkdtemp adds: another node's name may begin with this one's
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 # Errors of a file system without flock (Lustre without -o flock).
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -40,13 +41,11 @@ class Scratch:
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self.lock = path, lock  # the file descriptor of the locked file
+        self.lock_path = path / _LOCK
 
     @classmethod
     def make(cls, parent: str | None, name: str, *, trusted: bool = False) -> Self:
-        """Make a folder below ``parent`` (default: TMPDIR), after the folders of dead processes are removed.
-
-        ConfigError if other users can change a folder above it, unless ``trusted``.
-        """
+        """Make a folder below ``parent`` (default: TMPDIR); ConfigError if others can change it, unless ``trusted``."""
         home = home_of(parent)
         try:
             make_private(home)
@@ -64,11 +63,6 @@ class Scratch:
                 "give a writable folder on a disk of this node"
             ) from e
         return cls(*made)
-
-    @property
-    def lock_path(self) -> Path:
-        """The file that is locked."""
-        return self.path / _LOCK
 
     def remove(self) -> None:
         """Remove the folder with its contents; called once."""
@@ -100,10 +94,7 @@ def expanded(path: str) -> str:
             f"local_directory={path!r}: {unset} is not set on {os.uname().nodename}; use a variable that each job has, "
             "or give the folder"
         )
-    try:
-        return os.path.expandvars(Path(path).expanduser())
-    except RuntimeError as e:
-        raise ConfigError(f"local_directory={path!r}: {e}; give the folder") from e
+    return os.path.expandvars(private.expanded(path, f"local_directory={path!r}"))
 
 
 def _prefix(name: str) -> str:

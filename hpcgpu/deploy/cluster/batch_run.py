@@ -176,7 +176,7 @@ class BatchRun:
         """Check the jobs soon: workers have come or gone."""
         self.fleet.alarm.ring()
 
-    def check_owner(self, action: str) -> None:
+    def must_own(self, action: str) -> None:
         """Raise JobError if another object owned the run at the last look."""
         if self._run and not self._run.is_mine:
             self._run.must_own(action)

@@ -216,13 +216,14 @@ class BatchGPUCluster(GPUCluster):
         await self._run.fleet.scale(self._run.members_for(workers), adapting=True)
 
     def _elastic(self) -> BatchRun:
-        """Return the run; raise ConfigError if it has a fixed size or has not started, JobError if it has ended."""
+        """Return the run; raise ConfigError for a fixed size, JobError if it has ended or another object owns it."""
         self._must_run()
         if not self._run.scales:
             raise ConfigError(
                 f"this cluster is one job of fixed size (nodes={self.settings.nodes}): start it with "
                 "shape='elastic' to scale it, or start another one with nodes=…"
             )
+        self._run.must_own("scale")
         return self._run
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,8 +19,7 @@ from hpcgpu.deploy.cluster.connection import Connection
 from hpcgpu.deploy.dashboard import worker_requests
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.progress import Progress
-from hpcgpu.errors import ClosedError, ConfigError, JobError
-from hpcgpu.host import log
+from hpcgpu.errors import ClosedError, ConfigError, JobError, end_script
 from hpcgpu.plan.jobs import End, by_number
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.table import Explanation
@@ -56,7 +57,8 @@ class ReportedCluster(Cluster):
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Make the object; an error of ours that ends its program is short from now on."""
-        log.shorten_errors()
+        if sys.excepthook is sys.__excepthook__ and not os.environ.get("HPCGPU_DEBUG"):  # not that of the user
+            sys.excepthook = end_script
         return super().__new__(cls)
 
     @property

@@ -29,6 +29,7 @@ from hpcgpu.host.relay import Mux, Newcomers
 HANDLER = "hpcgpu_dashboard"
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
+_ENDING_S = 5.0
 _NEXT_PORTS = 100
 _DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
 # People come here by the link of distributed's Client, which has no secret.
@@ -42,7 +43,6 @@ _NOT_FOUND = (
     "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\n"
     f"Content-Length: {len(NO_SECRET)}\r\nConnection: close\r\n\r\n{NO_SECRET}"
 ).encode()
-Connect = Callable[[], Awaitable[Any]]  # distributed's comm
 _NO_WAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
 
 
@@ -53,7 +53,7 @@ class Forwarder:
     ``secret`` returns the first part of the dashboard's paths; requests without it get no connection.
     """
 
-    def __init__(self, connect: Connect, secret: Callable[[], str]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Any]], secret: Callable[[], str]) -> None:
         self._connect, self._secret = connect, secret
         self._carrying: set[asyncio.Task[Any]] = set()
         self._newcomers = Newcomers()
@@ -218,9 +218,6 @@ def _jupyter_path(environ: Mapping[str, str]) -> str:
         return os.fspath(facts["base_url"])
     except (ImportError, OSError, ValueError, KeyError, TypeError):
         return ""  # the kernel of something else: VS Code, a console
-
-
-_ENDING_S = 5.0
 
 
 class Tunnel:
