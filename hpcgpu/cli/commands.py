@@ -26,8 +26,7 @@ from hpcgpu.cli.command import (
     typed_settings,
 )
 from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
-from hpcgpu.config import layers
-from hpcgpu.config import read as read_document
+from hpcgpu.config import layers, read_document
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings

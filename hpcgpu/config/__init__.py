@@ -347,7 +347,7 @@ SHAPES = ("gang", "in-allocation", "head", "member")
 LONGEST = 131_071 - len(f"{DOCUMENT}=")
 
 
-def render(document: RunDocument) -> str:
+def render_document(document: RunDocument) -> str:
     """Render a run document, the settings that are not defaults, as one ASCII line; ConfigError if it is too long."""
     defaults = Settings()
     settings: dict[str, Any] = {}
@@ -370,8 +370,8 @@ def render(document: RunDocument) -> str:
     return text
 
 
-def read(text: str) -> RunDocument:
-    """Parse a run document: ``read(render(d)) == d``; raise ConfigError for other text, version or values."""
+def read_document(text: str) -> RunDocument:
+    """Parse a run document: the inverse of :func:`render_document`; ConfigError for other text, version or values."""
     try:
         raw = json.loads(text)
         version = raw["version"]

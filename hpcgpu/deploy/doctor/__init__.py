@@ -90,7 +90,7 @@ class _DoctorJob:
         document_ = RunDocument(settings=self._settings, shape="gang", folder=str(folder))
         argv = ("doctor", "--on-nodes", str(folder))
         self._spec, _ = plan_job(document_, user.site, user.batch, argv)
-        run_ = config.render(replace(document_, folder=""))
+        run_ = config.render_document(replace(document_, folder=""))
         self._order = node.Order(token=self._token, nodes=self._spec.nodes, run=run_)
         node.write_value(folder, node.ORDER, self._order)
         self._run = Run.begin(document_, user.batch, user.site)

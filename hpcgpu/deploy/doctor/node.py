@@ -305,7 +305,7 @@ _OUTPUT_LINES = 4
 
 def on_nodes(folder: Path) -> int:
     """Have each node of this job gather its facts; return the launcher's exit code, or raise HpcGpuError."""
-    settings = config.read(read_order(folder).run).settings
+    settings = config.read_document(read_order(folder).run).settings
     silent_s = settings.client_grace_s
     if not lease.is_held(folder, silent_s):
         raise HpcGpuError(f"the doctor that submitted this job has given no sign of life for {silent_s:g} s")
@@ -350,7 +350,7 @@ def on_node(folder: Path) -> int:
     order, host = read_order(folder), os.uname().nodename
     with contextlib.closing(Listener(order.token)) as listener:
         write_value(folder, f"{LISTENS}{host}", listener.endpoints)
-        facts = gather_facts(config.read(order.run).settings)
+        facts = gather_facts(config.read_document(order.run).settings)
         met = _until(lambda: len(read_listening(folder)) >= order.nodes)
         others = [place for place in read_listening(folder).items() if place[0] != host]
         links = [link for other, endpoints in others for link in connect_all(other, endpoints, order.token)]

@@ -231,7 +231,7 @@ def plan_job(
         for note in notes(run.settings, site):
             log.say(note)
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
-    document = "" if arguments else config.render(run)
+    document = "" if arguments else config.render_document(run)
     arguments = arguments or ("launch", "--document")
     argv = process.python_argv("hpcgpu", *arguments, python=run.settings.python or "")
     spec = replace(plan_request(run.settings, argv), document=document)

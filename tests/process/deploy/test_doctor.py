@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_nodes_and_a_login_node_reach_each_other(folder: Path) -> None:
-    order = Order(token=secrets.token_hex(16), nodes=2, run=config.render(RunDocument(settings=Settings())))
+    order = Order(token=secrets.token_hex(16), nodes=2, run=config.render_document(RunDocument(settings=Settings())))
     write_value(folder, ORDER, order)
     doctor = (sys.executable, "-m", "hpcgpu", "doctor", "--on-node", str(folder))
     there = [  # this machine under other names
@@ -143,7 +143,7 @@ def test_next_doctor_cleans_up_after_one_killed_with_its_guard(pbs: Pbs, tmp_pat
 
 def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None:
     """Killed with its guard, while the job was pending."""
-    order = Order(token="x", nodes=2, run=config.render(RunDocument(settings=Settings())))
+    order = Order(token="x", nodes=2, run=config.render_document(RunDocument(settings=Settings())))
     write_value(folder, ORDER, order)
     (folder / "lease").touch()
     os.utime(folder / "lease", (0, 0))
