@@ -14,8 +14,9 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.config import KINDS, check_settings, nearest, option_of, read_value
+from hpcgpu.config.checks import check_settings
 from hpcgpu.config.migration import HINTS
+from hpcgpu.config.values import KINDS, nearest, option_of, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import GROUPS, Limit, Settings, options, user_name
@@ -58,7 +59,7 @@ def read_settings(
     ]
     values = {name: value for layer in reversed(layers) for name, value in layer.items()}
     if values.get("gpus", ("",))[0].isdecimal():
-        from hpcgpu.config.sites import nodes_for
+        from hpcgpu.config.sites.rules import nodes_for
 
         values = nodes_for(values, site)
     (gpus, where), (count, _) = values.get("gpus", ("", "")), values.get("gpus_per_node", (None, ""))
@@ -154,7 +155,7 @@ def _over_site(users: Layer, site: Site, environ: Mapping[str, str], *, asks: bo
     """Put the user's values above the site's; a list of the site stays in front of the user's list."""
     # A site file lists what its jobs need (-l filesystems=home): a user's additional directive must not replace all of
     # them. It replaces the site's directive for the same option.
-    from hpcgpu.config.sites import follow
+    from hpcgpu.config.sites.rules import follow
 
     sites = follow(site, users, environ, asks=asks)
     defaults = read_layer({name: value for name, (value, _) in sites.items()}, lambda name: sites[name][1])

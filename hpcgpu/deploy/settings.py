@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.config import nearest
 from hpcgpu.config.layers import check_entry_point, chosen_site, read_settings
+from hpcgpu.config.values import nearest
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.host import log, private
 from hpcgpu.host.private import expanded, user_folder
@@ -110,7 +110,7 @@ def described(site: Site) -> dict[str, Any]:
 
 def recognize(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the name of the known machine that this looks like, and the reason."""
-    from hpcgpu.config.sites import looks_like
+    from hpcgpu.config.sites.recognition import looks_like
 
     texts = {}
     for name, path in site_files().items():
@@ -147,7 +147,8 @@ def as_it_is(site: Site, environ: Mapping[str, str]) -> Site:
     from concurrent.futures import ThreadPoolExecutor  # all are imported here: each rank of a run imports this module
 
     from hpcgpu import batch
-    from hpcgpu.config.sites import apply_live_facts, is_here
+    from hpcgpu.config.sites.live import apply_live_facts
+    from hpcgpu.config.sites.recognition import is_here
     from hpcgpu.host.run import run_sync
     from hpcgpu.model import Result
 
@@ -164,7 +165,7 @@ def draft(name: str, system: str | None, environ: Mapping[str, str]) -> str:
     """Return a site file for this machine, with marks for unknown facts; raise ConfigError without Slurm or PBS."""
     # without a name it is the environment's name for the machine, or the host's without domain and number
     from hpcgpu import batch
-    from hpcgpu.config.sites import render_draft
+    from hpcgpu.config.sites.draft import render_draft
     from hpcgpu.config.sites.read import read_site
     from hpcgpu.host import discover
     from hpcgpu.host.run import run_sync

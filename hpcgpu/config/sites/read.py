@@ -14,8 +14,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from hpcgpu.config import nearest, option_of
 from hpcgpu.config.layers import read_layer
+from hpcgpu.config.values import nearest, option_of
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.model.site import DIALECTS, Path, Site, SlurmDialect, dotted, tags_of

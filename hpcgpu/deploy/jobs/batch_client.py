@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcgpu import config, supervise
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import layers
-from hpcgpu.config.sites import check_submission, forbidden, notes
+from hpcgpu.config.sites.rules import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.jobs import Run
 from hpcgpu.errors import ConfigError, SubmitError

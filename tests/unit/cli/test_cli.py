@@ -28,7 +28,7 @@ from hpcgpu.batch import Pbs, Slurm
 from hpcgpu.cli import _exit_code
 from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu, worker
-from hpcgpu.config import check_settings
+from hpcgpu.config.checks import check_settings
 from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
 from hpcgpu.deploy.settings import load_site
 from hpcgpu.errors import ConfigError

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from programs import python
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.config import KINDS, migration, read_value
+from hpcgpu.config import migration
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_layer, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
+from hpcgpu.config.values import KINDS, read_value
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated

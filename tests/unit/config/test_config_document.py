@@ -16,6 +16,7 @@ from waiting import scaled
 
 from hpcgpu import config
 from hpcgpu.agent.__main__ import read_bootstrap_settings
+from hpcgpu.config.document import SHAPES
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
@@ -77,7 +78,7 @@ def _any_of(one: dict[str, st.SearchStrategy[object]], *but: str) -> st.SearchSt
 
 
 @example({}, "gang", ["\x7f\n\x1b\udc80"], "\x7f")
-@given(values(), st.sampled_from(config.SHAPES), st.lists(WORD, max_size=3), WORD)
+@given(values(), st.sampled_from(SHAPES), st.lists(WORD, max_size=3), WORD)
 def test_read_render_is_the_same(given: dict[str, object], shape: str, script: list[str], folder: str) -> None:
     whole = RunDocument(read_settings(given), shape, tuple(script), folder)
     text = config.render_document(whole)

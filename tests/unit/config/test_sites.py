@@ -23,8 +23,11 @@ from paths import DATA, ROOT
 from hpcgpu import batch
 from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites import apply_live_facts, check_submission, forbidden, is_here, looks_like, notes, topology_of
+from hpcgpu.config.sites.live import apply_live_facts
+from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.config.sites.read import contradictions, read_site
+from hpcgpu.config.sites.recognition import is_here, looks_like
+from hpcgpu.config.sites.rules import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.errors import ConfigError
