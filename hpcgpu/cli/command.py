@@ -128,7 +128,7 @@ def completion(words: Callable[[], Iterable[str]]) -> Callable[[click.Context, c
 
 
 def _sites() -> list[str]:
-    from hpcgpu.deploy.settings import site_files
+    from hpcgpu.deploy.site_files import site_files
 
     return sorted(site_files())
 

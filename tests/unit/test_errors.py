@@ -25,7 +25,7 @@ from hpcgpu import errors
 from hpcgpu.config.layers import read_settings
 from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy import settings
-from hpcgpu.deploy.settings import check_dask_memory
+from hpcgpu.deploy.dask_config import check_dask_memory
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import HostMemory, Settings
 from hpcgpu.model.allocation import NOT_TOLD

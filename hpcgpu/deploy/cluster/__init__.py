@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from hpcgpu import supervise
 from hpcgpu.deploy import jobs as runs
-from hpcgpu.deploy import settings as user_settings
+from hpcgpu.deploy.dask_config import dask_environ
 from hpcgpu.deploy.jobs.batch_client import plan_job, submit_guarded
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
 from hpcgpu.deploy.jobs.runs import Jobs, log_tail, today
@@ -271,7 +271,7 @@ class ClusterRun:
         if self._batch:
             ranks = LocalRanks(launch, {}, folder)
         else:
-            environ = {**user_settings.dask_environ(), **self._environ}
+            environ = {**dask_environ(), **self._environ}
             ranks = LocalRanks(launch, environ, folder, settings.log_directory, ld_preload(settings))
         self.script = ranks.script
         return ranks

@@ -28,11 +28,11 @@ from tornado.web import RequestHandler
 from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard import UsagePlugin, say_summary
+from hpcgpu.deploy.dask_config import check_dask_memory
 from hpcgpu.deploy.network.dashboard import HANDLER, NO_SECRET, carry
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
 from hpcgpu.deploy.processes import Control
 from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes, subscribe, tell
-from hpcgpu.deploy.settings import check_dask_memory
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import log, peer_memory, process
 from hpcgpu.report.summary import CONTENT_TYPE, render

@@ -34,6 +34,7 @@ from hpcgpu import supervise
 from hpcgpu.deploy import compat, network, processes
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
+from hpcgpu.deploy.dask_config import scheduler_address
 from hpcgpu.deploy.processes import Control, encode
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker_plugin import SpillPlugin
@@ -397,7 +398,7 @@ class GPUWorker(SilentWorker):
             raise ConfigError(
                 "data=: GPUWorker has hpcgpu's store: device_memory_limit, memory_limit, local_directory, jit_unspill"
             )
-        if not any((args, kwargs.get("scheduler_ip"), kwargs.get("scheduler_file"), all_settings.scheduler_address())):
+        if not any((args, kwargs.get("scheduler_ip"), kwargs.get("scheduler_file"), scheduler_address())):
             raise ConfigError("the scheduler is missing: GPUWorker('tls://10.0.0.1:8786'), or scheduler_file='FILE'")
         options = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
         # the Worker itself takes protocol, resources and death_timeout

@@ -30,7 +30,7 @@ from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu, worker
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
-from hpcgpu.deploy.settings import load_site
+from hpcgpu.deploy.site_files import load_site
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Result, Settings
 from hpcgpu.model.settings import GROUPS, options, user_name

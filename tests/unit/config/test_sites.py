@@ -28,9 +28,10 @@ from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.config.sites.read import contradictions, read_site
 from hpcgpu.config.sites.recognition import is_here, looks_like
 from hpcgpu.config.sites.rules import check_submission, forbidden, notes
-from hpcgpu.deploy import settings
+from hpcgpu.deploy import site_files
 from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import log
 from hpcgpu.model import Result, Settings, Site
 from hpcgpu.model.site import Inventory, Match, NodeType
 from hpcgpu.plan.jobs.request import plan_request
@@ -46,7 +47,7 @@ def no_files_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def load(name: str) -> Site:
-    return read_site(*settings.find_site(name))
+    return read_site(*site_files.find_site(name))
 
 
 @cache
@@ -370,7 +371,7 @@ def test_the_users_own_folder_comes_first(tmp_path: Path) -> None:
     assert load("lab").name == "lab"
     assert len(OURS) >= 20
     with pytest.raises(ConfigError, match="no site 'lap': did you mean 'lab'"):
-        settings.find_site("lap")
+        site_files.find_site("lap")
 
 
 def test_a_path(tmp_path: Path) -> None:
@@ -378,10 +379,10 @@ def test_a_path(tmp_path: Path) -> None:
     path.write_text(LEAST)
     assert load(str(path)) == Site(name="x", batch="slurm")
     with pytest.raises(ConfigError, match="cannot be read"):
-        settings.find_site(str(tmp_path / "none.yaml"))
+        site_files.find_site(str(tmp_path / "none.yaml"))
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
-        settings.find_site(str(path))
+        site_files.find_site(str(path))
 
 
 def test_path_that_others_can_change_is_said(
@@ -393,7 +394,7 @@ def test_path_that_others_can_change_is_said(
     path.chmod(0o666)
     load(str(path))
     assert f"site file {path} is not safe: every user of this node can change {path}" in capfd.readouterr().err
-    monkeypatch.setattr(settings, "_logged", set())
+    monkeypatch.setattr(log, "_logged", set())
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     load(str(path))
     assert capfd.readouterr().err == ""
@@ -413,7 +414,7 @@ def test_path_that_others_can_change_is_said(
     ],
 )
 def test_what_a_machine_looks_like(environ: dict[str, str], host: str, found: tuple[str, str] | None) -> None:
-    texts = {name: path.read_text() for name, path in settings.site_files().items()}
+    texts = {name: path.read_text() for name, path in site_files.site_files().items()}
     assert looks_like(texts, environ, host) == found
     for wrong in ("", "match: [", "match: 3", "match: {host: '['}", "match: {env: 3}\n"):
         assert looks_like({"x": wrong}, {"A": "b"}, "host") is None
