@@ -25,9 +25,9 @@ from waiting import scaled
 
 from hpcgpu import LocalGPUCluster, __version__
 from hpcgpu.batch import Pbs, Slurm
-from hpcgpu.cli import _exit_code
 from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu, worker
+from hpcgpu.cli.entry import _exit_code
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
 from hpcgpu.deploy.site_files import load_site
