@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.errors import ConfigError, SubmitError, opt
 from hpcgpu.model import Command, CpuSet, JobSpec, JobStatus, Offer, Result
 from hpcgpu.model.allocation import DOCUMENT
 
 _WHERE = "job_extra_directives or job_directives_skip:"
+NUMBER_OF_JOBS = f"how many jobs there are is said by {opt('nodes')}, or by scale() with {opt('shape', 'elastic')}"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 

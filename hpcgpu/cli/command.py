@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -150,6 +151,19 @@ def _switches(names: Sequence[str]) -> Iterator[str]:
 def flag(name: str) -> str:
     """Return an option as it is typed."""
     return f"--{name.replace('_', '-')}"
+
+
+def as_typed(part: str) -> str:
+    """Return an option of a message as it is typed: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
+    name, equals, text = part.partition("=")
+    if not equals or name not in BY_NAME:
+        return part
+    value = ast.literal_eval(text) if text else ""
+    if isinstance(value, bool):
+        return flag(name if value else f"no_{name}")
+    value = [f"{key}={each}" for key, each in value.items()] if isinstance(value, dict) else value
+    values = value if isinstance(value, (list, tuple)) else ["..." if value is ... else value]
+    return " ".join(f"{flag(name)} {each}".rstrip() for each in values)
 
 
 def _default(field: Field[Any]) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcgpu.errors import ConfigError, HpcGpuError, renamed, whole
+from hpcgpu.errors import ConfigError, HpcGpuError, whole
 from hpcgpu.host import log
 
 if TYPE_CHECKING:
@@ -45,20 +44,6 @@ def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -
     sys.exit(code)
 
 
-def _as_typed(error: ConfigError) -> str:
-    """Return its message with options as they are typed here: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
-    from hpcgpu.cli.command import flag
-    from hpcgpu.config.layers import BY_NAME
-
-    def option(match: re.Match[str]) -> str:
-        name, value = match[1], re.sub(r"^\{'([^']*)': '([^']*)'\}$", r"\1=\2", match[2]).strip("'\"")  # {'A': '1'}
-        if name not in BY_NAME or value in ("True", "False"):
-            return flag(name if value != "False" else f"no_{name}") if name in BY_NAME else match[0]
-        return f"{flag(name)} {value}".rstrip()
-
-    return renamed(error, r"([a-z]\w*)=('[^']*'|\"[^\"]*\"|\{'[^']*': '[^']*'\}|[\w.:*-]*)", option)
-
-
 def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) -> int:
     import click
 
@@ -75,7 +60,9 @@ def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) ->
     except HpcGpuError as e:
         if os.environ.get("HPCGPU_DEBUG"):
             sys.__excepthook__(*sys.exc_info())
-        log.say(_as_typed(e) if isinstance(e, ConfigError) else whole(e))
+        from hpcgpu.cli.command import as_typed
+
+        log.say(whole(e, as_typed if isinstance(e, ConfigError) else str))
         return 2 if isinstance(e, ConfigError) else 1
     except (OSError, RuntimeError) as e:
         from hpcgpu.host import process

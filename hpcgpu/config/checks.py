@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import Settings
 
@@ -17,29 +17,32 @@ LIBRARIES = ("cupy", "torch")  # RMM has an allocator for these and for numba (r
 def check_settings(settings: Settings, site: Site | None = None) -> None:
     """Raise ConfigError, with values and sources, if settings contradict each other or do not fit the site's nodes."""
     if len(argv := (settings.python or "").split()) > 1 and "/" not in argv[0]:
-        raise ConfigError(f"{settings.cite('python')}: one program is allowed, without options; launcher= starts it")
+        raise ConfigError(
+            f"{settings.opt('python')}: one program is allowed, without options; {opt('launcher')} starts it"
+        )
     _check_network(settings, site)
     _check_gpus(settings, site)
     _check_rapids(settings)
 
 
 def _check_network(settings: Settings, site: Site | None) -> None:
-    both = f"{settings.cite('protocol')} with {settings.cite('security')}"
+    tls = opt("protocol", "tls")
+    both = f"{settings.opt('protocol')} with {settings.opt('security')}"
     if settings.protocol == "ucx" and settings.security:
-        raise ConfigError(f"{both}: UCX cannot encrypt; leave security out and accept it, or use protocol='tls'")
+        raise ConfigError(f"{both}: UCX cannot encrypt; leave security out and accept it, or use {tls}")
     if settings.protocol == "tls" and settings.security is False:
-        raise ConfigError(f"{both}: leave one of the two out; without TLS it is protocol='tcp'")
+        raise ConfigError(f"{both}: leave one of the two out; without TLS it is {opt('protocol', 'tcp')}")
     if settings.protocol == "tcp" and settings.security:
-        raise ConfigError(f"{both}: tcp is not encrypted; leave protocol out, or use protocol='tls'")
+        raise ConfigError(f"{both}: tcp is not encrypted; leave protocol out, or use {tls}")
     if settings.protocol == "ucx" and "rendezvous" in settings.sources and settings.rendezvous == "mpi":
         raise ConfigError(
-            f"{settings.cite('rendezvous')} with {settings.cite('protocol')}: MPI brings a UCX of its own into the "
+            f"{settings.opt('rendezvous')} with {settings.opt('protocol')}: MPI brings a UCX of its own into the "
             "process, with which the other does not work; leave rendezvous out: the ranks meet by files then"
         )
     if settings.protocol == "ucx" and site is not None and site.network.ucx is False:
         cited = site.cited(site.network, "ucx")
         raise ConfigError(
-            f"{settings.cite('protocol')} on {site.name}: UCX has no transport for this site's network "
+            f"{settings.opt('protocol')} on {site.name}: UCX has no transport for this site's network "
             f"({cited}); leave protocol out, which gives tls on the nearest interface"
         )
 
@@ -51,29 +54,31 @@ def _check_gpus(settings: Settings, site: Site | None) -> None:
     if settings.gpus is not None:
         if (count := parse_simulated(settings.gpus).per_node) != per_node:
             raise ConfigError(
-                f"{settings.cite('gpus_per_node')}, but {settings.cite('gpus')} simulates {count} on each node; leave "
-                "gpus_per_node out"
+                f"{settings.opt('gpus_per_node')}, but {settings.opt('gpus')} simulates {count} on each node; "
+                f"leave {opt('gpus_per_node', None)} out"
             )
     elif site is not None and (node := site.node(settings.queue)) and per_node > node.gpus and settings.site_limits:
         cited = site.cited(node, "gpus")
         raise ConfigError(
-            f"{settings.cite('gpus_per_node')}, but a node of {site.name} has {node.gpus} ({cited}); allowed: 1 to "
-            f"{node.gpus}; more GPUs by nodes="
+            f"{settings.opt('gpus_per_node')}, but a node of {site.name} has {node.gpus} ({cited}); allowed: 1 to "
+            f"{node.gpus}; more GPUs by {opt('nodes')}"
         )
 
 
 def _check_rapids(settings: Settings) -> None:
-    cite = settings.cite
+    cite = settings.opt
     if settings.rmm_async and settings.rmm_managed_memory:
         raise ConfigError(
             f"{cite('rmm_async')} with {cite('rmm_managed_memory')}: CUDA's asynchronous allocator gives no managed "
             "memory; leave one of the two out"
         )
     if settings.rmm_release_threshold and not settings.rmm_async:
-        raise ConfigError(f"{cite('rmm_release_threshold')} is for rmm_async=True only; give it too, or leave it out")
+        threshold, needed = cite("rmm_release_threshold"), opt("rmm_async", True)
+        raise ConfigError(f"{threshold} is for {needed} only; give it too, or leave it out")
     if settings.rmm_maximum_pool_size and not (settings.rmm_pool_size or settings.rmm_async):
         raise ConfigError(
-            f"{cite('rmm_maximum_pool_size')} without a pool; give rmm_pool_size or rmm_async=True too, or leave it out"
+            f"{cite('rmm_maximum_pool_size')} without a pool; give rmm_pool_size or {opt('rmm_async', True)} too, or "
+            "leave it out"
         )
     pool, most = settings.rmm_pool_size, settings.rmm_maximum_pool_size
     # A fraction and bytes are compared later, when the GPU's size is known.
@@ -87,4 +92,5 @@ def _check_rapids(settings: Settings) -> None:
             f"allowed: {', '.join(LIBRARIES)}"
         )
     if settings.cudf_spill_stats and not settings.enable_cudf_spill:
-        raise ConfigError(f"{cite('cudf_spill_stats')} without enable_cudf_spill=True; give both, or neither")
+        spill = opt("enable_cudf_spill", True)
+        raise ConfigError(f"{cite('cudf_spill_stats')} without {spill}; give both, or neither")

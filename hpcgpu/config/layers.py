@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.migration import HINTS
 from hpcgpu.config.values import KINDS, nearest, option_of, read_value
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, marked, opt
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import GROUPS, Limit, Settings, options, user_name
 
@@ -111,7 +111,7 @@ def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> La
         except ConfigError as error:
             errors.append(error)
     if errors:
-        raise errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
+        raise errors[0] if len(errors) == 1 else ConfigError("\n".join(map(marked, errors)))
     return _simulate(values) if "simulate" in values else values
 
 
@@ -127,7 +127,8 @@ def _read_entry(values: dict[str, tuple[Any, str]], name: str, value: object, wh
         return
     key, entry = user_name(option), (read_value(option, value, where), where)
     if key in values and values[key][0] != entry[0]:
-        raise ConfigError(f"{key} is given twice: by {values[key][1]} and by {where}; give it once")
+        first, second = opt(values[key][1], None), opt(where, None)
+        raise ConfigError(f"{opt(key, None)} is given twice: by {first} and by {second}; give it once")
     values.setdefault(key, entry)
 
 
@@ -143,10 +144,10 @@ def _simulate(values: dict[str, tuple[Any, str]]) -> Layer:
     else:
         fits = parse_simulated(gpus) == simulated
     if not fits:
-        beside = f" on nodes={nodes[0]}" if nodes else ""
+        beside = f" on {opt('nodes', nodes[0])}" if nodes else ""
         raise ConfigError(
-            f"gpus={gpus!r} (set by {place}){beside} contradicts simulate={text!r} (set by {where}), {each} GPUs on "
-            f"each node; allowed: gpus= as the total, {each} times the number of nodes; or leave gpus out"
+            f"{opt('gpus', gpus, place)}{beside} contradicts {opt('simulate', text, where)}, {each} GPUs on each "
+            f"node; allowed: {opt('gpus')} as the total, {each} times the number of nodes; or leave gpus out"
         )
     return {**values, "gpus": (f"sim:{text}", where)}
 
@@ -276,7 +277,7 @@ def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str]
     vain, defaults = unused(entry_point, in_job=in_job), Settings()
     options_ = dict.fromkeys(user_name(option) for name in names if (option := BY_NAME.get(name)))
     wrong = [
-        f"{settings.cite(name)}: {vain[name].format(entry_point=entry_point)}"
+        f"{settings.opt(name)}: {vain[name].format(entry_point=entry_point)}"
         for name in options_
         if name in vain and getattr(settings, BY_NAME[name].name) != getattr(defaults, BY_NAME[name].name)
     ]

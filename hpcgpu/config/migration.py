@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt, plain
 from hpcgpu.model.settings import plain_number
 
 ANYTHING = ("*",)
@@ -39,6 +39,7 @@ _WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
 _SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
 _PORTS = "ports are free ones, found at start; interface says on which network"
 _ADDRESS = "addresses are found at start; interface says on which network"
+_DASHBOARD = f"{opt('dashboard', True)} or False"
 # dask-jobqueue 0.9: a job of ours has many nodes and one worker per GPU.
 JOBQUEUE = _hints(
     {
@@ -74,7 +75,7 @@ DASK_CUDA = _hints(
         "data": "workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory",
         "shared_filesystem": "spilled data goes to local_directory, which is never shared between workers",
         "enable_tcp_over_ucx enable_infiniband enable_nvlink enable_rdmacm": "UCX chooses its transports itself; leave "
-        "it out, or give env={'UCX_TLS': '...'}",
+        f"it out, or give {opt('env', {'UCX_TLS': '...'})}",
         "log_spilling": "what is spilled is in the workers' metrics; leave it out",
         "worker_class": _WATCHED,
         "multiprocessing_method": "workers are forked by one process that has imported Dask; leave it out",
@@ -85,9 +86,8 @@ DASK_CUDA = _hints(
         "port": _PORTS,
         "diagnostics_port": "give dashboard_port",  # of distributed 2025.4
         "dashboard_link": "give dashboard_port; its form is Dask's configuration distributed.dashboard.link",
-        "worker_dashboard_address": "workers have no web server; dashboard=True or False is the scheduler's",
-        "http_prefix service_kwargs": "the dashboard is on loopback, on a free port behind a secret: dashboard=True or "
-        "False",
+        "worker_dashboard_address": f"workers have no web server; {_DASHBOARD} is the scheduler's",
+        "http_prefix service_kwargs": f"the dashboard is on loopback, on a free port behind a secret: {_DASHBOARD}",
         "services worker_services": "gone from distributed; leave it out",
         "blocked_handlers scheduler_kwargs": _SCHEDULER,
         "scheduler_sync_interval": "give distributed's configuration; leave it out",
@@ -157,7 +157,8 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
         ours.setdefault("gpus_per_node", len(devices))
     if workers is not None:
         if ours.get("gpus_per_node") not in (None, workers):
-            raise ConfigError(f"n_workers={workers!r} with gpus_per_node={ours['gpus_per_node']!r}: say one of them")
+            each = opt("gpus_per_node", ours["gpus_per_node"])
+            raise ConfigError(f"n_workers={workers!r} with {each}: say one of them")
         if visible is not None and isinstance(workers, int) and workers > len(devices):
             raise ConfigError(
                 f"n_workers={workers} with {len(devices)} GPUs in CUDA_VISIBLE_DEVICES: one worker per GPU"
@@ -214,7 +215,7 @@ def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
         if key not in translated:
             hint = HINTS.get(key.replace("-", "_"))
             if not hint or not hint.is_harmless(value):
-                out.append(f"{key} ({hint.instead if hint else 'no option of hpcgpu'})")
+                out.append(f"{key} ({plain(hint.instead) if hint else 'no option of hpcgpu'})")
         elif _taken(key, value) != value:
             out.append(f"{key}: {value!r} ({_WHY[key]})")
     return tuple(out)

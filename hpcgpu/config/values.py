@@ -9,7 +9,7 @@ from dataclasses import Field
 from types import MappingProxyType
 from typing import Any
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model import settings
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import NIC_RULES, one_line, plain_number, user_name
@@ -92,7 +92,7 @@ def _node_bytes(_: Field[Any], value: object) -> int:
     if size < _SMALLEST_NODE_BYTES:
         raise ConfigError(
             f"{value!r} is {format_bytes(size)}{meant(value)}; allowed: a size from 1 MiB such as '5GB'; without "
-            "memory= the site's default counts"
+            f"{opt('memory')} the site's default counts"
         )
     return size
 
@@ -113,13 +113,14 @@ def _seconds(_: Field[Any], value: object) -> float:
 
 
 def _gpus(_: Field[Any], value: object) -> str:
-    """Read simulated GPUs, or the number of all GPUs: digits, which ``config.sites.jobs`` makes nodes of."""
+    """Read simulated GPUs, or the number of all GPUs: digits, which ``config.sites.rules`` makes nodes of."""
     if plain_number(value) is not None and not isinstance(value, bool) and str(value).strip().isdecimal():
         return str(_whole(value, "number of GPUs", 1))
     if not isinstance(value, str) or re.fullmatch(r"[\d\s,]*", value):
         raise ConfigError(
-            f"{value!r} is not a number of GPUs: give gpus_per_node=4; gpus= is the total at a known site, gpus=8, or "
-            "simulated GPUs of each node, 'sim:4' or 'sim:4x256MiB' (as simulate=)"
+            f"{value!r} is not a number of GPUs: give {opt('gpus_per_node', 4)}; {opt('gpus')} is the total at a "
+            f"known site, {opt('gpus', 8)}, or simulated GPUs of each node, 'sim:4' or 'sim:4x256MiB' (as "
+            f"{opt('simulate')})"
         )
     parse_simulated(value)
     return value
@@ -168,7 +169,7 @@ def _flag(option: Field[Any], value: object) -> bool:
     if option.name == "security" and hasattr(value, "get_connection_args"):  # distributed's, without its import
         raise ConfigError(
             "a Security object is not accepted: each cluster makes its own certificate, which Client(cluster) uses; "
-            "leave security out (TLS is on), or give security=False (TLS is off)"
+            f"leave security out (TLS is on), or give {opt('security', False)} (TLS is off)"
         )
     return settings.read_flag(value)
 

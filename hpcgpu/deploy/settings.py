@@ -75,7 +75,7 @@ def read(
         check_dask_memory()
     folder = settings.log_directory or ""
     if folder.startswith("~"):  # no shell and no batch system replaces it
-        settings = replace(settings, log_directory=str(expanded(folder, settings.cite("log_directory"))))
+        settings = replace(settings, log_directory=str(expanded(folder, settings.opt("log_directory"))))
     return Wanted(settings, site, system)
 
 
@@ -86,10 +86,10 @@ def _check_ucx(settings: Settings) -> None:
     from hpcgpu.deploy import network
     from hpcgpu.host.discover import slingshot_interfaces
 
-    network.require_ucx(settings.cite("protocol"), ConfigError)
+    network.require_ucx(settings.opt("protocol"), ConfigError)
     if interfaces := slingshot_interfaces():
         raise ConfigError(
-            f"{settings.cite('protocol')}, but this machine's network is Slingshot ({', '.join(interfaces)}), for "
+            f"{settings.opt('protocol')}, but this machine's network is Slingshot ({', '.join(interfaces)}), for "
             "which UCX has no transport: leave protocol out, which gives tls on the nearest interface"
         )
 

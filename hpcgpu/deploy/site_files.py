@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.config.values import nearest
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.host import log
 from hpcgpu.host.private import expanded
 
@@ -41,7 +41,7 @@ def site_files() -> dict[str, Path]:
 def find_site(name: str) -> tuple[str, str]:
     """Return the text and the shown name of the file of a known site, or at a path (with ``/``, or ``.yaml``)."""
     if "/" in name or name.endswith((".yaml", ".yml")):
-        path, shown = expanded(name, f"site={name!r}"), name
+        path, shown = expanded(name, opt("site", name)), name
     else:
         sites = site_files()
         if name not in sites:

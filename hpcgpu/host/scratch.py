@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.host.path_writers import changed_by
 from hpcgpu.units import format_bytes
 
@@ -95,13 +95,13 @@ def expanded(path: str) -> str:
     """Return a path with ``~`` and ``$VARIABLES`` replaced, as sites name the scratch folders of jobs."""
     if unset := next((name for name in _VARIABLE.findall(path) if name not in os.environ), None):
         raise ConfigError(
-            f"local_directory={path!r}: {unset} is not set on {os.uname().nodename}; use a variable that each job has, "
-            "or give the folder"
+            f"{opt('local_directory', path)}: {unset} is not set on {os.uname().nodename}; use a variable that each "
+            "job has, or give the folder"
         )
     try:
         return os.path.expandvars(Path(path).expanduser())
     except RuntimeError as e:
-        raise ConfigError(f"local_directory={path!r}: {e}; give the folder") from e
+        raise ConfigError(f"{opt('local_directory', path)}: {e}; give the folder") from e
 
 
 def _prefix(name: str) -> str:

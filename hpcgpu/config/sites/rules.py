@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from hpcgpu.config.values import option_of
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model.settings import Settings, options, user_name
 from hpcgpu.model.site import NodeType, Queue, Site
 from hpcgpu.units import format_duration, parse_bytes, parse_duration_s
 
 NEVERTHELESS = (
-    "sites change: site_limits=False submits it nevertheless, and site= also takes the path of a file of your own"
+    f"sites change: {opt('site_limits', False)} submits it nevertheless, and {opt('site')} also takes the path "
+    "of a file of your own"
 )
 Said = Mapping[str, tuple[Any, str]]  # as in config.layers: a value, and where it was set
 
@@ -26,19 +27,22 @@ def nodes_for(values: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
     nodes, each = rest.get("nodes", (None, ""))[0], rest.get("gpus_per_node", (None, ""))[0]
     most = each or (node.gpus if node else None)
     if most is None and nodes is None:
-        machine = f"the nodes in the file of {site.name}, which has none" if site else "site= of a known machine"
+        machine = f"{opt('site')} of a known machine"
+        if site:
+            machine = f"the nodes in the file of {site.name}, which has none"
         raise ConfigError(
-            f"gpus={total} is the total of real GPUs: give gpus_per_node={total} (and nodes=), or {machine}; for "
-            f"simulated GPUs give simulate= those of each node, '4' or '4x256MiB'; set by {where}"
+            f"{opt('gpus', total)} is the total of real GPUs: give {opt('gpus_per_node', total)} (and "
+            f"{opt('nodes')}), or {machine}; for simulated GPUs give {opt('simulate')} those of each node, '4' or "
+            f"'4x256MiB'; set by {where}"
         )
     count = nodes or -(-total // (most or total))
     if total % count or (each and each * count != total) or (most and total // count > most):
         of = f" of {site.name}" if site and not each else ""
+        on = f" on {opt('nodes', nodes)}" if nodes else ""
         has = f"nodes{of} have {most}" if most else "each node has as many"
         raise ConfigError(
-            f"gpus={total} (set by {where}){f' on nodes={nodes}' if nodes else ''}: {has}; allowed: 1 to "
-            f"{most or total} on one node, or a multiple of the number of nodes; nodes= and gpus_per_node= set both "
-            "numbers"
+            f"{opt('gpus', total, where)}{on}: {has}; allowed: 1 to {most or total} on one node, or a multiple of the "
+            f"number of nodes; {opt('nodes')} and {opt('gpus_per_node')} set both numbers"
         )
     if node and site and most and not (nodes and each):
         where = f"{where}; {most} on a node: {site.place(*site.path_of(node), 'gpus')}"
@@ -104,20 +108,21 @@ def _exceeded(
     """
     takes = f"queue {queue.name} takes"
     if queue.nodes and not queue.nodes[0] <= nodes <= queue.nodes[1]:
-        yield "nodes", f"nodes={nodes}, but {takes} {_range(queue.nodes)} nodes", "nodes="
+        yield "nodes", f"{opt('nodes', nodes)}, but {takes} {_range(queue.nodes)} nodes", opt("nodes")
     if queue.gpus and gpus and not queue.gpus[0] <= gpus <= queue.gpus[1]:
-        yield "gpus", f"{gpus} GPUs, but {takes} {_range(queue.gpus)}", "gpus=, nodes="
+        yield "gpus", f"{gpus} GPUs, but {takes} {_range(queue.gpus)}", f"{opt('gpus')}, {opt('nodes')}"
     longest = queue.walltime_s(nodes)
     if walltime_s and longest is not None and walltime_s > longest:
         of, most = f" of {nodes} nodes" if queue.walltime_by_nodes else "", f"{format_duration(longest)} at most"
-        text = f"walltime={format_duration(walltime_s)}, but jobs{of} in queue {queue.name} have {most}"
-        yield "walltime", text, "walltime="
+        walltime = opt("walltime", format_duration(walltime_s))
+        yield "walltime", f"{walltime}, but jobs{of} in queue {queue.name} have {most}", opt("walltime")
+    shape = opt("shape", "elastic")
     if elastic and 1 in (queue.jobs_per_user, queue.submitted_per_user):
-        text = f"shape='elastic' needs several jobs, but queue {queue.name} has one job of each user at a time"
-        yield "jobs_per_user", text, "shape="
+        text = f"{shape} needs several jobs, but queue {queue.name} has one job of each user at a time"
+        yield "jobs_per_user", text, opt("shape")
     if elastic and queue.nodes and queue.nodes[0] > 1:
-        text = "the jobs that come and go with shape='elastic' have one node"
-        yield "nodes", f"{text}, but {takes} {queue.nodes[0]} at least", "shape="
+        text = f"the jobs that come and go with {shape} have one node"
+        yield "nodes", f"{text}, but {takes} {queue.nodes[0]} at least", opt("shape")
 
 
 def _range(limits: tuple[int, int]) -> str:
@@ -194,7 +199,7 @@ def _check_required(settings: Settings, site: Site) -> None:
             cited.insert(0, site.cited(site.account, "needed"))
         raise ConfigError(
             f"site {site.name} refuses a job without {' and '.join(missing)}: give "
-            f"{', '.join(f'{name}=...' for name in missing)} (or HPCGPU_{missing[0].upper()} in the environment)"
+            f"{', '.join(opt(name, ...) for name in missing)} (or HPCGPU_{missing[0].upper()} in the environment)"
             f"{''.join(f'; {text}' for text in texts)} ({'; '.join(dict.fromkeys(cited))})"
         )
     options_given = {option_of(text) for text in settings.job_extra_directives}
@@ -214,4 +219,4 @@ def beyond(settings: Settings, site: Site) -> Iterator[str]:
     others = f" ({', '.join(names)})" if names else ""
     gpus, elastic = settings.nodes * (settings.gpus_per_node or 0), settings.shape == "elastic"
     for key, text, options_ in _exceeded(queue, settings.nodes, gpus, settings.walltime_s, elastic=elastic):
-        yield f"{text} ({site.cited(queue, key)}); change {options_} or queue={others}"
+        yield f"{text} ({site.cited(queue, key)}); change {options_} or {opt('queue')}{others}"

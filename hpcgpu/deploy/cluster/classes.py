@@ -17,7 +17,7 @@ from hpcgpu.deploy.cluster.cluster import GPUCluster
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import ConfigError, LaunchError, end_script, renamed
+from hpcgpu.errors import ConfigError, LaunchError, end_script, whole
 from hpcgpu.model import Settings
 from hpcgpu.model.job import Backoff
 from hpcgpu.plan.jobs.request import workers_per_node
@@ -304,7 +304,12 @@ class LocalGPUCluster(GPUCluster):
         except ConfigError as e:
             names = ("n_workers", "gpus" if "gpus" not in ours else "gpus_per_node", "CUDA_VISIBLE_DEVICES")
             typed = next((name for name in names if keywords.get(name) is not None), "gpus_per_node")
-            if (text := renamed(e, r"(gpus_per_node)\b", lambda _: typed)) == str(e):
+
+            def form(part: str) -> str:
+                is_named = part.startswith(("gpus_per_node", "keyword gpus_per_node "))
+                return part.replace("gpus_per_node", typed, 1) if is_named else part
+
+            if (text := whole(e, form)) == str(e):
                 raise
             raise ConfigError(text) from None
 

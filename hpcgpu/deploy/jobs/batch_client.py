@@ -18,7 +18,7 @@ from hpcgpu.config import layers
 from hpcgpu.config.sites.rules import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.jobs import Run
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.errors import ConfigError, SubmitError, opt
 from hpcgpu.host import log, process, scratch
 from hpcgpu.host.run import run
 from hpcgpu.launch import inherited_variables
@@ -224,7 +224,7 @@ def plan_job(
     if site and site.batch != batch:
         raise ConfigError(
             f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu plan: leave "
-            f"--batch out), or another site= than that of {run.settings.where('site')}"
+            f"--batch out), or another {opt('site')} than that of {run.settings.where('site')}"
         )
     check_submission(run.settings, site, member=run.shape == "member")
     if run.shape != "member":

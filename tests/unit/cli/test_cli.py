@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -25,13 +26,13 @@ from waiting import scaled
 
 from hpcgpu import LocalGPUCluster, __version__
 from hpcgpu.batch import Pbs, Slurm
-from hpcgpu.cli.command import Command, Group, example_lines
+from hpcgpu.cli.command import Command, Group, as_typed, example_lines
 from hpcgpu.cli.commands import hpcgpu, worker
 from hpcgpu.cli.entry import _exit_code
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
 from hpcgpu.deploy.site_files import load_site
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, marked, opt, whole
 from hpcgpu.model import Result, Settings
 from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.worker import gpu
@@ -117,7 +118,11 @@ def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
 
 
-LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits: memory=512gb"
+LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits: memory=512gb, nodes= --mem=4G"
+
+
+def quote() -> None:
+    raise ConfigError(f"{opt('memory', '5GB', 'HPCGPU_MEMORY')}: {LOG}")
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,7 @@ LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits:
         (lambda: read_settings({"walltime": "cores=4"}), "'cores=4' is not a duration"),
         (lambda: load_site("/none/name=a/b.yaml"), "site file /none/name=a/b.yaml cannot be read"),
         (lambda: check_settings(Settings(gpus="sim:2", gpus_per_node=4)), "--gpus-per-node 4"),
+        (quote, f"--memory 5GB (set by HPCGPU_MEMORY): {LOG}"),
     ],
 )
 def test_what_errors_quote_is_not_rewritten(error: Any, message: str) -> None:
@@ -135,6 +141,37 @@ def test_what_errors_quote_is_not_rewritten(error: Any, message: str) -> None:
     with contextlib.redirect_stderr(err):
         assert _exit_code(click.Command("typed", callback=error), "typed", ()) in (1, 2)
     assert message in err.getvalue().replace("\nhpcgpu: ", "\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "in_python", "typed"),
+    [
+        (opt("memory", "5GB"), "memory='5GB'", "--memory 5GB"),
+        (opt("rmm_async", True), "rmm_async=True", "--rmm-async"),
+        (opt("site_limits", False), "site_limits=False", "--no-site-limits"),
+        (opt("env", {"A": "1", "B": "b c"}), "env={'A': '1', 'B': 'b c'}", "--env A=1 --env B=b c"),
+        (opt("job_directives_skip", ["--mem"]), "job_directives_skip=['--mem']", "--job-directives-skip --mem"),
+        (opt("nodes"), "nodes=", "--nodes"),
+        (opt("account", ...), "account=...", "--account ..."),
+        (opt("nodes", None), "nodes", "nodes"),
+        (opt("n_workers", 2), "n_workers=2", "n_workers=2"),
+    ],
+)
+def test_option_of_an_error_has_the_form_of_the_door(option: str, in_python: str, typed: str) -> None:
+    error = ConfigError(f"give {option}, not {LOG}")
+    assert str(error) == f"give {in_python}, not {LOG}"
+    assert whole(error, as_typed) == f"give {typed}, not {LOG}"
+    again = pickle.loads(pickle.dumps(ConfigError(f"1. {marked(error)}")))
+    assert whole(again, as_typed) == f"1. give {typed}, not {LOG}"
+
+
+def test_wrong_value_names_its_option_and_its_place() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings({"nthreads": 0}, environ={"HPCGPU_MEMORY": "5"})
+    assert caught.value.parts[1::2] == ("nthreads", "keyword nthreads")
+    with pytest.raises(ConfigError) as caught:
+        read_settings({"protocol": "ucx", "rendezvous": "mpi"}, environ={"HPCGPU_SECURITY": "yes"})
+    assert caught.value.parts[1:8:2] == ("protocol='ucx'", "keyword protocol", "security=True", "HPCGPU_SECURITY")
 
 
 def test_local_clusters_do_not_rewrite_what_they_quote() -> None:

@@ -24,7 +24,7 @@ from hpcgpu.config import migration
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_layer, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
 from hpcgpu.config.values import KINDS, read_value
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, plain
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated
 from hpcgpu.model.settings import DEVICE, NO_LIMIT, SHARE, Limit, options, user_name
@@ -292,7 +292,7 @@ def test_number_for_a_text_option_gets_quotes_and_a_path_is_text() -> None:
 @pytest.mark.parametrize("name", sorted(name for name, hint in HINTS.items() if hint.harmless != migration.ANYTHING))
 def test_foreign_names_say_what_instead(name: str) -> None:
     assert name not in BY_NAME
-    assert HINTS[name].instead in fails({name: "something else"})
+    assert plain(HINTS[name].instead) in fails({name: "something else"})
     for value in HINTS[name].harmless:
         assert read_settings({name: value}) == Settings()
 

@@ -315,7 +315,7 @@ def test_a_refusal_says_the_line_of_its_rule(given: dict[str, Any], cited: str) 
         ("polaris", {"queue": "debug-scaling", "shape": "elastic"}, "one job of each user at a time"),
         ("roihu", {"gpus": 1, "queue": "gpularge"}, r"1 GPUs, but .* gpularge takes 4 to 40.*\(gpumedium, gputest\)"),
         ("roihu", {"gpus": 44}, r"nodes=11, but queue gpumedium takes 1 to 4 nodes"),
-        ("vista", {"walltime": "50h"}, r"walltime=50:00:00, but jobs in queue gh have 48:00:00 at most \(TACC docs"),
+        ("vista", {"walltime": "50h"}, r"walltime='50:00:00', but jobs in queue gh have 48:00:00 at most \(TACC docs"),
         ("sophia", {"queue": "by-gpu", "nodes": 2}, "queue by-gpu takes 1 nodes"),
     ],
 )
