@@ -161,8 +161,8 @@ def whole(error: BaseException, form: Callable[[str], str] = str) -> str:
 
 def cause_of(error: BaseException) -> BaseException:
     """Return what an error says in truth: the first of ours behind it, else the innermost that has a text."""
-    # distributed raises its own, "Worker failed to start.", from what has happened. A TimeoutError has no text.
     cause = error
+    # distributed raises its own, "Worker failed to start.", from what has happened. A TimeoutError has no text.
     while error.__cause__ is not None and not isinstance(error, HpcGpuError):
         error = error.__cause__
         cause = error if message_of(error) != type(error).__name__ else cause

@@ -148,10 +148,10 @@ _CHECK_COLUMNS = (
 
 def next_steps() -> str:
     """Return facts of this machine, and what to type next on it."""
-    from hpcgpu.deploy import preview, this_site
+    from hpcgpu.deploy import preview, site_files
     from hpcgpu.host import discover
 
-    site, batch, job, gpus = this_site.recognize(os.environ), this_site.batch_here(), preview.granted(), 0
+    site, batch, job, gpus = site_files.recognize(os.environ), site_files.batch_here(), preview.granted(), 0
     with contextlib.suppress(HpcGpuError):
         gpus = len(discover.topology().gpus)
     lines = {"hpcgpu demo": "two SVDs on simulated GPUs"}
@@ -395,6 +395,6 @@ def check(file: str, as_json: bool) -> None:
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; this machine's by default.")
 def new(name: str, batch: str | None) -> None:
     """Print a site file for this machine, with the facts that it reports, and '# unknown:' for others."""
-    from hpcgpu.deploy.this_site import draft
+    from hpcgpu.deploy.site_files import draft
 
     click.echo(draft(name, batch, os.environ), nl=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.migration import HINTS
-from hpcgpu.config.values import KINDS, nearest, option_of, read_value
+from hpcgpu.config.values import KINDS, Layer, nearest, option_of, read_value
 from hpcgpu.errors import ConfigError, marked, opt
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import GROUPS, Limit, Settings, options, user_name
@@ -29,8 +29,6 @@ PREFIX = "HPCGPU_"
 BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
     {name: f for f in options() for name in (user_name(f), *f.metadata["aliases"])}
 )
-Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
-
 # Given as a keyword, None means "no limit" to Dask and dask-cuda; for all other options None means "not given".
 _NONE_IS_OFF = ("device_memory_limit", "memory_limit")
 _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
@@ -100,8 +98,10 @@ def chosen_site(
 
 
 def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> Layer:
-    """Read a layer under user names; ConfigError for all unknown, repeated or foreign names, and invalid values."""
-    # where maps a name as typed to its source. None means not given.
+    """Read a layer under user names; ConfigError for all unknown, repeated or foreign names, and invalid values.
+
+    ``where`` maps a name as typed to its source. A value None means not given.
+    """
     values: dict[str, tuple[Any, str]] = {}
     errors: list[ConfigError] = []
     for name, value in entries.items():
@@ -154,8 +154,6 @@ def _simulate(values: dict[str, tuple[Any, str]]) -> Layer:
 
 def _over_site(users: Layer, site: Site, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
     """Put the user's values above the site's; a list of the site stays in front of the user's list."""
-    # A site file lists what its jobs need (-l filesystems=home): a user's additional directive must not replace all of
-    # them. It replaces the site's directive for the same option.
     from hpcgpu.config.sites.rules import follow
 
     sites = follow(site, users, environ, asks=asks)
@@ -163,6 +161,8 @@ def _over_site(users: Layer, site: Site, environ: Mapping[str, str], *, asks: bo
     values = {**defaults, **users}
     for name in users.keys() & defaults.keys():
         kind = BY_NAME[name].metadata["kind"]
+        # A site file lists what its jobs need (-l filesystems=home): a user's additional directive must not replace all
+        # of them. It replaces the site's directive for the same option.
         if kind in ("texts", "lines"):
             (users_list, where), (sites_list, sites_source) = users[name], defaults[name]
             same = option_of if kind == "texts" else str
@@ -188,10 +188,10 @@ def _from_jobqueue(
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     """Return the options in the environment; an empty value is unset."""
-    # A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown
-    # name is an error only if it looks like a typing error.
     from difflib import get_close_matches
 
+    # A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown
+    # name is an error only if it looks like a typing error.
     names = {PREFIX + name.upper(): name for name in (*BY_NAME, *HINTS)}
     values: dict[str, object] = {}
     for variable, value in environ.items():
@@ -296,8 +296,7 @@ def parameters(without: Container[str] = ()) -> list[Parameter]:
 
 
 def documented(text: str, base: str = "", without: Container[str] = ()) -> str:
-    """Put the options, except ``without``, in place of ``**keywords`` in a class's docstring."""
-    # The sections of base, the docstring of its base class, come before its own.
+    """Put the options, except ``without``, in place of ``**keywords`` in a class's docstring, after its base's."""
     text, base = cleandoc(text), cleandoc(base)
     start = match.start() if (match := _SECTION.search(text)) else len(text)
     before = base[match.start() :] if (match := _SECTION.search(base)) else ""

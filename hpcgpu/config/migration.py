@@ -25,8 +25,8 @@ class Hint:
 
     def is_harmless(self, value: object) -> bool:
         """Return whether the value, or its text from the environment, can be ignored."""
-        # By text, since True == 1 and processes=1 is not processes=True.
-        return self.harmless == ANYTHING or str(value).lower() in {str(h).lower() for h in self.harmless}
+        texts = {str(h).lower() for h in self.harmless}  # True == 1, and processes=1 is not processes=True
+        return self.harmless == ANYTHING or str(value).lower() in texts
 
 
 def _hints(rows: Mapping[str, str], **harmless: tuple[object, ...]) -> Mapping[str, Hint]:
@@ -132,9 +132,10 @@ HINTS: Mapping[str, Hint] = MappingProxyType({**FIELD, **JOBQUEUE, **DASK_CUDA})
 
 
 def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-    """Translate LocalCUDACluster's keywords into settings and variables for the ranks; ConfigError for wrong GPUs."""
-    # The settings go to read_settings, which names the replacement of unknown keywords; the variable
-    # CUDA_VISIBLE_DEVICES has the granted GPUs.
+    """Translate LocalCUDACluster's keywords into settings and variables for the ranks; ConfigError for wrong GPUs.
+
+    Unknown keywords stay: ``read_settings`` names what replaces them. CUDA_VISIBLE_DEVICES has the granted GPUs.
+    """
     ours = dict(keywords)
     environ: dict[str, str] = {}
     if "dashboard_address" in ours and ours["dashboard_address"] is None:  # as LocalCluster has it
@@ -188,8 +189,10 @@ _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 
 def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple[dict[str, object], dict[str, str]]:
-    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores."""
-    # null, 0 and empty values are left out, and cores too if gpus_per_node, which divides them, is unknown.
+    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores.
+
+    null, 0 and empty values are left out, and cores too if ``gpus_per_node``, which divides them, is unknown.
+    """
     entries = _set_entries(section)
     values: dict[str, object] = {}
     keys: dict[str, str] = {}

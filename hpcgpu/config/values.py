@@ -15,6 +15,7 @@ from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import NIC_RULES, one_line, plain_number, user_name
 from hpcgpu.units import DURATIONS, format_bytes, meant, parse_duration_s
 
+Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A value without '=', a comma, and what looks like another variable: not KMP_AFFINITY=verbose,granularity=fine, nor
 # GODEBUG=a=1,B=2.

@@ -1,4 +1,8 @@
-"""Dask's configuration: the sections ``hpcgpu`` and dask-jobqueue's, memory limits, and what ranks inherit."""
+"""Dask's configuration: the sections ``hpcgpu`` and dask-jobqueue's, memory limits, and what ranks inherit.
+
+Importing dask costs 0.1 CPU s, which each rank of srun hpcgpu run would pay. It is not imported if the word stands in
+no variable and no file that Dask would read (docs.dask.org, Configuration).
+"""
 
 from __future__ import annotations
 
@@ -52,8 +56,6 @@ def jobqueue_section(batch: str) -> tuple[str, Mapping[str, object]] | None:
 
 def dask_section() -> Mapping[str, object]:
     """Return the section ``hpcgpu`` of the dask configuration."""
-    # Importing dask costs 0.1 CPU s, which each rank of srun hpcgpu run would pay. Dask is not imported if the word
-    # stands in no variable and no file that Dask would read (docs.dask.org, Configuration).
     if "dask" not in sys.modules and not _is_mentioned():
         return {}
     import dask.config

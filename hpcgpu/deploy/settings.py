@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpcgpu.config.layers import check_entry_point, chosen_site, read_settings
 from hpcgpu.deploy.dask_config import check_dask_memory, dask_places, dask_section, jobqueue_section
-from hpcgpu.deploy.site_files import load_site
-from hpcgpu.deploy.this_site import as_it_is, say_hint
+from hpcgpu.deploy.site_files import as_it_is, load_site, say_hint
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
 from hpcgpu.host.private import expanded

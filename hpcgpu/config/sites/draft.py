@@ -36,8 +36,10 @@ _MORE = {
 def render_draft(
     inventory: Inventory, name: str, date: str, topology: Topology | None, match: Mapping[str, str]
 ) -> str:
-    """Return the YAML of a draft, which ``hpcgpu site check`` accepts, and below it what is unknown."""
-    # topology is this node's, None if unreadable; match has variables that name the machine, with their values
+    """Return the YAML of a draft, which ``hpcgpu site check`` accepts, and below it what is unknown.
+
+    ``topology`` is this node's, None if unreadable; ``match`` has variables that name the machine, with their values.
+    """
     is_slurm = inventory.batch == "slurm"
     programs = "sinfo and scontrol" if is_slurm else "pbsnodes and qstat"
     dialect = {"gpu_type": inventory.gpu_type, "array_limit": inventory.array_limit}

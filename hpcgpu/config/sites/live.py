@@ -14,9 +14,8 @@ _PROGRAMS = {"slurm": ("sinfo", "sinfo"), "pbs": ("qstat -Q", "pbsnodes")}  # of
 
 
 def apply_live_facts(site: Site, inventory: Inventory) -> Site:
-    """Return the site with live facts in place of its file's."""
-    # Facts that the file does not have are not added; queues that are a QOS are not compared: sinfo lists partitions.
-    if site.dialect.get("queue") == "qos":
+    """Return the site with live facts in place of its file's; facts that the file does not have are not added."""
+    if site.dialect.get("queue") == "qos":  # sinfo lists partitions
         return site
     live = {queue.name: queue for queue in inventory.queues}
     queues, nodes, origins = list(site.queues), dict(site.nodes), dict(site.origins)

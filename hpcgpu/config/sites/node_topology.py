@@ -1,4 +1,8 @@
-"""The type of a node and its topology, each made from the other."""
+"""The type of a node and its topology, each made from the other.
+
+No document has all facts, so some are invented: one PU for each core, PCI addresses in the order of the GPUs' numbers,
+equal memory on all NUMA nodes (64 GiB if undocumented), and the numbers of the GPUs' own memory.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,6 @@ _PORTS = ("infiniband", "roce", "slingshot", "opa")
 
 def topology_of(node: NodeType) -> Topology:
     """Return the topology of a documented node; raise ConfigError if its GPUs' NUMA nodes are not documented."""
-    # No document has all facts, so some are invented: one PU for each core, PCI addresses in the order of the GPUs'
-    # numbers, equal memory on all NUMA nodes (64 GiB if undocumented), and the numbers of the GPUs' own memory.
     if not node.numa_cores or not node.gpu_numa:
         raise ConfigError("the NUMA nodes of the GPUs are not documented (numa_cores and gpu_numa)")
     starts = [sum(node.numa_cores[:i]) for i in range(len(node.numa_cores) + 1)]

@@ -10,13 +10,12 @@ import yaml
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.site import Match
 
-# A key at the top of a file, and all lines that belong to it.
+# A key at the top of a file, and all lines that belong to it. Nothing else is read: 22 files take 3 CPU ms.
 _BLOCK = re.compile(r"^match:.*(?:\n(?:[ \t#].*|))*", re.MULTILINE)
 
 
 def looks_like(texts: Mapping[str, str], environ: Mapping[str, str], host: str) -> tuple[str, str] | None:
     """Return the only site whose file (``texts``, by name) matches this machine, and why; None for none or several."""
-    # Only the match block of each file is read: 22 files take 3 CPU ms.
     matching = {name: why for name, text in texts.items() if (why := _why(_match_of(text), environ, host))}
     return next(iter(matching.items())) if len(matching) == 1 else None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hpcgpu.config.values import option_of
+from hpcgpu.config.values import Layer, option_of
 from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model.settings import Settings, options, user_name
 from hpcgpu.model.site import NodeType, Queue, Site
@@ -16,10 +16,9 @@ NEVERTHELESS = (
     f"sites change: {opt('site_limits', False)} submits it nevertheless, and {opt('site')} also takes the path "
     "of a file of your own"
 )
-Said = Mapping[str, tuple[Any, str]]  # as in config.layers: a value, and where it was set
 
 
-def nodes_for(values: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
+def nodes_for(values: Layer, site: Site | None) -> dict[str, tuple[Any, str]]:
     """Return ``nodes`` and ``gpus_per_node`` in place of ``gpus=8``; ConfigError if unknown or not whole nodes."""
     total, where = int(values["gpus"][0]), values["gpus"][1]
     rest = {name: value for name, value in values.items() if name != "gpus"}
@@ -49,9 +48,11 @@ def nodes_for(values: Said, site: Site | None) -> dict[str, tuple[Any, str]]:
     return {"nodes": (count, where), "gpus_per_node": (total // count, where), **rest}
 
 
-def follow(site: Site, users: Said, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
-    """Return the site's settings below the ``users``': its defaults, and what follows from queue and nodes."""
-    # environ has the account of users of some sites. asks: for a job to submit; else for a run inside a job.
+def follow(site: Site, users: Layer, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
+    """Return the site's settings below the ``users``': its defaults, and what follows from queue and nodes.
+
+    ``environ`` has the account of users of some sites; ``asks``: for a job to submit, else for a run inside a job.
+    """
     out: dict[str, tuple[Any, str]] = {
         name: (value, site.place("defaults", name)) for name, value in site.settings.items()
     }
@@ -84,7 +85,7 @@ def follow(site: Site, users: Said, environ: Mapping[str, str], *, asks: bool) -
     return out
 
 
-def _queue_for(site: Site, values: Said) -> Queue | None:
+def _queue_for(site: Site, values: Layer) -> Queue | None:
     """Return the default queue; if it refuses the job, the first other one with such nodes that accepts it."""
     default = site.queue(None)
     if default is None:
@@ -129,9 +130,11 @@ def _range(limits: tuple[int, int]) -> str:
     return str(limits[0]) if limits[0] == limits[1] else f"{limits[0]} to {limits[1]}"
 
 
-def _in_proportion(site: Site, node: NodeType, queue: Queue | None, values: Said) -> dict[str, tuple[Any, str]]:
-    """Return the CPUs of each GPU and the memory of the requested GPUs, where the site lets jobs ask for them."""
-    # For a node that others share, its cores and a part of its memory are used if the file has no limits for jobs.
+def _in_proportion(site: Site, node: NodeType, queue: Queue | None, values: Layer) -> dict[str, tuple[Any, str]]:
+    """Return the CPUs of each GPU and the memory of the requested GPUs, where the site lets jobs ask for them.
+
+    Of a node that others share it is its cores and a part of its memory, if the file has no limits for jobs.
+    """
     shared = queue is not None and bool(queue.shared)
     out: dict[str, tuple[Any, str]] = {}
     path, of = site.path_of(node), f": in proportion to {node.gpus} GPUs of a node"
@@ -150,7 +153,7 @@ def _in_proportion(site: Site, node: NodeType, queue: Queue | None, values: Said
     return out
 
 
-def _number(values: Said, name: str, default: int) -> int:
+def _number(values: Layer, name: str, default: int) -> int:
     return int(values.get(name, (default, ""))[0])
 
 
