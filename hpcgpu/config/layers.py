@@ -87,14 +87,9 @@ def chosen_site(
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
     """Return the name or path of the requested site file, by the same precedence; None if none is requested."""
-    for where, value in (
-        ("keyword site", keywords.get("site")),
-        (PREFIX + "SITE", environ.get(PREFIX + "SITE") or None),
-        ("dask config hpcgpu.site", _section(dask_config).get("site")),
-    ):
-        if value is not None:
-            return str(read_value(BY_NAME["site"], value, where))
-    return None
+    variable = f"{PREFIX}SITE"
+    section, environ = {"site": _section(dask_config).get("site")}, {variable: environ.get(variable, "")}
+    return read_settings({"site": keywords.get("site")}, dask_config=section, environ=environ).site
 
 
 def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> Layer:

@@ -21,12 +21,11 @@ class Hint:
     """Advice for another package's option, and the values that need none because they are the default here."""
 
     instead: str
-    harmless: tuple[object, ...] = ()  # or ANYTHING
+    harmless: tuple[object, ...] = ()  # or ANYTHING; compared as text, since True == 1
 
     def is_harmless(self, value: object) -> bool:
         """Return whether the value, or its text from the environment, can be ignored."""
-        texts = {str(h).lower() for h in self.harmless}  # True == 1, and processes=1 is not processes=True
-        return self.harmless == ANYTHING or str(value).lower() in texts
+        return self.harmless == ANYTHING or str(value).lower() in {str(h).lower() for h in self.harmless}
 
 
 def _hints(rows: Mapping[str, str], **harmless: tuple[object, ...]) -> Mapping[str, Hint]:
