@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -158,7 +159,9 @@ def as_typed(part: str) -> str:
     name, equals, text = part.partition("=")
     if not equals or name not in BY_NAME:
         return part
-    value = ast.literal_eval(text) if text else ""
+    value: Any = text
+    with contextlib.suppress(ValueError, SyntaxError):  # no value is meant, or an object
+        value = ast.literal_eval(text)
     if isinstance(value, bool):
         return flag(name if value else f"no_{name}")
     value = [f"{key}={each}" for key, each in value.items()] if isinstance(value, dict) else value

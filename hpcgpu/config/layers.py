@@ -118,7 +118,7 @@ def _read_entry(values: dict[str, tuple[Any, str]], name: str, value: object, wh
             accepted = ("n_workers", "CUDA_VISIBLE_DEVICES") if where.endswith(f" of {LOCAL}") else ()
             raise ConfigError(f"unknown option {name!r}, set by {where}: {nearest(name, (*BY_NAME, *accepted))}")
         if not hint.is_harmless(value):  # it asks for more than the default behaviour
-            raise ConfigError(f"{name}={value!r}, set by {where}: {hint.instead}")
+            raise ConfigError(f"{opt(name, value)}, set by {opt(where, None)}: {hint.instead}")
         return
     key, entry = user_name(option), (read_value(option, value, where), where)
     if key in values and values[key][0] != entry[0]:
