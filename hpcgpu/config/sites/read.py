@@ -16,7 +16,7 @@ import yaml
 
 from hpcgpu.config.layers import read_layer
 from hpcgpu.config.values import nearest, option_of
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, whole
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.model.site import DIALECTS, Path, Site, SlurmDialect, dotted, tags_of
 from hpcgpu.units import format_duration, parse_duration_s
@@ -241,7 +241,7 @@ def _defaults(site: Site) -> Iterator[tuple[Path, str]]:
         try:
             read_layer({name: value}, lambda _: "this file")
         except ConfigError as error:
-            yield ("defaults", name), str(error)
+            yield ("defaults", name), whole(error, lambda part: part.replace("=", ": ", 1).rstrip())  # as YAML has it
     queue, named = site.queue(None), site.defaults.get("queue")
     if site.queues and named and not queue:
         hint = nearest(str(named), [q.name for q in site.queues])

@@ -279,7 +279,7 @@ def test_foreign_names_say_what_instead(name: str) -> None:
         assert read_settings({name: value}) == Settings()
 
 
-def test_every_keyword_of_dask_cuda_and_dask_jobqueue_has_an_answer() -> None:
+def test_keywords_of_dask_cuda_and_dask_jobqueue_have_answers() -> None:
     """dask-cuda 26.10 (local_cuda_cluster.py), those that it removed, LocalCluster's own; dask-jobqueue 0.9."""
     assert not JOBQUEUE.keys() & DASK_CUDA.keys()
     words = """CUDA_VISIBLE_DEVICES n_workers threads_per_worker memory_limit device_memory_limit default_statistics

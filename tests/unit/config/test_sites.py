@@ -500,6 +500,10 @@ def test_wrong_site_file_is_named_with_line_and_path_of_value(text: str, said: s
         ("rules: [{require: acount}]", "rules[0].require: 'acount' is no setting; did you mean 'account'?"),
         ("rules: [{forbid: mem}]", "rules[0].forbid: 'mem' is no option"),
         ("defaults:\n  nodes: 0", "x.yaml:5: defaults.nodes: "),
+        (
+            "defaults:\n  gpus: [4]",
+            "is not a number of GPUs: give gpus_per_node: 4; gpus: is the total at a known site, gpus: 8, or",
+        ),
         ("defaults:\n  nods: 1", "x.yaml:5: defaults.nods: unknown option 'nods', set by this file: did you m"),
         ("defaults: {site: other}", "'site' is no setting that a site can have"),
         ("rules: [{forbid: --qos}, {require: --qos}]", "rules[1].require: --qos is required here and forbidden by rul"),
