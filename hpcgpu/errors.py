@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ DOCTOR = (
     "options, also on two nodes"
 )
 ALL_FRAMES = "(all frames: import traceback; traceback.print_last())"
+_MARK = "\ufdd0"  # around what a door writes in a form of its own; no text has this noncharacter of Unicode
 
 
 class HpcGpuError(Exception):
@@ -19,6 +19,9 @@ class HpcGpuError(Exception):
 
     Attributes
     ----------
+    parts : tuple of str
+        The message: every second part is an option, or a place where one was set, by :func:`opt`. A door writes
+        these in a form of its own, and nothing else: texts of other programs stand as they are.
     evidence : str
         What another program said, byte for byte; empty when there was none.
     for_doctor : bool
@@ -30,7 +33,8 @@ class HpcGpuError(Exception):
     for_doctor: ClassVar[bool] = False
 
     def __init__(self, message: str, *, evidence: str = "") -> None:
-        super().__init__(message)
+        self.parts = tuple(message.split(_MARK))
+        super().__init__(message := "".join(self.parts))
         self.evidence = evidence
         if self.for_doctor and DOCTOR not in message:  # it may be in the log of a rank
             self.add_note(DOCTOR)
@@ -131,21 +135,34 @@ def end_script(*raised: Any) -> None:
         sys.__excepthook__(*raised)
 
 
-def whole(error: BaseException) -> str:
-    """Return an error's text with its notes below, as people are to read it."""
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+def opt(option: str, value: Any = Any, where: str = "") -> str:
+    """Return an option for a message: ``memory='5GB'``, ``memory=`` if any value is meant, ``memory`` for None."""
+    text = "" if value is Any else "..." if value is ... else repr(value)
+    text = option if value is None else f"{option}={text}"
+    return f"{_MARK}{text}{_MARK}{f' (set by {opt(where, None)})' if where else ''}"
 
 
-def renamed(error: ConfigError, option: str, name: Callable[[re.Match[str]], str]) -> str:
-    """Return a message with this pattern of options replaced; quotes, paths and another program's words stay."""
-    pattern = rf"""(?<!\w)(?:'[^']*'|"[^"]*")|(?<![\w./-]){option}"""
-    return whole(error) if error.evidence else re.sub(pattern, lambda m: name(m) if m.lastindex else m[0], whole(error))
+def plain(text: str) -> str:
+    """Return a text for no error, with its options as they are in Python."""
+    return text.replace(_MARK, "")
+
+
+def marked(error: HpcGpuError) -> str:
+    """Return an error's text as a part of another error's: with its options."""
+    return _MARK.join(error.parts)
+
+
+def whole(error: BaseException, form: Callable[[str], str] = str) -> str:
+    """Return an error's text, its options in a door's form, with its notes below, as people are to read it."""
+    parts = error.parts if isinstance(error, HpcGpuError) else (str(error),)
+    text = "".join(form(part) if i % 2 else part for i, part in enumerate(parts))
+    return "\n".join([text, *getattr(error, "__notes__", ())])
 
 
 def cause_of(error: BaseException) -> BaseException:
     """Return what an error says in truth: the first of ours behind it, else the innermost that has a text."""
-    # distributed raises its own, "Worker failed to start.", from what has happened. A TimeoutError has no text.
     cause = error
+    # distributed raises its own, "Worker failed to start.", from what has happened. A TimeoutError has no text.
     while error.__cause__ is not None and not isinstance(error, HpcGpuError):
         error = error.__cause__
         cause = error if message_of(error) != type(error).__name__ else cause

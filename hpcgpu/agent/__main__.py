@@ -54,7 +54,7 @@ def read_bootstrap_settings(text: str) -> BootstrapSettings:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         from hpcgpu import config
 
-        config.read(text)  # raises with the exact fault
+        config.read_document(text)  # raises with the exact fault
         raise ConfigError(f"not a run document of this hpcgpu ({error}): {text[:80]!r}") from error
 
 
@@ -80,7 +80,7 @@ class Rank:
     def _run(self) -> RunDocument:
         from hpcgpu import config
 
-        return config.read(self._document)
+        return config.read_document(self._document)
 
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""

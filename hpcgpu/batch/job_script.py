@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model import JobSpec
 from hpcgpu.model.allocation import DOCUMENT
 
 _WHERE = "job_extra_directives or job_directives_skip:"
+NUMBER_OF_JOBS = f"how many jobs there are is said by {opt('nodes')}, or by scale() with {opt('shape', 'elastic')}"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, limit_s, unnamed
-from hpcgpu.batch.job_script import Directive, exit_file, merge_options, options_in, refuse_control, script_body
+from hpcgpu.batch.job_script import (
+    NUMBER_OF_JOBS,
+    Directive,
+    exit_file,
+    merge_options,
+    options_in,
+    refuse_control,
+    script_body,
+)
 from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, whole
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.errors import ConfigError, SubmitError, opt
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
 from hpcgpu.model.site import PbsDialect
@@ -21,7 +29,7 @@ from hpcgpu.units import format_duration
 _MARK = 8
 _REFUSED = MappingProxyType(
     {
-        "-J": "how many jobs there are is said by nodes=, or by scale() with shape='elastic'",
+        "-J": NUMBER_OF_JOBS,
         "-I": "an interactive job has no script; in one, hpcgpu launch starts the ranks",
         "-W block": "qsub would answer when the job has ended, and is ended after a minute",
         "-z": "qsub would not say the job's id",
@@ -239,7 +247,9 @@ class Pbs(PbsDialect, BatchSystem):
 
     def _options(self, spec: JobSpec) -> list[tuple[str, str | None]]:
         if spec.log_directory and ":" in spec.log_directory:
-            raise ConfigError(f"log_directory={spec.log_directory!r}: PBS takes what is before a colon for a host")
+            raise ConfigError(
+                f"{opt('log_directory', spec.log_directory)}: PBS takes what is before a colon for a host"
+            )
         return [
             ("-N", marked_name(spec.name, spec.mark)),
             ("-J", f"0-{spec.count - 1}" if spec.count > 1 else None),
@@ -273,8 +283,8 @@ class Pbs(PbsDialect, BatchSystem):
         if spec.queue in self.gpu_chunks:
             if spec.nodes > 1:
                 raise ConfigError(
-                    f"nodes={spec.nodes}, but a job of queue {spec.queue} is GPUs of one node: take another queue= for "
-                    "more, or nodes=1"
+                    f"{opt('nodes', spec.nodes)}, but a job of queue {spec.queue} is GPUs of one node: take another "
+                    f"{opt('queue')} for more, or {opt('nodes', 1)}"
                 )
             chunks = filter(None, (str(spec.gpus_per_node or spec.tasks_per_node), self.resources))
             return [("-l select", ":".join(chunks))]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, limit_s, unnamed
-from hpcgpu.batch.job_script import Directive, merge_options, options_in, refuse_control, script_body
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.batch.job_script import NUMBER_OF_JOBS, Directive, merge_options, options_in, refuse_control, script_body
+from hpcgpu.errors import ConfigError, SubmitError, opt
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.model.site import SlurmDialect
@@ -36,7 +36,7 @@ _LONG = {
 }
 _REFUSED = MappingProxyType(
     {
-        "--array": "how many jobs there are is said by nodes=, or by scale() with shape='elastic'",
+        "--array": NUMBER_OF_JOBS,
         "--wait": "sbatch would answer when the job has ended, and is ended after a minute",
         "--wrap": "the job's command is the cluster's; job_script_prologue is for lines before it",
     }
@@ -285,7 +285,7 @@ def _jobs(job_ids: Sequence[str]) -> str:
 def _folder(spec: JobSpec) -> str:
     folder = spec.log_directory or ""
     if "\\" in folder:  # sbatch(1): a backslash turns %j off
-        raise ConfigError(f"log_directory={folder!r}: Slurm takes no backslash in it; choose another folder")
+        raise ConfigError(f"{opt('log_directory', folder)}: Slurm takes no backslash in it; choose another folder")
     return f"{folder}/" if folder else ""
 
 

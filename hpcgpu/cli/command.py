@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
 import re
@@ -128,7 +130,7 @@ def completion(words: Callable[[], Iterable[str]]) -> Callable[[click.Context, c
 
 
 def _sites() -> list[str]:
-    from hpcgpu.deploy.settings import site_files
+    from hpcgpu.deploy.site_files import site_files
 
     return sorted(site_files())
 
@@ -150,6 +152,21 @@ def _switches(names: Sequence[str]) -> Iterator[str]:
 def flag(name: str) -> str:
     """Return an option as it is typed."""
     return f"--{name.replace('_', '-')}"
+
+
+def as_typed(part: str) -> str:
+    """Return an option of a message as it is typed: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
+    name, equals, text = part.partition("=")
+    if not equals or name not in BY_NAME:
+        return part
+    value: Any = text
+    with contextlib.suppress(ValueError, SyntaxError):  # no value is meant, or an object
+        value = ast.literal_eval(text)
+    if isinstance(value, bool):
+        return flag(name if value else f"no_{name}")
+    value = [f"{key}={each}" for key, each in value.items()] if isinstance(value, dict) else value
+    values = value if isinstance(value, (list, tuple)) else ["..." if value is ... else value]
+    return " ".join(f"{flag(name)} {each}".rstrip() for each in values)
 
 
 def _default(field: Field[Any]) -> str:

@@ -26,8 +26,7 @@ from hpcgpu.cli.command import (
     typed_settings,
 )
 from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
-from hpcgpu.config import layers
-from hpcgpu.config import read as read_document
+from hpcgpu.config import layers, read_document
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
@@ -129,7 +128,7 @@ def _address(address: str | None, file: str | None) -> str:
             why = f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e})"
             give = "give the file that 'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
             raise ConfigError(f"{why}; {give}") from e
-    from hpcgpu.deploy.settings import scheduler_address
+    from hpcgpu.deploy.dask_config import scheduler_address
 
     if not (address := address or scheduler_address()):
         raise ConfigError("the scheduler is missing: hpcgpu worker tls://10.0.0.1:8786, or --scheduler-file FILE")
@@ -182,7 +181,7 @@ for _command in (facts.ps, facts.logs, facts.stop, facts.site, doctor, report, t
 
 
 def _templates() -> dict[str, Path]:
-    from hpcgpu.deploy.settings import templates
+    from hpcgpu.deploy.site_files import templates
 
     return templates()
 
@@ -305,7 +304,7 @@ def plan(  # each is an option
 @click.argument("name", required=False, shell_complete=completion(_templates))
 def template(name: str | None, only_folder: bool, as_json: bool) -> None:
     """Print the job template NAME, to be changed and submitted; without NAME, list all templates."""
-    from hpcgpu.deploy.settings import package_folder, purpose_and_usage
+    from hpcgpu.deploy.site_files import package_folder, purpose_and_usage
 
     paths = _templates()
     about = {each: dict(zip(("about", "usage"), purpose_and_usage(path), strict=True)) for each, path in paths.items()}

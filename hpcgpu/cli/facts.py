@@ -149,10 +149,10 @@ _CHECK_COLUMNS = (
 
 def next_steps() -> str:
     """Return facts of this machine, and what to type next on it."""
-    from hpcgpu.deploy import preview, settings
+    from hpcgpu.deploy import preview, site_files
     from hpcgpu.host import discover
 
-    site, batch, job, gpus = settings.recognize(os.environ), settings.batch_here(), preview.granted(), 0
+    site, batch, job, gpus = site_files.recognize(os.environ), site_files.batch_here(), preview.granted(), 0
     with contextlib.suppress(HpcGpuError):
         gpus = len(discover.topology().gpus)
     lines = {"hpcgpu demo": "two SVDs on simulated GPUs"}
@@ -331,13 +331,13 @@ def site() -> None:
 @json_option("the machines")
 def list_(as_json: bool) -> None:
     """List the machines that are known."""
-    from hpcgpu.deploy import settings
+    from hpcgpu.deploy import site_files
 
     facts: dict[str, dict[str, Any]] = {}
     rows = []
-    for name in sorted(settings.site_files()):
+    for name in sorted(site_files.site_files()):
         try:
-            machine = settings.load_site(name)
+            machine = site_files.load_site(name)
         except ConfigError as error:
             facts[name] = {"error": str(error)}
             rows.append((name, "", f"cannot be read: {error}", ""))
@@ -356,11 +356,11 @@ def list_(as_json: bool) -> None:
 @click.argument("name", shell_complete=SITE)
 def show(name: str, as_json: bool) -> None:
     """Print the file of machine NAME (or a file) with the numbers of its lines, which messages name."""
-    from hpcgpu.deploy import settings
+    from hpcgpu.deploy import site_files
 
-    machine, (text, file) = settings.load_site(name), settings.find_site(name)
+    machine, (text, file) = site_files.load_site(name), site_files.find_site(name)
     lines = [f"{file}:", *(f"{number:4}  {line}".rstrip() for number, line in enumerate(text.splitlines(), 1))]
-    show_text("".join(f"{line}\n" for line in lines), settings.described(machine) if as_json else None)
+    show_text("".join(f"{line}\n" for line in lines), site_files.described(machine) if as_json else None)
 
 
 @site.command(
@@ -372,10 +372,10 @@ def show(name: str, as_json: bool) -> None:
 def check(file: str, as_json: bool) -> None:
     """Check site file FILE: wrong keys, wrong values and rules that contradict each other, each with its line."""
     from hpcgpu.config.sites.read import contradictions
-    from hpcgpu.deploy import settings
+    from hpcgpu.deploy.site_files import load_site
     from hpcgpu.model.site import dotted
 
-    machine = settings.load_site(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
+    machine = load_site(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
     if wrong := tuple(contradictions(machine)):
         raise ConfigError("\n".join(wrong))
     without = [dotted(path) for path, _, tags in machine.blocks() if not tags]
@@ -395,6 +395,6 @@ def check(file: str, as_json: bool) -> None:
 @click.option("--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; this machine's by default.")
 def new(name: str, batch: str | None) -> None:
     """Print a site file for this machine, with the facts that it reports, and '# unknown:' for others."""
-    from hpcgpu.deploy import settings
+    from hpcgpu.deploy.site_files import draft
 
-    click.echo(settings.draft(name, batch, os.environ), nl=False)
+    click.echo(draft(name, batch, os.environ), nl=False)

@@ -14,9 +14,10 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.config import KINDS, check_settings, nearest, option_of, read_value
+from hpcgpu.config.checks import check_settings
 from hpcgpu.config.migration import HINTS
-from hpcgpu.errors import ConfigError
+from hpcgpu.config.values import KINDS, Layer, nearest, option_of, read_value
+from hpcgpu.errors import ConfigError, marked, opt
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.settings import GROUPS, Limit, Settings, options, user_name
 
@@ -28,8 +29,6 @@ PREFIX = "HPCGPU_"
 BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
     {name: f for f in options() for name in (user_name(f), *f.metadata["aliases"])}
 )
-Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
-
 # Given as a keyword, None means "no limit" to Dask and dask-cuda; for all other options None means "not given".
 _NONE_IS_OFF = ("device_memory_limit", "memory_limit")
 _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
@@ -58,7 +57,7 @@ def read_settings(
     ]
     values = {name: value for layer in reversed(layers) for name, value in layer.items()}
     if values.get("gpus", ("",))[0].isdecimal():
-        from hpcgpu.config.sites import nodes_for
+        from hpcgpu.config.sites.rules import nodes_for
 
         values = nodes_for(values, site)
     (gpus, where), (count, _) = values.get("gpus", ("", "")), values.get("gpus_per_node", (None, ""))
@@ -88,19 +87,16 @@ def chosen_site(
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
     """Return the name or path of the requested site file, by the same precedence; None if none is requested."""
-    for where, value in (
-        ("keyword site", keywords.get("site")),
-        (PREFIX + "SITE", environ.get(PREFIX + "SITE") or None),
-        ("dask config hpcgpu.site", _section(dask_config).get("site")),
-    ):
-        if value is not None:
-            return str(read_value(BY_NAME["site"], value, where))
-    return None
+    variable = f"{PREFIX}SITE"
+    section, environ = {"site": _section(dask_config).get("site")}, {variable: environ.get(variable, "")}
+    return read_settings({"site": keywords.get("site")}, dask_config=section, environ=environ).site
 
 
 def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> Layer:
-    """Read a layer under user names; ConfigError for all unknown, repeated or foreign names, and invalid values."""
-    # where maps a name as typed to its source. None means not given.
+    """Read a layer under user names; ConfigError for all unknown, repeated or foreign names, and invalid values.
+
+    ``where`` maps a name as typed to its source. A value None means not given.
+    """
     values: dict[str, tuple[Any, str]] = {}
     errors: list[ConfigError] = []
     for name, value in entries.items():
@@ -110,7 +106,7 @@ def read_layer(entries: Mapping[str, object], where: Callable[[str], str]) -> La
         except ConfigError as error:
             errors.append(error)
     if errors:
-        raise errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
+        raise errors[0] if len(errors) == 1 else ConfigError("\n".join(map(marked, errors)))
     return _simulate(values) if "simulate" in values else values
 
 
@@ -122,11 +118,12 @@ def _read_entry(values: dict[str, tuple[Any, str]], name: str, value: object, wh
             accepted = ("n_workers", "CUDA_VISIBLE_DEVICES") if where.endswith(f" of {LOCAL}") else ()
             raise ConfigError(f"unknown option {name!r}, set by {where}: {nearest(name, (*BY_NAME, *accepted))}")
         if not hint.is_harmless(value):  # it asks for more than the default behaviour
-            raise ConfigError(f"{name}={value!r}, set by {where}: {hint.instead}")
+            raise ConfigError(f"{opt(name, value)}, set by {opt(where, None)}: {hint.instead}")
         return
     key, entry = user_name(option), (read_value(option, value, where), where)
     if key in values and values[key][0] != entry[0]:
-        raise ConfigError(f"{key} is given twice: by {values[key][1]} and by {where}; give it once")
+        first, second = opt(values[key][1], None), opt(where, None)
+        raise ConfigError(f"{opt(key, None)} is given twice: by {first} and by {second}; give it once")
     values.setdefault(key, entry)
 
 
@@ -142,25 +139,25 @@ def _simulate(values: dict[str, tuple[Any, str]]) -> Layer:
     else:
         fits = parse_simulated(gpus) == simulated
     if not fits:
-        beside = f" on nodes={nodes[0]}" if nodes else ""
+        beside = f" on {opt('nodes', nodes[0])}" if nodes else ""
         raise ConfigError(
-            f"gpus={gpus!r} (set by {place}){beside} contradicts simulate={text!r} (set by {where}), {each} GPUs on "
-            f"each node; allowed: gpus= as the total, {each} times the number of nodes; or leave gpus out"
+            f"{opt('gpus', gpus, place)}{beside} contradicts {opt('simulate', text, where)}, {each} GPUs on each "
+            f"node; allowed: {opt('gpus')} as the total, {each} times the number of nodes; or leave gpus out"
         )
     return {**values, "gpus": (f"sim:{text}", where)}
 
 
 def _over_site(users: Layer, site: Site, environ: Mapping[str, str], *, asks: bool) -> dict[str, tuple[Any, str]]:
     """Put the user's values above the site's; a list of the site stays in front of the user's list."""
-    # A site file lists what its jobs need (-l filesystems=home): a user's additional directive must not replace all of
-    # them. It replaces the site's directive for the same option.
-    from hpcgpu.config.sites import follow
+    from hpcgpu.config.sites.rules import follow
 
     sites = follow(site, users, environ, asks=asks)
     defaults = read_layer({name: value for name, (value, _) in sites.items()}, lambda name: sites[name][1])
     values = {**defaults, **users}
     for name in users.keys() & defaults.keys():
         kind = BY_NAME[name].metadata["kind"]
+        # A site file lists what its jobs need (-l filesystems=home): a user's additional directive must not replace all
+        # of them. It replaces the site's directive for the same option.
         if kind in ("texts", "lines"):
             (users_list, where), (sites_list, sites_source) = users[name], defaults[name]
             same = option_of if kind == "texts" else str
@@ -186,10 +183,10 @@ def _from_jobqueue(
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     """Return the options in the environment; an empty value is unset."""
-    # A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown
-    # name is an error only if it looks like a typing error.
     from difflib import get_close_matches
 
+    # A site's module for this package may set names that are no options (HPCGPU_ROOT, HPCGPU_VERSION). So an unknown
+    # name is an error only if it looks like a typing error.
     names = {PREFIX + name.upper(): name for name in (*BY_NAME, *HINTS)}
     values: dict[str, object] = {}
     for variable, value in environ.items():
@@ -275,7 +272,7 @@ def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str]
     vain, defaults = unused(entry_point, in_job=in_job), Settings()
     options_ = dict.fromkeys(user_name(option) for name in names if (option := BY_NAME.get(name)))
     wrong = [
-        f"{settings.cite(name)}: {vain[name].format(entry_point=entry_point)}"
+        f"{settings.opt(name)}: {vain[name].format(entry_point=entry_point)}"
         for name in options_
         if name in vain and getattr(settings, BY_NAME[name].name) != getattr(defaults, BY_NAME[name].name)
     ]
@@ -294,8 +291,7 @@ def parameters(without: Container[str] = ()) -> list[Parameter]:
 
 
 def documented(text: str, base: str = "", without: Container[str] = ()) -> str:
-    """Put the options, except ``without``, in place of ``**keywords`` in a class's docstring."""
-    # The sections of base, the docstring of its base class, come before its own.
+    """Put the options, except ``without``, in place of ``**keywords`` in a class's docstring, after its base's."""
     text, base = cleandoc(text), cleandoc(base)
     start = match.start() if (match := _SECTION.search(text)) else len(text)
     before = base[match.start() :] if (match := _SECTION.search(base)) else ""

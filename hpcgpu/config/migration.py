@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt, plain
 from hpcgpu.model.settings import plain_number
 
 ANYTHING = ("*",)
@@ -21,11 +21,10 @@ class Hint:
     """Advice for another package's option, and the values that need none because they are the default here."""
 
     instead: str
-    harmless: tuple[object, ...] = ()  # or ANYTHING
+    harmless: tuple[object, ...] = ()  # or ANYTHING; compared as text, since True == 1
 
     def is_harmless(self, value: object) -> bool:
         """Return whether the value, or its text from the environment, can be ignored."""
-        # By text, since True == 1 and processes=1 is not processes=True.
         return self.harmless == ANYTHING or str(value).lower() in {str(h).lower() for h in self.harmless}
 
 
@@ -39,6 +38,7 @@ _WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
 _SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
 _PORTS = "ports are free ones, found at start; interface says on which network"
 _ADDRESS = "addresses are found at start; interface says on which network"
+_DASHBOARD = f"{opt('dashboard', True)} or False"
 # dask-jobqueue 0.9: a job of ours has many nodes and one worker per GPU.
 JOBQUEUE = _hints(
     {
@@ -74,7 +74,7 @@ DASK_CUDA = _hints(
         "data": "workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory",
         "shared_filesystem": "spilled data goes to local_directory, which is never shared between workers",
         "enable_tcp_over_ucx enable_infiniband enable_nvlink enable_rdmacm": "UCX chooses its transports itself; leave "
-        "it out, or give env={'UCX_TLS': '...'}",
+        f"it out, or give {opt('env', {'UCX_TLS': '...'})}",
         "log_spilling": "what is spilled is in the workers' metrics; leave it out",
         "worker_class": _WATCHED,
         "multiprocessing_method": "workers are forked by one process that has imported Dask; leave it out",
@@ -85,9 +85,8 @@ DASK_CUDA = _hints(
         "port": _PORTS,
         "diagnostics_port": "give dashboard_port",  # of distributed 2025.4
         "dashboard_link": "give dashboard_port; its form is Dask's configuration distributed.dashboard.link",
-        "worker_dashboard_address": "workers have no web server; dashboard=True or False is the scheduler's",
-        "http_prefix service_kwargs": "the dashboard is on loopback, on a free port behind a secret: dashboard=True or "
-        "False",
+        "worker_dashboard_address": f"workers have no web server; {_DASHBOARD} is the scheduler's",
+        "http_prefix service_kwargs": f"the dashboard is on loopback, on a free port behind a secret: {_DASHBOARD}",
         "services worker_services": "gone from distributed; leave it out",
         "blocked_handlers scheduler_kwargs": _SCHEDULER,
         "scheduler_sync_interval": "give distributed's configuration; leave it out",
@@ -132,9 +131,10 @@ HINTS: Mapping[str, Hint] = MappingProxyType({**FIELD, **JOBQUEUE, **DASK_CUDA})
 
 
 def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-    """Translate LocalCUDACluster's keywords into settings and variables for the ranks; ConfigError for wrong GPUs."""
-    # The settings go to read_settings, which names the replacement of unknown keywords; the variable
-    # CUDA_VISIBLE_DEVICES has the granted GPUs.
+    """Translate LocalCUDACluster's keywords into settings and variables for the ranks; ConfigError for wrong GPUs.
+
+    Unknown keywords stay: ``read_settings`` names what replaces them. CUDA_VISIBLE_DEVICES has the granted GPUs.
+    """
     ours = dict(keywords)
     environ: dict[str, str] = {}
     if "dashboard_address" in ours and ours["dashboard_address"] is None:  # as LocalCluster has it
@@ -157,7 +157,8 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
         ours.setdefault("gpus_per_node", len(devices))
     if workers is not None:
         if ours.get("gpus_per_node") not in (None, workers):
-            raise ConfigError(f"n_workers={workers!r} with gpus_per_node={ours['gpus_per_node']!r}: say one of them")
+            each = opt("gpus_per_node", ours["gpus_per_node"])
+            raise ConfigError(f"n_workers={workers!r} with {each}: say one of them")
         if visible is not None and isinstance(workers, int) and workers > len(devices):
             raise ConfigError(
                 f"n_workers={workers} with {len(devices)} GPUs in CUDA_VISIBLE_DEVICES: one worker per GPU"
@@ -187,8 +188,10 @@ _NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 
 def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple[dict[str, object], dict[str, str]]:
-    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores."""
-    # null, 0 and empty values are left out, and cores too if gpus_per_node, which divides them, is unknown.
+    """Translate a section to our options' values, and the key of each; raise ConfigError for a bad number of cores.
+
+    null, 0 and empty values are left out, and cores too if ``gpus_per_node``, which divides them, is unknown.
+    """
     entries = _set_entries(section)
     values: dict[str, object] = {}
     keys: dict[str, str] = {}
@@ -214,7 +217,7 @@ def ignored(section: Mapping[str, object]) -> tuple[str, ...]:
         if key not in translated:
             hint = HINTS.get(key.replace("-", "_"))
             if not hint or not hint.is_harmless(value):
-                out.append(f"{key} ({hint.instead if hint else 'no option of hpcgpu'})")
+                out.append(f"{key} ({plain(hint.instead) if hint else 'no option of hpcgpu'})")
         elif _taken(key, value) != value:
             out.append(f"{key}: {value!r} ({_WHY[key]})")
     return tuple(out)

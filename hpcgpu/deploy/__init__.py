@@ -1,1 +1,1 @@
-"""Floor 5, the only place that imports distributed."""
+"""Floor 5: distributed's scheduler, nannies, workers and clusters, and the jobs in which they run."""

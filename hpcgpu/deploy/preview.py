@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcgpu.batch import BatchSystem
 from hpcgpu.config import layers
-from hpcgpu.config.sites import topology_of
+from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.jobs.batch_client import read_job

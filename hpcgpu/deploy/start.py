@@ -61,7 +61,7 @@ def run(options: Mapping[str, object], options_from: str, script: tuple[str, ...
 
 def _become_rank(settings: Settings, script: tuple[str, ...]) -> None:
     run = RunDocument(settings=settings, script=script)
-    added = {**process.rank_env(os.environ, ld_preload(settings)), DOCUMENT: config.render(run)}
+    added = {**process.rank_env(os.environ, ld_preload(settings)), DOCUMENT: config.render_document(run)}
     process.execute(agent_argv(run.settings), {**os.environ, **added})
 
 
@@ -145,7 +145,7 @@ def local_launch(run: RunDocument) -> RankCommand:
     run, argv = replace(run, launch=secrets.token_hex(32)), agent_argv(run.settings)
     chosen = replace(run.settings, launcher=run.settings.launcher or "fork")
     launcher = plan_ranks(argv, chosen, allocation=Allocation(), shape=run.shape, document=True)
-    return launcher._replace(env=(*launcher.env, (DOCUMENT, config.render(run))))
+    return launcher._replace(env=(*launcher.env, (DOCUMENT, config.render_document(run))))
 
 
 def launch_run(run: RunDocument) -> None:
@@ -157,13 +157,13 @@ def launch_run(run: RunDocument) -> None:
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
     # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)
-    env = {DOCUMENT: config.render(run), **os.environ, **parent, **added, **dict(launcher.env)}
+    env = {DOCUMENT: config.render_document(run), **os.environ, **parent, **added, **dict(launcher.env)}
     env |= dict.fromkeys(env.keys() & environment.EXPORTS, "ALL")
     env = {name: value for name, value in env.items() if name not in environment.HOST_FILES}
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(private.make_exit_file(run.folder))
-    env[DOCUMENT] = config.render(replace(run, exit_file=path))
+    env[DOCUMENT] = config.render_document(replace(run, exit_file=path))
     if launcher.session:
         from hpcgpu.host import remover  # both are imported here: each rank of srun hpcgpu run would pay
         from hpcgpu.host.scratch import Scratch

@@ -8,11 +8,19 @@ import sys
 from collections.abc import Iterable
 
 _NOWHERE = (OSError, ValueError, AttributeError)  # the stream is gone or full; closed; absent (``2>&-``)
+_logged: set[str] = set()  # by say_once, in this process
 
 
 def say(text: str) -> None:
     """Write one line to standard error."""
     write(f"hpcgpu: {text}\n")
+
+
+def say_once(text: str) -> None:
+    """Write one line to standard error, once in this process."""
+    if text not in _logged:
+        _logged.add(text)
+        say(text)
 
 
 def say_of(node: str, lines: Iterable[str]) -> None:

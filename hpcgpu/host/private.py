@@ -72,7 +72,7 @@ def user_folder(name: str) -> Path:
 
 
 def expanded(path: str, setting: str) -> Path:
-    """Expand ``~`` in a path; raise ConfigError, with the setting ``said``, if that user does not exist."""
+    """Expand ``~`` in a path; raise ConfigError, with the setting, if that user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

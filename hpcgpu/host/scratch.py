@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.host import private
 from hpcgpu.host.path_writers import changed_by
 from hpcgpu.units import format_bytes
@@ -91,10 +91,10 @@ def expanded(path: str) -> str:
     """Return a path with ``~`` and ``$VARIABLES`` replaced, as sites name the scratch folders of jobs."""
     if unset := next((name for name in _VARIABLE.findall(path) if name not in os.environ), None):
         raise ConfigError(
-            f"local_directory={path!r}: {unset} is not set on {os.uname().nodename}; use a variable that each job has, "
-            "or give the folder"
+            f"{opt('local_directory', path)}: {unset} is not set on {os.uname().nodename}; use a variable that each "
+            "job has, or give the folder"
         )
-    return os.path.expandvars(private.expanded(path, f"local_directory={path!r}"))
+    return os.path.expandvars(private.expanded(path, opt("local_directory", path)))
 
 
 def _prefix(name: str) -> str:

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, marked, opt, plain
 from hpcgpu.units import meant, parse_bytes
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -32,7 +32,7 @@ def read_option(name: str, value: object, where: str, read: Callable[[object], T
     try:
         return read(value)
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}; set by {where}") from error
+        raise ConfigError(f"{opt(name, None)}: {marked(error)}; set by {opt(where, None)}") from error
 
 
 def plain_number(value: object) -> float | None:
@@ -115,25 +115,28 @@ class Limit:
         """The bytes, if given as bytes; else 0."""
         return self.value if isinstance(self.value, int) else 0
 
-    def bytes_of(self, memory_bytes: int, setting: str, memory: str, workers: int = 1) -> int:
-        """Compute the limit in bytes, 0 for none; ``memory_bytes=0``: unknown, a ConfigError for a fraction."""
-        # The error names setting (rmm_pool_size=0.5, and its source) and memory ("the size of this GPU's memory").
+    def bytes_of(self, memory_bytes: int, option: str, memory: str, workers: int = 1, where: str = "") -> int:
+        """Compute the limit in bytes, 0 for none; ``memory_bytes=0``: unknown, a ConfigError for a fraction.
+
+        The error names the option and where it was set, and the memory ("the size of this GPU's memory").
+        """
         if isinstance(self.value, str):
             return memory_bytes // max(workers, 1)
         if isinstance(self.value, int):
             return self.value
         if not memory_bytes:
-            name = setting.partition("=")[0]
             raise ConfigError(
-                f"{setting} is a fraction, but {memory} is not known: give it in bytes, such as {name}='30GB'"
+                f"{opt(option, self.value, where)} is a fraction, but {memory} is not known: give it in bytes, such "
+                f"as {opt(option, '30GB')}"
             )
         return int(self.value * memory_bytes)
 
-    def of_device(self, memory_bytes: int, setting: str = "") -> int:
-        """Compute the bytes on a device at which spilling begins, at most its size; 0: never."""
-        # memory_bytes is the device's memory or the worker's share of it; 0: unknown, a ConfigError for a fraction.
-        setting = setting or f"device_memory_limit={self!r}"
-        size = self.bytes_of(memory_bytes, setting, GPU_MEMORY)
+    def of_device(self, memory_bytes: int, where: str = "") -> int:
+        """Compute the bytes on a device at which spilling begins, at most its size; 0: never.
+
+        ``memory_bytes`` is the device's memory or the worker's share of it; 0: unknown, a ConfigError for a fraction.
+        """
+        size = self.bytes_of(memory_bytes, "device_memory_limit", GPU_MEMORY, where=where)
         return min(size, memory_bytes) if memory_bytes else size
 
 
@@ -404,9 +407,13 @@ class Settings:
         return self.ranks if self.ranks != "auto" else "node" if nodes >= _MANY_NODES else "gpu"
 
     def cite(self, name: str) -> str:
-        """Return what was given for an option, by the name users type, and where, for messages."""
+        """Return what was given for an option, by the name users type, and where."""
+        return plain(self.opt(name))
+
+    def opt(self, name: str) -> str:
+        """Return the same for the message of an error."""
         (value,) = (getattr(self, f.name) for f in options() if user_name(f) == name)
-        return f"{name}={value!r} (set by {self.where(name)})"
+        return opt(name, dict(value) if isinstance(value, Mapping) else value, self.where(name))
 
     def where(self, name: str) -> str:
         """Return where the option, by the name users type, was set; ``default`` if nowhere."""

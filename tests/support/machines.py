@@ -15,7 +15,7 @@ import fakesys
 import pytest
 from paths import ROOT, TOPOLOGIES
 
-from hpcgpu.config.sites import topology_of
+from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.plan.binding.bindings import simulated_gpus

@@ -29,8 +29,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def in_process(*words: str, stdin: str = "", cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command ``hpcgpu`` in this process, for what starts no other program: a child costs 0.2 CPU s more."""
-    from hpcgpu.cli import _exit_code
     from hpcgpu.cli.commands import hpcgpu
+    from hpcgpu.cli.entry import _exit_code
 
     out, err, name = io.StringIO(), io.StringIO(), io.TextIOWrapper(io.BytesIO(stdin.encode()))
     with (

@@ -44,7 +44,7 @@ EXCEPTIONS = {
     ("deploy/network/node_copies.py", "NodeTCP.write", "add_done_callback"): "it ends the connection",
     ("deploy/network/scheduler_file.py", "connect_first", "create_task"): "awaited in the same function",
     ("deploy/processes/scheduler.py", "retire", "create_task"): "awaited in the same function",
-    ("deploy/settings.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for answers, and gets what it raises",
+    ("deploy/site_files.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for answers, and gets what it raises",
     ("deploy/doctor/probes.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
     ("deploy/doctor/node.py", "Listener.__init__", "Thread"): "who connects gets no answer, and says so",
     ("host/run.py", "run", "create_task"): "awaited in the same function",

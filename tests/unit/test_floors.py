@@ -42,10 +42,21 @@ ROOMS: dict[str, set[str]] = {
 DEPLOY: dict[str, set[str]] = {
     "network": set(),
     "dashboard": set(),
-    "processes": {"network", "dashboard", "compat", "settings"},
+    "processes": {"network", "dashboard", "compat", "settings", "dask_config"},
     "jobs": {"network", "settings"},
     "doctor": {"network", "jobs", "settings", "start"},
-    "cluster": {"network", "dashboard", "processes", "jobs", "compat", "settings", "start", "preview", "progress"},
+    "cluster": {
+        "network",
+        "dashboard",
+        "processes",
+        "jobs",
+        "compat",
+        "dask_config",
+        "settings",
+        "start",
+        "preview",
+        "progress",
+    },
 }
 # And for the rooms inside spill, the lowest first: each may import those before it.
 SPILL = ("state", "storage", "devices", "values", "proxies", "store", "distributed")

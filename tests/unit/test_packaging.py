@@ -26,7 +26,7 @@ from readme_renderer import markdown
 from waiting import scaled
 
 import hpcgpu
-from hpcgpu.deploy import settings
+from hpcgpu.deploy import site_files
 
 TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, WHEEL = TOML["project"], TOML["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -53,15 +53,15 @@ def test_type_checkers_see_what_users_import() -> None:
 
 @pytest.mark.parametrize("name", INCLUDED)
 def test_data_files_are_found_in_a_checkout_and_in_a_wheel(name: str, tmp_path: Path) -> None:
-    assert settings.package_folder(name) == ROOT / name
-    module = tmp_path / "hpcgpu" / "deploy" / "settings.py"
+    assert site_files.package_folder(name) == ROOT / name
+    module = tmp_path / "hpcgpu" / "deploy" / "site_files.py"
     module.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "hpcgpu" / "deploy" / "settings.py", module)
+    shutil.copy(ROOT / "hpcgpu" / "deploy" / "site_files.py", module)
     installed = tmp_path / INCLUDED[name]
     installed.mkdir(parents=True)
     assert runpy.run_path(str(module))["package_folder"](name) == installed
     assert {"site_configs", "jobscripts"} <= INCLUDED.keys()
-    assert settings.folders()[1:] == (ROOT / "site_configs",)
+    assert site_files.folders()[1:] == (ROOT / "site_configs",)
 
 
 def build(kind: str, source: Path, into: Path, **env: str) -> Path:

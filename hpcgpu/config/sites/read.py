@@ -14,9 +14,9 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from hpcgpu.config import nearest, option_of
 from hpcgpu.config.layers import read_layer
-from hpcgpu.errors import ConfigError
+from hpcgpu.config.values import nearest, option_of
+from hpcgpu.errors import ConfigError, whole
 from hpcgpu.model.settings import options, user_name
 from hpcgpu.model.site import DIALECTS, Path, Site, SlurmDialect, dotted, tags_of
 from hpcgpu.units import format_duration, parse_duration_s
@@ -57,8 +57,8 @@ def read_site(text: str, name: str) -> Site:
         raise fail(("version",), f"{raw.get('version')!r} is given; this hpcgpu reads version {VERSION}")
     site = _converted(raw, Site, (), fail)
     _converted(raw.get("dialect", {}), DIALECTS[site.batch], ("dialect",), fail)
-    for path, message in _texts(raw, ()):
-        raise fail(path, message)
+    if not _NAME.fullmatch(site.name):
+        raise fail(("name",), f"{site.name!r} is no name; allowed: small letters, digits, '.', '_', '-'")
     return replace(site, origins={path: f"{name}:{line}" for path, line in lines.items()})
 
 
@@ -112,7 +112,7 @@ def _converted(raw: Any, kind: type[_Block], under: Path, fail: _Fail) -> _Block
         raise fail((*under, *path), _explained(message, _at(raw, path), kind, path)) from error
     plain = msgspec.to_builtins(block, enc_hook=dict)  # of read-only mappings
     plain.pop("origins", None)
-    for path, message in _unknown_keys(raw, plain, under):
+    for path, message in _unknown(raw, plain, under):
         raise fail(path, message)
     return block
 
@@ -166,28 +166,19 @@ def _choices(hint: Any, path: Path) -> list[str]:
     return _choices(get_args(hint)[1 if isinstance(path[0], str) else 0], path[1:])
 
 
-def _unknown_keys(raw: Any, plain: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the keys of a file that the schema does not have; ``plain`` is the converted file."""
-    if isinstance(raw, dict):
+def _unknown(raw: Any, plain: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield keys that the schema does not have, and texts that no script can carry; ``plain`` is the converted file."""
+    if isinstance(raw, str) and _CONTROL.search(raw):
+        yield path, f"{raw!r} has a control character; take it out"
+    elif isinstance(raw, dict):
         for key, value in raw.items():
             if key not in plain:
                 yield (*path, str(key)), f"no such key; {nearest(str(key), plain)}"
             else:
-                yield from _unknown_keys(value, plain[key], (*path, str(key)))
+                yield from _unknown(value, plain[key], (*path, str(key)))
     elif isinstance(raw, list):
         for i, (value, converted) in enumerate(zip(raw, plain, strict=True)):
-            yield from _unknown_keys(value, converted, (*path, i))
-
-
-def _texts(raw: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield texts that no script can carry, and a name that no file can have."""
-    if not path and not _NAME.fullmatch(raw["name"]):
-        yield ("name",), f"{raw['name']!r} is no name; allowed: small letters, digits, '.', '_', '-'"
-    if isinstance(raw, str) and _CONTROL.search(raw):
-        yield path, f"{raw!r} has a control character; take it out"
-    parts = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
-    for key, value in parts:
-        yield from _texts(value, (*path, key))
+            yield from _unknown(value, converted, (*path, i))
 
 
 _KNOWN = frozenset(user_name(f) for f in options()) - {"site"}
@@ -250,7 +241,7 @@ def _defaults(site: Site) -> Iterator[tuple[Path, str]]:
         try:
             read_layer({name: value}, lambda _: "this file")
         except ConfigError as error:
-            yield ("defaults", name), str(error)
+            yield ("defaults", name), whole(error, lambda part: part.replace("=", ": ", 1).rstrip())  # as YAML has it
     queue, named = site.queue(None), site.defaults.get("queue")
     if site.queues and named and not queue:
         hint = nearest(str(named), [q.name for q in site.queues])

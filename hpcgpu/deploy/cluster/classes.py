@@ -17,7 +17,7 @@ from hpcgpu.deploy.cluster.local_run import LocalRun, find
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import ConfigError, LaunchError, renamed
+from hpcgpu.errors import ConfigError, LaunchError, whole
 from hpcgpu.model import Settings
 from hpcgpu.model.job import Backoff
 from hpcgpu.plan.jobs.request import workers_per_node
@@ -104,7 +104,7 @@ class JobAdaptive(Adaptive):
     """Keeps as many workers as the scheduler has work for, between ``minimum`` and ``maximum``.
 
     It adds workers at once, and removes some only after the scheduler has needed fewer ``wait_count`` times in a row.
-    plan.jobs.reconcile decides which jobs end, and keeps young pending ones.
+    plan.jobs.request.reconcile decides which jobs end, and keeps young pending ones.
     """
 
     def __init__(self, cluster: Any, interval: str = INTERVAL, wait_count: int = WAIT_COUNT, **kwargs: Any) -> None:
@@ -287,7 +287,12 @@ class LocalGPUCluster(GPUCluster):
         except ConfigError as e:
             names = ("n_workers", "gpus" if "gpus" not in ours else "gpus_per_node", "CUDA_VISIBLE_DEVICES")
             typed = next((name for name in names if keywords.get(name) is not None), "gpus_per_node")
-            if (text := renamed(e, r"(gpus_per_node)\b", lambda _: typed)) == str(e):
+
+            def form(part: str) -> str:
+                is_named = part.startswith(("gpus_per_node", "keyword gpus_per_node "))
+                return part.replace("gpus_per_node", typed, 1) if is_named else part
+
+            if (text := whole(e, form)) == str(e):
                 raise
             raise ConfigError(text) from None
 

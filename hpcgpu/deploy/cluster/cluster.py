@@ -66,7 +66,7 @@ class GPUCluster(ReportedCluster):
 
     """
 
-    entry_point: ClassVar[str] = ""  # of config.entry_points: which options it refuses
+    entry_point: ClassVar[str] = ""  # of config.layers: which options it refuses
     waits_in_queue: ClassVar[bool] = True  # so its progress is shown at once
     patience: ClassVar[Patience] = Patience()
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpcgpu import supervise
+from hpcgpu.deploy.dask_config import dask_environ
 from hpcgpu.deploy.jobs import Run
 from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.jobs.logs import log_tail
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.deploy.settings import dask_environ
 from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import private, process, remover

@@ -131,14 +131,14 @@ def write_value(folder: Path, name: str, value: object) -> None:
 def write_order(folder: Path, settings: Settings) -> str:
     """Write the nodes' task, a run document whose ``launch`` is the secret of this job; return the secret."""
     token = secrets.token_hex(16)
-    private.write(folder / _ORDER, config.render(RunDocument(settings=settings, launch=token)))
+    private.write(folder / _ORDER, config.render_document(RunDocument(settings=settings, launch=token)))
     return token
 
 
 def read_order(folder: Path) -> RunDocument:
     """Read the nodes' task; raise HpcGpuError if the folder is missing, because the home is not shared."""
     try:
-        return config.read(private.read(folder / _ORDER))
+        return config.read_document(private.read(folder / _ORDER))
     except FileNotFoundError as e:
         raise HpcGpuError(f"{os.uname().nodename} has no {folder}: {NOT_SHARED}, or the doctor has ended") from e
 

@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeVar
 from hpcgpu import config, supervise
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.config import layers
-from hpcgpu.config.sites import check_submission, forbidden, notes
+from hpcgpu.config.sites.rules import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.deploy.jobs.run import Run
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.errors import ConfigError, SubmitError, opt
 from hpcgpu.host import log, process, scratch
 from hpcgpu.host.run import run
 from hpcgpu.launch.environment import inherited_variables
@@ -253,14 +253,14 @@ def plan_job(
     if site and site.batch != batch:
         raise ConfigError(
             f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu plan: leave "
-            f"--batch out), or another site= than that of {run.settings.where('site')}"
+            f"--batch out), or another {opt('site')} than that of {run.settings.where('site')}"
         )
     check_submission(run.settings, site, member=run.shape == "member")
     if run.shape != "member":
         for note in notes(run.settings, site):
             log.say(note)
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
-    document = "" if arguments else config.render(run)
+    document = "" if arguments else config.render_document(run)
     arguments = arguments or ("launch", "--document")
     argv = process.python_argv("hpcgpu", *arguments, python=run.settings.python or "")
     spec = replace(plan_request(run.settings, argv), document=document)

@@ -96,7 +96,7 @@ class Run:
 
     def __init__(self, folder: Path, record: Record, owner: Owner) -> None:
         self.folder, self.record, self.owner = folder, record, owner
-        self.document = config.read(record.document)
+        self.document = config.read_document(record.document)
         self.expected: dict[str, int] = {}  # workers of a job, by role
         for role, count in ((HEAD, first_workers), (MEMBER, workers_per_node)):
             with contextlib.suppress(ConfigError):  # the run could not be submitted
@@ -117,7 +117,7 @@ class Run:
         record = Record(
             batch=batch,
             dialect=site.spoken if site else {},
-            document=config.render(run),
+            document=config.render_document(run),
             created=datetime.now(UTC),
             submitting=True,
         )

@@ -19,6 +19,7 @@ from typing import Any
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
+from hpcgpu.deploy.dask_config import scheduler_address
 from hpcgpu.deploy.processes import node, worker
 from hpcgpu.deploy.processes.node_plugin import NodePlugin
 from hpcgpu.deploy.processes.stalls import limit_handshakes
@@ -68,7 +69,7 @@ class GPUWorker(SilentWorker):
             raise ConfigError(
                 "data=: GPUWorker has hpcgpu's store: device_memory_limit, memory_limit, local_directory, jit_unspill"
             )
-        if not any((args, kwargs.get("scheduler_ip"), kwargs.get("scheduler_file"), all_settings.scheduler_address())):
+        if not any((args, kwargs.get("scheduler_ip"), kwargs.get("scheduler_file"), scheduler_address())):
             raise ConfigError("the scheduler is missing: GPUWorker('tls://10.0.0.1:8786'), or scheduler_file='FILE'")
         options = {name: kwargs.pop(name) for name in (*WORKER, "respect_launcher") if name in kwargs}
         # the Worker itself takes protocol, resources and death_timeout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hpcgpu.errors import BindingError, ConfigError
+from hpcgpu.errors import BindingError, ConfigError, opt
 from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
 from hpcgpu.plan.binding.cores import split_cores, usable_cores
 from hpcgpu.plan.binding.memory import plan_memory_nodes
@@ -132,7 +132,8 @@ def simulated_gpus(topology: Topology, count: int, memory_bytes: int, node_name:
     """
     if not 1 <= count <= 8192 or memory_bytes <= 0:
         raise ConfigError(
-            f"{count} simulated GPUs of {memory_bytes} bytes; allowed: 1 to 8192 GPUs with memory (simulate='4x256MiB')"
+            f"{count} simulated GPUs of {memory_bytes} bytes; allowed: 1 to 8192 GPUs with memory "
+            f"({opt('simulate', '4x256MiB')})"
         )
     nodes = [n.os_index for n in sorted(topology.numa_nodes, key=lambda n: n.os_index)]
     return tuple(

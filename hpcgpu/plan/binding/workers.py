@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcgpu.errors import ConfigError, LaunchError, ParseError
+from hpcgpu.errors import ConfigError, LaunchError, ParseError, opt
 from hpcgpu.model import (
     Allocation,
     Binding,
@@ -67,7 +67,7 @@ def plan_workers(
     gpus = node.gpus[:needed]
     if settings.workers_per_gpu > 1 and (alone := next((g for g in gpus if g.compute_mode), None)):
         raise ConfigError(
-            f"{settings.cite('workers_per_gpu')}, but the GPU at {alone.pci} on {node.name} is in compute mode "
+            f"{settings.opt('workers_per_gpu')}, but the GPU at {alone.pci} on {node.name} is in compute mode "
             f"{alone.compute_mode}: leave it at 1, or start NVIDIA's MPS in the job (nvidia-cuda-mps-control -d)"
         )
     owners = {i: rank for rank, mine in zip(shares.ranks, shares.workers, strict=True) for i in mine}
@@ -185,9 +185,9 @@ def _memory_limits(
             out.append(room)
         else:
             raise ConfigError(
-                f"{settings.cite('memory_limit')} is {format_bytes(limit)} for each worker, but memory_policy='bind' "
-                f"binds a worker to NUMA nodes {binding.memory_nodes}, which have {format_bytes(room)} for it: leave "
-                "memory_limit or memory_policy out"
+                f"{settings.opt('memory_limit')} is {format_bytes(limit)} for each worker, but "
+                f"{opt('memory_policy', 'bind')} binds a worker to NUMA nodes {binding.memory_nodes}, which have "
+                f"{format_bytes(room)} for it: leave memory_limit or memory_policy out"
             )
     return out
 
@@ -234,7 +234,7 @@ def _spec(
         binding=binding,
         nthreads=settings.nthreads,
         memory_limit_bytes=limit,
-        device_memory_limit_bytes=device_limit.of_device(size, settings.cite("device_memory_limit")) if gpu else 0,
+        device_memory_limit_bytes=device_limit.of_device(size, settings.where("device_memory_limit")) if gpu else 0,
         device_memory_bytes=size,
         simulated=simulated,
         jit_unspill=settings.jit_unspill,
@@ -326,17 +326,17 @@ def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simu
     room, why = memory.nbytes - simulated_bytes, f" ({memory.source})" if memory.source else ""
     if not limit:
         return None
-    setting = f"memory_limit={limit!r}"
     if not memory.has_size:
-        return limit.bytes_of(0, setting, NODE_MEMORY) or None
+        return limit.bytes_of(0, "memory_limit", NODE_MEMORY) or None
     if room <= 0:
         raise ConfigError(
             f"the simulated GPUs of this node have {format_bytes(simulated_bytes)} together, but this job may use "
             f"{format_bytes(memory.nbytes)} of host memory in all{why}: simulate fewer or smaller GPUs "
-            "(gpus='sim:2x256MiB'), or ask for more memory"
+            f"({opt('gpus', 'sim:2x256MiB')}), or ask for more memory"
         )
-    nbytes = limit.bytes_of(room, setting, NODE_MEMORY, workers)
+    nbytes = limit.bytes_of(room, "memory_limit", NODE_MEMORY, workers)
     if nbytes * workers > room:
+        setting = opt("memory_limit", limit.value)
         raise ConfigError(
             f"{setting} for each of {workers} workers is {format_bytes(nbytes * workers)}, but this job "
             f"may use {format_bytes(room)} on this node{why}: leave memory_limit out for equal shares, or ask for more"
@@ -352,12 +352,18 @@ def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Ra
     cite = settings.cite
     sizes = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
     limits: list[Limit] = [getattr(settings, name) for name in sizes]
-    nbytes = [limit.bytes_of(device_memory_bytes, cite(n), GPU_MEMORY) for n, limit in zip(sizes, limits, strict=True)]
+    nbytes = [
+        limit.bytes_of(device_memory_bytes, name, GPU_MEMORY, where=settings.where(name))
+        for name, limit in zip(sizes, limits, strict=True)
+    ]
     pool, most, threshold = (n // _ALIGNED_BYTES * _ALIGNED_BYTES if n else None for n in nbytes)
     if pool and not settings.rmm_managed_memory and 0 < device_memory_bytes < pool:
-        raise ConfigError(f"{cite(sizes[0])}, but the worker's GPU has {format_bytes(device_memory_bytes)} for it")
+        raise ConfigError(
+            f"{settings.opt(sizes[0])}, but the worker's GPU has {format_bytes(device_memory_bytes)} for it"
+        )
     if pool and most and most < pool:
-        raise ConfigError(f"{cite(sizes[1])} is less than {cite(sizes[0])}: {format_bytes(pool)} of the worker's GPU")
+        most_cited, pool_cited = settings.opt(sizes[1]), settings.opt(sizes[0])
+        raise ConfigError(f"{most_cited} is less than {pool_cited}: {format_bytes(pool)} of the worker's GPU")
     layers: list[tuple[str, dict[str, int | str | None]]] = []
     if settings.rmm_async:
         layers.append(("CudaAsyncMemoryResource", {"initial_pool_size": pool, "release_threshold": threshold}))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model import JobSpec, JobState, Offer, Patience, Settings
 from hpcgpu.model.allocation import parse_simulated
 from hpcgpu.model.job import WAITING
@@ -68,11 +68,11 @@ def _check_cores(settings: Settings, count: int) -> None:
         return
     needed = cores * settings.workers_per_gpu
     if each is None or needed > each:
-        has = f"a GPU has cores_per_gpu={each}" if each else "no core is requested from the batch system"
+        has = f"a GPU has {opt('cores_per_gpu', each)}" if each else "no core is requested from the batch system"
         raise ConfigError(
-            f"{settings.cite('cores')} binds each worker to {cores} cores, but {has}; to request {cores} cores of a "
-            f"node give cores_per_gpu={max(1, cores // count)} instead; to bind each worker to {cores} cores give "
-            f"cores_per_gpu={needed} too"
+            f"{settings.opt('cores')} binds each worker to {cores} cores, but {has}; to request {cores} cores of a "
+            f"node give {opt('cores_per_gpu', max(1, cores // count))} instead; to bind each worker to {cores} cores "
+            f"give {opt('cores_per_gpu', needed)} too"
         )
 
 
@@ -86,11 +86,11 @@ def gpus_per_node(settings: Settings) -> int:
             number = re.search(r"\d+$", gres)
             raise ConfigError(
                 f"instead of {gres} (set by {settings.where('job_extra_directives')}) give "
-                f"gpus_per_node={number[0] if number else 4}: the number of workers follows from it"
+                f"{opt('gpus_per_node', int(number[0]) if number else 4)}: the number of workers follows from it"
             )
         raise ConfigError(
-            "the number of GPUs of each node is not given: add gpus_per_node=4, or site= for a known machine, or "
-            "gpus='sim:4' to try without GPUs"
+            f"the number of GPUs of each node is not given: add {opt('gpus_per_node', 4)}, or {opt('site')} for "
+            f"a known machine, or {opt('gpus', 'sim:4')} to try without GPUs"
         )
     return count
 

@@ -332,8 +332,8 @@ def read_limits(device: object, host: object, target: object, disk: object) -> t
     # a store does not know how much of the node its process may use: "auto" is no limit, and a fraction is an error
     limit = _read("device_memory_limit", device, settings.read_device_limit)
     memory = _read("memory_limit", host, settings.read_host_limit)
-    where = f"memory_limit={memory!r} (set by {_WHERE.format('memory_limit')})"
-    target_bytes = memory.bytes_of(0, where, settings.NODE_MEMORY) * _read("target", target, settings.read_part)
+    host_bytes = memory.bytes_of(0, "memory_limit", settings.NODE_MEMORY, where=_WHERE.format("memory_limit"))
+    target_bytes = host_bytes * _read("target", target, settings.read_part)
     return limit, max(int(target_bytes), 1) if target_bytes else 0, _read("max_spill", disk, settings.read_disk_limit)
 
 

@@ -49,7 +49,7 @@ class Ranks:
         given = Settings(**{"gpus": "sim:2", "dashboard": False, "client_grace_s": 3600.0, **settings})
         run = RunDocument(settings=given, shape=shape, folder=str(self.folder))
         argv = [*launcher, sys.executable, "-m", "hpcgpu.agent"]
-        environ = ranks.environment(**{**(env or {}), DOCUMENT: config.render(run)})
+        environ = ranks.environment(**{**(env or {}), DOCUMENT: config.render_document(run)})
         process = subprocess.Popen(
             argv,
             stdout=subprocess.PIPE,

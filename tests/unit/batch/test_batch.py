@@ -28,7 +28,7 @@ from hpcgpu.batch import BatchSystem, Pbs, Slurm, slurm
 from hpcgpu.cli.commands import plan
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy.cluster import classes as clusters
-from hpcgpu.deploy.settings import templates
+from hpcgpu.deploy.site_files import templates
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host.run import run_sync
 from hpcgpu.model import JobSpec, JobState, Result, site

@@ -10,7 +10,7 @@ from recordings import Record, block, listing, recorded, records
 
 from hpcgpu import batch
 from hpcgpu.batch import pbs
-from hpcgpu.config.sites import UNKNOWN, render_draft
+from hpcgpu.config.sites.draft import UNKNOWN, render_draft
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.errors import SubmitError
 from hpcgpu.launch.environment import read_allocation, render_memory

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -25,13 +26,13 @@ from waiting import scaled
 
 from hpcgpu import LocalGPUCluster, __version__
 from hpcgpu.batch import Pbs, Slurm
-from hpcgpu.cli import _exit_code
-from hpcgpu.cli.command import Command, Group, example_lines
+from hpcgpu.cli.command import Command, Group, as_typed, example_lines
 from hpcgpu.cli.commands import hpcgpu, worker
-from hpcgpu.config import check_settings
+from hpcgpu.cli.entry import _exit_code
+from hpcgpu.config.checks import check_settings
 from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
-from hpcgpu.deploy.settings import load_site
-from hpcgpu.errors import ConfigError
+from hpcgpu.deploy.site_files import load_site
+from hpcgpu.errors import ConfigError, marked, opt, whole
 from hpcgpu.model import Result, Settings
 from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.worker import gpu
@@ -53,21 +54,31 @@ def script(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpu", "sim:1"], "Did you mean"),
-        (["--device-memory-limit", "1.5"], "set by option --device-memory-limit"),
-        (["--gpus", "sim:2", "--gpus-per-node", "4"], "leave gpus_per_node out"),
-        (["--site", "nowhere"], "no site 'nowhere': allowed: "),
-        (["--site", "detla"], "did you mean 'delta'? Give one of 'hpcgpu site list'"),
-        (["--launcher", "ssh"], "allowed: srun, mpirun, pbs_tmrsh, fork"),
-        (["--launcher", "srun", "--gpus", "sim:2"], "needs a Slurm job"),
+        ("launch --gpu sim:1", "Did you mean"),
+        ("launch --device-memory-limit 1.5", "set by option --device-memory-limit"),
+        ("launch --gpus sim:2 --gpus-per-node 4", "leave gpus_per_node out"),
+        ("launch --site nowhere", "no site 'nowhere': allowed: "),
+        ("launch --site detla", "did you mean 'delta'? Give one of 'hpcgpu site list'"),
+        # they would do nothing
+        ("run --queue gpu", "--queue gpu (set by option --queue): it is asked of a batch system"),
+        ("run --shape elastic", "SLURMGPUCluster and PBSGPUCluster take it"),
+        ("run --nodes 3", "salloc -N, sbatch -N or qsub -l select= asks for them"),
+        ("run --launcher mpirun", "'hpcgpu launch' takes it"),
+        ("run --walltime 1h", "hpcgpu run in no job has no time limit"),
+        ("launch --launcher mpirun --memory 8GiB", "for each worker: memory_limit"),
+        ("plan --script --batch slurm --gpus sim:2 --shape elastic", "with its script"),
     ],
 )
-def test_bad_options(script: str, words: list[str], said: str) -> None:
-    done = in_process("launch", *words, script)
-    assert done.returncode in (1, 2)
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+def test_wrong_option_is_a_usage_error(script: str, words: str, said: str) -> None:
+    assert said in refused(*words.split(), script)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("ssh", "allowed: srun, mpirun, pbs_tmrsh, fork"), ("srun --gpus sim:2", "needs a Slurm job")],
+)
+def test_launcher_that_cannot_be_had_is_a_failure(script: str, words: str, said: str) -> None:
+    assert said in refused("launch", "--launcher", *words.split(), script, code=1)
 
 
 # Where a node's scratch lies is known on the node: a rank says it.
@@ -91,22 +102,6 @@ def test_a_script_that_is_not_there(command: str, tmp_path: Path) -> None:
         assert refused(command, "--gpus", "sim:2") == missing
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "--queue", "gpu"], "--queue gpu (set by option --queue): it is asked of a batch system"),
-        (["run", "--shape", "elastic"], "SLURMGPUCluster and PBSGPUCluster take it"),
-        (["run", "--nodes", "3"], "salloc -N, sbatch -N or qsub -l select= asks for them"),
-        (["run", "--launcher", "mpirun"], "'hpcgpu launch' takes it"),
-        (["run", "--walltime", "1h"], "hpcgpu run in no job has no time limit"),
-        (["launch", "--launcher", "mpirun", "--memory", "8GiB"], "for each worker: memory_limit"),
-        (["plan", "--script", "--batch", "slurm", "--gpus", "sim:2", "--shape", "elastic"], "with its script"),
-    ],
-)
-def test_an_option_that_would_do_nothing_is_a_usage_error(script: str, words: list[str], said: str) -> None:
-    assert said in refused(*words, script)
-
-
 def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None:
     wrong = in_process("run", script, HPCGPU_NODES="many").stderr
     assert "'many' is not a count" in wrong
@@ -117,7 +112,11 @@ def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
 
 
-LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits: memory=512gb"
+LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits: memory=512gb, nodes= --mem=4G"
+
+
+def quote() -> None:
+    raise ConfigError(f"{opt('memory', '5GB', 'HPCGPU_MEMORY')}: {LOG}")
 
 
 @pytest.mark.parametrize(
@@ -128,6 +127,7 @@ LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits:
         (lambda: read_settings({"walltime": "cores=4"}), "'cores=4' is not a duration"),
         (lambda: load_site("/none/name=a/b.yaml"), "site file /none/name=a/b.yaml cannot be read"),
         (lambda: check_settings(Settings(gpus="sim:2", gpus_per_node=4)), "--gpus-per-node 4"),
+        (quote, f"--memory 5GB (set by HPCGPU_MEMORY): {LOG}"),
     ],
 )
 def test_what_errors_quote_is_not_rewritten(error: Any, message: str) -> None:
@@ -135,6 +135,28 @@ def test_what_errors_quote_is_not_rewritten(error: Any, message: str) -> None:
     with contextlib.redirect_stderr(err):
         assert _exit_code(click.Command("typed", callback=error), "typed", ()) in (1, 2)
     assert message in err.getvalue().replace("\nhpcgpu: ", "\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "in_python", "typed"),
+    [
+        (opt("memory", "5GB"), "memory='5GB'", "--memory 5GB"),
+        (opt("rmm_async", True), "rmm_async=True", "--rmm-async"),
+        (opt("site_limits", False), "site_limits=False", "--no-site-limits"),
+        (opt("env", {"A": "1", "B": "b c"}), "env={'A': '1', 'B': 'b c'}", "--env A=1 --env B=b c"),
+        (opt("job_directives_skip", ["--mem"]), "job_directives_skip=['--mem']", "--job-directives-skip --mem"),
+        (opt("nodes"), "nodes=", "--nodes"),
+        (opt("account", ...), "account=...", "--account ..."),
+        (opt("nodes", None), "nodes", "nodes"),
+        (opt("n_workers", 2), "n_workers=2", "n_workers=2"),
+    ],
+)
+def test_option_of_an_error_has_the_form_of_the_door(option: str, in_python: str, typed: str) -> None:
+    error = ConfigError(f"give {option}, not {LOG}")
+    assert str(error) == f"give {in_python}, not {LOG}"
+    assert whole(error, as_typed) == f"give {typed}, not {LOG}"
+    again = pickle.loads(pickle.dumps(ConfigError(f"1. {marked(error)}")))
+    assert whole(again, as_typed) == f"1. give {typed}, not {LOG}"
 
 
 def test_local_clusters_do_not_rewrite_what_they_quote() -> None:

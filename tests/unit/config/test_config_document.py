@@ -16,6 +16,7 @@ from waiting import scaled
 
 from hpcgpu import config
 from hpcgpu.agent.__main__ import read_bootstrap_settings
+from hpcgpu.config.document import SHAPES
 from hpcgpu.config.layers import read_settings
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import RunDocument, Settings
@@ -77,12 +78,12 @@ def _any_of(one: dict[str, st.SearchStrategy[object]], *but: str) -> st.SearchSt
 
 
 @example({}, "gang", ["\x7f\n\x1b\udc80"], "\x7f")
-@given(values(), st.sampled_from(config.SHAPES), st.lists(WORD, max_size=3), WORD)
+@given(values(), st.sampled_from(SHAPES), st.lists(WORD, max_size=3), WORD)
 def test_read_render_is_the_same(given: dict[str, object], shape: str, script: list[str], folder: str) -> None:
     whole = RunDocument(read_settings(given), shape, tuple(script), folder)
-    text = config.render(whole)
-    assert config.read(text) == whole
-    assert config.render(config.read(text)) == text
+    text = config.render_document(whole)
+    assert config.read_document(text) == whole
+    assert config.render_document(config.read_document(text)) == text
     assert text.isascii()
     assert text.isprintable()
     assert shlex.split(shlex.quote(text)) == [text]
@@ -94,23 +95,23 @@ TERMS = {"workers_per_gpu": 1, "cpu_workers": 0, "rendezvous": "mpi", "death_tim
 def test_document_has_changed_and_bootstrap_settings_only() -> None:
     a = RunDocument(read_settings({"nodes": 2, "queue": "q", "env": {"A": "1", "B": "2"}}))
     b = RunDocument(read_settings({"env": {"B": "2", "A": "1"}, "queue": "q", "nodes": 2}))
-    assert config.render(a) == config.render(b)
-    raw = json.loads(config.render(RunDocument(read_settings({"nodes": 2, "nthreads": 1}))))
+    assert config.render_document(a) == config.render_document(b)
+    raw = json.loads(config.render_document(RunDocument(read_settings({"nodes": 2, "nthreads": 1}))))
     assert raw["settings"] == {"nodes": 2, **TERMS}
     assert raw["sources"] == {"nodes": "keyword nodes", "nthreads": "keyword nthreads"}
 
 
 def test_through_a_shell_and_an_argv() -> None:
     whole = RunDocument(read_settings({"env": {"A": 'it\'s "$HOME" `x` \\ \u00e9 %s'}}), script=("a b.py", "", "'"))
-    line = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1])' {shlex.quote(config.render(whole))}"
+    line = shlex.join([sys.executable, "-c", "import sys; print(sys.argv[1])", config.render_document(whole)])
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=scaled(60), check=True)
-    assert config.read(done.stdout.rstrip("\n")) == whole
+    assert config.read_document(done.stdout.rstrip("\n")) == whole
     with pytest.raises(ConfigError, match="at most 131055"):
-        config.render(replace(RunDocument(), script=("x" * 140_000,)))
+        config.render_document(replace(RunDocument(), script=("x" * 140_000,)))
 
 
 def changed(**changes: object) -> str:
-    return json.dumps(json.loads(config.render(RunDocument(Settings(nodes=2)))) | changes)
+    return json.dumps(json.loads(config.render_document(RunDocument(Settings(nodes=2)))) | changes)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def changed(**changes: object) -> str:
 )
 def test_nothing_else_is_read(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.read(text)
+        config.read_document(text)
     assert said in str(caught.value)
 
 
@@ -146,7 +147,7 @@ def test_nothing_else_is_read(text: str, said: str) -> None:
 def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, object]) -> None:
     settings = read_settings(given)
     whole = RunDocument(settings, "gang", folder="/a/b", launch="1f", exit_file="/a/exit")
-    terms = read_bootstrap_settings(config.render(whole))
+    terms = read_bootstrap_settings(config.render_document(whole))
     expected = {"shape": "gang", "folder": "/a/b", "launch": "1f", "exit_file": "/a/exit"}
     assert terms._asdict() == {**expected, **{name: getattr(settings, name) for name in WRITTEN}}
 
@@ -169,7 +170,7 @@ print(*sys.modules)
 
 
 def test_a_rank_that_only_waits_makes_no_dataclass() -> None:
-    done = python(FOLLOWER, config.render(RunDocument(read_settings({"gpus": "sim:2"}))), check=True)
+    done = python(FOLLOWER, config.render_document(RunDocument(read_settings({"gpus": "sim:2"}))), check=True)
     assert not {"dataclasses", "inspect", "pathlib", "shutil", "asyncio", "psutil"} & set(done.stdout.split())
 
 

@@ -41,15 +41,8 @@ NAMES = {user_name(f) for f in options()}
 # A value of each kind that asks for something.
 OF_KIND: dict[str, Any] = {
     **dict.fromkeys(("count", "number", "port"), 3),
-    **{
-        "bytes": "8GiB",
-        "duration": "2h",
-        "seconds": "7s",
-        "text": "x",
-        "simulate": "2",
-        "texts": ["-"],
-        "lines": ["x"],
-    },
+    **{"bytes": "8GiB", "duration": "2h", "seconds": "7s", "text": "x", "simulate": "2", "texts": ["-"]},
+    "lines": ["x"],
 }
 # What the code asks of the settings of a run in an allocation: plan, agent and deploy of a rank. An option that is new
 # is in one of these, or this test fails: say where it is used.
@@ -57,8 +50,7 @@ OF_A_RUN = {
     *("gpus_per_node", "gpus", "simulate", "cpu_workers", "nthreads", "python", "site", "workers_per_gpu", "cores"),
     *("reserved_cores", "memory_policy", "nics", "respect_launcher", "device_memory_limit", "memory_limit"),
     *("jit_unspill", "local_directory", "trust_local_directory", "protocol", "security", "interface", "rendezvous"),
-    "node_copies",
-    *("scheduler_port", "death_timeout", "dashboard", "resources", "allocator", "env"),
+    *("node_copies", "scheduler_port", "death_timeout", "dashboard", "resources", "allocator", "env"),
     *("enable_cudf_spill", "cudf_spill_stats"),
     *(name for name in NAMES if name.startswith("rmm_")),
 }

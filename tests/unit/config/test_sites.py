@@ -23,11 +23,15 @@ from paths import DATA, ROOT
 from hpcgpu import batch
 from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
-from hpcgpu.config.sites import apply_live_facts, check_submission, forbidden, is_here, looks_like, notes, topology_of
+from hpcgpu.config.sites.live import apply_live_facts
+from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.config.sites.read import contradictions, read_site
-from hpcgpu.deploy import settings
+from hpcgpu.config.sites.recognition import is_here, looks_like
+from hpcgpu.config.sites.rules import check_submission, forbidden, notes
+from hpcgpu.deploy import site_files
 from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import log
 from hpcgpu.model import Result, Settings, Site
 from hpcgpu.model.site import Inventory, Match, NodeType
 from hpcgpu.plan.jobs.request import plan_request
@@ -43,7 +47,7 @@ def no_files_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def load(name: str) -> Site:
-    return read_site(*settings.find_site(name))
+    return read_site(*site_files.find_site(name))
 
 
 @cache
@@ -311,7 +315,7 @@ def test_a_refusal_says_the_line_of_its_rule(given: dict[str, Any], cited: str) 
         ("polaris", {"queue": "debug-scaling", "shape": "elastic"}, "one job of each user at a time"),
         ("roihu", {"gpus": 1, "queue": "gpularge"}, r"1 GPUs, but .* gpularge takes 4 to 40.*\(gpumedium, gputest\)"),
         ("roihu", {"gpus": 44}, r"nodes=11, but queue gpumedium takes 1 to 4 nodes"),
-        ("vista", {"walltime": "50h"}, r"walltime=50:00:00, but jobs in queue gh have 48:00:00 at most \(TACC docs"),
+        ("vista", {"walltime": "50h"}, r"walltime='50:00:00', but jobs in queue gh have 48:00:00 at most \(TACC docs"),
         ("sophia", {"queue": "by-gpu", "nodes": 2}, "queue by-gpu takes 1 nodes"),
     ],
 )
@@ -367,7 +371,7 @@ def test_the_users_own_folder_comes_first(tmp_path: Path) -> None:
     assert load("lab").name == "lab"
     assert len(OURS) >= 20
     with pytest.raises(ConfigError, match="no site 'lap': did you mean 'lab'"):
-        settings.find_site("lap")
+        site_files.find_site("lap")
 
 
 def test_a_path(tmp_path: Path) -> None:
@@ -375,10 +379,10 @@ def test_a_path(tmp_path: Path) -> None:
     path.write_text(LEAST)
     assert load(str(path)) == Site(name="x", batch="slurm")
     with pytest.raises(ConfigError, match="cannot be read"):
-        settings.find_site(str(tmp_path / "none.yaml"))
+        site_files.find_site(str(tmp_path / "none.yaml"))
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
-        settings.find_site(str(path))
+        site_files.find_site(str(path))
 
 
 def test_path_that_others_can_change_is_said(
@@ -390,7 +394,7 @@ def test_path_that_others_can_change_is_said(
     path.chmod(0o666)
     load(str(path))
     assert f"site file {path} is not safe: every user of this node can change {path}" in capfd.readouterr().err
-    monkeypatch.setattr(settings, "_logged", set())
+    monkeypatch.setattr(log, "_logged", set())
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     load(str(path))
     assert capfd.readouterr().err == ""
@@ -410,7 +414,7 @@ def test_path_that_others_can_change_is_said(
     ],
 )
 def test_what_a_machine_looks_like(environ: dict[str, str], host: str, found: tuple[str, str] | None) -> None:
-    texts = {name: path.read_text() for name, path in settings.site_files().items()}
+    texts = {name: path.read_text() for name, path in site_files.site_files().items()}
     assert looks_like(texts, environ, host) == found
     for wrong in ("", "match: [", "match: 3", "match: {host: '['}", "match: {env: 3}\n"):
         assert looks_like({"x": wrong}, {"A": "b"}, "host") is None
@@ -496,6 +500,10 @@ def test_wrong_site_file_is_named_with_line_and_path_of_value(text: str, said: s
         ("rules: [{require: acount}]", "rules[0].require: 'acount' is no setting; did you mean 'account'?"),
         ("rules: [{forbid: mem}]", "rules[0].forbid: 'mem' is no option"),
         ("defaults:\n  nodes: 0", "x.yaml:5: defaults.nodes: "),
+        (
+            "defaults:\n  gpus: [4]",
+            "is not a number of GPUs: give gpus_per_node: 4; gpus: is the total at a known site, gpus: 8, or",
+        ),
         ("defaults:\n  nods: 1", "x.yaml:5: defaults.nods: unknown option 'nods', set by this file: did you m"),
         ("defaults: {site: other}", "'site' is no setting that a site can have"),
         ("rules: [{forbid: --qos}, {require: --qos}]", "rules[1].require: --qos is required here and forbidden by rul"),

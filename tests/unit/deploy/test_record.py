@@ -40,7 +40,7 @@ SETTINGS = Settings(nodes=2, gpus="sim:4", job_name="mine")
 FACTS = Record(
     batch="slurm",
     dialect={"gpus": "gres"},
-    document=config.render(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
+    document=config.render_document(RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")),
     created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     jobs=(Job(id="12", log="/home/me/slurm-12.out"),),
 )
@@ -192,8 +192,8 @@ def test_a_run_of_another_version_is_said_and_skipped(tmp_path: Path) -> None:
 def test_the_document_of_a_run_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(tmp_path, replace(FACTS, jobs=()))
     parsed: list[str] = []
-    read = config.read
-    monkeypatch.setattr(config, "read", lambda text: parsed.append(text) or read(text))
+    read = config.read_document
+    monkeypatch.setattr(config, "read_document", lambda text: parsed.append(text) or read(text))
     (seen,) = Run.all(tmp_path, pytest.fail)
     asyncio.run(runs.refresh([seen]))
     assert runs.jobs_of(seen) == ()
@@ -309,7 +309,7 @@ def check_whole(folder: Path) -> None:
         assert of_machine(plan_machine({}, "here", **part).described()) == of_machine(said)
     if "record.json" in texts:
         run = json.loads(texts["record.json"])
-        config.read(json.dumps(run["document"]))
+        config.read_document(json.dumps(run["document"]))
         answers = [
             Result(tuple(shlex.split(r.command)), r.returncode, r.stdout, r.stderr)
             for r in records(folder / "batch.txt")

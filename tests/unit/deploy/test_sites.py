@@ -18,8 +18,9 @@ from hpcgpu import batch
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.config.sites.read import read_site
 from hpcgpu.deploy import settings
-from hpcgpu.deploy.settings import purpose_and_usage, templates
+from hpcgpu.deploy.site_files import purpose_and_usage, templates
 from hpcgpu.errors import ConfigError
+from hpcgpu.host import log
 from hpcgpu.model import JobSpec
 
 
@@ -28,9 +29,9 @@ def _a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("HPCGPU_SITE", raising=False)
-    settings._logged.clear()
+    log._logged.clear()
     yield
-    settings._logged.clear()
+    log._logged.clear()
 
 
 def submit() -> str | None:
@@ -46,7 +47,7 @@ def test_known_machine_is_hinted_once(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert said.count("\n") == 1
     assert "looks like perlmutter (NERSC_HOST=perlmutter): site='perlmutter' (or HPCGPU_SITE=perlmutter)" in said
     assert "HPCGPU_SITE=none" in said
-    settings._logged.clear()  # as in a later process of this user
+    log._logged.clear()  # as in a later process of this user
     assert submit() is None
     assert capfd.readouterr().err == ""
 
