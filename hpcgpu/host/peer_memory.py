@@ -72,10 +72,7 @@ def read(pid: int, spans: Spans) -> None:
 
 
 def are_readable(spans: Sequence[tuple[int, int]]) -> bool:
-    """Return whether all processes, as this one, can read all spans (address, size) of this process's memory.
-
-    Not pages of a driver (VM_PFNMAP), and of a file that was cut off. Each span is read at both ends.
-    """
+    """Return whether others, as this process, can read all spans (address, size): no driver's, and no cut file's."""
     into = ctypes.create_string_buffer(2 * _MOST_SPANS)
     for i in range(0, len(spans), _MOST_SPANS):
         part = spans[i : i + _MOST_SPANS]
@@ -172,14 +169,12 @@ def allow(pid: int) -> None:
 
 
 class Slots:
-    """Memory that is never freed, for the answers of connections; for any thread, finalizer and forked child.
-
-    So there is no lock: the garbage collector may free a slot while its thread takes one, and a fork copies a held one.
-    """
+    """Memory that is never freed, for the answers of connections; for any thread, finalizer and forked child."""
 
     def __init__(self, count: int = 4096) -> None:  # one connection more lends nothing
         self._memory = ctypes.create_string_buffer(count * CHALLENGE_BYTES)
         start = ctypes.addressof(self._memory)
+        # no lock: a fork copies a held one, and the garbage collector may free a slot while its thread takes another
         self._free = deque(start + i * CHALLENGE_BYTES for i in range(count))
 
     def take(self) -> int:

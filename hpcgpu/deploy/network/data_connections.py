@@ -79,11 +79,10 @@ class Channel:
     def __init__(self, connected: socket.socket, key: bytes, *, dials: bool) -> None:
         self.socket = socket.socket(fileno=os.dup(connected.fileno()))
         self.socket.setblocking(False)
-        self._key, self._loop = key, next(loops())
+        self._key, self._loop, self._pid = key, next(loops()), os.getpid()
         # a number for each record, and another one for each side's
         self._sent, self._received = itertools.count(dials, 2), itertools.count(not dials, 2)
         self._sending, self._receiving = asyncio.Lock(), asyncio.Lock()
-        self._pid = os.getpid()
 
     def send(self, part: Iterable[memoryview]) -> Future[None]:
         """Send bytes, which must stay as they are until the peer has them."""

@@ -34,11 +34,7 @@ class LeaseHolder:
     """
 
     def __init__(
-        self,
-        scheduler: Any,
-        grace_s: float,
-        lost: Callable[[str], None],
-        is_given_up: Callable[[], bool],
+        self, scheduler: Any, grace_s: float, lost: Callable[[str], None], is_given_up: Callable[[], bool]
     ) -> None:
         self._scheduler, self._grace_s = scheduler, grace_s
         self._lost, self._is_given_up = lost, is_given_up

@@ -19,6 +19,7 @@ import hmac
 import itertools
 import logging
 import secrets
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -205,7 +206,10 @@ class NodeTCP(tcp.TCP):
             framing.write_in_turns(self.stream)
             self._expected = framing.FIRST if self._dials else framing.FIRST - {Word.WANT_DATA}
             if here and peer and here.host == peer.host:
-                ends = [str(end()[:2]) for end in (self.stream.socket.getsockname, self.stream.socket.getpeername)]
+                try:
+                    ends = [str(end()[:2]) for end in (self.stream.socket.getsockname, self.stream.socket.getpeername)]
+                except OSError as e:  # the peer has gone
+                    self._fail(e)
                 lender.peer, lender.answer = peer, peer_memory.answer_to(here.challenge, *reversed(ends))
                 _slots.write(lender.slot, peer_memory.answer_to(peer.challenge, *ends))
                 self._expected |= {Word.ANSWER, Word.GRANT, Word.REFUSE}
@@ -257,16 +261,13 @@ class NodeTCP(tcp.TCP):
                 stream._total_write_index += len(piece)
             stream.write(b"")
             if way == Word.CUT and self._lender.data:
-                self._lender.data.send([(0, f) for f in large]).add_done_callback(self._after_sending)
+                sending = self._lender.data.send([(0, f) for f in large])
+                sending.add_done_callback(lambda sent: self.abort() if sent.cancelled() or sent.exception() else None)
             if way == Word.INLINE and nbytes >= CUT_BYTES and not self._lender.granted:
                 self._want_data(stream)
         except BaseException as e:
             self._fail(e)
         return nbytes
-
-    def _after_sending(self, sent: asyncio.Future[None]) -> None:
-        if not sent.cancelled() and sent.exception():
-            self.abort()
 
     def _want_data(self, stream: IOStream) -> None:
         """Once: let the side that made the connection make data connections."""
@@ -444,6 +445,7 @@ class NodeTCP(tcp.TCP):
     def _fail(self, e: BaseException) -> NoReturn:
         """End the connection by an error inside: it is not known how much of a message the stream has had."""
         self.abort()
+        traceback.clear_frames(e.__traceback__)  # distributed's log of a worker keeps it, and with it all their bytes
         if isinstance(e, (StreamClosedError, SSLError)):
             tcp.convert_stream_closed_error(self, e)
         if isinstance(e, OSError) and e.errno == errno.ENOMEM:  # Dask would take the peer for dead, and ask without end

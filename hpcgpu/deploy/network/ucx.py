@@ -163,15 +163,11 @@ class UcxComm(UCXX):
         return int(await super().write(*args, **kwargs))
 
     async def read(self, deserializers: Any = None) -> Any:
-        """Read a message; a cancellation stays one.
-
-        distributed-ucxx turns it into a CommClosedError (except BaseException): the cancelled task takes it for the end
-        of the connection and goes on. Its waiters would never end.
-        """
+        """Read a message; a cancellation stays one: else its task would go on, and its waiters wait for ever."""
         self._ordered.is_settled["recv"] = False
         try:
             return await super().read(deserializers)
-        except CommClosedError as e:
+        except CommClosedError as e:  # of distributed-ucxx for a cancellation, too (except BaseException)
             if isinstance(reason := e.__context__, asyncio.CancelledError):
                 raise reason from None
             raise
@@ -192,13 +188,10 @@ def _awaited_here(endpoint: Any) -> Any:  # UCXEndpoint
 
 @functools.cache
 def _prepare() -> dict[asyncio.AbstractEventLoop, Any]:
-    """Make ucxx use :class:`Progress` on event loops from now on; return those that it has made.
-
-    It is imported this late because UCX must be loaded neither before a fork nor before its variables are set.
-    """
+    """Make ucxx use :class:`Progress` on event loops from now on; return those that it has made."""
     os.environ.setdefault("UCX_LOG_FILE", "stderr")  # else its warnings stand among a script's results on stdout
     users = _CUDAS in os.environ
-    from ucxx._lib_async import application_context, listener
+    from ucxx._lib_async import application_context, listener  # not before a fork, and UCX's variables
 
     if not users and not Path("/dev/nvidiactl").exists():
         os.environ.pop(_CUDAS, None)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
+import psutil
 import pytest
 import ranks
-from distributed import Client, wait
+from distributed import Client, Future, wait
+from distributed.client import FutureCancelledError
 from waiting import scaled, until
 
 from hpcgpu import LocalGPUCluster
@@ -24,7 +30,7 @@ OPTIONS: dict[str, Any] = {"gpus": "sim:2x64MiB", "dashboard": False, "quiet": T
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with LocalGPUCluster(**OPTIONS) as cluster, Client(cluster) as made:
+    with LocalGPUCluster(**OPTIONS, protocol="tcp") as cluster, Client(cluster) as made:
         yield made
 
 
@@ -47,46 +53,33 @@ class Work:
                 parts = [p if isinstance(p, Loan) else p.obj if isinstance(p, memoryview) else p.base for p in parts]
             return None not in parts
 
-        def copied() -> int:
+        def moved(name: str = "copied_bytes") -> int:
             from hpcgpu.deploy.network.node_copies import this_process
 
-            return int(this_process.copied_bytes)
+            return int(getattr(this_process, name))
 
-        self.make, self.total, self.are_in_a_pool, self.copied = make, total, are_in_a_pool, copied
+        def held() -> tuple[int, int]:
+            """Count messages whose frames are lent or cut, and descriptors."""
+            lenders = [x for x in gc.get_objects() if type(x).__name__ == "_Lender"]
+            return sum(len(x.frames) for x in lenders), psutil.Process().num_fds()
+
+        def limit(seconds: float) -> None:
+            """End each connection by a peer that takes no bytes for so long."""
+            for connection in psutil.Process().net_connections("tcp"):
+                with socket.socket(fileno=os.dup(connection.fd)) as copy:
+                    copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1e3))
+
+        self.make, self.total, self.are_in_a_pool, self.moved = make, total, are_in_a_pool, moved
+        self.held, self.limit = held, limit
 
 
 WORK = Work()
+TOTAL = WORK.total(*map(WORK.make, range(40)))
 
 
 def copied_bytes(client: Client, name: str = "copied_bytes") -> dict[str, int]:
     """Bytes that each worker has copied from peers so far; ``cut_bytes``: received by data connections."""
-
-    def read() -> int:
-        from hpcgpu.deploy.network.node_copies import this_process
-
-        return int(getattr(this_process, name))
-
-    return dict(client.run(read))
-
-
-def test_values_of_a_worker_are_copied_into_the_stores_pool(client: Client) -> None:
-    first, second = sorted(client.nthreads())
-    arrays = client.map(WORK.make, range(8), workers=[first], pure=False)
-    wait(arrays)
-    before = copied_bytes(client)[second]
-    assert client.submit(WORK.total, *arrays, workers=[second]).result() == WORK.total(*map(WORK.make, range(8)))
-    assert copied_bytes(client)[second] - before == 8 * 4 * MIB
-    assert client.submit(WORK.are_in_a_pool, *arrays, workers=[second]).result()
-    assert "large values within a node: by one copy" in str(client.cluster.bindings())
-
-
-def test_scatter_and_gather_are_copied(client: Client) -> None:
-    value = WORK.make(1, 16 * MIB)
-    before, before_here = sum(copied_bytes(client).values()), this_process.copied_bytes
-    futures = client.scatter([value] * 2, hash=False)
-    assert all((client.gather(f) == value).all() for f in futures)
-    assert this_process.copied_bytes - before_here == 2 * 16 * MIB
-    assert sum(copied_bytes(client).values()) - before >= 2 * 16 * MIB
+    return dict(client.run(WORK.moved, name))
 
 
 def test_a_shuffle_by_p2p_takes_its_shards_as_they_are(client: Client) -> None:
@@ -113,22 +106,99 @@ def test_a_rechunk_by_p2p_is_right(client: Client) -> None:
     assert sum(copied_bytes(client).values()) > before
 
 
-def kill_during_a_transfer(client: Client, name: str) -> None:
-    """Kill a worker while another one gets its arrays, and see that the sum is right."""
+@pytest.fixture(scope="module", params=["copied_bytes", "cut_bytes"])
+def way(request: pytest.FixtureRequest) -> Iterator[tuple[Client, str]]:
+    copies = request.param == "copied_bytes"
+    with LocalGPUCluster(**OPTIONS, node_copies=copies) as cluster, Client(cluster) as made:
+        yield made, request.param
+
+
+def transfer(client: Client, name: str) -> tuple[Future, int, int]:
+    """Begin to move arrays; return the future of their sum, and the pids of sender and receiver."""
+    client.wait_for_workers(2)
     first, second = sorted(client.nthreads())
-    expected = WORK.total(*map(WORK.make, range(40)))
     arrays = client.map(WORK.make, range(40), workers=[first], allow_other_workers=True, pure=False)
     wait(arrays)
-    before = copied_bytes(client, name)[second]
-    (pid,) = client.run(os.getpid, workers=[first]).values()
+    before, pids = copied_bytes(client, name)[second], client.run(os.getpid)
     result = client.submit(WORK.total, *arrays, workers=[second], pure=False)
-    until(lambda: result.done() or copied_bytes(client, name)[second] > before, "it copies", every_s=0.001)
-    os.kill(pid, signal.SIGKILL)
-    assert result.result(timeout=scaled(100)) == expected
+    until(lambda: result.done() or copied_bytes(client, name)[second] > before, "bytes come", every_s=0.001)
+    return result, pids[first], pids[second]
 
 
-def test_values_survive_a_peer_that_dies_during_the_copy(client: Client) -> None:
-    kill_during_a_transfer(client, "copied_bytes")
+def held(client: Client) -> list[int]:
+    """Wait until nothing is lent; return the descriptors of each worker."""
+    until(lambda: not any(lent for lent, _ in client.run(WORK.held).values()), "no frame is held")
+    return [count for _, count in client.run(WORK.held).values()]
+
+
+def test_values_go_the_way_that_the_option_allows(way: tuple[Client, str]) -> None:
+    client, name = way
+    first, second = sorted(client.nthreads())
+    arrays = client.map(WORK.make, range(8), workers=[first], pure=False)
+    assert client.submit(WORK.are_in_a_pool, *arrays, workers=[second]).result() or name == "cut_bytes"
+    text = "by one copy" if name == "copied_bytes" else "by the connection (node_copies=False)"
+    assert f"large values within a node: {text}" in " ".join(str(client.cluster.bindings()).split())
+    before, value = this_process.copied_bytes, WORK.make(1, 16 * MIB)
+    for direct in (True, False):  # by the scheduler, too
+        assert (client.gather(client.scatter(value, direct=direct, hash=False), direct=direct) == value).all()
+    here, scheduler = this_process.copied_bytes - before, client.run_on_scheduler(WORK.moved)
+    copied = [here, scheduler, sum(copied_bytes(client).values())]
+    assert [nbytes > 0 for nbytes in copied] == [name == "copied_bytes"] * 3
+
+
+def test_values_cross_full_buffers_and_a_stopped_receiver(way: tuple[Client, str]) -> None:
+    client, name = way
+    for nbytes, count in ((3 * MIB, 40), (60 << 10, 300), (4 << 10, 300)):
+        both = sorted(client.nthreads())
+        made = [client.map(WORK.make, range(count), nbytes=nbytes, workers=[w], pure=False) for w in both]
+        sums = [client.submit(WORK.total, *made[i], workers=[both[not i]], pure=False) for i in range(2)]
+        assert client.gather(sums) == [WORK.total(*(WORK.make(i, nbytes) for i in range(count)))] * 2
+    descriptors = []
+    for _ in range(2):
+        result, _, receiver = transfer(client, name)
+        client.run(WORK.limit, 0.5)
+        os.kill(receiver, signal.SIGSTOP)
+        time.sleep(1.5)  # longer than the limit
+        os.kill(receiver, signal.SIGCONT)
+        assert result.result(timeout=scaled(100)) == TOTAL
+        descriptors.append(max(held(client)))
+    assert descriptors[1] <= descriptors[0] + 4, "as of one connection more, with data connections"
+
+
+def test_values_that_change_on_their_way_are_old_or_new(way: tuple[Client, str], tmp_path: Path) -> None:
+    client, _ = way
+    for value in range(0, 20, 2):
+        array = np.full(8 * MIB, value, np.uint8)
+        kinds = client.submit(lambda x: set(np.unique(x).tolist()), array, pure=False)
+        array[:] = value + 1
+        assert kinds.result() <= {value, value + 1}
+        scattered = client.scatter(array, hash=False)
+        array[:] = 255
+        assert (scattered.result() == value + 1).all()
+    (path := tmp_path / "mapped").write_bytes(b"1" * 64 * MIB)
+    first, second = sorted(client.nthreads())
+    mapped = client.submit(np.memmap, path, np.uint8, "r", workers=[first], allow_other_workers=True, pure=False)
+    wait(mapped)
+    result = client.submit(WORK.total, mapped, workers=[second], pure=False)
+    os.truncate(path, 0)  # who reads it gets SIGBUS, and who maps it again an error
+    wait(result, timeout=scaled(60))
+    assert client.gather([result], errors="skip") in ([], [ord("1") * 64 * MIB])
+
+
+def test_values_survive_a_restart_and_a_dead_peer(way: tuple[Client, str]) -> None:
+    client, name = way
+    result, _, _ = transfer(client, name)
+    client.restart()
+    assert result.status in ("cancelled", "finished")
+    result, sender, _ = transfer(client, name)
+    os.kill(sender, signal.SIGKILL)
+    assert result.result(timeout=scaled(100)) == TOTAL
+    assert held(client)
+    result, *pids = transfer(client, name)
+    os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+    with contextlib.suppress(FutureCancelledError):
+        assert result.result(timeout=scaled(60)) == TOTAL
+    until(lambda: not any(map(psutil.pid_exists, pids)), "the workers have ended")
 
 
 def test_a_plain_client_of_a_script_copies(tmp_path: Path) -> None:
@@ -142,27 +212,3 @@ def test_a_plain_client_of_a_script_copies(tmp_path: Path) -> None:
     """
     done = ranks.run(ranks.script(tmp_path, code), options=("--gpus", "sim:2"))
     assert ("copied 128\n" in done.stdout, "preload" in done.stderr) == (True, False), done.stdout + done.stderr
-
-
-def test_switched_off_and_without_encryption() -> None:
-    for options, way in (
-        ({"node_copies": False}, "by the connection (node_copies=False)"),
-        ({"protocol": "tcp"}, "by one copy"),
-    ):
-        with LocalGPUCluster(**OPTIONS, **options) as cluster, Client(cluster) as client:
-            first, second = sorted(client.nthreads())
-            arrays = client.map(WORK.make, range(4), workers=[first])
-            assert client.submit(WORK.total, *arrays, workers=[second]).result() == WORK.total(
-                *map(WORK.make, range(4))
-            )
-            assert (sum(copied_bytes(client).values()) > 0) == (way == "by one copy")
-            assert f"large values within a node: {way}" in " ".join(str(cluster.bindings()).split())
-            before = this_process.copied_bytes
-            value = WORK.make(1, 16 * MIB)
-            for direct in (True, False):  # by the scheduler, too
-                assert (client.gather(client.scatter(value, direct=direct, hash=False), direct=direct) == value).all()
-            copies = {"here": this_process.copied_bytes - before, "scheduler": client.run_on_scheduler(WORK.copied)}
-            assert {who: nbytes > 0 for who, nbytes in copies.items()} == dict.fromkeys(copies, way == "by one copy")
-            if way != "by one copy":
-                kill_during_a_transfer(client, "cut_bytes")
-                assert sum(copied_bytes(client, "cut_bytes").values()) > 0

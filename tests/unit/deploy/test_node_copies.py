@@ -20,7 +20,7 @@ from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
-from distributed.comm import tcp
+from distributed.comm import tcp, ws
 from distributed.comm.core import CommClosedError, connect, listen
 from distributed.core import ConnectionPool, Server
 from distributed.protocol import to_serialize
@@ -63,7 +63,7 @@ async def pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
         accepted.set_result(comm)
         await over.wait()
 
-    security = SECURITY if scheme == "tls" else scheduler_file.security(None)
+    security = SECURITY if scheme in ("tls", "wss") else scheduler_file.security(None)
     async with listen(f"{scheme}://127.0.0.1", handle, **security.get_listen_args("worker")) as listener:
         a = await connect(listener.contact_address, **security.get_connection_args("worker"))
         b = await accepted
@@ -135,19 +135,14 @@ def exchange(there: Any, back: Any, connected: AbstractAsyncContextManager[tuple
     run(test)
 
 
-@given(MESSAGES, MESSAGES, st.sampled_from(["tcp", "tls"]), st.sampled_from([1, 3]))
-@settings(max_examples=25)
+@given(MESSAGES, MESSAGES, st.sampled_from(["tcp", "tls"]), st.sampled_from([1, 3, 0]))
+@settings(max_examples=35)
 def test_messages_arrive_whole_and_in_order_both_ways(there: Any, back: Any, scheme: str, cores: int) -> None:
+    connected = pair if cores else far_pair
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(node_copies, "thread_count", lambda: cores)
+        patched.setattr(node_copies, "thread_count", lambda: cores or 2)
         patched.setattr(node_copies, "PART_BYTES", CUT_BYTES)
-        exchange(there, back, pair(scheme))
-
-
-@given(MESSAGES, MESSAGES, st.sampled_from(["tcp", "tls"]))
-@settings(max_examples=8)
-def test_messages_to_another_node_arrive_likewise(there: Any, back: Any, scheme: str) -> None:
-    exchange(there, back, far_pair(scheme))
+        exchange(there, back, connected(scheme))
 
 
 @pytest.mark.parametrize("word", [b"", struct.pack("=Q", Word.RETURN << 56)], ids=["a message", "another word"])
@@ -275,14 +270,10 @@ async def test_an_answer_of_another_connection_is_no_proof(monkeypatch: pytest.M
             await asyncio.wait([comm._greeting])
             assert (comm._lender.granted, comm.closed()) == (False, False)
             comm.abort()
-
-
-async def test_a_slot_is_written_once_for_each_connection() -> None:
-    async with pair("tcp") as (a, b):
-        await asyncio.wait([a._greeting, b._greeting])
-        await a.stream.write(framing.word(Word.ANSWER))
+        await a.stream.write(framing.word(Word.ANSWER))  # a slot is written once
         with pytest.raises(CommClosedError, match="a word of kind 6"):
-            await b.read()
+            while await b._next():
+                pass
 
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), OSError(errno.ENOMEM, "none left")])
@@ -460,9 +451,12 @@ def test_records_are_secret_and_only_the_next_one_is_read(first: bytes, second: 
             take(bytes(wrong.get(how, records[0])), one if how == "sent back" else other)
 
 
-async def test_a_broken_data_connection_ends_both_sides() -> None:
+async def test_a_broken_data_connection_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, errors = list[Any](), list[Any]()
+    noted = lambda nbytes: taken.append(weakref.ref(out := np.empty(nbytes, np.uint8))) or out  # noqa: E731
     for acts_first in (True, False):
         async with far_pair("tcp") as (a, b):
+            monkeypatch.setattr(node_copies.this_process, "allocate", noted)
             sockets = [channel.socket for channel in a._lender.data.channels]
             if acts_first:
                 sockets[-1].shutdown(socket.SHUT_RDWR)
@@ -470,9 +464,11 @@ async def test_a_broken_data_connection_ends_both_sides() -> None:
             if not acts_first:
                 sockets[-1].shutdown(socket.SHUT_RDWR)
             for end in (b, a):
-                with pytest.raises(CommClosedError):
+                with pytest.raises(CommClosedError) as caught:
                     await end.read()
+                errors.append(caught.value)  # as in the logs of a worker: they keep no bytes
             assert (lent(a), a.closed(), b.closed()) == (0, True, True)
+    await when(lambda: gc.collect() >= 0 and {out() is None for out in taken} == {True})
 
 
 async def test_a_cancelled_read_of_data_connections_ends_both_sides() -> None:
@@ -552,51 +548,43 @@ async def test_without_data_connections_frames_go_plainly(
     assert "as more cannot be made: no port" in caplog.text
 
 
-async def test_without_a_boot_id_frames_go_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a container masks a part of /proc."""
-    monkeypatch.setattr(peer_memory.Path, "read_text", Mock(side_effect=FileNotFoundError))
-    monkeypatch.setattr(peer_memory, "host", peer_memory.host.__wrapped__)
-    async with pair("tcp") as (a, b):
-        await send_both_ways(a, b, 1_000_000)
-    assert (copied, peer_memory.obstacle()) == ([], "/proc/sys/kernel/random/boot_id cannot be read")
-
-
-async def test_a_peer_without_this_module_is_served_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scheme", "theirs"), [("tls", tcp.TLS), ("wss", ws.WSS)])
+async def test_a_connection_of_distributed_is_served_plainly(
+    copied: list[int], monkeypatch: pytest.MonkeyPatch, scheme: str, theirs: type
+) -> None:
     monkeypatch.setattr(tcp.TLSConnector, "comm_class", tcp.TLS)
-    async with pair() as (a, b):
-        assert type(a) is tcp.TLS
-        await send_both_ways(a, b, 1_000_000)
+    async with pair(scheme) as (a, b):
+        assert type(a) is theirs
+        await send_both_ways(a, b, BIG)
     assert copied == []
 
 
-async def test_a_refusal_is_known_and_bytes_go_plainly(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Identity, "refusal", lambda *_: "a rule of this test")
+@pytest.mark.parametrize("reason", ["a rule of this test", "/proc/sys/kernel/random/boot_id cannot be read"])
+async def test_a_refusal_is_known(copied: list[int], monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    monkeypatch.setattr(Identity, "refusal", lambda *_: reason)
+    if "boot_id" in reason:  # as where a container masks a part of /proc
+        monkeypatch.setattr(peer_memory.Path, "read_text", Mock(side_effect=FileNotFoundError))
+        monkeypatch.setattr(peer_memory, "host", peer_memory.host.__wrapped__)
     monkeypatch.setattr(node_copies, "this_process", node_copies.ThisProcess())
     node_copies.adopt()
     async with pair("tcp") as (a, b):
         await send_both_ways(a, b, 1_000_000)
-    assert (copied, node_copies.this_process.obstacle()) == ([], "a rule of this test")
+    assert (copied, node_copies.this_process.obstacle()) == ([], reason)
 
 
 KINDS = st.sampled_from([int(word) for word in Word if word]) | st.integers(1, 255)
-WORDS = st.builds(
-    lambda kind, number, rest: struct.pack("=Q", kind << 56 | number) + rest,
-    KINDS,
-    st.integers(0, 200) | st.integers(0, 2**56 - 1),
-    st.binary(max_size=120),
-)
 NUMBERS = st.integers(0, 3) | st.integers(0, 2**64 - 1)
+TABLES = st.lists(NUMBERS, max_size=6).map(lambda numbers: struct.pack(f"={len(numbers)}Q", *numbers))
+WORDS = st.builds(
+    lambda kind, number, rest, end: struct.pack("=Q", kind << 56 | number) + rest + end,
+    KINDS,
+    st.integers(0, 3) | st.integers(0, 200) | st.integers(0, 2**56 - 1),
+    TABLES | st.binary(max_size=100),
+    st.binary(max_size=20),
+)
 
 
-def message(kind: int, frames: list[tuple[int, int]], rest: bytes) -> bytes:
-    return struct.pack("=Q", kind << 56 | len(frames)) + b"".join(struct.pack("=QQ", *f) for f in frames) + rest
-
-
-TABLES = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3)
-MESSAGES_OF_A_PEER = st.builds(message, KINDS, TABLES, st.binary(max_size=20))
-
-
-@given(st.lists(WORDS | MESSAGES_OF_A_PEER, min_size=1, max_size=3))
+@given(st.lists(WORDS, min_size=1, max_size=3))
 @settings(max_examples=300)
 def test_any_words_of_a_peer_are_a_message_or_end_the_connection(words: list[bytes]) -> None:
     async def test() -> None:
