@@ -34,8 +34,8 @@ from hpcgpu import supervise
 from hpcgpu.deploy import compat, network, processes
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard import WorkerMetrics
+from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import Control, encode
-from hpcgpu.deploy.processes.node_plugin import NodePlugin
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of, message_of
 from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process, remover, scratch
@@ -45,7 +45,7 @@ from hpcgpu.launch import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER, Limit
 from hpcgpu.model.topology import Rapids
-from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill import GpuSpillBuffer, SpillPlugin
 from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.devices.libraries import spill_itself
 from hpcgpu.spill.devices.pools import evict_on_failure
@@ -286,7 +286,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
 async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     control, spec = await Control.open(sock), start.spec
     try:
-        plugins = (NodePlugin(spec), WorkerMetrics(spec))
+        plugins = (SpillPlugin(spec, this_process), WorkerMetrics(spec))
         worker = SilentWorker(**start.kwargs, data=store_of(spec), dashboard=False, plugins=plugins)
         compat.exclude_simulated(worker, usage_reader(spec))
         if logger.getEffectiveLevel() == logging.WARNING:
@@ -421,7 +421,7 @@ class GPUWorker(SilentWorker):
                 "memory_limit": spec.memory_limit_bytes or 0,
                 "local_directory": spec.local_directory,
                 "data": store_of(spec),
-                "plugins": (*plugins, NodePlugin(spec), WorkerMetrics(spec)),
+                "plugins": (*plugins, SpillPlugin(spec, this_process), WorkerMetrics(spec)),
                 "dashboard": False,
             }
             if settings.interface and not kwargs.get("host"):
