@@ -75,7 +75,7 @@ Look through it before you hand it on: names that hpcgpu cannot know of, such as
   place has the reason if it is missing.
 - plan.json, plan.txt: the output of `hpcgpu topo` for it
 - record.json, batch.txt, job-N.log: of the run that was named: all its settings, the batch system's answers about its
-  jobs, and their logs' ends
+  jobs, and their logs' ends. A worker that lost spilled data has logged the store's last events, as numbers and sizes
 
 The folder is a test as it is: in tests/data/reports hpcgpu's own parsers must read all of it.
 """

@@ -86,8 +86,7 @@ class Blocks:
 
 
 def result_like(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.ndarray | None:
-    """Return an untouched array with the dtype, shape and strides of a large result."""
-    # None for small results, and where numpy must decide: the caller lets numpy make the result.
+    """Return an untouched array with the dtype, shape and strides of a large result; None: numpy makes the result."""
     large = any(isinstance(x, np.ndarray) and x.nbytes >= _SMALLEST_BYTES for x in inputs)
     if not (large and _NUMPY_2) or ufunc.nout != 1 or ufunc.signature is not None:
         return None

@@ -411,8 +411,7 @@ def asproxy(x: Any) -> Any:
 
 @functools.cache
 def register() -> None:
-    """Register proxies with dask, in this process, when dask is imported; a second call does nothing."""
-    # A message to another process has the object, and needs no registration there.
+    """Register proxies with dask when it is imported, once, in this process; others get messages with the object."""
     wrapt.register_post_import_hook(_register_size, "dask.sizeof")
     wrapt.register_post_import_hook(_register_token, "dask.tokenize")
     wrapt.register_post_import_hook(_register_messages, "distributed.protocol")

@@ -20,8 +20,8 @@ from hpcgpu.deploy import compat, network
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.dask_config import scheduler_address
+from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import node, worker
-from hpcgpu.deploy.processes.node_plugin import NodePlugin
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.deploy.processes.worker import SilentWorker
 from hpcgpu.errors import ConfigError, LaunchError
@@ -93,7 +93,7 @@ class GPUWorker(SilentWorker):
                 "memory_limit": spec.memory_limit_bytes or 0,
                 "local_directory": spec.local_directory,
                 "data": worker.store_of(spec),
-                "plugins": (*plugins, NodePlugin(spec), WorkerMetrics(spec)),
+                "plugins": (*plugins, SpillPlugin(spec, this_process), WorkerMetrics(spec)),
                 "dashboard": False,
             }
             if settings.interface and not kwargs.get("host"):

@@ -25,8 +25,8 @@ from distributed.http.routing import RoutingApplication
 from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
+from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes.control import Control, encode
-from hpcgpu.deploy.processes.node_plugin import NodePlugin
 from hpcgpu.deploy.processes.rmm import set_up_rmm
 from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
@@ -34,7 +34,7 @@ from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.settings import Limit
 from hpcgpu.model.topology import Rapids
-from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill import GpuSpillBuffer, SpillPlugin
 from hpcgpu.spill.devices.pools import evict_on_failure
 from hpcgpu.units import format_bytes
 
@@ -178,7 +178,7 @@ def main(start: WorkerStart, control: socket.socket) -> int:
 async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     control, spec = await Control.open(sock), start.spec
     try:
-        plugins = (NodePlugin(spec), WorkerMetrics(spec))
+        plugins = (SpillPlugin(spec, this_process), WorkerMetrics(spec))
         worker = SilentWorker(**start.kwargs, data=store_of(spec), dashboard=False, plugins=plugins)
         compat.exclude_simulated(worker, usage_reader(spec))
         if logger.getEffectiveLevel() == logging.WARNING:

@@ -72,9 +72,8 @@ def attached_gpu(number: int) -> Any:
 
 def with_room(device: Device, need_bytes: int, allocate: Callable[[], _T], collect: Callable[[], object]) -> _T:
     """Return the result of ``allocate``; while it raises MemoryError, make room, call ``collect``, and try again."""
-    # several tries: the freed memory may lie in pieces, or another thread may take it; the end is when no value moves
     hook = make_room = device.on_alloc_failure
-    while True:
+    while True:  # the freed memory may lie in pieces, or another thread may take it; the end is when no value moves
         try:
             return allocate()
         except MemoryError:  # CuPy's OutOfMemoryError is a subclass; RMM's allocator for CuPy raises it itself

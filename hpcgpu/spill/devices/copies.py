@@ -110,10 +110,10 @@ class DriverCopies(Copies):
 
     def _wait_for_all(self) -> None:
         """Wait, in the context, for the work of all its streams."""
-        # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
-        # stream does not wait for non-blocking streams. cuCtxSynchronize takes a whole core while it waits (H200,
-        # driver 580): it is for drivers before CUDA 12.5.
         if not self._has_context_events:
+            # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
+            # stream does not wait for non-blocking streams. cuCtxSynchronize takes a whole core while it waits (H200,
+            # driver 580): it is for drivers before CUDA 12.5.
             self.call("cuCtxSynchronize")
             return
         with self._event() as done:

@@ -28,9 +28,11 @@ LIBRARIES = ("cuda", "cupy", "torch", "numba", "rmm", "other")  # whose arrays t
 
 @functools.lru_cache(256)
 def library_of(kind: Any) -> str:  # a class; mypy takes type for what cannot be hashed
-    """Return the library of a class of device arrays; "" if its objects hold no device memory."""
-    # "device": the objects have their device in __hpcgpu_device__; "cuda": of cuda.core; "other": they show device
-    # memory by __cuda_array_interface__, but the store cannot make such objects
+    """Return the library of a class of device arrays; "" if its objects hold no device memory.
+
+    "device": the objects have their device in ``__hpcgpu_device__``; "cuda": of cuda.core; "other": they show device
+    memory by ``__cuda_array_interface__``, but the store cannot make such objects.
+    """
     if issubclass(kind, wrapt.BaseObjectProxy):
         return ""  # access would bring its object up
     if hasattr(kind, "__hpcgpu_device__"):
@@ -115,8 +117,7 @@ def is_cudf(x: Any) -> bool:
 
 
 def spills_itself() -> bool:
-    """Tell whether cuDF spills its objects (``enable_cudf_spill``, ``CUDF_SPILL=on``): then the store must not."""
-    # each time: user code may switch it
+    """Tell whether cuDF spills its objects now (``CUDF_SPILL=on``, or user code): then the store must not."""
     cudf = sys.modules.get("cudf")
     return cudf is not None and bool(cudf.get_option("spill"))
 
@@ -155,8 +156,10 @@ class CudfObjects:
         return hash(frozenset(bases)) if bases else id(x), sum(bases.values())
 
     def pack(self, objects: Sequence[Any], empty: Callable[[int], np.ndarray]) -> tuple[np.ndarray, list[CudfView]]:
-        """Copy the objects to the host, frame after frame: cuDF's host_serialize would hold all frames twice."""
-        # of a slice cuDF first makes a copy on the device, for which there may be no memory
+        """Copy the objects to the host, frame after frame: cuDF's host_serialize would hold all frames twice.
+
+        MemoryError, maybe: of a slice cuDF first makes a copy on the device.
+        """
         taken = [(x, *x.device_serialize()) for x in objects]
         root = empty(sum(frame.nbytes for _, _, frames in taken for frame in frames))
         views, end = [], 0

@@ -21,10 +21,12 @@ from distributed.protocol import deserialize, serialize, to_serialize
 from hpcgpu import supervise
 from hpcgpu.errors import SpillError
 from hpcgpu.host import host_memory
+from hpcgpu.model import WorkerSpec
 from hpcgpu.spill.distributed.shuffles import adapt_shuffles
 from hpcgpu.spill.distributed.trouble import TROUBLE
 from hpcgpu.spill.distributed.worker import Unspill
 from hpcgpu.spill.proxies import unproxy
+from hpcgpu.spill.storage.disk import is_pinned
 from hpcgpu.spill.store.handles import Handle, Packed, arrive, keep_packed, reading
 from hpcgpu.spill.store.messages import register
 from hpcgpu.spill.values.unit import ABSENT
@@ -46,7 +48,9 @@ class SpillPlugin(WorkerPlugin):
 
     name = "hpcgpu"
 
-    def __init__(self) -> None:
+    def __init__(self, spec: WorkerSpec | None = None, node: Any = None) -> None:
+        self.spec, self._node = spec, node  # the worker's plan, and its part in copies within the node, by hpcgpu
+        self.copy_obstacle = node and node.obstacle  # why large values of this node come by the connection
         self._leaving = False
         self._lost: set[Any] = set()
         self._trimmed_s = -math.inf
@@ -58,6 +62,8 @@ class SpillPlugin(WorkerPlugin):
         keep_packed()
         adapt_shuffles()
         read_in_threads(worker, self._readable)
+        if self._node:
+            self._node.allocate, self._node.is_page_locked = worker.data.disk.slabs.empty, is_pinned
         worker.data.on_fault = self._on_fault
         worker.data.above_target = self._above_target
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
@@ -104,9 +110,8 @@ class SpillPlugin(WorkerPlugin):
 
     async def _leave(self) -> None:
         """Take no more tasks, copy sole replicas to other workers for a while, then close."""
-        # an unreadable value cannot be copied either: the retirement would wait for it without end
         try:
-            async with asyncio.timeout(_HAND_OVER_S):
+            async with asyncio.timeout(_HAND_OVER_S):  # an unreadable value cannot be copied, and would be waited for
                 await self.worker.close_gracefully(restart=True, reason=_LOST)
         except TimeoutError:
             logger.warning("the worker's data was not handed over completely within %g s", _HAND_OVER_S)
@@ -191,8 +196,6 @@ class _Connection:
 
 def read_in_threads(worker: Worker, readable: Callable[[Collection[Any]], Awaitable[Collection[Any]]]) -> None:
     """Let the event loop of a worker with the store read handles, for a task, and for keys that are ``readable``."""
-    # UCX itself reads from the device. who is the address of the worker that asks, and None for clients, also when they
-    # gather (distributed 2026.8.0: worker.py:1246, 1965; client.py:2467).
     execute, get_data, context = worker.execute, worker.handlers["get_data"], worker.data.handing_out_handles
 
     @functools.wraps(execute)
@@ -202,6 +205,8 @@ def read_in_threads(worker: Worker, readable: Callable[[Collection[Any]], Awaita
 
     @functools.wraps(get_data)
     async def get_data_with_handles(comm: Any, keys: Any = (), who: str | None = None, **kwargs: Any) -> Any:
+        # UCX itself reads from the device. who is the address of the worker that asks, and None for clients, also when
+        # they gather (distributed 2026.8.0: worker.py:1246, 1965; client.py:2467).
         there = await readable(keys)
         with context(to_worker=who is not None, leaving=not comm.peer_address.startswith("ucx")):
             return await get_data(_Connection(comm, who is not None), keys=there, who=who, **kwargs)

@@ -21,11 +21,6 @@ class Usage(NamedTuple):
     coming: int  # under way to it
     leaving: int  # on their way down, and still there
 
-    @property
-    def resting(self) -> int:
-        """Bytes of the units whose highest tier it is."""
-        return self.total - self.copies - self.coming
-
 
 class Accounting:
     """All units by tier, their bytes and orders of use. Its methods alone change it; all is under the store's lock."""
@@ -192,23 +187,8 @@ class Accounting:
         if copy.to == DISK:
             self.stuck.discard(HOST)  # the copy may take less than was set aside, or nothing
 
-    def join(self, unit: Unit, nbytes: int) -> None:
-        """Add bytes to a unit, which is valid in its first tier at most."""
-        if unit.valid:
-            self.bytes[unit.tier] += nbytes
-            self.lower_bytes += nbytes if unit.tier != unit.top else 0
-            if unit.move is not None:
-                self.leaving[unit.tier] += nbytes
-        unit.nbytes, unit.disk_bytes = unit.nbytes + nbytes, 0
-        self.mark_idle(unit)  # it had no room on disk with the bytes that it took there before
-
-    def leave(self, unit: Unit, nbytes: int) -> None:
-        """Take bytes from a unit."""
-        self.resize(unit, unit.nbytes - nbytes)
-        self.mark_idle(unit)
-
     def resize(self, unit: Unit, nbytes: int) -> None:
-        """Change a unit's size; data on disk, or under way, still has the old size."""
+        """Change a unit's size; data on disk, or under way, still has the old size. It may fit below now."""
         more = nbytes - unit.nbytes
         if unit.valid == 1 << unit.top and unit.move is None:  # a short way for most units
             unit.nbytes, unit.disk_bytes = nbytes, 0
@@ -217,6 +197,7 @@ class Accounting:
                 self.freed[unit.tier] = self.freed.get(unit.tier, 0) - more
                 if unit.tier == HOST and (self.blocked or self.stuck):
                     self.unstick()
+            self.mark_idle(unit)
             return
         unit.disk_bytes = unit.size(DISK) if unit.valid >> DISK & 1 else 0
         unit.nbytes = nbytes
@@ -232,6 +213,7 @@ class Accounting:
             self.lower_bytes += more
         if unit.move is not None and unit.move < unit.tier:
             self.leaving[unit.tier] += more
+        self.mark_idle(unit)
 
     def over(self, tier: int, more_bytes: int = 0) -> int:
         """Return the number of bytes that must still go down from a tier so that ``more_bytes`` fit."""
@@ -300,12 +282,14 @@ class Accounting:
 
     def send_down(self, tier: int, must: int, more: int, by: Waiter | None, out: list[Instruction]) -> int:
         """Send down ``must`` bytes as the policy chooses, then the oldest up to ``more``; return the bytes."""
-        # the second part is headroom: without it each new value would start moves
         sent = 0
         for unit in self._first_copies(tier, more):
             sent += unit.size(tier)
             self.drop(unit, 1 << tier, out)
-        for choose, part in ((self.choose, must), (headroom, more)):
+        for choose, part in (
+            (self.choose, must),
+            (headroom, more),
+        ):  # headroom: else each value would start moves
             for c in list(choose(self.candidates(tier), part - sent)):
                 sent += self._send(self.orders[tier][c.name], by, out)
         return sent

@@ -27,6 +27,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hpcgpu.spill.state.accounting import Accounting
+from hpcgpu.spill.state.history import MOST, History, facts
 from hpcgpu.spill.state.instructions import (
     DISK,
     HOST,
@@ -62,7 +63,8 @@ class SpillState:
 
     def __init__(self, limits: Mapping[int, int]) -> None:
         self._accounting = Accounting(limits)
-        self.usage = self._accounting.usage
+        self.usage, self.history = self._accounting.usage, History(self._accounting.limits)
+        self._note = self.history.add
         # the units that tasks need, by task: they go down last, and come up before the task starts
         self._needs: dict[Hashable, _Need] = {}
         self._ready: list[_Need] = []  # of the ready tasks, the next to run first
@@ -78,6 +80,7 @@ class SpillState:
 
     def set(self, units: tuple[Unit, ...]) -> Instructions:
         """Let one more key name these units, each once in the tuple; a new unit lies in its tier ``at``."""
+        self._note(("set", (), (*map(facts, units[:MOST]),)))
         for unit in units:
             unit.keys += 1
             if unit.valid:
@@ -88,6 +91,7 @@ class SpillState:
 
     def delete(self, units: tuple[Unit, ...]) -> Instructions:
         """Remove a key of these units."""
+        self._note(("delete", (), (*map(facts, units[:MOST]),)))
         out: list[Instruction] = []
         for unit in units:
             unit.keys -= 1
@@ -105,11 +109,14 @@ class SpillState:
             if unit.valid == 1 << unit.top:
                 unit.dirty = True
             elif unit.tier == unit.top:
+                self._note(("used", (), (facts(unit),)))
                 self._spoil(unit, out)
         return self._settled(out) if out else ()
 
     def need(self, ticket: Ticket) -> Instructions:
         """Pin units, and bring up units below. Each must be named, or pinned by another ticket."""
+        how = (id(ticket), ticket.writes, ticket.for_peer, ticket.stays, ticket.at_once)
+        self._note(("need", how, (*map(facts, ticket.units[:MOST]),)))
         if not all(unit.valid for unit in ticket.units):
             raise ValueError("a unit that no key names cannot be needed")
         out: list[Instruction] = []
@@ -133,6 +140,7 @@ class SpillState:
 
     def release(self, ticket: Ticket) -> Instructions:
         """Unpin the units of a ticket that was resumed, has failed, or is given up."""
+        self._note(("release", (id(ticket),), (*map(facts, ticket.units[:MOST]),)))
         out: list[Instruction] = []
         if not ticket.over:
             ticket.over, self.waiting = True, self.waiting - 1
@@ -146,31 +154,34 @@ class SpillState:
 
     def grow(self, unit: Unit, nbytes: int) -> Instructions:
         """Resize a unit that is up and has a new object, which its copies below lack."""
+        self._note(("grow", (nbytes,), (facts(unit),)))
         if unit.tier != unit.top:
             raise ValueError("a unit that is not up cannot grow")
         out: list[Instruction] = []
         self._spoil(unit, out)
         self._accounting.touch((unit,))
         self._accounting.resize(unit, nbytes)
-        self._accounting.mark_idle(unit)
         return self._settled(out)
 
     def join(self, unit: Unit, part: Unit) -> None:
         """Count one more name of a part of a unit, which is set next; a new part adds its bytes."""
+        self._note(("join", (part.name, part.nbytes), (facts(unit),)))
         part.keys += 1
         if part.keys == 1:
-            self._accounting.join(unit, part.nbytes)
+            self._accounting.resize(unit, unit.nbytes + part.nbytes)
 
     def leave(self, unit: Unit, part: Unit) -> Instructions:
         """Count one name less of a part of a unit. With the last name the part goes, unless the unit is on disk."""
+        self._note(("leave", (part.name, part.nbytes), (facts(unit),)))
         part.keys -= 1
         if part.keys:
             return ()
-        self._accounting.leave(unit, part.nbytes)
+        self._accounting.resize(unit, unit.nbytes - part.nbytes)
         return self._settled([])
 
     def moved(self, copy: Copy, nbytes: int = 0) -> Instructions:
         """Record that a copy has succeeded; ``nbytes`` is its size there, if that differs from the unit's."""
+        self._note(("moved", (copy.to, nbytes), (facts(copy.unit),)))
         unit, out = copy.unit, list[Instruction]()
         self._end_copy(copy)
         if copy.to == DISK:
@@ -191,6 +202,7 @@ class SpillState:
 
     def failed(self, copy: Copy, error: Exception, for_good: bool = False) -> Instructions:
         """Record that a copy has failed; ``for_good``: the unit can never be pickled, or never be read back."""
+        self._note(("failed", (copy.to, for_good), (facts(copy.unit),)))
         unit, out = copy.unit, list[Instruction]()
         self._end_copy(copy)
         if copy.to < copy.source:
@@ -213,6 +225,7 @@ class SpillState:
 
         The thread makes its copies down before it waits. Never for the spill thread: others wait for its copies.
         """
+        self._note(("alloc_failed", (id(allocation), allocation.tier, allocation.nbytes), ()))
         last = max((a.until_bytes for a in self.allocations if a.tier == allocation.tier), default=0)
         allocation.had_bytes = self._accounting.freed.get(allocation.tier, 0)
         allocation.until_bytes = max(last, allocation.had_bytes) + allocation.nbytes
@@ -221,22 +234,26 @@ class SpillState:
 
     def alloc_given_up(self, allocation: FailedAllocation) -> Instructions:
         """Forget an allocation; the copies under way for it continue in another thread."""
+        self._note(("alloc_given_up", (id(allocation),), ()))
         if allocation in self.allocations:  # the later ones may still wait for its bytes, too
             self.allocations.remove(allocation)
         return self._settled([])
 
     def limit(self, tier: int, nbytes: int) -> Instructions:
         """Set or change the limit of a tier: of a device when its size is known."""
+        self._note(("limit", (tier, nbytes), ()))
         self._accounting.limit(tier, nbytes)
         return self._settled([])
 
     def shrink(self, tier: int, nbytes: int) -> Instructions:
         """Free ``nbytes`` once, even below the limit: first memory that is kept for reuse, then data."""
+        self._note(("shrink", (tier, nbytes), ()))
         self._accounting.shrink(tier, nbytes)
         return self._settled([Trim(tier)])
 
     def kept(self, tier: int, nbytes: int) -> Instructions:
         """Record the memory that waits in a tier to be used again."""
+        self._note(("kept", (tier, nbytes), ()))
         self._accounting.keep(tier, nbytes)
         return self._settled([])
 
@@ -245,6 +262,7 @@ class SpillState:
         self._forget_need(task)
         self._count += 1
         units = tuple(unit for unit in dict.fromkeys(units) if unit.valid)
+        self._note(("expect", (hash(task), priority, running), (*map(facts, units[:MOST]),)))
         need = self._needs[task] = _Need(priority, self._count, running, units)
         if not running:
             insort(self._ready, need)
@@ -258,11 +276,13 @@ class SpillState:
 
     def task_over(self, task: Hashable) -> Instructions:
         """Forget the needs of a task that is over, or does not run here."""
+        self._note(("task_over", (hash(task),), ()))
         self._forget_need(task)
         return self._settled([])
 
     def tick(self) -> Instructions:
         """Try failed copies again; to be called about once a second while :attr:`is_stuck`."""
+        self._note(("tick", (), ()))
         self._accounting.unstick()
         self.pauses = False
         return self._settled([])

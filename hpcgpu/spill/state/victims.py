@@ -55,9 +55,9 @@ def victims(candidates: Iterable[Candidate], need_bytes: int) -> Iterator[Candid
 
 def headroom(candidates: Iterable[Candidate], most_bytes: int) -> Iterator[Candidate]:
     """Yield the longest untouched, until one is needed or ``most_bytes`` are exceeded, so that the next units fit."""
-    # sizes and copies do not count: of two units that take turns the clean one would go each time, and an old one stay
     for candidate in candidates:
         most_bytes -= candidate.nbytes
+        # sizes and copies do not count: of two units that take turns the clean one would go each time, an old one stay
         if most_bytes < 0 or candidate.needed:
             return
         yield candidate

@@ -277,8 +277,7 @@ class Disk:
 
     def read(self, stored: Stored) -> list[np.ndarray]:
         """Return the buffers; OSError if any of them is missing."""
-        # np.empty and preadv release the GIL; bytearray(n) holds it while it clears the memory
-        out = [self.slabs.empty(size) for size in stored.sizes]
+        out = [self.slabs.empty(size) for size in stored.sizes]  # bytearray(n) holds the GIL while it clears memory
         transfer(stored.slot, [o.data for o in out if o.nbytes], os.preadv)
         return out
 

@@ -29,8 +29,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 def reserve(fd: int, start: int, nbytes: int) -> None:
     """Reserve room, so that a full disk is an error now. Without fallocate only make the file longer."""
-    # not posix_fallocate: if the file system has no fallocate, glibc writes a byte to each block
-    if not _allocated(fd, 0, start, nbytes):
+    if not _allocated(fd, 0, start, nbytes):  # glibc's posix_fallocate would write a byte to each block instead
         os.ftruncate(fd, start + nbytes)
 
 
@@ -208,12 +207,11 @@ def divide(views: Sequence[memoryview], nbytes: int) -> tuple[Sequence[memoryvie
 
 
 def transfer(slot: Room, views: Sequence[memoryview], call: Callable[[int, Sequence[memoryview], int], int]) -> None:
-    """Write (``os.pwritev``) or fill (``os.preadv``) views of bytes, one after the other, none empty."""
-    # each call may write or read less than it was given; OSError if the file is too short to be read
+    """Write (``os.pwritev``) or fill (``os.preadv``) views, one after the other, none empty; OSError: a file is cut."""
     for segment, offset, nbytes in slot:
         left, views = divide(views, nbytes)
         file = segment.open()
-        while left:
+        while left:  # each call may write or read less than it was given
             done = call(file.number, left[:_MOST_VIEWS], offset)
             if not done:
                 missing = sum(map(len, left))
@@ -236,8 +234,8 @@ _AT_ONCE = 256
 
 def room_for(nbytes: int) -> int:
     """Return the room for ``nbytes``: whole pages, at most a sixteenth more than the bytes."""
-    # the page cache has larger pages, too: arrays of 256 KiB are written 7 % slower if they begin anywhere
     step = min(max(1 << max(nbytes.bit_length() - 5, 0), PAGE_BYTES), 16 * PAGE_BYTES)
+    # the page cache has larger pages, too: arrays of 256 KiB are written 7 % slower if they begin anywhere
     return -(-nbytes // step) * step
 
 
@@ -376,8 +374,7 @@ class Segments:
 
     def give_back(self, slots: Iterable[Room]) -> None:
         """Make room usable again, or remove its file; no thread reads or writes there any more."""
-        # a file that cannot be removed (a stale handle of NFS) is tried again the next time
-        with self._lock:
+        with self._lock:  # a file that cannot be removed (a stale handle of NFS) is tried again each time
             empty, self._stuck = self._stuck, []
         for slot in slots:
             with self._lock:  # for each slot: a million may come at once

@@ -101,7 +101,6 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         trust_local_directory: bool = False,
     ) -> None:
         device, self.host_limit_bytes, disk = read_limits(device_memory_limit, memory_limit, target, max_spill)
-        trusted = _read_flag("trust_local_directory", trust_local_directory)
         self.jit_unspill, self._hinted = _read_flag("jit_unspill", jit_unspill), False
         # returns the bytes of the process above the target of evict(); called in the spill thread
         self.above_target: Callable[[], int] | None = None
@@ -111,7 +110,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
         for note in () if _read_flag("quiet", quiet) else notes(folder, disk):
             logger.warning(note)
         slabs = Slabs(self.host_limit_bytes or _SLABS_BYTES)
-        self.disk = Disk(folder, slabs, disk, trusted=trusted)
+        self.disk = Disk(folder, slabs, disk, trusted=_read_flag("trust_local_directory", trust_local_directory))
         self._executor = Executor(device, self.host_limit_bytes, self.disk)
         self._spill_thread = SpillThread(self._executor)
         self._reader = Reader(self._executor, self.jit_unspill)
@@ -141,6 +140,11 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def trouble(self) -> tuple[str, ...]:
         """Why a tier stays above its limit: a sentence for each such tier."""
         return tuple(self._executor.reports.trouble.values())
+
+    @property
+    def history(self) -> tuple[str, ...]:
+        """The last 1,000 events of the store as lines of JSON: numbers and sizes, no keys and no data."""
+        return self._executor.history()
 
     def trim(self) -> int:
         """Give memory that waits to be used again back; return the bytes of the host's, page-locked too."""
@@ -181,8 +185,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
     def immovable(self) -> tuple[int, int]:
         """Number and bytes of the values that stay in memory since they could not be pickled."""
         with self._executor.lock:
-            sizes = self._executor.immovable
-            return len(sizes), sum(sizes.values())
+            return len(self._executor.immovable), sum(self._executor.immovable.values())
 
     @property
     def spilled_total(self) -> Spilled:
@@ -328,8 +331,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
 
 def read_limits(device: object, host: object, target: object, disk: object) -> tuple[settings.Limit, int, int]:
-    """Return the device's limit, the bytes of the host tier and of the disk tier; 0: no limit."""
-    # a store does not know how much of the node its process may use: "auto" is no limit, and a fraction is an error
+    """Return the device's limit, and those of host and disk in bytes; 0: none, also for "auto". No part of a node."""
     limit = _read("device_memory_limit", device, settings.read_device_limit)
     memory = _read("memory_limit", host, settings.read_host_limit)
     host_bytes = memory.bytes_of(0, "memory_limit", settings.NODE_MEMORY, where=_WHERE.format("memory_limit"))
@@ -376,8 +378,7 @@ class SpillThread:
         self._executor.wake()
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no move is under way or due; return whether that was in time."""
-        # False while moves fail, unless they fail since the tier below is full
+        """Wait until no move is under way, due or fails, unless the tier below is full; return if that was in time."""
         if not self._loop.is_alive():
             return self._executor.closed
         self._executor.is_watched = True
@@ -437,8 +438,7 @@ class SpillThread:
         self._give_back()
         if self._shrink_requested:
             self._shrink_requested = False  # before the work: there may be a new request meanwhile
-            if self._shrink_host():
-                self._shrink_requested = True
+            self._shrink_requested = self._shrink_host() or self._shrink_requested
         elif executor.wants_trim or (self.host_is_short and self._executor.idle_bytes and self.host_is_short()):
             executor.wants_trim = False
             self._executor.trim()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -144,9 +145,15 @@ class Executor:
             self._bury(todo)  # there may be no other event for long, or ever, once the store is closed
             sizes = {"device": 0, "host": 0, "disk": 0}
             for tier in range(DEVICE + len(self._devices)):
-                sizes[tier_name(tier)] += self.state.usage(tier).resting
+                now = self.state.usage(tier)
+                sizes[tier_name(tier)] += now.total - now.copies - now.coming
         self.carry_out(todo)
         return sizes
+
+    def history(self) -> tuple[str, ...]:
+        """Return the last 1,000 events as lines of JSON."""
+        with self.lock:
+            return tuple(self.state.history.lines())
 
     # --- events -------------------------------------------------------------------------------------------------------
     def report(self, event: Callable[..., Instructions], *arguments: Any) -> None:
@@ -237,8 +244,10 @@ class Executor:
     def needing(
         self, units: Iterable[Content], *, writes: bool = False, for_peer: bool = False, stays: bool = False
     ) -> Iterator[None]:
-        """Keep units up while inside; this thread brings up those that are below, unless they only ``stay``."""
-        # a SpillError of the disk is for good; after any other error, the next try may succeed
+        """Keep units up while inside; this thread brings up those that are below, unless they only ``stay``.
+
+        Raises an error of their copies: SpillError is for good; after another one the next try may succeed.
+        """
         todo, is_urgent = Todo(), this_thread.copies_down > 0
         with self.lock:
             needed = tuple([unit for unit in units if unit.valid] if stays else units)
@@ -432,9 +441,12 @@ class Executor:
             self.wake()
         elif kind is Say and not self.closed:
             self.reports.say(instruction)
-        elif kind is Leave and (on_fault := self.on_fault) is not None:
+        elif kind is Leave:
+            for line in self.history():
+                logger.info("spill story of process %d: %s", os.getpid(), line)
             try:
-                on_fault(instruction.error)
+                if (on_fault := self.on_fault) is not None:
+                    on_fault(instruction.error)
             except Exception:  # the other instructions must be carried out
                 logger.exception("this error could not be reported: %s", instruction.error)
 

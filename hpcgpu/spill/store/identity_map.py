@@ -119,8 +119,7 @@ class Reader:
 
     # --- entries of values --------------------------------------------------------------------------------------------
     def traverse(self, value: Any) -> Callable[[Todo], Entry]:
-        """Find the parts of a value, without the lock; return the function that makes its entry, under the lock."""
-        # it never raises: distributed would wait for ever
+        """Find a value's parts, without the lock; return the function that makes its entry, under it. Never raises."""
         if isinstance(value, Packed):
             return self._traverse_packed(value)
         try:
@@ -130,7 +129,7 @@ class Reader:
             skeleton, objects = take_apart(value, (lambda x: _is_part(x) or is_proxy(x)) if self._lazily else _is_part)
             parts = [self._traverse_part(x) for x in objects]
             return self._maker(value, skeleton, parts, [source_of(x).kind if is_proxy(x) else type(x) for x in objects])
-        except Exception:  # of the __copy__ or __setattr__ of a user's class
+        except Exception:  # of the __copy__ or __setattr__ of a user's class: distributed would wait for ever
             # as text: a log handler that keeps records would keep the frames, with the arrays and proxies in them
             logger.warning("the arrays in a %s stay up, since: %s", type(value), traceback.format_exc())
             return self._maker(value, value, ())
@@ -166,8 +165,7 @@ class Reader:
 
     def entry_of_owner(self, array: np.ndarray) -> Entry:
         """Return the entry of an array of numbers that is no view: a short way for most arrays. Under the lock."""
-        # the name of the array's memory is its own id
-        number, nbytes = id(array), array.nbytes
+        number, nbytes = id(array), array.nbytes  # the name of the array's memory is its own id
         if nbytes < SMALL_BYTES:
             return Entry(array, self._bundled(SkeletonUnit(array, nbytes)), ())
         if (entry := self._values.get(number)) is None:
@@ -258,8 +256,7 @@ class Reader:
     # --- values of entries --------------------------------------------------------------------------------------------
     def restore(self, entry: Entry, *, writes: bool = False) -> Any:
         """Bring up the value of an entry that has a name, and return it; SpillError if it cannot be read back."""
-        # a pin is not enough: without a name members of a bundle go, and parts of a value that comes up by parts
-        with self.executor.needing(entry.used_units, writes=writes):
+        with self.executor.needing(entry.used_units, writes=writes):  # a pin keeps no members of a bundle, nor parts
             if (value := entry.value) is not ABSENT:
                 return value
             if entry.lazy:

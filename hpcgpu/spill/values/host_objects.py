@@ -82,10 +82,10 @@ def owner_of(array: np.ndarray) -> tuple[int, int]:
 
 def _held_by_frame(frame: Any) -> Held:
     """Return the host memory that a data frame or series of pandas keeps."""
-    # _mgr.blocks is not public (in pandas since 1.1, read in 3.1.1), but the only way to the columns' memory without an
-    # array for each column; a shuffle gives a thousand small frames, which are views of one
     owners: dict[int, int] = {}
     more_bytes, objects = int(frame.index.nbytes), False
+    # _mgr.blocks is not public (in pandas since 1.1, read in 3.1.1), but the only way to the columns' memory without an
+    # array for each column; a shuffle gives a thousand small frames, which are views of one
     for block in frame._mgr.blocks:
         values = block.values
         arrays = [values] if type(values) is np.ndarray else [getattr(values, name, None) for name in _ARRAYS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,9 +21,11 @@ from unittest.mock import Mock
 import cloudpickle
 import numpy as np
 import pytest
+from paths import ROOT, SUPPORT
 from spill_stores import KIB, FaultyGpu, NewStore, Odd, fill, filled, put
 from waiting import aside, scaled, until
 
+from hpcgpu.deploy.bug_report import Scrubber
 from hpcgpu.errors import SpillError
 from hpcgpu.sim import OutOfMemoryError, SimGpu
 from hpcgpu.spill import GpuSpillBuffer
@@ -458,6 +461,28 @@ def test_a_copy_up_that_fails_with_an_error_without_text_fails(
         error = aside(lambda: store[key]).exception(20)
     assert str(error) == f"the value of {key!r} cannot be read back from disk: Unreadable"
     assert store.settle(scaled(20))
+
+
+def test_story_of_a_lost_value_is_logged_and_replays(
+    store: GpuSpillBuffer, gpu: FaultyGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "distributed.worker.memory")
+    filled(store, gpu)
+    key = next(k for k in store if store._entries[k].units[0].tier == 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "read", Mock(side_effect=OSError("secret")))
+        assert isinstance(aside(lambda: store[key]).exception(20), SpillError)
+    story = "".join(f"12:00:00 - {line}\n" for line in caplog.messages if line.startswith("spill story"))
+    assert "secret" not in story and Scrubber({"user": ["ann"]}).scrub(story) == story  # hpcgpu report
+
+    def replay(text: str) -> str:
+        argv, env = (sys.executable, ROOT / "scripts" / "replay_spill.py", "/dev/stdin"), f"{ROOT}:{SUPPORT}"
+        done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": env}, input=text, capture_output=True, text=True)
+        return f"{done.stdout}{done.stderr}{done.returncode}"
+
+    assert re.fullmatch(r"process \d+: the whole story, 0 copies .* all \d+ events keep the laws\n0", replay(story))
+    unnamed = f'spill story of process {os.getpid()}: [["need",[1],[[{1 << 40},5,2,2,0,0,false,0]]]]\n'
+    assert re.search("a unit that no key names cannot be needed\n1", replay(story + unnamed))
 
 
 @pytest.fixture
