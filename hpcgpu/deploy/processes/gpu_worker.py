@@ -31,6 +31,7 @@ from hpcgpu.host.scratch import Scratch
 from hpcgpu.launch.environment import is_isolated, read_launch, read_rank
 from hpcgpu.model import CpuSet, Gpu, RankFacts, Settings, WorkerSpec
 from hpcgpu.model.settings import WORKER
+from hpcgpu.spill import SpillPlugin
 
 # The scheduler and the client of dask-mpi may be ranks of this node: twice the 118 MiB that both had idle (Pss,
 # distributed 2026.8).
