@@ -278,7 +278,7 @@ def plan_node(
     run: RunDocument, environ: Mapping[str, str], scratch: str, records: Records, layout: Layout, rank: int
 ) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
     """Return the workers of the leader ``rank``, and messages; LaunchError if GPUs of ``gpus_per_node`` are missing."""
-    from dataclasses import replace
+    from dataclasses import replace  # brings inspect
 
     from hpcgpu.deploy.processes.node import facts_of, folder_notes, requested_gpus
     from hpcgpu.host import discover  # psutil takes 30 CPU ms, which every rank would pay

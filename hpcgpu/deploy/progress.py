@@ -1,4 +1,4 @@
-"""Lines on standard error about a wait: one that changes, in a terminal or a notebook; elsewhere each change is one."""
+"""Progress on stderr: one line that is updated in a terminal or notebook, elsewhere one line for each change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LINE = (
 class Surface:
     """A line that changes, and lines beside it that stay: in a file or a pipe each change is a line."""
 
-    ticks = False  # True: the line can show seconds that pass
+    is_live = False  # True: the line changes in place, and can show seconds that pass
 
     def show(self, text: str) -> None:
         """Update the line."""
@@ -59,7 +59,7 @@ def surface() -> Surface:
 class Terminal(Surface):
     """A terminal: the line changes in place, and is cut at the terminal's edge."""
 
-    ticks = True
+    is_live = True
 
     def __init__(self) -> None:
         self._open = False
@@ -99,7 +99,7 @@ class Terminal(Surface):
 class Notebook(Surface):
     """A notebook: one display in each cell, which changes; ``shell`` is IPython's."""
 
-    ticks = True
+    is_live = True
 
     def __init__(self, shell: Any) -> None:  # of a package that has no types
         self._shell, self._cell = shell, 0
@@ -169,7 +169,7 @@ class Progress:
         if self._quiet or text == self._shown:
             return
         self._shown, self._began_s = text, self._began_s or time.monotonic()
-        if self._ticking is None and (self._surface.ticks or self._after_s):
+        if self._ticking is None and (self._surface.is_live or self._after_s):
             with contextlib.suppress(RuntimeError):  # no event loop
                 asyncio.get_running_loop()
                 self._ticking = supervise.Ticker(self._draw, 1.0, "the clock of the progress line")
@@ -178,7 +178,7 @@ class Progress:
     def say(self, text: str, logged: str = "") -> None:
         """Print another line; ``logged`` replaces it where other people may read it."""
         self._record(logged or text)
-        self._surface.say(text if self._surface.ticks else logged or text)
+        self._surface.say(text if self._surface.is_live else logged or text)
 
     def drop(self, text: str) -> None:
         """Remove a printed line, in a notebook: the page shows its content. It stays in the log."""
@@ -208,7 +208,7 @@ class Progress:
         """Leave the line as it is, and begin a new one."""
         if self._ticking:
             self._ticking.cancel()
-        if self._drawn and self._surface.ticks:
+        if self._drawn and self._surface.is_live:
             self._surface.show(self._shown)  # without the time
         self._surface.end()
         self._shown, self._drawn, self._began_s, self._ticking = "", "", None, None
@@ -216,7 +216,7 @@ class Progress:
     def _draw(self) -> None:
         """Show the line, if it is time, with the elapsed time after :data:`SHORT_S`."""
         waited_s = time.monotonic() - (self._began_s or time.monotonic())
-        if not self._shown or waited_s < self._after_s or (self._drawn == self._shown and not self._surface.ticks):
+        if not self._shown or waited_s < self._after_s or (self._drawn == self._shown and not self._surface.is_live):
             return
         if self._drawn != self._shown:
             self._record(self._shown)

@@ -112,9 +112,7 @@ class ForkedWorker:
 
     async def start(self) -> Status:
         """Fork, and wait until the worker has registered or failed."""
-        if self.status == Status.running:
-            return self.status
-        if self.status == Status.starting:
+        if self.status in (Status.starting, Status.running):
             await self._running.wait()
             return self.status
         self._running, self._stopped = asyncio.Event(), asyncio.Event()

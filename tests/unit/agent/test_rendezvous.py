@@ -18,13 +18,11 @@ import pytest
 from shared_host import NEIGHBOUR, by_root
 from waiting import aside, scaled, until
 
-from hpcgpu.agent import missing_ranks
 from hpcgpu.agent.meet_by_files import clear_old, meet_by_files
 from hpcgpu.agent.meet_by_mpi import opened, sealed, wait_for_leader
 from hpcgpu.agent.missing_ranks import TITLE, MissingRanks, NodeRanks, describe
 from hpcgpu.errors import LaunchError, WorldError
 from hpcgpu.host import process
-from hpcgpu.host import process as process_of_host
 from hpcgpu.launch.environment import read_rank
 from hpcgpu.model import RankFacts
 
@@ -189,7 +187,7 @@ def test_siblings_are_the_other_children_of_the_parent() -> None:
     assert siblings == [first, own]
 
 
-def test_what_is_seen_and_what_is_not_is_told_apart() -> None:
+def test_describe_tells_seen_missing_and_complete_ranks_apart() -> None:
     one = NodeRanks("n1", (0, 1), {2: "process 7 is stopped"})
     began = "not all 3 ranks came to the rendezvous within 60 s (--death-timeout)"
     there = "There: ranks 0-1 on n1"
@@ -199,12 +197,9 @@ def test_what_is_seen_and_what_is_not_is_told_apart() -> None:
     slurm = describe(6, [NodeRanks("n1", (0, 1, 2), {})], 60, "/home/a/m", {"SLURM_STEP_NODELIST": "n[1-2]"})
     assert "ranks 3-5 (no process is seen)" in slurm
     assert slurm.endswith("Seen are the nodes of n[1-2] that share /home/a/m")
-
-
-def test_ranks_that_are_all_there_are_not_called_missing() -> None:
-    said = describe(2, [NodeRanks("n1", (0,), {}), NodeRanks("n2", (1,), {})], 60, "/home/a/m")
-    assert said.startswith("all 2 ranks came to the rendezvous, but MPI did not connect them within 60 s")
-    assert "--rendezvous file" in said
+    complete = describe(2, [NodeRanks("n1", (0,), {}), NodeRanks("n2", (1,), {})], 60, "/home/a/m")
+    assert complete.startswith("all 2 ranks came to the rendezvous, but MPI did not connect them within 60 s")
+    assert "--rendezvous file" in complete
 
 
 def _rank(rank: int, launch: str = "a@1") -> dict[str, str]:
@@ -224,7 +219,7 @@ def test_nodes_that_share_a_folder_are_said_once_and_together(
         "n1": [in_rank(0, TITLE), in_rank(0, "hpcgpu-fork"), in_rank(3, TITLE, "another@1")],
         "n2": [in_rank(1, TITLE), in_rank(2, "python3")],
     }
-    monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
+    monkeypatch.setattr(process, "set_title", lambda _: None)
     monkeypatch.setattr(process, "user_processes", lambda: nodes[threading.current_thread().name])
     folder, ends = tmp_path / "rendezvous", list[threading.Thread]()
     for rank, host in ((0, "n1"), (1, "n2")):
@@ -248,8 +243,7 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made_anew: bool
 ) -> None:
     me = process.start_time(os.getpid())
-    assert me
-    monkeypatch.setattr(process_of_host, "set_title", lambda _: None)
+    monkeypatch.setattr(process, "set_title", lambda _: None)
     one = process.Process(1 << 30, 1, me, "S", TITLE, _rank(1))
     monkeypatch.setattr(process, "user_processes", lambda: [one])
     folder, together_s = tmp_path / "rendezvous", 0.25
@@ -263,7 +257,7 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
                 folder.mkdir()
                 (folder / "late-n2").touch()
 
-    monkeypatch.setattr(missing_ranks.time, "sleep", clear_up)
+    monkeypatch.setattr(time, "sleep", clear_up)
     absence.report()
     assert capsys.readouterr().err == ""
 

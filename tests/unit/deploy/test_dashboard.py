@@ -262,7 +262,7 @@ def test_phase_has_its_colour(word: str, capsys: pytest.CaptureFixture[str], mon
 class Screen:
     """A surface that keeps what was shown on it."""
 
-    ticks = True
+    is_live = True
 
     def __init__(self) -> None:
         self.shown: list[str] = []

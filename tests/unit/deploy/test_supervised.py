@@ -351,14 +351,9 @@ async def test_where_more_may_come_nobody_is_told() -> None:
     assert told.send.call_args_list == [call("leader_lost", node="n1")]
 
 
-def stall_reports() -> tuple[asyncio.Queue[tuple[str, str]], Any]:
-    """Return a queue, and a control socket that puts reports of stalls into it."""
-    queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    return queue, SimpleNamespace(send=lambda _, why, text: queue.put_nowait((why, text)))
-
-
 async def test_all_workers_paused_is_one_error_and_tasks_go_on_later() -> None:
-    said, control = stall_reports()
+    reports: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    control = SimpleNamespace(send=lambda _, **report: reports.put_nowait(report))
     async with (
         Scheduler(port=0, dashboard=False) as scheduler,
         Worker(scheduler.address, name="a", memory_limit=0) as worker,
@@ -373,21 +368,20 @@ async def test_all_workers_paused_is_one_error_and_tasks_go_on_later() -> None:
         with pytest.raises(JobError, match=r"all workers have paused for 0.5 s.*a has .*\(no space left on device\)"):
             await asyncio.wait_for(waiting, scaled(30))
         assert await asyncio.wait_for(there, scaled(30)) == 1
-        what, reason = await said.get()
-        assert what == "all workers have paused"
-        assert "take more workers, memory (memory_limit)" in reason
-        assert stalls.reason == reason
+        assert await reports.get() == {"why": "all workers have paused", "text": stalls.reason}
+        assert "take more workers, memory (memory_limit)" in stalls.reason
         assert [facts["action"] for _, facts in scheduler.get_events("hpcgpu")] == ["stalled"]
         worker.status = Status.running
         assert await asyncio.wait_for(client.submit(lambda x: x + 1, there, pure=False), scaled(30)) == 2
-        assert await said.get() == ("", "")
+        assert await reports.get() == {"why": "", "text": ""}
         assert stalls.reason == ""
-        assert said.empty()
+        assert reports.empty()
         stalls.close()
 
 
 async def test_tasks_without_a_worker_fail_only_if_none_can_come() -> None:
-    said, control = stall_reports()
+    reports: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    control = SimpleNamespace(send=lambda _, **report: reports.put_nowait(report))
     asked, none_come = 0, False
 
     def ask() -> bool:
@@ -402,9 +396,9 @@ async def test_tasks_without_a_worker_fail_only_if_none_can_come() -> None:
         stalls = StallDetector(scheduler, control, 0.1, ask)
         waiting = client.submit(lambda: 1)
         await asyncio.wait_for(when(lambda: asked > 30), scaled(30))  # two and a half times as long
-        assert (waiting.status, said.empty()) == ("pending", True)
+        assert (waiting.status, reports.empty()) == ("pending", True)
         none_come = True
         with pytest.raises(JobError, match=r"no worker is left, and none comes: tasks have waited for 0.1 s"):
             await asyncio.wait_for(waiting, scaled(30))
-        assert (await said.get())[0] == "no worker is left, and none comes"
+        assert (await reports.get())["why"] == "no worker is left, and none comes"
         stalls.close()
