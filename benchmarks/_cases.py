@@ -16,6 +16,7 @@ from distributed import Client, Worker, wait
 
 KNOWN = (100.0, 80.0, 60.0, 40.0, 20.0)
 NOISE = 1e-6
+Case = Callable[[Client, Size, str], list[float]]
 
 
 def to_host(x: np.ndarray) -> np.ndarray:
@@ -166,7 +167,6 @@ def add_one(i: int) -> int:
     return i + 1
 
 
-Case = Callable[[Client, Size, str], list[float]]
 CASES: dict[str, Case] = {
     "tall SVD": tall_svd,
     "low-rank SVD": low_rank_svd,

@@ -25,6 +25,20 @@ extern "C" __global__ void late_copy(const unsigned char *from, unsigned char *t
         to[i] = from[i];
 }
 """
+HOLD = """
+import sys
+from cuda.bindings import driver as d
+def call(name, *a):
+    status, *values = getattr(d, name)(*a)
+    if status: sys.exit(f"{name}: {status.name}")
+    return values[0] if len(values) == 1 else values
+call("cuInit", 0)
+call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0)))
+free, total = call("cuMemGetInfo")
+call("cuMemAlloc", int(free - LEAVE) if LEAVE >= 0 else int(-LEAVE))
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 def say(case: str, measure: str, value: float | str, unit: str, *, who: str = "hpcgpu", runs: int = 1) -> None:
@@ -119,22 +133,6 @@ def nvml_used_bytes() -> int:
 def resident_bytes() -> int:
     """Return this process's resident memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-HOLD = """
-import sys
-from cuda.bindings import driver as d
-def call(name, *a):
-    status, *values = getattr(d, name)(*a)
-    if status: sys.exit(f"{name}: {status.name}")
-    return values[0] if len(values) == 1 else values
-call("cuInit", 0)
-call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0)))
-free, total = call("cuMemGetInfo")
-call("cuMemAlloc", int(free - LEAVE) if LEAVE >= 0 else int(-LEAVE))
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from hpcgpu.spill.devices.pools import evict_on_failure
 
 # CUDA's context and its libraries take about 0.5 GiB of it.
 ROOM_BYTES, PIECE_BYTES = 6 * GIB, 256 * MIB
+PAIRS = (("cupy", "rmm"), ("torch", "rmm"), ("cupy", "torch"), ("torch", "cupy"), ("numba", "cupy"), ("rmm", "cupy"))
 
 
 def _array(n: int) -> Any:  # CuPy's
@@ -44,7 +45,6 @@ def _rmm(n: int) -> Any:  # RMM's
 
 
 MAKERS: Mapping[str, Callable[[int], Any]] = {"cupy": _array, "torch": _tensor, "numba": _numba, "rmm": _rmm}
-PAIRS = (("cupy", "rmm"), ("torch", "rmm"), ("cupy", "torch"), ("torch", "cupy"), ("numba", "cupy"), ("rmm", "cupy"))
 
 
 def rescues() -> None:

@@ -20,36 +20,6 @@ from _first_hour import GIB, MIB, held, lacks, say, seconds, spin
 BAD = r"""
 extern "C" __global__ void bad(unsigned char *p) { p[(1ll << 44) + threadIdx.x] = 1; }
 """
-
-
-def printed(source: str, *, limit_s: float = 25.0, **env: str) -> dict[str, Any] | str:
-    """Run a program that prints JSON last, and return that; text: why there is none."""
-    argv, folder = [sys.executable, "-c", source], str(Path(__file__).parent)
-    paths = os.pathsep.join((folder, os.environ.get("PYTHONPATH", "")))
-    try:
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            env={**os.environ, "PYTHONPATH": paths, **env},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it took more than {limit_s:.0f} s"
-    sys.stderr.write(done.stderr)
-    if done.returncode:
-        return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def say_all(case: str, found: dict[str, Any] | str, units: dict[str, str], who: str = "hpcgpu") -> None:
-    """Say each figure of a program, or why there is none."""
-    for measure, unit in units.items():
-        say(case, measure, f"failed: {found}" if isinstance(found, str) else found[measure], unit, who=who)
-
-
 ERRORS = """
 import json, time, cupy, numpy as np
 import _first_hour_processes as m
@@ -79,6 +49,129 @@ if __name__ == "__main__":
     print(text[:3000])
     print(json.dumps({"told_s": told_s, "next_result_s": good_s, "new_worker": float(new)}))
 """
+LAG = """
+import json, time
+import _first_hour_processes as m
+import spill
+from distributed import Client, LocalCluster, wait
+from hpcgpu.spill.distributed.plugin import SpillPlugin
+from hpcgpu.spill import GpuSpillBuffer
+
+if __name__ == "__main__":
+    data = (GpuSpillBuffer, {"device_memory_limit": "1GiB"})
+    with LocalCluster(n_workers=2, threads_per_worker=2, data=data, dashboard_address=":0") as cluster, \\
+            Client(cluster) as client:
+        client.register_plugin(SpillPlugin(), name="hpcgpu")
+        first, second = sorted(client.scheduler_info()["workers"])
+        values = client.map(m.tiny, range(100), workers=[first], pure=False)
+        buffers = client.map(m.buffer, range(100), workers=[first], pure=False)
+        wait([*values, *buffers])
+        assert all(future.status == "finished" for future in [*values, *buffers])
+        out = {}
+        for case in ("a peer asks", "buffers are deleted"):
+            client.run(spill.start_ticking, 0.002)
+            busy = client.submit(m.keep_busy, 2.0, workers=[first], pure=False)
+            time.sleep(0.2)
+            if case == "a peer asks":
+                assert client.submit(m.total, values, workers=[second], pure=False).result(20) == sum(range(100))
+            else:
+                del buffers
+            busy.result(20)
+            late = client.run(spill.stop_ticking)
+            for name, worker in (("asked", first), ("asking", second)):
+                ms = [1000 * s for s in sorted(late[worker])]
+                out[f"{case}, {name}"] = {"lag_p99_ms": ms[int(0.99 * len(ms))], "lag_max_ms": ms[-1]}
+    print(json.dumps(out))
+"""
+CONTEXTS = """
+import json, os, pynvml, psutil
+import _first_hour_processes as m
+from distributed import Client, wait
+from hpcgpu import LocalGPUCluster
+
+if __name__ == "__main__":
+    with LocalGPUCluster() as cluster, Client(cluster) as client:
+        futures = client.map(m.block, range(4))
+        wait(futures)
+        workers = set(client.run(m.pid).values())
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        pids = {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        mode = pynvml.nvmlDeviceGetComputeMode(handle)
+    print(json.dumps({"processes": len(pids), "workers": len(workers), "other": len(pids - workers), "mode": mode}))
+"""
+FORKS = """
+import json, os, sys
+import pynvml
+pynvml.nvmlInit(); pynvml.nvmlDeviceGetCount()
+for name in ("torch", "rmm"):
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+child = os.fork()
+if not child:
+    import cupy
+    pynvml.nvmlInit()
+    ok = pynvml.nvmlDeviceGetCount() > 0 and int(cupy.full(10, 3).sum()) == 30
+    if "torch" in sys.modules:
+        ok = ok and int(sys.modules["torch"].ones(4, device="cuda").sum()) == 4
+    os._exit(0 if ok else 1)
+print(json.dumps({"works": float(os.waitpid(child, 0)[1] == 0)}))
+"""
+START = """
+import json, time
+begin = time.perf_counter()
+def since():
+    global begin
+    took, begin = time.perf_counter() - begin, time.perf_counter()
+    return took
+out = {}
+from cuda.bindings import driver
+out["import_bindings_s"] = since()
+driver.cuInit(0); out["init_s"] = since()
+_, device = driver.cuDeviceGet(0)
+_, context = driver.cuDevicePrimaryCtxRetain(device); driver.cuCtxSetCurrent(context); out["context_s"] = since()
+import cupy; out["import_cupy_s"] = since()
+x = cupy.arange(1000); (x * 2).sum().get(); out["first_kernels_s"] = since()
+print(json.dumps(out))
+"""
+FIRST_TASK = """
+import time
+from distributed import Client
+import _first_hour_processes as m
+if __name__ == "__main__":
+    with Client() as client:
+        print(client.submit(m.last, client.submit(m.block, 5)).result())
+"""
+
+
+def printed(source: str, *, limit_s: float = 25.0, **env: str) -> dict[str, Any] | str:
+    """Run a program that prints JSON last, and return that; text: why there is none."""
+    argv, folder = [sys.executable, "-c", source], str(Path(__file__).parent)
+    paths = os.pathsep.join((folder, os.environ.get("PYTHONPATH", "")))
+    try:
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            env={**os.environ, "PYTHONPATH": paths, **env},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it took more than {limit_s:.0f} s"
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def say_all(case: str, found: dict[str, Any] | str, units: dict[str, str], who: str = "hpcgpu") -> None:
+    """Say each figure of a program, or why there is none."""
+    for measure, unit in units.items():
+        say(case, measure, f"failed: {found}" if isinstance(found, str) else found[measure], unit, who=who)
 
 
 def block(i: int) -> Any:  # CuPy's
@@ -180,42 +273,6 @@ def _captured(capture: Any) -> None:
         print(json.dumps({"captured": captured, "wrong_results": wrong, "trouble": len(spilling.trouble)}))
 
 
-LAG = """
-import json, time
-import _first_hour_processes as m
-import spill
-from distributed import Client, LocalCluster, wait
-from hpcgpu.spill.distributed.plugin import SpillPlugin
-from hpcgpu.spill import GpuSpillBuffer
-
-if __name__ == "__main__":
-    data = (GpuSpillBuffer, {"device_memory_limit": "1GiB"})
-    with LocalCluster(n_workers=2, threads_per_worker=2, data=data, dashboard_address=":0") as cluster, \\
-            Client(cluster) as client:
-        client.register_plugin(SpillPlugin(), name="hpcgpu")
-        first, second = sorted(client.scheduler_info()["workers"])
-        values = client.map(m.tiny, range(100), workers=[first], pure=False)
-        buffers = client.map(m.buffer, range(100), workers=[first], pure=False)
-        wait([*values, *buffers])
-        assert all(future.status == "finished" for future in [*values, *buffers])
-        out = {}
-        for case in ("a peer asks", "buffers are deleted"):
-            client.run(spill.start_ticking, 0.002)
-            busy = client.submit(m.keep_busy, 2.0, workers=[first], pure=False)
-            time.sleep(0.2)
-            if case == "a peer asks":
-                assert client.submit(m.total, values, workers=[second], pure=False).result(20) == sum(range(100))
-            else:
-                del buffers
-            busy.result(20)
-            late = client.run(spill.stop_ticking)
-            for name, worker in (("asked", first), ("asking", second)):
-                ms = [1000 * s for s in sorted(late[worker])]
-                out[f"{case}, {name}"] = {"lag_p99_ms": ms[int(0.99 * len(ms))], "lag_max_ms": ms[-1]}
-    print(json.dumps(out))
-"""
-
-
 def tiny(i: int) -> Any:  # CuPy's
     """Return 100 KB."""
     import cupy
@@ -257,44 +314,6 @@ def lag() -> None:
         say_all(f"{case}, during a kernel of 2 s", figures, units)
 
 
-CONTEXTS = """
-import json, os, pynvml, psutil
-import _first_hour_processes as m
-from distributed import Client, wait
-from hpcgpu import LocalGPUCluster
-
-if __name__ == "__main__":
-    with LocalGPUCluster() as cluster, Client(cluster) as client:
-        futures = client.map(m.block, range(4))
-        wait(futures)
-        workers = set(client.run(m.pid).values())
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        pids = {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-        mode = pynvml.nvmlDeviceGetComputeMode(handle)
-    print(json.dumps({"processes": len(pids), "workers": len(workers), "other": len(pids - workers), "mode": mode}))
-"""
-FORKS = """
-import json, os, sys
-import pynvml
-pynvml.nvmlInit(); pynvml.nvmlDeviceGetCount()
-for name in ("torch", "rmm"):
-    try:
-        __import__(name)
-    except ImportError:
-        pass
-child = os.fork()
-if not child:
-    import cupy
-    pynvml.nvmlInit()
-    ok = pynvml.nvmlDeviceGetCount() > 0 and int(cupy.full(10, 3).sum()) == 30
-    if "torch" in sys.modules:
-        ok = ok and int(sys.modules["torch"].ones(4, device="cuda").sum()) == 4
-    os._exit(0 if ok else 1)
-print(json.dumps({"works": float(os.waitpid(child, 0)[1] == 0)}))
-"""
-
-
 def contexts() -> None:
     """Say which processes open the GPU, and whether a child can after NVML, torch and RMM were imported."""
     units = {"processes": "processes", "workers": "processes", "other": "processes", "mode": "NVML's number"}
@@ -324,33 +343,6 @@ def killed() -> None:
                 time.sleep(0.005)
         say(f"SIGKILL of a process with {nbytes / GIB:.0f} GiB", "ended_s", ended_s, "s")
         say(f"SIGKILL of a process with {nbytes / GIB:.0f} GiB", "free_again_s", time.perf_counter() - begin, "s")
-
-
-START = """
-import json, time
-begin = time.perf_counter()
-def since():
-    global begin
-    took, begin = time.perf_counter() - begin, time.perf_counter()
-    return took
-out = {}
-from cuda.bindings import driver
-out["import_bindings_s"] = since()
-driver.cuInit(0); out["init_s"] = since()
-_, device = driver.cuDeviceGet(0)
-_, context = driver.cuDevicePrimaryCtxRetain(device); driver.cuCtxSetCurrent(context); out["context_s"] = since()
-import cupy; out["import_cupy_s"] = since()
-x = cupy.arange(1000); (x * 2).sum().get(); out["first_kernels_s"] = since()
-print(json.dumps(out))
-"""
-FIRST_TASK = """
-import time
-from distributed import Client
-import _first_hour_processes as m
-if __name__ == "__main__":
-    with Client() as client:
-        print(client.submit(m.last, client.submit(m.block, 5)).result())
-"""
 
 
 def starts() -> None:

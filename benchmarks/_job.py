@@ -25,6 +25,7 @@ TARGET = 0.6  # distributed's, of memory_limit: where its spilling begins, and o
 # Dask's watch over the whole process is off: with limits as small as these the interpreter is much of what it sees.
 OFF = {f"distributed.worker.memory.{name}": False for name in ("spill", "pause", "terminate")}
 QUIET = {"logging.distributed": "critical"}
+PLACES = {"hpcgpu": "sim", "hpcgpu, host arrays": "host", "LocalCluster": "host"}  # others: gpu
 
 
 def cluster(who: str, protocol: str, size: Size, folder: str) -> Any:
@@ -54,9 +55,6 @@ def cluster(who: str, protocol: str, size: Size, folder: str) -> Any:
         return LocalGPUCluster(**limits, **ours)
     limit = one_tier if who == "hpcgpu, host arrays" else size.host_bytes
     return LocalGPUCluster(gpus=f"sim:{size.workers}x{size.device_bytes}", memory_limit=limit, **ours)
-
-
-PLACES = {"hpcgpu": "sim", "hpcgpu, host arrays": "host", "LocalCluster": "host"}  # others: gpu
 
 
 def gpus() -> int:

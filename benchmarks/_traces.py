@@ -17,6 +17,8 @@ from dask.core import flatten, get_deps
 from dask.local import get_sync
 from dask.order import order
 
+SQUARE = (100, 100)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -155,7 +157,6 @@ def standard(x: da.Array) -> da.Array:
     return (x - x.mean(axis=0)) / x.std(axis=0)
 
 
-SQUARE = (100, 100)
 CASES: dict[str, Callable[[], Trace]] = {
     "svd": lambda: of(*da.linalg.svd(noise((6400, 40), (100, 40)))),
     "svd_compressed": lambda: of(*da.linalg.svd_compressed(noise((800, 800), SQUARE), 10, n_power_iter=2, seed=0)),

@@ -73,6 +73,11 @@ with SLURMGPUCluster(**given) as cluster:
     answered = max(end for _, end in calls("squeue") if end < again)
 print(json.dumps({"replaced_s": again - answered}), flush=True)
 """
+# Of cgroup v2, or of v1.
+USAGE = """import pathlib
+new, old = pathlib.Path("/sys/fs/cgroup/cpu.stat"), pathlib.Path("/sys/fs/cgroup/cpuacct/cpuacct.usage")
+print(int(new.read_text().split()[1]) / 1e6 if new.exists() else int(old.read_text()) / 1e9)
+"""
 
 
 @dataclass
@@ -83,13 +88,6 @@ class Times:
     from_job_start_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     close_s: list[float] = field(default_factory=list)
-
-
-# Of cgroup v2, or of v1.
-USAGE = """import pathlib
-new, old = pathlib.Path("/sys/fs/cgroup/cpu.stat"), pathlib.Path("/sys/fs/cgroup/cpuacct/cpuacct.usage")
-print(int(new.read_text().split()[1]) / 1e6 if new.exists() else int(old.read_text()) / 1e9)
-"""
 
 
 def cpu_s(lab: Lab) -> float:

@@ -27,6 +27,26 @@ MANY, ONE = f"{WORKERS} workers, 1 + {WORKERS} ranks", f"{WORKERS} workers, one 
 BY_FILES = ("--launcher", "mpirun", "--rendezvous", "file")
 REGISTERED = b"Register worker addr"
 WAIT = "import time; time.sleep(600)\n"
+RESTART = """
+import os, signal, sys, time
+from distributed import Client, LocalCluster
+if __name__ == "__main__":
+    two = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    cluster = LocalCluster(**two) if sys.argv[1] == "nanny" else None
+    client = Client(cluster) if cluster else Client()
+    client.wait_for_workers(2)
+    pids = client.run(os.getpid)
+    victim = sorted(pids)[0]
+    start = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    there = lambda dask_scheduler: list(dask_scheduler.workers)
+    while victim in (now := client.run_on_scheduler(there)) or len(now) < 2:
+        time.sleep(0.002)
+    print("restart_s", time.monotonic() - start, flush=True)
+    client.close()
+    if cluster:
+        cluster.close()
+"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -85,28 +105,6 @@ CASES: list[tuple[str, str, Callable[[], Cost]]] = [
     (MANY, "dask worker nanny, fork", lambda: dask_worker(DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD="fork")),
     (MANY, "dask-mpi Worker (no nanny)", lambda: dask_mpi("--worker-class", "distributed.Worker")),
 ]
-
-
-RESTART = """
-import os, signal, sys, time
-from distributed import Client, LocalCluster
-if __name__ == "__main__":
-    two = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
-    cluster = LocalCluster(**two) if sys.argv[1] == "nanny" else None
-    client = Client(cluster) if cluster else Client()
-    client.wait_for_workers(2)
-    pids = client.run(os.getpid)
-    victim = sorted(pids)[0]
-    start = time.monotonic()
-    os.kill(pids[victim], signal.SIGKILL)
-    there = lambda dask_scheduler: list(dask_scheduler.workers)
-    while victim in (now := client.run_on_scheduler(there)) or len(now) < 2:
-        time.sleep(0.002)
-    print("restart_s", time.monotonic() - start, flush=True)
-    client.close()
-    if cluster:
-        cluster.close()
-"""
 
 
 def restart(who: str) -> float:

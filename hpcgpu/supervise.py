@@ -22,6 +22,11 @@ from hpcgpu.model.job import Backoff
 logger = logging.getLogger("distributed.hpcgpu")
 # Waiting callers get an error only after three failures in a row.
 _TROUBLE = 3
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+Failed = Callable[[BaseException], object]
+# A thousand workers come within seconds: one pass over all jobs serves all that came meanwhile.
+GATHER_S = 0.1
 
 
 class FailureLog:
@@ -72,13 +77,6 @@ def reason_of(error: BaseException) -> str:
     """Return an error in one line: its message if it is hpcgpu's, else also its type."""
     text, kind = message_of(error), type(error).__name__
     return text if isinstance(error, HpcGpuError) or text == kind else f"{kind}: {text}"
-
-
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
-Failed = Callable[[BaseException], object]
-# A thousand workers come within seconds: one pass over all jobs serves all that came meanwhile.
-GATHER_S = 0.1
 
 
 class Loop:

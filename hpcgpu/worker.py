@@ -11,6 +11,8 @@ import click
 
 from hpcgpu.cli import join
 
+_JOIN = "Join a Dask scheduler with this node's GPUs (hpcgpu worker)."
+
 
 def _below_dask(name: str, about: str) -> click.Command:
     """Return a command for Dask's, which shows errors of other packages as tracebacks; ours are one message."""
@@ -20,7 +22,6 @@ def _below_dask(name: str, about: str) -> click.Command:
     return click.Command(name.rsplit(maxsplit=1)[-1], raw, run, [argv], short_help=about)
 
 
-_JOIN = "Join a Dask scheduler with this node's GPUs (hpcgpu worker)."
 gpu_worker = _below_dask("gpu-worker", _JOIN)
 _CONFIG = _below_dask("gpu config", "Show how a cluster's workers are bound.")
 gpu = click.Group("gpu", [_below_dask("gpu worker", _JOIN), _CONFIG], short_help="Workers of hpcgpu on GPUs.")

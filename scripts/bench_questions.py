@@ -12,6 +12,43 @@ from bench_model import Figure, Figures, Mark, Panel, Question, counted, listed,
 
 RANKS, ALONE = "8 workers, 1 + 8 ranks", "8 workers, one rank"
 SLURM = "8 workers, 2 nodes"
+MAKE, READ = "make 40 x 64 MiB", "read 40 x 64 MiB"
+STORES = {
+    "hpcgpu, host to disk": "hpcgpu, host to disk",
+    "hpcgpu, device to host": "hpcgpu, device to host",
+    "SpillBuffer, host to disk": "distributed's SpillBuffer",
+    "dict": "nothing spills (dict)",
+}
+POLICIES = {
+    "Belady": "Belady (knows the future)",
+    "hpcgpu": "hpcgpu",
+    "hpcgpu, no priorities": "hpcgpu, no priorities",
+    "LRU": "LRU",
+    "FIFO": "FIFO",
+}
+WAYS = {
+    "hpcgpu, tls": "hpcgpu, tls",
+    "hpcgpu, tcp": "hpcgpu, tcp",
+    "hpcgpu, tls, node_copies=False": "hpcgpu, tls, node_copies=False",
+    "hpcgpu, tcp, node_copies=False": "hpcgpu, tcp, node_copies=False",
+    "hpcgpu, ucx": "hpcgpu, ucx",
+    "LocalCluster, tls": "LocalCluster, tls",
+    "LocalCluster, tcp": "LocalCluster, tcp",
+}
+UCX_BESIDE = ("hpcgpu, tls", "hpcgpu, tcp", "hpcgpu, ucx", "hpcgpu, ucx, polling")
+JOBS = ("tall SVD", "low-rank SVD", "transpose-sum", "p2p shuffle", "hot and cold", "small tasks")
+FITS = ("tall SVD, all fits", "transpose-sum, all fits", "hot and cold, all fits")
+CLUSTERS = {
+    "hpcgpu": "hpcgpu, simulated GPUs",
+    "hpcgpu, host arrays": "hpcgpu, arrays in host memory",
+    "LocalCluster": "distributed's LocalCluster",
+}
+CORE_RULES = (
+    *("hpcgpu", 'hpcgpu, cores="local"', "all local cores (rrun.bind)", "mpibind-like", "block of cores", "bindpcie"),
+    *("socket i*P/G", "dask cuda worker"),
+)
+PORT_RULES = ("hpcgpu", "best class (rrun.bind)", "all", "nearest", "first of the list")
+CROWD = "1000 workers of 250 jobs join and leave"
 
 
 def start(f: Figures) -> Question:
@@ -70,22 +107,6 @@ def start(f: Figures) -> Question:
             ),
         ],
     )
-
-
-MAKE, READ = "make 40 x 64 MiB", "read 40 x 64 MiB"
-STORES = {
-    "hpcgpu, host to disk": "hpcgpu, host to disk",
-    "hpcgpu, device to host": "hpcgpu, device to host",
-    "SpillBuffer, host to disk": "distributed's SpillBuffer",
-    "dict": "nothing spills (dict)",
-}
-POLICIES = {
-    "Belady": "Belady (knows the future)",
-    "hpcgpu": "hpcgpu",
-    "hpcgpu, no priorities": "hpcgpu, no priorities",
-    "LRU": "LRU",
-    "FIFO": "FIFO",
-}
 
 
 def spilling(f: Figures) -> Question:
@@ -151,18 +172,6 @@ def spilling(f: Figures) -> Question:
     )
 
 
-WAYS = {
-    "hpcgpu, tls": "hpcgpu, tls",
-    "hpcgpu, tcp": "hpcgpu, tcp",
-    "hpcgpu, tls, node_copies=False": "hpcgpu, tls, node_copies=False",
-    "hpcgpu, tcp, node_copies=False": "hpcgpu, tcp, node_copies=False",
-    "hpcgpu, ucx": "hpcgpu, ucx",
-    "LocalCluster, tls": "LocalCluster, tls",
-    "LocalCluster, tcp": "LocalCluster, tcp",
-}
-UCX_BESIDE = ("hpcgpu, tls", "hpcgpu, tcp", "hpcgpu, ucx", "hpcgpu, ucx, polling")
-
-
 def bytes_between_workers(f: Figures) -> Question:
     """Compare the ways of bytes within a node."""
     cases: dict[str, str] = {}
@@ -208,15 +217,6 @@ def bytes_between_workers(f: Figures) -> Question:
             ),
         ],
     )
-
-
-JOBS = ("tall SVD", "low-rank SVD", "transpose-sum", "p2p shuffle", "hot and cold", "small tasks")
-FITS = ("tall SVD, all fits", "transpose-sum, all fits", "hot and cold, all fits")
-CLUSTERS = {
-    "hpcgpu": "hpcgpu, simulated GPUs",
-    "hpcgpu, host arrays": "hpcgpu, arrays in host memory",
-    "LocalCluster": "distributed's LocalCluster",
-}
 
 
 def main_job(f: Figures) -> Question:
@@ -295,13 +295,6 @@ def main_job(f: Figures) -> Question:
     )
 
 
-CORE_RULES = (
-    *("hpcgpu", 'hpcgpu, cores="local"', "all local cores (rrun.bind)", "mpibind-like", "block of cores", "bindpcie"),
-    *("socket i*P/G", "dask cuda worker"),
-)
-PORT_RULES = ("hpcgpu", "best class (rrun.bind)", "all", "nearest", "first of the list")
-
-
 def binding(f: Figures) -> Question:
     """Compare rules for cores and ports on recorded machines."""
     rows = f.select("topology", "workers_with_half_of_their_cores_local", lambda r: r["case"].startswith("all "))
@@ -362,9 +355,6 @@ def binding(f: Figures) -> Question:
         ],
         note="The rules are stated in `benchmarks/_rules.py`; they are not the programs themselves.",
     )
-
-
-CROWD = "1000 workers of 250 jobs join and leave"
 
 
 def load(f: Figures) -> Question:

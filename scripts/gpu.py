@@ -63,6 +63,11 @@ MACHINE: Mapping[str, str] = {
     "packages": f"{sys.executable} -m pip list --disable-pip-version-check",
 }
 XID = "dmesg 2>/dev/null | grep -iE 'xid|nvrm'"
+# -v: what has passed is told by one whose time was up, too
+PYTEST = ("-m", "pytest", "-v", "-rs", "--timeout", "100", "-p", "no:cacheprovider", "-m", "gpu")
+FIRST_TESTS = ("test_spill_gpu.py", "test_libraries_gpu.py", "test_cuda_api.py", "test_rmm.py")
+# Of benchmarks/gpu_first_hour.py: wrong results and lost memory before speeds, and these before what is nice to know.
+FIRST_HOUR = ("order", "rescues", "full", "pool", "errors", "copies", "pinned", "lag", "contexts", "torch", "shared")
 
 
 class Part(NamedTuple):
@@ -74,11 +79,6 @@ class Part(NamedTuple):
     needs: str = ""
 
 
-# -v: what has passed is told by one whose time was up, too
-PYTEST = ("-m", "pytest", "-v", "-rs", "--timeout", "100", "-p", "no:cacheprovider", "-m", "gpu")
-FIRST_TESTS = ("test_spill_gpu.py", "test_libraries_gpu.py", "test_cuda_api.py", "test_rmm.py")
-# Of benchmarks/gpu_first_hour.py: wrong results and lost memory before speeds, and these before what is nice to know.
-FIRST_HOUR = ("order", "rescues", "full", "pool", "errors", "copies", "pinned", "lag", "contexts", "torch", "shared")
 FIRST_HOUR += ("peers", "small", "killed", "starts", "waiting")
 
 

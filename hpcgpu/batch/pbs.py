@@ -48,6 +48,32 @@ _CARRIES: Mapping[str, tuple[re.Pattern[str], str]] = MappingProxyType(
 )
 _SETTINGS = MappingProxyType({"-N": "job_name", "-q": "queue", "-A": "account", "-P": "account", "-o": "log_directory"})
 _LONGEST_NAME = 230
+_ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
+_UNKNOWN = re.compile(rf"Unknown Job Id ({ID})")
+_GONE = re.compile(r"Unknown Job Id|Job has finished", re.IGNORECASE)
+# qdel's message for a job in its epilogue or in E (run/56, run/64), and for an element that is X while its array lives
+# (exit code 55, 23.06.06): it ends, or has ended, by itself.
+_ENDING = re.compile(r"Request invalid for (state of job|finished array subjob)")
+# A range is deleted as a whole, and the first element whose node does not answer is named (run/53, run/63).
+_NO_NODE = re.compile(rf"Server could not connect to MOM ({ID})")
+# Of pbsnodes -F json; a state is a list, "down,job-exclusive" (run/50, run/66).
+_NODE = re.compile(r'[ \t]*"([\w.-]+)"\s*:\s*{\s*')
+_NODE_STATE = re.compile(r'[ \t]*"state"\s*:\s*"([\w,-]+)",?\s*')
+_AWAY = frozenset({"down", "stale", "state-unknown"})
+# Exit codes are PBSE & 255: a user's limit of jobs (38) or of a resource (39), no connection (162; qstat 255), and one
+# that ended before the answer came (183: "Batch Protocol error" in pbs_error.h; not seen).
+_TRANSIENT = frozenset({38, 39, 124, 162, 183, 255})
+_OVER_LIMIT = frozenset({38, 39})
+_TOO_LARGE = "Array job exceeds server or queue size limit"  # exit code 3, that of other refusals, too (run/70)
+# With this message no job was submitted (33-server-trouble); with any other it may have been. A busy server refuses
+# pbs_iff (15007, exit code 159), or connections (15010); an unknown name has no server (15008, 02-qsub-bad-queue).
+_UNSENT = "cannot connect to server"
+_BUSY = re.compile(rf"{_UNSENT} .*errno=150(07|10)")
+# A server that hangs does not answer (33-server-trouble), and this job's ranks wait meanwhile.
+_TIMEOUT_S = 10.0
+_CHUNK = re.compile(r"\(([^()]*)\)")
+_MEM = re.compile(r":mem=([^:+]+)")
+_SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
 
 
 def option_names(text: str) -> set[str]:
@@ -87,30 +113,6 @@ def _extra(text: str) -> Iterator[Directive]:
 
 def _quoted(value: str) -> str:
     return f'"{value}"' if re.search(r"\s", value) else value
-
-
-_ELEMENT = re.compile(r"(\d+\[)(\d+)(\]\..+)")
-
-_UNKNOWN = re.compile(rf"Unknown Job Id ({ID})")
-_GONE = re.compile(r"Unknown Job Id|Job has finished", re.IGNORECASE)
-# qdel's message for a job in its epilogue or in E (run/56, run/64), and for an element that is X while its array lives
-# (exit code 55, 23.06.06): it ends, or has ended, by itself.
-_ENDING = re.compile(r"Request invalid for (state of job|finished array subjob)")
-# A range is deleted as a whole, and the first element whose node does not answer is named (run/53, run/63).
-_NO_NODE = re.compile(rf"Server could not connect to MOM ({ID})")
-# Of pbsnodes -F json; a state is a list, "down,job-exclusive" (run/50, run/66).
-_NODE = re.compile(r'[ \t]*"([\w.-]+)"\s*:\s*{\s*')
-_NODE_STATE = re.compile(r'[ \t]*"state"\s*:\s*"([\w,-]+)",?\s*')
-_AWAY = frozenset({"down", "stale", "state-unknown"})
-# Exit codes are PBSE & 255: a user's limit of jobs (38) or of a resource (39), no connection (162; qstat 255), and one
-# that ended before the answer came (183: "Batch Protocol error" in pbs_error.h; not seen).
-_TRANSIENT = frozenset({38, 39, 124, 162, 183, 255})
-_OVER_LIMIT = frozenset({38, 39})
-_TOO_LARGE = "Array job exceeds server or queue size limit"  # exit code 3, that of other refusals, too (run/70)
-# With this message no job was submitted (33-server-trouble); with any other it may have been. A busy server refuses
-# pbs_iff (15007, exit code 159), or connections (15010); an unknown name has no server (15008, 02-qsub-bad-queue).
-_UNSENT = "cannot connect to server"
-_BUSY = re.compile(rf"{_UNSENT} .*errno=150(07|10)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,12 +330,6 @@ def _refused(problem: str, result: Result, message: str = "") -> SubmitError:
 
 # --- the memory that PBS has granted a job: no variable in the job has it. The cgroups hook, if a site has it, enforces
 # this limit on each node; otherwise nothing does.
-
-# A server that hangs does not answer (33-server-trouble), and this job's ranks wait meanwhile.
-_TIMEOUT_S = 10.0
-_CHUNK = re.compile(r"\(([^()]*)\)")
-_MEM = re.compile(r":mem=([^:+]+)")
-_SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
 
 
 def ask_memory(job_id: str) -> Command:

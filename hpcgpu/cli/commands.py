@@ -35,6 +35,18 @@ from hpcgpu.report.table import Column, Table
 
 _PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+# Words after the script are the script's.
+_SCRIPT: dict[str, Any] = {"nargs": -1, "type": FILE, "metavar": "SCRIPT [ARGUMENTS]..."}
+_NO_SCRIPT: dict[str, Any] = {**_SCRIPT, "metavar": "[SCRIPT [ARGUMENTS]...]"}
+_SCRIPT_LAST = {"allow_interspersed_args": False}
+_HEADINGS = {
+    "Try it without a GPU": ("demo",),
+    "On a cluster": ("site", "plan", "doctor"),
+    "In a job, or on one machine": ("template", "launch", "run"),
+    "Workers for another scheduler": ("worker",),
+    "Running clusters": ("ps", "logs", "stop"),
+    "Facts": ("topo", "report", "version"),
+}
 
 
 class _LikeDasks(Command):
@@ -136,21 +148,6 @@ def _address(address: str | None, file: str | None) -> str:
     if separator and protocol not in _PROTOCOLS:
         raise ConfigError(f"{address!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
     return address
-
-
-# Words after the script are the script's.
-_SCRIPT: dict[str, Any] = {"nargs": -1, "type": FILE, "metavar": "SCRIPT [ARGUMENTS]..."}
-_NO_SCRIPT: dict[str, Any] = {**_SCRIPT, "metavar": "[SCRIPT [ARGUMENTS]...]"}
-_SCRIPT_LAST = {"allow_interspersed_args": False}
-
-_HEADINGS = {
-    "Try it without a GPU": ("demo",),
-    "On a cluster": ("site", "plan", "doctor"),
-    "In a job, or on one machine": ("template", "launch", "run"),
-    "Workers for another scheduler": ("worker",),
-    "Running clusters": ("ps", "logs", "stop"),
-    "Facts": ("topo", "report", "version"),
-}
 
 
 @click.group(

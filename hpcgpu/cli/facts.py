@@ -37,6 +37,12 @@ _RUN_COLUMNS = (
     *(Column("name", kind="name"), Column("shape", kind="name"), Column("jobs"), Column("state", kind="prose")),
     *(Column("workers", kind="name"), Column("owner", kind="name"), Column("age", kind="name")),
 )
+_COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not looked at": "cyan"}
+_CHECK_COLUMNS = (
+    *(Column("name", kind="name"), Column("verdict", kind="name", styles=_COLOURS), Column("seen", kind="prose")),
+    Column("advice", kind="note", mark="-> "),
+)
+_SITES = (Column("site", kind="name"), Column("batch"), Column("machine", kind="prose"), Column("GPUs of a node"))
 
 
 def _names() -> list[str]:
@@ -138,13 +144,6 @@ def _described(run: Run) -> dict[str, Any]:
         "jobs": [{"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(run)],
         "workers": None if run.workers is None else list(run.workers),
     }
-
-
-_COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not looked at": "cyan"}
-_CHECK_COLUMNS = (
-    *(Column("name", kind="name"), Column("verdict", kind="name", styles=_COLOURS), Column("seen", kind="prose")),
-    Column("advice", kind="note", mark="-> "),
-)
 
 
 def next_steps() -> str:
@@ -303,9 +302,6 @@ def doctor(
     table = Table(_CHECK_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])
     show_text(table, {"exit_code": exit_code(findings), "findings": table.to_json()} if as_json else None)
     return exit_code(findings)
-
-
-_SITES = (Column("site", kind="name"), Column("batch"), Column("machine", kind="prose"), Column("GPUs of a node"))
 
 
 @click.group(

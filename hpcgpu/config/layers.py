@@ -32,6 +32,44 @@ BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
 # Given as a keyword, None means "no limit" to Dask and dask-cuda; for all other options None means "not given".
 _NONE_IS_OFF = ("device_memory_limit", "memory_limit")
 _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
+REQUEST = ("nodes", *(name for name in GROUPS["Batch job"] if name != "walltime"))
+TIME = ("walltime", "drain")
+CLIENT = ("shape", "scheduler", "client_grace", "dashboard_port")
+START = ("ranks", "launcher")
+_ASKED = (
+    "it is asked of a batch system, and {entry_point} asks none; sbatch, salloc and qsub have options for it, and "
+    "'hpcgpu plan', SLURMGPUCluster and PBSGPUCluster take it"
+)
+_REQUEST = {
+    **dict.fromkeys(REQUEST, _ASKED),
+    "nodes": "{entry_point} has the nodes on which it is started; salloc -N, sbatch -N or qsub -l select= asks for "
+    "them, and 'hpcgpu plan', SLURMGPUCluster or PBSGPUCluster takes it",
+    "memory": _ASKED + "; for each worker: memory_limit",
+}
+_TIME = dict.fromkeys(TIME, "{entry_point} in no job has no time limit; 'hpcgpu plan' and the classes take it")
+_CLIENT = dict.fromkeys(
+    CLIENT, "{entry_point} is for a cluster inside its job, with its script; SLURMGPUCluster and PBSGPUCluster take it"
+)
+_START = dict.fromkeys(START, "{entry_point} is one rank, and starts no others; 'hpcgpu launch' takes it")
+_PYTHON = "its ranks have the Python that runs the script; start the script by another, or take 'hpcgpu run'"
+_HERE = "this cluster is the GPUs of one machine; leave it out, or take a class of a batch system"
+_ALSO_HERE = ("job_name", "log_directory", "client_grace", "dashboard_port")
+RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = ENTRY_POINTS = (
+    *("hpcgpu run", "hpcgpu launch", "hpcgpu plan with a script"),
+    *("GPURunner", "LocalGPUCluster"),
+)
+_UNUSED: Mapping[str, Mapping[str, str]] = {
+    RUN: {**_REQUEST, **_CLIENT, **_START},
+    LAUNCH: {**_REQUEST, **_CLIENT},
+    JOBSCRIPT: _CLIENT,
+    RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
+    LOCAL: {
+        **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
+        "memory": f"{_HERE}; for each worker: memory_limit",
+    },
+}
+_KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
+_SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 
 
 def read_settings(
@@ -219,47 +257,6 @@ def _from_dask(section: Mapping[str, object], places: Mapping[str, str]) -> Laye
     return read_layer(values, where)
 
 
-REQUEST = ("nodes", *(name for name in GROUPS["Batch job"] if name != "walltime"))
-TIME = ("walltime", "drain")
-CLIENT = ("shape", "scheduler", "client_grace", "dashboard_port")
-START = ("ranks", "launcher")
-
-_ASKED = (
-    "it is asked of a batch system, and {entry_point} asks none; sbatch, salloc and qsub have options for it, and "
-    "'hpcgpu plan', SLURMGPUCluster and PBSGPUCluster take it"
-)
-_REQUEST = {
-    **dict.fromkeys(REQUEST, _ASKED),
-    "nodes": "{entry_point} has the nodes on which it is started; salloc -N, sbatch -N or qsub -l select= asks for "
-    "them, and 'hpcgpu plan', SLURMGPUCluster or PBSGPUCluster takes it",
-    "memory": _ASKED + "; for each worker: memory_limit",
-}
-_TIME = dict.fromkeys(TIME, "{entry_point} in no job has no time limit; 'hpcgpu plan' and the classes take it")
-_CLIENT = dict.fromkeys(
-    CLIENT, "{entry_point} is for a cluster inside its job, with its script; SLURMGPUCluster and PBSGPUCluster take it"
-)
-_START = dict.fromkeys(START, "{entry_point} is one rank, and starts no others; 'hpcgpu launch' takes it")
-_PYTHON = "its ranks have the Python that runs the script; start the script by another, or take 'hpcgpu run'"
-_HERE = "this cluster is the GPUs of one machine; leave it out, or take a class of a batch system"
-
-_ALSO_HERE = ("job_name", "log_directory", "client_grace", "dashboard_port")
-
-RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = ENTRY_POINTS = (
-    *("hpcgpu run", "hpcgpu launch", "hpcgpu plan with a script"),
-    *("GPURunner", "LocalGPUCluster"),
-)
-_UNUSED: Mapping[str, Mapping[str, str]] = {
-    RUN: {**_REQUEST, **_CLIENT, **_START},
-    LAUNCH: {**_REQUEST, **_CLIENT},
-    JOBSCRIPT: _CLIENT,
-    RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
-    LOCAL: {
-        **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
-        "memory": f"{_HERE}; for each worker: memory_limit",
-    },
-}
-
-
 def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
     """Return the options, by user name, without an effect at an entry point, each with advice; {}: another one."""
     if entry_point not in ENTRY_POINTS:
@@ -278,10 +275,6 @@ def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str]
     ]
     if wrong:
         raise ConfigError("\n".join(wrong))
-
-
-_KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
-_SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 
 
 def parameters(without: Container[str] = ()) -> list[Parameter]:

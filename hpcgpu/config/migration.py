@@ -14,6 +14,30 @@ from hpcgpu.model.settings import plain_number
 
 ANYTHING = ("*",)
 LOOPBACK = ("127.0.0.1", "localhost", "tcp://127.0.0.1", "tls://127.0.0.1")
+_WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
+_SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
+_PORTS = "ports are free ones, found at start; interface says on which network"
+_ADDRESS = "addresses are found at start; interface says on which network"
+_DASHBOARD = f"{opt('dashboard', True)} or False"
+_DIRECTIVES = ("qos", "constraint", "reservation", "nodelist", "exclude", "gpus_per_task")
+_SAME = ("queue", "walltime", "memory", "interface", "python", "log_directory", "local_directory", "death_timeout")
+# Our options and dask-jobqueue's keys, the newer key before the older ones that it replaces.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name.replace("_", "-"),) for name in _SAME},
+    "job_name": ("name",),
+    "account": ("account", "project"),
+    "job_extra_directives": ("job-extra-directives", "job-extra"),
+    "job_directives_skip": ("job-directives-skip", "header-skip"),
+    "job_script_prologue": ("job-script-prologue", "env-extra"),
+}
+_CORES = ("job-cpu", "cores")
+_OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
+_WHY = {
+    "local-directory": "workers have their folders there in any case",
+    "python": "here it is one program",
+    **dict.fromkeys(("job-directives-skip", "header-skip"), "only whole options such as '--mem' can be left out"),
+}
+_NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +58,6 @@ def _hints(rows: Mapping[str, str], **harmless: tuple[object, ...]) -> Mapping[s
     return MappingProxyType({name: Hint(text, harmless.get(name, ())) for name, text in advice.items()})
 
 
-_WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
-_SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
-_PORTS = "ports are free ones, found at start; interface says on which network"
-_ADDRESS = "addresses are found at start; interface says on which network"
-_DASHBOARD = f"{opt('dashboard', True)} or False"
 # dask-jobqueue 0.9: a job of ours has many nodes and one worker per GPU.
 JOBQUEUE = _hints(
     {
@@ -113,7 +132,6 @@ DASK_WORKER = _hints(
         "dashboard_address dashboard_prefix": "workers have no web server; leave it out",
     }
 )
-_DIRECTIVES = ("qos", "constraint", "reservation", "nodelist", "exclude", "gpus_per_task")
 # Words of Slurm, PBS and other clusters that are no option here.
 FIELD = _hints(
     {
@@ -165,26 +183,6 @@ def read_local_cuda(keywords: Mapping[str, object]) -> tuple[dict[str, object], 
             )
         ours["gpus_per_node"] = workers
     return ours, environ
-
-
-_SAME = ("queue", "walltime", "memory", "interface", "python", "log_directory", "local_directory", "death_timeout")
-# Our options and dask-jobqueue's keys, the newer key before the older ones that it replaces.
-_KEYS: Mapping[str, tuple[str, ...]] = {
-    **{name: (name.replace("_", "-"),) for name in _SAME},
-    "job_name": ("name",),
-    "account": ("account", "project"),
-    "job_extra_directives": ("job-extra-directives", "job-extra"),
-    "job_directives_skip": ("job-directives-skip", "header-skip"),
-    "job_script_prologue": ("job-script-prologue", "env-extra"),
-}
-_CORES = ("job-cpu", "cores")
-_OWN_FOLDERS = ("$TMPDIR", "${TMPDIR}")
-_WHY = {
-    "local-directory": "workers have their folders there in any case",
-    "python": "here it is one program",
-    **dict.fromkeys(("job-directives-skip", "header-skip"), "only whole options such as '--mem' can be left out"),
-}
-_NOTHING: tuple[object, ...] = (None, "", 0, [], {}, ())
 
 
 def translate(section: Mapping[str, object], gpus_per_node: int | None) -> tuple[dict[str, object], dict[str, str]]:

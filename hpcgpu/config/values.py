@@ -24,6 +24,7 @@ _SMALLEST_NODE_BYTES = 1 << 20  # as a node's memory; no Python starts in less
 CORES = ("all", "local")
 _LOOPBACK = ("", "localhost", "127.0.0.1", "[::1]")
 _HIGHEST_PORT = (1 << 16) - 1
+_LIMIT = "float, int or str"
 
 
 def read_value(option: Field[Any], value: object, where: str) -> Any:  # the option's own type
@@ -231,7 +232,6 @@ def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
     return MappingProxyType(variables)
 
 
-_LIMIT = "float, int or str"
 # The reader of each kind of option, and its types as numpydoc shows them; a choice has its values instead.
 KINDS: Mapping[str, tuple[Callable[[Field[Any], object], Any], str]] = {
     "count": (lambda _, value: _whole(value, "count", 1), "int"),

@@ -42,6 +42,14 @@ _OLDEST = 0x00020000  # hwloc 1's functions have other arguments
 _NO_DRIVERS = "-cuda,-nvml,-opencl,-gl,-levelzero,-rsmi"
 # If it is set, hwloc ignores the variables that describe another machine, for which it starts no driver anyway.
 _ELSEWHERE = ("HWLOC_XMLFILE", "HWLOC_SYNTHETIC")
+_AFFINITY = "affinity mask of this process"
+_CPU_FILES = (
+    *(f"topology/{name}" for name in ("core_cpus_list", "thread_siblings_list", "physical_package_id")),
+    "cache/index3/shared_cpu_list",
+)
+_PCI_FILES = ("class", "vendor", "device", "numa_node", "current_link_speed", "current_link_width")
+_LOOPBACK = "127.0.0.1"
+_FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
 
 
 class Export(NamedTuple):
@@ -144,14 +152,6 @@ def _quiet() -> Iterator[None]:
         os.environ.pop(_COMPONENTS, None)
         if before is not None:
             os.environ[_COMPONENTS] = before
-
-
-_AFFINITY = "affinity mask of this process"
-_CPU_FILES = (
-    *(f"topology/{name}" for name in ("core_cpus_list", "thread_siblings_list", "physical_package_id")),
-    "cache/index3/shared_cpu_list",
-)
-_PCI_FILES = ("class", "vendor", "device", "numa_node", "current_link_speed", "current_link_width")
 
 
 def topology() -> Topology:
@@ -271,10 +271,6 @@ def _links(*patterns: str) -> dict[str, str]:
     """Return the target of each link; both are relative to /sys."""
     root, targets = _sys().resolve(), {name: link.resolve() for name, link in _paths(patterns).items()}
     return {name: str(to.relative_to(root)) for name, to in targets.items() if to.is_relative_to(root)}
-
-
-_LOOPBACK = "127.0.0.1"
-_FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
 
 
 def reachable_addresses(bound: Sequence[str], interface: str | None = None) -> tuple[str, ...]:

@@ -34,6 +34,23 @@ _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.M)
 _NODES = re.compile(r"^Mems_allowed_list:\s*(\S*)", re.M)
 # 36 35 0:31 /root /point options … - kind source super-options: root is the mounted part of the hierarchy
 _MOUNT = re.compile(r"^\d+ \d+ \S+ (\S+) (\S+) .*- (cgroup2?) \S+ (\S+)$", re.M)
+# The variables that glibc reads, and what mallopt(3) calls them (malloc.h).
+_MALLOPT = {
+    "MALLOC_TRIM_THRESHOLD_": -1,
+    "MALLOC_TOP_PAD_": -2,
+    "MALLOC_MMAP_THRESHOLD_": -3,
+    "MALLOC_MMAP_MAX_": -4,
+    "MALLOC_ARENA_MAX": -8,
+}
+JEMALLOC = "libjemalloc.so.2"
+NOT_FOUND = (
+    f"allocator='jemalloc': no {JEMALLOC} in $CONDA_PREFIX/lib, Python's own lib, $EBROOTJEMALLOC, $LD_LIBRARY_PATH "
+    "or ldconfig -p; the workers take the C library's allocator (Debian has it in libjemalloc2, conda in jemalloc)"
+)
+_INT_MAX = 2**31 - 1
+_ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL of jemalloc 5
+_LISTED = re.compile(rf"^\s*{re.escape(JEMALLOC)} .*=> (\S+)$", re.M)
+_MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
 def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
@@ -111,25 +128,6 @@ def text_of(path: Path) -> str:
         return path.read_text()
     except OSError:  # absent, or the speed of an interface that is down (EINVAL)
         return ""
-
-
-# The variables that glibc reads, and what mallopt(3) calls them (malloc.h).
-_MALLOPT = {
-    "MALLOC_TRIM_THRESHOLD_": -1,
-    "MALLOC_TOP_PAD_": -2,
-    "MALLOC_MMAP_THRESHOLD_": -3,
-    "MALLOC_MMAP_MAX_": -4,
-    "MALLOC_ARENA_MAX": -8,
-}
-JEMALLOC = "libjemalloc.so.2"
-NOT_FOUND = (
-    f"allocator='jemalloc': no {JEMALLOC} in $CONDA_PREFIX/lib, Python's own lib, $EBROOTJEMALLOC, $LD_LIBRARY_PATH "
-    "or ldconfig -p; the workers take the C library's allocator (Debian has it in libjemalloc2, conda in jemalloc)"
-)
-_INT_MAX = 2**31 - 1
-_ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL of jemalloc 5
-_LISTED = re.compile(rf"^\s*{re.escape(JEMALLOC)} .*=> (\S+)$", re.M)
-_MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
 def apply_variables(before: Mapping[str, str], now: Mapping[str, str]) -> None:

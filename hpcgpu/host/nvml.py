@@ -30,6 +30,7 @@ _ADVICE = {
 }
 # Where MPS lets several processes share a GPU that is for one process.
 _MPS_FOLDER = "/tmp/nvidia-mps"  # NVIDIA's default
+_opened = 0  # by the process of this id
 
 
 class NvmlFacts(NamedTuple):
@@ -95,9 +96,6 @@ def driver() -> str:
         _open(pynvml)
         return _text(pynvml.nvmlSystemGetDriverVersion())
     return ""
-
-
-_opened = 0  # by the process of this id
 
 
 def _open(nvml: Any) -> None:  # a module without types

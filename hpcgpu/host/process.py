@@ -27,6 +27,31 @@ if TYPE_CHECKING:
 
 # The variable with the identity (mark) of the process that launched the ranks.
 LAUNCHER = "HPCGPU_PARENT_PROCESS"  # not the name of an option: it would be read as one
+_PR_SET_PDEATHSIG = 1
+_OPEN_FILES = 1 << 19
+# glibc keeps free blocks of up to 4 MiB, and 16 MiB of free heap. distributed's nanny sets a MALLOC_TRIM_THRESHOLD_ of
+# 65536: then each block from 128 KiB on is mapped anew, a page fault for each 4 KiB, a quarter of a p2p shuffle's time.
+# From 4 MiB on numpy asks for huge pages, which are cheap to map. Where memory is short the heap is trimmed.
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(16 << 20), "MALLOC_MMAP_THRESHOLD_": str(4 << 20)}
+_OF_LOCAL_CLUSTER = "MALLOC_TRIM_THRESHOLD_", "65536"
+# Variables that must be set before a rank's fork server starts. distributed's nanny sets the others for its workers
+# (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at its import by default.
+_RANK_ENV = {
+    "PYTHONHASHSEED": "6640",
+    **_MALLOC,
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+_OURS = "HPCGPU_RANK_ENV"
+_PRELOAD = "LD_PRELOAD"
+_THREADS = "OMP_NUM_THREADS"
+# System call numbers of (set_mempolicy, get_mempolicy): libnuma is not on every node, and is not needed.
+_CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
+_POLICIES = ("none", "preferred", "bind", "interleave", "local", "preferred-many")
+_ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.M)
+_NODE_BITS = 1024  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
+_WORD_BITS = 64
 
 
 def start_time(pid: int) -> int | None:
@@ -126,27 +151,6 @@ def _read(pid: int) -> Process:
     fields = tail.split()
     environ = dict(variable.split("=", 1) for variable in variables if "=" in variable)
     return Process(pid, int(fields[1]), int(fields[19]), fields[0], head.partition("(")[2], environ)
-
-
-_PR_SET_PDEATHSIG = 1
-_OPEN_FILES = 1 << 19
-# glibc keeps free blocks of up to 4 MiB, and 16 MiB of free heap. distributed's nanny sets a MALLOC_TRIM_THRESHOLD_ of
-# 65536: then each block from 128 KiB on is mapped anew, a page fault for each 4 KiB, a quarter of a p2p shuffle's time.
-# From 4 MiB on numpy asks for huge pages, which are cheap to map. Where memory is short the heap is trimmed.
-_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(16 << 20), "MALLOC_MMAP_THRESHOLD_": str(4 << 20)}
-_OF_LOCAL_CLUSTER = "MALLOC_TRIM_THRESHOLD_", "65536"
-# Variables that must be set before a rank's fork server starts. distributed's nanny sets the others for its workers
-# (distributed.yaml, nanny.pre-spawn-environ), and OpenBLAS starts threads at its import by default.
-_RANK_ENV = {
-    "PYTHONHASHSEED": "6640",
-    **_MALLOC,
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
-_OURS = "HPCGPU_RANK_ENV"
-_PRELOAD = "LD_PRELOAD"
-_THREADS = "OMP_NUM_THREADS"
 
 
 def rank_env(environ: Mapping[str, str], preload: str = "") -> dict[str, str]:
@@ -294,14 +298,6 @@ def refused(error: BaseException) -> str:
         f"no further process or thread can be started on {os.uname().nodename} ({error}): this user may have {limit} "
         "(ulimit -u), and a job or container as many as its cgroup says (pids.max)"
     )
-
-
-# System call numbers of (set_mempolicy, get_mempolicy): libnuma is not on every node, and is not needed.
-_CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
-_POLICIES = ("none", "preferred", "bind", "interleave", "local", "preferred-many")
-_ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.M)
-_NODE_BITS = 1024  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
-_WORD_BITS = 64
 
 
 def bind(binding: Binding) -> None:

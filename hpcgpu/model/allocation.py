@@ -33,6 +33,12 @@ SCRIPT_LEADER = "HPCGPU_SCRIPT_LEADER"
 ALL_OF_THE_NODE = "all of this node"
 # HostMemory.source if the size is unknown: the machine comes from a file without sizes.
 NOT_TOLD = "the file has no memory sizes"
+# Fields of the run document; the others are settings.
+OWN = frozenset({"shape", "folder", "launch", "exit_file"})
+NO_GPU = "in a job, request GPUs from the batch system; without GPUs simulate them by the option gpus, as sim:4"
+DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
+_SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
+_TEXT = re.compile(r"(sim:|)(\d{1,4})(?:x(.+))?")
 
 
 class RankFacts(NamedTuple):
@@ -151,14 +157,8 @@ class BootstrapSettings(NamedTuple):
     gpus_per_node: int | None = None
 
 
-# Fields of the run document; the others are settings.
-OWN = frozenset({"shape", "folder", "launch", "exit_file"})
 # Settings that each document has, even with default values, unless they are None.
 WRITTEN = frozenset(BootstrapSettings._fields) - OWN
-NO_GPU = "in a job, request GPUs from the batch system; without GPUs simulate them by the option gpus, as sim:4"
-DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
-_SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
-_TEXT = re.compile(r"(sim:|)(\d{1,4})(?:x(.+))?")
 
 
 class SimulatedGpus(NamedTuple):

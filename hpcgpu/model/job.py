@@ -14,6 +14,9 @@ from hpcgpu.model.settings import Settings
 TIMED_OUT = 124  # a command's exit code, as timeout(1) has it
 # Some sites' qstat or squeue answers from a file that is minutes old (NCAR): a new job is in the next one.
 UNLISTED_S = 300.0
+VERSION = 2
+# Python decodes a path's undecodable bytes as U+DC80 to U+DCFF; no other lone surrogate can be encoded.
+_NO_BYTES = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +114,6 @@ class Patience:
     guard_s: float = 2.0  # between polls by a guard or the doctor, and all polls while the batch system is away
 
 
-VERSION = 2
-
-
 @dataclass(frozen=True, slots=True)
 class RunDocument:
     """Describe a run, without secrets and without facts about a node: each node plans its bindings in the job."""
@@ -131,10 +131,6 @@ class RunDocument:
     launch: str = ""
     exit_file: str = ""  # where rank 0 writes its exit code; empty: the program that started it returns the code
     version: int = VERSION
-
-
-# Python decodes a path's undecodable bytes as U+DC80 to U+DCFF; no other lone surrogate can be encoded.
-_NO_BYTES = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 class JobState(enum.Enum):

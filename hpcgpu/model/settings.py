@@ -21,6 +21,18 @@ NIC_RULES = ("balanced", "nearest", "ucx")
 MARKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # no shell line or batch directive carries these; a tab is fine
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 T = TypeVar("T")
+_SMALLEST = 1024  # a smaller limit is a typing error: a fraction or a unit was meant
+_SIZE = "a size ('5GB', 5_000_000_000)"
+_NONE = "or 0 or 'off' for none"
+_LIMIT = f"allowed: a fraction of the memory (0.8 or '0.8', at most 1.0), {_SIZE}, {_NONE}"
+GPU_MEMORY = "the size of this GPU's memory (NVML does not answer)"
+NODE_MEMORY = "the host memory of this node"
+_PART = f"allowed: a fraction from 0 to 1 (0.6 or '0.6'), {_NONE}"
+# A rank that only waits looks up 1,401 names in its Python environment: with 8 GPUs on a node 1,914 for each GPU, with
+# a rank per node 688 (2026-11-28). On 16 such nodes that is 245,000 look-ups in a shared file system, or 88,000.
+_MANY_NODES = 16
+# Those that Dask's own workers have, too.
+DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
 
 
 def read_option(name: str, value: object, where: str, read: Callable[[object], T]) -> T:
@@ -73,15 +85,6 @@ def one_line(value: str, what: str = "text") -> str:
     if not value.strip() or MARKS.search(value):
         raise ConfigError(f"{value!r} is no {what}: it is empty, or has a newline or control character")
     return value
-
-
-_SMALLEST = 1024  # a smaller limit is a typing error: a fraction or a unit was meant
-_SIZE = "a size ('5GB', 5_000_000_000)"
-_NONE = "or 0 or 'off' for none"
-_LIMIT = f"allowed: a fraction of the memory (0.8 or '0.8', at most 1.0), {_SIZE}, {_NONE}"
-GPU_MEMORY = "the size of this GPU's memory (NVML does not answer)"
-NODE_MEMORY = "the host memory of this node"
-_PART = f"allowed: a fraction from 0 to 1 (0.6 or '0.6'), {_NONE}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -420,11 +423,6 @@ class Settings:
         return self.sources.get(name, "default")
 
 
-# A rank that only waits looks up 1,401 names in its Python environment: with 8 GPUs on a node 1,914 for each GPU, with
-# a rank per node 688 (2026-11-28). On 16 such nodes that is 245,000 look-ups in a shared file system, or 88,000.
-_MANY_NODES = 16
-
-
 def options() -> tuple[Field[Any], ...]:
     """Return the options' fields, in their order."""
     return tuple(f for f in fields(Settings) if f.metadata)
@@ -443,8 +441,6 @@ WORKER = (
     *("gpus", "simulate", "workers_per_gpu", "cores", "reserved_cores", "memory_policy", "nics", "env"),
     *("trust_local_directory", "device_memory_limit", "jit_unspill", *RMM, *CUDF),
 )
-# Those that Dask's own workers have, too.
-DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
 
 # Headings of help and reference, and the options below each, by the names users type.
 GROUPS: Mapping[str, tuple[str, ...]] = {

@@ -18,6 +18,10 @@ from hpcgpu.units import DURATIONS, parse_bytes, parse_duration_s
 
 Tags = str | tuple[str, ...]
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
+_SOURCE = "tag or tags of `sources`: where the block was read"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+_ARRAY = "the most jobs of one array"
+Path = tuple[str | int, ...]  # to a value of the file: ("queues", 1, "walltime")
 
 
 def fact(default: Any, text: str) -> Any:  # the field's own annotation says the type
@@ -25,10 +29,6 @@ def fact(default: Any, text: str) -> Any:  # the field's own annotation says the
     if isinstance(default, Mapping):
         return field(default_factory=lambda: dict(default), metadata={"text": text})
     return field(default=default, metadata={"text": text})
-
-
-_SOURCE = "tag or tags of `sources`: where the block was read"
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,9 +287,6 @@ def _check_time(name: str, value: str | int | None) -> None:
     raise ConfigError(f"{name}: {value!r} is no time; allowed: {DURATIONS}")
 
 
-_ARRAY = "the most jobs of one array"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmDialect:
     """For Slurm."""
@@ -359,9 +356,6 @@ class Inventory:
     gpu_type: str = ""  # of all GPUs, if Slurm's gres have a single type
     array_limit: int | None = None  # the most elements of an array; None: unknown
     silent: tuple[str, ...] = ()  # programs without an answer, with their messages
-
-
-Path = tuple[str | int, ...]  # to a value of the file: ("queues", 1, "walltime")
 
 
 def dotted(path: Path) -> str:

@@ -18,6 +18,30 @@ _EMS |= dict.fromkeys(" ,.'iljIJ·", 0.33) | dict.fromkeys(":;|!/\\()[]ftr-", 0.
 _EMS |= dict.fromkeys("ABCEFKPRSTVXYZ", 0.7) | dict.fromkeys("wOQGDNUH#&+<>=~^", 0.84) | dict.fromkeys("mMW@%", 1.0)
 _OTHER = 1.05  # what is not ASCII may be as wide as it is high
 _BOLD = 1.16
+# Paul Tol's "light" scheme (SRON technical note 3.2), made to be told apart by colour-blind readers under dark text;
+# then eight with the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic and
+# tritanopic eyes see them (model of Machado et al., 2009). The number in each box has the same meaning without colour.
+COLOURS = (
+    *("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00"),
+    *("#8888EE", "#BBFFBB", "#AA88AA", "#EE6677", "#BB8833", "#AACC99", "#DDFFDD", "#779977"),
+)
+INK = "#1A1A1A"
+FADED = "#5F5F5F"
+_LINE, _PALE = "#8A8A8A", "#F1F1F1"
+# fill, outline, its width, radius of the corners
+_STYLES = {
+    "package": ("#FAFAFA", "#444444", 1.5, 8),
+    "node": ("#FFFFFF", _LINE, 1, 6),
+    "unknown": ("#FFFFFF", _LINE, 1, 6),
+    "core": ("#FFFFFF", _LINE, 1, 2),
+    "gpu": ("#FFFFFF", "#333333", 1.2, 4),
+    "port": ("#FFFFFF", INK, 2, 4),
+    "port idle": (_PALE, "#777777", 1, 4),
+    "memory": ("#FFFFFF", _LINE, 1, 4),
+    "tag": ("#FFFFFF", "#333333", 0.8, 2),
+}
+# From a port to a GPU, by the kind of distance: width and dashes of a line.
+_DISTANCES = ((4, "none"), (1.5, "none"), (2, "8 3"), (2, "6 3 2 3"), (2, "2 3"), (0, "none"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,32 +167,6 @@ def walk(tiles: Sequence[Tile]) -> Iterator[Tile]:
     for tile in tiles:
         yield tile
         yield from walk(tile.inside)
-
-
-# Paul Tol's "light" scheme (SRON technical note 3.2), made to be told apart by colour-blind readers under dark text;
-# then eight with the largest distance from these and each other in CIELAB as normal, deuteranopic, protanopic and
-# tritanopic eyes see them (model of Machado et al., 2009). The number in each box has the same meaning without colour.
-COLOURS = (
-    *("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00"),
-    *("#8888EE", "#BBFFBB", "#AA88AA", "#EE6677", "#BB8833", "#AACC99", "#DDFFDD", "#779977"),
-)
-INK = "#1A1A1A"
-FADED = "#5F5F5F"
-_LINE, _PALE = "#8A8A8A", "#F1F1F1"
-# fill, outline, its width, radius of the corners
-_STYLES = {
-    "package": ("#FAFAFA", "#444444", 1.5, 8),
-    "node": ("#FFFFFF", _LINE, 1, 6),
-    "unknown": ("#FFFFFF", _LINE, 1, 6),
-    "core": ("#FFFFFF", _LINE, 1, 2),
-    "gpu": ("#FFFFFF", "#333333", 1.2, 4),
-    "port": ("#FFFFFF", INK, 2, 4),
-    "port idle": (_PALE, "#777777", 1, 4),
-    "memory": ("#FFFFFF", _LINE, 1, 4),
-    "tag": ("#FFFFFF", "#333333", 0.8, 2),
-}
-# From a port to a GPU, by the kind of distance: width and dashes of a line.
-_DISTANCES = ((4, "none"), (1.5, "none"), (2, "8 3"), (2, "6 3 2 3"), (2, "2 3"), (0, "none"))
 
 
 def to_svg(title: str, paper: Tile) -> str:

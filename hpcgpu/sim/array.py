@@ -25,6 +25,26 @@ _NUMPY_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
 COUNTER_BYTES = 8
 # malloc reuses smaller blocks itself.
 _SMALLEST_BYTES = 128 * 2**10
+# A wrapper class: a subclass of ndarray would become a host array in np.asarray and in concatenate.
+_IMPLICIT = (
+    "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
+)
+# Functions that return a fact for the host, not data; and functions that take host arrays as indices, like CuPy's.
+_FACTS = {np.allclose, np.array_equal, np.may_share_memory, np.shares_memory, np.iscomplexobj, np.result_type}
+_INDEXED = {np.take, np.take_along_axis, np.delete, np.insert, np.isin}
+# With ``like=`` these copy from the host.
+_UPLOADS = {np.array, np.asarray, np.asanyarray}
+# These write data out: it is copied to the host first.
+_OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, np.array_repr, np.array_str}
+# The methods and attributes of ndarray that CuPy's arrays have, too.
+_ATTRIBUTES = frozenset(
+    """
+    T size itemsize strides flags all any argmax argmin argpartition argsort astype
+    choose clip compress conj conjugate copy cumprod cumsum diagonal dot fill flatten max mean min nonzero partition
+    prod ptp put ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take trace transpose
+    var view
+    """.split()  # a list of so many quoted words is not easier to read
+)
 
 
 class Memory(np.ndarray):
@@ -142,19 +162,6 @@ def read_usage_bytes(path: str | os.PathLike[str]) -> int:
         return int.from_bytes(Path(path).read_bytes(), "little")
     except OSError:
         return 0
-
-
-# A wrapper class: a subclass of ndarray would become a host array in np.asarray and in concatenate.
-_IMPLICIT = (
-    "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
-)
-# Functions that return a fact for the host, not data; and functions that take host arrays as indices, like CuPy's.
-_FACTS = {np.allclose, np.array_equal, np.may_share_memory, np.shares_memory, np.iscomplexobj, np.result_type}
-_INDEXED = {np.take, np.take_along_axis, np.delete, np.insert, np.isin}
-# With ``like=`` these copy from the host.
-_UPLOADS = {np.array, np.asarray, np.asanyarray}
-# These write data out: it is copied to the host first.
-_OUTPUT = {np.save, np.savez, np.savez_compressed, np.savetxt, np.array2string, np.array_repr, np.array_str}
 
 
 def _part(name: str) -> property:
@@ -335,17 +342,6 @@ def host_of(array: SimArray) -> np.ndarray:
 def buffer_of(array: SimArray) -> Any:
     """Return an array's hpcgpu.sim.gpu.Allocation."""
     return array._allocation
-
-
-# The methods and attributes of ndarray that CuPy's arrays have, too.
-_ATTRIBUTES = frozenset(
-    """
-    T size itemsize strides flags all any argmax argmin argpartition argsort astype
-    choose clip compress conj conjugate copy cumprod cumsum diagonal dot fill flatten max mean min nonzero partition
-    prod ptp put ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take trace transpose
-    var view
-    """.split()  # a list of so many quoted words is not easier to read
-)
 
 
 def _down(value: Any, host: bool = False) -> Any:

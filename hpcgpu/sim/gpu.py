@@ -17,6 +17,8 @@ from hpcgpu.sim.array import read_usage_bytes as read_usage_bytes
 
 # Freed memory up to this fraction (1/4) is kept for reuse.
 _KEPT = 4
+_current: SimGpu | None = None
+_choosing = threading.Lock()
 
 
 class OutOfMemoryError(MemoryError):
@@ -253,10 +255,6 @@ def _check(dtype: np.dtype) -> None:
 
 def _address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-_current: SimGpu | None = None
-_choosing = threading.Lock()
 
 
 def current_gpu() -> SimGpu:

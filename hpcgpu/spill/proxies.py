@@ -34,6 +34,35 @@ from hpcgpu.spill.values.take_apart import put_together, take_apart
 BASE: Any = wrapt.BaseObjectProxy
 # the C slot itself; a proxy's __wrapped__ is never a placeholder
 HELD: Any = BASE.__wrapped__
+# The special methods that wrapt calls on the held object; the proxy itself defines the operators.
+_TOUCHES: dict[str, Callable[..., Any]] = {
+    **{"iter": iter, "hash": hash, "str": str, "bool": bool, "int": int, "float": float, "dir": dir},
+    **{"complex": complex, "bytes": bytes, "format": format, "reversed": reversed, "round": round},
+    **{"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "index": operator.index},
+    **{"getitem": operator.getitem, "contains": operator.contains},
+}
+# Methods that write to their object, of arrays, lists, dicts, sets and data frames.
+METHODS = frozenset(
+    """
+    fill sort partition put itemset resize byteswap setfield setflags
+    append extend insert pop remove reverse clear update setdefault popitem add discard
+    difference_update intersection_update symmetric_difference_update
+    """.split()  # a list of so many quoted words is not easier to read
+)
+# Methods of data frames that write with inplace=True.
+INPLACE_METHODS = frozenset(
+    """
+    drop dropna fillna ffill bfill replace rename rename_axis reset_index set_index sort_values sort_index
+    drop_duplicates query eval clip interpolate mask where
+    """.split()
+)
+# Attributes through which code writes to the object.
+INDEXERS = frozenset({"loc", "iloc", "at", "iat", "__cuda_array_interface__", "__dlpack__"})
+# Functions of numpy that write to their first argument.
+_FILLS = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis}
+_BUILTIN: dict[str, Callable[..., Any]] = {"pow": pow, "divmod": divmod}  # operator's pow takes no third argument
+_CLASSES: dict[type, type[Proxy]] = {}
+_tables: list[Any] = []  # dask's, which look at type(x)
 
 
 class Source(Protocol):
@@ -112,13 +141,6 @@ class Placeholder:
 
 
 _state_of: Callable[[Placeholder], State] = Placeholder.__dict__["_state"].__get__
-# The special methods that wrapt calls on the held object; the proxy itself defines the operators.
-_TOUCHES: dict[str, Callable[..., Any]] = {
-    **{"iter": iter, "hash": hash, "str": str, "bool": bool, "int": int, "float": float, "dir": dir},
-    **{"complex": complex, "bytes": bytes, "format": format, "reversed": reversed, "round": round},
-    **{"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "index": operator.index},
-    **{"getitem": operator.getitem, "contains": operator.contains},
-}
 for _name, _operation in _TOUCHES.items():
     setattr(Placeholder, f"__{_name}__", lambda self, *args, do=_operation: do(_state_of(self).load(), *args))
 
@@ -161,27 +183,6 @@ class Resident:
 
     def dirty(self) -> None:
         """Do nothing: there are no copies."""
-
-
-# Methods that write to their object, of arrays, lists, dicts, sets and data frames.
-METHODS = frozenset(
-    """
-    fill sort partition put itemset resize byteswap setfield setflags
-    append extend insert pop remove reverse clear update setdefault popitem add discard
-    difference_update intersection_update symmetric_difference_update
-    """.split()  # a list of so many quoted words is not easier to read
-)
-# Methods of data frames that write with inplace=True.
-INPLACE_METHODS = frozenset(
-    """
-    drop dropna fillna ffill bfill replace rename rename_axis reset_index set_index sort_values sort_index
-    drop_duplicates query eval clip interpolate mask where
-    """.split()
-)
-# Attributes through which code writes to the object.
-INDEXERS = frozenset({"loc", "iloc", "at", "iat", "__cuda_array_interface__", "__dlpack__"})
-# Functions of numpy that write to their first argument.
-_FILLS = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis}
 
 
 class _Meta(type):
@@ -273,7 +274,6 @@ def _inplace(operation: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-_BUILTIN: dict[str, Callable[..., Any]] = {"pow": pow, "divmod": divmod}  # operator's pow takes no third argument
 for _name in "add sub mul matmul pow truediv floordiv mod divmod lshift rshift and or xor".split():
     _forwards = _forward(_BUILTIN.get(_name) or getattr(operator, f"__{_name}__"))
     setattr(Proxy, f"__{_name}__", _forwards)
@@ -367,8 +367,6 @@ def _pickled(cls: Any) -> Any:
 
 
 copyreg.pickle(_Meta, _pickled)
-_CLASSES: dict[type, type[Proxy]] = {}
-_tables: list[Any] = []  # dask's, which look at type(x)
 
 
 def make_proxy(source: Source) -> Any:

@@ -31,6 +31,16 @@ _NO_CORES = "the file does not describe which PUs share a core ({})"
 _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: .*)?", re.I)
 _TWICE = "{} is described in two places: the first GPU or network card counts"
 _SCRUBBED = "several GPUs have the UUID {}: it is ignored"
+MAX_BYTES = 8 * 2**20  # of a file; recorded ones are below 1 MiB. A caller reads at most one byte more.
+_ALLOWED = (
+    "hwloc's XML (lstopo --disallowed --of xml machine.xml), NCCL's topology XML (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE)"
+)
+# An object and its ancestors, the outermost first.
+Placed = tuple[ET.Element, tuple[ET.Element, ...]]
+# A GPU's own memory, and high-bandwidth memory beside DRAM, are not for a worker's heap.
+_OTHER_MEMORY = {"gpumemory": "gpu", "hbm": "hbm", "mcdram": "hbm", "cxl": "cxl"}
+_PACKAGES = ("Package", "Socket")  # "Socket" until hwloc 1.10
+_LOCAL = ("Core", "PU", "Bridge", "PCIDev", "OSDev")
 
 
 def _topology(root: ET.Element, text: str) -> Topology:
@@ -211,12 +221,6 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
     return out
 
 
-MAX_BYTES = 8 * 2**20  # of a file; recorded ones are below 1 MiB. A caller reads at most one byte more.
-_ALLOWED = (
-    "hwloc's XML (lstopo --disallowed --of xml machine.xml), NCCL's topology XML (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE)"
-)
-
-
 def read_file(text: str) -> Topology:
     """Parse hwloc's or NCCL's XML into a topology; ParseError for another format, or a text over :data:`MAX_BYTES`."""
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
@@ -231,14 +235,6 @@ def read_file(text: str) -> Topology:
                 return nccl_xml.topology_of(root, text)
         problem = f"not a topology file: it begins with <{root.tag[:40]}>"
     raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
-
-
-# An object and its ancestors, the outermost first.
-Placed = tuple[ET.Element, tuple[ET.Element, ...]]
-# A GPU's own memory, and high-bandwidth memory beside DRAM, are not for a worker's heap.
-_OTHER_MEMORY = {"gpumemory": "gpu", "hbm": "hbm", "mcdram": "hbm", "cxl": "cxl"}
-_PACKAGES = ("Package", "Socket")  # "Socket" until hwloc 1.10
-_LOCAL = ("Core", "PU", "Bridge", "PCIDev", "OSDev")
 
 
 @dataclass(frozen=True, slots=True)

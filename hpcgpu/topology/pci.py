@@ -45,6 +45,12 @@ _VIRTUAL = {
 _PLACEHOLDERS = ("", "to be filled by o.e.m", "system product name", "default string", "not specified", "none", "n/a")
 # IBTA's port states, as the kernel and hwloc number them.
 _STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
+# Recorded files are at most 20 levels deep; readers below here may recurse.
+_MAX_DEPTH = 200
+# 8192 PUs, the most that Linux is built for, are 2815 characters.
+_MAX_MASK = 8192
+_MASK = re.compile(r"(?:0x)?[0-9a-fA-F]{0,8}(?:,(?:0x)?[0-9a-fA-F]{0,8})*")
+_T = TypeVar("_T")
 
 
 def address(text: str) -> str:
@@ -141,14 +147,6 @@ def home(nodes: CpuSet, numa: Sequence[NumaNode]) -> int | None:
     if not nodes and len(described) == 1:
         return min(described)
     return min(near) if near and (near != described or len(described) == 1) else None
-
-
-# Recorded files are at most 20 levels deep; readers below here may recurse.
-_MAX_DEPTH = 200
-# 8192 PUs, the most that Linux is built for, are 2815 characters.
-_MAX_MASK = 8192
-_MASK = re.compile(r"(?:0x)?[0-9a-fA-F]{0,8}(?:,(?:0x)?[0-9a-fA-F]{0,8})*")
-_T = TypeVar("_T")
 
 
 class Misread(ValueError):

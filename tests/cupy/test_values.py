@@ -33,6 +33,36 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "complex": lambda base: base.view("c16"),
     "records": lambda base: base.reshape(-1).view("f8,f8"),
 }
+FRAMES = """
+import sys
+sys.modules["numba"] = None  # no extra of ours installs it
+import cupy, numpy as np
+from distributed.protocol import deserialize, serialize
+from cupy_arrays import on_host
+from hpcgpu.spill.store import messages
+
+messages.register()
+record = np.dtype([("a", "i4"), ("b", "f8")])
+arrays = {
+    "records": np.zeros(5, record),
+    "columns first": np.asfortranarray(np.arange(12, dtype="f4").reshape(3, 4)),
+    "empty": np.empty((0, 3), "c8"),
+    "one": np.array([7], "i8"),
+}
+arrays["records"]["a"] = range(5)
+for name, array in arrays.items():
+    header, frames = serialize(cupy.asarray(array), serializers=("cuda",), on_error="raise")
+    assert header["serializer"] == "cuda"
+    assert [(type(f), f.dtype, f.ndim, f.nbytes) for f in frames] == [(cupy.ndarray, "u1", 1, array.nbytes)]
+    back = deserialize(header, frames)
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+    assert not array.nbytes or back.data.ptr == frames[0].data.ptr
+    assert array.nbytes == 0 or on_host(back).tobytes("K") == array.tobytes("K")
+    print(name)
+theirs = {"shape": (2,), "typestr": "<i4", "strides": (4,), "version": 3, "data": (0, False)}
+frame = cupy.asarray(np.frombuffer(np.array([3, 4], "<i4"), "u1"))
+print(on_host(messages.from_device_frame(theirs, [frame])).tolist())
+"""
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])
@@ -156,38 +186,6 @@ def test_a_buffer_of_cuda_core_comes_back(new_store: NewStore) -> None:
     gpu = device_of(back)
     assert gpu is not None
     assert set(gpu.pack([[back]], lambda nbytes: np.empty(nbytes, np.uint8))[0][0].tolist()) == {7}
-
-
-FRAMES = """
-import sys
-sys.modules["numba"] = None  # no extra of ours installs it
-import cupy, numpy as np
-from distributed.protocol import deserialize, serialize
-from cupy_arrays import on_host
-from hpcgpu.spill.store import messages
-
-messages.register()
-record = np.dtype([("a", "i4"), ("b", "f8")])
-arrays = {
-    "records": np.zeros(5, record),
-    "columns first": np.asfortranarray(np.arange(12, dtype="f4").reshape(3, 4)),
-    "empty": np.empty((0, 3), "c8"),
-    "one": np.array([7], "i8"),
-}
-arrays["records"]["a"] = range(5)
-for name, array in arrays.items():
-    header, frames = serialize(cupy.asarray(array), serializers=("cuda",), on_error="raise")
-    assert header["serializer"] == "cuda"
-    assert [(type(f), f.dtype, f.ndim, f.nbytes) for f in frames] == [(cupy.ndarray, "u1", 1, array.nbytes)]
-    back = deserialize(header, frames)
-    assert (back.dtype, back.shape) == (array.dtype, array.shape)
-    assert not array.nbytes or back.data.ptr == frames[0].data.ptr
-    assert array.nbytes == 0 or on_host(back).tobytes("K") == array.tobytes("K")
-    print(name)
-theirs = {"shape": (2,), "typestr": "<i4", "strides": (4,), "version": 3, "data": (0, False)}
-frame = cupy.asarray(np.frombuffer(np.array([3, 4], "<i4"), "u1"))
-print(on_host(messages.from_device_frame(theirs, [frame])).tolist())
-"""
 
 
 def test_arrays_are_frames_of_device_memory_without_numba() -> None:

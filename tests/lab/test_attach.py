@@ -12,6 +12,36 @@ from lab import NETWORK, PATIENCE_S, Lab
 from waiting import until
 
 START = "import os, sys, time\nfrom distributed import Client\nfrom hpcgpu import SLURMGPUCluster\n"
+DETACH = """
+    cluster = SLURMGPUCluster(nodes=1, gpus="sim:2", client_grace=3, job_name="mine", dashboard=False)
+    with Client(cluster) as client:
+        client.publish_dataset(kept=client.submit(sum, [1, 2], key="kept"))
+        client.datasets["kept"].result()
+    cluster.detach()
+    print("JOB", cluster.job_id, cluster.status.name)
+"""
+TAMPER = """
+    import json, pathlib
+    from hpcgpu.deploy.network.scheduler_file import Certificate
+    from hpcgpu.errors import TrustError
+    path, = pathlib.Path(".hpcgpu/runs").glob("*/scheduler")
+    right = json.loads(path.read_text())
+    wrong = Certificate.make()
+    cases = {"other": {"cert": wrong.cert_pem, "key": wrong.key_pem}, "mixed": {"key": wrong.key_pem},
+             "nonce": {"nonce": "of another run"}, "cut": None}
+    for case, change in cases.items():
+        path.write_text(json.dumps(right | change) if change else json.dumps(right)[:40])
+        try:
+            SLURMGPUCluster.attach("mine")
+        except TrustError as e:
+            print("CASE", case, e)
+            assert not any(key.splitlines()[1] in str(e) for key in (right["key"], wrong.key_pem))
+    path.write_text(json.dumps(right))
+    cluster = SLURMGPUCluster.attach("mine")
+    with Client(cluster) as client:
+        print("KEPT", client.datasets["kept"].result())
+    cluster.shutdown()
+"""
 
 
 def python(lab: Lab, code: str, **options: object) -> str:
@@ -28,16 +58,6 @@ def hpcgpu(lab: Lab, *words: str, check: bool = True) -> str:
 @pytest.fixture(autouse=True)
 def no_runs(slurm_lab: Lab) -> None:
     slurm_lab.forget_runs()
-
-
-DETACH = """
-    cluster = SLURMGPUCluster(nodes=1, gpus="sim:2", client_grace=3, job_name="mine", dashboard=False)
-    with Client(cluster) as client:
-        client.publish_dataset(kept=client.submit(sum, [1, 2], key="kept"))
-        client.datasets["kept"].result()
-    cluster.detach()
-    print("JOB", cluster.job_id, cluster.status.name)
-"""
 
 
 @pytest.fixture
@@ -148,30 +168,6 @@ def test_attach_to_an_ended_or_foreign_run_is_an_error(slurm_lab: Lab, detached:
     assert "run mine has ended and its owner is gone" in cleaned
     assert "no clusters" in cleaned
     assert slurm_lab.runs() == []
-
-
-TAMPER = """
-    import json, pathlib
-    from hpcgpu.deploy.network.scheduler_file import Certificate
-    from hpcgpu.errors import TrustError
-    path, = pathlib.Path(".hpcgpu/runs").glob("*/scheduler")
-    right = json.loads(path.read_text())
-    wrong = Certificate.make()
-    cases = {"other": {"cert": wrong.cert_pem, "key": wrong.key_pem}, "mixed": {"key": wrong.key_pem},
-             "nonce": {"nonce": "of another run"}, "cut": None}
-    for case, change in cases.items():
-        path.write_text(json.dumps(right | change) if change else json.dumps(right)[:40])
-        try:
-            SLURMGPUCluster.attach("mine")
-        except TrustError as e:
-            print("CASE", case, e)
-            assert not any(key.splitlines()[1] in str(e) for key in (right["key"], wrong.key_pem))
-    path.write_text(json.dumps(right))
-    cluster = SLURMGPUCluster.attach("mine")
-    with Client(cluster) as client:
-        print("KEPT", client.datasets["kept"].result())
-    cluster.shutdown()
-"""
 
 
 def test_who_attaches_with_a_wrong_certificate_hears_why_at_once(slurm_lab: Lab, detached: str) -> None:

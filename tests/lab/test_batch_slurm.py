@@ -12,17 +12,6 @@ from lab import Lab
 from hpcgpu.batch import Slurm
 from hpcgpu.model import Command, JobSpec, Result
 
-
-def run(lab: Lab, command: Command) -> Result:
-    done = lab.exec(lab.login, command.argv, timeout=command.timeout_s, stdin=command.stdin)
-    return Result(command.argv, done.returncode, done.stdout, done.stderr)
-
-
-def submit(lab: Lab, spec: JobSpec) -> str:
-    slurm = Slurm()
-    return slurm.read_submit(run(lab, slurm.submit(slurm.script(spec), spec)))
-
-
 RANK = """
 import os, signal, time
 me = os.environ.get("SLURM_PROCID") if "OMPI_COMM_WORLD_RANK" not in os.environ else os.environ["OMPI_COMM_WORLD_RANK"]
@@ -36,6 +25,16 @@ LAUNCHERS = {
     "mpirun": ("/usr/bin/mpirun",),
     "mpirun-5": ("/opt/venv-wheel/bin/mpirun", "--bind-to", "none"),
 }
+
+
+def run(lab: Lab, command: Command) -> Result:
+    done = lab.exec(lab.login, command.argv, timeout=command.timeout_s, stdin=command.stdin)
+    return Result(command.argv, done.returncode, done.stdout, done.stderr)
+
+
+def submit(lab: Lab, spec: JobSpec) -> str:
+    slurm = Slurm()
+    return slurm.read_submit(run(lab, slurm.submit(slurm.script(spec), spec)))
 
 
 def heard(log: str, word: str) -> list[str]:

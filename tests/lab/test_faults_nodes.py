@@ -15,6 +15,14 @@ RIGHT = {"right": True, "lost": {}}
 NODE = container("node3")
 CONTROLLER = container(Lab.login)
 IN_NODE = ("exec", "-u", "root", NODE)
+POWER = (("kill", NODE), ("start", NODE))
+NETWORK = (
+    (*IN_NODE, "sh", "-c", "iptables -A INPUT ! -i lo -j DROP; iptables -A OUTPUT ! -o lo -j DROP"),
+    (*IN_NODE, "sh", "-c", "iptables -F INPUT; iptables -F OUTPUT"),
+)
+FROZEN = (("pause", NODE), ("unpause", NODE))
+AWAY = ("stop", "-t", "20", CONTROLLER), ("start", CONTROLLER)
+ELSEWHERE = {"where": "node4", "job_extra_directives": ["--exclude=node4"]}  # the client is not to die with slurmctld
 
 
 @contextmanager
@@ -38,14 +46,6 @@ def until_named(run: Faulty, job: str, node: str) -> None:
 
 def on_node3(run: Faulty) -> str:
     return next(job for job in run.members() if run.node_of(job) == "node3")
-
-
-POWER = (("kill", NODE), ("start", NODE))
-NETWORK = (
-    (*IN_NODE, "sh", "-c", "iptables -A INPUT ! -i lo -j DROP; iptables -A OUTPUT ! -o lo -j DROP"),
-    (*IN_NODE, "sh", "-c", "iptables -F INPUT; iptables -F OUTPUT"),
-)
-FROZEN = (("pause", NODE), ("unpause", NODE))
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,6 @@ def test_a_gang_without_kill_goes_on_without_a_lost_node(slurm_lab: Lab) -> None
             assert results["right"]
             assert len(results["lost"]) == alone
             assert "UP 1/2" in run.ask("str(cluster.jobs)")
-
-
-AWAY = ("stop", "-t", "20", CONTROLLER), ("start", CONTROLLER)
-ELSEWHERE = {"where": "node4", "job_extra_directives": ["--exclude=node4"]}  # the client is not to die with slurmctld
 
 
 def test_slurmctld_is_away_while_the_cluster_grows(slurm_lab: Lab) -> None:

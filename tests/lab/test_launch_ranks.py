@@ -16,6 +16,14 @@ from hpcgpu.launch.launchers import mpirun_command, srun_command
 from hpcgpu.model.allocation import World
 
 SEVERAL = [World(nodes=2, per_node=4), World(nodes=2, per_node=1, extra=False)]
+IN_A_JOB = """
+asked = c.map(slow, range(300))
+before = addresses()
+leader = c.run(os.getpid, nanny=True)[before["node2-0"]]
+c.run(os.kill, leader, signal.SIGKILL, workers=[before["node2-0"]], on_error="ignore")
+wait(lambda: "node2-0" not in addresses() and "node2-1" not in addresses())
+print(c.gather(asked) == list(range(1, 301)), *sorted(addresses()))
+"""
 
 
 def in_job(lab: Lab, argv: tuple[str, ...]) -> dict[str, Any]:
@@ -51,16 +59,6 @@ def test_mpich_leaves_each_node_its_variables(slurm_lab: Lab) -> None:
     check(seen, world, ["node1", "node2"])
     places = {(r["launcher"], r["host"], r["node"], r["gpus"]) for r in seen["ranks"]}
     assert places == {("MPICH mpiexec", node, node, "0,1,2,3") for node in ("node1", "node2")}
-
-
-IN_A_JOB = """
-asked = c.map(slow, range(300))
-before = addresses()
-leader = c.run(os.getpid, nanny=True)[before["node2-0"]]
-c.run(os.kill, leader, signal.SIGKILL, workers=[before["node2-0"]], on_error="ignore")
-wait(lambda: "node2-0" not in addresses() and "node2-1" not in addresses())
-print(c.gather(asked) == list(range(1, 301)), *sorted(addresses()))
-"""
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])

@@ -31,6 +31,16 @@ print("FACTS", json.dumps({
     "differences": found.differences,
 }))
 """
+UNBOUND = ("srun", "-n1", "--cpu-bind=none")
+BY_CORE = ("srun", "--mpi=pmix", "-n2", "--cpu-bind=cores")
+MEMORY = """
+from distributed import Client
+import hpcgpu
+client = Client()
+found = hpcgpu.bindings(client)
+print("LIMITS", [w.spec.memory_limit_bytes >> 20 for w in found.workers])
+print(found)
+"""
 
 
 class Bound(NamedTuple):
@@ -54,9 +64,6 @@ def set_up(lab: Lab, launcher: tuple[str, ...], expected: list[str]) -> None:
     out = lab.exec(lab.login, [*ALLOCATION, *launcher, "sh", "-c", "taskset -cp $$"], check=True).stdout
     masks = sorted(re.findall(r"affinity list: (\S+)", out))
     assert masks == expected, f"not set up: the launcher's masks are {masks}, they were to be {expected}"
-
-
-UNBOUND = ("srun", "-n1", "--cpu-bind=none")
 
 
 @contextmanager
@@ -98,9 +105,6 @@ def test_a_cpuset_of_one_core_is_never_left(slurm_lab: Lab) -> None:
     assert f"{NODE}: 2 workers share cores 0" in seen.stderr
 
 
-BY_CORE = ("srun", "--mpi=pmix", "-n2", "--cpu-bind=cores")
-
-
 def test_masks_of_srun_are_put_together_and_said(slurm_lab: Lab) -> None:
     """Rank 0 is the scheduler on one core, rank 1 has both workers on the other."""
     set_up(slurm_lab, BY_CORE, ["0", "1"])
@@ -124,16 +128,6 @@ def test_open_mpis_default_of_one_core_each(slurm_lab: Lab, bin: str) -> None:
     seen = run(slurm_lab, *mpirun, bin=bin)
     assert (seen.masks, seen.differences) == ([["0"], ["1"]], {})
     assert "the launcher bound each rank to cores of its own" in seen.stderr
-
-
-MEMORY = """
-from distributed import Client
-import hpcgpu
-client = Client()
-found = hpcgpu.bindings(client)
-print("LIMITS", [w.spec.memory_limit_bytes >> 20 for w in found.workers])
-print(found)
-"""
 
 
 def test_the_jobs_own_memory_limits_its_workers_without_a_cgroup(slurm_lab: Lab) -> None:

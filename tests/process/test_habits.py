@@ -35,18 +35,6 @@ except KeyboardInterrupt:
     print("interrupted", client.submit(lambda x: x + 1, kept).result(60), cluster.job_id, flush=True)
 interrupt()
 """
-
-
-def test_interrupt_ends_a_script_but_not_the_cluster_of_a_cell(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(INTERRUPTED)
-    done = ranks.run_command(["setsid", "--wait", sys.executable, str(tmp_path / "script.py")])
-    *said, pid = done.stdout.split()
-    assert said == ["interrupted", "42"], done.stderr
-    assert done.returncode != 0
-    assert "KeyboardInterrupt" in done.stderr
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the ranks end with the script")
-
-
 INTERRUPTED_START = """
 import os, signal, threading
 from hpcgpu import LocalGPUCluster
@@ -65,6 +53,16 @@ except KeyboardInterrupt:
             thread.join()
     print("interrupted")
 """
+
+
+def test_interrupt_ends_a_script_but_not_the_cluster_of_a_cell(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    done = ranks.run_command(["setsid", "--wait", sys.executable, str(tmp_path / "script.py")])
+    *said, pid = done.stdout.split()
+    assert said == ["interrupted", "42"], done.stderr
+    assert done.returncode != 0
+    assert "KeyboardInterrupt" in done.stderr
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the ranks end with the script")
 
 
 def test_interrupted_start_ends_the_ranks_and_says_no_more(tmp_path: Path) -> None:

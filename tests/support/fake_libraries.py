@@ -15,6 +15,7 @@ import pytest
 from hpcgpu.spill.devices.cuda import CudaDevice
 
 _FIELDS = {"float32": "f4", "float64": "f8", "uint8": "u1"}
+_installed: list[CudaDevice] = []
 
 
 class Gpu:
@@ -178,9 +179,6 @@ class Pool:
 
     used_bytes = lambda self: 0  # noqa: E731 - torch counts all
     give_back = lambda self: None  # noqa: E731
-
-
-_installed: list[CudaDevice] = []
 
 
 def current(number: int) -> CudaDevice:

@@ -23,6 +23,19 @@ from hpcgpu.topology.hwloc_xml import read_file
 
 MACHINES = sorted(p.stem for p in TOPOLOGIES.glob("*.xml"))
 GIB = 2**30
+HWLOC = [name for name in MACHINES if name != "aws-p4de-24xl-topo"]
+mask = functools.partial(fakesys.mask, prefix="0x")
+IDS = {
+    "nvidia": "0302 [10de:2330] [10de:1626] a1",
+    "amd": "0380 [1002:740c] [1002:0b0c] 01",
+    "infiniband": "0207 [15b3:101b] [15b3:0007] 00",
+    "roce": "0200 [15b3:101d] [15b3:0016] 00",
+    "slingshot": "0200 [17db:0501] [17db:0001] 02",
+}
+# LUMI and Frontier leave 56 of 64 cores to jobs; that it is the first of each eight follows from LUMI's list.
+_WITHOUT_FIRST = CpuSet(i for i in range(64) if i % 8)
+GRANTED: dict[str, CpuSet] = {"frontier": _WITHOUT_FIRST, "lumi-g": _WITHOUT_FIRST}
+LUMI_CORES = (49, 57, 17, 25, 1, 9, 33, 41)
 
 
 @cache
@@ -39,15 +52,9 @@ def gpus_of(topology: Topology) -> tuple[Gpu, ...]:
     return topology.gpus or simulated_gpus(topology, 4, GIB, "node")
 
 
-HWLOC = [name for name in MACHINES if name != "aws-p4de-24xl-topo"]
-
-
 @cache
 def text_of(name: str) -> str:
     return (TOPOLOGIES / f"{name}.xml").read_text()
-
-
-mask = functools.partial(fakesys.mask, prefix="0x")
 
 
 def granted(text: str, pus: Iterable[int], nodes: Iterable[int] | None = None) -> str:
@@ -107,15 +114,6 @@ def lstopo(*arguments: str, stdin: str = "") -> str:
         pytest.skip(f"no lstopo of hwloc 2 here: {version.strip()}")
     argv = [program, *arguments]
     return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-IDS = {
-    "nvidia": "0302 [10de:2330] [10de:1626] a1",
-    "amd": "0380 [1002:740c] [1002:0b0c] 01",
-    "infiniband": "0207 [15b3:101b] [15b3:0007] 00",
-    "roce": "0200 [15b3:101d] [15b3:0016] 00",
-    "slingshot": "0200 [17db:0501] [17db:0001] 02",
-}
 
 
 def as_xml(topology: Topology, *, subtypes: bool = True) -> str:
@@ -198,8 +196,3 @@ DOCUMENTED: dict[str, Topology] = {
     # LUMI user guide: the first cores for GPUs 0 to 7 are 49, 57, 17, 25, 1, 9, 33, 41.
     "lumi-g": _with_ports(_node([16] * 4, [3, 3, 1, 1, 0, 0, 2, 2], [0] * 4, "amd"), "slingshot", [None] * 4),
 }
-
-# LUMI and Frontier leave 56 of 64 cores to jobs; that it is the first of each eight follows from LUMI's list.
-_WITHOUT_FIRST = CpuSet(i for i in range(64) if i % 8)
-GRANTED: dict[str, CpuSet] = {"frontier": _WITHOUT_FIRST, "lumi-g": _WITHOUT_FIRST}
-LUMI_CORES = (49, 57, 17, 25, 1, 9, 33, 41)

@@ -26,6 +26,7 @@ from leaks import signal_all
 from recordings import SERVER, Record, block, listing, recorded
 
 KILL_DELAY_S = 10.0
+DOWN = {"pbsnodes": 1, "qsub": 162, "qdel": 162, "qstat": 255, "qselect": 162}  # 33-server-trouble; not qselect's
 
 
 class Pbs:
@@ -311,9 +312,6 @@ def answer(code: int, out: str = "", err: str = "") -> int:
     sys.stdout.buffer.write(out.encode(errors="surrogateescape"))
     sys.stderr.write(err)
     return code
-
-
-DOWN = {"pbsnodes": 1, "qsub": 162, "qdel": 162, "qstat": 255, "qselect": 162}  # 33-server-trouble; not qselect's
 
 
 def main(folder: str, program: str, *words: str) -> int:

@@ -18,6 +18,14 @@ from waiting import STEADY, scaled
 
 BIN = Path(sys.executable).parent
 MPIRUN = (str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none")
+# Output that nobody has: what stands behind a command in a shell; DEAD is a pipe whose reader has gone.
+STREAMS = {
+    "closed": "<&- >&- 2>&-",
+    "full": ">/dev/full 2>/dev/full",
+    "gone": ">&$DEAD 2>&$DEAD",
+    "no-errors": "2>&-",
+    "full-errors": "2>/dev/full",
+}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -113,16 +121,6 @@ def started(argv: Sequence[str], log: Path = Path(os.devnull), **env: str) -> It
                 process.wait(scaled(60))
             finally:
                 process.kill()
-
-
-# Output that nobody has: what stands behind a command in a shell; DEAD is a pipe whose reader has gone.
-STREAMS = {
-    "closed": "<&- >&- 2>&-",
-    "full": ">/dev/full 2>/dev/full",
-    "gone": ">&$DEAD 2>&$DEAD",
-    "no-errors": "2>&-",
-    "full-errors": "2>/dev/full",
-}
 
 
 def run_unheard(argv: Sequence[str], streams: str, env: Mapping[str, str], timeout: float = 120) -> int:

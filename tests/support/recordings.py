@@ -11,6 +11,16 @@ from pathlib import Path
 from paths import BATCH
 
 _RECORD = re.compile(r"\$ (.*?)\n\[\w+ \w+\] \[exit (\d+)\]\n--- stdout\n(.*?)--- stderr\n?(.*)", re.S)
+DATA = BATCH / "pbs"
+SERVER = "login01"
+HEADER = re.compile(r'^([ \t]*)"(\d+(?:\[\d*\])?\.login01)"\s*:\s*\{$', re.M)
+# What is printed of a job in each state, by build: (file, record, id). An element's are those of array 1031.
+STATES = {
+    **{state: (f"0{5 + i}-qstat-json-{state}", 0) for i, state in enumerate("RQHW")},
+    **{"E": ("09-qstat-json-E", 0), "F": ("11-qstat-finished", 3), "B": ("14-array", 2)},
+    **{"[Q]": ("14-array", 3), "[R]": ("14-array", 3), "[X]": ("14-array", 3)},
+}
+ELEMENTS = {"[Q]": "1031[9]", "[R]": "1031[0]", "[X]": "1031[3]"}
 
 
 @dataclass(frozen=True)
@@ -33,18 +43,6 @@ def records(path: Path) -> Iterator[Record]:
         if not match:
             raise ValueError(f"{path}: not a record: {block[:80]!r}")
         yield Record(match[1], int(match[2]), match[3], match[4])
-
-
-DATA = BATCH / "pbs"
-SERVER = "login01"
-HEADER = re.compile(r'^([ \t]*)"(\d+(?:\[\d*\])?\.login01)"\s*:\s*\{$', re.M)
-# What is printed of a job in each state, by build: (file, record, id). An element's are those of array 1031.
-STATES = {
-    **{state: (f"0{5 + i}-qstat-json-{state}", 0) for i, state in enumerate("RQHW")},
-    **{"E": ("09-qstat-json-E", 0), "F": ("11-qstat-finished", 3), "B": ("14-array", 2)},
-    **{"[Q]": ("14-array", 3), "[R]": ("14-array", 3), "[X]": ("14-array", 3)},
-}
-ELEMENTS = {"[Q]": "1031[9]", "[R]": "1031[0]", "[X]": "1031[3]"}
 
 
 def blocks(text: str) -> dict[str, str]:

@@ -31,6 +31,7 @@ from hpcgpu.spill.state.machine import SpillState
 from hpcgpu.spill.state.victims import Candidate, victims
 
 Action = tuple[Any, ...]
+Choice = Callable[[Iterable[Candidate], int], Iterable[Candidate]]
 
 
 def holds(condition: object, law: str) -> None:
@@ -406,9 +407,6 @@ def _copy(copy: Copy) -> Iterator[str]:
         yield f"unit {unit.name} is copied from tier {copy.source} to {copy.to}, which is not the next one"
     if is_down and isinstance(copy.by, Ticket):
         yield f"unit {unit.name} goes down in the thread of a reader, which may wait for room"
-
-
-Choice = Callable[[Iterable[Candidate], int], Iterable[Candidate]]
 
 
 class Instant:

@@ -21,6 +21,8 @@ from hpcgpu.spill.distributed.plugin import SpillPlugin
 from hpcgpu.spill.proxies import is_proxy, source_of
 
 KIB = 1024
+# --- the paths on which values leave a worker, and what user code meets at their ends
+N = 20
 
 
 @pytest.fixture
@@ -81,10 +83,6 @@ def kinds(*args: Any, **kwargs: Any) -> list[str]:
 
 def moved(*workers: Worker) -> dict[str, int]:
     return {name: sum(w.data.counters[name].nbytes for w in workers) for name in workers[0].data.counters}
-
-
-# --- the paths on which values leave a worker, and what user code meets at their ends
-N = 20
 
 
 def make_any(i: int) -> Any:

@@ -18,6 +18,9 @@ import pytest
 T = TypeVar("T")
 # A loop of a million additions on the machine for which the limits were chosen (2026-11-26, Python 3.11).
 _LOOP_S = 0.066
+# For a test's processes: every 2 s an answer without workers replaces what Client.scheduler_info asked for, sometimes
+# before it is returned (distributed 2026.8.0, Client._update_scheduler_info).
+STEADY = {"DASK_DISTRIBUTED__CLIENT__SCHEDULER_INFO_INTERVAL": "1h"}
 
 
 def _measured_slowness() -> float:
@@ -37,9 +40,6 @@ def scaled(seconds: float) -> float:
 
 
 LIMIT_S = scaled(60)
-# For a test's processes: every 2 s an answer without workers replaces what Client.scheduler_info asked for, sometimes
-# before it is returned (distributed 2026.8.0, Client._update_scheduler_info).
-STEADY = {"DASK_DISTRIBUTED__CLIENT__SCHEDULER_INFO_INTERVAL": "1h"}
 
 
 class Said:

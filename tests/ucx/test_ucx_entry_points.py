@@ -31,6 +31,14 @@ SCRIPT = """
     print(type(client.scheduler_comm.comm).__name__)
     sys.exit(3)
 """
+WORKER = """
+    import asyncio, hpcgpu
+    async def main():
+        ours = dict(gpus="sim:1x16MiB", env={"UCX_NET_DEVICES": "lo"})
+        async with hpcgpu.GPUWorker(sys.argv[1], name="ranked", host="127.0.0.1", **ours) as worker:
+            await worker.finished()
+    asyncio.run(main())
+"""
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["run", "mpirun"])
@@ -89,16 +97,6 @@ def test_a_late_worker_is_said_with_what_was_waited_for(tmp_path: Path) -> None:
     done = ranks.run(ranks.script(tmp_path, SCRIPT), options=options)
     assert done.returncode != 0
     assert re.search(r"could be started: worker \S+: not registered .*--death-timeout", done.stderr)
-
-
-WORKER = """
-    import asyncio, hpcgpu
-    async def main():
-        ours = dict(gpus="sim:1x16MiB", env={"UCX_NET_DEVICES": "lo"})
-        async with hpcgpu.GPUWorker(sys.argv[1], name="ranked", host="127.0.0.1", **ours) as worker:
-            await worker.finished()
-    asyncio.run(main())
-"""
 
 
 def test_workers_for_a_scheduler_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,26 @@ SHOWN = {"", "text", "yaml", "json", "{toctree}", "{eval-rst}"}
 TEXTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
 TEXTS += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
+# What a newcomer looks for: sites, notebooks, a full GPU, workers that do not connect, speed, and so on.
+ANSWERS = {"how-to/sites", "how-to/notebook", "how-to/start", "how-to/operators", "tutorial/real-site", "benchmarks"}
+OURS = {user_name(f) for f in options()} | set(hpcgpu.__all__)
+ALIASES = {alias for f in options() for alias in f.metadata["aliases"]}
+MEMORY = (ROOT / "docs/reference/memory-options.md").read_text()
+NAMING = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md")), *sorted((ROOT / "tests").rglob("*.md"))]
+# Pages with tables of faults, and where these begin.
+FAULTS = {
+    "docs/explanation/faults.md": "# ",
+    "tests/README.md": "## Background work",
+    "tests/data/topology/README.md": "## Other people's machines",
+}
+# A file, a test in it, or `::name`: another test of the file before it, in the same row or paragraph.
+NAMED = re.compile(r"`((?:tests/)?(?:[\w*]+/)*test_[\w*]+\.py)?(?:::(\w+))?`")
+# Those that start a cluster run in tests/process/test_docs.py.
+CLUSTERS = {hpcgpu._HOMES[name] for name in ("SLURMGPUCluster", "LocalGPUCluster", "GPURunner")}
+# Found by their text: nothing is imported for it.
+FILES = [path for path in PACKAGE.rglob("*.py") if re.search(r"^ *>>> ", path.read_text(), re.MULTILINE)]
+MODULES = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__") for p in FILES}
+
 
 @pytest.mark.parametrize("page", doc_blocks.PAGES, ids=lambda page: page.stem)
 def test_blocks_of_a_page_may_be_typed(page: Path) -> None:
@@ -60,8 +80,6 @@ def test_readme_is_short_and_its_lines_are_tried() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 
 
-# What a newcomer looks for: sites, notebooks, a full GPU, workers that do not connect, speed, and so on.
-ANSWERS = {"how-to/sites", "how-to/notebook", "how-to/start", "how-to/operators", "tutorial/real-site", "benchmarks"}
 ANSWERS |= {"coming-from/dask-cuda", "explanation/memory", "explanation/doctor"}
 
 
@@ -98,10 +116,6 @@ def test_readme_plans_known_machines_as_shown() -> None:
 
 
 # --- the pages for users of other tools, and the table of memory options
-
-OURS = {user_name(f) for f in options()} | set(hpcgpu.__all__)
-ALIASES = {alias for f in options() for alias in f.metadata["aliases"]}
-MEMORY = (ROOT / "docs/reference/memory-options.md").read_text()
 
 
 def rows(text: str) -> list[list[str]]:
@@ -159,16 +173,6 @@ def test_memory_row_with_an_error_is_an_error(row: list[str]) -> None:
 
 # --- each row of a table of faults names its test
 
-NAMING = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md")), *sorted((ROOT / "tests").rglob("*.md"))]
-# Pages with tables of faults, and where these begin.
-FAULTS = {
-    "docs/explanation/faults.md": "# ",
-    "tests/README.md": "## Background work",
-    "tests/data/topology/README.md": "## Other people's machines",
-}
-# A file, a test in it, or `::name`: another test of the file before it, in the same row or paragraph.
-NAMED = re.compile(r"`((?:tests/)?(?:[\w*]+/)*test_[\w*]+\.py)?(?:::(\w+))?`")
-
 
 def named(text: str) -> Iterator[tuple[str, str]]:
     """File and name of each test that a document names; either may be empty."""
@@ -204,13 +208,6 @@ def test_every_row_names_a_test(page: str) -> None:
 
 
 # --- examples in docstrings
-
-
-# Those that start a cluster run in tests/process/test_docs.py.
-CLUSTERS = {hpcgpu._HOMES[name] for name in ("SLURMGPUCluster", "LocalGPUCluster", "GPURunner")}
-# Found by their text: nothing is imported for it.
-FILES = [path for path in PACKAGE.rglob("*.py") if re.search(r"^ *>>> ", path.read_text(), re.MULTILINE)]
-MODULES = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__") for p in FILES}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES - CLUSTERS))

@@ -37,6 +37,32 @@ from hpcgpu.supervise import reason_of
 from hpcgpu.units import format_duration, parse_bytes, parse_duration_s
 
 CELL = "gpus = 4\nhpcgpu.SLURMGPUCluster(gpu=gpus)\n"
+BYTES = {"5GB": 5_000_000_000, "512MiB": 512 << 20, 7: 7, "1.5 kB": 1500, "2G": 2_000_000_000}
+DURATIONS = {"02:00:00": 7200, "1-12:00:00": 129600, "2h": 7200, "90m": 5400, "30:00": 1800, "1-12:30": 131400}
+GIB = 1 << 30
+NAN = float("nan")
+WORDS: tuple[Any, ...] = (
+    *(None, False, "off", 0, 0.0, "0", "0.0", "0 GB"),
+    *(0.5, "0.5", " 0.5 ", ".5", "5e-1", np.float32(0.5), 1.0, "1.0"),
+    *(1024, "1024", 50_000, 5e9, "5e9", "5GB", "5 GiB", np.int64(5 * GIB), 500 * GIB),
+    *("default", "auto"),
+    *(True, 1, "1", 8, "8", "800 B", "0.0001KB", 1.5, "1.5", -1, "-1", -0.5, "-1GB"),
+    *(NAN, "nan", float("inf"), "1e999", 10**400, "", "5 Gigs", "50%", "none", [1], b"5GB", {}),
+)
+PARTS = (0, 0.0, False, None, "off", "0", 0.6, "0.6", 1, 1.0, np.float32(0.5), True, -1, 1.5, "1.5", NAN, "60%", [0.6])
+SIZES = (0, False, None, "off", "5GB", 5e9, 1 << 40, np.int64(1 << 20), 0.5, "0.5", "0.0001KB", 8, True, -1, NAN, "x")
+_MAKE = """
+import sys
+from hpcgpu.agent.fork_server import LeaderResources
+from hpcgpu.errors import ConfigError
+from hpcgpu.model import Settings
+
+try:
+    with LeaderResources.make(Settings(gpus="sim:1", local_directory=sys.argv[1])):
+        pass
+except ConfigError as e:
+    print(e, "distributed" in sys.modules, sep="\\n")
+"""
 
 
 def test_error_in_a_notebook_shows_the_users_line_and_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +131,6 @@ def test_other_errors_have_no_such_line() -> None:
         assert errors.whole(kind("no")) == "no"
 
 
-BYTES = {"5GB": 5_000_000_000, "512MiB": 512 << 20, 7: 7, "1.5 kB": 1500, "2G": 2_000_000_000}
-DURATIONS = {"02:00:00": 7200, "1-12:00:00": 129600, "2h": 7200, "90m": 5400, "30:00": 1800, "1-12:30": 131400}
-
-
 def test_sizes_and_durations_are_read_or_refused() -> None:
     assert {text: parse_bytes(text) for text in BYTES} == BYTES
     assert {text: parse_duration_s(text) for text in DURATIONS} == DURATIONS
@@ -123,18 +145,6 @@ def test_sizes_and_durations_are_read_or_refused() -> None:
 @given(st.integers(1, 10**7))
 def test_duration_round_trip(seconds: int) -> None:
     assert parse_duration_s(format_duration(seconds)) == seconds
-
-
-GIB = 1 << 30
-NAN = float("nan")
-WORDS: tuple[Any, ...] = (
-    *(None, False, "off", 0, 0.0, "0", "0.0", "0 GB"),
-    *(0.5, "0.5", " 0.5 ", ".5", "5e-1", np.float32(0.5), 1.0, "1.0"),
-    *(1024, "1024", 50_000, 5e9, "5e9", "5GB", "5 GiB", np.int64(5 * GIB), 500 * GIB),
-    *("default", "auto"),
-    *(True, 1, "1", 8, "8", "800 B", "0.0001KB", 1.5, "1.5", -1, "-1", -0.5, "-1GB"),
-    *(NAN, "nan", float("inf"), "1e999", 10**400, "", "5 Gigs", "50%", "none", [1], b"5GB", {}),
-)
 
 
 def outcome(read: Callable[[], int]) -> int | str:
@@ -169,10 +179,6 @@ def test_a_limit_means_the_same_to_cluster_and_store(value: object, tmp_path: Pa
 
         read = outcome(lambda limits=limits: read_limits(*limits, 0.6, None)[1])
         assert outcome(stored) == (read if isinstance(read, str) else 0)
-
-
-PARTS = (0, 0.0, False, None, "off", "0", 0.6, "0.6", 1, 1.0, np.float32(0.5), True, -1, 1.5, "1.5", NAN, "60%", [0.6])
-SIZES = (0, False, None, "off", "5GB", 5e9, 1 << 40, np.int64(1 << 20), 0.5, "0.5", "0.0001KB", 8, True, -1, NAN, "x")
 
 
 @pytest.mark.parametrize(
@@ -233,20 +239,6 @@ def test_a_store_refuses_before_anything_is_there(
     assert str(caught.value).startswith(name)
     assert not list(tmp_path.iterdir())
     assert set(threading.enumerate()) == before
-
-
-_MAKE = """
-import sys
-from hpcgpu.agent.fork_server import LeaderResources
-from hpcgpu.errors import ConfigError
-from hpcgpu.model import Settings
-
-try:
-    with LeaderResources.make(Settings(gpus="sim:1", local_directory=sys.argv[1])):
-        pass
-except ConfigError as e:
-    print(e, "distributed" in sys.modules, sep="\\n")
-"""
 
 
 def test_leader_checks_its_folder_before_it_imports_distributed() -> None:

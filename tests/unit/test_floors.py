@@ -92,6 +92,39 @@ PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "
 AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
 # Of leaders, which import them after their fork server has imported distributed.
 LEADERS = {("hpcgpu", "agent", name) for name in ("leader", "member", "rank0", "standalone")}
+MOST_SIBLINGS = 8
+# What makes sense together only is one module, as long as a reader can hold it in mind.
+MOST_LINES = 500
+# Private names of other modules that a module may touch, and why.
+OVERRIDDEN = "distributed's Cluster has it, and calls or reads it itself"
+INHERITED = "hpcgpu's own base class has it, and a public name of a cluster object is for people"
+PRIVATE: dict[str, dict[str, str]] = {
+    "deploy/cluster/classes.py": {"_must_run": INHERITED},
+    "deploy/cluster/cluster.py": {
+        **dict.fromkeys(("_ask_summary", "_asking", "_must_run", "_show_end", "_state"), INHERITED),
+        **dict.fromkeys(("_sync_cluster_info_task", "_adaptive", "_cluster_manager_logs", "_loop_runner"), OVERRIDDEN),
+    },
+    "deploy/cluster/reported.py": {"_cluster_class_name": OVERRIDDEN},
+    "deploy/network/node_copies.py": dict.fromkeys(
+        ("_write_buffer", "_total_write_index"),
+        "distributed, too, enqueues a message at once; tornado has no other way",
+    ),
+    "spill/distributed/shuffles.py": dict.fromkeys(
+        ("_core", "_mean_shard_size", "_send"), "compat.py of the store, which any worker of Dask can have"
+    ),
+    "deploy/network/ucx.py": {"_ep": "distributed-ucxx has no other way to the endpoint of a connection"},
+    "host/discover.py": {"_handle": "ctypes has no other way to close a library"},
+    "sim/registration.py": dict.fromkeys(
+        ("_nannumel", "_numel_arraylike"), "dask registers these for numpy under no public name"
+    ),
+    "spill/devices/allocation_failure.py": {
+        "_get_running_loop": "asyncio's way without an exception, which costs more"
+    },
+    "spill/devices/pools.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
+    "spill/values/host_objects.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
+}
+# Of os; of named tuples, which cannot name them otherwise.
+OF_THE_LANGUAGE = {"_exit", "_replace", "_asdict", "_fields"}
 
 
 def name_of(path: Path) -> str:
@@ -190,9 +223,6 @@ def test_no_circle_of_modules() -> None:
     graphlib.TopologicalSorter(uses).prepare()
 
 
-MOST_SIBLINGS = 8
-
-
 def test_a_module_needs_few_of_its_room() -> None:
     for name, used in modules_used().items():
         siblings = {other for other in used if other.rpartition(".")[0] == name.rpartition(".")[0]}
@@ -236,10 +266,6 @@ def test_agent_is_light_at_the_top() -> None:
             assert light and target[:3] not in LEADERS, (name_of(path), target)
 
 
-# What makes sense together only is one module, as long as a reader can hold it in mind.
-MOST_LINES = 500
-
-
 def test_size() -> None:
     assert {name_of(path) for path in FILES if path.read_bytes().count(b"\n") > MOST_LINES} == set(), "divide it"
     wrong = [
@@ -264,38 +290,6 @@ def test_top_level_name_is_assigned_once_in_a_module() -> None:
 
 def is_stored(name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Store)
-
-
-# Private names of other modules that a module may touch, and why.
-OVERRIDDEN = "distributed's Cluster has it, and calls or reads it itself"
-INHERITED = "hpcgpu's own base class has it, and a public name of a cluster object is for people"
-PRIVATE: dict[str, dict[str, str]] = {
-    "deploy/cluster/classes.py": {"_must_run": INHERITED},
-    "deploy/cluster/cluster.py": {
-        **dict.fromkeys(("_ask_summary", "_asking", "_must_run", "_show_end", "_state"), INHERITED),
-        **dict.fromkeys(("_sync_cluster_info_task", "_adaptive", "_cluster_manager_logs", "_loop_runner"), OVERRIDDEN),
-    },
-    "deploy/cluster/reported.py": {"_cluster_class_name": OVERRIDDEN},
-    "deploy/network/node_copies.py": dict.fromkeys(
-        ("_write_buffer", "_total_write_index"),
-        "distributed, too, enqueues a message at once; tornado has no other way",
-    ),
-    "spill/distributed/shuffles.py": dict.fromkeys(
-        ("_core", "_mean_shard_size", "_send"), "compat.py of the store, which any worker of Dask can have"
-    ),
-    "deploy/network/ucx.py": {"_ep": "distributed-ucxx has no other way to the endpoint of a connection"},
-    "host/discover.py": {"_handle": "ctypes has no other way to close a library"},
-    "sim/registration.py": dict.fromkeys(
-        ("_nannumel", "_numel_arraylike"), "dask registers these for numpy under no public name"
-    ),
-    "spill/devices/allocation_failure.py": {
-        "_get_running_loop": "asyncio's way without an exception, which costs more"
-    },
-    "spill/devices/pools.py": {"_backward_hooks": "torch has no other way to ask for a tensor's hooks"},
-    "spill/values/host_objects.py": {"_mgr": "pandas has no other way to a frame's memory without an array per column"},
-}
-# Of os; of named tuples, which cannot name them otherwise.
-OF_THE_LANGUAGE = {"_exit", "_replace", "_asdict", "_fields"}
 
 
 def private_names_of_others(tree: ast.AST) -> set[str]:

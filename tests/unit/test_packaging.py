@@ -31,6 +31,8 @@ from hpcgpu.deploy import site_files
 TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, WHEEL = TOML["project"], TOML["tool"]["hatch"]["build"]["targets"]["wheel"]
 INCLUDED = {name: place for name, place in WHEEL["force-include"].items() if place.startswith("hpcgpu/data/")}
+_HOOKS = {"batch", "entry_point", "waits_in_queue", "patience", "sync"}  # of the cluster classes among themselves
+_FOR_STORES = {"adopt", "allocation_of", "buffer_of", "empty_as", "give_back", "pack"}
 
 
 def test_the_version_stands_in_one_place() -> None:
@@ -136,8 +138,6 @@ def test_the_documentation_has_every_public_name() -> None:
     assert set(shown) == set(hpcgpu.__all__) - {"__version__"}
 
 
-_HOOKS = {"batch", "entry_point", "waits_in_queue", "patience", "sync"}  # of the cluster classes among themselves
-_FOR_STORES = {"adopt", "allocation_of", "buffer_of", "empty_as", "give_back", "pack"}
 _FOR_STORES |= {"synchronize", "to_host", "unpack"}
 
 

@@ -29,6 +29,7 @@ _MISSING = re.compile("Object missing required field `(.*)`")
 _LONGEST = 60
 _Fail = Callable[[Path, str], ConfigError]
 _Block = TypeVar("_Block")
+_KNOWN = frozenset(user_name(f) for f in options()) - {"site"}
 
 
 # libyaml's parser, if PyYAML was built with it: 0.8 CPU ms for polaris.yaml, where PyYAML's own takes 7.
@@ -179,9 +180,6 @@ def _unknown(raw: Any, plain: Any, path: Path) -> Iterator[tuple[Path, str]]:
     elif isinstance(raw, list):
         for i, (value, converted) in enumerate(zip(raw, plain, strict=True)):
             yield from _unknown(value, converted, (*path, i))
-
-
-_KNOWN = frozenset(user_name(f) for f in options()) - {"site"}
 
 
 def contradictions(site: Site) -> Iterator[str]:

@@ -50,6 +50,14 @@ _TITLES = (
     "Dask's data on the devices of each {} over time, % of their limit",
     "Utilisation of each {} over time, %",
 )
+# Intervals of updates. Workers send heartbeats 0.5 to 3 s apart, 4,000 workers 21 s (distributed 2026.8.0): with many
+# workers, seldom.
+_SMALL, _OFTEN_MS, _SELDOM_MS, _EACH_MS = 64, 1000, 3000, 5
+_FOLDED = 512  # with more GPUs, the page shows nodes
+_SAMPLES = 200
+_ALL = "all GPUs"
+# Rows of a sample: bytes by tier, bytes moved by direction, part of the device's limit, utilisation in percent.
+SHARE, UTILISATION = len(TIERS) + len(DIRECTIONS), len(TIERS) + len(DIRECTIONS) + 1
 
 
 def _figure(**more: Any) -> Any:  # bokeh has no types
@@ -217,16 +225,6 @@ class Table:
         gpus = sorted(gpus, key=lambda g: not g.differences)
         self.source.data = {name: [read(g) for g in gpus] for name, (_, _, read) in self._COLUMNS.items()}
         self.root.height = 27 + _ROW * min(6, len(gpus))
-
-
-# Intervals of updates. Workers send heartbeats 0.5 to 3 s apart, 4,000 workers 21 s (distributed 2026.8.0): with many
-# workers, seldom.
-_SMALL, _OFTEN_MS, _SELDOM_MS, _EACH_MS = 64, 1000, 3000, 5
-_FOLDED = 512  # with more GPUs, the page shows nodes
-_SAMPLES = 200
-_ALL = "all GPUs"
-# Rows of a sample: bytes by tier, bytes moved by direction, part of the device's limit, utilisation in percent.
-SHARE, UTILISATION = len(TIERS) + len(DIRECTIONS), len(TIERS) + len(DIRECTIONS) + 1
 
 
 class Sample(NamedTuple):

@@ -33,6 +33,20 @@ _VALIDITY = datetime.timedelta(days=3650)
 # Clocks of nodes differ: a certificate that is valid from now on is refused by a node that is behind. One that takes
 # its local time for UTC is behind by up to 12 hours.
 _CLOCK_SKEW = datetime.timedelta(days=1)
+_arguments: dict[tuple[str, str, str], dict[str, Any]] = {}
+_NOBODYS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+# connect() retries a refused port until its deadline: a dead address must not delay the next one.
+_STAGGER_S = 0.25
+# An address that refuses our certificate is most likely the scheduler's, unless another one answers soon: nodes have
+# private addresses (of container bridges) that are the same everywhere.
+_REFUSED_S = 1.0
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
+_DATES = (9, 10)
+_NONCE = "nonce"
+_FILE = "scheduler"
+_PROGRESS = "progress"
+_LIFE = "life"
+_ANSWER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +137,6 @@ def _in_memory(text: str) -> Iterator[str]:
         yield f"/proc/self/fd/{f.fileno()}"
 
 
-_arguments: dict[tuple[str, str, str], dict[str, Any]] = {}
-
-
 class TlsSocket(ssl.SSLSocket):
     """An SSLSocket that leaves no error behind, for ``SSLContext.sslsocket_class``: a broken one breaks no other.
 
@@ -169,18 +180,6 @@ def forget_errors() -> None:
     """Empty this thread's queue of OpenSSL errors: ``set_ciphers`` does when it fails (_ssl.c), and nothing else."""
     with suppress(ssl.SSLError):
         _NOBODYS.set_ciphers("no cipher of this name")
-
-
-_NOBODYS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-# connect() retries a refused port until its deadline: a dead address must not delay the next one.
-_STAGGER_S = 0.25
-# An address that refuses our certificate is most likely the scheduler's, unless another one answers soon: nodes have
-# private addresses (of container bridges) that are the same everywhere.
-_REFUSED_S = 1.0
-# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
-_DATES = (9, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +257,6 @@ async def _try(address: str, delay_s: float, deadline_s: float, arguments: dict[
         host = str(get_local_address_for(address)).partition("://")[2].strip("[]")
     await comm.close()
     return Route(address, f"[{host}]" if ":" in host else host)
-
-
-_NONCE = "nonce"
-_FILE = "scheduler"
-_PROGRESS = "progress"
-_LIFE = "life"
-_ANSWER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

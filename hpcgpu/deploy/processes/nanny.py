@@ -27,6 +27,11 @@ from hpcgpu.host import host_memory, process
 from hpcgpu.model import Settings, WorkerSpec
 
 logger = logging.getLogger("distributed.nanny")
+# Attributes of a Nanny that its worker is started with.
+_HANDED_ON = (
+    *("nthreads", "services", "name", "resources", "validate", "silence_logs", "death_timeout"),
+    *("preload", "preload_argv", "security", "contact_address"),
+)
 
 
 class ForkNanny(Nanny):
@@ -88,13 +93,6 @@ async def hand_over(
     async with rpc(scheduler, connection_args=security.get_connection_args("worker")) as to:
         left = await getattr(to, retire)(workers=here, **options)
     return len(set(here) & set(left)), len(here)
-
-
-# Attributes of a Nanny that its worker is started with.
-_HANDED_ON = (
-    *("nthreads", "services", "name", "resources", "validate", "silence_logs", "death_timeout"),
-    *("preload", "preload_argv", "security", "contact_address"),
-)
 
 
 class ForkedWorker:

@@ -39,6 +39,9 @@ _MOST, _GRACE_S, _FULL = 512, 2.0, 8
 _SAY_S = 60.0
 # A timer that is so late shows that this process was busy or stopped, and did not read from the peer.
 _LATE = 0.1
+_LOOKS = 12
+# If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
+_LESS = 0.01
 
 
 def limit_handshakes() -> None:
@@ -114,11 +117,6 @@ class HandshakeDeadline:
         else:
             self.fail(stream, f"no handshake within {self._deadline_s:g} s")
             stream.close()
-
-
-_LOOKS = 12
-# If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
-_LESS = 0.01
 
 
 class StallDetector:

@@ -34,6 +34,13 @@ _NARROW = 0.99 / 4
 _NARROW_BESIDE_UNDRIVEN = 0.99 / 8
 # NVIDIA BlueField 1 to 4 (pci.ids): a node's storage and management, if there are ConnectX cards too.
 _BLUEFIELD = ("15b3:a2d2", "15b3:a2d6", "15b3:a2dc", "15b3:a2df")
+_UCX_KINDS = ("infiniband", "roce", "rdma")  # the last one by name only
+# Costs, lexicographic up to 100 GPUs and 10,000 ports: no sum of lesser costs reaches a greater one. From the greatest:
+# load of GPUs that are not bound, a port without room, class of distance, load, another port than in the plan of all
+# GPUs, grade, height of the common bridge, position on the card, PCI bridges, and the distance in PCI order.
+_BRIDGE, _CARD, _HEIGHT, _GRADE, _MOVE, _LOAD, _CLASS = (10**n for n in (14, 18, 24, 28, 34, 38, 44))
+_ROOM, _FIRST, _IMPOSSIBLE, _INFINITE = (10**n for n in (48, 52, 60, 64))
+_DEEPEST = 20  # bridges above a device; recorded machines have at most 6
 
 
 class Why(NamedTuple):
@@ -205,15 +212,6 @@ def _slow(nics: Sequence[Nic], out: Mapping[Nic, Why]) -> dict[Nic, Why]:
     fastest = max((n.rate_gbps for n in left), default=0.0)
     texts = {n: f"{n.rate_gbps:g} Gb/s where others have {fastest:g}" for n in left if 0 < n.rate_gbps < fastest / 2}
     return {n: Why(f"it has {text}", f"they have {text}") for n, text in texts.items()}
-
-
-_UCX_KINDS = ("infiniband", "roce", "rdma")  # the last one by name only
-# Costs, lexicographic up to 100 GPUs and 10,000 ports: no sum of lesser costs reaches a greater one. From the greatest:
-# load of GPUs that are not bound, a port without room, class of distance, load, another port than in the plan of all
-# GPUs, grade, height of the common bridge, position on the card, PCI bridges, and the distance in PCI order.
-_BRIDGE, _CARD, _HEIGHT, _GRADE, _MOVE, _LOAD, _CLASS = (10**n for n in (14, 18, 24, 28, 34, 38, 44))
-_ROOM, _FIRST, _IMPOSSIBLE, _INFINITE = (10**n for n in (48, 52, 60, 64))
-_DEEPEST = 20  # bridges above a device; recorded machines have at most 6
 
 
 class PortPlan(NamedTuple):

@@ -29,6 +29,10 @@ from hpcgpu.units import format_bytes
 
 # Only users set these variables, no launcher and no batch system.
 _USERS = ("CUPY_GPU_MEMORY_LIMIT", "UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
+UCX_WITH_IB = (
+    "Load a module of the site's UCX and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true, or take UCX and ucxx from conda"
+)
+_ALIGNED_BYTES = 256  # of the sizes that RMM's pools take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +153,6 @@ def _reachable(binding: Binding, settings: Settings, node: NodeFacts) -> Binding
         )
     why = f"{binding.interface} has no IP address: Dask's own traffic uses the route to the scheduler"
     return replace(binding, interface="", reasons=(*binding.reasons, why))
-
-
-UCX_WITH_IB = (
-    "Load a module of the site's UCX and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true, or take UCX and ucxx from conda"
-)
 
 
 def without_infiniband(folder: str) -> str:
@@ -342,9 +341,6 @@ def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simu
             f"may use {format_bytes(room)} on this node{why}: leave memory_limit out for equal shares, or ask for more"
         )
     return nbytes
-
-
-_ALIGNED_BYTES = 256  # of the sizes that RMM's pools take
 
 
 def plan_rapids(settings: Settings, worker: str, device_memory_bytes: int) -> Rapids | None:

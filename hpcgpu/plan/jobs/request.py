@@ -18,6 +18,12 @@ from hpcgpu.units import format_bytes, format_duration
 # Directives for CPUs, or for whole nodes, and for GPUs.
 _CPU_DIRECTIVE = r"exclusive|excl\b|cpus|ncpus|-c\b|\bselect="
 _GPU_DIRECTIVE = r"--gres=gpu|--gpus|-G\b|ngpus="
+NEVER_S = float("-inf")
+# So soon after the end of a job's script the batch system is about to notice it.
+_MOMENT_S = 10.0
+# The fates of a member job.
+GONE, MISSING, GHOST = "gone", "not listed for long", "stuck, or without workers for long"
+LEAVING, OUTGOING, ALIVE = "leaving", "near its walltime", "alive"
 
 
 def workers_per_node(settings: Settings) -> int:
@@ -133,14 +139,6 @@ def _most(counts: Sequence[int | None]) -> int | None:
     """Return the largest count; None if one is unknown."""
     known = [count for count in counts if count is not None]
     return max(known) if len(known) == len(counts) else None
-
-
-NEVER_S = float("-inf")
-# So soon after the end of a job's script the batch system is about to notice it.
-_MOMENT_S = 10.0
-# The fates of a member job.
-GONE, MISSING, GHOST = "gone", "not listed for long", "stuck, or without workers for long"
-LEAVING, OUTGOING, ALIVE = "leaving", "near its walltime", "alive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

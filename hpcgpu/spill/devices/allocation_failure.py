@@ -11,6 +11,8 @@ from hpcgpu.spill.devices.device import Device
 
 _T = TypeVar("_T")
 _FREED_POLL_S = 0.01
+# of the devices with stores in this process
+_hooks: list[AllocationFailureHook] = []
 
 
 def on_event_loop() -> bool:
@@ -54,10 +56,6 @@ class AllocationFailureHook:
                 time.sleep(_FREED_POLL_S)
         store.count_rescue()
         return True
-
-
-# of the devices with stores in this process
-_hooks: list[AllocationFailureHook] = []
 
 
 def evict(number: int, need_bytes: int) -> bool:

@@ -33,6 +33,9 @@ from hpcgpu.spill.devices.libraries import (
 from hpcgpu.spill.devices.pools import CupyArrays, CupyCopies, NoCopies, Tensors, TorchCopies
 from hpcgpu.spill.storage.disk import ImmovableError
 
+_MAKING = threading.RLock()
+_LOOK_S = 1.0
+
 
 class CudaDevice:
     """One CUDA device, for the arrays of all supported libraries; :meth:`current` returns it to all stores."""
@@ -214,8 +217,6 @@ class CoreBuffers(Kind):
 
 
 _KINDS = {"cuda": CoreBuffers, "cupy": CupyArrays, "torch": Tensors, "numba": NumbaArrays, "rmm": RmmBuffers}
-_MAKING = threading.RLock()
-_LOOK_S = 1.0
 
 
 @functools.cache

@@ -15,6 +15,12 @@ from hpcgpu.spill.devices.device import Copies, Kind
 from hpcgpu.spill.devices.libraries import ArrayView
 from hpcgpu.spill.storage.disk import ImmovableError
 
+_SPARSE = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), ("ccol_indices", "row_indices", "values")),
+}
+
 
 class NoCopies(Copies):
     """Stands in if no library can copy: there is no driver, or no library. Objects on the device count, and stay."""
@@ -163,13 +169,6 @@ class CupyArrays(Kind):
         before = pool.total_bytes()
         pool.free_all_blocks()
         return bool(pool.total_bytes() < before)
-
-
-_SPARSE = {
-    "torch.sparse_coo": ("_indices", "_values"),
-    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), ("crow_indices", "col_indices", "values")),
-    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), ("ccol_indices", "row_indices", "values")),
-}
 
 
 class TensorView(NamedTuple):

@@ -41,6 +41,9 @@ _S = TypeVar("_S")
 SMALLEST_BYTES = 128 * 2**10
 # The limit is that of the host tier, 0.6 of memory_limit: with an eighth of it more the process is still below 0.7.
 _KEPT = 8
+# distributed logs a value that cannot be pickled with its whole text, which may be as long as the memory is full
+# (pickle.py, 2026.8.0). In the thread that pickles for the store this is left out: the store names the type, once.
+_quiet = threading.local()
 
 
 def round_up(nbytes: int) -> int:
@@ -194,11 +197,6 @@ def pipelined(
         under_way.append((stage, part))
     while under_way:
         finish(*under_way.popleft())
-
-
-# distributed logs a value that cannot be pickled with its whole text, which may be as long as the memory is full
-# (pickle.py, 2026.8.0). In the thread that pickles for the store this is left out: the store names the type, once.
-_quiet = threading.local()
 
 
 class ImmovableError(Exception):

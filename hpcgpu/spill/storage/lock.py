@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from hpcgpu.errors import SpillError
 
+_LOCKS: list[weakref.ref[LeafLock]] = []
+
 
 class ReenteredError(SpillError):
     """A thread calls a store while it is inside a store; the next try may succeed."""
@@ -40,9 +42,6 @@ class LeafLock(_thread.RLock):  # type: ignore[misc] # final for type checkers o
     def is_mine(self) -> bool:
         """True if the calling thread has it."""
         return self._is_owned()
-
-
-_LOCKS: list[weakref.ref[LeafLock]] = []
 
 
 def is_inside() -> bool:

@@ -25,6 +25,17 @@ _HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE (linux/falloc.h
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+SEGMENT_BYTES = 256 * 2**20
+# Room that was written before is written again at 8 GB/s, new room in a file at 6, a new file of 8 MiB at 0.5 to 3.6
+# (ext4, 6.18). So files grow by more than an object needs, and some free room is kept: an eighth of the room in use,
+# within bounds. The kernel writes 10 % faster to files that grow to multiples of a large power of two.
+_UNIT_BYTES, _MOST_KEPT_BYTES, _LAST_STEP_BYTES = 2**20, 256 * 2**20, 32 * 2**20
+# To open a file again takes as long as to write 8 KiB, and releases the GIL twice; a common limit is 1024 open files.
+_KEPT_OPEN = 64
+# 1/128 of a limit is left for the growth of the file system's own lists of extents, which is not counted.
+_UNSEEN = 128
+# The number of holes made in one go: about 10 ms.
+_AT_ONCE = 256
 
 
 def reserve(fd: int, start: int, nbytes: int) -> None:
@@ -217,19 +228,6 @@ def transfer(slot: Room, views: Sequence[memoryview], call: Callable[[int, Seque
                 missing = sum(map(len, left))
                 raise OSError(f"{segment.path} is cut off: {missing} bytes are missing at {offset}")
             left, offset = divide(left, done)[1], offset + done
-
-
-SEGMENT_BYTES = 256 * 2**20
-# Room that was written before is written again at 8 GB/s, new room in a file at 6, a new file of 8 MiB at 0.5 to 3.6
-# (ext4, 6.18). So files grow by more than an object needs, and some free room is kept: an eighth of the room in use,
-# within bounds. The kernel writes 10 % faster to files that grow to multiples of a large power of two.
-_UNIT_BYTES, _MOST_KEPT_BYTES, _LAST_STEP_BYTES = 2**20, 256 * 2**20, 32 * 2**20
-# To open a file again takes as long as to write 8 KiB, and releases the GIL twice; a common limit is 1024 open files.
-_KEPT_OPEN = 64
-# 1/128 of a limit is left for the growth of the file system's own lists of extents, which is not counted.
-_UNSEEN = 128
-# The number of holes made in one go: about 10 ms.
-_AT_ONCE = 256
 
 
 def room_for(nbytes: int) -> int:

@@ -45,6 +45,15 @@ _HINT = (
 _SLABS_BYTES = 1 << 30  # if the host tier has no limit
 _WHERE = "keyword {} of GpuSpillBuffer"
 TARGET = 0.6  # distributed.yaml, worker.memory.target
+_JOIN_S = 20.0
+# The interval at which failed copies are tried again, and the kernel's free memory is read.
+_LOOK_S = 1.0
+# The part of the host tier that goes before the next measurement: values may take more or less memory than their sizes.
+_SHRINK_PART = 0.1
+# How long free room is kept: to use it again is faster than to get new room.
+_FREE_S = 2.0
+# The pauses after failed rounds are short: meanwhile the tiers grow above their limits.
+_BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 
 
 class Spilled(NamedTuple):
@@ -345,17 +354,6 @@ def _read(name: str, value: object, read: Callable[[Any], Any]) -> Any:
 
 def _read_flag(name: str, value: object) -> bool:
     return bool(_read(name, False if value is None else value, settings.read_flag))
-
-
-_JOIN_S = 20.0
-# The interval at which failed copies are tried again, and the kernel's free memory is read.
-_LOOK_S = 1.0
-# The part of the host tier that goes before the next measurement: values may take more or less memory than their sizes.
-_SHRINK_PART = 0.1
-# How long free room is kept: to use it again is faster than to get new room.
-_FREE_S = 2.0
-# The pauses after failed rounds are short: meanwhile the tiers grow above their limits.
-_BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 
 
 class SpillThread:

@@ -27,17 +27,17 @@ from hpcgpu.spill.values.containers import Skeleton
 from hpcgpu.spill.values.take_apart import Slot, put_together
 from hpcgpu.spill.values.unit import Entry
 
+_mode: ContextVar[ReadMode | None] = ContextVar("hpcgpu-read-mode", default=None)
+# Returns the read mode of this context; None: readers get values. Each read calls it, so it is no function in Python.
+read_mode = _mode.get
+_keep = False
+
 
 class ReadMode(NamedTuple):
     """Readers in a context get handles. Immutable; GpuSpillBuffer makes it."""
 
     to_worker: bool  # the values are sent to a worker
     leaving: bool = False  # also for values that are up, but must be read in a thread to be sent
-
-
-_mode: ContextVar[ReadMode | None] = ContextVar("hpcgpu-read-mode", default=None)
-# Returns the read mode of this context; None: readers get values. Each read calls it, so it is no function in Python.
-read_mode = _mode.get
 
 
 @contextmanager
@@ -105,9 +105,6 @@ class Packed:
         """Return the value, with its arrays on this process's device."""
         arrays = [device.unpack(root, views) for device, root, views in self.buffers]
         return put_together(self.skeleton, [self.hosts[i] if b is None else arrays[b][i] for b, i, _ in self.locations])
-
-
-_keep = False
 
 
 def keep_packed() -> None:

@@ -18,11 +18,6 @@ import numpy as np
 
 from hpcgpu.errors import SpillError
 
-
-class Unset:
-    """The class itself stands for a slot without a value, and for an object not made yet."""
-
-
 # Most objects in containers are of these types, and hold no other objects.
 SIMPLE: frozenset[type] = frozenset(
     {int, str, float, bool, bytes, complex, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_, type}
@@ -39,6 +34,13 @@ _LIVE_KINDS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorTyp
 # Tables have parts of their own, which their libraries move; and objects of hpcgpu hold no values of users.
 _CLOSED_ROOTS = _LIVE_ROOTS | {"pandas", "pyarrow", "cudf", "hpcgpu", "weakref"}
 _OWN_PICKLE = (Counter,)  # and the classes of _BASES
+_FACTORY: Any = defaultdict.__dict__["default_factory"]
+_MAXLEN: Any = deque.__dict__["maxlen"]
+_NO_ITEMS: Callable[[Any], list[Any]] = lambda _: []  # noqa: E731 - as the others in the table
+
+
+class Unset:
+    """The class itself stands for a slot without a value, and for an object not made yet."""
 
 
 @functools.singledispatch
@@ -89,16 +91,11 @@ def _fill_ordered(x: Any, items: list[Any]) -> None:
         OrderedDict.__setitem__(x, key, value)
 
 
-_FACTORY: Any = defaultdict.__dict__["default_factory"]
-_MAXLEN: Any = deque.__dict__["maxlen"]
-
-
 def _fill_default(x: Any, items: list[Any]) -> None:
     _FACTORY.__set__(x, items[0])
     _fill_dict(x, items[1:])
 
 
-_NO_ITEMS: Callable[[Any], list[Any]] = lambda _: []  # noqa: E731 - as the others in the table
 _BASES: dict[type, Base] = {
     object: Base(_NO_ITEMS, object.__new__, lambda *_: None),
     list: Base(list.copy, list.__new__, list.extend),

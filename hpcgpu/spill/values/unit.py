@@ -22,6 +22,15 @@ from hpcgpu.spill.values.take_apart import Slot
 
 ABSENT = object()
 NUMBERS = itertools.count()  # the names of units
+# A content of this size is a unit by itself. Smaller arrays in host memory count once for each of their views.
+SMALL_BYTES = 1 << 10
+# Reading one member brings all up. With 64 members a copy costs each a few microseconds; more would hardly reduce that.
+_MEMBERS = 64
+# Pickles of these types are as big as the values, and cannot fail; so for containers, nested to this depth.
+_DEPTH = 3
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
+# The result of Device.pack: bytes (shape (nbytes,), dtype uint8, contiguous, never written to), and the layout.
+InHost = tuple[np.ndarray, list[Any]]
 
 
 class Content(Unit, ABC):
@@ -193,19 +202,6 @@ class Entry:
     def nbytes(self) -> int:
         """Bytes of all parts, in any tier."""
         return self.skeleton.nbytes + sum(part.nbytes for part in each_once(self.locations))
-
-
-# A content of this size is a unit by itself. Smaller arrays in host memory count once for each of their views.
-SMALL_BYTES = 1 << 10
-# Reading one member brings all up. With 64 members a copy costs each a few microseconds; more would hardly reduce that.
-_MEMBERS = 64
-# Pickles of these types are as big as the values, and cannot fail; so for containers, nested to this depth.
-_DEPTH = 3
-_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
-
-
-# The result of Device.pack: bytes (shape (nbytes,), dtype uint8, contiguous, never written to), and the layout.
-InHost = tuple[np.ndarray, list[Any]]
 
 
 class Buffer(ObjectContent):

@@ -16,6 +16,16 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.cuda import device_of, is_device_array
 
 MIB = 1 << 20
+MAKE: dict[str, Callable[[Any, int], Any]] = {
+    "torch": lambda torch, n: torch.full((MIB,), n, dtype=torch.uint8, device="cuda:0"),
+    "numba": lambda numba, n: numba.cuda.to_device(np.full(MIB, n, "u1")),
+    "rmm": lambda rmm, n: rmm.DeviceBuffer.to_device(np.full(MIB, n, "u1").tobytes()),
+}
+HOST: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda x: x.cpu().numpy(),
+    "numba": lambda x: x.copy_to_host(),
+    "rmm": lambda x: np.frombuffer(x.copy_to_host(), "u1"),
+}
 
 
 @pytest.fixture
@@ -36,18 +46,6 @@ def library(name: str) -> Any:
     except Exception as why:  # each library has its own errors, of no public class
         pytest.skip(f"no GPU for {name} here: {why}")
     return found
-
-
-MAKE: dict[str, Callable[[Any, int], Any]] = {
-    "torch": lambda torch, n: torch.full((MIB,), n, dtype=torch.uint8, device="cuda:0"),
-    "numba": lambda numba, n: numba.cuda.to_device(np.full(MIB, n, "u1")),
-    "rmm": lambda rmm, n: rmm.DeviceBuffer.to_device(np.full(MIB, n, "u1").tobytes()),
-}
-HOST: dict[str, Callable[[Any], Any]] = {
-    "torch": lambda x: x.cpu().numpy(),
-    "numba": lambda x: x.copy_to_host(),
-    "rmm": lambda x: np.frombuffer(x.copy_to_host(), "u1"),
-}
 
 
 @pytest.mark.parametrize("name", MAKE)

@@ -18,6 +18,32 @@ from waiting import scaled
 from hpcgpu.spill import GpuSpillBuffer
 
 MIB = 1 << 20
+SCRIPT = """
+import cupy
+import numpy as np
+from distributed import Client
+
+
+def make(i):
+    return [cupy.asarray(np.full(8 << 20, i, "u1"))]
+
+
+def last(value):
+    return int(value[0][-1])
+
+
+if __name__ == "__main__":
+    with Client() as client:
+        values = client.map(make, range(24))
+        print(sum(client.gather(client.map(last, values))))
+        print(sum(client.gather(client.map(last, values, pure=False))))
+        found = client.gather(values[5:7])
+        print([type(array) is cupy.ndarray and int(array[-1]) for (array,) in found])
+        array = client.submit(lambda value: value[0], values[7]).result()  # numba is not needed for it
+        print(type(array) is cupy.ndarray and int(array[-1]))
+        spilled = [worker["metrics"]["spilled_bytes"]["disk"] for worker in client.scheduler_info()["workers"].values()]
+        print(max(spilled) > 0)  # of several GPUs one may have got no work
+"""
 
 
 @pytest.fixture
@@ -54,34 +80,6 @@ def test_every_tier_is_used_and_values_are_right(cupy: Any, store: GpuSpillBuffe
     del value
     store.clear()
     assert used(cupy) == before
-
-
-SCRIPT = """
-import cupy
-import numpy as np
-from distributed import Client
-
-
-def make(i):
-    return [cupy.asarray(np.full(8 << 20, i, "u1"))]
-
-
-def last(value):
-    return int(value[0][-1])
-
-
-if __name__ == "__main__":
-    with Client() as client:
-        values = client.map(make, range(24))
-        print(sum(client.gather(client.map(last, values))))
-        print(sum(client.gather(client.map(last, values, pure=False))))
-        found = client.gather(values[5:7])
-        print([type(array) is cupy.ndarray and int(array[-1]) for (array,) in found])
-        array = client.submit(lambda value: value[0], values[7]).result()  # numba is not needed for it
-        print(type(array) is cupy.ndarray and int(array[-1]))
-        spilled = [worker["metrics"]["spilled_bytes"]["disk"] for worker in client.scheduler_info()["workers"].values()]
-        print(max(spilled) > 0)  # of several GPUs one may have got no work
-"""
 
 
 @pytest.mark.usefixtures("cupy")

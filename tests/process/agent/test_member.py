@@ -34,6 +34,15 @@ from hpcgpu.model import RunDocument, Settings
 from hpcgpu.model.allocation import DOCUMENT
 
 DEADLINE_S = 60
+# Fill a file system of its own, in which a run's folder is.
+FULL = """
+mount -t tmpfs -o size=64k,nr_inodes=12 tmpfs "$0" && umask 77 && mkdir "$0/run" && touch "$0/run/lease" || exit 9
+echo x > "$0/run/nonce"
+{ head -c 99999 /dev/zero > "$0/full"; [ "$1" = bytes ] || rm "$0/full"; } 2> /dev/null
+[ "$1" = bytes ] || for i in 1 2 3 4 5 6 7 8 9; do touch "$0/$i" || break; done 2> /dev/null
+shift
+exec "$@"
+"""
 
 
 class Ranks:
@@ -100,17 +109,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 @pytest.fixture
 def head(cluster: Ranks) -> subprocess.Popen[str]:
     return cluster.start("head")
-
-
-# Fill a file system of its own, in which a run's folder is.
-FULL = """
-mount -t tmpfs -o size=64k,nr_inodes=12 tmpfs "$0" && umask 77 && mkdir "$0/run" && touch "$0/run/lease" || exit 9
-echo x > "$0/run/nonce"
-{ head -c 99999 /dev/zero > "$0/full"; [ "$1" = bytes ] || rm "$0/full"; } 2> /dev/null
-[ "$1" = bytes ] || for i in 1 2 3 4 5 6 7 8 9; do touch "$0/$i" || break; done 2> /dev/null
-shift
-exec "$@"
-"""
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")

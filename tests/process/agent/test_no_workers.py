@@ -37,6 +37,33 @@ FILL = """
         blocks = c.map(lambda i: os.urandom(30_000_000), range(40), pure=False)
         time.sleep(600)
 """
+# As the kernel refuses under 'ulimit -u', which does not count for root.
+REFUSING = """
+import _thread, os, threading
+
+fork, left = os.fork, [int(os.environ.get("FORKS", 1000))]
+
+def refusing_fork():
+    left[0] -= 1
+    if left[0] < 0:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+def refusing_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+os.fork = refusing_fork
+if "NO_THREADS" in os.environ:
+    _thread.start_new_thread = threading._start_new_thread = refusing_thread
+"""
+SCRIPT = """
+from distributed import Client
+def found():
+    import importlib.util
+    return importlib.util.find_spec("mine") is not None
+with Client() as client:
+    print("worker found:", client.submit(found).result())
+"""
 
 
 def test_workers_that_died_for_good_end_the_run(tmp_path: Path) -> None:
@@ -76,27 +103,6 @@ def test_all_workers_pause_and_the_run_ends_with_the_reason(tmp_path: Path) -> N
     assert "hpcgpu: the run ends: all workers have paused\n" in done.stderr
 
 
-# As the kernel refuses under 'ulimit -u', which does not count for root.
-REFUSING = """
-import _thread, os, threading
-
-fork, left = os.fork, [int(os.environ.get("FORKS", 1000))]
-
-def refusing_fork():
-    left[0] -= 1
-    if left[0] < 0:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-    return fork()
-
-def refusing_thread(*_):
-    raise RuntimeError("can't start new thread")
-
-os.fork = refusing_fork
-if "NO_THREADS" in os.environ:
-    _thread.start_new_thread = threading._start_new_thread = refusing_thread
-"""
-
-
 @pytest.mark.parametrize(
     "refused",
     [{"FORKS": "0"}, {"FORKS": "1"}, {"FORKS": "2"}, {"NO_THREADS": "1"}],
@@ -120,16 +126,6 @@ def test_a_loopback_without_ipv4(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "this node's loopback has no address 127.0.0.1" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-SCRIPT = """
-from distributed import Client
-def found():
-    import importlib.util
-    return importlib.util.find_spec("mine") is not None
-with Client() as client:
-    print("worker found:", client.submit(found).result())
-"""
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o2770])

@@ -15,6 +15,14 @@ from hpcgpu.host import process
 from hpcgpu.host.discover import local_address, usable_interfaces
 
 NAMES = "print(sorted(w['name'].rpartition('-')[2] for w in c.scheduler_info()['workers'].values()))"
+BUSY = """
+    c = Client()
+    running = sys.argv[1]
+    os.mkfifo(running)
+    f = c.submit(lambda: (open(running, "w").close(), time.sleep(600)))
+    open(running).close()  # comes back when the task has opened it, too
+    raise ValueError
+"""
 
 
 @pytest.mark.parametrize("count", [1, 3, 6], ids=lambda n: f"{n}-ranks")
@@ -30,16 +38,6 @@ def test_any_number_of_ranks_gives_every_gpu_one_worker(tmp_path: Path, count: i
     assert done.stdout == "['0', '1', '2', '3']\n6 ['a b', '--gpus']\n"
     idle = f"; ranks without a worker: {count - 5}" if count > 5 else ""
     assert f"4 workers on 1 node ready{idle}; dashboard: its address is in " in done.stderr
-
-
-BUSY = """
-    c = Client()
-    running = sys.argv[1]
-    os.mkfifo(running)
-    f = c.submit(lambda: (open(running, "w").close(), time.sleep(600)))
-    open(running).close()  # comes back when the task has opened it, too
-    raise ValueError
-"""
 
 
 def test_a_busy_worker_does_not_hold_up_the_scripts_end(tmp_path: Path) -> None:

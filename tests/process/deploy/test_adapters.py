@@ -27,6 +27,57 @@ from hpcgpu.deploy.network.scheduler_file import Certificate
 from hpcgpu.host import host_memory
 
 WORKER = (sys.executable, "-m", "hpcgpu.worker")
+INITIALIZE = """
+    import dask_mpi
+    options = {"gpus": "sim:2x16MiB", "jit_unspill": True}
+    dask_mpi.initialize(
+        worker_class="hpcgpu.GPUWorker", worker_options=options, memory_limit="1GB", dashboard_address=None
+    )
+    import hpcgpu
+    with Client() as client:
+        client.wait_for_workers(2, timeout=60)
+        table = hpcgpu.bindings(client)
+        stores = client.run(lambda dask_worker: (type(dask_worker.data).__name__, dask_worker.data.jit_unspill))
+        infos = list(client.scheduler_info()["workers"].values())
+        assert len({w.spec.gpu.pci for w in table.workers}) == 2
+        assert len({str(w.spec.binding.cpuset) for w in table.workers}) == min(2, int(sys.argv[1]))
+        assert table.differences == {}
+        assert set(stores.values()) == {("GpuSpillBuffer", True)}
+        assert {w["memory_limit"] for w in infos} == {10**9}
+    print("FOLDERS", *(w["local_directory"] for w in infos), flush=True)
+"""
+AGAIN = """
+    import dask
+    from distributed import Scheduler, SpecCluster
+    from hpcgpu import GPUWorker
+    from hpcgpu.deploy.network.node_copies import this_process
+
+    def once(**options):
+        gpu = {"cls": GPUWorker, "options": {"nthreads": 1, "gpus": "sim:1x16MiB", **options}}
+        scheduler = {"cls": Scheduler, "options": {"dashboard": False}}
+        with SpecCluster(workers={"gpu-0": gpu}, scheduler=scheduler) as cluster, Client(cluster) as client:
+            return client.submit(sum, [1, 2]).result()
+
+    try:
+        once(no_such_option=1)
+    except Exception:
+        print("failed", end=" ")
+    print(once(), this_process.allowed, end=" ")
+    with dask.config.set({"hpcgpu.node_copies": False}):
+        print(once(), this_process.allowed)
+"""
+RUNNER = """
+    import urllib.request
+    print("above", flush=True)
+    from hpcgpu import GPURunner
+    with GPURunner(gpus="sim:2x16MiB") as runner, Client(runner) as client:
+        names = sorted(w["name"].rpartition("-")[2] for w in client.scheduler_info()["workers"].values())
+        print("below", names, client.submit(sum, [1, 2]).result(), sys.argv[1:], flush=True)
+        assert urllib.request.urlopen(client.dashboard_link, timeout=60).status == 200
+    assert runner.dashboard_link == ""
+    assert repr(runner) == "GPURunner(closed)"
+    sys.exit(3)
+"""
 
 
 @contextlib.contextmanager
@@ -141,27 +192,6 @@ def test_unreachable_or_foreign_scheduler_is_an_error(tmp_path: Path) -> None:
     assert "the certificates do not belong together" in done.stderr
 
 
-INITIALIZE = """
-    import dask_mpi
-    options = {"gpus": "sim:2x16MiB", "jit_unspill": True}
-    dask_mpi.initialize(
-        worker_class="hpcgpu.GPUWorker", worker_options=options, memory_limit="1GB", dashboard_address=None
-    )
-    import hpcgpu
-    with Client() as client:
-        client.wait_for_workers(2, timeout=60)
-        table = hpcgpu.bindings(client)
-        stores = client.run(lambda dask_worker: (type(dask_worker.data).__name__, dask_worker.data.jit_unspill))
-        infos = list(client.scheduler_info()["workers"].values())
-        assert len({w.spec.gpu.pci for w in table.workers}) == 2
-        assert len({str(w.spec.binding.cpuset) for w in table.workers}) == min(2, int(sys.argv[1]))
-        assert table.differences == {}
-        assert set(stores.values()) == {("GpuSpillBuffer", True)}
-        assert {w["memory_limit"] for w in infos} == {10**9}
-    print("FOLDERS", *(w["local_directory"] for w in infos), flush=True)
-"""
-
-
 def test_ranks_of_dask_mpi_share_out_gpus_and_cores(tmp_path: Path) -> None:
     """Though a launcher has bound each of them to a core."""
     bound = (*ranks.MPIRUN[:2], "--bind-to", "core:overload-allowed", "-n", "4", sys.executable)
@@ -201,45 +231,9 @@ def test_a_worker_of_dask_worker_is_bound_too() -> None:
             assert not table.differences
 
 
-AGAIN = """
-    import dask
-    from distributed import Scheduler, SpecCluster
-    from hpcgpu import GPUWorker
-    from hpcgpu.deploy.network.node_copies import this_process
-
-    def once(**options):
-        gpu = {"cls": GPUWorker, "options": {"nthreads": 1, "gpus": "sim:1x16MiB", **options}}
-        scheduler = {"cls": Scheduler, "options": {"dashboard": False}}
-        with SpecCluster(workers={"gpu-0": gpu}, scheduler=scheduler) as cluster, Client(cluster) as client:
-            return client.submit(sum, [1, 2]).result()
-
-    try:
-        once(no_such_option=1)
-    except Exception:
-        print("failed", end=" ")
-    print(once(), this_process.allowed, end=" ")
-    with dask.config.set({"hpcgpu.node_copies": False}):
-        print(once(), this_process.allowed)
-"""
-
-
 def test_gpu_worker_that_closes_or_fails_gives_its_gpu_back(tmp_path: Path) -> None:
     done = ranks.run_command([sys.executable, str(ranks.script(tmp_path, AGAIN))], timeout=scaled(120))
     assert done.stdout == "failed 3 True 3 False\n", done.stderr
-
-
-RUNNER = """
-    import urllib.request
-    print("above", flush=True)
-    from hpcgpu import GPURunner
-    with GPURunner(gpus="sim:2x16MiB") as runner, Client(runner) as client:
-        names = sorted(w["name"].rpartition("-")[2] for w in client.scheduler_info()["workers"].values())
-        print("below", names, client.submit(sum, [1, 2]).result(), sys.argv[1:], flush=True)
-        assert urllib.request.urlopen(client.dashboard_link, timeout=60).status == 200
-    assert runner.dashboard_link == ""
-    assert repr(runner) == "GPURunner(closed)"
-    sys.exit(3)
-"""
 
 
 @pytest.mark.parametrize("count", [0, 3])

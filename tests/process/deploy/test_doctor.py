@@ -36,6 +36,15 @@ from hpcgpu.plan.doctor.facts import NodeFacts
 from hpcgpu.plan.doctor.findings import Verdict
 
 NAMED = ["unshare", "--uts", "--map-root-user", "bash", "-c", 'hostname "$0" && exec "$@"']
+WAITING = """
+from hpcgpu.deploy.doctor import login_facts, trial
+given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
+trial.run(login_facts.read(given, "keyword {name}", "pbs", must=True)[0], lambda text: print(text, flush=True))
+"""
+CHECKS = (
+    "import sys, msgspec; from hpcgpu.deploy.doctor.node import gather_facts; "
+    "from hpcgpu.model import Settings; sys.stdout.buffer.write(msgspec.json.encode(gather_facts(Settings())))"
+)
 
 
 @pytest.fixture
@@ -89,13 +98,6 @@ def test_a_whole_job(tmp_path: Path) -> None:
     assert findings["launcher and MPI"].verdict is Verdict.OK
     assert any("RUNNING" in line for line in said)
     assert list((tmp_path / ".hpcgpu" / "runs").iterdir()) == []
-
-
-WAITING = """
-from hpcgpu.deploy.doctor import login_facts, trial
-given = {"gpus": "sim:1", "nodes": "1", "job_script_prologue": ["exec sleep 600"]}
-trial.run(login_facts.read(given, "keyword {name}", "pbs", must=True)[0], lambda text: print(text, flush=True))
-"""
 
 
 def start(home: Path) -> subprocess.Popen[str]:
@@ -167,12 +169,6 @@ def test_a_job_that_starts_after_its_doctor_has_ended_ends(folder: Path) -> None
     done = ranks.run_command([sys.executable, "-m", "hpcgpu", "doctor", "--on-nodes", str(folder)])
     assert done.returncode == 1
     assert "has given no sign of life for 30 s" in done.stderr
-
-
-CHECKS = (
-    "import sys, msgspec; from hpcgpu.deploy.doctor.node import gather_facts; "
-    "from hpcgpu.model import Settings; sys.stdout.buffer.write(msgspec.json.encode(gather_facts(Settings())))"
-)
 
 
 def test_a_node_with_a_gpu(tmp_path: Path) -> None:

@@ -26,6 +26,18 @@ from hpcgpu.errors import JobError
 from hpcgpu.supervise import GATHER_S
 
 OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+IN_A_JOB = OPTIONS | {"scheduler": "job"}
+DIES = """
+import sys
+from hpcgpu import PBSGPUCluster
+cluster = PBSGPUCluster(**eval(sys.argv[1]), job_name="mine")
+cluster.scale(4)
+cluster.wait_for_workers(4)
+print(*(row.id for row in cluster.jobs.rows), flush=True)
+sys.stdin.read()
+"""
+JOBS, PER_JOB = 250, 4
+NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_JOB)]
 
 
 @pytest.fixture
@@ -72,9 +84,6 @@ def everywhere(clusters: tuple[PBSGPUCluster, ...], workers: int) -> None:
         until(lambda c=cluster: c.wanted_workers == workers, "the object has read how many workers are wanted")
 
 
-IN_A_JOB = OPTIONS | {"scheduler": "job"}
-
-
 def test_only_the_owner_scales_and_others_read(home: Path, pbs: Pbs, said: Said) -> None:
     """So does an owner whose run is taken over."""
     with PBSGPUCluster(**IN_A_JOB, job_name="mine") as owner:
@@ -116,17 +125,6 @@ def test_only_the_owner_scales_and_others_read(home: Path, pbs: Pbs, said: Said)
     until(lambda: pbs.over(member), "the job has ended")
 
 
-DIES = """
-import sys
-from hpcgpu import PBSGPUCluster
-cluster = PBSGPUCluster(**eval(sys.argv[1]), job_name="mine")
-cluster.scale(4)
-cluster.wait_for_workers(4)
-print(*(row.id for row in cluster.jobs.rows), flush=True)
-sys.stdin.read()
-"""
-
-
 def test_the_run_of_a_dead_owner_is_taken_over_at_once(home: Path, pbs: Pbs) -> None:
     (home / "dies.py").write_text(DIES)
     argv = [sys.executable, str(home / "dies.py"), repr(IN_A_JOB | {"client_grace": scaled(60)})]
@@ -140,10 +138,6 @@ def test_the_run_of_a_dead_owner_is_taken_over_at_once(home: Path, pbs: Pbs) -> 
         until(lambda: ids(cluster) not in ([], [member]), "the new owner replaces a dead job")
         cluster.wait_for_workers(4, timeout=scaled(60))
     until(lambda: pbs.over(head), "the job with the scheduler has ended")
-
-
-JOBS, PER_JOB = 250, 4
-NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_JOB)]
 
 
 @pytest.fixture

@@ -44,6 +44,14 @@ OPTIONS = ("--gpus", "sim:2")
 
 
 place = shared_place
+TERM, KILL = signal.SIGTERM, signal.SIGKILL
+WAYS = {
+    "mpirun": [("first", TERM), *((who, KILL) for who in ("first", "follower", "scheduler", "leader"))],
+    "run": [(who, KILL) for who in ("leader", "fork_server", "scheduler", "worker", "script", "remover")],
+    "launch": [("first", KILL), ("mpirun", KILL)],
+    "LocalGPUCluster": [("first", TERM), ("first", KILL)],
+    "LocalGPUCluster by mpirun": [("first", KILL)],
+}
 
 
 def left(place: Place) -> list[str]:
@@ -77,16 +85,6 @@ def run(place: Place, argv: list[str], go_on: Path, victim: str, sig: signal.Sig
         code = process.wait(scaled(60))
     assert psutil.wait_procs([*family, *waiting], timeout=_GONE_S)[1] == []
     return code
-
-
-TERM, KILL = signal.SIGTERM, signal.SIGKILL
-WAYS = {
-    "mpirun": [("first", TERM), *((who, KILL) for who in ("first", "follower", "scheduler", "leader"))],
-    "run": [(who, KILL) for who in ("leader", "fork_server", "scheduler", "worker", "script", "remover")],
-    "launch": [("first", KILL), ("mpirun", KILL)],
-    "LocalGPUCluster": [("first", TERM), ("first", KILL)],
-    "LocalGPUCluster by mpirun": [("first", KILL)],
-}
 
 
 @pytest.mark.parametrize(("way", "victim", "sig"), [(way, *hit) for way, hits in WAYS.items() for hit in hits])

@@ -24,6 +24,15 @@ import hpcgpu
 from hpcgpu import LocalGPUCluster, SLURMGPUCluster
 from hpcgpu.errors import ConfigError, JobError, LaunchError, SubmitError
 
+START = """
+def dask_setup(worker):
+    if worker.name.endswith("-1"):
+        __import__("time").sleep(3600)
+    if worker.name.endswith("-2") and not __import__("os").path.exists(TRIED):
+        open(TRIED, "w").close()
+        raise RuntimeError("it does not start at the first try")
+"""
+
 
 def runs(home: Path) -> list[Path]:
     """Return the folders of runs."""
@@ -188,16 +197,6 @@ def test_ranks_that_fail_raise_with_the_log(tmp_path: Path, limit: str, words: s
     assert runs(tmp_path) == []
     assert "the end of its log (log_directory= keeps it):" in str(failed.value)
     assert not re.search(r"/\S+\.log", str(failed.value))  # it went with the run
-
-
-START = """
-def dask_setup(worker):
-    if worker.name.endswith("-1"):
-        __import__("time").sleep(3600)
-    if worker.name.endswith("-2") and not __import__("os").path.exists(TRIED):
-        open(TRIED, "w").close()
-        raise RuntimeError("it does not start at the first try")
-"""
 
 
 def test_worker_that_does_not_start_is_named_with_its_reason(tmp_path: Path, said: Said) -> None:

@@ -22,6 +22,33 @@ from hpcgpu.host import host_memory
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 THRESHOLD = "MALLOC_TRIM_THRESHOLD_"
+FRAGMENTS = 4000  # of 16 KiB: below the mmap threshold, so that they lie in the heap
+# Fills the simulated GPU (400 MiB, in a worker whose memory_limit is 250 MB) and lets the monitors look at it.
+FILL = """
+    from hpcgpu import sim
+    c = Client()
+    pid = c.run(os.getpid)
+
+    def fill(dask_worker):
+        import numpy as np
+        gpu = sim.current_gpu()
+        dask_worker.kept = [gpu.asarray(np.ones(50 << 20, "u1")) for _ in range(8)]
+        return gpu.used_bytes, dask_worker.monitor.proc.memory_info().rss, dask_worker.monitor.get_process_memory()
+
+    used, rss, measured = next(iter(c.run(fill).values()))
+
+    async def look(dask_worker):
+        import asyncio
+        for _ in range(20):  # the monitors look every 100 ms
+            await asyncio.sleep(0.1)
+            dask_worker.memory_manager.memory_monitor and await dask_worker.memory_manager.memory_monitor(dask_worker)
+        return dask_worker.status.name
+
+    (limit,) = (worker["memory_limit"] for worker in c.scheduler_info()["workers"].values())
+    assert used == 400 << 20
+    assert rss > limit > measured > 0
+    assert (list(c.run(look).values()), c.run(os.getpid)) == (["running"], pid)
+"""
 
 
 def heap_left(mib: int = 32) -> int:
@@ -36,9 +63,6 @@ def heap_left(mib: int = 32) -> int:
     for block in reversed(blocks):
         libc.free(block)
     return int(libc.mallinfo2().numbers[9])
-
-
-FRAGMENTS = 4000  # of 16 KiB: below the mmap threshold, so that they lie in the heap
 
 
 def fill(dask_worker: Worker) -> None:
@@ -114,34 +138,6 @@ def test_where_there_is_no_jemalloc_it_is_said_once(
         assert cluster.memory().total.allocator == "system"
         check_threshold(client, True, "1000000000")
     assert capfd.readouterr().err.count("no libjemalloc.so.2 in ") == 1
-
-
-# Fills the simulated GPU (400 MiB, in a worker whose memory_limit is 250 MB) and lets the monitors look at it.
-FILL = """
-    from hpcgpu import sim
-    c = Client()
-    pid = c.run(os.getpid)
-
-    def fill(dask_worker):
-        import numpy as np
-        gpu = sim.current_gpu()
-        dask_worker.kept = [gpu.asarray(np.ones(50 << 20, "u1")) for _ in range(8)]
-        return gpu.used_bytes, dask_worker.monitor.proc.memory_info().rss, dask_worker.monitor.get_process_memory()
-
-    used, rss, measured = next(iter(c.run(fill).values()))
-
-    async def look(dask_worker):
-        import asyncio
-        for _ in range(20):  # the monitors look every 100 ms
-            await asyncio.sleep(0.1)
-            dask_worker.memory_manager.memory_monitor and await dask_worker.memory_manager.memory_monitor(dask_worker)
-        return dask_worker.status.name
-
-    (limit,) = (worker["memory_limit"] for worker in c.scheduler_info()["workers"].values())
-    assert used == 400 << 20
-    assert rss > limit > measured > 0
-    assert (list(c.run(look).values()), c.run(os.getpid)) == (["running"], pid)
-"""
 
 
 def test_a_full_simulated_gpu_neither_pauses_nor_terminates(tmp_path: Path) -> None:

@@ -30,6 +30,14 @@ FULL = "Not Running: Insufficient amount of resource: ncpus (R: 32 A: 28 T: 32)"
 NEVER = "Can Never Run: Insufficient amount of resource: ngpus (R: 64 A: 16 T: 16)"
 HELD = "job held, too many failed attempts to run"
 PLAIN = {"gpus": "sim:2", "nodes": 1, "queue": "gpu", "account": "a-b", "walltime": "00:10:00"}
+SCRIPT = f"""
+from distributed import Client
+from hpcgpu import PBSGPUCluster
+from hpcgpu.deploy.jobs import home as runs_home
+
+with PBSGPUCluster(**{OPTIONS!r}) as cluster, Client(cluster) as client:
+    print(client.submit(sum, [1, 2]).result())
+"""
 
 
 def test_a_cluster_from_start_to_end(pbs: Pbs, tmp_path: Path) -> None:
@@ -156,16 +164,6 @@ def test_nodes_of_a_job_are_asked_for_at_its_start(pbs: Pbs, said: Said, monkeyp
     pbs.start(JOB)
     with made.result():
         until(lambda: len(pbs.calls("pbsnodes")) > before, "PBS is asked about the job's nodes", made)
-
-
-SCRIPT = f"""
-from distributed import Client
-from hpcgpu import PBSGPUCluster
-from hpcgpu.deploy.jobs import home as runs_home
-
-with PBSGPUCluster(**{OPTIONS!r}) as cluster, Client(cluster) as client:
-    print(client.submit(sum, [1, 2]).result())
-"""
 
 
 def test_progress_is_there_at_once_and_not_among_the_results(pbs: Pbs, tmp_path: Path) -> None:

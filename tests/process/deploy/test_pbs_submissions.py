@@ -18,6 +18,11 @@ from hpcgpu.errors import SubmitError
 pytestmark = pytest.mark.usefixtures("impatient")
 GANG = {"gpus": "sim:2", "nodes": 1, "ranks": "node", "launcher": "fork", "walltime": "00:10:00"}
 ELASTIC = {"gpus": "sim:2", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+CLIENT = """
+from hpcgpu import PBSGPUCluster
+cluster = PBSGPUCluster(**{options})
+cluster.scale(jobs=3)
+"""
 
 
 def members(cluster: PBSGPUCluster) -> list[str]:
@@ -80,13 +85,6 @@ async def test_jobs_of_a_cancelled_submission_are_deleted(pbs: Pbs, options: dic
         await submitting
     assert pbs.ids()
     assert all(map(pbs.over, pbs.ids()))
-
-
-CLIENT = """
-from hpcgpu import PBSGPUCluster
-cluster = PBSGPUCluster(**{options})
-cluster.scale(jobs=3)
-"""
 
 
 def kill_client(when: Callable[[], object], what: str, **options: object) -> None:

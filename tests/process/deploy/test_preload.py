@@ -31,6 +31,21 @@ MODULE = """
             store = {"device_memory_limit": "400KiB", "memory_limit": "600KiB"}
             super().__init__(*args, data=(GpuSpillBuffer, store), **kwargs)
 """
+IN_A_LOCAL_CLUSTER = """
+import sys
+import numpy as np
+from distributed import Client, LocalCluster, wait
+from hpcgpu.spill import GpuSpillBuffer, SpillPlugin
+
+store = {"device_memory_limit": 0, "memory_limit": "600KiB", "local_directory": sys.argv[1]}
+by = {"plugins": [SpillPlugin()]} if sys.argv[2] == "plugin" else {"preload": ["hpcgpu.spill.preload"]}
+with LocalCluster(1, dashboard_address=None, data=(GpuSpillBuffer, store), **by) as cluster, Client(cluster) as client:
+    futures = client.map(np.full, [100 << 10] * 20, range(20), dtype="u1")
+    wait(futures)
+    assert client.submit(lambda arrays: [int(each[-1]) for each in arrays], futures).result() == list(range(20))
+    assert min(client.run(lambda dask_worker: dask_worker.data.spilled_total.disk).values()) > 0
+    print(*client.run(lambda: [*sys.modules]).popitem()[1])
+"""
 
 
 @contextlib.contextmanager
@@ -88,23 +103,6 @@ def test_working_set_over_all_limits(tmp_path: Path, preload: bool, nanny: str) 
         assert client.submit(look, *futures).result() == expected
         assert min(ask(client, moved).values()) > 0
         assert ask(client, lambda dask_worker: "hpcgpu" in dask_worker.plugins) == preload
-
-
-IN_A_LOCAL_CLUSTER = """
-import sys
-import numpy as np
-from distributed import Client, LocalCluster, wait
-from hpcgpu.spill import GpuSpillBuffer, SpillPlugin
-
-store = {"device_memory_limit": 0, "memory_limit": "600KiB", "local_directory": sys.argv[1]}
-by = {"plugins": [SpillPlugin()]} if sys.argv[2] == "plugin" else {"preload": ["hpcgpu.spill.preload"]}
-with LocalCluster(1, dashboard_address=None, data=(GpuSpillBuffer, store), **by) as cluster, Client(cluster) as client:
-    futures = client.map(np.full, [100 << 10] * 20, range(20), dtype="u1")
-    wait(futures)
-    assert client.submit(lambda arrays: [int(each[-1]) for each in arrays], futures).result() == list(range(20))
-    assert min(client.run(lambda dask_worker: dask_worker.data.spilled_total.disk).values()) > 0
-    print(*client.run(lambda: [*sys.modules]).popitem()[1])
-"""
 
 
 @pytest.mark.parametrize("by", ["plugin", "preload"])

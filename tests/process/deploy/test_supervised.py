@@ -23,6 +23,16 @@ from hpcgpu import JobError, LocalGPUCluster
 from hpcgpu.deploy.processes.worker import SilentWorker
 
 STALLED = "all workers have paused for 60 s"
+CLIENT = """
+import sys
+from hpcgpu import LocalGPUCluster
+if __name__ == "__main__":
+    with LocalGPUCluster(gpus="sim:1", client_grace=2) as cluster:
+        print(cluster.job_id, flush=True)
+        sys.stdin.read()
+"""
+# Twice the grace until rank 0 is given up, as long until the worker is, and a loaded machine.
+GONE_S = 45
 
 
 def telling(news: list[Any]) -> Any:
@@ -78,18 +88,6 @@ def test_a_rank_0_that_cannot_follow_the_scheduler_ends_the_run(tmp_path: Path) 
     assert done.returncode == 70
     assert "the run ends: the scheduler process cannot be followed: KeyError: 'count'" in done.stderr
     assert "Traceback" in done.stderr
-
-
-CLIENT = """
-import sys
-from hpcgpu import LocalGPUCluster
-if __name__ == "__main__":
-    with LocalGPUCluster(gpus="sim:1", client_grace=2) as cluster:
-        print(cluster.job_id, flush=True)
-        sys.stdin.read()
-"""
-# Twice the grace until rank 0 is given up, as long until the worker is, and a loaded machine.
-GONE_S = 45
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,24 @@ LOOK = """
                  address=c.scheduler.address, shown=repr(c) + c._repr_html_())
     pathlib.Path(sys.argv[1]).write_text(json.dumps(facts))
 """
+# Run as the cluster's script, too: a neighbour on the node needs no certificate to open connections.
+FLOOD = """
+    import contextlib, pathlib, resource, socket, urllib.parse
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    c = Client()
+    identity = c.scheduler_info()
+    (worker, facts), = identity["workers"].items()
+    dashboard = (pathlib.Path(os.environ["DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY"]).parent / "dashboard").read_text()
+    addresses = [c.scheduler.address, worker, facts["nanny"], dashboard]
+    listeners = [urllib.parse.urlsplit(address)[1].split(":") for address in addresses]
+    flood = [socket.create_connection((host, int(port))) for host, port in listeners for _ in range(400)]
+    fresh = Client(timeout=60)
+    assert fresh.submit(sum, [1, 2, 3]).result(60) == 6
+    for sock in flood:
+        sock.settimeout(60)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+"""
 
 
 @pytest.fixture(scope="module")
@@ -201,26 +219,6 @@ def test_every_file_of_a_run_is_private(tmp_path: Path) -> None:
     closed = tuple(f"{path}/" for path, mode in modes.items() if mode == "0o700")
     assert [path for path, mode in modes.items() if mode[-2:] != "00" and not path.startswith(closed)] == []
     assert {mode for path, mode in modes.items() if Path(path).name in ("scheduler", "nonce", "progress")} == {"0o600"}
-
-
-# Run as the cluster's script, too: a neighbour on the node needs no certificate to open connections.
-FLOOD = """
-    import contextlib, pathlib, resource, socket, urllib.parse
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    c = Client()
-    identity = c.scheduler_info()
-    (worker, facts), = identity["workers"].items()
-    dashboard = (pathlib.Path(os.environ["DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY"]).parent / "dashboard").read_text()
-    addresses = [c.scheduler.address, worker, facts["nanny"], dashboard]
-    listeners = [urllib.parse.urlsplit(address)[1].split(":") for address in addresses]
-    flood = [socket.create_connection((host, int(port))) for host, port in listeners for _ in range(400)]
-    fresh = Client(timeout=60)
-    assert fresh.submit(sum, [1, 2, 3]).result(60) == 6
-    for sock in flood:
-        sock.settimeout(60)
-        with contextlib.suppress(ConnectionResetError):
-            assert sock.recv(1) == b""
-"""
 
 
 def test_half_open_connections_are_closed_for_new_clients(tmp_path: Path) -> None:

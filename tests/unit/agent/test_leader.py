@@ -48,6 +48,37 @@ print(fork_server.pid, flush=True)
 with ForcedEnd(fork_server, 0.5) as forced:
     asyncio.run(lead())
 """
+PRELOAD = """
+import json, os, sys
+from hpcgpu.agent.fork_server import prepare_forks
+
+prepare_forks(simulated=True)
+before = set(sys.modules)
+
+def refuse(*_):
+    raise AssertionError("a worker starts a program, or reads the versions of packages")
+
+import importlib.metadata, subprocess
+subprocess.Popen = importlib.metadata.version = importlib.metadata.distribution = refuse
+from distributed.versions import get_versions
+
+versions = get_versions()
+import distributed.http.worker
+from hpcgpu.sim import SimGpu
+from hpcgpu.sim.registration import register_sizes
+from dask.sizeof import sizeof
+import numpy
+
+register_sizes()
+size = sizeof(SimGpu(1 << 20).asarray(numpy.zeros(1000, "u1")))
+print(json.dumps({
+    "new": sorted(set(sys.modules) - before),
+    "arrays": "dask.array" in sys.modules,
+    "threads": len(os.listdir("/proc/self/task")),
+    "distributed": versions["packages"]["distributed"],
+    "size": size,
+}))
+"""
 
 
 def test_an_end_that_does_not_come_is_forced_and_said() -> None:
@@ -82,39 +113,6 @@ def test_at_its_end_what_it_forked_is_gone() -> None:
         fork_server.close()
         assert not process.start_time(pid)
     assert os.waitpid(fork_server.pid, 0)[1] == 0
-
-
-PRELOAD = """
-import json, os, sys
-from hpcgpu.agent.fork_server import prepare_forks
-
-prepare_forks(simulated=True)
-before = set(sys.modules)
-
-def refuse(*_):
-    raise AssertionError("a worker starts a program, or reads the versions of packages")
-
-import importlib.metadata, subprocess
-subprocess.Popen = importlib.metadata.version = importlib.metadata.distribution = refuse
-from distributed.versions import get_versions
-
-versions = get_versions()
-import distributed.http.worker
-from hpcgpu.sim import SimGpu
-from hpcgpu.sim.registration import register_sizes
-from dask.sizeof import sizeof
-import numpy
-
-register_sizes()
-size = sizeof(SimGpu(1 << 20).asarray(numpy.zeros(1000, "u1")))
-print(json.dumps({
-    "new": sorted(set(sys.modules) - before),
-    "arrays": "dask.array" in sys.modules,
-    "threads": len(os.listdir("/proc/self/task")),
-    "distributed": versions["packages"]["distributed"],
-    "size": size,
-}))
-"""
 
 
 def test_a_fork_finds_what_it_needs_at_its_start() -> None:

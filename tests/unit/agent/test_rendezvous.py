@@ -27,6 +27,39 @@ from hpcgpu.launch.environment import read_rank
 from hpcgpu.model import RankFacts
 
 SIZE = 3
+LATE = """
+import sys, time
+from pathlib import Path
+from hpcgpu.agent.rendezvous_files import meet_by_files
+from hpcgpu.errors import LaunchError
+from hpcgpu.model import RankFacts
+opens = []
+sys.addaudithook(lambda event, args: event == "open" and str(args[0]).startswith(sys.argv[1]) and opens.append(now()))
+now = time.monotonic
+try:
+    meet_by_files({}, RankFacts(rank=1, size=2, launcher="srun"), Path(sys.argv[1]), 6.0)
+except LaunchError:
+    print(*opens)
+"""
+LEAD = """
+import os, sys
+from hpcgpu.agent.missing_ranks import TITLE
+from hpcgpu.host import process
+print("up", flush=True)
+sys.stdin.readline()
+with process.titled(TITLE):
+    print("at the rendezvous", flush=True)
+    sys.stdin.readline()
+"""
+MEET = """
+import json, os
+from hpcgpu.agent.meet_by_mpi import meet_by_mpi
+from hpcgpu.model import RankFacts
+before = dict(os.environ)
+(met,) = meet_by_mpi(lambda: dict(os.environ), RankFacts(rank=0, size=1, launcher="none"))
+after = {k: v for k, v in os.environ.items() if not k.startswith("PMIX_")}  # Open MPI's, of a rank without mpirun
+print(json.dumps([met, {k: v for k, v in before.items() if after.get(k) != v}, [k for k in after if k not in before]]))
+"""
 
 
 def come(folder: Path, rank: int, life: str) -> Future:
@@ -79,22 +112,6 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
         meet_by_files({}, facts[2], tmp_path / "another", 0.1)
 
 
-LATE = """
-import sys, time
-from pathlib import Path
-from hpcgpu.agent.rendezvous_files import meet_by_files
-from hpcgpu.errors import LaunchError
-from hpcgpu.model import RankFacts
-opens = []
-sys.addaudithook(lambda event, args: event == "open" and str(args[0]).startswith(sys.argv[1]) and opens.append(now()))
-now = time.monotonic
-try:
-    meet_by_files({}, RankFacts(rank=1, size=2, launcher="srun"), Path(sys.argv[1]), 6.0)
-except LaunchError:
-    print(*opens)
-"""
-
-
 def test_waiting_rank_opens_one_folder_a_second(tmp_path: Path) -> None:
     """Whoever waits longer than a few seconds is one of many, and the file system is shared."""
     argv = [sys.executable, "-c", LATE, str(tmp_path / "rendezvous")]
@@ -113,18 +130,6 @@ def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:
     clear_old(tmp_path)
     clear_old(tmp_path / "none")
     assert [path.name for path in tmp_path.iterdir()] == ["young"]
-
-
-LEAD = """
-import os, sys
-from hpcgpu.agent.missing_ranks import TITLE
-from hpcgpu.host import process
-print("up", flush=True)
-sys.stdin.readline()
-with process.titled(TITLE):
-    print("at the rendezvous", flush=True)
-    sys.stdin.readline()
-"""
 
 
 @pytest.fixture
@@ -260,17 +265,6 @@ def test_a_node_that_looks_while_another_clears_up_says_nothing(
     monkeypatch.setattr(time, "sleep", clear_up)
     absence.report()
     assert capsys.readouterr().err == ""
-
-
-MEET = """
-import json, os
-from hpcgpu.agent.meet_by_mpi import meet_by_mpi
-from hpcgpu.model import RankFacts
-before = dict(os.environ)
-(met,) = meet_by_mpi(lambda: dict(os.environ), RankFacts(rank=0, size=1, launcher="none"))
-after = {k: v for k, v in os.environ.items() if not k.startswith("PMIX_")}  # Open MPI's, of a rank without mpirun
-print(json.dumps([met, {k: v for k, v in before.items() if after.get(k) != v}, [k for k in after if k not in before]]))
-"""
 
 
 def test_meet_by_mpi_uses_no_gpu_and_keeps_the_sites_values() -> None:

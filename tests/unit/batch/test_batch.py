@@ -55,6 +55,41 @@ DIALECTS: dict[str, BatchSystem] = {
     "pbs-whole-nodes": Pbs(gpus="none", mpiprocs=False, resources="system=polaris"),
     "pbs-totals": Pbs(select=False, cpus_multiple_of=12, direct_output=False, resources="storage=gdata/a1"),
 }
+INDEXES = st.sets(st.integers(0, 1000), min_size=1)
+OPEN = ("transient", "over_limit", "unsure", "over_size")
+TOO_LARGE, TOO_MANY = "22.05.8/02-sbatch-refused.txt", "22.05.8/03-sbatch-limit.txt"
+DOWN = next(r for r in records(BATCH / "pbs/release/33-server-trouble.txt") if "pbs_server down" in r.command)
+CODES = {"768": 3, "9": 137, "0:15": 143, "2:0": 2, "": None}
+# Of a held array, one element of which a node has refused: another one, which never was there, has its comment.
+SICK = "Job Array Held, too many failed attempts to run subjob 7[4].a"
+RESERVED = "ReqNodeNotAvail, Reserved for maintenance"
+WAITS = "Not Running: Job would conflict with reservation or top job"
+SHORTER = "a shorter walltime=, or another queue="
+LEAVES = {"state": JobState.RUNNING, "is_ending": True}
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
+NASTY = [
+    *("$(id)", "`id`", "it's", 'say "hi"', "a\\b\\", "two  words", "$HOME", "!!"),
+    *("é日本", "-n", "a\nb", "*", "~", "#x", ""),
+]
+# A rank: it says that it listens, says each signal, and ends with the code of its last argument when told so.
+RANK = """
+import os, signal, sys
+signals = {signal.SIGUSR1, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+with open(sys.argv[1], "w") as out:
+    print("listens", file=out, flush=True)
+    for _ in range(int(sys.argv[2])):
+        print(signal.Signals(signal.sigwait(signals)).name, file=out, flush=True)
+sys.exit(int(sys.argv[3]))
+"""
+REPLAYED = [
+    ("slurm", "22.05.8/02-sbatch-refused.txt", "nosuch", "Invalid partition name specified"),
+    ("slurm", "22.05.8/12-controller-hangs.txt", "sbatch", "Socket timed out"),
+    ("pbs", "head/02-qsub-bad-queue.txt", "nosuch", "Unknown queue"),
+    ("pbs", "release/02-qsub-bad-queue.txt", "closed", "Queue is not enabled"),
+    ("pbs", "release/03-qsub-bad-resource.txt", "has space", "illegal -N value"),
+]
 
 
 def options(script: str) -> list[str]:
@@ -140,9 +175,6 @@ def test_a_batch_system_is_known_in_all_rooms(name: str) -> None:
     assert [c for c in vars(clusters).values() if getattr(c, "batch", None) == name], "no cluster class"
     assert name in next(p for p in plan.params if p.name == "batch").type.choices
     assert any(template.startswith(name) for template in templates()), "no template"
-
-
-INDEXES = st.sets(st.integers(0, 1000), min_size=1)
 
 
 @given(INDEXES, INDEXES)
@@ -368,9 +400,6 @@ def qsub(code: int, message: str = "trouble") -> Result:
     return Result(("qsub",), code, "", f"qsub: {message}\n")
 
 
-OPEN = ("transient", "over_limit", "unsure", "over_size")
-TOO_LARGE, TOO_MANY = "22.05.8/02-sbatch-refused.txt", "22.05.8/03-sbatch-limit.txt"
-DOWN = next(r for r in records(BATCH / "pbs/release/33-server-trouble.txt") if "pbs_server down" in r.command)
 REFUSALS = [
     (recorded("slurm", TOO_LARGE, "--array=0-1001"), "Invalid job array specification", "over_size"),
     (recorded("slurm", TOO_MANY, "--qos=one --hold --array"), "QOSMaxSubmitJobPerUserLimit", "transient over_limit"),
@@ -401,13 +430,6 @@ def fields(**of_job: object) -> str:
     return '"7.a":{\n' + "".join(f"    {json.dumps(k)}:{json.dumps(v, indent=8)},\n" for k, v in of_job.items()) + "}\n"
 
 
-CODES = {"768": 3, "9": 137, "0:15": 143, "2:0": 2, "": None}
-# Of a held array, one element of which a node has refused: another one, which never was there, has its comment.
-SICK = "Job Array Held, too many failed attempts to run subjob 7[4].a"
-RESERVED = "ReqNodeNotAvail, Reserved for maintenance"
-WAITS = "Not Running: Job would conflict with reservation or top job"
-SHORTER = "a shorter walltime=, or another queue="
-LEAVES = {"state": JobState.RUNNING, "is_ending": True}
 STATUSES: list[tuple[str, dict[str, object]]] = [
     *((f"|7|FAILED|{code}|N/A|n1|None|", {"exit_code": exit_code}) for code, exit_code in CODES.items()),
     ("1:30:00|7|RUNNING|0|N/A|n1|None|", {"state": JobState.RUNNING, "limit_s": 5400}),
@@ -532,9 +554,6 @@ def test_names_that_an_option_cannot_carry_are_refused() -> None:
         Slurm().script(replace(SPEC, log_directory="/a\\b"))
 
 
-WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
-
-
 @given(WORDS, st.sampled_from([("name", 0), ("queue", 1), ("account", 2)]))
 def test_any_name_stands_in_one_option_or_is_refused(value: str, field: tuple[str, int]) -> None:
     """Read as a shell would; that sbatch reads them alike is in names.json."""
@@ -623,13 +642,6 @@ def test_chunks_are_gpus_of_one_node() -> None:
 # --- scripts and commands as they run: real bash, real processes, and programs that replay
 
 
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
-NASTY = [
-    *("$(id)", "`id`", "it's", 'say "hi"', "a\\b\\", "two  words", "$HOME", "!!"),
-    *("é日本", "-n", "a\nb", "*", "~", "#x", ""),
-]
-
-
 def bash(script: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
     assert subprocess.run(["bash", "-n"], input=script.encode(), timeout=scaled(20)).returncode == 0
     return subprocess.run(["bash", "-s"], input=script.encode(), capture_output=True, cwd=cwd, timeout=scaled(20))
@@ -701,19 +713,6 @@ def test_a_job_that_is_cancelled_leaves_its_exit_code(
     job.communicate(timeout=scaled(20))
     assert file.read_text() == f"{exit_code}\n"
     assert job.returncode == exit_code
-
-
-# A rank: it says that it listens, says each signal, and ends with the code of its last argument when told so.
-RANK = """
-import os, signal, sys
-signals = {signal.SIGUSR1, signal.SIGTERM}
-signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-with open(sys.argv[1], "w") as out:
-    print("listens", file=out, flush=True)
-    for _ in range(int(sys.argv[2])):
-        print(signal.Signals(signal.sigwait(signals)).name, file=out, flush=True)
-sys.exit(int(sys.argv[3]))
-"""
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -803,15 +802,6 @@ def test_options_end_before_commands_and_pbs_changes_the_folder(tmp_path: Path) 
         lines = batch.get(name).script(spec).splitlines()
         assert all(line.startswith("#") for line in lines[: lines.index("")])
         assert "#PBS -q evil" in lines[lines.index("") :]
-
-
-REPLAYED = [
-    ("slurm", "22.05.8/02-sbatch-refused.txt", "nosuch", "Invalid partition name specified"),
-    ("slurm", "22.05.8/12-controller-hangs.txt", "sbatch", "Socket timed out"),
-    ("pbs", "head/02-qsub-bad-queue.txt", "nosuch", "Unknown queue"),
-    ("pbs", "release/02-qsub-bad-queue.txt", "closed", "Queue is not enabled"),
-    ("pbs", "release/03-qsub-bad-resource.txt", "has space", "illegal -N value"),
-]
 
 
 @pytest.mark.parametrize(("name", "path", "word", "said"), REPLAYED, ids=[f"{n}-{p}" for n, p, *_ in REPLAYED])

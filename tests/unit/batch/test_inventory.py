@@ -20,6 +20,7 @@ from hpcgpu.model.site import Inventory
 SLURM = list(records(BATCH / "slurm" / "22.05.8" / "20-inventory.txt"))
 PBS = {record.command: record for record in records(BATCH / "pbs" / "release" / "15-pbsnodes.txt")}
 REFUSED = Result(("scontrol",), 1, "", "slurm_load_partitions: Unable to contact slurm controller\n")
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def inventory_of(system: str) -> Inventory:
@@ -132,9 +133,6 @@ def test_a_draft_has_the_places_of_a_node_like_this_one() -> None:
     assert [(port.name, port.kind, port.numa) for port in node.ports] == [("mlx5_0", "infiniband", 1)]
     other = Topology(numa, here.cores, gpus[:2])  # a node of another type
     assert not read_site(draft(inventory_of("slurm"), other), "draft").nodes["gpux4"].gpu_numa
-
-
-MIB, GIB = 1 << 20, 1 << 30
 
 
 def granted(record: Record) -> dict[str, int]:

@@ -38,6 +38,28 @@ from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.worker import gpu
 
 HPCGPU = str(ranks.BIN / "hpcgpu")
+LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits: memory=512gb, nodes= --mem=4G"
+ALL = commands.commands()
+GROUPED = {"hpcgpu": hpcgpu, "hpcgpu site": hpcgpu.commands["site"]}
+FACTS = {
+    "hpcgpu version": dict,
+    "hpcgpu template": dict,
+    "hpcgpu topo --gpus sim:2": dict,
+    "hpcgpu plan --batch slurm --gpus sim:2 --no-ask": dict,
+    "hpcgpu ps": list,
+    "hpcgpu site list": dict,
+    "hpcgpu site show polaris": dict,
+    "hpcgpu site check site_configs/polaris.yaml": dict,
+    "hpcgpu plan --gpus sim:2 examples/svd.py": dict,
+    "hpcgpu plan --launcher mpirun --gpus sim:2 examples/svd.py": dict,
+    "hpcgpu report --output REPORT": dict,
+}
+TO_TYPE = (
+    ({}, "", "hpcgpu run --gpus sim:4 my_script.py # on this machine"),
+    ({"NERSC_HOST": "perlmutter"}, "sinfo", "hpcgpu plan --site perlmutter --gpus 8 # look before you submit"),
+    ({}, "pbsnodes", "hpcgpu plan --batch pbs --nodes 2 --gpus-per-node 4 # look before you submit"),
+    ({"SLURM_JOB_ID": "7"}, "sinfo", "hpcgpu launch my_script.py # on all nodes of this job"),
+)
 
 
 def child(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -110,9 +132,6 @@ def test_wrong_setting_is_named_and_debug_shows_a_traceback(script: str) -> None
     assert "Traceback" in in_process("--debug", "run", "--nodes", "0", script).stderr
     done = child("run", "--python", "/none/python", script, HPCGPU_QUEUE="gpu", HPCGPU_NODES="3")
     assert "o such file or directory: '/none/python'" in done.stderr  # it has come as far as that
-
-
-LOG = "model.fit(name='a', cores=4, env=False)\nqsub: Job violates queue limits: memory=512gb, nodes= --mem=4G"
 
 
 def quote() -> None:
@@ -241,9 +260,6 @@ def test_output_that_cannot_be_written_is_said() -> None:
 # --- what it says of itself
 
 
-ALL = commands.commands()
-
-
 def shown_by(*words: str) -> str:
     done = CliRunner(env={"HPCGPU_SITE": ""}).invoke(hpcgpu, list(words), catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -271,9 +287,6 @@ def test_help_has_what_means_something_with_its_default(entry_point: str) -> Non
         assert re.search(rf"{several}.{{,200}}; may be repeated", text), several
     limit = next(f for f in options() if f.name == "memory_limit")
     assert f"[default: {default_of(limit)}]" in text
-
-
-GROUPED = {"hpcgpu": hpcgpu, "hpcgpu site": hpcgpu.commands["site"]}
 
 
 @pytest.mark.parametrize("typed", GROUPED)
@@ -316,21 +329,6 @@ def test_every_command_has_examples_that_may_be_typed(typed: str) -> None:
         assert f"  {printed}\n" in shown
 
 
-FACTS = {
-    "hpcgpu version": dict,
-    "hpcgpu template": dict,
-    "hpcgpu topo --gpus sim:2": dict,
-    "hpcgpu plan --batch slurm --gpus sim:2 --no-ask": dict,
-    "hpcgpu ps": list,
-    "hpcgpu site list": dict,
-    "hpcgpu site show polaris": dict,
-    "hpcgpu site check site_configs/polaris.yaml": dict,
-    "hpcgpu plan --gpus sim:2 examples/svd.py": dict,
-    "hpcgpu plan --launcher mpirun --gpus sim:2 examples/svd.py": dict,
-    "hpcgpu report --output REPORT": dict,
-}
-
-
 @pytest.mark.parametrize("typed", FACTS)
 def test_facts_are_json(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -369,14 +367,6 @@ def test_the_shell_completes(typed: str, offered: list[str], monkeypatch: pytest
     *words, incomplete = typed.split()[1:]
     completions = BashComplete(hpcgpu, {}, "hpcgpu", "_HPCGPU_COMPLETE").get_completions(words, incomplete)
     assert [f"{c.type}:{c.value}".removeprefix("plain:") for c in completions] == offered
-
-
-TO_TYPE = (
-    ({}, "", "hpcgpu run --gpus sim:4 my_script.py # on this machine"),
-    ({"NERSC_HOST": "perlmutter"}, "sinfo", "hpcgpu plan --site perlmutter --gpus 8 # look before you submit"),
-    ({}, "pbsnodes", "hpcgpu plan --batch pbs --nodes 2 --gpus-per-node 4 # look before you submit"),
-    ({"SLURM_JOB_ID": "7"}, "sinfo", "hpcgpu launch my_script.py # on all nodes of this job"),
-)
 
 
 @pytest.mark.parametrize("case", TO_TYPE)

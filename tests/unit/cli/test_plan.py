@@ -21,6 +21,9 @@ from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 POLARIS = ("--site", "polaris", "--gpus", "8", "--account", "x", "--walltime", "1h")
 POLARIS = (*POLARIS, "--no-ask", "--job-extra-directives", "-l filesystems=home")
 FORGE = ("--batch", "slurm", "--nodes", "2", "--gpus-per-node", "4", "--no-ask")
+# What sbatch --test-only says of Slurm 22.05.8, on standard error, and Slurm's words for a wrong account.
+TAKEN = "sbatch: Job 42 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main"
+REFUSED = "allocation failure: Invalid account or account/partition combination specified"
 
 
 def invoke(*words: str) -> Result:
@@ -167,11 +170,6 @@ def test_what_would_be_refused_is_refused(
 
 
 # --- programs in PATH answer as Slurm does
-
-
-# What sbatch --test-only says of Slurm 22.05.8, on standard error, and Slurm's words for a wrong account.
-TAKEN = "sbatch: Job 42 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main"
-REFUSED = "allocation failure: Invalid account or account/partition combination specified"
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from waiting import scaled
 from hpcgpu.model import CpuSet
 
 TURIN = str(TOPOLOGIES / "turin-4gpu-nvml.xml")
+refused = functools.partial(ranks.refused, "topo", COLUMNS="0")
 
 
 def topo(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -31,9 +32,6 @@ def said(*words: str, **env: str) -> str:
     done = topo(*words, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-refused = functools.partial(ranks.refused, "topo", COLUMNS="0")
 
 
 def test_json_of_a_machine_elsewhere() -> None:

@@ -31,6 +31,78 @@ from hpcgpu.model.settings import DEVICE, NO_LIMIT, SHARE, Limit, options, user_
 from hpcgpu.model.site import NodeType
 
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})
+GOOD = [
+    ("nodes", "4", 4),
+    ("memory", "5GB", 5 * 10**9),
+    ("memory", 5e9, 5 * 10**9),
+    ("walltime", "02:00:00", 7200),
+    ("walltime", "90s", 90),
+    *(("device_memory_limit", value, value) for value in (0, 0.3, 1.0, 50000)),
+    *(("device_memory_limit", value, none) for value, none in (("off", 0), (False, 0), ("default", 0.8))),
+    *(("device_memory_limit", value, size) for value, size in (("0.3", 0.3), (5e9, 5 * 10**9), ("5GiB", 5 << 30))),
+    ("memory_limit", "auto", "auto"),
+    ("memory_limit", 0, 0),
+    ("client_grace", "2m", 120.0),
+    ("gpus", "sim:4x256MiB", "sim:4x256MiB"),
+    ("job_extra_directives", "--exclusive", ("--exclusive",)),
+    ("job_script_prologue", ["a\nb", "{ c; }"], ("a", "b", "{ c; }")),
+    ("job_script_prologue", "{ module load x; }", ("{ module load x; }",)),
+    ("env", ["A=b=c"], {"A": "b=c"}),
+    ("env", {"N": 4}, {"N": "4"}),
+    ("security", False, False),
+    ("nodes", np.int64(3), 3),
+    ("jit_unspill", np.bool_(True), True),
+    ("security", np.bool_(False), False),
+    ("device_memory_limit", np.float32(0.5), 0.5),
+    # one by one, as a flag that is repeated; commas part only what has none itself
+    ("resources", ["GPU=1,A=2", "B=3"], {"GPU": 1.0, "A": 2.0, "B": 3.0}),
+    ("resources", "A=1,B=2", {"A": 1.0, "B": 2.0}),  # as dask worker has it
+    ("resources", ['{"A": 1}'], {"A": 1.0}),
+    ("env", ['{"A": "b,C=d"}', "B=2"], {"A": "b,C=d", "B": "2"}),
+    *(("nics", value, ("mlx5_0", "mlx5_1:2")) for value in (["mlx5_0", "mlx5_1:2"], ["mlx5_0,mlx5_1:2"])),
+    ("rmm_allocator_external_lib_list", ["cupy", "torch"], ("cupy", "torch")),
+    ("job_extra_directives", ["--a=1,2", "-b"], ("--a=1,2", "-b")),
+]
+BAD = [
+    *(("nodes", v) for v in (0, -1, True, 1.5, "four", "", [2], "1.0")),
+    *(("gpus_per_node", v) for v in (0, False, np.bool_(True))),
+    *(("memory", v) for v in (8, "8", 64_000, "512KiB", 8.0, 0, -1, True, 1.5, "5 Gigs", "5%", "1e999", [1])),
+    *(("memory", v) for v in (float("inf"), float("nan"))),
+    *(("device_memory_limit", v) for v in (1.5, -1, -0.5, 1, "1", "1.5", 2.0, "5 Gigs", "50%", "-1GB", "", True)),
+    *(("device_memory_limit", v) for v in ("auto", float("nan"), float("inf"), "1e999", 10**400)),
+    *(("memory_limit", v) for v in (1.5, -1, "50%", True)),
+    *(("walltime", v) for v in ("2h30", "30", 0, 0.5, "0.5s", -5, True, "", [1], float("nan"), float("inf"), "1e999h")),
+    *(("walltime", v) for v in (30, np.int64(30), 86_400)),
+    *(("client_grace", v) for v in (-1, "soon", True, float("nan"), "-3")),
+    *(("gpus", v) for v in ("sim:0", "sim:", "sim:4x", "sim:4x0", "sim:4x8", "sim:4x5 Gigs", "sim:-1", "4x1GiB")),
+    *(("gpus", v) for v in ("all", 0, "0", "4,5", "")),
+    *(("simulate", v) for v in (0, "0", "4x", "4x0", "4x8", "sim:4", "", True, 1.5, [4])),
+    *(("ranks", v) for v in ("gpus", 1, "", None)),
+    *(("protocol", v) for v in ("UCXX", "TCP", 4)),
+    *(("queue", v) for v in ("", " ", "a\nb", "a\x00b", 4, False, ["a"])),
+    *(("job_extra_directives", v) for v in (4, ["a\nb"], [4], {"a": "b"}, [""], b"x")),
+    *(("job_script_prologue", v) for v in (4, [4], ["a\x00"])),
+    *(("dashboard", v) for v in (1, 0, "maybe", [], "")),
+    *(("resources", v) for v in ("GPU", {"GPU": "x"}, {"GPU": -1}, {"GPU": True}, {1: 1}, 4, {"": 1})),
+    *(
+        ("env", v)
+        for v in ("A", {"1A": "x"}, {"A B": "x"}, {"A": "x\ny"}, {"A": "\x00"}, {"A": True}, {"A=": ""}, [1], 1)
+    ),
+]
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.from_regex(r"[0-9.e:xh GiB-]+")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)
+INSTALLED = yaml.safe_load(Path(dask_jobqueue.__file__).with_name("jobqueue.yaml").read_text())["jobqueue"]
+SECTION = {
+    **{"name": "me", "cores": 32, "memory": "64GB", "processes": 4, "queue": "gpu", "account": "p1"},
+    **{"walltime": "02:00:00", "interface": "ib0", "job-extra-directives": ["--constraint=a100"]},
+    **{"job_directives_skip": ["--mem", "mem="], "job-script-prologue": ["module load cuda"], "log-directory": "logs"},
+    **{"local-directory": "/scratch", "death-timeout": 300, "python": "/opt/python"},
+    **{"scheduler-options": {"dashboard_address": ":0"}, "shebang": "#!/usr/bin/env bash"},
+    "worker-command": "distributed.cli.dask_worker",
+}
 
 
 def fails(given: dict[str, object], **more: object) -> str:
@@ -136,40 +208,6 @@ def test_a_variables_value_has_commas_but_is_not_two_variables(text: str) -> Non
     assert read_settings({"env": as_json}).env == {"A": text.removeprefix("A=")}
 
 
-GOOD = [
-    ("nodes", "4", 4),
-    ("memory", "5GB", 5 * 10**9),
-    ("memory", 5e9, 5 * 10**9),
-    ("walltime", "02:00:00", 7200),
-    ("walltime", "90s", 90),
-    *(("device_memory_limit", value, value) for value in (0, 0.3, 1.0, 50000)),
-    *(("device_memory_limit", value, none) for value, none in (("off", 0), (False, 0), ("default", 0.8))),
-    *(("device_memory_limit", value, size) for value, size in (("0.3", 0.3), (5e9, 5 * 10**9), ("5GiB", 5 << 30))),
-    ("memory_limit", "auto", "auto"),
-    ("memory_limit", 0, 0),
-    ("client_grace", "2m", 120.0),
-    ("gpus", "sim:4x256MiB", "sim:4x256MiB"),
-    ("job_extra_directives", "--exclusive", ("--exclusive",)),
-    ("job_script_prologue", ["a\nb", "{ c; }"], ("a", "b", "{ c; }")),
-    ("job_script_prologue", "{ module load x; }", ("{ module load x; }",)),
-    ("env", ["A=b=c"], {"A": "b=c"}),
-    ("env", {"N": 4}, {"N": "4"}),
-    ("security", False, False),
-    ("nodes", np.int64(3), 3),
-    ("jit_unspill", np.bool_(True), True),
-    ("security", np.bool_(False), False),
-    ("device_memory_limit", np.float32(0.5), 0.5),
-    # one by one, as a flag that is repeated; commas part only what has none itself
-    ("resources", ["GPU=1,A=2", "B=3"], {"GPU": 1.0, "A": 2.0, "B": 3.0}),
-    ("resources", "A=1,B=2", {"A": 1.0, "B": 2.0}),  # as dask worker has it
-    ("resources", ['{"A": 1}'], {"A": 1.0}),
-    ("env", ['{"A": "b,C=d"}', "B=2"], {"A": "b,C=d", "B": "2"}),
-    *(("nics", value, ("mlx5_0", "mlx5_1:2")) for value in (["mlx5_0", "mlx5_1:2"], ["mlx5_0,mlx5_1:2"])),
-    ("rmm_allocator_external_lib_list", ["cupy", "torch"], ("cupy", "torch")),
-    ("job_extra_directives", ["--a=1,2", "-b"], ("--a=1,2", "-b")),
-]
-
-
 @pytest.mark.parametrize(("name", "value", "expected"), GOOD)
 def test_good_values(name: str, value: object, expected: object) -> None:
     read = read_value(BY_NAME[name], value, "here")
@@ -177,34 +215,6 @@ def test_good_values(name: str, value: object, expected: object) -> None:
     assert (found, type(found)) == (expected, type(expected) if not isinstance(expected, dict) else MappingProxyType)
     if found is not None:
         assert read_value(BY_NAME[name], f"{found}s" if name == "walltime" else found, "here") == read
-
-
-BAD = [
-    *(("nodes", v) for v in (0, -1, True, 1.5, "four", "", [2], "1.0")),
-    *(("gpus_per_node", v) for v in (0, False, np.bool_(True))),
-    *(("memory", v) for v in (8, "8", 64_000, "512KiB", 8.0, 0, -1, True, 1.5, "5 Gigs", "5%", "1e999", [1])),
-    *(("memory", v) for v in (float("inf"), float("nan"))),
-    *(("device_memory_limit", v) for v in (1.5, -1, -0.5, 1, "1", "1.5", 2.0, "5 Gigs", "50%", "-1GB", "", True)),
-    *(("device_memory_limit", v) for v in ("auto", float("nan"), float("inf"), "1e999", 10**400)),
-    *(("memory_limit", v) for v in (1.5, -1, "50%", True)),
-    *(("walltime", v) for v in ("2h30", "30", 0, 0.5, "0.5s", -5, True, "", [1], float("nan"), float("inf"), "1e999h")),
-    *(("walltime", v) for v in (30, np.int64(30), 86_400)),
-    *(("client_grace", v) for v in (-1, "soon", True, float("nan"), "-3")),
-    *(("gpus", v) for v in ("sim:0", "sim:", "sim:4x", "sim:4x0", "sim:4x8", "sim:4x5 Gigs", "sim:-1", "4x1GiB")),
-    *(("gpus", v) for v in ("all", 0, "0", "4,5", "")),
-    *(("simulate", v) for v in (0, "0", "4x", "4x0", "4x8", "sim:4", "", True, 1.5, [4])),
-    *(("ranks", v) for v in ("gpus", 1, "", None)),
-    *(("protocol", v) for v in ("UCXX", "TCP", 4)),
-    *(("queue", v) for v in ("", " ", "a\nb", "a\x00b", 4, False, ["a"])),
-    *(("job_extra_directives", v) for v in (4, ["a\nb"], [4], {"a": "b"}, [""], b"x")),
-    *(("job_script_prologue", v) for v in (4, [4], ["a\x00"])),
-    *(("dashboard", v) for v in (1, 0, "maybe", [], "")),
-    *(("resources", v) for v in ("GPU", {"GPU": "x"}, {"GPU": -1}, {"GPU": True}, {1: 1}, 4, {"": 1})),
-    *(
-        ("env", v)
-        for v in ("A", {"1A": "x"}, {"A B": "x"}, {"A": "x\ny"}, {"A": "\x00"}, {"A": True}, {"A=": ""}, [1], 1)
-    ),
-]
 
 
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: repr(v)[:20])
@@ -247,13 +257,6 @@ def test_a_small_number_for_a_size_is_a_slip(name: str, value: object, words: st
     assert "did you mean '8GiB'?" in fails({"gpus": "sim:4x8"})
     assert "did you mean '64000MiB'?" in fails({"memory": 64_000})  # sbatch's unit
     assert "did you mean" not in fails({"memory": "512KiB"})
-
-
-ANYTHING = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.from_regex(r"[0-9.e:xh GiB-]+")),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
-    max_leaves=5,
-)
 
 
 @draw(st.sampled_from(options()), ANYTHING)
@@ -452,17 +455,6 @@ def test_a_number_of_gpus_of_unknown_nodes_says_what_to_add(given: object, inste
 
 
 # --- Dask's configuration for dask-jobqueue
-
-
-INSTALLED = yaml.safe_load(Path(dask_jobqueue.__file__).with_name("jobqueue.yaml").read_text())["jobqueue"]
-SECTION = {
-    **{"name": "me", "cores": 32, "memory": "64GB", "processes": 4, "queue": "gpu", "account": "p1"},
-    **{"walltime": "02:00:00", "interface": "ib0", "job-extra-directives": ["--constraint=a100"]},
-    **{"job_directives_skip": ["--mem", "mem="], "job-script-prologue": ["module load cuda"], "log-directory": "logs"},
-    **{"local-directory": "/scratch", "death-timeout": 300, "python": "/opt/python"},
-    **{"scheduler-options": {"dashboard_address": ":0"}, "shebang": "#!/usr/bin/env bash"},
-    "worker-command": "distributed.cli.dask_worker",
-}
 
 
 def read(section: dict[str, Any], given: dict[str, object] | None = None, **more: Any) -> Settings:

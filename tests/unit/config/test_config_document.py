@@ -55,6 +55,16 @@ TOGETHER: list[dict[str, object]] = [
     {"rmm_async": True, "rmm_release_threshold": "1GB", "rmm_allocator_external_lib_list": ["cupy,torch"]},
     {"enable_cudf_spill": True, "cudf_spill_stats": 2, "rmm_track_allocations": True},
 ]
+TERMS = {"workers_per_gpu": 1, "cpu_workers": 0, "rendezvous": "mpi", "death_timeout_s": 60.0}
+FOLLOWER = """
+import sys
+from hpcgpu.agent import __main__ as agent
+from hpcgpu.plan.layout import RankRecord, plan_layout
+place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
+me = agent.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
+plan_layout([RankRecord(*map(me._record(None).get, RankRecord._fields))])
+print(*sys.modules)
+"""
 
 
 def values() -> st.SearchStrategy[dict[str, object]]:
@@ -87,9 +97,6 @@ def test_read_render_is_the_same(given: dict[str, object], shape: str, script: l
     assert text.isascii()
     assert text.isprintable()
     assert shlex.split(shlex.quote(text)) == [text]
-
-
-TERMS = {"workers_per_gpu": 1, "cpu_workers": 0, "rendezvous": "mpi", "death_timeout_s": 60.0}
 
 
 def test_document_has_changed_and_bootstrap_settings_only() -> None:
@@ -156,17 +163,6 @@ def test_the_terms_that_every_rank_reads_are_the_settings(given: dict[str, objec
 def test_a_document_without_terms_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="run document"):
         read_bootstrap_settings(text)
-
-
-FOLLOWER = """
-import sys
-from hpcgpu.agent import __main__ as agent
-from hpcgpu.plan.layout import RankRecord, plan_layout
-place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1"}
-me = agent.Rank(sys.argv[1], {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()})
-plan_layout([RankRecord(*map(me._record(None).get, RankRecord._fields))])
-print(*sys.modules)
-"""
 
 
 def test_a_rank_that_only_waits_makes_no_dataclass() -> None:

@@ -54,6 +54,7 @@ OF_A_RUN = {
     *("enable_cudf_spill", "cudf_spill_stats"),
     *(name for name in NAMES if name.startswith("rmm_")),
 }
+PAGE = ROOT / "docs/reference/options.md"
 
 
 def value_of(name: str) -> Any:
@@ -112,9 +113,6 @@ def test_every_option_of_dask_worker_is_taken_or_answered() -> None:
     assert missing == ["version"]
     for name in DASK_WORKER:
         assert name in theirs
-
-
-PAGE = ROOT / "docs/reference/options.md"
 
 
 def test_the_page_is_current() -> None:

@@ -39,6 +39,83 @@ from hpcgpu.plan.jobs.request import plan_request
 OURS = sorted(path.stem for path in (ROOT / "site_configs").glob("*.yaml"))
 LEAST = "version: 2\nname: x\nbatch: slurm\n"
 ARGV = ("hpcgpu", "launch", "--document", "DOCUMENT")
+SIZES = (st.integers(1, 120), st.integers(1, 8), st.integers(1, 200))
+FILE = """version: 2
+name: mine
+batch: slurm
+sources: {A: {title: the guide, date: 2026-08}}
+dialect:
+  gpus: gres
+account: {env: [PROJECT]}
+rules:
+  - {require: walltime, source: A}
+  - {forbid: --nodelist}
+queues:
+  - name: gpu
+    nodes: [1, 2]
+    walltime: 1h
+    directives: [--qos=gpu]
+  - {name: long, walltime: 1d}
+nodes:
+  a100:
+    gpus: 4
+    cpus: 64
+    job_memory: 400 GiB
+scratch:
+  path: /scratch
+modules: {load: [cuda]}
+defaults:
+  queue: gpu
+  job_script_prologue: [date]
+  job_extra_directives: [--exclusive]
+"""
+# Faults below the three lines that each file has.
+ADDED = (
+    ("queues:\n\t- name: a", "line 5: not YAML: found character that cannot start any token"),
+    ("queues:\n\t- name: a", "; it begins with a tab, and YAML takes blanks only"),
+    ("---\nname: y", "line 4: not YAML: but found another document"),
+    ("notes: &a [*a]", "line 4: an alias (*) stands inside of what it names (&); write it out"),
+    ("default: {}", "line 4: default: no such key; did you mean 'defaults'?"),
+    ("dialect: {gpu: none}", "line 4: dialect.gpu: no such key; did you mean 'gpus'?"),
+    ("dialect:\n  gpus: gre", "line 5: dialect.gpus: 'gre' is given; did you mean 'gres'?"),
+    ("dialect: {memory: true}", "line 4: dialect.memory: true (so YAML reads yes and on, too) is given; allowed: "),
+    ("dialect: {mpiprocs: true}", "line 4: dialect.mpiprocs: no such key; allowed: "),
+    ("dialect: {array_limit: 0}", "line 4: dialect: array_limit: 0 is no count; allowed: 1 or more"),
+    ("launcher: {command: mpiexec}", "line 4: launcher.command: 'mpiexec' is given; expected `array`, got `str`"),
+    ("queues:\n- name: a\n- {name: b, wall: 3h}", "line 6: queues[1].wall: no such key; did you mean 'walltime'?"),
+    ("queues:\n- name: a\n  walltime: soon", "line 5: queues[0]: walltime: 'soon' is no time"),
+    ("queues:\n- {name: a, nodes: [3, 2]}", "line 5: queues[0]: nodes: [3, 2] are no limits"),
+    ("queues:\n- {name: a, nodes: 3}", "line 5: queues[0].nodes: 3 is given; expected `array | null`"),
+    ("nodes:\n  a:\n    gpu: x", "line 5: nodes.a: gpus is missing, which must be given"),
+    ("nodes: {a: {gpus: 0}}", "gpus: 0 is no count"),
+    ("nodes: {a: {gpus: 2, gpu_numa: [0]}}", "NUMA nodes of 1 GPUs, but gpus is 2"),
+    ("nodes: {a: {gpus: 1, gpu_numa: [1], numa_cores: [4]}}", "numa_cores has the NUMA nodes 0 to 0 only"),
+    ("nodes: {a: {gpus: 1, cores: 5, numa_cores: [4]}}", "they are 4 cores, but cores is 5"),
+    ("nodes: {a: {gpus: 1, memory: much}}", "'much' is not a size"),
+    ("sources: {A: {title: a, date: today}}", "'today' is no date"),
+    ("rules: [{why: x}]", "a rule has either require or forbid"),
+    ("match: {host: '['}", "no regular expression"),
+    ("nodes:\n  b: {gpus: 1}\n  a: 4", "line 6: nodes.a: 4 is given; expected `object`, got `int`"),
+    ("queues:", "line 4: queues: None is given; expected `array`, got `null`"),
+    ("queues:\n- name: a\n  walltime: 24", "walltime: 24 has no unit; allowed: 'HH:MM:SS', "),
+    ("queues:\n- name: a\n  walltime: 24:00:00", "walltime: 86400 has no unit; allowed: 'HH:MM:SS', "),
+    ("queues:\n- name: a\n  walltime_by_nodes: {4: 90}", "walltime_by_nodes: 90 has no unit; allowed: "),
+    ("queues:\n- name: a\n  walltime_by_nodes: {few: 3h}", "line 6: queues[0].walltime_by_nodes: {'few': '3h'} is giv"),
+    ("nodes: {a: {gpus: 1, memory: 1 GB, job_memory: 2 GB}}", "job_memory: '2 GB' is more than the node has"),
+    ("1: 2", "line 1: {'version': 2, 'name': 'x', 'batch': 'slurm', 1: 2} is given; expected `str`"),
+)
+LIVE = """version: 2
+name: mine
+batch: slurm
+sources: {A: {title: the guide, date: 2026-08}}
+queues:
+  - {name: gpu, node: a100, nodes: [1, 8], walltime: 24h, source: A}
+  - {name: other, node: a100, walltime: 1h}
+nodes:
+  a100: {gpus: 4, cpus: 64, job_memory: 500 GiB, cores: 64, numa_cores: [32, 32], gpu_numa: [0, 0, 1, 1], source: A}
+defaults: {queue: gpu}
+"""
+AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
 
 
 @pytest.fixture(autouse=True)
@@ -201,9 +278,6 @@ def test_gpus_are_divided_among_nodes_or_refused(name: str, total: int, nodes: i
     assert settings.nodes == nodes or nodes is None
 
 
-SIZES = (st.integers(1, 120), st.integers(1, 8), st.integers(1, 200))
-
-
 @given(st.sampled_from(OURS), *SIZES, st.sampled_from(["gang", "elastic"]))
 def test_a_queue_that_was_chosen_takes_the_job_or_no_other_would(
     name: str, nodes: int, each: int, hours: int, shape: str
@@ -233,37 +307,6 @@ def test_an_account_of_the_environment() -> None:
     assert asked(load("casper"), {"account": "own"}, {"PBS_ACCOUNT": "x"}).account == "own"
     assert asked(load("daint"), {}).local_directory is None  # its scratch is in memory
     assert asked(load("polaris"), {}).local_directory == "/local/scratch"
-
-
-FILE = """version: 2
-name: mine
-batch: slurm
-sources: {A: {title: the guide, date: 2026-08}}
-dialect:
-  gpus: gres
-account: {env: [PROJECT]}
-rules:
-  - {require: walltime, source: A}
-  - {forbid: --nodelist}
-queues:
-  - name: gpu
-    nodes: [1, 2]
-    walltime: 1h
-    directives: [--qos=gpu]
-  - {name: long, walltime: 1d}
-nodes:
-  a100:
-    gpus: 4
-    cpus: 64
-    job_memory: 400 GiB
-scratch:
-  path: /scratch
-modules: {load: [cuda]}
-defaults:
-  queue: gpu
-  job_script_prologue: [date]
-  job_extra_directives: [--exclusive]
-"""
 
 
 @pytest.mark.parametrize(
@@ -432,43 +475,6 @@ def test_topology_of_a_documented_node_has_its_gpus_and_cores() -> None:
 # --- wrong files
 
 
-# Faults below the three lines that each file has.
-ADDED = (
-    ("queues:\n\t- name: a", "line 5: not YAML: found character that cannot start any token"),
-    ("queues:\n\t- name: a", "; it begins with a tab, and YAML takes blanks only"),
-    ("---\nname: y", "line 4: not YAML: but found another document"),
-    ("notes: &a [*a]", "line 4: an alias (*) stands inside of what it names (&); write it out"),
-    ("default: {}", "line 4: default: no such key; did you mean 'defaults'?"),
-    ("dialect: {gpu: none}", "line 4: dialect.gpu: no such key; did you mean 'gpus'?"),
-    ("dialect:\n  gpus: gre", "line 5: dialect.gpus: 'gre' is given; did you mean 'gres'?"),
-    ("dialect: {memory: true}", "line 4: dialect.memory: true (so YAML reads yes and on, too) is given; allowed: "),
-    ("dialect: {mpiprocs: true}", "line 4: dialect.mpiprocs: no such key; allowed: "),
-    ("dialect: {array_limit: 0}", "line 4: dialect: array_limit: 0 is no count; allowed: 1 or more"),
-    ("launcher: {command: mpiexec}", "line 4: launcher.command: 'mpiexec' is given; expected `array`, got `str`"),
-    ("queues:\n- name: a\n- {name: b, wall: 3h}", "line 6: queues[1].wall: no such key; did you mean 'walltime'?"),
-    ("queues:\n- name: a\n  walltime: soon", "line 5: queues[0]: walltime: 'soon' is no time"),
-    ("queues:\n- {name: a, nodes: [3, 2]}", "line 5: queues[0]: nodes: [3, 2] are no limits"),
-    ("queues:\n- {name: a, nodes: 3}", "line 5: queues[0].nodes: 3 is given; expected `array | null`"),
-    ("nodes:\n  a:\n    gpu: x", "line 5: nodes.a: gpus is missing, which must be given"),
-    ("nodes: {a: {gpus: 0}}", "gpus: 0 is no count"),
-    ("nodes: {a: {gpus: 2, gpu_numa: [0]}}", "NUMA nodes of 1 GPUs, but gpus is 2"),
-    ("nodes: {a: {gpus: 1, gpu_numa: [1], numa_cores: [4]}}", "numa_cores has the NUMA nodes 0 to 0 only"),
-    ("nodes: {a: {gpus: 1, cores: 5, numa_cores: [4]}}", "they are 4 cores, but cores is 5"),
-    ("nodes: {a: {gpus: 1, memory: much}}", "'much' is not a size"),
-    ("sources: {A: {title: a, date: today}}", "'today' is no date"),
-    ("rules: [{why: x}]", "a rule has either require or forbid"),
-    ("match: {host: '['}", "no regular expression"),
-    ("nodes:\n  b: {gpus: 1}\n  a: 4", "line 6: nodes.a: 4 is given; expected `object`, got `int`"),
-    ("queues:", "line 4: queues: None is given; expected `array`, got `null`"),
-    ("queues:\n- name: a\n  walltime: 24", "walltime: 24 has no unit; allowed: 'HH:MM:SS', "),
-    ("queues:\n- name: a\n  walltime: 24:00:00", "walltime: 86400 has no unit; allowed: 'HH:MM:SS', "),
-    ("queues:\n- name: a\n  walltime_by_nodes: {4: 90}", "walltime_by_nodes: 90 has no unit; allowed: "),
-    ("queues:\n- name: a\n  walltime_by_nodes: {few: 3h}", "line 6: queues[0].walltime_by_nodes: {'few': '3h'} is giv"),
-    ("nodes: {a: {gpus: 1, memory: 1 GB, job_memory: 2 GB}}", "job_memory: '2 GB' is more than the node has"),
-    ("1: 2", "line 1: {'version': 2, 'name': 'x', 'batch': 'slurm', 1: 2} is given; expected `str`"),
-)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -559,20 +565,6 @@ def test_the_readme_names_every_block_and_shows_a_site() -> None:
 
 
 # --- beside what Slurm and PBS say: the machine counts, and is cited
-
-
-LIVE = """version: 2
-name: mine
-batch: slurm
-sources: {A: {title: the guide, date: 2026-08}}
-queues:
-  - {name: gpu, node: a100, nodes: [1, 8], walltime: 24h, source: A}
-  - {name: other, node: a100, walltime: 1h}
-nodes:
-  a100: {gpus: 4, cpus: 64, job_memory: 500 GiB, cores: 64, numa_cores: [32, 32], gpu_numa: [0, 0, 1, 1], source: A}
-defaults: {queue: gpu}
-"""
-AS_WRITTEN = "gpu|gpu*|9|1-00:00:00|1-8|64|512000|gpu:a100:4"
 
 
 def live(sinfo: str, file: str = LIVE) -> Site:

@@ -27,6 +27,10 @@ from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
 from hpcgpu.spill.store.inbox import Count
 
 HERE, SECRET = "http://127.0.0.1:4000/SECRET/status", "proxy/4000/SECRET/status"
+GPU = Gpu("ffff:00:00.0", "GPU-SIM-n-0", "simulated", memory_bytes=100)
+LIMITS = {"device_memory_limit_bytes": 80, "device_memory_bytes": 100, "memory_limit_bytes": 500}
+SPEC = WorkerSpec(name="n-0", binding=Binding(CpuSet(os.sched_getaffinity(0)), (GPU,)), simulated=True, **LIMITS)
+COLOURS = {"UP": "32", "GONE": "31", "UNKNOWN": "31", "WILL NOT START": "31", READY: "32"}
 
 
 @pytest.mark.parametrize(
@@ -94,11 +98,6 @@ async def test_neighbours_who_only_connect_are_limited() -> None:
 
 
 # --- what a worker reports of itself, and what becomes of it
-
-
-GPU = Gpu("ffff:00:00.0", "GPU-SIM-n-0", "simulated", memory_bytes=100)
-LIMITS = {"device_memory_limit_bytes": 80, "device_memory_bytes": 100, "memory_limit_bytes": 500}
-SPEC = WorkerSpec(name="n-0", binding=Binding(CpuSet(os.sched_getaffinity(0)), (GPU,)), simulated=True, **LIMITS)
 
 
 class Clock:
@@ -216,9 +215,6 @@ def test_history_of_workers_that_come_and_go() -> None:
 
 
 # --- what a cluster says while it waits
-
-
-COLOURS = {"UP": "32", "GONE": "31", "UNKNOWN": "31", "WILL NOT START": "31", READY: "32"}
 
 
 def test_progress_elsewhere_is_a_line_per_change(capsys: pytest.CaptureFixture[str]) -> None:

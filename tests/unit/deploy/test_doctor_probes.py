@@ -13,6 +13,8 @@ from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.doctor.node import Listener, connect, connect_all
 from hpcgpu.plan.doctor.facts import Ucx
 
+TOKEN, OTHER = "a" * 32, "b" * 32
+
 
 def test_probe_that_hangs_or_fails_does_not_stop_others() -> None:
     hangs = threading.Event()
@@ -68,9 +70,6 @@ def test_packages_that_do_not_run_on_this_cpu_are_told(monkeypatch: pytest.Monke
     broken, import_s = probes.imports()
     assert broken == why
     assert import_s > 0
-
-
-TOKEN, OTHER = "a" * 32, "b" * 32
 
 
 def test_listener_sends_its_time_for_the_token_only() -> None:

@@ -48,6 +48,26 @@ REFUSALS: dict[str, tuple[Any, int, list[Any], str, int]] = {
     "a sentence without an id, and no job": (UNNAMED, 0, [(), ()], "^no\n", 1),
     "no answer to any search": (LOST, 1, [SubmitError("?")] * 2, "^no\n", 1),
 }
+OFFERS = {record.command: record for record in records(BATCH / "slurm" / "22.05.8" / "19-offers.txt")}
+SINFO = next(record.stdout for command, record in OFFERS.items() if "--partition=low" in command)
+LOW = JobSpec(name="a", argv=("true",), queue="low", nodes=3, walltime_s=7200)
+WAITS = JobStatus(JobState.PENDING, "PENDING", "PartitionNodeLimit", advice="fewer nodes=, or another queue=")
+HEAD_ID, MEMBER = "41", "42"
+QUIET = Policy(patience=Patience(ask_s=3600, news_s=3600))  # asks when it is told to
+LISTED = next(r.stdout for r in records(BATCH / "slurm/22.05.8/17-node-died.txt") if r.command.startswith("squeue "))
+RECORDED = list(records(BATCH / "slurm" / "22.05.8" / "17-node-died.txt"))
+# Nothing is noticed yet; node4 does not answer; it has been given up.
+UNNOTICED, SILENT, DOWN = range(3)
+AGAIN, ONE, TWO = "41", "42", "43"
+SHOWN = {
+    UNNOTICED: "STARTING 0/1",
+    SILENT: "STARTING 0/1 (node4 does not answer Slurm)",
+    DOWN: "PENDING (BeginTime, node4 is down: Not responding), starts about 2026-11-22 15:50",
+}
+Turn = Callable[[int], None]
+GIB = 2**30
+# eight cores and 16 GiB for each of four GPUs
+NODE = Settings(gpus_per_node=4, cores_per_gpu=8, memory_bytes=64 * GIB)
 
 
 @pytest.mark.parametrize(("kind", "code", "answers", "end", "count"), REFUSALS.values(), ids=REFUSALS)
@@ -87,12 +107,6 @@ def test_submit_after_a_refusal(
 
 
 # --- jobs that wait for what there is not
-
-
-OFFERS = {record.command: record for record in records(BATCH / "slurm" / "22.05.8" / "19-offers.txt")}
-SINFO = next(record.stdout for command, record in OFFERS.items() if "--partition=low" in command)
-LOW = JobSpec(name="a", argv=("true",), queue="low", nodes=3, walltime_s=7200)
-WAITS = JobStatus(JobState.PENDING, "PENDING", "PartitionNodeLimit", advice="fewer nodes=, or another queue=")
 
 
 @pytest.fixture
@@ -151,11 +165,6 @@ def test_what_a_sites_jobs_do_not_ask_for_is_not_compared(dialect: Slurm) -> Non
 
 
 # --- one question for all jobs
-
-
-HEAD_ID, MEMBER = "41", "42"
-QUIET = Policy(patience=Patience(ask_s=3600, news_s=3600))  # asks when it is told to
-LISTED = next(r.stdout for r in records(BATCH / "slurm/22.05.8/17-node-died.txt") if r.command.startswith("squeue "))
 
 
 @pytest.fixture
@@ -283,18 +292,6 @@ def test_jobs_print_as_a_table(
 # --- Slurm answers as it did when one of its nodes was powered off
 
 
-RECORDED = list(records(BATCH / "slurm" / "22.05.8" / "17-node-died.txt"))
-# Nothing is noticed yet; node4 does not answer; it has been given up.
-UNNOTICED, SILENT, DOWN = range(3)
-AGAIN, ONE, TWO = "41", "42", "43"
-SHOWN = {
-    UNNOTICED: "STARTING 0/1",
-    SILENT: "STARTING 0/1 (node4 does not answer Slurm)",
-    DOWN: "PENDING (BeginTime, node4 is down: Not responding), starts about 2026-11-22 15:50",
-}
-Turn = Callable[[int], None]
-
-
 @pytest.fixture
 def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
     """Slurm's programs, and what brings them from one of these moments to another."""
@@ -360,11 +357,6 @@ async def test_member_job_shows_its_lost_node(turn: Turn, tmp_path: Path) -> Non
 
 
 # --- scale and adapt in the words of Dask's and dask-jobqueue's users
-
-
-GIB = 2**30
-# eight cores and 16 GiB for each of four GPUs
-NODE = Settings(gpus_per_node=4, cores_per_gpu=8, memory_bytes=64 * GIB)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,26 @@ A = WorkerFacts(
     spilled_to_host_bytes=GIB,
     moved={"device_to_host": Moved(4_000_000_000, 40, 0.5)},
 )
+SIZES = st.integers(0, 1 << 50)
+MOVED = st.builds(Moved, SIZES, st.integers(0, 10**6), st.floats(0, 1e6))
+WORKERS = st.builds(
+    WorkerFacts,
+    name=st.text("abc-0123", min_size=1),
+    device_source=st.sampled_from(["", "simulated", "pool", "NVML"]),
+    moved=st.dictionaries(st.sampled_from(WAYS), MOVED),
+    allocator=st.sampled_from(["system", "jemalloc 5.3.0"]),
+    tiers=st.fixed_dictionaries(dict.fromkeys(("device", "host", "disk"), SIZES)),
+    **{f.name: SIZES if f.type == "int" else st.none() | SIZES for f in fields(WorkerFacts) if "bytes" in f.name},
+)
+gpu = small_gpu
+ALLOCATOR = """
+from hpcgpu.host import host_memory
+blocks = [bytes(16 << 10) for _ in range(8000)]
+kept = blocks[::100]
+del blocks
+print(host_memory.in_force(), host_memory.trim() > 8 << 20)
+"""
+TIERS = {"device": 5 * MIB, "host": 2 * MIB, "disk": 0}
 
 
 def test_the_table() -> None:
@@ -79,19 +99,6 @@ def test_table_of_unusual_workers() -> None:
     assert total([A] * 2).device_used_bytes == 8 * GIB
 
 
-SIZES = st.integers(0, 1 << 50)
-MOVED = st.builds(Moved, SIZES, st.integers(0, 10**6), st.floats(0, 1e6))
-WORKERS = st.builds(
-    WorkerFacts,
-    name=st.text("abc-0123", min_size=1),
-    device_source=st.sampled_from(["", "simulated", "pool", "NVML"]),
-    moved=st.dictionaries(st.sampled_from(WAYS), MOVED),
-    allocator=st.sampled_from(["system", "jemalloc 5.3.0"]),
-    tiers=st.fixed_dictionaries(dict.fromkeys(("device", "host", "disk"), SIZES)),
-    **{f.name: SIZES if f.type == "int" else st.none() | SIZES for f in fields(WorkerFacts) if "bytes" in f.name},
-)
-
-
 @given(st.lists(WORKERS, min_size=1, max_size=5))
 def test_the_sum_is_the_sum_and_every_worker_has_a_row(workers: list[WorkerFacts]) -> None:
     summed = total(workers)
@@ -105,9 +112,6 @@ def test_the_sum_is_the_sum_and_every_worker_has_a_row(workers: list[WorkerFacts
 
 
 # asked of workers
-
-
-gpu = small_gpu
 
 
 @asynccontextmanager
@@ -222,15 +226,6 @@ def test_jemalloc_is_looked_for_in_the_users_environment_first(tmp_path: Path) -
     assert "$CONDA_PREFIX/lib" in host_memory.NOT_FOUND
 
 
-ALLOCATOR = """
-from hpcgpu.host import host_memory
-blocks = [bytes(16 << 10) for _ in range(8000)]
-kept = blocks[::100]
-del blocks
-print(host_memory.in_force(), host_memory.trim() > 8 << 20)
-"""
-
-
 def test_jemalloc_is_in_force_and_is_purged() -> None:
     library = host_memory.find_jemalloc(os.environ)
     if not library:
@@ -247,9 +242,6 @@ def test_jemalloc_is_in_force_and_is_purged() -> None:
 
 def counters(down: int = 0, disk: int = 0) -> dict[str, Count]:
     return {"device_to_host": Count(down * MIB, down, 0.1), "host_to_disk": Count(disk * MIB, disk, 0.1)}
-
-
-TIERS = {"device": 5 * MIB, "host": 2 * MIB, "disk": 0}
 
 
 def test_log_has_a_line_at_the_start_and_end_of_spilling() -> None:

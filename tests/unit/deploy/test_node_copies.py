@@ -40,6 +40,24 @@ SECURITY = scheduler_file.security(scheduler_file.Certificate.make())
 BIG = 2 * CUT_BYTES + 1
 SIZES = st.sampled_from([0, 1, 100, SMALL_BYTES - 1, SMALL_BYTES, 30_000, THRESHOLD_BYTES, 100_000, 700_000, BIG])
 MESSAGES = st.lists(st.lists(st.tuples(st.sampled_from(["array", "bytes"]), SIZES), max_size=4), min_size=1, max_size=4)
+TERMS = st.fixed_dictionaries(
+    {"of": st.text(max_size=3) | st.none() | st.sampled_from(["token", "guess"])},
+    optional={
+        "number": st.integers(-1, 2) | st.text(max_size=1),
+        "count": st.integers(-1, 3) | st.none(),
+        "key": st.just(bytes(KEY_BYTES)) | st.binary(max_size=2) | st.text(max_size=1),
+    },
+)
+KINDS = st.sampled_from([int(word) for word in Word if word]) | st.integers(1, 255)
+NUMBERS = st.integers(0, 3) | st.integers(0, 2**64 - 1)
+TABLES = st.lists(NUMBERS, max_size=6).map(lambda numbers: struct.pack(f"={len(numbers)}Q", *numbers))
+WORDS = st.builds(
+    lambda kind, number, rest, end: struct.pack("=Q", kind << 56 | number) + rest + end,
+    KINDS,
+    st.integers(0, 3) | st.integers(0, 200) | st.integers(0, 2**56 - 1),
+    TABLES | st.binary(max_size=100),
+    st.binary(max_size=20),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -487,16 +505,6 @@ async def test_a_cancelled_read_of_data_connections_ends_both_sides() -> None:
         assert (lent(a), b.closed()) == (0, True)
 
 
-TERMS = st.fixed_dictionaries(
-    {"of": st.text(max_size=3) | st.none() | st.sampled_from(["token", "guess"])},
-    optional={
-        "number": st.integers(-1, 2) | st.text(max_size=1),
-        "count": st.integers(-1, 3) | st.none(),
-        "key": st.just(bytes(KEY_BYTES)) | st.binary(max_size=2) | st.text(max_size=1),
-    },
-)
-
-
 @given(st.lists(TERMS, min_size=1, max_size=3))
 @example([{"of": "token", "number": 3 - i, "count": 4 - i, "key": bytes(KEY_BYTES)} for i in (1, 2)])
 @settings(max_examples=30)
@@ -570,18 +578,6 @@ async def test_a_refusal_is_known(copied: list[int], monkeypatch: pytest.MonkeyP
     async with pair("tcp") as (a, b):
         await send_both_ways(a, b, 1_000_000)
     assert (copied, node_copies.this_process.obstacle()) == ([], reason)
-
-
-KINDS = st.sampled_from([int(word) for word in Word if word]) | st.integers(1, 255)
-NUMBERS = st.integers(0, 3) | st.integers(0, 2**64 - 1)
-TABLES = st.lists(NUMBERS, max_size=6).map(lambda numbers: struct.pack(f"={len(numbers)}Q", *numbers))
-WORDS = st.builds(
-    lambda kind, number, rest, end: struct.pack("=Q", kind << 56 | number) + rest + end,
-    KINDS,
-    st.integers(0, 3) | st.integers(0, 200) | st.integers(0, 2**56 - 1),
-    TABLES | st.binary(max_size=100),
-    st.binary(max_size=20),
-)
 
 
 @given(st.lists(WORDS, min_size=1, max_size=3))

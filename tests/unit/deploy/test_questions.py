@@ -28,6 +28,13 @@ from hpcgpu.plan.jobs import Job
 from hpcgpu.plan.jobs.request import Policy
 
 LINE = {"Q": "PENDING|0|N/A|", "R": "RUNNING|0|N/A|node1"}  # of squeue
+KINDS = ("search", "poll", "history", "nodes", "submit", "cancel")
+DOORS = {
+    "slurm": (Slurm(), "7", ("squeue", "squeue", "sacct", "sinfo", "sbatch", "scancel")),
+    "pbs": (Pbs(), "7.login01", ("qselect", "qstat", "qstat", "pbsnodes", "qsub", "qdel")),
+}
+SPEC = JobSpec(name="x", argv=("true",), mark="m")
+LONG_S = {"dead owner in sbatch": 150.0}
 
 
 @dataclass
@@ -78,12 +85,6 @@ class Door:
         await abandon(run.folder, run.owner.token)
 
 
-KINDS = ("search", "poll", "history", "nodes", "submit", "cancel")
-DOORS = {
-    "slurm": (Slurm(), "7", ("squeue", "squeue", "sacct", "sinfo", "sbatch", "scancel")),
-    "pbs": (Pbs(), "7.login01", ("qselect", "qstat", "qstat", "pbsnodes", "qsub", "qdel")),
-}
-SPEC = JobSpec(name="x", argv=("true",), mark="m")
 # The job's state, what is done, and how often each kind of question is asked until its end, or in the first minute.
 SITUATIONS: dict[str, tuple[str, Callable[[Door], Awaitable[Any]], dict[str, int]]] = {
     "submission without an answer": ("away", lambda door: door.fleet(spec=SPEC).scale(1), {"submit": 1, "search": 4}),
@@ -101,7 +102,6 @@ SITUATIONS: dict[str, tuple[str, Callable[[Door], Awaitable[Any]], dict[str, int
     "dead owner, away": ("away", lambda door: door.guard(door.job()), {"search": 30}),
     "dead owner in sbatch": ("", Door.guard, {"search": 28}),
 }
-LONG_S = {"dead owner in sbatch": 150.0}
 
 
 @pytest.mark.parametrize("batch", DOORS)

@@ -63,6 +63,15 @@ facts = st.builds(
 
 OWNER = Owner("login1", 4711, 99, "ada", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "0a1b")
 DOCUMENT = RunDocument(settings=SETTINGS, shape="gang", folder="/home/me/runs/1")
+KEY = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----\n"
+LOG = f"""hpcgpu: gpunode07: no port for 2 workers
+hpcgpu: 2 workers on 1 node ready; scheduler tls://10.9.8.7:40123, nonce NONCE
+connection from gpunode07 (3c:ec:ef:01:02:03) of GPU-3b2f9a10-1111-2222-3333-444455556666 by ada@site.example.edu
+HF_TOKEN=hf_abcdef opened postgres://u:hunter2@db/x {KEY}
+worker gpunode07-0 in /home/HOST/HOME
+"""
+ANSWERS = list(records(BATCH / "slurm" / "22.05.8" / "05-alive.txt"))[:2]
+REPORTS = sorted(DATA.glob("reports/*/README.md"))
 
 
 def folder_of(home: Path, record: Record = FACTS) -> Path:
@@ -237,15 +246,6 @@ def test_sweep_removes_old_runs_without_a_record(tmp_path: Path) -> None:
 # --- it can be read by hpcgpu's own parsers, and has nothing of whose machine it is
 
 
-KEY = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----\n"
-LOG = f"""hpcgpu: gpunode07: no port for 2 workers
-hpcgpu: 2 workers on 1 node ready; scheduler tls://10.9.8.7:40123, nonce NONCE
-connection from gpunode07 (3c:ec:ef:01:02:03) of GPU-3b2f9a10-1111-2222-3333-444455556666 by ada@site.example.edu
-HF_TOKEN=hf_abcdef opened postgres://u:hunter2@db/x {KEY}
-worker gpunode07-0 in /home/HOST/HOME
-"""
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A run named mine; returns what must not be in its report."""
@@ -282,10 +282,6 @@ def test_a_report_of_a_run(run: list[str], tmp_path: Path) -> None:
     first, *_, last = texts["job-0.log"].splitlines()
     node = first.split(": ")[1]
     assert last.startswith(f"worker {node}-0 in ")  # one name has one neutral word
-
-
-ANSWERS = list(records(BATCH / "slurm" / "22.05.8" / "05-alive.txt"))[:2]
-REPORTS = sorted(DATA.glob("reports/*/README.md"))
 
 
 def of_machine(plan: dict[str, Any]) -> dict[str, Any]:

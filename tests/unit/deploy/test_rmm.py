@@ -27,6 +27,35 @@ from hpcgpu.spill.devices.libraries import CudfObjects, is_cudf, spills_itself
 
 GIB = 1 << 30
 GPU = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=80 * GIB, numa_node=0)
+# Stands for RMM's module: without a driver the real one has no current resource to ask for.
+FAKE_RMM = """
+class mr:
+    current = "cuda"
+    get_current_device_resource = staticmethod(lambda: mr.current)
+    FailureCallbackResourceAdaptor = staticmethod(lambda upstream, callback: (upstream, callback(1)))
+    @staticmethod
+    def set_current_device_resource(resource): mr.current = resource
+"""
+OPEN = """
+import sys
+from hpcgpu.deploy.processes import worker
+sys.path.insert(0, sys.argv[1])  # distributed imports RMM where it finds it; here user code does
+from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
+gpu = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=1 << 30, numa_node=0)
+worker.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
+print("rmm" in sys.modules)
+import rmm
+print(rmm.mr.current)
+import cupy
+print(cupy.cuda.allocator.func.__name__, cupy.cuda.allocator.args)
+"""
+FAKE_CUPY = """
+class cuda:
+    allocator = "pool"
+    get_allocator = staticmethod(lambda: cuda.allocator)
+    @staticmethod
+    def set_allocator(allocator): cuda.allocator = allocator
+"""
 
 
 def planned(given: dict[str, object], device_memory_bytes: int = 80 * GIB) -> Rapids | None:
@@ -188,39 +217,6 @@ def test_cudf_objects_count_by_their_allocations() -> None:
     assert count(Series(a, a)) == count(Series(a))
     assert count(Series(a))[1] == 1000
     assert count(Series(a))[0] != count(Series(b))[0]
-
-
-# Stands for RMM's module: without a driver the real one has no current resource to ask for.
-FAKE_RMM = """
-class mr:
-    current = "cuda"
-    get_current_device_resource = staticmethod(lambda: mr.current)
-    FailureCallbackResourceAdaptor = staticmethod(lambda upstream, callback: (upstream, callback(1)))
-    @staticmethod
-    def set_current_device_resource(resource): mr.current = resource
-"""
-
-
-OPEN = """
-import sys
-from hpcgpu.deploy.processes import worker
-sys.path.insert(0, sys.argv[1])  # distributed imports RMM where it finds it; here user code does
-from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-gpu = Gpu(uuid="GPU-1", pci="0000:01:00.0", memory_bytes=1 << 30, numa_node=0)
-worker.open_device(WorkerSpec(name="n1-0", binding=Binding(CpuSet([0]), (gpu,))))
-print("rmm" in sys.modules)
-import rmm
-print(rmm.mr.current)
-import cupy
-print(cupy.cuda.allocator.func.__name__, cupy.cuda.allocator.args)
-"""
-FAKE_CUPY = """
-class cuda:
-    allocator = "pool"
-    get_allocator = staticmethod(lambda: cuda.allocator)
-    @staticmethod
-    def set_allocator(allocator): cuda.allocator = allocator
-"""
 
 
 def opened(folder: Path, rmm: str) -> subprocess.CompletedProcess[str]:

@@ -23,6 +23,10 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
 from hpcgpu.model import JobSpec
 
+FOLDER = ROOT / "jobscripts"
+TEMPLATES = templates()
+PROGRAMS = {"notebook_server.py"}
+
 
 @pytest.fixture(autouse=True)
 def _a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -127,11 +131,6 @@ def test_new_without_a_batch_system(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     text = run("new", "--batch", "slurm", "--name", "My Lab")
     assert "\n# unknown: sinfo: " in text
     assert read_site(text, "draft").name == "my-lab"
-
-
-FOLDER = ROOT / "jobscripts"
-TEMPLATES = templates()
-PROGRAMS = {"notebook_server.py"}
 
 
 def directives(text: str) -> set[str]:

@@ -25,6 +25,8 @@ from hpcgpu.model.allocation import ALL_OF_THE_NODE
 
 UCX = {"protocol": "ucx"}
 WHERE = "keyword {name}"
+JOB = Allocation(batch="pbs", job_id="0.login01")
+ALL = HostMemory(64 << 30, ALL_OF_THE_NODE)
 
 
 @pytest.fixture
@@ -94,10 +96,6 @@ def test_ranks_that_speak_ucx_meet_by_files() -> None:
     with pytest.raises(ConfigError, match=r"rendezvous='mpi' .* with protocol='ucx'.*leave rendezvous out"):
         settings.read({**UCX, "rendezvous": "mpi"}, WHERE)
     assert settings.read({}, WHERE).settings.rendezvous == "mpi"
-
-
-JOB = Allocation(batch="pbs", job_id="0.login01")
-ALL = HostMemory(64 << 30, ALL_OF_THE_NODE)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, result: Result, granted: HostMemory = ALL) -> list[Command]:

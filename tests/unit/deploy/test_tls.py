@@ -39,6 +39,10 @@ from hpcgpu.host import host_memory
 DAY = datetime.timedelta(days=1)
 # Nobody waits for it: what is tested is said at once, or the test never ends.
 NEVER_S = 3600
+ONE, OTHER = Certificate.make(), Certificate.make()
+_ERR_LIB_SYS = 2  # openssl/err.h
+SECURE = security(Certificate.make())
+BOTH = pytest.mark.parametrize("protocol", ["tcp", "tls"])
 
 
 def made(ago: datetime.timedelta) -> Certificate:
@@ -86,9 +90,6 @@ def test_dasks_own_client_hears_it_at_once(age: datetime.timedelta) -> None:
     assert ("has expired" in str(caught.value.__cause__)) == bool(age)
 
 
-ONE, OTHER = Certificate.make(), Certificate.make()
-
-
 @pytest.mark.parametrize(
     "certificate",
     [
@@ -122,9 +123,6 @@ def test_the_key_lies_in_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- what one connection leaves in OpenSSL's queue of errors
-
-
-_ERR_LIB_SYS = 2  # openssl/err.h
 
 
 @pytest.fixture
@@ -187,10 +185,6 @@ def test_what_others_leave_is_not_ours_for_long(crypto: ctypes.CDLL, pair: tuple
 
 
 # --- listeners of distributed
-
-
-SECURE = security(Certificate.make())
-BOTH = pytest.mark.parametrize("protocol", ["tcp", "tls"])
 
 
 @pytest.fixture

@@ -50,6 +50,14 @@ DECOYS = {
     "Intel Max 1550": "0380 [8086:0bd5] [8086:0000] 2f",
     "Intel's of a desktop CPU": "0300 [8086:3e98] [1028:0869] 00",
 }
+OPTIONS = st.fixed_dictionaries(
+    {
+        "memory_policy": st.sampled_from(["preferred-many", "bind", "interleave"]),
+        "cores": st.sampled_from(["all", "all", "local"]),
+        "workers_per_gpu": st.sampled_from([1, 2]),
+    }
+)
+FLAT = [name for name in TEXTS if '<topology version="' in TEXTS[name] and name != "drm-4gpu"]
 
 
 @functools.cache
@@ -72,15 +80,6 @@ def planned(
 
 def bindings(result: MachinePlan) -> list[Binding]:
     return [s.binding for s in result.specs]
-
-
-OPTIONS = st.fixed_dictionaries(
-    {
-        "memory_policy": st.sampled_from(["preferred-many", "bind", "interleave"]),
-        "cores": st.sampled_from(["all", "all", "local"]),
-        "workers_per_gpu": st.sampled_from([1, 2]),
-    }
-)
 
 
 @given(NVIDIA, st.lists(st.tuples(st.integers(0, 9), st.sampled_from(sorted(DECOYS))), min_size=1))
@@ -165,9 +164,6 @@ def test_pus_outside_the_grant_and_an_empty_grant_are_errors(folder: Path) -> No
         planned(folder, text, cpuset="6-9")
     with pytest.raises(ParseError, match=r"machine.xml: none of its PUs 0-255 was granted \(allowed_cpuset: 400\)"):
         planned(folder, granted(text, [400]))
-
-
-FLAT = [name for name in TEXTS if '<topology version="' in TEXTS[name] and name != "drm-4gpu"]
 
 
 @given(st.sampled_from(FLAT), st.sampled_from([0.25, 1.2]), st.booleans(), OPTIONS)

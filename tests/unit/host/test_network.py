@@ -21,6 +21,7 @@ from hpcgpu.host.discover import local_address, reachable_addresses
 from hpcgpu.host.relay import Mux
 
 RESET = struct.pack("ii", 1, 0)
+ALL = ("0.0.0.0", "::")
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,9 +111,6 @@ async def test_late_data_of_an_ended_connection_opens_no_other() -> None:
             assert await reader.readexactly(8) == bytes((0, 0, 0, end, 0, 0, 0, 0))
         writer.close()
         await running
-
-
-ALL = ("0.0.0.0", "::")
 
 
 @pytest.fixture

@@ -25,6 +25,28 @@ from hpcgpu.host import run as host
 from hpcgpu.host.process import start_time
 from hpcgpu.model import Command
 
+# In a process of its own, as it is: with one thread, and a timer that is no test's.
+WAITS = """
+import signal, subprocess, sys
+from hpcgpu.host import launcher_parent
+path, patience_s, *argv = sys.argv[1:]
+waited = {signal.SIGCHLD, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+first = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
+launcher = subprocess.Popen(argv, start_new_session=True, preexec_fn=first)
+sys.exit(launcher_parent.wait(launcher.pid, path, patience_s=float(patience_s)))
+"""
+OPENS = """
+import os, sys
+from hpcgpu.host import log
+log.open_missing()
+files = [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)]
+child = os.popen("readlink /proc/self/fd/2").read().strip()
+open(sys.argv[1], "w").write(repr((files, child)))
+print("to nobody", file=sys.stdout)
+print("to nobody", file=sys.stderr)
+"""
+
 
 def bash(script: str, *args: str, **more: object) -> Command:
     return Command(("bash", "-c", script, "bash", *args), **more)  # type: ignore[arg-type]
@@ -151,19 +173,6 @@ def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
         host.start(Command(("true",)), str(tmp_path / "missing" / "log"))
 
 
-# In a process of its own, as it is: with one thread, and a timer that is no test's.
-WAITS = """
-import signal, subprocess, sys
-from hpcgpu.host import launcher_parent
-path, patience_s, *argv = sys.argv[1:]
-waited = {signal.SIGCHLD, signal.SIGUSR1}
-signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-first = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
-launcher = subprocess.Popen(argv, start_new_session=True, preexec_fn=first)
-sys.exit(launcher_parent.wait(launcher.pid, path, patience_s=float(patience_s)))
-"""
-
-
 def waits(path: Path, patience_s: float, *launcher: str) -> list[str]:
     return [sys.executable, "-c", WAITS, str(path), str(patience_s), *launcher]
 
@@ -218,18 +227,6 @@ def test_a_script_whose_standard_error_is_gone_goes_on(
     log.say("something")
     log.flush()
     assert log.is_terminal() is isinstance(stream, Full)
-
-
-OPENS = """
-import os, sys
-from hpcgpu.host import log
-log.open_missing()
-files = [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)]
-child = os.popen("readlink /proc/self/fd/2").read().strip()
-open(sys.argv[1], "w").write(repr((files, child)))
-print("to nobody", file=sys.stdout)
-print("to nobody", file=sys.stderr)
-"""
 
 
 def test_what_was_closed_at_the_start_is_open_for_children_too(tmp_path: Path) -> None:

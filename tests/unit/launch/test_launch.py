@@ -55,6 +55,13 @@ CRAY = "MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)"
 SLURM = Allocation(batch="slurm", job_id="7", node_count=2)
 PBS = Allocation(batch="pbs", job_id="7.login01")
 TYPES = ("pmix", "none", "pmi2", "cray_shasta")
+AS_ROOT = World(nodes=2, per_node=4, hosts=("a", "b"), as_root=True)
+ON_A_AND_B = World(nodes=2, hosts=("a", "b"), variables=("X", "Y"))
+ROUND_ROBIN = "--map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none"
+HOSTS = World(nodes=2, per_node=4, hosts=("node0001", "node0002"), variables=("FOO", "PATH"))
+ENVIRONMENTS = DATA / "launch/environment"
+OF_SCRIPT = [("0,1", "0,1"), ("", ""), ("-1", "-1"), ("GPU-8ef5", "none"), ("0$(reboot)", "none"), (None, "none")]
+OF_TASK = [("2", "0", "0"), ("2", "", ""), ("MIG-8ef5", "0", "0"), (None, "3", "3")]
 
 
 def recorded(name: str) -> str:
@@ -89,11 +96,6 @@ def test_a_program_is_known_by_what_it_says(name: str, flavour: str) -> None:
 def test_an_unknown_mpirun_is_named_with_what_to_do(text: str, shown: str) -> None:
     with pytest.raises(LaunchError, match=re.escape(shown) + ".*--launcher"):
         read_flavour(text)
-
-
-AS_ROOT = World(nodes=2, per_node=4, hosts=("a", "b"), as_root=True)
-ON_A_AND_B = World(nodes=2, hosts=("a", "b"), variables=("X", "Y"))
-ROUND_ROBIN = "--map-by node:OVERSUBSCRIBE --rank-by slot --bind-to none"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,6 @@ def test_no_launcher_fits(allocation: Allocation, found: LauncherFacts, chosen: 
         plan(allocation, found, **chosen)
 
 
-HOSTS = World(nodes=2, per_node=4, hosts=("node0001", "node0002"), variables=("FOO", "PATH"))
 OPENMPI = WHEEL._replace(remote_shell="/x/ssh")
 PALS = OPENMPI._replace(pals="/opt/cray/pals/mpiexec")
 
@@ -234,9 +235,6 @@ def test_pbs_reaches_other_nodes_with_the_scripts_variables() -> None:
 
 
 # --- rank 3 of 5 on 2 nodes (3 + 2) of Slurm 22.05.8 with GPUs, rank 1 of 3 without a batch system
-
-
-ENVIRONMENTS = DATA / "launch/environment"
 
 
 def environ_of(name: str) -> dict[str, str]:
@@ -351,10 +349,6 @@ def test_the_memory_that_the_job_has_asked_for(set_by_slurm: dict[str, str], mib
 def test_tasks_with_gpus_of_their_own_are_seen(set_by_slurm: dict[str, str], isolated: bool) -> None:
     assert is_isolated(environ_of("srun-none") | set_by_slurm) == isolated
     assert is_isolated(environ_of("srun-gpus-per-task"))
-
-
-OF_SCRIPT = [("0,1", "0,1"), ("", ""), ("-1", "-1"), ("GPU-8ef5", "none"), ("0$(reboot)", "none"), (None, "none")]
-OF_TASK = [("2", "0", "0"), ("2", "", ""), ("MIG-8ef5", "0", "0"), (None, "3", "3")]
 
 
 @pytest.mark.parametrize(("script", "task", "rank"), [*((s, None, r) for s, r in OF_SCRIPT), *OF_TASK])

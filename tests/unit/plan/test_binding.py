@@ -28,6 +28,9 @@ from hpcgpu.plan.binding.network import NODE, ROOT, Ports, plan_nics
 from hpcgpu.plan.binding.workers import NodeFacts, plan_memory_limit_bytes, plan_workers
 from hpcgpu.report.machine import workers_table
 
+NODES = tuple(NumaNode(i, CpuSet([2 * i, 2 * i + 1]), GIB, i // 2) for i in range(4))
+SMALL = Topology(NODES, tuple(CpuSet([i]) for i in range(8)))
+
 
 def documented(name: str) -> tuple[Binding, ...]:
     topology = DOCUMENTED[name]
@@ -51,10 +54,6 @@ def test_polaris_daint_and_lumi_are_planned_as_documented() -> None:
     nodes = [n.cpuset for n in DOCUMENTED["lumi-g"].numa_nodes]
     for core, binding in zip(LUMI_CORES, documented("lumi-g"), strict=True):
         assert binding.cpuset <= next(n for n in nodes if core in n)
-
-
-NODES = tuple(NumaNode(i, CpuSet([2 * i, 2 * i + 1]), GIB, i // 2) for i in range(4))
-SMALL = Topology(NODES, tuple(CpuSet([i]) for i in range(8)))
 
 
 def cores_of(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet | None = None, **wanted: object) -> list[str]:

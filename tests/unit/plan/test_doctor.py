@@ -36,6 +36,10 @@ LOGIN = login.LoginFacts(
     names=facts.Names(host="login1", resolved=("10.0.0.9",), interfaces=(("ib0", "10.0.0.9"),)),
 )
 NIC = Nic("mlx5_0", "0000:01:00.0")
+REFUSED = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+NO_ACCOUNT = replace(LOGIN, request=findings.failed(REFUSED, login.refusal_advice("slurm", REFUSED)))
+WARNED, FAILED = Verdict.WARNING, Verdict.FAILED
+SKEWED = replace(PYTHON, packages={**PACKAGES, "distributed": "2025.9"})
 
 
 def node(host: str, other: str) -> facts.NodeFacts:
@@ -84,13 +88,9 @@ def dead_nic() -> facts.TrialFacts:
     return second(nics=machine.nics, hops=machine.hops)
 
 
-REFUSED = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
-NO_ACCOUNT = replace(LOGIN, request=findings.failed(REFUSED, login.refusal_advice("slurm", REFUSED)))
 LOST = replace(TRIAL, nodes=(), ended="job 7 has ended: FAILED, exit code 1")
-WARNED, FAILED = Verdict.WARNING, Verdict.FAILED
 (LINK,) = TRIAL.nodes[1].links
 CUT, TCP = cut(LINK), facts.Ucx(version="1.21.0", transports=("tcp",))
-SKEWED = replace(PYTHON, packages={**PACKAGES, "distributed": "2025.9"})
 FULL, LOCKED, LATE = replace(DISK, free_bytes=4096), replace(FREE, locked_bytes=65536), replace(LINK, clock_s=-90.0)
 # Facts, the check that names the fault, its verdict, and what it says.
 FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]] = {

@@ -28,6 +28,15 @@ from hpcgpu.report.machine import workers_table
 
 HOSTS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=5)
 WORLDS = HOSTS.filter(lambda nodes: any(gpus for _, gpus in nodes))
+NODES = tuple(NumaNode(i, CpuSet(range(4 * i, 4 * i + 4)), 8 << 30, i) for i in range(2))
+CORES = tuple(CpuSet([2 * i, 2 * i + 1]) for i in range(4))
+GPUS = tuple(Gpu(f"0000:0{i}:00.0", f"GPU-{i}", "H200", numa_node=i // 2, memory_bytes=100 << 30) for i in range(4))
+NICS = (Nic("mlx5_0", "0000:41:00.0", numa_node=0), Nic("mlx5_1", "0000:42:00.0", numa_node=1))
+MACHINE = Topology(NODES, CORES, GPUS, NICS)
+SHARES = NodeLayout(0, (0, 1, 2, 3, 4), ((), (0,), (1,), (2,), (3,)))
+GIB = 1 << 30
+NODE = HostMemory(64 * GIB, ALL_OF_THE_NODE)
+SIZES = st.integers(min_value=1, max_value=256 * GIB)
 
 
 def records(world: list[tuple[int, int]], order: list[int] | None = None) -> list[RankRecord]:
@@ -93,20 +102,10 @@ def test_node_without_a_rank_or_world_without_gpus_is_an_error() -> None:
         plan_layout([RankRecord(0, "n", 0)])
 
 
-NODES = tuple(NumaNode(i, CpuSet(range(4 * i, 4 * i + 4)), 8 << 30, i) for i in range(2))
-CORES = tuple(CpuSet([2 * i, 2 * i + 1]) for i in range(4))
-GPUS = tuple(Gpu(f"0000:0{i}:00.0", f"GPU-{i}", "H200", numa_node=i // 2, memory_bytes=100 << 30) for i in range(4))
-NICS = (Nic("mlx5_0", "0000:41:00.0", numa_node=0), Nic("mlx5_1", "0000:42:00.0", numa_node=1))
-MACHINE = Topology(NODES, CORES, GPUS, NICS)
-
-
 def node(**changes: object) -> NodeFacts:
     facts = {"name": "n", "topology": MACHINE, "gpus": GPUS, "allowed": CpuSet(range(8)), "environ": {}}
     facts |= {"allowed_nodes": CpuSet([0, 1]), "memory": HostMemory(16 << 30, ""), "scratch": "/scratch/run"}
     return NodeFacts(**facts | changes)
-
-
-SHARES = NodeLayout(0, (0, 1, 2, 3, 4), ((), (0,), (1,), (2,), (3,)))
 
 
 def test_a_worker_starts_with_its_gpu_first_and_its_port() -> None:
@@ -268,11 +267,6 @@ def test_several_workers_of_a_gpu_share_its_memory() -> None:
     assert {dict(s.env)["CUPY_GPU_MEMORY_LIMIT"] for _, s in specs} == {"48%"}
     kept = plan_workers(Settings(workers_per_gpu=2), node(environ={"CUPY_GPU_MEMORY_LIMIT": "40%"}), shares)
     assert all("CUPY_GPU_MEMORY_LIMIT" not in dict(s.env) for _, s in kept)
-
-
-GIB = 1 << 30
-NODE = HostMemory(64 * GIB, ALL_OF_THE_NODE)
-SIZES = st.integers(min_value=1, max_value=256 * GIB)
 
 
 @st.composite

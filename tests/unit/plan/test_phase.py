@@ -16,6 +16,12 @@ from hpcgpu.plan.jobs.job_text import End, describe, format_status, note_lines, 
 
 TODAY = date(2026, 11, 21)
 RUNNING = JobStatus(JobState.RUNNING, "RUNNING")
+DOWN = replace(RUNNING, trouble="node2 is down")
+LIMIT = JobStatus(JobState.PENDING, "PENDING", "PartitionTimeLimit", advice="a shorter walltime=")
+NEVER = JobStatus(JobState.STUCK, "PENDING", "PartitionNodeLimit: nodes=5, but a has 4", advice="fewer nodes=")
+TEXTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=8)
+STATUSES = st.builds(JobStatus, st.sampled_from(JobState), TEXTS, TEXTS, st.none() | st.integers(0, 255), TEXTS)
+TIMES = st.none() | st.floats(0, 100)
 
 
 def job(status: JobStatus | None = None, **more: Any) -> Job:
@@ -26,12 +32,9 @@ def pending(reason: str = "", starts: str = "", state: JobState = JobState.PENDI
     return JobStatus(state, "PENDING", reason, starts=starts)
 
 
-DOWN = replace(RUNNING, trouble="node2 is down")
 AGAIN = replace(pending("BeginTime", "2026-11-21T14:05:00"), trouble="node2 is down: Not responding")
 FULL = job().registered(4, 1.0)  # all workers
 EMPTY = FULL.registered(0, 2.0)
-LIMIT = JobStatus(JobState.PENDING, "PENDING", "PartitionTimeLimit", advice="a shorter walltime=")
-NEVER = JobStatus(JobState.STUCK, "PENDING", "PartitionNodeLimit: nodes=5, but a has 4", advice="fewer nodes=")
 JOBS: list[tuple[Job, str]] = [
     (job(), "SUBMITTED"),
     (job(missing_since_s=1.0), "UNKNOWN (the batch system does not list it)"),
@@ -75,11 +78,6 @@ def test_describe_job(facts: Job, text: str) -> None:
     shown = describe(facts, TODAY)
     assert shown.text == text
     assert text.startswith(shown.phase.value)
-
-
-TEXTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=8)
-STATUSES = st.builds(JobStatus, st.sampled_from(JobState), TEXTS, TEXTS, st.none() | st.integers(0, 255), TEXTS)
-TIMES = st.none() | st.floats(0, 100)
 
 
 @given(

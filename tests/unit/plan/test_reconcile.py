@@ -26,6 +26,8 @@ TIMEOUT = JobStatus(JobState.ENDED, "TIMEOUT", "", None)
 
 NOW_S = 0.0  # times before it are negative
 HOUR = Policy(walltime_s=3600.0, drain_s=120.0)
+REPLACED, CANCELLED, RETIRED = {"submit": 1, "cancel": ("1",)}, {"cancel": ("1",)}, {"retire": ("1",)}
+TWO = Failures(2, -50, "job 0: FAILED")
 
 
 def job(name: str, status: JobStatus | None = PENDING, age_s: float = 1000.0, **more: Any) -> Job:
@@ -54,7 +56,6 @@ def done(known: Facts, policy: Policy = Policy()) -> dict[str, Any]:  # noqa: B0
     return {n: v for n in names if (v := getattr(actions, n)) != getattr(Actions(), n)}
 
 
-REPLACED, CANCELLED, RETIRED = {"submit": 1, "cancel": ("1",)}, {"cancel": ("1",)}, {"retire": ("1",)}
 SITUATIONS: dict[str, tuple[Facts, dict[str, Any]]] = {
     "nothing is wanted and nothing is there": (facts(0), {}),
     "all that is missing is submitted at once": (facts(1000), {"submit": 1000}),
@@ -188,7 +189,6 @@ def test_three_jobs_without_a_worker_stop_the_submissions() -> None:
     assert done(facts(1)) == {"submit": 1}, "with fresh failures all is tried again"
 
 
-TWO = Failures(2, -50, "job 0: FAILED")
 COUNTS: dict[str, tuple[Job, int]] = {
     "one that ends before its first worker": (job("1", FAILED), 3),
     "one that ends well before its first worker": (job("1", DONE), 3),

@@ -16,6 +16,20 @@ from hpcgpu.model.worker_names import count_by_job, member_worker_name, read_mem
 from hpcgpu.plan.jobs.request import plan_request, shortfalls
 
 ARGV = ("hpcgpu", "launch")
+CPU_WORKERS = Settings(gpus_per_node=4, cores_per_gpu=8, cpu_workers=3, nthreads=2)
+GIB = 1 << 30
+BIG = Offer(queue="gpu", nodes=2, gpus=8, cpus=64, memory_bytes=500 * GIB, most_nodes=4, walltime_s=3600)
+SMALL = Offer(queue="gpu", nodes=10, gpus=4, cpus=32, memory_bytes=200 * GIB, most_nodes=4, walltime_s=3600)
+LONG = Offer(queue="long", nodes=3, gpus=4, cpus=32, memory_bytes=200 * GIB)
+SOME = st.none() | st.integers(1, 8)
+SIZES = {"nodes": st.integers(1, 4), "gpus": SOME, "cpus": SOME, "most_nodes": st.just(3)}
+OFFERS = st.lists(st.builds(Offer, queue=st.sampled_from("ab"), **SIZES), min_size=1, max_size=4)
+NUMBERS = st.integers(0, 10**7)
+SERVERS = st.from_regex(r"[a-z0-9]([a-z0-9_.-]{0,20}[a-z0-9])?", fullmatch=True)
+SLURM_IDS = st.one_of(NUMBERS.map(str), st.builds("{}_{}".format, NUMBERS, NUMBERS))
+PBS_IDS = st.one_of(
+    st.builds("{}.{}".format, NUMBERS, SERVERS), st.builds("{}[{}].{}".format, NUMBERS, NUMBERS, SERVERS)
+)
 
 
 def test_what_the_user_said_is_asked_for() -> None:
@@ -26,9 +40,6 @@ def test_what_the_user_said_is_asked_for() -> None:
     names = ("job_script_prologue", "job_extra_directives", "job_directives_skip")
     settings = Settings(**same, **given, **dict(zip(names, lines.values(), strict=True)))
     assert plan_request(settings, ARGV) == JobSpec(argv=ARGV, **same, **asked, **lines)
-
-
-CPU_WORKERS = Settings(gpus_per_node=4, cores_per_gpu=8, cpu_workers=3, nthreads=2)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +75,6 @@ def test_what_cannot_be_is_said(settings: Settings, words: str) -> None:
         plan_request(settings, ARGV)
 
 
-GIB = 1 << 30
-BIG = Offer(queue="gpu", nodes=2, gpus=8, cpus=64, memory_bytes=500 * GIB, most_nodes=4, walltime_s=3600)
-SMALL = Offer(queue="gpu", nodes=10, gpus=4, cpus=32, memory_bytes=200 * GIB, most_nodes=4, walltime_s=3600)
-LONG = Offer(queue="long", nodes=3, gpus=4, cpus=32, memory_bytes=200 * GIB)
-
-
 def job(**asked: Any) -> JobSpec:
     return JobSpec(name="a", argv=("true",), **asked)
 
@@ -98,11 +103,6 @@ def test_shortfalls_name_the_keyword(offers: tuple[Offer, ...], asked: dict[str,
         assert re.match(pattern, text)
 
 
-SOME = st.none() | st.integers(1, 8)
-SIZES = {"nodes": st.integers(1, 4), "gpus": SOME, "cpus": SOME, "most_nodes": st.just(3)}
-OFFERS = st.lists(st.builds(Offer, queue=st.sampled_from("ab"), **SIZES), min_size=1, max_size=4)
-
-
 @given(OFFERS, st.integers(1, 4), st.integers(0, 8), st.integers(1, 8))
 def test_shortfalls_never_refuse_what_fits(offers: list[Offer], nodes: int, gpus: int, tasks: int) -> None:
     def takes(queue: str) -> bool:
@@ -112,14 +112,6 @@ def test_shortfalls_never_refuse_what_fits(offers: list[Offer], nodes: int, gpus
 
     asked = job(nodes=nodes, gpus_per_node=gpus, tasks_per_node=tasks)
     assert (shortfalls(asked, offers) == ()) == any(takes(o.queue) for o in offers)
-
-
-NUMBERS = st.integers(0, 10**7)
-SERVERS = st.from_regex(r"[a-z0-9]([a-z0-9_.-]{0,20}[a-z0-9])?", fullmatch=True)
-SLURM_IDS = st.one_of(NUMBERS.map(str), st.builds("{}_{}".format, NUMBERS, NUMBERS))
-PBS_IDS = st.one_of(
-    st.builds("{}.{}".format, NUMBERS, SERVERS), st.builds("{}[{}].{}".format, NUMBERS, NUMBERS, SERVERS)
-)
 
 
 @given(st.one_of(SLURM_IDS, PBS_IDS), st.integers(0, 99), st.integers(0, 999))

@@ -16,6 +16,9 @@ from hpcgpu.report.workers import Bindings, Memory, WorkerFacts, cluster_page, j
 VOID = {"br", "meta"}
 GPU = Gpu(pci="0000:17:00.0", uuid="GPU-1", vendor="nvidia", model="H200", memory_bytes=141 << 30)
 SPEC = WorkerSpec(name="n7-0", binding=Binding(CpuSet({0, 1, 2, 3}), (GPU,)))
+JOB = Job(id="4711", text="UP 1/1")
+sizes = st.integers(0, 1 << 40)
+jobs = st.builds(Job, id=st.text(), text=st.text(), log=st.text())
 
 
 class Reader(HTMLParser):
@@ -49,8 +52,6 @@ def facts(name: str = "n7-0", node: str = "n7", **more: object) -> WorkerFacts:
     return WorkerFacts(name=name, node=node, **{**planned(SPEC), **limits, **more})
 
 
-JOB = Job(id="4711", text="UP 1/1")
-sizes = st.integers(0, 1 << 40)
 workers = st.builds(
     facts,
     name=st.text(),
@@ -61,7 +62,6 @@ workers = st.builds(
     **dict.fromkeys(("device_used_bytes", "device_limit_bytes", "device_capacity_bytes"), st.none() | sizes),
     host_limit_bytes=st.none() | sizes,
 )
-jobs = st.builds(Job, id=st.text(), text=st.text(), log=st.text())
 
 
 @given(st.text(), st.text(), st.text(), st.lists(jobs), st.lists(workers).map(tuple))

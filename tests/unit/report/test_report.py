@@ -24,6 +24,31 @@ from hpcgpu.topology import hwloc_xml
 COLUMNS = (Column("name", kind="name"), Column("state", styles={"UP": "green"}), Column("size", "B", "number"))
 COLUMNS += (Column("why", kind="note", mark="-> "),)
 TABLE = Table(COLUMNS, [("a b", "UP", 1 << 20, ["x"]), ("c", "out\nof order", None, "")], "title", ["a note"])
+words = st.text("ab1,", min_size=1, max_size=12)
+texts = st.lists(words, max_size=6).map(" ".join)
+WORDS = st.text("abhostuser01-", min_size=3, max_size=8).filter(lambda w: w not in ("user", "root", "host"))
+GIB = 1 << 30
+USED = Summary(
+    wall_s=3600,
+    walltime_s=7200,
+    gpus=4,
+    workers=4,
+    gpu_s=14400,
+    idle_gpu_s=1440,
+    busy_share=0.9,
+    moved_bytes={"device_to_host": 0},
+    peak_bytes={"device": 10 * GIB, "host": GIB, "disk": 0, "process": 30 * GIB},
+    limit_bytes={"device": 16 * GIB, "process": 60 * GIB},
+)
+SITE = Site(
+    name="here",
+    batch="slurm",
+    sources={"D": Source(title="the guide", date="2026-08")},
+    queues=(Queue(name="gpu", charge=2.0), Queue(name="plain")),
+    network=Network(kind="slingshot", ucx=False, source="D"),
+    charge=Charge(unit="SU", per_node_hour=3.0, source="D"),
+)
+SPEC = JobSpec(name="a", argv=("hpcgpu",), nodes=2, tasks_per_node=4, gpus_per_node=4, walltime_s=7200, queue="gpu")
 
 
 def test_table_is_text_html_and_json() -> None:
@@ -35,19 +60,12 @@ def test_table_is_text_html_and_json() -> None:
     assert '<td>a b<div class="dim">-&gt; x</div></td><td>UP</td><td>1.0 MiB</td>' in TABLE.html()
 
 
-words = st.text("ab1,", min_size=1, max_size=12)
-texts = st.lists(words, max_size=6).map(" ".join)
-
-
 @given(st.lists(st.tuples(words, texts, st.none() | st.integers(0, 1 << 40), st.lists(texts))), st.integers(16, 120))
 def test_table_fits_any_width_and_breaks_no_word(rows: list[tuple[str, str, int, list[str]]], width: int) -> None:
     text = Table(COLUMNS, rows).to_text(width)
     assert [line for line in text.splitlines() if len(line) > width and len(line.split()) > 1] == []
     shown = {word for row in rows for word in (row[0], *row[1].split(), *" ".join(row[3]).split())}
     assert shown <= set(text.split())
-
-
-WORDS = st.text("abhostuser01-", min_size=3, max_size=8).filter(lambda w: w not in ("user", "root", "host"))
 
 
 @given(st.dictionaries(st.sampled_from(["user", "host", "path"]), st.lists(WORDS, max_size=3)), st.data())
@@ -91,21 +109,6 @@ def test_a_scrubbed_topology_is_the_same_machine(name: str) -> None:
     assert [(g.pci, g.numa_node, g.model) for g in before.gpus] == [(g.pci, g.numa_node, g.model) for g in after.gpus]
     assert (before.cores, before.nics, before.numa_nodes) == (after.cores, after.nics, after.numa_nodes)
     assert not [uuid for uuid in re.findall(r"GPU-[0-9a-f-]{36}", text) if uuid in scrubbed]
-
-
-GIB = 1 << 30
-USED = Summary(
-    wall_s=3600,
-    walltime_s=7200,
-    gpus=4,
-    workers=4,
-    gpu_s=14400,
-    idle_gpu_s=1440,
-    busy_share=0.9,
-    moved_bytes={"device_to_host": 0},
-    peak_bytes={"device": 10 * GIB, "host": GIB, "disk": 0, "process": 30 * GIB},
-    limit_bytes={"device": 16 * GIB, "process": 60 * GIB},
-)
 
 
 def usage(name: str, begin_s: float, end_s: float, busy_s: float, **more: object) -> WorkerFacts:
@@ -169,17 +172,6 @@ def test_lines_and_json() -> None:
     found = json.loads(summary.as_json())
     assert (found["gpu_hours"], found["idle_gpu_minutes"], found["busy_share"]) == (4, 24, 0.2)
     assert Summary(**asdict(summary)) == summary
-
-
-SITE = Site(
-    name="here",
-    batch="slurm",
-    sources={"D": Source(title="the guide", date="2026-08")},
-    queues=(Queue(name="gpu", charge=2.0), Queue(name="plain")),
-    network=Network(kind="slingshot", ucx=False, source="D"),
-    charge=Charge(unit="SU", per_node_hour=3.0, source="D"),
-)
-SPEC = JobSpec(name="a", argv=("hpcgpu",), nodes=2, tasks_per_node=4, gpus_per_node=4, walltime_s=7200, queue="gpu")
 
 
 def planned(spec: JobSpec = SPEC, site: Site | None = SITE) -> Preview:

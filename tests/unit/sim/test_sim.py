@@ -25,6 +25,45 @@ from hpcgpu.sim import register
 
 MIB = 1 << 20
 law = settings(deadline=None)  # the machine that tests may be busy
+ARRAYS = hnp.arrays(st.sampled_from(["f8", "f4", "i4", "u1", "c16"]), hnp.array_shapes(max_dims=3, max_side=5))
+SLICES = st.slices(5)
+BINARY = st.sampled_from([np.add, np.multiply, np.subtract, np.maximum, np.hypot, np.less, np.logaddexp])
+UNARY = st.sampled_from([np.sin, np.exp, np.negative, np.isnan, np.sign, np.modf])
+FLOATS, FLOATS_32 = st.floats(-9, 9), st.floats(-9, 9, width=32)
+LAYOUTS: list[Callable[[np.ndarray], np.ndarray]] = [
+    lambda x: x,
+    lambda x: x.T,
+    lambda x: np.asfortranarray(x),
+    lambda x: x[::2, ::-1],
+    lambda x: x[:1],
+    lambda x: x[:, :1],
+    lambda x: np.broadcast_to(x[0], x.shape),
+]
+X = np.random.default_rng(0).random((4000, 8))
+OPERATIONS: dict[str, Callable[[da.Array], da.Array]] = {
+    "elementwise": lambda x: da.sqrt(2 * x - x**2) + 1,
+    "sum": lambda x: x.sum(),
+    "mean": lambda x: x.mean(),
+    "mean over rows": lambda x: x.mean(axis=0),
+    "std": lambda x: x.std(),
+    "max": lambda x: x.max(axis=1),
+    "cumsum": lambda x: x.cumsum(axis=0),
+    "matmul": lambda x: x.T @ x,
+    "tensordot": lambda x: da.tensordot(x, x, axes=((0,), (0,))),
+    "slicing": lambda x: x[5:100:3, ::2],
+    "concatenate": lambda x: da.concatenate([x, x])[-10:],
+    "stack": lambda x: da.stack([x, x + 1]).sum(axis=0),
+    "qr": lambda x: abs(da.linalg.qr(x)[1]),
+    "svd": lambda x: da.linalg.svd(x)[1],
+    "rechunk": lambda x: x.rechunk((2000, 4)).sum(axis=1),
+    "transpose": lambda x: (x + 1).T.max(axis=0),
+    "fancy": lambda x: x[[1, 5, 3]],
+    "mask": lambda x: x[x[:, 0] > 0.5].sum(),
+    "where": lambda x: da.where(x > 0.5, x, 0).sum(),
+    "einsum": lambda x: da.einsum("ij,ij->j", x, x),
+    "overlap": lambda x: x.map_overlap(lambda a: a * 2, depth=1, boundary="reflect"),
+    "windows": lambda x: da.lib.stride_tricks.sliding_window_view(x, 2, axis=0).sum(axis=-1),
+}
 
 
 @pytest.fixture
@@ -34,10 +73,6 @@ def gpu() -> Iterator[sim.SimGpu]:
     sim.set_current_gpu(device)
     yield device
     sim.set_current_gpu(before)
-
-
-ARRAYS = hnp.arrays(st.sampled_from(["f8", "f4", "i4", "u1", "c16"]), hnp.array_shapes(max_dims=3, max_side=5))
-SLICES = st.slices(5)
 
 
 def grown(a: sim.SimArray, step: str) -> sim.SimArray:
@@ -90,11 +125,6 @@ def test_pack_and_unpack_keep_values_and_sharing(x: np.ndarray, part: slice, ord
     assert not any(a.get().any() for a in back)
 
 
-BINARY = st.sampled_from([np.add, np.multiply, np.subtract, np.maximum, np.hypot, np.less, np.logaddexp])
-UNARY = st.sampled_from([np.sin, np.exp, np.negative, np.isnan, np.sign, np.modf])
-FLOATS, FLOATS_32 = st.floats(-9, 9), st.floats(-9, 9, width=32)
-
-
 def same(found: object, expected: object) -> None:
     if isinstance(expected, tuple):
         assert isinstance(found, tuple)
@@ -121,17 +151,6 @@ def test_ufuncs_are_numpys(binary: np.ufunc, unary: np.ufunc, a: np.ndarray, b: 
     da *= 3
     same(da, a * 3)
     assert device.h2d_copies == 2
-
-
-LAYOUTS: list[Callable[[np.ndarray], np.ndarray]] = [
-    lambda x: x,
-    lambda x: x.T,
-    lambda x: np.asfortranarray(x),
-    lambda x: x[::2, ::-1],
-    lambda x: x[:1],
-    lambda x: x[:, :1],
-    lambda x: np.broadcast_to(x[0], x.shape),
-]
 
 
 @law
@@ -321,33 +340,6 @@ def test_the_base_of_a_view_is_the_array_whose_memory_it_shows(gpu: sim.SimGpu) 
 
 
 # --- in dask.array; between workers they travel in two copies
-
-
-X = np.random.default_rng(0).random((4000, 8))
-OPERATIONS: dict[str, Callable[[da.Array], da.Array]] = {
-    "elementwise": lambda x: da.sqrt(2 * x - x**2) + 1,
-    "sum": lambda x: x.sum(),
-    "mean": lambda x: x.mean(),
-    "mean over rows": lambda x: x.mean(axis=0),
-    "std": lambda x: x.std(),
-    "max": lambda x: x.max(axis=1),
-    "cumsum": lambda x: x.cumsum(axis=0),
-    "matmul": lambda x: x.T @ x,
-    "tensordot": lambda x: da.tensordot(x, x, axes=((0,), (0,))),
-    "slicing": lambda x: x[5:100:3, ::2],
-    "concatenate": lambda x: da.concatenate([x, x])[-10:],
-    "stack": lambda x: da.stack([x, x + 1]).sum(axis=0),
-    "qr": lambda x: abs(da.linalg.qr(x)[1]),
-    "svd": lambda x: da.linalg.svd(x)[1],
-    "rechunk": lambda x: x.rechunk((2000, 4)).sum(axis=1),
-    "transpose": lambda x: (x + 1).T.max(axis=0),
-    "fancy": lambda x: x[[1, 5, 3]],
-    "mask": lambda x: x[x[:, 0] > 0.5].sum(),
-    "where": lambda x: da.where(x > 0.5, x, 0).sum(),
-    "einsum": lambda x: da.einsum("ij,ij->j", x, x),
-    "overlap": lambda x: x.map_overlap(lambda a: a * 2, depth=1, boundary="reflect"),
-    "windows": lambda x: da.lib.stride_tricks.sliding_window_view(x, 2, axis=0).sum(axis=-1),
-}
 
 
 def on_device() -> da.Array:

@@ -17,6 +17,34 @@ from waiting import scaled
 
 KINDS = {"unit", "process", "lab", "pbs", "gpu", "ucx", "cupy"}
 ROOMS = {path.stem for path in PACKAGE.iterdir()} | {"support"}
+SUITE = """
+import pytest
+from pathlib import Path
+@pytest.mark.skip(reason="no Docker")
+def test_lab(): pass
+@pytest.mark.gpu
+@pytest.mark.skip(reason="no GPU")
+def test_gpu(): pass
+def test_flaky():
+    if not Path("ran").exists():
+        Path("ran").touch()
+        raise ValueError("the first run")
+def test_bad(): raise ValueError("each run")
+"""
+# In place of the Python that makes the environment, of the one in it, and of uv.
+PYTHON = """#!/bin/bash
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; printf '#!/bin/sh\\n' > "$3/bin/hpcgpu"
+               chmod +x "$3/bin/hpcgpu" ;;
+  *" uv")      printf '#!/bin/sh\\necho $UV_DEFAULT_INDEX $SSL_CERT_FILE uv $1 $2; exec [ $WORKS = uv ]' > "${0%/*}/uv"
+               chmod +x "${0%/*}/uv" ;;
+  *" list")    echo "global.index-url='https://mirror'"; echo ":env:.cert='/a b.pem'" ;;
+  "-m pip "*)  echo 'Collecting numpy>=1.24 (from hpcgpu)'
+               [ "$WORKS" = pip ] || { echo 'ERROR: No matching distribution' >&2; exit 1; }
+               echo 'Collecting dask[array]~=2026.8; python_version > "3"'
+               echo 'Installing collected packages: numpy, dask' ;;
+esac
+"""
 
 
 def test_folders_mirror_the_package_and_give_the_markers() -> None:
@@ -39,22 +67,6 @@ def test_leaks_of_processes_and_files_are_named_and_removed(tmp_path: Path, monk
     with pytest.raises(AssertionError, match="left behind: forgotten"), leaks.no_process_left(tmp_path) as folder:
         (folder / "forgotten").touch()
     assert not folder.exists()
-
-
-SUITE = """
-import pytest
-from pathlib import Path
-@pytest.mark.skip(reason="no Docker")
-def test_lab(): pass
-@pytest.mark.gpu
-@pytest.mark.skip(reason="no GPU")
-def test_gpu(): pass
-def test_flaky():
-    if not Path("ran").exists():
-        Path("ran").touch()
-        raise ValueError("the first run")
-def test_bad(): raise ValueError("each run")
-"""
 
 
 def test_decide_fails_for_skips_and_failures_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,22 +115,6 @@ def test_run_reports_parts_that_exist(tmp_path: Path, monkeypatch: pytest.Monkey
     assert report["parts"][-1]["figures"] == [{"bench": "b", "value": 1.5}]
     for part in gpu.PARTS:
         assert [word for word in part.arguments if "/" in word and not (ROOT / word).exists()] == []
-
-
-# In place of the Python that makes the environment, of the one in it, and of uv.
-PYTHON = """#!/bin/bash
-case "$*" in
-  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; printf '#!/bin/sh\\n' > "$3/bin/hpcgpu"
-               chmod +x "$3/bin/hpcgpu" ;;
-  *" uv")      printf '#!/bin/sh\\necho $UV_DEFAULT_INDEX $SSL_CERT_FILE uv $1 $2; exec [ $WORKS = uv ]' > "${0%/*}/uv"
-               chmod +x "${0%/*}/uv" ;;
-  *" list")    echo "global.index-url='https://mirror'"; echo ":env:.cert='/a b.pem'" ;;
-  "-m pip "*)  echo 'Collecting numpy>=1.24 (from hpcgpu)'
-               [ "$WORKS" = pip ] || { echo 'ERROR: No matching distribution' >&2; exit 1; }
-               echo 'Collecting dask[array]~=2026.8; python_version > "3"'
-               echo 'Installing collected packages: numpy, dask' ;;
-esac
-"""
 
 
 def test_an_installation_shows_that_it_goes_on_and_how_to_use_it(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from hpcgpu.topology.hwloc_xml import read_file
 GPU_IDS, IB_IDS = "0302 [10de:2901] [10de:2901] a1", "0207 [15b3:1021] [15b3:0058] 00"
 BLUEFIELD_IDS = "0207 [15b3:a2dc] [15b3:0008] 01"
 ROCE_IDS, EFA_IDS = "0200 [15b3:1021] [15b3:0041] 00", "0200 [1d0f:efa2] [1d0f:efa2] 00"
+RAILS = [[f"rail{i}"] for i in range(8)]
+NUMA_2 = '<object type="NUMANode" os_index="0" cpuset="0xf0" nodeset="0x2"/>'
 
 
 def function(bus: int, ids: str, name: str = "", link: float = 63.0, uuid: str = "", number: int = 0) -> str:
@@ -124,9 +126,6 @@ def b200(rails: str = "") -> str:
         rail = [function(0x90 + i, rails, f"rail{i}")] if rails else []
         out.append(host_bridge(0x70 + i, bridge(0x80 + i, function(0xA0 + i, GPU_IDS), *rail)))
     return machine(*out)
-
-
-RAILS = [[f"rail{i}"] for i in range(8)]
 
 
 @pytest.mark.parametrize(("rails", "expected"), [("", None), (EFA_IDS, [[]] * 8), (ROCE_IDS, RAILS), (IB_IDS, RAILS)])
@@ -398,9 +397,6 @@ def test_pus_of_an_unknown_numa_node_of_nccl_are_not_idle() -> None:
     topology = read_file(f'<system><cpu numaid="0" affinity="f">{pci}{pci}</cpu></system>')
     assert len(topology.gpus) == 1
     assert "0000:01:00.0 is described in two places: the first place counts" in topology.warnings
-
-
-NUMA_2 = '<object type="NUMANode" os_index="0" cpuset="0xf0" nodeset="0x2"/>'
 
 
 @pytest.mark.parametrize(

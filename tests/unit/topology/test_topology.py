@@ -18,6 +18,13 @@ from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode, Topology
 from hpcgpu.topology import nccl_xml, pci, sysfs
 from hpcgpu.topology.hwloc_xml import MAX_BYTES, read_file
 
+NCCL = ["aws-p4de-24xl-topo", *sorted(f"nccl/{p.stem}" for p in (TOPOLOGIES / "nccl").glob("*.xml"))]
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00"
+LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
+ODD = [
+    *("", "-1", "0x", "0x-1", "9" * 5000, "0xf...f", "1e9", "NaN", " 1", "1_0", "٣", "0000:zz:00.0", "0x1ffffffff", ",")
+]
+
 
 def test_gpu_facts_come_from_nvml_and_cuda_devices() -> None:
     gpu = machine("turin-4gpu-nvml").gpus[0]
@@ -217,9 +224,6 @@ def test_sysfs_without_cpus_is_an_error() -> None:
         sysfs.read({package: "0\n", siblings: "0-x\n"})
 
 
-NCCL = ["aws-p4de-24xl-topo", *sorted(f"nccl/{p.stem}" for p in (TOPOLOGIES / "nccl").glob("*.xml"))]
-
-
 # --- NCCL's format ---------------------------------------------------------------------------------------------
 
 
@@ -408,9 +412,6 @@ def test_a_card_or_machine_that_the_file_does_not_name_stays() -> None:
 # --- the entrance ------------------------------------------------------------------------------------------------
 
 
-PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00"
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -437,9 +438,6 @@ PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00"
 def test_what_is_no_topology_file_is_refused(text: str, says: str) -> None:
     with pytest.raises(ParseError, match=re.escape(says)):
         read_file(text)
-
-
-LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
 
 
 @pytest.mark.parametrize(
@@ -489,11 +487,6 @@ def test_a_cut_file_is_an_error_never_half_a_node(name: str, part: float) -> Non
 def values_of(name: str) -> list[tuple[int, int]]:
     """Where the attributes' values are, quotes included."""
     return [m.span(1) for m in re.finditer(r'\s\w+=("[^"]*")', text_of(name))]
-
-
-ODD = [
-    *("", "-1", "0x", "0x-1", "9" * 5000, "0xf...f", "1e9", "NaN", " 1", "1_0", "٣", "0000:zz:00.0", "0x1ffffffff", ",")
-]
 
 
 @given(st.data(), st.sampled_from([*HWLOC, *NCCL]))

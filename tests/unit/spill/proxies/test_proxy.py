@@ -37,6 +37,55 @@ from hpcgpu.spill.proxies import asproxy, is_proxy, make_proxy, register, releas
 
 register()
 
+GPU = SimGpu(1 << 20)
+Pair = namedtuple("Pair", "left right")
+ARRAYS = pytest.mark.parametrize("kind", ["numpy", "sim"])
+FRAME = pd.DataFrame({"k": [1, 2, 1, 3], "v": [1.0, 2.0, 3.0, 4.0]})
+VALUES = [np.arange(3), FRAME, [1, 2], {"a": 1}, (1, "b"), {1, 2}, "text", GPU.asarray(np.ones(2))]
+BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
+COMPARE = [operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge]
+WRITES: dict[str, Any] = {
+    "item": lambda p: operator.setitem(p, slice(1, 3), 7),
+    "mask": lambda p: operator.setitem(p, asproxy(p > 3), asproxy(p[p > 3] * 2)),
+    "out": lambda p: operator.is_(np.add(p, 1, out=p), p) or pytest.fail("not the proxy"),
+    "cumsum": lambda p: np.cumsum(p * 1, out=p),
+    "copyto": lambda p: np.copyto(p, p[::-1] * 1),
+    "fill": lambda p: p.fill(3),
+    "shape": lambda p: setattr(p, "shape", (2, 3)),
+}
+NUMPY = {
+    "concatenate": lambda p, a: np.concatenate([p, a, p]),
+    "stack": lambda p, a: np.stack((a, p)),
+    "where": lambda p, a: np.where(p > 2, p, a),
+    "einsum": lambda p, a: np.einsum("i,i->", p, a),
+    "tensordot": lambda p, a: np.tensordot(p, a, axes=1),
+    "sum": lambda p, a: np.sum(p),
+    "qr": lambda p, a: np.linalg.qr(np.stack([p, a * a]))[1],
+    "add": lambda p, a: np.add(a, p),
+    "reduce": lambda p, a: np.add.reduce(p),
+    "outer": lambda p, a: np.multiply.outer(p, a),
+    "getitem": lambda p, a: p[p > 1],
+    "T": lambda p, a: a.reshape(2, 3) @ p.reshape(2, 3).T,
+    "neg": lambda p, a: abs(-p),
+}
+ALONE = """
+import sys
+import hpcgpu
+import pandas as pd
+p = hpcgpu.asproxy(pd.DataFrame({"a": range(3)}))
+assert not {"dask", "distributed"} & set(sys.modules), "a proxy is light"
+import dask.dataframe
+from dask.sizeof import sizeof
+from dask.tokenize import tokenize
+from distributed.protocol import deserialize, serialize
+d = hpcgpu.unproxy(p)
+assert len(dask.dataframe.dispatch.concat([p, d])) == 6
+assert sizeof(p) >= d.memory_usage().sum()
+assert tokenize(p) == tokenize(d)
+assert type(deserialize(*serialize(p))) is pd.DataFrame
+print("known")
+"""
+
 
 class Stored:
     """A source that keeps its object as a copy below, and counts; ``fails`` is raised instead of the next loads."""
@@ -96,10 +145,6 @@ class Stored:
         return self.up()
 
 
-GPU = SimGpu(1 << 20)
-Pair = namedtuple("Pair", "left right")
-
-
 @dataclass(frozen=True)
 class Record:
     name: str
@@ -113,11 +158,6 @@ def host(x: Any) -> Any:
 def array(kind: str, n: int = 6) -> Any:
     x = np.arange(float(n))
     return x if kind == "numpy" else GPU.asarray(x)
-
-
-ARRAYS = pytest.mark.parametrize("kind", ["numpy", "sim"])
-FRAME = pd.DataFrame({"k": [1, 2, 1, 3], "v": [1.0, 2.0, 3.0, 4.0]})
-VALUES = [np.arange(3), FRAME, [1, 2], {"a": 1}, (1, "b"), {1, 2}, "text", GPU.asarray(np.ones(2))]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
@@ -195,10 +235,6 @@ def test_operator_without_in_place_form_replaces_the_object() -> None:
     assert stored.value() == (1, 2)
 
 
-BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
-COMPARE = [operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge]
-
-
 @ARRAYS
 @pytest.mark.parametrize("op", [*BINARY, *COMPARE, operator.matmul], ids=lambda f: f.__name__)
 def test_operators(kind: str, op: Any) -> None:
@@ -228,17 +264,6 @@ def test_in_place_operators_write_the_stored_array(kind: str, op: str) -> None:
     assert result is p
     assert stored.dirtied == 1
     np.testing.assert_array_equal(host(stored.value()), expected)
-
-
-WRITES: dict[str, Any] = {
-    "item": lambda p: operator.setitem(p, slice(1, 3), 7),
-    "mask": lambda p: operator.setitem(p, asproxy(p > 3), asproxy(p[p > 3] * 2)),
-    "out": lambda p: operator.is_(np.add(p, 1, out=p), p) or pytest.fail("not the proxy"),
-    "cumsum": lambda p: np.cumsum(p * 1, out=p),
-    "copyto": lambda p: np.copyto(p, p[::-1] * 1),
-    "fill": lambda p: p.fill(3),
-    "shape": lambda p: setattr(p, "shape", (2, 3)),
-}
 
 
 @ARRAYS
@@ -271,23 +296,6 @@ def test_what_is_put_in_is_no_proxy_unless_a_container_keeps_it() -> None:
     box = Stored([0]).proxy()
     box[0] = q
     assert box[0] is q
-
-
-NUMPY = {
-    "concatenate": lambda p, a: np.concatenate([p, a, p]),
-    "stack": lambda p, a: np.stack((a, p)),
-    "where": lambda p, a: np.where(p > 2, p, a),
-    "einsum": lambda p, a: np.einsum("i,i->", p, a),
-    "tensordot": lambda p, a: np.tensordot(p, a, axes=1),
-    "sum": lambda p, a: np.sum(p),
-    "qr": lambda p, a: np.linalg.qr(np.stack([p, a * a]))[1],
-    "add": lambda p, a: np.add(a, p),
-    "reduce": lambda p, a: np.add.reduce(p),
-    "outer": lambda p, a: np.multiply.outer(p, a),
-    "getitem": lambda p, a: p[p > 1],
-    "T": lambda p, a: a.reshape(2, 3) @ p.reshape(2, 3).T,
-    "neg": lambda p, a: abs(-p),
-}
 
 
 @ARRAYS
@@ -518,25 +526,6 @@ def test_dask_array_takes_it_for_an_array(kind: str) -> None:
     assert type(concatenate3([p, p])) is type(a)
     x = da.concatenate([da.from_array(a, asarray=False), da.from_array(p, asarray=False)])
     assert host((x + 1).sum().compute(scheduler="sync")) == 42
-
-
-ALONE = """
-import sys
-import hpcgpu
-import pandas as pd
-p = hpcgpu.asproxy(pd.DataFrame({"a": range(3)}))
-assert not {"dask", "distributed"} & set(sys.modules), "a proxy is light"
-import dask.dataframe
-from dask.sizeof import sizeof
-from dask.tokenize import tokenize
-from distributed.protocol import deserialize, serialize
-d = hpcgpu.unproxy(p)
-assert len(dask.dataframe.dispatch.concat([p, d])) == 6
-assert sizeof(p) >= d.memory_usage().sum()
-assert tokenize(p) == tokenize(d)
-assert type(deserialize(*serialize(p))) is pd.DataFrame
-print("known")
-"""
 
 
 def test_dask_handles_a_proxy_made_before_its_import() -> None:

@@ -31,6 +31,49 @@ from hpcgpu.spill.state.machine import SpillState
 from hpcgpu.spill.state.victims import Candidate, headroom, victims
 
 FULL = OSError("No space left on device")
+RUNS, READY = 2, 1
+NEEDS = st.integers(-5, 200)
+D, E, H = DEVICE, DEVICE + 1, HOST
+# two units on a device with room for one, and one unit in host memory, which has no room for two
+ABC, TWO = ((6, D), (6, D), (6, H)), ((6, D), (6, D + 1), (6, D + 1))
+STORIES = {
+    "readers": Story(ABC, (("need", 0, 1), ("need", 0), ("need", 2)), failures=1),
+    "copies that fail twice": Story(ABC, (("need", 0, 2), ("need", 1), ("tick",)), failures=2),
+    "writers": Story(ABC, (("write", 0), ("need", 0), ("peer", 0, 1), ("delete", 0)), failures=1),
+    "writers, one after the other": Story(ABC, (("write", 0), ("write", 0, 1), ("need", 2))),
+    "urgent readers": Story(ABC, (("urgent", 0), ("need", 1), ("urgent", 2))),
+    "urgent behind others": Story(((6, D), (6, D), (6, D)), (("need", 0), ("need", 1), ("urgent", 2))),
+    "users at once": Story(ABC, (("use", 0), ("need", 1), ("need", 0)), failures=1),
+    "keys that share units": Story(ABC, (("set", 1, 0), ("delete", 0), ("set", 3, 1), ("write", 1)), failures=1),
+    "lost units": Story(
+        ABC, (("need", 0, 1), ("need", 0), ("peer", 0)), {D: 10, H: 6}, failures=0, losses=1, gives_up=True
+    ),
+    "allocations that fail": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), failures=1),
+    "allocations given up": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), gives_up=True),
+    "buffers kept for reuse": Story(
+        ABC, (("kept", H, 6), ("need", 0), ("kept", H, 9), ("limit", H, 12), ("write", 2)), {D: 10, H: 14}, failures=1
+    ),
+    "limits that shrink": Story(ABC, (("shrink", H, 6), ("limit", D, 4), ("need", 0)), failures=1),
+    "a full disk": Story(ABC, (("need", 2), ("need", 0), ("delete", 1), ("write", 0)), {D: 10, H: 6, DISK: 8}),
+    "a unit that grows": Story(ABC, (("grow", 0, 8), ("need", 0), ("grow", 2, 7)), failures=1),
+    "units that lose a part": Story(ABC, (("leave", 0, 3), ("need", 0), ("leave", 2, 2), ("alloc", D, 6)), failures=1),
+    "units that get more": Story(
+        ABC, (("join", 3, 0, 3), ("need", 0), ("join", 4, 2, 2), ("delete", 1), ("write", 2)), failures=1
+    ),
+    "expected tasks": Story(
+        ((5, D), (6, D), (6, H)),
+        (("expect", "t", False, 0), ("expect", "s", True, 0), ("need", 2), ("delete", 1), ("task_over", "t")),
+        {D: 10, H: 8},
+        failures=1,
+    ),
+    "readers that give up behind another": Story(
+        ((9, D, H), (9, D, H), (9, D), (9, H)),
+        (("need", 0), ("need", 1), ("need", 1), ("limit", H, 20)),
+        {D: 10, H: 40},
+        gives_up=True,
+    ),
+    "two devices": Story(TWO, (("need", 0, 1), ("need", 2), ("alloc", E, 6), ("limit", D, 4)), {D: 10, E: 10, H: 10}),
+}
 
 
 def units(*sizes: int, top: int = DEVICE) -> list[Unit]:
@@ -227,9 +270,6 @@ def test_unit_without_a_key_is_not_needed_and_copies_end_once() -> None:
 # --- which units go down
 
 
-RUNS, READY = 2, 1
-
-
 def unit(age: int, nbytes: int, needed: int = 0, *, clean: bool = False) -> Candidate:
     return Candidate(age, age, nbytes, needed, clean)
 
@@ -273,9 +313,6 @@ def streams(draw: st.DrawFn) -> list[Candidate]:
         Candidate(i, age, nbytes, min(needed, 2), clean, (turn,) if needed == READY else ())
         for i, (age, nbytes, needed, clean, turn) in enumerate(sorted(facts, key=lambda f: f[0]))
     ]
-
-
-NEEDS = st.integers(-5, 200)
 
 
 def nbytes(candidates: list[Candidate]) -> int:
@@ -413,49 +450,6 @@ def test_with_headroom_nothing_moves_any_more_soon(case: tuple[list[Unit], list[
 
 
 # --- the laws of the machine
-
-
-D, E, H = DEVICE, DEVICE + 1, HOST
-# two units on a device with room for one, and one unit in host memory, which has no room for two
-ABC, TWO = ((6, D), (6, D), (6, H)), ((6, D), (6, D + 1), (6, D + 1))
-STORIES = {
-    "readers": Story(ABC, (("need", 0, 1), ("need", 0), ("need", 2)), failures=1),
-    "copies that fail twice": Story(ABC, (("need", 0, 2), ("need", 1), ("tick",)), failures=2),
-    "writers": Story(ABC, (("write", 0), ("need", 0), ("peer", 0, 1), ("delete", 0)), failures=1),
-    "writers, one after the other": Story(ABC, (("write", 0), ("write", 0, 1), ("need", 2))),
-    "urgent readers": Story(ABC, (("urgent", 0), ("need", 1), ("urgent", 2))),
-    "urgent behind others": Story(((6, D), (6, D), (6, D)), (("need", 0), ("need", 1), ("urgent", 2))),
-    "users at once": Story(ABC, (("use", 0), ("need", 1), ("need", 0)), failures=1),
-    "keys that share units": Story(ABC, (("set", 1, 0), ("delete", 0), ("set", 3, 1), ("write", 1)), failures=1),
-    "lost units": Story(
-        ABC, (("need", 0, 1), ("need", 0), ("peer", 0)), {D: 10, H: 6}, failures=0, losses=1, gives_up=True
-    ),
-    "allocations that fail": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), failures=1),
-    "allocations given up": Story(ABC, (("need", 0), ("alloc", D, 6), ("alloc", D, 8), ("delete", 1)), gives_up=True),
-    "buffers kept for reuse": Story(
-        ABC, (("kept", H, 6), ("need", 0), ("kept", H, 9), ("limit", H, 12), ("write", 2)), {D: 10, H: 14}, failures=1
-    ),
-    "limits that shrink": Story(ABC, (("shrink", H, 6), ("limit", D, 4), ("need", 0)), failures=1),
-    "a full disk": Story(ABC, (("need", 2), ("need", 0), ("delete", 1), ("write", 0)), {D: 10, H: 6, DISK: 8}),
-    "a unit that grows": Story(ABC, (("grow", 0, 8), ("need", 0), ("grow", 2, 7)), failures=1),
-    "units that lose a part": Story(ABC, (("leave", 0, 3), ("need", 0), ("leave", 2, 2), ("alloc", D, 6)), failures=1),
-    "units that get more": Story(
-        ABC, (("join", 3, 0, 3), ("need", 0), ("join", 4, 2, 2), ("delete", 1), ("write", 2)), failures=1
-    ),
-    "expected tasks": Story(
-        ((5, D), (6, D), (6, H)),
-        (("expect", "t", False, 0), ("expect", "s", True, 0), ("need", 2), ("delete", 1), ("task_over", "t")),
-        {D: 10, H: 8},
-        failures=1,
-    ),
-    "readers that give up behind another": Story(
-        ((9, D, H), (9, D, H), (9, D), (9, H)),
-        (("need", 0), ("need", 1), ("need", 1), ("limit", H, 20)),
-        {D: 10, H: 40},
-        gives_up=True,
-    ),
-    "two devices": Story(TWO, (("need", 0, 1), ("need", 2), ("alloc", E, 6), ("limit", D, 4)), {D: 10, E: 10, H: 10}),
-}
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)

@@ -35,6 +35,42 @@ from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Seg
 from hpcgpu.spill.store import buffer
 
 KIB, MIB = 2**10, 2**20
+LIMITED = """
+import ctypes, errno, resource, signal, sys
+import numpy as np
+from hpcgpu.spill.storage import segments
+from hpcgpu.spill.storage.disk import Disk
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+if sys.argv[2] == "no fallocate":
+    segments._fallocate = lambda *args: ctypes.set_errno(errno.EOPNOTSUPP) or -1
+disk = Disk(sys.argv[1])
+kept = [disk.write([np.zeros(11_000, "u1").data])]
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, -1))
+try:
+    while True:
+        kept.append(disk.write([np.full(5_000, len(kept), "u1").data, np.full(6_000, len(kept), "u1").data]))
+except OSError as e:
+    print(e.strerror, len(kept))
+try:
+    disk.write([np.zeros(40_000, "u1").data, np.zeros(20_000, "u1").data])
+except OSError as e:
+    print(e.strerror)
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+kept += [disk.write([np.full(11_000, i, "u1").data]) for i in range(4, 10)]
+print(all((part == i).all() for i, s in enumerate(kept) for part in disk.read(s)))
+disk.close()
+"""
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+25 22 0:22 / /proc rw,nosuid shared:5 - proc proc rw
+30 22 0:27 / {tmp} rw shared:9 - autofs systemd-1 rw,fd=32
+31 30 0:51 / {tmp} rw,relatime shared:10 master:3 - {kind} {source} rw,vers=4.2
+32 31 0:60 / {tmp}/node\\040local rw - xfs /dev/nvme0n1 rw
+33 31 0:61 / {tmp}x rw - tmpfs none rw
+"""
+NETWORKS = ("nfs4", "nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph")
+NOTES = dict.fromkeys(NETWORKS, "is on a network file system ({kind}, server:/export on {tmp})")
+SMALL = {"SEGMENT_BYTES": 2 * MIB, "_UNIT_BYTES": 64 * KIB, "_MOST_KEPT_BYTES": 256 * KIB}
 
 
 @pytest.fixture
@@ -128,33 +164,6 @@ def test_a_cut_file_says_so_and_is_not_written_to(disk: Disk) -> None:
     del stored[:], lost
     disk.empty_bin()
     assert cut not in files(disk)
-
-
-LIMITED = """
-import ctypes, errno, resource, signal, sys
-import numpy as np
-from hpcgpu.spill.storage import segments
-from hpcgpu.spill.storage.disk import Disk
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-if sys.argv[2] == "no fallocate":
-    segments._fallocate = lambda *args: ctypes.set_errno(errno.EOPNOTSUPP) or -1
-disk = Disk(sys.argv[1])
-kept = [disk.write([np.zeros(11_000, "u1").data])]
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, -1))
-try:
-    while True:
-        kept.append(disk.write([np.full(5_000, len(kept), "u1").data, np.full(6_000, len(kept), "u1").data]))
-except OSError as e:
-    print(e.strerror, len(kept))
-try:
-    disk.write([np.zeros(40_000, "u1").data, np.zeros(20_000, "u1").data])
-except OSError as e:
-    print(e.strerror)
-resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-kept += [disk.write([np.full(11_000, i, "u1").data]) for i in range(4, 10)]
-print(all((part == i).all() for i, s in enumerate(kept) for part in disk.read(s)))
-disk.close()
-"""
 
 
 @pytest.mark.parametrize("kind", ["fallocate", "no fallocate"])
@@ -276,22 +285,11 @@ def test_the_disk_reads_into_the_pool(tmp_path: Path) -> None:
 
 # ---- mounts
 
-MOUNTS = """\
-22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
-25 22 0:22 / /proc rw,nosuid shared:5 - proc proc rw
-30 22 0:27 / {tmp} rw shared:9 - autofs systemd-1 rw,fd=32
-31 30 0:51 / {tmp} rw,relatime shared:10 master:3 - {kind} {source} rw,vers=4.2
-32 31 0:60 / {tmp}/node\\040local rw - xfs /dev/nvme0n1 rw
-33 31 0:61 / {tmp}x rw - tmpfs none rw
-"""
-
 
 def mounts(folder: Path, kind: str, source: str = "server:/export") -> str:
     return MOUNTS.format(tmp=folder, kind=kind, source=source)
 
 
-NETWORKS = ("nfs4", "nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph")
-NOTES = dict.fromkeys(NETWORKS, "is on a network file system ({kind}, server:/export on {tmp})")
 NOTES |= {"fuse.sshfs": "a program serves (fuse.sshfs on {tmp})", "tmpfs": "is in memory (tmpfs on {tmp})"}
 
 
@@ -687,7 +685,6 @@ def assert_apart(slots: list[Room]) -> None:
     assert all(a[0] != b[0] or a[2] <= b[1] for a, b in itertools.pairwise(pieces))
 
 
-SMALL = {"SEGMENT_BYTES": 2 * MIB, "_UNIT_BYTES": 64 * KIB, "_MOST_KEPT_BYTES": 256 * KIB}
 SMALL |= {"_AT_ONCE": 4, "_KEPT_OPEN": 3}
 
 

@@ -22,6 +22,16 @@ from hpcgpu.spill.proxies import asproxy, is_proxy, unproxy
 from hpcgpu.spill.storage.disk import Disk
 from hpcgpu.spill.store.identity_map import Reader
 
+ASKS: dict[str, Callable[[GpuSpillBuffer, Any], object]] = {
+    "a proxy is touched": lambda _, p: p.get(),
+    "a proxy is written to": lambda _, p: p.fill(0),
+    "a key is read": lambda store, _: store["low"],
+    "a key is set": lambda store, _: store.__setitem__("new", 1),
+    "a key is deleted": lambda store, _: store.__delitem__("low"),
+    "the tiers are asked for": lambda store, _: store.tiers,
+    "keys are used": lambda store, _: store.using(["low"]).__enter__(),
+}
+
 
 @pytest.fixture
 def stores(stored: NewStore) -> tuple[GpuSpillBuffer, GpuSpillBuffer]:
@@ -117,17 +127,6 @@ def in_the_middle(lock: Any, call: Callable[[], object]) -> object:
     aside(collect).result(scaled(20))
     assert found
     return found[0]
-
-
-ASKS: dict[str, Callable[[GpuSpillBuffer, Any], object]] = {
-    "a proxy is touched": lambda _, p: p.get(),
-    "a proxy is written to": lambda _, p: p.fill(0),
-    "a key is read": lambda store, _: store["low"],
-    "a key is set": lambda store, _: store.__setitem__("new", 1),
-    "a key is deleted": lambda store, _: store.__delitem__("low"),
-    "the tiers are asked for": lambda store, _: store.tiers,
-    "keys are used": lambda store, _: store.using(["low"]).__enter__(),
-}
 
 
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)

@@ -32,6 +32,20 @@ from hpcgpu.spill.proxies import is_proxy, unproxy
 from hpcgpu.spill.store.handles import Handle
 from hpcgpu.spill.values.take_apart import Slot
 
+CRASH = """
+import sys, numpy as np
+from hpcgpu.spill import GpuSpillBuffer
+store = GpuSpillBuffer(0, 1024, sys.argv[1])
+store["x"] = np.zeros(100_000)
+store.settle(10)
+print(store.disk.folder, store.tiers["disk"] > 0, flush=True)
+sys.stdin.read()
+"""
+STORES = st.integers(0, 1)
+GPUS = st.integers(0, 1)
+KEYS = st.sampled_from("abcd")
+KINDS = st.sampled_from(["device", "host", "list", "nested", "views", "both", "small"])
+
 
 def test_every_tier_is_used_and_none_is_above_its_limit(store: GpuSpillBuffer, gpu: SimGpu) -> None:
     filled(store, gpu)
@@ -210,17 +224,6 @@ def test_what_cannot_be_read_back_is_said_with_its_key(store: GpuSpillBuffer, gp
     assert len(faults) == 1
 
 
-CRASH = """
-import sys, numpy as np
-from hpcgpu.spill import GpuSpillBuffer
-store = GpuSpillBuffer(0, 1024, sys.argv[1])
-store["x"] = np.zeros(100_000)
-store.settle(10)
-print(store.disk.folder, store.tiers["disk"] > 0, flush=True)
-sys.stdin.read()
-"""
-
-
 def test_what_a_crash_leaves_is_removed_by_the_next_start(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", CRASH, str(tmp_path)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -263,12 +266,6 @@ def test_limits(stored: NewStore, gpu: SimGpu, value: Any, expected: int) -> Non
     store = stored(value, None)
     store["x"] = gpu.asarray(np.zeros(10))
     assert store.device_limit_bytes == expected
-
-
-STORES = st.integers(0, 1)
-GPUS = st.integers(0, 1)
-KEYS = st.sampled_from("abcd")
-KINDS = st.sampled_from(["device", "host", "list", "nested", "views", "both", "small"])
 
 
 @dataclass

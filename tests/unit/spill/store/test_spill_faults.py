@@ -36,6 +36,21 @@ from hpcgpu.spill.store.executor import Executor
 from hpcgpu.spill.store.handles import Handle
 from hpcgpu.spill.values.unit import Buffer
 
+FORK = """
+import os, sys
+import numpy as np
+from hpcgpu.spill import GpuSpillBuffer
+store = GpuSpillBuffer(0, 1024, sys.argv[1])
+store["x"] = np.arange(100_000)
+store.settle(10)
+if not (child := os.fork()):
+    del store
+    sys.exit()
+os.waitpid(child, 0)
+print(store.tiers["disk"] > 0, store["x"].sum(), len(os.listdir(sys.argv[1])))
+"""
+LIMIT = 64 * KIB
+
 
 @pytest.fixture
 def gpu() -> FaultyGpu:
@@ -278,21 +293,6 @@ def test_a_folder_without_a_lock_is_removed_if_empty(tmp_path: Path) -> None:
     second.close()
 
 
-FORK = """
-import os, sys
-import numpy as np
-from hpcgpu.spill import GpuSpillBuffer
-store = GpuSpillBuffer(0, 1024, sys.argv[1])
-store["x"] = np.arange(100_000)
-store.settle(10)
-if not (child := os.fork()):
-    del store
-    sys.exit()
-os.waitpid(child, 0)
-print(store.tiers["disk"] > 0, store["x"].sum(), len(os.listdir(sys.argv[1])))
-"""
-
-
 def test_only_the_parents_end_removes_the_spill_folder(tmp_path: Path) -> None:
     argv = [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60))
@@ -405,9 +405,6 @@ def test_readers_of_one_value_get_an_error_each(
 
 
 # --- the steps after one that raised are made
-
-
-LIMIT = 64 * KIB
 
 
 class Wordless(RuntimeError):

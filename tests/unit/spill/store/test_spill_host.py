@@ -23,6 +23,20 @@ from hpcgpu.spill.values.host_objects import held_by
 
 WHOLE = 800 * KIB
 SMALL = 2 * KIB  # what is left of values without their arrays, and pickles
+VIEWS: dict[str, Callable[[np.ndarray], Any]] = {
+    "a slice": lambda x: x[10:20],
+    "columns": lambda x: x[:, 5:9],
+    "transposed": lambda x: x.T,
+    "backwards": lambda x: x[::-2],
+    "of another type": lambda x: x.view("u1"),
+    "a view of a view": lambda x: x[3:][::2],
+    "in a list": lambda x: [x[:40], {"other": x[40:]}],
+    "of bytes": lambda x: np.frombuffer(memoryview(x).cast("B"), "i8", count=100, offset=8),
+}
+ROWS = 1000
+# of these each part has what it shows of them for itself; of categories the codes alone are counted
+APART = {"interval", "sparse", "chunks", "category of numbers"}
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
 
 
 @pytest.fixture
@@ -40,18 +54,6 @@ def disk() -> Iterator[Disk]:
 
 def whole() -> np.ndarray:
     return np.arange(WHOLE // 8, dtype="i8").reshape(80, -1)
-
-
-VIEWS: dict[str, Callable[[np.ndarray], Any]] = {
-    "a slice": lambda x: x[10:20],
-    "columns": lambda x: x[:, 5:9],
-    "transposed": lambda x: x.T,
-    "backwards": lambda x: x[::-2],
-    "of another type": lambda x: x.view("u1"),
-    "a view of a view": lambda x: x[3:][::2],
-    "in a list": lambda x: [x[:40], {"other": x[40:]}],
-    "of bytes": lambda x: np.frombuffer(memoryview(x).cast("B"), "i8", count=100, offset=8),
-}
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
@@ -205,7 +207,6 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "arrow": lambda n: pd.array(np.arange(n), dtype="int64[pyarrow]"),
     "chunks": lambda n: pd.concat([pd.Series(["a", "b"] * (n // 4)), pd.Series(["c", None] * (n // 4))]).array,
 }
-ROWS = 1000
 SHAPES: dict[str, Callable[[pd.DataFrame], Any]] = {
     "all kinds": lambda f: f.assign(**{kind: make(ROWS) for kind, make in KINDS.items()}),
     "series": lambda f: f["c1"].set_axis(np.arange(ROWS) * 2, axis=0),
@@ -244,10 +245,6 @@ def test_frames_come_back_as_they_were(stored: NewStore, shape: str, jit: bool) 
         assert found.attrs == frame.attrs
 
 
-# of these each part has what it shows of them for itself; of categories the codes alone are counted
-APART = {"interval", "sparse", "chunks", "category of numbers"}
-
-
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - APART))
 def test_part_of_a_frame_counts_the_columns_it_keeps_alive(kind: str) -> None:
     frame = pd.DataFrame({"x": KINDS[kind](ROWS)})
@@ -268,9 +265,6 @@ def test_arrow_tables_count_their_buffers_once(store: GpuSpillBuffer) -> None:
 )
 def test_what_may_refer_to_more_is_left_to_dask(x: Any) -> None:
     assert not held_by(x)
-
-
-SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
 
 
 @given(SPANS)

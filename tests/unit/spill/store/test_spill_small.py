@@ -19,6 +19,15 @@ from hpcgpu.spill.proxies import is_proxy
 from hpcgpu.spill.storage.disk import Disk
 
 EACH = 800
+VALUES: dict[str, Callable[[int], Any]] = {
+    "arrays": lambda i: np.full(100, i),
+    "views": lambda i: np.arange(300)[i : i + 100],
+    "NumPy's numbers": lambda i: np.float64(i),
+    "dicts": lambda i: {"sum": i / 2, "name": "x" * 100 + str(i), "sizes": (i, [i, None])},
+    "strings": lambda i: f"{i:300}",
+    "objects of other classes": lambda i: frozenset(["x" * 100 + str(i)]),
+    "nothing": lambda _: None,
+}
 
 
 @pytest.fixture
@@ -62,17 +71,6 @@ def test_many_small_arrays_end_under_the_limits_and_come_back(
         assert all(is_proxy(x) is jit_unspill for x in value)
     assert store.settle()
     assert gpu.used_bytes <= limit
-
-
-VALUES: dict[str, Callable[[int], Any]] = {
-    "arrays": lambda i: np.full(100, i),
-    "views": lambda i: np.arange(300)[i : i + 100],
-    "NumPy's numbers": lambda i: np.float64(i),
-    "dicts": lambda i: {"sum": i / 2, "name": "x" * 100 + str(i), "sizes": (i, [i, None])},
-    "strings": lambda i: f"{i:300}",
-    "objects of other classes": lambda i: frozenset(["x" * 100 + str(i)]),
-    "nothing": lambda _: None,
-}
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)

@@ -22,6 +22,13 @@ from hpcgpu.errors import SpillError
 from hpcgpu.spill.values.containers import contents, is_data
 from hpcgpu.spill.values.take_apart import put_together, take_apart
 
+METHODS = """
+__new__ __init__ __setattr__ __getattr__ __copy__ __deepcopy__ __getstate__ __setstate__ __eq__ __hash__ __iter__
+__len__ __bool__ __contains__ __getitem__ __setitem__ append extend keys values items update
+"""
+Old = namedtuple("Old", "left right")  # noqa: PYI024
+T = TypeVar("T")
+
 
 class Array:
     """Stands for a device array; it cannot be hashed, as they cannot."""
@@ -73,10 +80,6 @@ def refused(*_: Any) -> Any:
     raise AssertionError("code of a user's class is run")
 
 
-METHODS = """
-__new__ __init__ __setattr__ __getattr__ __copy__ __deepcopy__ __getstate__ __setstate__ __eq__ __hash__ __iter__
-__len__ __bool__ __contains__ __getitem__ __setitem__ append extend keys values items update
-"""
 GUARDED: list[Any] = [
     type(f"Guarded_{base.__name__}", (base,), {**dict.fromkeys(METHODS.split(), refused), "__module__": __name__})
     for base in (object, list, dict, tuple, set, deque, OrderedDict)
@@ -99,10 +102,6 @@ class FrozenSlots:
 class Record(NamedTuple):
     left: Any
     right: Any
-
-
-Old = namedtuple("Old", "left right")  # noqa: PYI024
-T = TypeVar("T")
 
 
 class Boxed(Generic[T]):
