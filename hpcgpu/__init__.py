@@ -6,24 +6,15 @@ import importlib
 
 __version__ = "0.1.0a1"
 
-_ERRORS = (
-    *("HpcGpuError", "ConfigError", "SubmitError", "JobError", "LaunchError", "TrustError"),
-    *("BindingError", "ParseError", "SpillError"),
-)
 _HOMES = {
-    **dict.fromkeys(_ERRORS, "hpcgpu.errors"),
+    **dict.fromkeys(("HpcGpuError", "ConfigError", "SubmitError", "JobError", "LaunchError"), "hpcgpu.errors"),
+    **dict.fromkeys(("TrustError", "BindingError", "ParseError", "SpillError"), "hpcgpu.errors"),
     "GPURunner": "hpcgpu.deploy.start",
     "GPUWorker": "hpcgpu.deploy.processes.gpu_worker",
-    "LocalGPUCluster": "hpcgpu.deploy.cluster.classes",
-    "PBSGPUCluster": "hpcgpu.deploy.cluster.classes",
-    "SLURMGPUCluster": "hpcgpu.deploy.cluster.classes",
-    "asproxy": "hpcgpu.spill.proxies",
-    "bindings": "hpcgpu.deploy.dashboard.worker_requests",
-    "memory": "hpcgpu.deploy.dashboard.worker_requests",
-    "trim_memory": "hpcgpu.deploy.dashboard.worker_requests",
-    "unproxy": "hpcgpu.spill.proxies",
+    **dict.fromkeys(("LocalGPUCluster", "PBSGPUCluster", "SLURMGPUCluster"), "hpcgpu.deploy.cluster.classes"),
+    **dict.fromkeys(("asproxy", "unproxy"), "hpcgpu.spill.proxies"),
+    **dict.fromkeys(("bindings", "memory", "trim_memory"), "hpcgpu.deploy.dashboard.worker_requests"),
 }
-
 # Names that users of other packages try.
 _INSTEAD = {
     **{"SLURMCluster": "SLURMGPUCluster", "PBSCluster": "PBSGPUCluster", "SLURMRunner": "GPURunner"},

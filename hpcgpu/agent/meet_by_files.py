@@ -21,6 +21,7 @@ from hpcgpu.host import private
 from hpcgpu.model import CpuSet, RankFacts
 
 Records = list[dict[str, Any]]
+Wait = Callable[[str], None]  # called with what is missing
 # Between two looks at a folder, at first and in the end: a thousand ranks may share its file system.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.05, 1.0, 1.5
 # Of rank 0, for which all others wait, and of a rank that expects its answer.
@@ -95,7 +96,7 @@ class _WatchedFolder:
                 return
 
 
-def _call(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Callable[[str], None]) -> Records:
+def _call(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wait) -> Records:
     """Call the other ranks, and write the world once each has answered; return its records."""
     call = os.urandom(16).hex()
     private.write(folder / "call", json.dumps(call))
@@ -112,20 +113,14 @@ def _call(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Calla
     return [answer["record"] for answer in world]
 
 
-def _answer(
-    record: Mapping[str, Any],
-    facts: RankFacts,
-    folder: Path,
-    wait: Callable[[str], None],
-    look_soon: Callable[[], None],
-) -> Records:
+def _answer(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wait, soon: Callable[[], None]) -> Records:
     """Answer each call of rank 0 until a world holds this answer; return its records."""
     answer, call, world = {"word": os.urandom(16).hex(), "record": record}, None, None
     while True:
         if (latest := _read_json(folder / "call")) and latest != call:
             call, world = latest, None
             private.write(folder / "answers" / f"{call}-{facts.rank}", json.dumps(answer))
-            look_soon()
+            soon()
         # The world of a launch that was killed lacks this rank's word; it is read once, too.
         if call and world is None:
             world = _read_json(folder / f"world-{call}")

@@ -145,13 +145,13 @@ class Table:
         Rows that differ in nothing but name and path are one, faults come first, and of more rows the last one, which
         may be a sum, is kept.
         """
-        own = {0, *(i for i, c in enumerate(self.columns) if c.kind == "path")}
+        unique = {0, *(i for i, c in enumerate(self.columns) if c.kind == "path")}
         faults = [i for i, c in enumerate(self.columns) if c.kind == "fault"]
         alike: dict[str, list[Sequence[Value]]] = {}
         for row in self.rows:
-            alike.setdefault(repr([value for i, value in enumerate(row) if i not in own]), []).append(row)
+            alike.setdefault(repr([value for i, value in enumerate(row) if i not in unique]), []).append(row)
         rows = [
-            (f"{first[0]} and {len(others)} alike", *("" if i in own else v for i, v in enumerate(first) if i))
+            (f"{first[0]} and {len(others)} alike", *("" if i in unique else v for i, v in enumerate(first) if i))
             if others
             else first
             for first, *others in alike.values()

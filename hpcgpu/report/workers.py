@@ -219,22 +219,20 @@ def by_node(gpus: Sequence[WorkerFacts]) -> list[WorkerFacts]:
     nodes: dict[str, list[WorkerFacts]] = {}
     for g in gpus:
         nodes.setdefault(g.node, []).append(g)
-    out = []
-    for node, mine in nodes.items():
-        percents = [g.utilisation_percent for g in mine if g.utilisation_percent is not None]
-        models = Counter(g.model for g in mine)
-        facts = replace(
-            total(mine),
-            name=node,
-            node=node,
-            gpu=mine[0].gpu,
-            model=", ".join(f"{count} of {model}" for model, count in models.items()),
-            differences=tuple(f"{g.name}: {text}" for g in mine for text in g.differences),
-            utilisation_percent=round(sum(percents) / len(percents)) if percents else None,
-            restarts=sum(g.restarts for g in mine),
-        )
-        out.append(facts)
-    return out
+    return [_node(node, mine) for node, mine in nodes.items()]
+
+
+def _node(node: str, mine: Sequence[WorkerFacts]) -> WorkerFacts:
+    percents = [g.utilisation_percent for g in mine if g.utilisation_percent is not None]
+    models = (f"{count} of {model}" for model, count in Counter(g.model for g in mine).items())
+    differences = tuple(f"{g.name}: {text}" for g in mine for text in g.differences)
+    percent = round(sum(percents) / len(percents)) if percents else None
+    more: dict[str, Any] = {
+        "utilisation_percent": percent,
+        "restarts": sum(g.restarts for g in mine),
+        "differences": differences,
+    }
+    return replace(total(mine), name=node, node=node, gpu=mine[0].gpu, model=", ".join(models), **more)
 
 
 def _known_sum(values: Iterable[int | None]) -> int | None:

@@ -101,7 +101,9 @@ INHERITED = "hpcgpu's own base class has it, and a public name of a cluster obje
 PRIVATE: dict[str, dict[str, str]] = {
     "deploy/cluster/classes.py": {"_must_run": INHERITED},
     "deploy/cluster/cluster.py": {
-        **dict.fromkeys(("_ask_summary", "_asking", "_must_run", "_show_end", "_state"), INHERITED),
+        **dict.fromkeys(
+            ("_ask_summary", "_asking", "_check_absent", "_line", "_must_run", "_show_end", "_state"), INHERITED
+        ),
         **dict.fromkeys(("_sync_cluster_info_task", "_adaptive", "_cluster_manager_logs", "_loop_runner"), OVERRIDDEN),
     },
     "deploy/cluster/reported.py": {"_cluster_class_name": OVERRIDDEN},
@@ -286,6 +288,27 @@ def test_top_level_name_is_assigned_once_in_a_module() -> None:
         names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name) and is_stored(n)]
         wrong += [(name_of(path), name) for name in sorted(set(names)) if names.count(name) > 1]
     assert wrong == []
+
+
+def test_a_face_defines_nothing() -> None:
+    """Its rooms have names, in tabs, tracebacks and profiles; some faces load what they re-export at the first use."""
+    for path in (path for path in FILES if path.name == "__init__.py"):
+        assert path.read_bytes().count(b"\n") <= 40, name_of(path)
+        defined = {n.name for n in parsed(path).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        assert defined <= {"__getattr__", "__dir__"}, name_of(path)
+
+
+def test_constants_stand_at_the_top() -> None:
+    """Before functions and classes, but for what is made of these."""
+    for path in FILES:
+        defined: set[str] = set()
+        for node in parsed(path).body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                defined.add(node.name)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and defined and node.value:
+                names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                assert names & defined, f"{name_of(path)}:{node.lineno}"
+                defined |= names
 
 
 def is_stored(name: ast.Name) -> bool:

@@ -14,13 +14,20 @@ def lines(root: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in root.rglob("*.py"))
 
 
+def docstring_lines(path: Path) -> int:
+    kinds = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    firsts = [node.body[0] for node in ast.walk(parsed(path)) if isinstance(node, kinds) and ast.get_docstring(node)]
+    return sum(first.end_lineno - first.lineno + 1 for first in firsts)
+
+
 def classes(folder: str) -> int:
     files = [path for path in MODULES if path.is_relative_to(PACKAGE / folder)]
     return sum(isinstance(node, ast.ClassDef) for path in files for node in ast.walk(parsed(path)))
 
 
 SIZES = {
-    "lines of hpcgpu": (lambda: lines(PACKAGE), 35_500),
+    # 35,500 with the docstrings of the day when it was set, before contracts went into them (decision 16)
+    "lines of hpcgpu beside docstrings": (lambda: lines(PACKAGE) - sum(map(docstring_lines, MODULES)), 32_210),
     "lines of tests": (lambda: lines(TESTS), 37_500),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 88),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 30),

@@ -25,7 +25,7 @@ from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.model import Patience
-from hpcgpu.plan.jobs import End, summary_line
+from hpcgpu.plan.jobs import End
 from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 
@@ -285,20 +285,6 @@ class GPUCluster(ReportedCluster):
             raise TimeoutError(f"not {n_workers} workers within {limit_s:g} s: {self._line(n_workers)}") from None
         finally:
             progress.end()
-
-    async def _check_absent(self, n_workers: int) -> None:
-        """Raise JobError, with the reasons, if so many workers cannot come since others did not start."""
-        with contextlib.suppress(OSError):  # as in _show_notes
-            absent, wanted = await self.scheduler_comm.hpcgpu_absent(), self._run.wanted_workers
-            if not self._run.scales and n_workers > wanted - len(absent):
-                reasons = "; ".join(f"{node}: {text}" for node, text in absent)
-                raise JobError(f"{wanted - len(absent)} of {wanted} workers have started. {reasons}")
-
-    def _line(self, target: int) -> str:
-        """Return one line for the whole cluster."""
-        workers = self.scheduler_info["workers"].values()
-        jobs = [job for job in self._run.jobs.rows if job.has != "scheduler"]
-        return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
 
     async def _show_ready(self) -> None:
         absent = len(await self.scheduler_comm.hpcgpu_absent())

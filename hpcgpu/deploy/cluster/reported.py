@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ from hpcgpu.deploy.dashboard import worker_requests
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError, end_script
-from hpcgpu.plan.jobs import End, by_number
+from hpcgpu.plan.jobs import End, by_number, summary_line
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.table import Explanation
 from hpcgpu.report.workers import WorkerFacts, cluster_page, read_facts
@@ -259,6 +260,20 @@ class ReportedCluster(Cluster):
         if self._tab is not None and not self._run.scales:
             self._tab.children = self._tab.children[:1]  # without the tab for scale and adapt, which are refused
         return self._tab
+
+    async def _check_absent(self, n_workers: int) -> None:
+        """Raise JobError, with the reasons, if so many workers cannot come since others did not start."""
+        with contextlib.suppress(OSError):  # the connection has just broken, which is reported elsewhere
+            absent, count = await self.scheduler_comm.hpcgpu_absent(), self._run.wanted_workers
+            if not self._run.scales and n_workers > count - len(absent):
+                reasons = "; ".join(f"{node}: {text}" for node, text in absent)
+                raise JobError(f"{count - len(absent)} of {count} workers have started. {reasons}")
+
+    def _line(self, target: int) -> str:
+        """Return one line for the whole cluster."""
+        workers = self.scheduler_info["workers"].values()
+        jobs = [job for job in self._run.jobs.rows if job.has != "scheduler"]
+        return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
 
     def _show_end(self) -> None:
         """Update a widget that shows the page: distributed no longer does when the cluster has ended."""

@@ -207,9 +207,9 @@ def read_in_threads(worker: Worker, readable: Callable[[Collection[Any]], Awaita
     async def get_data_with_handles(comm: Any, keys: Any = (), who: str | None = None, **kwargs: Any) -> Any:
         # UCX itself reads from the device. who is the address of the worker that asks, and None for clients, also when
         # they gather (distributed 2026.8.0: worker.py:1246, 1965; client.py:2467).
-        there = await readable(keys)
+        present = await readable(keys)
         with context(to_worker=who is not None, leaving=not comm.peer_address.startswith("ucx")):
-            return await get_data(_Connection(comm, who is not None), keys=there, who=who, **kwargs)
+            return await get_data(_Connection(comm, who is not None), keys=present, who=who, **kwargs)
 
     worker.execute = execute_with_handles
     worker.handlers["get_data"] = get_data_with_handles

@@ -30,7 +30,7 @@ SIZE = 3
 LATE = """
 import sys, time
 from pathlib import Path
-from hpcgpu.agent.rendezvous_files import meet_by_files
+from hpcgpu.agent.meet_by_files import meet_by_files
 from hpcgpu.errors import LaunchError
 from hpcgpu.model import RankFacts
 opens = []

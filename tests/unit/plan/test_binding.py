@@ -505,7 +505,9 @@ def test_p5_p9_p10_ports_are_usable_and_balanced(case: Case) -> None:
 @given(cases())
 @laws(60)
 def test_p9_no_swap_of_two_workers_ports_is_nearer(case: Case) -> None:
-    case = replace(case, wanted=replace(case.wanted, nics="balanced"))
+    """With all GPUs: in a job with some of them each has the classes of that plan (decision 5)."""
+    others = tuple(g for g in case.topology.gpus if g.pci not in {mine.pci for mine in case.gpus})
+    case = replace(case, gpus=case.gpus + others, wanted=replace(case.wanted, nics="balanced"))
     ports, bindings = Ports(case.topology), case.bindings
     for a, b in itertools.combinations(bindings, 2):
         for x, y in itertools.product(set(a.nics) - set(b.nics), set(b.nics) - set(a.nics)):
