@@ -89,6 +89,3 @@ class _PlainText(RequestHandler):
         self.set_status(self._status)
         self.set_header("Content-Type", self._content_type)
         self.finish(self._text if isinstance(self._text, str) else self._text())
-
-    def data_received(self, chunk: bytes) -> None:
-        """Drop a part of the request's body; tornado calls this."""
