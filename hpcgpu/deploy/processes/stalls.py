@@ -32,13 +32,14 @@ from hpcgpu.units import format_bytes
 logger = logging.getLogger("distributed.hpcgpu")
 
 _DEADLINE, _DEADLINE_S = "distributed.comm.timeouts.handshake", 10.0
-# Each has an SSLSocket: 20,000 took 567 MiB, for good, and 55 s without an answer to anybody. Workers that join all at
-# once are no attack: a peer has a moment for its part, since tornado (6.6) raises a ValueError in a client that is
-# closed between TCP and TLS, and distributed's Worker takes that as its end.
-_MOST, _GRACE_S, _FULL = 512, 2.0, 8
+# Each has an SSLSocket: 20,000 took 567 MiB, for good, and 55 s without any answer. Of 1,000 workers that join
+# all at once more than 512 are unfinished for a moment, and a peer that is closed between TCP and TLS gets a ValueError
+# (tornado 6.6), which distributed's Worker takes as its end.
+_MOST = 4096
 _SAY_S = 60.0
-# A timer that is so late shows that this process was busy or stopped, and did not read from the peer.
-_LATE = 0.1
+# The deadline has so many turns. One that is late by this part of it shows that this process was busy or stopped, and
+# did not read from the peer: it does not count.
+_TURNS, _LATE = 10, 0.25
 _LOOKS = 12
 # If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
 _LESS = 0.01
@@ -53,37 +54,33 @@ def limit_handshakes() -> None:
 class HandshakeDeadline:
     """Closes the connections of one process whose handshake takes too long; logs a failed one a minute.
 
-    Of more than ``most`` unfinished ones it closes the oldest of the address that has the most: if that has been silent
-    for ``grace_s``, or there are eight times as many.
+    Of more than ``most`` unfinished ones it closes the oldest of the address that has the most, unless that has sent
+    what this process has not read.
     """
 
-    def __init__(self, deadline_s: float, most: int = _MOST, grace_s: float = _GRACE_S) -> None:
-        self._deadline_s, self._most, self._grace_s = deadline_s, most, grace_s
-        self._open: dict[Any, tuple[str, asyncio.TimerHandle]] = {}  # address and deadline, by stream
+    def __init__(self, deadline_s: float, most: int = _MOST) -> None:
+        self._deadline_s, self._most = deadline_s, most
+        self._open: dict[Any, tuple[str, asyncio.TimerHandle]] = {}  # address and next turn, by stream
         self._of: dict[str, dict[Any, None]] = {}  # the same streams by address, the oldest first
         self._has_burst = False
         self._logged_s = -math.inf
 
     def begin(self, stream: Any, address: str) -> None:  # a stream of tornado
         """Start the deadline of a connection that was accepted."""
-        loop = asyncio.get_running_loop()
-        due_s = loop.time() + self._deadline_s
-        expire = supervise.log_errors(self._expire, "the deadline of a handshake", supervise.only_log)
-        self._open[stream] = address, loop.call_at(due_s, expire, stream, due_s)
+        self._wait(stream, address, _TURNS)
         self._of.setdefault(address, {})[stream] = None
         if len(self._open) > self._most:
             self._has_burst = True
             oldest = next(iter(self._of[max(self._of, key=lambda address: len(self._of[address]))]))
-            if len(self._open) > _FULL * self._most or self._is_awaited(oldest):
+            if oldest.closed() or not any(fcntl.ioctl(oldest.socket, termios.FIONREAD, bytes(4))):
                 self.fail(oldest, f"more than {self._most} at the same time")
                 oldest.close()
 
-    def _is_awaited(self, stream: Any) -> bool:
-        """Return whether a peer has had its time, and not this process is late to read from it."""
-        if stream.closed():
-            return True
-        waits_s = asyncio.get_running_loop().time() - (self._open[stream][1].when() - self._deadline_s)
-        return waits_s >= self._grace_s and not any(fcntl.ioctl(stream.socket, termios.FIONREAD, bytes(4)))
+    def _wait(self, stream: Any, address: str, turns: int) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._deadline_s / _TURNS
+        look = supervise.log_errors(self._look, "the deadline of a handshake", supervise.only_log)
+        self._open[stream] = address, loop.call_at(due_s, look, stream, due_s, turns)
 
     def done(self, stream: Any) -> None:
         """Forget a connection whose handshake succeeded, or that is gone."""
@@ -107,13 +104,12 @@ class HandshakeDeadline:
             logger.warning("connections without a handshake: the last one from %s: %s", self._open[stream][0], why)
         self.done(stream)
 
-    def _expire(self, stream: Any, due_s: float) -> None:
+    def _look(self, stream: Any, due_s: float, turns: int) -> None:
+        turns -= asyncio.get_running_loop().time() - due_s <= _LATE * self._deadline_s / _TURNS
         if stream.closed():
             self.done(stream)
-        elif asyncio.get_running_loop().time() - due_s > _LATE * self._deadline_s:
-            address = self._open[stream][0]
-            self.done(stream)
-            self.begin(stream, address)
+        elif turns:
+            self._wait(stream, self._open[stream][0], turns)
         else:
             self.fail(stream, f"no handshake within {self._deadline_s:g} s")
             stream.close()
