@@ -1,4 +1,4 @@
-"""Joins, heartbeats and deaths of thousands of simulated workers: CPU time, memory and delays of the scheduler.
+"""Thousands of workers that join, have heartbeats and die, and ranks that meet by files; CPU time, memory and delays.
 
 The workers are a few processes that say what workers say (``tests/support/crowd.py``), over TLS, three connections
 each. Beside us: distributed's LocalCluster, whose scheduler and cluster object are one process. One JSON line per
@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ from distributed import Client, LocalCluster
 from distributed.security import Security
 
 from hpcgpu import SLURMGPUCluster
+from hpcgpu.agent.meet_by_files import meet_by_files
+from hpcgpu.model import RankFacts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from crowd import JOB, Crowd, write_slurm
@@ -111,9 +115,46 @@ def gone(client: Client, left: int) -> None:
         time.sleep(0.05)
 
 
+def meet(folder: str, first: str, count: str, size: str) -> None:
+    """Be some ranks of a launch, each in a thread; print when the last one had met the others."""
+    threading.stack_size(MIB // 4)
+    record = {"host": "n", "isolated": False, "leader_socket": "x" * 30, "scheduler": None, "gpus": 8, "cpus": "0-127"}
+
+    def one(rank: int) -> None:
+        meet_by_files(
+            {"rank": rank, **record}, RankFacts(rank=rank, size=int(size), launcher="srun"), Path(folder), 300
+        )
+
+    threads = [threading.Thread(target=one, args=(int(first) + i,)) for i in range(int(count))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(time.time())
+
+
+def meeting(count: int) -> float:
+    """Seconds from a late rank 0 until all ranks of a launch have met by files."""
+    part = (count - 1) // 9
+    with tempfile.TemporaryDirectory() as folder:
+
+        def ranks(first: int, each: int) -> subprocess.Popen[str]:
+            argv = [sys.executable, __file__, "--meet", f"{folder}/ranks", str(first), str(each), str(9 * part + 1)]
+            return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+        others = [ranks(1 + i * part, part) for i in range(9)]
+        time.sleep(20)  # they look once a second by now
+        start_s = time.time()
+        return max(float(each.communicate()[0]) for each in (ranks(0, 1), *others)) - start_s
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--meet"]:
+        meet(*sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", default="250,1000,4000")
+    report("1,000 ranks meet by files after rank 0 has come", "hpcgpu", "wall_s", [meeting(1000)], "s")
     for count in map(int, parser.parse_args().counts.split(",")):
         for who, make in (("hpcgpu", ours), ("distributed", theirs)):
             with make(count // PER_JOB) as (cluster, pid):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -124,6 +126,28 @@ def imported() -> float:
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
+def lookups(ranks: str) -> float:
+    """Look-ups of names in the Python environment per GPU, as strace counts them; without the script's own."""
+    homes = {str(Path(sys.prefix).resolve()), str(Path(sys.base_prefix).resolve())}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "script.py").write_text("import os; os._exit(0)\n")
+        trace = ["strace", "-ff", "-e", "trace=%file", "-o", f"{folder}/trace"]
+        launch = [
+            str(BIN / "hpcgpu"),
+            "launch",
+            "--gpus",
+            f"sim:{WORKERS}x16MiB",
+            "--launcher",
+            "mpirun",
+            "--ranks",
+            ranks,
+        ]
+        argv = [*trace, *launch, f"{folder}/script.py"]
+        subprocess.run(argv, env=environment(), capture_output=True, check=True, timeout=600)
+        lines = (line for file in Path(folder).glob("trace.*") for line in file.open(errors="replace"))
+        return sum(any(home in line for home in homes) for line in lines) / WORKERS
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
@@ -141,6 +165,12 @@ def main() -> None:
         report(case, who, "uss_mib", [c.uss_mib for c in found], "MiB")
     for who, values in restarts.items():
         report("2 workers", who, "restart_s", values, "s")
+    for ranks in ("gpu", "node"):
+        case = f"{WORKERS} workers on a node, a rank per {ranks}"
+        if shutil.which("strace"):
+            report(case, "hpcgpu", "lookups_per_gpu", [lookups(ranks)], "")
+        else:
+            print(json.dumps(_figures.missing("startup", case, "hpcgpu", "lookups_per_gpu", "no strace here", "")))
     report("import", "hpcgpu", "import_ms", [imported() for _ in range(runs)], "ms")
 
 

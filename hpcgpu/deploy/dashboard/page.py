@@ -47,7 +47,7 @@ _ACROSS, _DOWN = 16, 12  # names per axis
 
 _TITLES = (
     "Dask's data of each {}'s workers by tier; tap one to see it over time",
-    "Dask's data on the devices of each {} over time, % of their limit",
+    "Dask's data on the devices of each {} over time, %",
     "Utilisation of each {} over time, %",
 )
 # Intervals of updates. Workers send heartbeats 0.5 to 3 s apart, 4,000 workers 21 s (distributed 2026.8.0): with many
