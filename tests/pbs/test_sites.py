@@ -13,7 +13,7 @@ GIVEN = {"gpus": "sim:1x64MiB", "nodes": 2, "walltime": "00:10:00", "client_grac
 
 def test_a_draft_is_enough_for_a_cluster(lab: PbsLab) -> None:
     """PBS counts two GPUs on each node of the lab, which has none: ``qsub`` takes a request for them as it is."""
-    draft = lab.hpcgpu("site", "new", "--name", "lab")
+    draft = lab.hpcgpu("site", "new", "--name", "lab", "--batch", "pbs")
     folder = HOME / ".config" / "hpcgpu" / "sites"
     lab.on("login01", f"mkdir -p {folder}; cat > {folder}/lab.yaml <<'E'\n{draft}E")
     try:

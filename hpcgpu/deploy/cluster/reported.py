@@ -265,7 +265,7 @@ class ReportedCluster(Cluster):
         """Raise JobError, with the reasons, if so many workers cannot come since others did not start."""
         with contextlib.suppress(OSError):  # the connection has just broken, which is reported elsewhere
             absent, count = await self.scheduler_comm.hpcgpu_absent(), self._run.wanted_workers
-            if not self._run.scales and n_workers > count - len(absent):
+            if absent and not self._run.scales and n_workers > count - len(absent):
                 reasons = "; ".join(f"{node}: {text}" for node, text in absent)
                 raise JobError(f"{count - len(absent)} of {count} workers have started. {reasons}")
 

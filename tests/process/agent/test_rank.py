@@ -91,7 +91,7 @@ def test_ranks_that_were_killed_meet_again_under_the_same_name(tmp_path: Path) -
         rank.kill()
     for rank in first:
         rank.communicate(timeout=scaled(60))
-    assert next((tmp_path / ".hpcgpu/rendezvous").glob("*/world")).exists(), "what it left"
+    assert next((tmp_path / ".hpcgpu/rendezvous").glob("*/world-*")).exists(), "what it left"
     second = start_by_files(path, tmp_path / "second")
     said = [p.communicate(timeout=scaled(60)) for p in second]
     assert [p.returncode for p in second] == [0, 0, 0], said
