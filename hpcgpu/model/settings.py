@@ -28,8 +28,8 @@ _LIMIT = f"allowed: a fraction of the memory (0.8 or '0.8', at most 1.0), {_SIZE
 GPU_MEMORY = "the size of this GPU's memory (NVML does not answer)"
 NODE_MEMORY = "the host memory of this node"
 _PART = f"allowed: a fraction from 0 to 1 (0.6 or '0.6'), {_NONE}"
-# A rank that only waits looks up 580 names in its Python environment, a leader 4,900 (strace, 2026-11-28): on a node of 8
-# GPUs 1,120 for each GPU with a rank per GPU, 610 with one. On 16 such nodes that is 143,000 look-ups, or 78,000.
+# A rank that only waits looks up 580 names in its Python environment, a leader 4,900 (strace, 2026-11-28): on a node of
+# 8 GPUs 1,120 for each GPU with a rank per GPU, 610 with one. On 16 such nodes that is 143,000 look-ups, or 78,000.
 _MANY_NODES = 16
 # Those that Dask's own workers have, too.
 DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
