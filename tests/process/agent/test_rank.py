@@ -122,6 +122,7 @@ def test_a_run_has_its_interface_scratch_and_environment(tmp_path: Path) -> None
     interface = min(usable_interfaces() - {"lo"}, default="lo")
     options = ("--gpus", "sim:2", "--local-directory", str(scratch), "--interface", interface)
     done = ranks.run(ranks.script(tmp_path, code), ranks=3, options=options, env={"MINE": "1"})
+    assert done.returncode == 0, done.stderr
     workers, mode, temporary, variables, listening = done.stdout.splitlines()
     folders = (*workers.split(), *temporary.split())
     assert len(folders) == 5
