@@ -20,7 +20,7 @@ class HpcGpuError(Exception):
     Attributes
     ----------
     parts : tuple of str
-        The message: every second part is an option, or a place where one was set, by :func:`opt`. A door writes
+        The message: every second part is an option, or a place where one was set, by ``opt``. A door writes
         these in a form of its own, and nothing else: texts of other programs stand as they are.
     evidence : str
         What another program said, byte for byte; empty when there was none.
