@@ -102,7 +102,8 @@ PRIVATE: dict[str, dict[str, str]] = {
     "deploy/cluster/classes.py": {"_must_run": INHERITED},
     "deploy/cluster/cluster.py": {
         **dict.fromkeys(
-            ("_ask_summary", "_asking", "_check_absent", "_line", "_must_run", "_show_end", "_state"), INHERITED
+            ("_absent", "_ask_summary", "_asking", "_check_absent", "_line", "_must_run", "_show_end", "_state"),
+            INHERITED,
         ),
         **dict.fromkeys(("_sync_cluster_info_task", "_adaptive", "_cluster_manager_logs", "_loop_runner"), OVERRIDDEN),
     },

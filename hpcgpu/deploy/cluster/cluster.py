@@ -270,13 +270,13 @@ class GPUCluster(ReportedCluster):
         try:
             async with asyncio.timeout(limit_s):
                 while len(self.scheduler_info["workers"]) < n_workers:
+                    self._changed.clear()  # first: it may be set while the scheduler is asked
                     self._must_run()
                     why = self._connection.trouble
                     if error := JobError(why) if why else self._run.given_up:
                         raise error
                     await self._check_absent(n_workers)
                     progress.show(self._line(n_workers))
-                    self._changed.clear()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), _ABSENT_S)
             await self._show_notes()
@@ -287,8 +287,7 @@ class GPUCluster(ReportedCluster):
             progress.end()
 
     async def _show_ready(self) -> None:
-        absent = len(await self.scheduler_comm.hpcgpu_absent())
-        await self._run.ready(len(self.scheduler_info["workers"]) + absent)
+        await self._run.ready(len(self.scheduler_info["workers"]) + (absent := len(await self._absent())))
         await self._show_notes()
         workers = len(self.scheduler_info["workers"])
         line = self._line(workers) if workers or not self._run.scales else _NO_WORKERS

@@ -263,11 +263,15 @@ class ReportedCluster(Cluster):
 
     async def _check_absent(self, n_workers: int) -> None:
         """Raise JobError, with the reasons, if so many workers cannot come since others did not start."""
+        absent, count = await self._absent(), self._run.wanted_workers
+        if absent and not self._run.scales and n_workers > count - len(absent):
+            reasons = "; ".join(f"{node}: {text}" for node, text in absent)
+            raise JobError(f"{count - len(absent)} of {count} workers have started. {reasons}")
+
+    async def _absent(self) -> list[tuple[str, str]]:
         with contextlib.suppress(OSError):  # the connection has just broken, which is reported elsewhere
-            absent, count = await self.scheduler_comm.hpcgpu_absent(), self._run.wanted_workers
-            if absent and not self._run.scales and n_workers > count - len(absent):
-                reasons = "; ".join(f"{node}: {text}" for node, text in absent)
-                raise JobError(f"{count - len(absent)} of {count} workers have started. {reasons}")
+            return list(await self.scheduler_comm.hpcgpu_absent())
+        return []
 
     def _line(self, target: int) -> str:
         """Return one line for the whole cluster."""
