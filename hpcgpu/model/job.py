@@ -108,7 +108,9 @@ class Patience:
     by_itself_s: float = 0.5  # between two polls of jobs that are about to end by themselves
     # such a poll is cut off then: squeue tells after 40 s that slurmctld is away (22.05.8), or later (SlurmctldTimeout)
     silence_s: float = 3.0
-    cancelled_s: float = 0.25  # between two polls of cancelled jobs
+    # between the first two polls of cancelled jobs, then half as much again each time until ``guard_s``: most are gone
+    # within a second, others only after the batch system's KillWait
+    cancelled_s: float = 0.25
     # between two cancels: one takes effect within the batch system's KillWait, a refused one may be accepted later
     cancel_s: float = 15.0
     guard_s: float = 2.0  # between polls by a guard or the doctor, and all polls while the batch system is away

@@ -101,7 +101,7 @@ async def end(
     """
     left, refused, last = list(ids), None, ""
     now_s = asyncio.get_running_loop().time
-    again_s, end_s = float("-inf"), now_s() + limit_s
+    again_s, end_s, wait_s = float("-inf"), now_s() + limit_s, patience.cancelled_s
     while left and now_s() <= end_s:
         try:
             listed = await ask(system, left, exact=True)
@@ -117,7 +117,8 @@ async def end(
                 tell(str(e))
             last = str(e)
         if left:
-            await asyncio.sleep(patience.cancelled_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 1.5, patience.guard_s)
     return left, refused if left else None
 
 

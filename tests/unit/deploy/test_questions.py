@@ -96,8 +96,8 @@ SITUATIONS: dict[str, tuple[str, Callable[[Door], Awaitable[Any]], dict[str, int
     "running": ("R", lambda door: door.wait(workers=1), {"poll": 1, "nodes": 1}),
     "followed log": ("R", lambda door: follow_log(door.run(door.job()), door.folder / "log", 0, print), {"poll": 11}),
     # 10 s for an end by itself, and 20 s after the first cancel
-    "closed": ("R", lambda door: close_head(door.system, door.job(), print), {"poll": 20 + 82, "cancel": 2}),
-    "stopped": ("R", lambda door: finish(door.run(door.job())), {"poll": 240, "cancel": 4}),
+    "closed": ("R", lambda door: close_head(door.system, door.job(), print), {"poll": 20 + 15, "cancel": 2}),
+    "stopped": ("R", lambda door: finish(door.run(door.job())), {"poll": 34, "cancel": 4}),
     "dead owner": ("R", lambda door: door.guard(door.job()), {"search": 2, "poll": 30}),
     "dead owner, away": ("away", lambda door: door.guard(door.job()), {"search": 30}),
     "dead owner in sbatch": ("", Door.guard, {"search": 28}),
