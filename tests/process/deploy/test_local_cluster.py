@@ -67,6 +67,19 @@ def test_a_cluster_from_start_to_close(tmp_path: Path, monkeypatch: pytest.Monke
     assert runs(tmp_path) == []
 
 
+def test_dasks_variables_in_env_reach_the_workers() -> None:
+    def read(dask_worker: Any) -> tuple[float, list[int]]:
+        return dask_worker.memory_manager.memory_pause_fraction, dask.config.get("mine.sizes")
+
+    options: dict[str, Any] = {"gpus": "sim:1", "dashboard": False, "quiet": True}
+    pause = "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE"
+    env = {pause: "0.71", "DASK_MINE__SIZES": "[1, 2]"}
+    with LocalGPUCluster(**options, env=env) as cluster, Client(cluster) as client:
+        assert [*client.run(read).values()] == [(0.71, [1, 2])]
+    with pytest.raises(JobError, match=r"memory.pause: 'much' is no fraction; allowed: "):
+        LocalGPUCluster(**options, env={pause: "much"})
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "fork"])
 def test_cpu_workers_beside_those_of_the_gpus(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside of somebody else's job, and with the user's own hosts for mpirun."""
