@@ -220,14 +220,13 @@ def _of_run(run: Run, answers: Iterable[Result]) -> dict[str, str]:
 
 def _private_words(run: Run | None, nodes: Iterable[str]) -> dict[str, list[str]]:
     """Return the private words that the report must not contain, by kind."""
-    me = pwd.getpwuid(os.getuid())
-    groups = [grp.getgrgid(gid).gr_name for gid in os.getgroups() if gid]
+    users, homes, groups = _names_here()
     hosts = {*nodes, socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
     names = {
-        "user": [me.pw_name, *filter(None, me.pw_gecos.split(","))],
-        "group": [name for name in groups if name != me.pw_name],
+        "user": users,
+        "group": [name for name in groups if name not in users[:1]],
         "account": [value for name in _ACCOUNTS if (value := os.environ.get(name, ""))],
-        "path": [str(Path.home()), me.pw_dir, *(os.environ[name] for name in _PATHS if name in os.environ)],
+        "path": [str(Path.home()), *homes, *(os.environ[name] for name in _PATHS if name in os.environ)],
         "host": sorted(hosts),
         "secret": [],
     }
@@ -250,6 +249,18 @@ def _private_words(run: Run | None, nodes: Iterable[str]) -> dict[str, list[str]
             names["secret"] += [str(facts[name]) for name in ("dashboard_secret", "nonce", "node") if facts.get(name)]
     names["path"] = [path for path in names["path"] if path not in ("/", "/root", "/tmp", "/home")]
     return names
+
+
+def _names_here() -> tuple[list[str], list[str], list[str]]:
+    """Return names, homes and groups of this user; a container knows few, and a directory service may be away."""
+    users, homes, groups = list[str](), list[str](), list[str]()
+    with suppress(KeyError):
+        me = pwd.getpwuid(os.getuid())
+        users, homes = [me.pw_name, *filter(None, me.pw_gecos.split(","))], [me.pw_dir]
+    for gid in filter(None, os.getgroups()):
+        with suppress(KeyError):
+            groups.append(grp.getgrgid(gid).gr_name)
+    return users, homes, groups
 
 
 def _json(facts: object) -> str:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -282,6 +283,13 @@ def test_a_report_of_a_run(run: list[str], tmp_path: Path) -> None:
     first, *_, last = texts["job-0.log"].splitlines()
     node = first.split(": ")[1]
     assert last.startswith(f"worker {node}-0 in ")  # one name has one neutral word
+
+
+def test_a_report_of_a_user_whom_no_list_has(run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getgroups", lambda: [0, 54_321])
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError("getpwuid(): uid not found: 12345")))
+    texts = [path.read_text() for path in bug_report.write("mine", str(tmp_path / "report")).iterdir()]
+    assert not [word for word in run if word in "\n".join(texts)]
 
 
 def of_machine(plan: dict[str, Any]) -> dict[str, Any]:
