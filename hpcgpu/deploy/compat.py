@@ -28,8 +28,10 @@ from hpcgpu.host import nvml
 from hpcgpu.model.job import Backoff
 from hpcgpu.supervise import FailureLog
 
-# The search for a scheduler that end_clients() ends is no error; distributed logs its traceback.
-logging.getLogger("distributed.client").addFilter(lambda line: asyncio.CancelledError not in (line.exc_info or ()))
+# distributed logs a traceback for the search for a scheduler that end_clients() ends, and for the answer to a worker's
+# end (Nanny._on_worker_exit) that the end of its leader overtakes. Neither is an error.
+for _name in ("distributed.client", "distributed.nanny"):
+    logging.getLogger(_name).addFilter(lambda line: asyncio.CancelledError not in (line.exc_info or ()))
 _LOOK_S = 0.1  # distributed.worker.memory.monitor-interval, left at its default
 
 

@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, MagicMock, Mock, call
 
 import pytest
 from comms import Comm
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Nanny, Scheduler, Worker
 from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import make_fleet, make_run
@@ -229,6 +229,22 @@ async def test_a_nanny_that_cannot_take_its_workers_end_ends(log: pytest.LogCapt
     child.exited.set_result(-9)
     assert await nanny.closed == "worker w cannot be started again: RuntimeError('nobody knows')"
     assert "the nanny's look at the end of worker w failed: RuntimeError: nobody knows" in failures(log)
+
+
+async def test_an_end_that_overtakes_a_workers_end_is_no_error(log: pytest.LogCaptureFixture) -> None:
+    closing = asyncio.Event()
+
+    async def close(**_: object) -> None:
+        closing.set()
+        await asyncio.Event().wait()  # for the other one that closes this nanny
+
+    nanny = SimpleNamespace(status=Status.closing_gracefully, close=close)
+    answering = asyncio.create_task(Nanny._on_worker_exit(nanny, 0))
+    await closing.wait()
+    answering.cancel()  # as Server.close does with all that goes on
+    await asyncio.wait([answering])
+    assert answering.cancelled()
+    assert failures(log) == []
 
 
 def test_a_worker_that_cannot_close_as_it_is_told_ends() -> None:
