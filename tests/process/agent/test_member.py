@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -158,8 +159,14 @@ def test_a_warning_before_there_are_workers_ends_no_member(cluster: Ranks) -> No
     until(lambda: int(caught.search(status.read_text())[1], 16) & bit, "it listens", limit_s=DEADLINE_S)
     member.send_signal(signal.SIGUSR1)
     cluster.start("head")
+
+    def has_all_workers() -> bool:
+        """Tell whether the leader waits for their ends: until then a signal is one before there are workers."""
+        return any("the end of all workers" in task.get_name() for task in asyncio.all_tasks())
+
     with cluster.client() as client:
         wait_workers(client, "31-0", "31-1")
+        until(lambda: all(client.run(has_all_workers, nanny=True).values()), "the leader knows of them")
         member.send_signal(signal.SIGUSR1)
         assert "its time ends in " in end_of(member)
 
