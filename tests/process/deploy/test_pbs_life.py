@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -140,11 +141,12 @@ def test_guard_of_a_cluster_closed_in_silence_stays(pbs: Pbs, said: Said) -> Non
     def guards() -> list[psutil.Process]:
         return [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]
 
-    with PBSGPUCluster(**OPTIONS, client_grace=1) as cluster:
+    with PBSGPUCluster(**OPTIONS) as cluster:
         (before,) = guards()
         pbs.trouble("down")
         (folder,) = runs_home().iterdir()
-    assert "qstat did not answer" in said.text
+    # a qstat that takes long to say so, as on a busy machine, is not waited for: the script has left its exit code
+    assert re.search("qstat did not answer|its script has ended .*; the batch system does not answer", said.text)
     assert not before.is_running()
     (guard,) = guards()
     assert folder.exists()
