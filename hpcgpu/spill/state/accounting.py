@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+from hpcgpu.spill.state.history import Row
 from hpcgpu.spill.state.instructions import DISK, HOST, Copy, Drop, Instruction, Trim, Unit, Waiter, below, tiers_in
 from hpcgpu.spill.state.victims import Candidate, headroom, victims
 
 _Order = OrderedDict[int, Unit]
+_TABLES = ("limits", "bytes", "coming", "leaving", "freed", "blocked", "shrunk", "kept", "copy_bytes")
+UNIT_FIELDS = ("name", "nbytes", "disk_bytes", "top", "at", "valid", "tier", "keys", "pins", "age", "dirty", "fixed")
+_facts_of = attrgetter(*UNIT_FIELDS)
 
 
 class Usage(NamedTuple):
@@ -48,8 +53,33 @@ class Accounting:
         self.copy_bytes = {HOST: 0, DISK: 0}
         self.lower = self.lower_bytes = 0  # units below the tier in which they are used, and their bytes there
         self._refused = False  # a unit that should go to disk stays in host memory, since the disk's limit is reached
-        self.moves = 0  # the number of copies under way
+        self.moving: dict[int, Copy] = {}  # the copies under way, by the names of their units
         self._clock = self._chances = 0
+
+    def units(self) -> Iterator[Unit]:
+        """Yield the units that are valid in a tier, those on their way down last."""
+        for tier in sorted(self.orders):
+            yield from self.orders[tier].values()
+        yield from (copy.unit for copy in self.moving.values() if copy.to < copy.source)
+
+    def count_units(self) -> int:
+        """Return the number of these units, without a look at each."""
+        return sum(map(len, self.orders.values())) + sum(copy.to < copy.source for copy in self.moving.values())
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers, tables as pairs."""
+        numbers = {name: getattr(self, name) for name in ("_clock", "lower", "lower_bytes")}
+        return numbers | {name: [*getattr(self, name).items()] for name in _TABLES}
+
+    def facts(self) -> Iterator[Row]:
+        """Yield the facts of units and of the copies under way, in the orders of use."""
+        for unit in self.units():
+            yield "unit", _facts_of(unit)
+            if unit.lost:
+                yield "lost", unit
+        for tier, copies in self.copies.items():
+            yield from (("copied", tier, unit) for unit in copies.values())
+        yield from (("moving", copy.unit, copy.source, copy.to, copy.nbytes, copy.age) for copy in self.moving.values())
 
     def touch(self, units: Iterable[Unit]) -> None:
         """Make units the youngest: they are used."""
@@ -165,7 +195,7 @@ class Accounting:
         """Begin a copy of a unit."""
         copy = Copy(unit, unit.tier, to, by, unit.size(to), unit.age)
         unit.move = to
-        self.moves += 1
+        self.moving[unit.name] = copy
         self.bytes[to] = self.bytes.get(to, 0) + copy.nbytes
         self.coming[to] = self.coming.get(to, 0) + copy.nbytes
         if to < unit.tier:
@@ -177,7 +207,7 @@ class Accounting:
         """End a copy; its result is not counted yet."""
         unit = copy.unit
         unit.move = None
-        self.moves -= 1
+        del self.moving[unit.name]
         self.bytes[copy.to] -= copy.nbytes
         self.coming[copy.to] -= copy.nbytes
         if copy.to < copy.source:

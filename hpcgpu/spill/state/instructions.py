@@ -71,6 +71,11 @@ class Waiter:
     answered: bool = False
     error: Exception | None = None
 
+    @property
+    def number(self) -> int:
+        """A number of its own, in the machine's history."""
+        return id(self)
+
 
 @dataclass(slots=True, eq=False)
 class Ticket(Waiter):
@@ -83,6 +88,10 @@ class Ticket(Waiter):
     at_once: bool = False  # does not wait for room: its thread is inside a copy down, for which others may wait
     missing: int = 0  # the number of units that are not up
     over: bool = False  # it was resumed, has failed, or was given up
+
+    def facts(self) -> tuple[Any, ...]:
+        """Return what its reader asks for, for the machine's history."""
+        return self.number, self.units, self.writes, self.for_peer, self.stays, self.at_once
 
     def lacks(self, unit: Unit) -> bool:
         """Tell whether a unit is below the tier in which this ticket needs it."""

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hpcgpu.spill.state.accounting import Accounting
-from hpcgpu.spill.state.history import MOST, History, facts
+from hpcgpu.spill.state.history import History, Row
 from hpcgpu.spill.state.instructions import (
     DISK,
     HOST,
@@ -63,8 +63,7 @@ class SpillState:
 
     def __init__(self, limits: Mapping[int, int]) -> None:
         self._accounting = Accounting(limits)
-        self.usage, self.history = self._accounting.usage, History(self._accounting.limits)
-        self._note = self.history.add
+        self.usage = self._accounting.usage
         # the units that tasks need, by task: they go down last, and come up before the task starts
         self._needs: dict[Hashable, _Need] = {}
         self._ready: list[_Need] = []  # of the ready tasks, the next to run first
@@ -77,21 +76,24 @@ class SpillState:
         self.waiting = 0  # the number of tickets that wait
         self.stays: set[int] = set()  # tiers logged as above their limit, or as tiers from which copies fail
         self._is_leaving = False
+        self.history = History(self._facts, self._accounting.count_units)
 
     def set(self, units: tuple[Unit, ...]) -> Instructions:
         """Let one more key name these units, each once in the tuple; a new unit lies in its tier ``at``."""
-        self._note(("set", (), (*map(facts, units[:MOST]),)))
+        new: tuple[Row, ...] = ()
         for unit in units:
             unit.keys += 1
             if unit.valid:
                 self._accounting.touch((unit,))
             else:
+                new += ((unit.nbytes, unit.top, unit.at, unit.fixed, unit.lost is not None),)
                 self._accounting.add(unit)
+        self.history.events.append(("set", units, new))
         return self._settled([])
 
     def delete(self, units: tuple[Unit, ...]) -> Instructions:
         """Remove a key of these units."""
-        self._note(("delete", (), (*map(facts, units[:MOST]),)))
+        self.history.events.append(("delete", units))
         out: list[Instruction] = []
         for unit in units:
             unit.keys -= 1
@@ -99,8 +101,9 @@ class SpillState:
                 self._forget(unit, out)
         return self._settled(out)
 
-    def used(self, units: Iterable[Unit], writes: bool = False) -> Instructions:
+    def used(self, units: tuple[Unit, ...], writes: bool = False) -> Instructions:
         """Use units that are up, so without a ticket; ``writes`` as in Ticket."""
+        self.history.events.append(("used", units, writes))
         self._accounting.touch(units)
         if not writes:
             return ()
@@ -109,14 +112,12 @@ class SpillState:
             if unit.valid == 1 << unit.top:
                 unit.dirty = True
             elif unit.tier == unit.top:
-                self._note(("used", (), (facts(unit),)))
                 self._spoil(unit, out)
         return self._settled(out) if out else ()
 
     def need(self, ticket: Ticket) -> Instructions:
         """Pin units, and bring up units below. Each must be named, or pinned by another ticket."""
-        how = (id(ticket), ticket.writes, ticket.for_peer, ticket.stays, ticket.at_once)
-        self._note(("need", how, (*map(facts, ticket.units[:MOST]),)))
+        self.history.events.append(("need", *ticket.facts()))
         if not all(unit.valid for unit in ticket.units):
             raise ValueError("a unit that no key names cannot be needed")
         out: list[Instruction] = []
@@ -140,7 +141,7 @@ class SpillState:
 
     def release(self, ticket: Ticket) -> Instructions:
         """Unpin the units of a ticket that was resumed, has failed, or is given up."""
-        self._note(("release", (id(ticket),), (*map(facts, ticket.units[:MOST]),)))
+        self.history.events.append(("release", ticket.number, ticket.units))
         out: list[Instruction] = []
         if not ticket.over:
             ticket.over, self.waiting = True, self.waiting - 1
@@ -154,7 +155,7 @@ class SpillState:
 
     def grow(self, unit: Unit, nbytes: int) -> Instructions:
         """Resize a unit that is up and has a new object, which its copies below lack."""
-        self._note(("grow", (nbytes,), (facts(unit),)))
+        self.history.events.append(("grow", unit, nbytes))
         if unit.tier != unit.top:
             raise ValueError("a unit that is not up cannot grow")
         out: list[Instruction] = []
@@ -165,14 +166,14 @@ class SpillState:
 
     def join(self, unit: Unit, part: Unit) -> None:
         """Count one more name of a part of a unit, which is set next; a new part adds its bytes."""
-        self._note(("join", (part.name, part.nbytes), (facts(unit),)))
+        self.history.events.append(("join", unit, part, part.nbytes, part.keys))
         part.keys += 1
         if part.keys == 1:
             self._accounting.resize(unit, unit.nbytes + part.nbytes)
 
     def leave(self, unit: Unit, part: Unit) -> Instructions:
         """Count one name less of a part of a unit. With the last name the part goes, unless the unit is on disk."""
-        self._note(("leave", (part.name, part.nbytes), (facts(unit),)))
+        self.history.events.append(("leave", unit, part, part.nbytes, part.keys))
         part.keys -= 1
         if part.keys:
             return ()
@@ -181,7 +182,7 @@ class SpillState:
 
     def moved(self, copy: Copy, nbytes: int = 0) -> Instructions:
         """Record that a copy has succeeded; ``nbytes`` is its size there, if that differs from the unit's."""
-        self._note(("moved", (copy.to, nbytes), (facts(copy.unit),)))
+        self.history.events.append(("moved", copy.unit, nbytes))
         unit, out = copy.unit, list[Instruction]()
         self._end_copy(copy)
         if copy.to == DISK:
@@ -202,7 +203,7 @@ class SpillState:
 
     def failed(self, copy: Copy, error: Exception, for_good: bool = False) -> Instructions:
         """Record that a copy has failed; ``for_good``: the unit can never be pickled, or never be read back."""
-        self._note(("failed", (copy.to, for_good), (facts(copy.unit),)))
+        self.history.events.append(("failed", copy.unit, for_good))
         unit, out = copy.unit, list[Instruction]()
         self._end_copy(copy)
         if copy.to < copy.source:
@@ -225,7 +226,7 @@ class SpillState:
 
         The thread makes its copies down before it waits. Never for the spill thread: others wait for its copies.
         """
-        self._note(("alloc_failed", (id(allocation), allocation.tier, allocation.nbytes), ()))
+        self.history.events.append(("alloc_failed", allocation.number, allocation.tier, allocation.nbytes))
         last = max((a.until_bytes for a in self.allocations if a.tier == allocation.tier), default=0)
         allocation.had_bytes = self._accounting.freed.get(allocation.tier, 0)
         allocation.until_bytes = max(last, allocation.had_bytes) + allocation.nbytes
@@ -234,26 +235,26 @@ class SpillState:
 
     def alloc_given_up(self, allocation: FailedAllocation) -> Instructions:
         """Forget an allocation; the copies under way for it continue in another thread."""
-        self._note(("alloc_given_up", (id(allocation),), ()))
+        self.history.events.append(("alloc_given_up", allocation.number))
         if allocation in self.allocations:  # the later ones may still wait for its bytes, too
             self.allocations.remove(allocation)
         return self._settled([])
 
     def limit(self, tier: int, nbytes: int) -> Instructions:
         """Set or change the limit of a tier: of a device when its size is known."""
-        self._note(("limit", (tier, nbytes), ()))
+        self.history.events.append(("limit", tier, nbytes))
         self._accounting.limit(tier, nbytes)
         return self._settled([])
 
     def shrink(self, tier: int, nbytes: int) -> Instructions:
         """Free ``nbytes`` once, even below the limit: first memory that is kept for reuse, then data."""
-        self._note(("shrink", (tier, nbytes), ()))
+        self.history.events.append(("shrink", tier, nbytes))
         self._accounting.shrink(tier, nbytes)
         return self._settled([Trim(tier)])
 
     def kept(self, tier: int, nbytes: int) -> Instructions:
         """Record the memory that waits in a tier to be used again."""
-        self._note(("kept", (tier, nbytes), ()))
+        self.history.events.append(("kept", tier, nbytes))
         self._accounting.keep(tier, nbytes)
         return self._settled([])
 
@@ -262,7 +263,7 @@ class SpillState:
         self._forget_need(task)
         self._count += 1
         units = tuple(unit for unit in dict.fromkeys(units) if unit.valid)
-        self._note(("expect", (hash(task), priority, running), (*map(facts, units[:MOST]),)))
+        self.history.events.append(("expect", hash(task), units, priority, running))
         need = self._needs[task] = _Need(priority, self._count, running, units)
         if not running:
             insort(self._ready, need)
@@ -276,19 +277,20 @@ class SpillState:
 
     def task_over(self, task: Hashable) -> Instructions:
         """Forget the needs of a task that is over, or does not run here."""
-        self._note(("task_over", (hash(task),), ()))
+        self.history.events.append(("task_over", hash(task)))
         self._forget_need(task)
         return self._settled([])
 
     def tick(self) -> Instructions:
         """Try failed copies again; to be called about once a second while :attr:`is_stuck`."""
-        self._note(("tick", (), ()))
+        self.history.events.append(("tick",))
         self._accounting.unstick()
         self.pauses = False
         return self._settled([])
 
     def excess(self, nbytes: int) -> int:
         """Record the host memory that waits to be used again; return the part of it without room beside the data."""
+        self.history.events.append(("excess", nbytes))
         return self._accounting.keep(HOST, nbytes)
 
     @property
@@ -304,12 +306,27 @@ class SpillState:
     @property
     def moves(self) -> int:
         """The number of copies under way."""
-        return self._accounting.moves
+        return len(self._accounting.moving)
 
     @property
     def is_stuck(self) -> bool:
         """True if a copy has failed that may succeed later."""
         return bool(self._accounting.blocked) or self.pauses
+
+    def _facts(self) -> Iterator[Row]:
+        """Yield all that later decisions depend on; a new machine with these facts makes the same decisions."""
+        accounting = self._accounting
+        numbers = {name: getattr(self, name) for name in ("_count", "waiting", "pauses", "_is_leaving")}
+        yield "state", numbers, sorted(self.stays), accounting.numbers(), sorted(accounting.stuck)
+        yield from accounting.facts()
+        yield from (("needs", hash(task), *need) for task, need in self._needs.items())
+        yield from (("queue", tier, (*queue,)) for tier, queue in self._coming_up.items())
+        yield from (("ahead", unit) for unit in (self._ahead,) if unit)
+        yield from (("allocation", a.number, a.tier, a.nbytes, a.until_bytes, a.had_bytes) for a in self.allocations)
+        waiters = {unit: unit.waiters for unit in accounting.units() if unit.waiters}
+        for ticket in dict.fromkeys(ticket for tickets in waiters.values() for ticket in tickets):
+            yield "ticket", *ticket.facts(), ticket.missing, ticket.over
+        yield from (("waiters", unit, [ticket.number for ticket in tickets]) for unit, tickets in waiters.items())
 
     def _forget_need(self, task: Hashable) -> None:
         if (need := self._needs.pop(task, None)) is None:
@@ -389,6 +406,8 @@ class SpillState:
             if tier not in accounting.blocked and accounting.fits(tier, 0):
                 self.stays.discard(tier)
                 out.append(Say("fits", tier, 0, None))
+        if len(self.history.events) > self.history.most:
+            self.history.turn()
         return tuple(out)
 
     def _continue(self, out: list[Instruction]) -> None:

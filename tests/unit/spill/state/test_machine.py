@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from replay_spill import Replay
 from spill_worlds import Choice, Instant, Story, World, explore
 
 from hpcgpu.spill.state.accounting import Accounting
@@ -478,7 +480,7 @@ def stories(draw: st.DrawFn) -> Story:
             st.one_of(
                 st.tuples(st.sampled_from(("need", "need", "write", "peer")), few).map(lambda p: (p[0], *p[1])),
                 st.tuples(st.just("set"), st.integers(0, 9), few).map(lambda p: (*p[:2], *p[2])),
-                st.tuples(st.just("delete"), one),
+                st.tuples(st.sampled_from(("delete", "use")), one),
                 st.tuples(st.just("grow"), one, st.integers(9, 12)),
                 st.tuples(st.just("leave"), one, st.integers(1, 4)),
                 st.tuples(st.just("join"), st.integers(0, 9), one, st.integers(1, 4)),
@@ -497,11 +499,12 @@ def stories(draw: st.DrawFn) -> Story:
     return Story(tuple(units), tuple(parts), limits, failures, losses, draw(st.booleans()))
 
 
-def walk(story: Story, choose: random.Random) -> None:
+def walk(story: Story, choose: random.Random, see: Callable[[World], object] = id) -> None:
     """Go one way through a story, then delete all and see that nothing is left."""
     world, in_turn = World(story), choose.random()
     world.check()
     while actions := list(world.actions(story)):
+        see(world)
         world.do(actions[0] if choose.random() < in_turn else choose.choice(actions))
     for key in list(world.keys):
         world.do(("delete", key))
@@ -516,3 +519,38 @@ def walk(story: Story, choose: random.Random) -> None:
 def test_machine_with_many_units_keeps_the_laws(story: Story, seed: int) -> None:
     for walks in range(15):
         walk(story, random.Random(seed + walks))
+
+
+@settings(max_examples=100, phases=[Phase.generate])
+@given(stories(), st.integers(0, 1 << 32))
+def test_history_of_two_parts_replays_exactly(story: Story, seed: int) -> None:
+    choose = random.Random(seed)
+
+    def replay(world: World) -> None:
+        if choose.random() < 0.3:
+            Replay().play(row for line in world.state.history.lines() for row in json.loads(line))
+            world.state.history.turn()
+
+    walk(story, choose, replay)
+
+
+def test_history_of_a_small_machine_keeps_a_thousand_events() -> None:
+    (unit,), state = units(1), SpillState({D: 10})
+    for _ in range(3000):
+        state.set((unit,))
+    rows = [row for line in state.history.lines() for row in json.loads(line)]
+    assert 1000 < sum(row[0] == "set" for row in rows) <= 2002
+
+
+def test_history_of_too_many_units_is_cut_and_skipped() -> None:
+    state, many = SpillState({}), units(*[1] * 3000)
+    state.set(tuple(many))
+    state.history.turn()
+    state.history.turn()
+    state.tick()
+    state.delete(tuple(many[1:]))
+    state.history.turn()
+    state.tick()
+    replay = Replay()
+    replay.play(row for line in state.history.lines() for row in json.loads(line))
+    assert (replay.skipped, replay.events) == (2, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from replay_spill import Replay
 from spill_stores import KIB, NewStore, SlowGpu
 from spill_worlds import broken
 from waiting import aside, scaled, until
@@ -135,6 +137,9 @@ def test_no_thread_keeps_another_waiting(stored: NewStore, monkeypatch: pytest.M
             units = {unit for entry in store._entries.values() for unit in entry.units}
             assert list(broken(executor.state, units, [], [])) == []
             assert executor.state.moves == 0
+        replay = Replay()
+        replay.play(row for line in store.history for row in json.loads(line))
+        assert replay.events > 1000
         for key in list(store):
             aside(lambda key=key: threads.check(key, store[key])).result(scaled(30))
     finally:
