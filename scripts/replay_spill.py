@@ -1,8 +1,8 @@
 """Replay the last events of spill stores and check the machine's laws: ``replay_spill.py FILE``.
 
 From the root of the checkout: ``PYTHONPATH=.:tests/support python scripts/replay_spill.py FILE``. FILE is a log with
-``spill story of process N: ...`` (each store that loses a value or its GPU logs one, so a job's log in the folder of
-``hpcgpu report`` has them), or the lines of ``GpuSpillBuffer.history``.
+``spill story of process N: ...`` (each store that loses a value or its GPU logs one, so ``job-N-spill.log`` in
+the folder of ``hpcgpu report`` has them), or the lines of ``GpuSpillBuffer.history``.
 
 A story begins with the facts of its machine, so the machine decides as it did. At its end, and at facts within it, the
 replayed machine must have these facts. What comes after ``cut`` and before the next facts cannot be replayed: the store

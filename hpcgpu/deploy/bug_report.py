@@ -29,6 +29,7 @@ from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import discover, nvml, private
 from hpcgpu.host import run as programs
 from hpcgpu.model import Result
+from hpcgpu.spill.state.history import STORY
 
 _HEX = "[0-9a-fA-F]"
 _PEM = re.compile(r"-----BEGIN [^-]+-----.*?(?:-----END [^-]+-----|\Z)", re.S)
@@ -55,7 +56,7 @@ _NAMED = re.compile(
 _COMMON = frozenset({"root", "localhost", "nobody", "user", "users", "home", "none", "tmp"})
 _SHORT, _LONG = 3, 6
 _VALUE = "(value)"  # in place of values of variables
-_LINES = 5000  # of each log, from its end
+_LINES, _STORY_LINES = 5000, 20_000  # of each log, from its end
 _LOGS = 8
 # Variables of batch systems and of sites with an account, or with a path that has a user's name.
 _ACCOUNTS = ("SLURM_JOB_ACCOUNT", "SBATCH_ACCOUNT", "SALLOC_ACCOUNT", "PBS_ACCOUNT", "PROJECT")
@@ -75,7 +76,8 @@ Look through it before you hand it on: names that hpcgpu cannot know of, such as
   place has the reason if it is missing.
 - plan.json, plan.txt: the output of `hpcgpu topo` for it
 - record.json, batch.txt, job-N.log: of the run that was named: all its settings, the batch system's answers about its
-  jobs, and their logs' ends. A worker that lost spilled data has logged the store's last events, as numbers and sizes
+  jobs, and their logs' ends
+- job-N-spill.log: of workers that lost spilled data, the store's last events, as numbers and sizes
 
 The folder is a test as it is: in tests/data/reports hpcgpu's own parsers must read all of it.
 """
@@ -213,8 +215,11 @@ def _of_run(run: Run, answers: Iterable[Result]) -> dict[str, str]:
         recorded += "===\n"
     out = {"record.json": _json(record_), "batch.txt": recorded}
     for number, job in enumerate([*run.jobs.values()][:_LOGS]):
-        text, _ = last_lines(Path(job.log), _LINES)
-        out[f"job-{number}.log"] = text
+        lines = last_lines(Path(job.log), _LINES + _STORY_LINES)[0].splitlines(keepends=True)
+        stories = [line for line in lines if STORY in line]
+        out[f"job-{number}.log"] = "".join([line for line in lines if STORY not in line][-_LINES:])
+        if stories:
+            out[f"job-{number}-spill.log"] = "".join(stories)
     return out
 
 

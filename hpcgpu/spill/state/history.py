@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+STORY = "spill story of process"  # in a log, before a process's id and a line of its store's story
 _EVENTS = 1000
 _EVENTS_PER_UNIT = 4
 _MOST_UNITS = 2500

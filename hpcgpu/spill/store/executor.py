@@ -26,6 +26,7 @@ from hpcgpu.model.settings import Limit
 from hpcgpu.spill.devices.allocation_failure import attach, detach
 from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
 from hpcgpu.spill.devices.device import Device
+from hpcgpu.spill.state.history import STORY
 from hpcgpu.spill.state.instructions import (
     DEVICE,
     DISK,
@@ -443,7 +444,7 @@ class Executor:
             self.reports.say(instruction)
         elif kind is Leave:
             for line in self.history():
-                logger.info("spill story of process %d: %s", os.getpid(), line)
+                logger.info("%s %d: %s", STORY, os.getpid(), line)
             try:
                 if (on_fault := self.on_fault) is not None:
                     on_fault(instruction.error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -15,16 +16,19 @@ import ranks
 import yaml
 from distributed import LocalCluster
 from distributed.security import Security
+from golden import check_golden
 from hypothesis import given as draw
 from hypothesis import strategies as st
+from paths import DATA
 from programs import python
 
 from hpcgpu import LocalGPUCluster
+from hpcgpu.cli.command import as_typed
 from hpcgpu.config import migration
 from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
 from hpcgpu.config.values import KINDS, read_value
-from hpcgpu.errors import ConfigError, plain
+from hpcgpu.errors import ConfigError, plain, whole
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated
 from hpcgpu.model.settings import DEVICE, NO_LIMIT, SHARE, Limit, options, user_name
@@ -89,6 +93,27 @@ BAD = [
         for v in ("A", {"1A": "x"}, {"A B": "x"}, {"A": "x\ny"}, {"A": "\x00"}, {"A": True}, {"A=": ""}, [1], 1)
     ),
 ]
+# Settings that are wrong, but not by the value of one option.
+WRONG: tuple[dict[str, object], ...] = (
+    *({"nods": "1"}, {"gpus_per_nod": "1"}, {"walltime_s": "1"}, {"zzzzzz": "1"}),
+    *({"queue": "a", "partition": "b"}, {"name": "run", "job_name": "other"}),
+    *({"cores": "some"}, {"nics": "balanced,mlx5_0"}, {"nics": ""}, {"reserved_cores": "-1"}, {"ranks": "all"}),
+    *({"account": 12345}, {"memory": "64000"}, {"python": "srun -n 1 -c 1 python"}, {"host": "10.0.0.1"}),
+    *({"dashboard_address": "0.0.0.0:8787"}, {"scheduler_port": "65536"}, {"gpus": "5"}, {"gpus": "0,1"}),
+    *({"protocol": "ucx", "security": "true"}, {"protocol": "tls", "security": "false"}),
+    *({"protocol": "tcp", "security": "true"}, {"gpus": "sim:4", "gpus_per_node": "2"}),
+    *({"simulate": "4", "gpus": "sim:3"}, {"simulate": "4", "gpus": "6"}, {"simulate": "4", "gpus": "8", "nodes": "3"}),
+    *(
+        {"simulate": "4", "gpus_per_node": "2"},
+        {"processes": "2", "resource_spec": "x", "shebang": "y", "walltime": "30"},
+    ),
+)
+DOORS: dict[str, Callable[[dict[str, Any]], Settings]] = {
+    "keyword": lambda wrong: read_settings(wrong, given_from="keyword {name} of SLURMGPUCluster"),
+    "flag": lambda wrong: read_settings(wrong, given_from="option --{flag}"),
+    "variable": lambda wrong: read_settings({}, environ={f"HPCGPU_{name.upper()}": wrong[name] for name in wrong}),
+    "site-file": lambda wrong: read_settings({}, site=Site(name="here", batch="slurm", defaults=wrong)),
+}
 ANYTHING = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.from_regex(r"[0-9.e:xh GiB-]+")),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
@@ -143,7 +168,6 @@ def test_names_of_others_and_of_flags() -> None:
     dask = read_settings({}, dask_config={"client-grace": "10s"})
     where = [settings.where("client_grace") for settings in (flag, dask)]
     assert where == ["option --client-grace", "dask config hpcgpu.client-grace"]
-    assert "given twice" in fails({}, dask_config={"queue": "a", "partition": "b"})
     assert "hyphens" in fails({}, dask_config={"job-name": "a", "job_name": "b"})
 
 
@@ -152,12 +176,9 @@ def test_options_have_a_user_name_and_a_reader() -> None:
     assert set(KINDS) == {f.metadata["kind"] for f in options()} | {"duration"}
 
 
-def test_an_unknown_option_gives_the_nearest_or_lists_all() -> None:
-    for name, near in (("nods", "nodes"), ("gpus_per_nod", "gpus_per_node"), ("walltime_s", "walltime")):
-        assert f"did you mean '{near}'?" in fails({name: 1})
-    assert "allowed: account, " in fails({"zzzzzz": 1})
-    for name, place, near in (("n_worker", "LocalGPUCluster", "n_workers"), ("n_worker", "X", "cpu_workers")):
-        assert f"did you mean '{near}'?" in fails({name: 2}, given_from=f"keyword {{name}} of {place}")
+def test_an_unknown_option_of_a_class_gives_the_nearest_there() -> None:
+    for place, near in (("LocalGPUCluster", "n_workers"), ("X", "cpu_workers")):
+        assert f"did you mean '{near}'?" in fails({"n_worker": 2}, given_from=f"keyword {{name}} of {place}")
 
 
 def test_environment_of_a_site_module_is_left_alone() -> None:
@@ -171,17 +192,11 @@ def test_environment_of_a_site_module_is_left_alone() -> None:
 def test_cores_and_ports_are_a_rule_or_a_number_or_names() -> None:
     for given, read in (("all", "all"), ("local", "local"), (8, 8), ("8", 8)):
         assert read_settings({"cores": given}).cores == read
-    for wrong in (0, -1, "some", 1.5, True):
-        assert "'all' (equal shares)" in fails({"cores": wrong})
     for rule in ("balanced", "nearest", "ucx", ["nearest"]):
         assert read_settings({"nics": rule}).nics == (rule if isinstance(rule, str) else rule[0])
     for names in ("mlx5_0,mlx5_1:2", ["mlx5_0", "mlx5_1:2"], '["mlx5_0", "mlx5_1:2"]'):
         assert read_settings({"nics": names}).nics == ("mlx5_0", "mlx5_1:2")
-    assert "stands alone" in fails({"nics": "balanced,mlx5_0"})
-    assert "no name" in fails({"nics": ""})
     assert read_settings({"reserved_cores": "0"}).reserved_cores == 0
-    assert "whole number from 0" in fails({"reserved_cores": -1})
-    assert "preferred-many" in fails({"memory_policy": "strict"})
 
 
 def test_lists_from_the_environment() -> None:
@@ -217,6 +232,21 @@ def test_good_values(name: str, value: object, expected: object) -> None:
         assert read_value(BY_NAME[name], f"{found}s" if name == "walltime" else found, "here") == read
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_errors_of_a_door_are_as_in_its_file(door: str) -> None:
+    """Python has values of any type; shells and job scripts have text, and an empty variable is not set."""
+    text = ""
+    for wrong in (*({name: value} for name, value in BAD), *WRONG):
+        if door == "keyword" or all(isinstance(value, str) for value in wrong.values()):
+            said = "taken"
+            try:
+                DOORS[door](wrong)
+            except ConfigError as e:
+                said = whole(e, as_typed if door == "flag" else str)
+            text += f"{wrong}\n    {said}\n"
+    check_golden(DATA / "errors" / f"{door}.txt", text)
+
+
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: repr(v)[:20])
 def test_bad_values_say_what_which_and_where(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -235,28 +265,13 @@ def test_calls_of_other_packages_are_answered_at_once_and_whole() -> None:
     ]
     assert "give dashboard_port" in said
     assert read_settings({"name": "run", "job_name": "run", "enable_rdmacm": False}).job_name == "run"
-    assert "is given twice" in fails({"name": "run", "job_name": "other"})
-    assert "one program is allowed, without options" in fails({"python": "srun -n 1 -c 1 python"})
     assert read_settings({"python": "/opt/my env/bin/python"}).python == "/opt/my env/bin/python"
 
 
-@pytest.mark.parametrize("value", [30, "30", 30.0, 86_400])  # PyYAML reads 24:00:00 as 86400
-def test_a_walltime_without_a_unit_is_refused_everywhere(value: object) -> None:
-    said = fails({"walltime": value})
-    assert f"{value!r} is not a duration: it has no unit; allowed: 'HH:MM:SS', 'MM:SS', " in said
-    for layer in ({"environ": {"HPCGPU_WALLTIME": str(value)}}, {"dask_config": {"walltime": value}}):
-        assert "it has no unit" in fails({}, **layer)
-    assert read_settings({"drain": 30, "death_timeout": 30, "client_grace": 30}).drain_s == 30  # seconds, as Dask's
-
-
-@pytest.mark.parametrize("name", ["memory", "memory_limit", "device_memory_limit", "rmm_pool_size"])
-@pytest.mark.parametrize(("value", "words"), [(8, "'8GiB'"), ("16", "'16GiB'"), (1023, "'1023GiB'")])
-def test_a_small_number_for_a_size_is_a_slip(name: str, value: object, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"did you mean {words}"):
-        read_value(BY_NAME[name], value, "keyword")
-    assert "did you mean '8GiB'?" in fails({"gpus": "sim:4x8"})
-    assert "did you mean '64000MiB'?" in fails({"memory": 64_000})  # sbatch's unit
-    assert "did you mean" not in fails({"memory": "512KiB"})
+def test_a_number_is_seconds_but_a_walltime_needs_a_unit() -> None:
+    assert read_settings({"drain": 30, "death_timeout": 30, "client_grace": 30}).drain_s == 30  # as Dask's
+    with pytest.raises(ConfigError, match="it has no unit"):
+        read_settings({}, dask_config={"walltime": 86_400})  # PyYAML reads 24:00:00 so
 
 
 @draw(st.sampled_from(options()), ANYTHING)
@@ -269,8 +284,7 @@ def test_value_is_refused_or_reading_it_again_changes_nothing(option: object, va
         assert read_value(option, found, "here") == found
 
 
-def test_number_for_a_text_option_gets_quotes_and_a_path_is_text() -> None:
-    assert "(in quotes: '12345')" in fails({"account": 12345})
+def test_a_path_is_text() -> None:
     assert read_settings({"log_directory": PurePosixPath("/a b")}).log_directory == "/a b"
 
 
@@ -345,24 +359,18 @@ def test_calls_of_dask_cudas_documents() -> None:
     for address in (":8787", "8787", 8787, "127.0.0.1:8787", "localhost:8787"):
         assert read_settings(read_local_cuda(call | {"dashboard_address": address})[0]).dashboard_port == 8787
     assert not read_settings(read_local_cuda(call | {"dashboard_address": None})[0]).dashboard
-    assert "is not on loopback" in fails(read_local_cuda(call | {"dashboard_address": "0.0.0.0:8787"})[0])
     assert read_settings(read_local_cuda(call | {"scheduler_port": 8786})[0]).scheduler_port == 8786
     for port in (True, -1, 1 << 16, "", "a", "127.0.0.1:1"):
         assert "scheduler_port" in fails({"scheduler_port": port})
     assert read_settings({"silence_logs": 50, "processes": True, "host": "127.0.0.1"}) == read_settings({})
-    assert "interface says on which network" in fails({"host": "10.0.0.1"})
     rmm = {"rmm_pool_size": 10**10, "rmm_maximum_pool_size": 0.9, "rmm_allocator_external_lib_list": "cupy,torch"}
     taken = read_settings(read_local_cuda(call | rmm)[0])
     assert (taken.rmm_pool_size, taken.rmm_maximum_pool_size) == (Limit(10**10), Limit(0.9))
     assert taken.rmm_libraries == ("cupy", "torch")
 
 
-def test_what_does_not_go_together() -> None:
-    assert "UCX cannot encrypt" in fails({"protocol": "ucx", "security": True})
-    assert "without TLS" in fails({"protocol": "tls", "security": False})
-    assert "tcp is not encrypted" in fails({"protocol": "tcp", "security": True})
+def test_ucx_and_simulated_gpus_go_with_what_they_imply() -> None:
     assert read_settings({"protocol": "ucx"}).protocol == "ucx"
-    assert "simulates 4 on each node" in fails({"gpus": "sim:4", "gpus_per_node": 2})
     assert read_settings({"gpus": "sim:4", "gpus_per_node": 4}).gpus_per_node == 4
 
 
@@ -408,20 +416,11 @@ def test_which_site() -> None:
         ({"simulate": "4", "gpus": "8", "nodes": 2}, 2, "sim:4"),
         ({"simulate": "4", "nodes": 3}, 3, "sim:4"),
         ({"simulate": "4", "gpus": "sim:4x256MiB"}, 1, "sim:4"),  # the same, by the short form
-        ({"simulate": "4", "gpus": "sim:3"}, 0, r"gpus='sim:3' \(.*\) contradicts simulate='4' \(set by keyword sim"),
-        ({"simulate": "4", "gpus": 6}, 0, "allowed: gpus= as the total, 4 times the number of nodes"),
-        ({"simulate": "4", "gpus": 8, "nodes": 3}, 0, "gpus='8' .* on nodes=3 contradicts"),
-        ({"simulate": "4", "gpus_per_node": 2}, 0, r"gpus='sim:4' \(set by keyword simulate\) simulates 4 on each"),
-        ({"simulate": "sim:4"}, 0, "'sim:4' does not describe simulated GPUs; allowed: '4', or '4x256MiB'"),
     ],
 )
 def test_simulated_gpus_of_each_node_go_with_nodes_or_a_total(given: dict[str, object], nodes: int, gpus: str) -> None:
-    if nodes:
-        found = read_settings(given)
-        assert (found.nodes, found.gpus, found.where("gpus")) == (nodes, gpus, "keyword simulate")
-        return
-    with pytest.raises(ConfigError, match=gpus):
-        read_settings(given)
+    found = read_settings(given)
+    assert (found.nodes, found.gpus, found.where("gpus")) == (nodes, gpus, "keyword simulate")
 
 
 def test_simulated_gpus_of_a_higher_layer_win() -> None:
@@ -446,12 +445,6 @@ def test_a_security_object_says_what_to_write() -> None:
     for given in (Security(), Security.temporary()):
         with pytest.raises(ConfigError, match=r"makes its own certificate, .*; leave security out \(TLS is on\), or"):
             read_settings({"security": given})
-
-
-@pytest.mark.parametrize(("given", "instead"), [(5, "gpus_per_node=5"), ("5", "gpus_per_node=5"), ("0,1", "gpus_per")])
-def test_a_number_of_gpus_of_unknown_nodes_says_what_to_add(given: object, instead: str) -> None:
-    with pytest.raises(ConfigError, match=f"GPUs.*: give {instead}.*simulate=.*set by keyword gpus"):
-        read_settings({"gpus": given})
 
 
 # --- Dask's configuration for dask-jobqueue

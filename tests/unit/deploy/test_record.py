@@ -69,6 +69,7 @@ LOG = f"""hpcgpu: gpunode07: no port for 2 workers
 hpcgpu: 2 workers on 1 node ready; scheduler tls://10.9.8.7:40123, nonce NONCE
 connection from gpunode07 (3c:ec:ef:01:02:03) of GPU-3b2f9a10-1111-2222-3333-444455556666 by ada@site.example.edu
 HF_TOKEN=hf_abcdef opened postgres://u:hunter2@db/x {KEY}
+2026-11-28 - INFO - spill story of process 7: [["cut",3000],["tick"]]
 worker gpunode07-0 in /home/HOST/HOME
 """
 ANSWERS = list(records(BATCH / "slurm" / "22.05.8" / "05-alive.txt"))[:2]
@@ -280,8 +281,10 @@ def test_a_report_of_a_run(run: list[str], tmp_path: Path) -> None:
     assert not [word for word in (*run, *values) if word in whole]
     assert not [word for word in mine if len(word) > 3 and word in whole]
     assert json.loads(texts["record.json"])["document"]["settings"]
+    assert "spill story" not in texts["job-0.log"]
     first, *_, last = texts["job-0.log"].splitlines()
     node = first.split(": ")[1]
+    assert texts["job-0-spill.log"] == '2026-11-28 - INFO - spill story of process 7: [["cut",3000],["tick"]]\n'
     assert last.startswith(f"worker {node}-0 in ")  # one name has one neutral word
 
 

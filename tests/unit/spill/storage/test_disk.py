@@ -32,7 +32,7 @@ from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.storage import segments
 from hpcgpu.spill.storage.disk import SMALLEST_BYTES, Disk, Slabs, Stored, round_up
 from hpcgpu.spill.storage.segments import PAGE_BYTES, Extent, Extents, Room, Segments, divide, room_for
-from hpcgpu.spill.store import buffer
+from hpcgpu.spill.store import spill_thread
 
 KIB, MIB = 2**10, 2**20
 LIMITED = """
@@ -372,7 +372,7 @@ def test_under_pressure_idle_memory_goes_before_data_does(idle_store: GpuSpillBu
 
 def test_an_eighth_of_the_host_tier_is_kept_as_idle_buffers(stored: NewStore, monkeypatch: Any) -> None:
     """Else what the tier counts, with what it does not, would be twice its limit."""
-    monkeypatch.setattr(buffer, "_FREE_S", 0.0)
+    monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
     store = stored(0, 100 * MIB)
     lent = [store.disk.slabs.empty(MIB) for _ in range(50)]
     assert store.settle(scaled(10))
@@ -572,7 +572,7 @@ def test_the_last_room_is_used_however_it_is_cut_up(tmp_path: Path, file_system:
 def test_the_files_take_no_more_than_may_and_what_the_tier_says(
     home: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer, "_FREE_S", 0.0)
+    monkeypatch.setattr(spill_thread, "_FREE_S", 0.0)
     with tempfile.TemporaryDirectory(dir=home) as folder:
         store = GpuSpillBuffer(0, "1MB", folder, max_spill="20MB", quiet=True)
         rng = random.Random(0)
@@ -595,7 +595,7 @@ def test_the_files_take_no_more_than_may_and_what_the_tier_says(
 def test_room_that_is_used_again_soon_is_not_given_back(stored: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = FileSystem(reserves=True, makes_holes=True)
     monkeypatch.setattr(segments, "_fallocate", counting)
-    monkeypatch.setattr(buffer, "_FREE_S", 3600.0)
+    monkeypatch.setattr(spill_thread, "_FREE_S", 3600.0)
     store = stored(0, "1MB", quiet=True)
     put(store, range(20), lambda i: np.full(MIB, i, "u1"))
     before = on_disk(store.disk.folder)
