@@ -24,8 +24,10 @@ Records = list[dict[str, Any]]
 Wait = Callable[[str], None]  # called with what is missing
 # Between two looks at a folder, at first and in the end: a thousand ranks may share its file system.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.05, 1.0, 1.5
-# Of rank 0, for which all others wait, and of a rank that expects its answer.
-_SOON_S = 0.25
+# Of a rank that expects the answer of rank 0, and of rank 0, for which all others wait.
+_SOON_S, _RANK_0_S = 0.25, 0.1
+# The last one of the ranks that wait for rank 0 sees its call after _LONGEST_S.
+_EXPECT_S = 2.0
 # A change may have the time stamp of the one before it: some file systems count seconds.
 _STAMP_S = 2.0
 # Longer than any rendezvous; after it nobody needs its folder.
@@ -53,7 +55,7 @@ def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, dea
     private.make_folder(folder)
     if facts.rank == 0:
         private.make_folder(folder / "answers")
-        watched = _WatchedFolder(folder / "answers", _SOON_S)
+        watched = _WatchedFolder(folder / "answers", _RANK_0_S)
     else:
         watched = _WatchedFolder(folder, _LONGEST_S)
 
@@ -75,17 +77,18 @@ class _WatchedFolder:
 
     def __init__(self, path: Path, longest_s: float) -> None:
         self._path, self._longest_s, self._interval_s = path, longest_s, _SHORTEST_S
-        self._stamp, self._changed_s = 0, 0.0
+        self._stamp, self._changed_s, self._expected_s = 0, 0.0, 0.0
 
     def look_soon(self) -> None:
-        """Shorten the interval: a change is expected."""
-        self._interval_s = min(self._interval_s, _SOON_S)
+        """Shorten the interval for a while: a change is expected."""
+        self._interval_s, self._expected_s = min(self._interval_s, _SOON_S), time.monotonic() + _EXPECT_S
 
     def wait(self, end_s: float) -> None:
         """Return after an interval if the folder may have changed, at the latest at ``end_s``."""
         while (now_s := time.monotonic()) < end_s:
             time.sleep(min(self._interval_s * random.uniform(1.0, 1.25), end_s - now_s))  # not all ranks together
-            self._interval_s = min(self._interval_s * _GROWTH, self._longest_s)
+            if now_s > self._expected_s:
+                self._interval_s = min(self._interval_s * _GROWTH, self._longest_s)
             # To open the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
             descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
             stamp = os.fstat(descriptor).st_mtime_ns
@@ -108,9 +111,14 @@ def _call(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wait)
                 answers[int(rank)] = json.loads(private.read(folder / "answers" / name))
         if away := absent - answers.keys():
             wait(f"missing: {format_ranks(away)}")
-    world = [answers[rank] for rank in range(facts.size)]
+    # All ranks read it: a record that several have, as those of a node do beside their numbers, is in it once.
+    kinds: dict[str, int] = {}
+    ordered = [answers[rank] for rank in range(facts.size)]
+    kind_of = [kinds.setdefault(json.dumps({**each["record"], "rank": None}), len(kinds)) for each in ordered]
+    tokens = [each.get("word") for each in ordered]
+    world = {"tokens": tokens, "of": kind_of, "kinds": [*map(json.loads, kinds)]}
     private.write(folder / f"world-{call}", json.dumps(world))
-    return [answer["record"] for answer in world]
+    return [each["record"] for each in ordered]
 
 
 def _answer(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wait, soon: Callable[[], None]) -> Records:
@@ -124,8 +132,8 @@ def _answer(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wai
         # The world of a launch that was killed lacks this rank's word; it is read once, too.
         if call and world is None:
             world = _read_json(folder / f"world-{call}")
-            if world and [each.get("word") for each in world[facts.rank : facts.rank + 1]] == [answer["word"]]:
-                return [each["record"] for each in world]
+            if world and world["tokens"][facts.rank : facts.rank + 1] == [answer["word"]]:
+                return [{**world["kinds"][kind], "rank": rank} for rank, kind in enumerate(world["of"])]
         wait("no answer of rank 0" if call else "missing: rank 0")
 
 

@@ -53,9 +53,11 @@ def plan_layout(
         troubles = {r.host: r.trouble for r in records if r.trouble}
         why = f" ({'; '.join(f'{host}: {trouble}' for host, trouble in troubles.items())})" if troubles else ""
         raise WorldError(f"no GPU can be opened on any node of this run{why}: {NO_GPU}")
+    of_host: dict[str, list[str]] = {}
+    for home, ranks in homes.items():
+        of_host.setdefault(ranks[0].host, []).append(home)
     beside: dict[str, int] = {}
-    for host in devices:
-        mine = [home for home, ranks in homes.items() if ranks[0].host == host]
+    for mine in of_host.values():
         beside |= {home: len(share) for home, share in zip(mine, _shares(cpu_workers, len(mine)), strict=True)}
     return Layout(
         tuple(

@@ -150,6 +150,7 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
     with dask.config.set({ROUTES: [m for m in dask.config.get(ROUTES) if not m.startswith("distributed.")]}):
         scheduler = Scheduler(security=security(spec.certificate), **place, **http)
     compat.share_versions(scheduler)
+    compat.announce_together(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s)
     serve_dashboard(scheduler, spec.dashboard_secret)
     return await scheduler

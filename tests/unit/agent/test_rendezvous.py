@@ -41,6 +41,23 @@ try:
 except LaunchError:
     print(*opens)
 """
+ANSWERED = """
+import json, sys, time
+from pathlib import Path
+from hpcgpu.agent.meet_by_files import meet_by_files
+from hpcgpu.errors import LaunchError
+from hpcgpu.host import private
+from hpcgpu.model import RankFacts
+folder, pauses = Path(sys.argv[1]), []
+private.make_folder(folder / "answers")
+private.write(folder / "call", json.dumps("a call"))
+sleep = time.sleep
+time.sleep = lambda pause_s: (pauses.append((time.monotonic(), pause_s)), sleep(pause_s))
+try:
+    meet_by_files({}, RankFacts(rank=1, size=2, launcher="srun"), folder, 4.0)
+except LaunchError:
+    print(*[pause_s for at_s, pause_s in pauses if at_s - pauses[0][0] < 1.9])
+"""
 LEAD = """
 import os, sys
 from hpcgpu.agent.missing_ranks import TITLE
@@ -120,6 +137,26 @@ def test_waiting_rank_opens_one_folder_a_second(tmp_path: Path) -> None:
     late = [at for at in opens if 2.5 < at - opens[0] < 5.9]
     assert late
     assert all(after - before >= 1.0 for before, after in itertools.pairwise(late))
+
+
+def test_rank_that_has_answered_looks_often_until_all_have(tmp_path: Path) -> None:
+    """Ranks see the call of rank 0 within a second; the answer comes after the last of them has."""
+    argv = [sys.executable, "-c", ANSWERED, str(tmp_path / "rendezvous")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
+    pauses_s = [float(word) for word in done.stdout.split()]
+    assert pauses_s
+    assert max(pauses_s) <= 0.25 * 1.25
+
+
+def test_world_has_the_record_of_ranks_that_are_alike_once(tmp_path: Path) -> None:
+    records = [{"rank": rank, "host": f"n{rank // 4}", "cpus": "0-127"} for rank in range(8)]
+    facts = [RankFacts(rank=rank, size=8, launcher="srun") for rank in range(8)]
+    comers = [
+        aside(lambda r=r, f=f: meet_by_files(r, f, tmp_path / "ranks", 30)) for r, f in zip(records, facts, strict=True)
+    ]
+    assert [future.result(scaled(30)) for future in comers] == [records] * 8
+    (world,) = (tmp_path / "ranks").glob("world-*")
+    assert world.read_text().count("0-127") == 2
 
 
 def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:

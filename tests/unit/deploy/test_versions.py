@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from crowd import METRICS
 from distributed import Scheduler, versions
-from distributed.comm import CommClosedError
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import when
+from silent_workers import join
 
 from hpcgpu.deploy import compat
 
 original = versions.error_message
 PACKAGES = st.dictionaries(st.sampled_from(["dask", "numpy", "python", "lz4"]), st.sampled_from(["1", "2", None]))
 VERSIONS = st.one_of(st.none(), st.builds(lambda packages: {"packages": packages}, PACKAGES))
-
-
-class Silent:
-    """A connection of a worker that says nothing more, and is closed."""
-
-    member: asyncio.Task[None]
-    peer_address = "tls://127.0.0.1:1"
-
-    def __init__(self) -> None:
-        self.welcome: dict[str, Any] = {}
-        self._end = asyncio.Event()
-
-    async def write(self, message: dict[str, Any], **_: Any) -> None:
-        self.welcome = self.welcome or message
-
-    async def read(self, **_: Any) -> Any:
-        await self._end.wait()
-        raise CommClosedError
-
-    def closed(self) -> bool:
-        return self._end.is_set()
-
-    async def close(self) -> None:
-        self._end.set()
-
-    def abort(self) -> None:
-        self._end.set()
-
-    async def leave(self) -> None:
-        await self.close()
-        await self.member
 
 
 class Counted(dict[str, Any]):
@@ -68,23 +33,6 @@ class Counted(dict[str, Any]):
 def restored() -> Iterator[None]:
     yield
     versions.error_message = original
-
-
-async def join(scheduler: Scheduler, number: int, packages: dict[str, Any]) -> Silent:
-    comm, name = Silent(), f"worker-{number}"
-    facts: dict[str, Any] = {"status": "running", "server_id": name, "name": name, "nthreads": 1, "nanny": None}
-    facts |= {"now": time.time(), "metrics": dict(METRICS), "memory_limit": 1 << 30, "local_directory": ""}
-    facts |= {
-        "resources": {},
-        "extra": {},
-        "services": {},
-        "versions": {"packages": packages},
-        "stimulus_id": name,
-        "resolve_address": False,
-    }
-    comm.member = asyncio.create_task(scheduler.add_worker(comm=comm, address=f"tls://127.0.0.1:{number}", **facts))
-    await when(lambda: comm.welcome)
-    return comm
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["distributed alone", "shared"])
