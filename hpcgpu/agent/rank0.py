@@ -28,7 +28,7 @@ from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import log, private, process
-from hpcgpu.host.discover import local_address, loopback, reachable_addresses
+from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.host.host_memory import format_exit, oom_kills
 from hpcgpu.model import Allocation, Layout, RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV, SCRIPT_LEADER

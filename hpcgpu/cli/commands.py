@@ -42,7 +42,7 @@ _SCRIPT_LAST = {"allow_interspersed_args": False}
 _HEADINGS = {
     "Try it without a GPU": ("demo",),
     "On a cluster": ("site", "plan", "doctor"),
-    "In a job, or on one machine": ("template", "launch", "run"),
+    "In a job, or on one machine": ("template", "launch", "run", "bind"),
     "Workers for another scheduler": ("worker",),
     "Running clusters": ("ps", "logs", "stop"),
     "Facts": ("topo", "report", "version"),
@@ -234,6 +234,35 @@ def launch(script: tuple[str, ...], document: str | None, **arguments: object) -
             raise ConfigError("--document stands alone: it holds the options and the script")
         start.launch_run(read_document(document or os.environ.pop(DOCUMENT, "")))
     start.launch(options, FROM, _checked(script, layers.LAUNCH))
+
+
+@hpcgpu.command(
+    short_help="Bind a rank of any program as a worker, and run it.",
+    context_settings=_SCRIPT_LAST,
+    examples={
+        "srun -n 4 --cpu-bind=none hpcgpu bind -- ./program": "each rank beside its GPU",
+        "mpirun -n 4 --bind-to none hpcgpu bind --gpus sim:4 --report -- true": "look, without GPUs",
+    },
+)
+@click.option("--report", is_flag=True, help="Say what was done, read back from the kernel.")
+@click.option("--dry-run", is_flag=True, help="Print the variables for a shell; run nothing.")
+@click.option("--any", "unbound", is_flag=True, help="Run the command also if it cannot be bound.")
+@click.option(
+    "--all-visible",
+    is_flag=True,
+    help="Leave the node's GPUs visible, in the order of the ranks: for programs that choose by LOCAL_RANK.",
+)
+@click.option("--gpus", metavar="sim:N", help="Bind to simulated GPUs.")
+@click.argument("command", nargs=-1, type=FILE, metavar="-- COMMAND [ARGUMENTS]...")
+def bind(command: tuple[str, ...], **options: Any) -> int:
+    """Bind this rank of srun, mpirun, flux or torchrun as the worker of its GPU, and become COMMAND.
+
+    Cores, memory, GPU and network ports are those that hpcgpu plans for a worker. One rank per GPU, several, or one
+    for several GPUs.
+    """
+    from hpcgpu.agent import bound_command
+
+    return bound_command.run(command, bound_command.Options(**options))
 
 
 @hpcgpu.command(

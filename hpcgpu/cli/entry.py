@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import ConfigError, HpcGpuError, whole
 from hpcgpu.host import log
@@ -16,6 +16,8 @@ from hpcgpu.host import log
 if TYPE_CHECKING:
     import click
 
+# The options of ``hpcgpu bind`` without a value, by the names of bound_command.Options.
+_BIND_FLAGS = {"--report": "report", "--dry-run": "dry_run", "--any": "unbound", "--all-visible": "all_visible"}
 _OUTPUT = (errno.EPIPE, errno.EIO, errno.ENOSPC)  # the reader of a pipe is gone, the terminal is gone, the disk is full
 
 
@@ -24,9 +26,42 @@ def main() -> None:
 
     Exit code 2: a wrong option or setting, as in click; 1: a failure.
     """
+    if options := _bind_options(sys.argv[1:]):
+        log.open_missing()
+        code = _bind(sys.argv[sys.argv.index("--") + 1 :], options)
+        log.finish()
+        sys.exit(code)
     from hpcgpu.cli.commands import hpcgpu
 
     _run(hpcgpu, "hpcgpu")
+
+
+def _bind_options(argv: Sequence[str]) -> dict[str, str | bool]:
+    """Return the options of ``hpcgpu bind [OPTIONS] -- COMMAND``; {} if click is to read them.
+
+    Each rank of a job runs this command, and importing click and all commands takes 100 CPU ms.
+    """
+    if argv[:1] != ["bind"] or "--" not in argv:
+        return {}
+    options: dict[str, str | bool] = dict.fromkeys(_BIND_FLAGS.values(), False)
+    left = iter(argv[1 : argv.index("--")])
+    for option in left:
+        name = _BIND_FLAGS.get(option, "")
+        if not name and option != "--gpus":
+            return {}
+        options[name or "gpus"] = True if name else next(left, "")
+    return options
+
+
+def _bind(command: Sequence[str], options: dict[str, Any]) -> int:
+    from hpcgpu.agent import bound_command
+
+    try:
+        return bound_command.run(command, bound_command.Options(**options))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (HpcGpuError, OSError, RuntimeError) as e:
+        return _code_of(e)
 
 
 def join(name: str = "python -m hpcgpu.worker", argv: Sequence[str] | None = None) -> None:
@@ -57,18 +92,26 @@ def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) ->
         return e.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    except HpcGpuError as e:
+    except (HpcGpuError, OSError, RuntimeError) as e:
+        return _code_of(e)
+
+
+def _code_of(error: HpcGpuError | OSError | RuntimeError) -> int:
+    """Write the message of an error, and return the exit code; raise an error without one again."""
+    if isinstance(error, HpcGpuError):
         if os.environ.get("HPCGPU_DEBUG"):
             sys.__excepthook__(*sys.exc_info())
+        if not isinstance(error, ConfigError):
+            log.say(whole(error, str))
+            return 1
         from hpcgpu.cli.command import as_typed
 
-        log.say(whole(e, as_typed if isinstance(e, ConfigError) else str))
-        return 2 if isinstance(e, ConfigError) else 1
-    except (OSError, RuntimeError) as e:
-        from hpcgpu.host import process
+        log.say(whole(error, as_typed))
+        return 2
+    from hpcgpu.host import process
 
-        unwritten = f"the output could not be written: {e}" if getattr(e, "errno", None) in _OUTPUT else ""
-        if not (message := unwritten or process.refused(e)):
-            raise
-        log.say(message)
-        return 1
+    unwritten = f"the output could not be written: {error}" if getattr(error, "errno", None) in _OUTPUT else ""
+    if not (message := unwritten or process.refused(error)):
+        raise error
+    log.say(message)
+    return 1

@@ -8,14 +8,12 @@ import gc
 import os
 import re
 import resource
-import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from hpcgpu.host import run
-from hpcgpu.model import Command, CpuSet, HostMemory
+from hpcgpu.model import CpuSet, HostMemory
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.units import format_bytes
 
@@ -191,8 +189,13 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     folders += [Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"]
     folders += [Path(text) for text in environ.get("LD_LIBRARY_PATH", "").split(":") if text]
     yield from (folder / JEMALLOC for folder in folders)
+    import shutil
+
     # /sbin is not in the PATH of Debian's users
     if ldconfig := shutil.which("ldconfig", path=f"{environ.get('PATH', '')}:/sbin:/usr/sbin"):
+        from hpcgpu.host import run  # brings asyncio
+        from hpcgpu.model import Command
+
         listed = run.run_sync(Command((ldconfig, "-p"), timeout_s=10)).stdout
         yield from (Path(text) for text in _LISTED.findall(listed))
 

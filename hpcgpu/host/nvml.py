@@ -6,9 +6,11 @@ NVML makes no CUDA context, and sees the GPUs that the device cgroup lets this p
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,8 @@ class NvmlFacts(NamedTuple):
 
 def read() -> NvmlFacts:
     """Return NVML's facts; without a driver only the reason."""
+    if "pynvml" not in sys.modules and not _has_library():
+        return NvmlFacts(trouble=f"NVML: NVML Shared Library Not Found ({_ADVICE[12]})")
     import pynvml
 
     gpus: list[Gpu] = []
@@ -96,6 +100,15 @@ def driver() -> str:
         _open(pynvml)
         return _text(pynvml.nvmlSystemGetDriverVersion())
     return ""
+
+
+def _has_library() -> bool:
+    """Return whether pynvml could load NVML; its own import takes 25 CPU ms (nvidia-ml-py 13)."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _open(nvml: Any) -> None:  # a module without types

@@ -8,7 +8,6 @@ import errno
 import functools
 import gc
 import os
-import platform
 import re
 import resource
 import select
@@ -353,7 +352,7 @@ def _set_memory_policy(binding: Binding) -> None:
 
 def _set_mempolicy(policy: str, nodes: CpuSet) -> int:
     """Set the thread's memory policy; return 0 or the errno."""
-    numbers = _CALLS.get(platform.machine())
+    numbers = _CALLS.get(os.uname().machine)
     if numbers is None:
         return errno.ENOSYS
     mask = (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
@@ -382,7 +381,7 @@ def read_binding() -> ActualBinding:
 
 
 def _current_policy() -> tuple[str, CpuSet]:
-    numbers = _CALLS.get(platform.machine())
+    numbers = _CALLS.get(os.uname().machine)
     mode, mask = ctypes.c_int(), (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
     libc = ctypes.CDLL(None, use_errno=True)
     if numbers is None or libc.syscall(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hpcgpu.model import Allocation, HostMemory, RankFacts
+from hpcgpu.model import Allocation, CpuSet, HostMemory, RankFacts
 from hpcgpu.model.allocation import JOB_END, JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, TASK
 
 # (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the SLURM_*
@@ -22,6 +22,14 @@ _LAUNCHERS = (
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
     ("pbs_tmrsh", *TASK, "", ""),
 )
+
+# Launchers whose ranks are no ranks of ours, but are bound like any (read_local_rank): they start programs that run in
+# those above. torchrun's names are also set by hand, for PyTorch's env://, so the id of its run must be there.
+_OTHER_LAUNCHERS = (
+    ("torchrun", "TORCHELASTIC_RUN_ID", *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    ("Flux", "FLUX_TASK_LOCAL_ID", *("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "")),
+)
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # 4(x2),3
 
 # Variables that identify a launch: a job may start ranks twice. MPICH's mpiexec has none. PALS: as in Slurm's
 # cray_shasta plugin, which replaces it.
@@ -85,6 +93,43 @@ def read_rank(environ: Mapping[str, str]) -> RankFacts:
             mpi_type=environ.get("SLURM_MPI_TYPE", "") if launcher == "srun" else "",
         )
     return RankFacts()
+
+
+def read_local_rank(environ: Mapping[str, str]) -> RankFacts:
+    """Return the place of this process as the innermost launcher numbers it; local numbers are None if unknown.
+
+    Unlike :func:`read_rank` it knows launchers without an MPI, and the number of ranks on the node where the launcher
+    has no variable for it. The numbers of a process that no launcher started are None, too.
+    """
+    for launcher, mark, *names in _OTHER_LAUNCHERS:
+        if mark not in environ or (launcher == "Flux" and "OMPI_COMM_WORLD_RANK" in environ):
+            continue  # an mpirun within Flux is nearer to the process
+        rank, size, local_rank, local_size = (_int(environ, name) for name in names)
+        if rank is not None and size is not None:
+            return RankFacts(rank, size, local_rank, local_size or _flux_local_size(size, environ), launcher)
+    facts = read_rank(environ)
+    if facts.launcher == "srun":
+        counts = _REPEATED.findall(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        each = [int(count) for count, times in counts for _ in range(int(times or 1))]
+        node = _int(environ, "SLURM_NODEID")
+        return facts._replace(local_size=each[node] if node is not None and node < len(each) else None)
+    if facts.launcher == "pbs_tmrsh" and read_allocation(environ).node_count == 1:
+        return facts._replace(local_rank=facts.rank, local_size=facts.size)
+    return facts
+
+
+def _flux_local_size(size: int, environ: Mapping[str, str]) -> int | None:
+    """Return the ranks of each node if all can have the same number; Flux has no variable for it."""
+    nodes = _int(environ, "FLUX_JOB_NNODES")
+    return size // nodes if nodes and size % nodes == 0 else None
+
+
+def read_step_masks(environ: Mapping[str, str]) -> tuple[CpuSet, ...]:
+    """Return the PUs to which srun bound each of this node's ranks, in Slurm's numbers; () if it bound none."""
+    kind, masks = environ.get("SLURM_CPU_BIND_TYPE", ""), environ.get("SLURM_CPU_BIND_LIST", "").split(",")
+    if kind.startswith("mask_cpu"):
+        return tuple(CpuSet.from_mask(mask) for mask in masks)
+    return tuple(CpuSet([int(number, 0)]) for number in masks) if kind.startswith("map_cpu") else ()
 
 
 def read_launch(environ: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcgpu import __version__
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import discover
+from hpcgpu.host import addresses
 from hpcgpu.host import run as programs
 from hpcgpu.host import ucx as host_ucx
 from hpcgpu.host.scratch import mount_of
@@ -80,9 +80,9 @@ def names() -> Names:
 def interfaces() -> tuple[tuple[str, str], ...]:
     """Return (interface, address) of all addresses that other nodes can reach, by interface."""
     pairs: list[tuple[str, str]] = []
-    for name in sorted(discover.usable_interfaces()):
+    for name in sorted(addresses.usable_interfaces()):
         with contextlib.suppress(LaunchError):  # loopback, or an address that is valid on its link only
-            pairs += ((name, each) for each in discover.reachable_addresses(("0.0.0.0", "::"), name))
+            pairs += ((name, each) for each in addresses.reachable_addresses(("0.0.0.0", "::"), name))
     return tuple(pairs)
 
 

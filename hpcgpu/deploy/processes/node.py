@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import discover, host_memory, log, nvml, ucx
+from hpcgpu.host import addresses, discover, host_memory, log, nvml, ucx
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import NO_GPU, parse_simulated
@@ -56,7 +56,7 @@ def facts_of(
         allowed_nodes=host_memory.granted_memory_nodes(),
         memory=plan_host_memory(host_memory.memory_limit(), allocation, run),
         environ=environ,
-        interfaces=discover.usable_interfaces(),
+        interfaces=addresses.usable_interfaces(),
         in_job=allocation.batch != "local",
         ucx_without_ib=ucx.without_infiniband(topology, chosen),
     )

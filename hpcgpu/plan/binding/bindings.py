@@ -4,22 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import BindingError, ConfigError, opt
-from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology
+from hpcgpu.model import Binding, CpuSet, Gpu, Topology
 from hpcgpu.plan.binding.cores import split_cores, usable_cores
 from hpcgpu.plan.binding.memory import plan_memory_nodes
 from hpcgpu.plan.binding.network import plan_nics
 from hpcgpu.units import counted
 
-_DEFAULTS = Settings()
+if TYPE_CHECKING:
+    from hpcgpu.model import Settings
+
+
+class BindingRules(NamedTuple):
+    """The settings of a plan, with their defaults: making all settings takes 20 CPU ms, which a rank need not spend."""
+
+    workers_per_gpu: int = 1
+    cores: str | int = "all"
+    reserved_cores: int = 0
+    nthreads: int = 1
+    memory_policy: str = "preferred-many"
+    nics: str | tuple[str, ...] = "balanced"
+    interface: str | None = None
+
+
+_DEFAULTS = BindingRules()
 
 
 def plan_bindings(
     topology: Topology,
     gpus: Sequence[Gpu],
     allowed: CpuSet,
-    settings: Settings = _DEFAULTS,
+    settings: Settings | BindingRules = _DEFAULTS,
     allowed_nodes: CpuSet | None = None,
     masks: Sequence[CpuSet] = (),
     cpu_workers: int = 0,
@@ -48,7 +65,11 @@ def plan_bindings(
 
 
 def _plan(
-    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Settings, allowed_nodes: CpuSet | None
+    topology: Topology,
+    workers: list[Gpu | None],
+    masks: list[CpuSet],
+    settings: Settings | BindingRules,
+    allowed_nodes: CpuSet | None,
 ) -> list[Binding]:
     """Plan the bindings of the workers, which are in PCI order, those without a GPU last."""
     gpus = [g for g in workers if g]
@@ -82,6 +103,19 @@ def _visible(gpu: Gpu | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     return tuple(whole[first:] + whole[:first])
 
 
+def cuda_env(gpus: Sequence[Gpu]) -> tuple[tuple[str, str], ...]:
+    """Return the variables that show these GPUs to CUDA, in this order: CUDA IPC and NVLink need peers', too."""
+    if not gpus:
+        return (("CUDA_VISIBLE_DEVICES", ""),)
+    if gpus[0].vendor == "simulated":
+        return ()
+    order = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    # Files may lack UUIDs. Without the UUID of its own GPU a worker would see no GPU, or another GPU first.
+    if not all(g.uuid for g in gpus):
+        return (order,)
+    return (("CUDA_VISIBLE_DEVICES", ",".join(g.uuid for g in gpus)), order)
+
+
 def gpu_at(topology: Topology, cpuset: CpuSet) -> Gpu:
     """Return an imaginary GPU near these PUs: a worker without a GPU gets the ports of such a GPU."""
     nearest = max(topology.numa_nodes, key=lambda n: len(n.cpuset & cpuset), default=None)
@@ -89,7 +123,7 @@ def gpu_at(topology: Topology, cpuset: CpuSet) -> Gpu:
 
 
 def _cores(
-    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Settings
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Settings | BindingRules
 ) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
     """Return each worker's PUs, whether it shares them, and notes. Each mask is planned on its own."""
     out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)

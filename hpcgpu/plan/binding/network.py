@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, Gpu, Nic, Topology
-from hpcgpu.model.settings import NIC_RULES
 
 # If a node has several fabrics, one of them carries the job. RoCE beside InfiniBand is for storage or management, also
 # where its port is nearer (JUSUF), unless it has rails, which are more ports and on the root complexes of the GPUs.
@@ -34,6 +32,8 @@ _NARROW = 0.99 / 4
 _NARROW_BESIDE_UNDRIVEN = 0.99 / 8
 # NVIDIA BlueField 1 to 4 (pci.ids): a node's storage and management, if there are ConnectX cards too.
 _BLUEFIELD = ("15b3:a2d2", "15b3:a2d6", "15b3:a2dc", "15b3:a2df")
+# Of ours, those that only users set, no launcher and no batch system.
+USER_VARIABLES = ("UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
 _UCX_KINDS = ("infiniband", "roce", "rdma")  # the last one by name only
 # Costs, lexicographic up to 100 GPUs and 10,000 ports: no sum of lesser costs reaches a greater one. From the greatest:
 # load of GPUs that are not bound, a port without room, class of distance, load, another port than in the plan of all
@@ -165,6 +165,8 @@ def _named(nics: tuple[Nic, ...], names: tuple[str, ...]) -> frozenset[Nic]:
     for name in names:
         matching = {n for n in nics if name in (n.name, f"{n.name}:{n.port}", n.interface)}
         if not matching:
+            from hpcgpu.model.settings import NIC_RULES
+
             allowed = ", ".join((*NIC_RULES, *(f"{n.name}:{n.port}" for n in nics)))
             raise ConfigError(f"nics names {name!r}, but this node has no such port; allowed: {allowed}")
         out |= matching
@@ -328,6 +330,8 @@ def _with_rails(
     ports: Ports, machine: Sequence[Gpu], ways: Sequence[Sequence[Distance]], first: Sequence[int]
 ) -> list[tuple[int, ...]]:
     """Return each GPU's first port and others that are like it: its share, and at most one more than others have."""
+    from fractions import Fraction  # takes 3 CPU ms, for which many nodes have no use
+
     usable, rails, taken = ports.usable, [[j] for j in first], set(first)
     fastest = max(n.rate_gbps for n in usable) or 1.0
     of_port = [(ports.grades[n], n.kind) for n in usable]

@@ -23,12 +23,12 @@ from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
 from hpcgpu.model.settings import GPU_MEMORY, NO_LIMIT, NODE_MEMORY, RMM, SHARE, Limit
 from hpcgpu.model.topology import Rapids
 from hpcgpu.model.worker_names import member_worker_name
-from hpcgpu.plan.binding.bindings import plan_bindings
-from hpcgpu.plan.binding.network import nccl_env, ucx_env
+from hpcgpu.plan.binding.bindings import cuda_env, plan_bindings
+from hpcgpu.plan.binding.network import USER_VARIABLES, nccl_env, ucx_env
 from hpcgpu.units import format_bytes
 
 # Only users set these variables, no launcher and no batch system.
-_USERS = ("CUPY_GPU_MEMORY_LIMIT", "UCX_NET_DEVICES", "UCX_MAX_RNDV_RAILS", "NCCL_IB_HCA")
+_USERS = ("CUPY_GPU_MEMORY_LIMIT", *USER_VARIABLES)
 UCX_WITH_IB = (
     "Load a module of the site's UCX and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true, or take UCX and ucxx from conda"
 )
@@ -217,7 +217,7 @@ def _spec(
     simulated, each = gpu is not None and gpu.vendor == "simulated", settings.workers_per_gpu
     size = gpu.memory_bytes // each if gpu else 0
     ports = () if node.ucx_without_ib else ucx_env(binding)
-    planned = dict([*_cuda_env(binding.gpus), *ports, *(common if binding.nics else ())])
+    planned = dict([*cuda_env(binding.gpus), *ports, *(common if binding.nics else ())])
     if gpu and settings.enable_cudf_spill:  # cuDF reads them at its import (options.py, 26.10)
         planned |= {"CUDF_SPILL": "on", "CUDF_SPILL_STATS": str(settings.cudf_spill_stats)}
     if gpu and not simulated and each > 1:  # CuPy's pool gives nothing back to another process
@@ -244,19 +244,6 @@ def _spec(
         kept_env=tuple(sorted(kept)),
         resources=tuple(resources.items()),
     )
-
-
-def _cuda_env(gpus: Sequence[Gpu]) -> tuple[tuple[str, str], ...]:
-    """Return CUDA's variables. All whole GPUs are visible, the worker's own first: CUDA IPC and NVLink need them."""
-    if not gpus:
-        return (("CUDA_VISIBLE_DEVICES", ""),)
-    if gpus[0].vendor == "simulated":
-        return ()
-    order = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    # Files may lack UUIDs. Without the UUID of its own GPU a worker would see no GPU, or another GPU first.
-    if not all(g.uuid for g in gpus):
-        return (order,)
-    return (("CUDA_VISIBLE_DEVICES", ",".join(g.uuid for g in gpus)), order)
 
 
 def facts_from(topology: Topology, where: str) -> NodeFacts:

@@ -12,7 +12,7 @@ import ranks
 from waiting import scaled, until
 
 from hpcgpu.host import process
-from hpcgpu.host.discover import local_address, usable_interfaces
+from hpcgpu.host.addresses import local_address, usable_interfaces
 
 NAMES = "print(sorted(w['name'].rpartition('-')[2] for w in c.scheduler_info()['workers'].values()))"
 BUSY = """

@@ -341,7 +341,7 @@ def test_facts_are_json(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_commands_with_json_print_facts() -> None:
     """Texts to be changed and submitted, a log, what a script prints, and what was done."""
     without = {name for name, command in ALL.items() if not any(p.name == "as_json" for p in command.params)}
-    texts = {"hpcgpu site new", "hpcgpu logs", "hpcgpu run", "hpcgpu launch"}
+    texts = {"hpcgpu site new", "hpcgpu logs", "hpcgpu run", "hpcgpu launch", "hpcgpu bind"}
     assert without == {*texts, "hpcgpu demo", "hpcgpu stop", "hpcgpu worker"}
     facts = json.loads(shown_by("version", "--json"))
     assert facts["hpcgpu"] == __version__

@@ -17,7 +17,7 @@ from distributed.comm.addressing import get_address_host
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.scheduler_file import connect_first, security
 from hpcgpu.errors import LaunchError
-from hpcgpu.host.discover import local_address, reachable_addresses
+from hpcgpu.host.addresses import local_address, reachable_addresses
 from hpcgpu.host.relay import Mux
 
 RESET = struct.pack("ii", 1, 0)

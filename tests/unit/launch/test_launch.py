@@ -22,7 +22,9 @@ from hpcgpu.launch.environment import (
     rank_shell,
     read_allocation,
     read_launch,
+    read_local_rank,
     read_rank,
+    read_step_masks,
 )
 from hpcgpu.launch.launchers import (
     LauncherFacts,
@@ -260,6 +262,54 @@ def test_a_rank_knows_its_place_and_its_launch(name: str, facts: RankFacts, laun
     environ = environ_of(name)
     assert read_rank(environ) == facts
     assert read_launch(environ) == read_launch(environ | {"PBS_JOBID": "7.login01"}) == launch
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+FLUX = {"FLUX_TASK_LOCAL_ID": "1", "FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2"}
+PALS_RANK = {"PALS_RANKID": "5", "PMI_SIZE": "8", "PALS_LOCAL_RANKID": "1", "PMI_LOCAL_SIZE": "4", "PMI_RANK": "5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "place"),
+    [
+        ("openmpi-5-mpirun", {}, (1, 3, 1, 3, "Open MPI mpirun")),
+        ("mpich-mpiexec", {}, (1, 3, 1, 3, "MPICH mpiexec")),
+        ("srun-pmix", {}, (3, 5, 0, 2, "srun")),  # 3,2 tasks, on the second node
+        ("srun-pmi2", {}, (3, 5, 0, 2, "srun")),
+        ("srun-gpus-per-task", {}, (3, 4, 1, 2, "srun")),  # 2(x2) tasks
+        ("openmpi-5-mpirun-in-salloc", {}, (3, 5, 0, 2, "Open MPI mpirun")),
+        ("salloc", {}, (0, 1, None, None, "none")),
+        # not recorded, but documented: torchrun's page, flux-environment(7), mpiexec(1) of PALS
+        ("srun-none", TORCHRUN, (5, 8, 1, 4, "torchrun")),
+        ("salloc", FLUX | {"PMI_RANK": "5", "PMI_SIZE": "8"}, (5, 8, 1, 4, "Flux")),
+        ("openmpi-5-mpirun", FLUX, (1, 3, 1, 3, "Open MPI mpirun")),
+        ("salloc", FLUX | {"FLUX_JOB_SIZE": "7"}, (5, 7, 1, None, "Flux")),
+        ("salloc", PALS_RANK, (5, 8, 1, 4, "PALS mpiexec")),
+        ("salloc", {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE")}, (0, 1, None, None, "none")),
+    ],
+)
+def test_local_rank_is_that_of_the_innermost_launcher(name: str, more: dict[str, str], place: tuple[Any, ...]) -> None:
+    assert read_local_rank(environ_of(name) | more)[:5] == place
+
+
+def test_tasks_of_pbs_have_local_numbers_on_one_node() -> None:
+    environ = {"PBS_JOBID": "7.login01", TASK[0]: "1", TASK[1]: "4"}
+    assert read_local_rank(environ)[:4] == (1, 4, 1, 4)
+    assert read_local_rank(environ | {JOB_NODES: "2"})[:4] == (1, 4, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "masks", "pus"),
+    [
+        ("mask_cpu:", "0x0000000F,0x00000000000000F000000000", ["0-3", "36-39"]),
+        ("map_cpu:", "0,0x8", ["0", "8"]),
+        ("none", "", []),
+        ("", "0x1", []),
+    ],
+)
+def test_masks_of_a_step_are_those_of_its_tasks(kind: str, masks: str, pus: list[str]) -> None:
+    environ = {"SLURM_CPU_BIND_TYPE": kind, "SLURM_CPU_BIND_LIST": masks}
+    assert [str(mask) for mask in read_step_masks(environ)] == pus
 
 
 def test_variables_of_mpiruns_daemon_are_not_the_ranks() -> None:
