@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpcgpu.report.workers import DIRECTIONS, TIERS, WorkerFacts
+from hpcgpu.report.workers import DIRECTIONS, FOLDED, TIERS, WorkerFacts, by_node
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -20,13 +20,14 @@ _METRICS = {  # kind and meaning
 
 
 def render(gpus: Sequence[WorkerFacts]) -> str:
-    """Format all metrics; unknown numbers are left out."""
+    """Format all metrics, of more than 512 GPUs by node: each series costs a scraper; unknown numbers are left out."""
+    is_folded = len(gpus) > FOLDED
     lines = {name: [f"# HELP {name} {text}", f"# TYPE {name} {kind}"] for name, (kind, text) in _METRICS.items()}
-    for gpu in gpus:
+    for gpu in by_node(gpus) if is_folded else gpus:
         for name, labels, number in _samples(gpu):
             if number is not None:
-                labels = {"worker": gpu.name, "node": gpu.node, "gpu": gpu.gpu, **labels}
-                pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
+                mine = {"node": gpu.node} if is_folded else {"worker": gpu.name, "node": gpu.node, "gpu": gpu.gpu}
+                pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in {**mine, **labels}.items())
                 lines[name].append(f"{name}{{{pairs}}} {number}")
     return "".join(f"{line}\n" for metric in lines.values() for line in metric)
 

@@ -44,6 +44,7 @@ _MEMORY_BYTES = {
 _WORKER, _FAULTS = Column("worker", kind="name"), Column("differences", kind="fault", mark="not as planned: ")
 _MEMORY = (_WORKER, *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
 _OPEN_ROWS = 16
+FOLDED = 512  # with more GPUs, the page and the metrics show nodes
 # By the first word of a state; all others are red.
 _STATES = {
     "running": "#5a9e1f",
@@ -193,7 +194,7 @@ def total(workers: Sequence[WorkerFacts]) -> WorkerFacts:
 
     NVML's ``device_used_bytes`` are those of the whole device: if workers share a device, they have no sum.
     """
-    shared = len(workers) > 1 and any(w.device_source == "NVML" for w in workers)
+    shared = any(w.device_source == "NVML" for w in workers) and len({w.gpu for w in workers}) < len(workers)
     sources = {w.device_source for w in workers}
     sizes = ("copy_bytes", "process_bytes", "spilled_to_host_bytes", "rescues", "immovable_number", "immovable_bytes")
     limits = ("device_limit_bytes", "device_capacity_bytes", "host_limit_bytes")

@@ -19,7 +19,7 @@ from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
 from hpcgpu.deploy.dashboard.usage import UsagePlugin
-from hpcgpu.report.workers import DIRECTIONS, TIER_COLOURS, TIERS, Moved, WorkerFacts, by_node, headline
+from hpcgpu.report.workers import DIRECTIONS, FOLDED, TIER_COLOURS, TIERS, Moved, WorkerFacts, by_node, headline
 from hpcgpu.units import format_bytes
 
 RED = "#CC3311"
@@ -53,7 +53,6 @@ _TITLES = (
 # Intervals of updates. Workers send heartbeats 0.5 to 3 s apart, 4,000 workers 21 s (distributed 2026.8.0): with many
 # workers, seldom.
 _SMALL, _OFTEN_MS, _SELDOM_MS, _EACH_MS = 64, 1000, 3000, 5
-_FOLDED = 512  # with more GPUs, the page shows nodes
 _SAMPLES = 200
 _ALL = "all GPUs"
 # Rows of a sample: bytes by tier, bytes moved by direction, part of the device's limit, utilisation in percent.
@@ -328,7 +327,7 @@ class GpuPage:
         self._head.text = _head(gpus)
         if not gpus:
             return
-        is_folded = len(gpus) > _FOLDED
+        is_folded = len(gpus) > FOLDED
         self._gpus = by_node(gpus) if is_folded else gpus
         fresh = not self._history.add(time.time(), self._gpus)
         for plot, title in zip((self._bars.root, *(strip.root for strip in self._strips)), _TITLES, strict=True):

@@ -196,6 +196,29 @@ def test_prometheus() -> None:
     assert text.count("# TYPE ") == text.count("# HELP ") == 7
 
 
+def test_metrics_of_many_gpus_are_the_sums_of_their_nodes() -> None:
+    def gpu(index: int) -> WorkerFacts:
+        node, percent = f"n{index // 8}", 100 * (index % 2)
+        used = {"device_used_bytes": 5, "device_source": "NVML", "moved": {"device_to_host": Moved(2)}}
+        tiers = {"device": index}
+        return WorkerFacts(
+            name=str(index), node=node, gpu=f"G{index}", tiers=tiers, utilisation_percent=percent, **used
+        )
+
+    few, many = render([gpu(i) for i in range(512)]), render([gpu(i) for i in range(4000)])
+    assert few.count("hpcgpu_gpu_utilization_ratio{") == 512
+    assert 'worker="511",node="n63",gpu="G511"' in few
+    assert many.count("hpcgpu_gpu_utilization_ratio{") == 500
+    for line in (
+        f'hpcgpu_memory_bytes{{node="n499",tier="device"}} {sum(range(3992, 4000))}',
+        'hpcgpu_device_memory_used_bytes{node="n0"} 40',
+        'hpcgpu_gpu_utilization_ratio{node="n0"} 0.5',
+        'hpcgpu_spill_moved_bytes_total{node="n0",direction="device_to_host"} 16',
+    ):
+        assert line in many
+    assert 'worker="' not in many
+
+
 def test_history_of_workers_that_come_and_go() -> None:
     def gpu(name: str, moved: int) -> WorkerFacts:
         ways = {"device_to_host": Moved(moved)}

@@ -97,6 +97,8 @@ def test_table_of_unusual_workers() -> None:
     used = [total([replace(A, device_source=source)] * n).device_used_bytes for source, n in (("NVML", 2), ("NVML", 1))]
     assert used == [None, 4 * GIB], "a device that workers share is not counted twice"
     assert total([A] * 2).device_used_bytes == 8 * GIB
+    apart = [replace(A, device_source="NVML", gpu=gpu) for gpu in ("G0", "G1")]
+    assert total(apart).device_used_bytes == 8 * GIB, "devices of their own have a sum"
 
 
 @given(st.lists(WORKERS, min_size=1, max_size=5))
