@@ -13,8 +13,8 @@ _TMRSH = """\
 #!/bin/bash
 echo "$@" >> {folder}/tmrsh.log
 node=$1; shift
-task=(HOME="$HOME" PATH=/bin:/usr/bin PBS_JOBID=7.login01 PBS_NODENUM=1 NCPUS=2 OMP_NUM_THREADS=2)
-exec unshare --uts env -i "${{task[@]}}" bash -c 'hostname "$0" && exec "$@"' "$node" "$@"
+task=(HOME="$HOME" PATH=/bin:/usr/bin PBS_JOBID=$PBS_JOBID PBS_NODENUM=1 NCPUS=2 OMP_NUM_THREADS=2)
+exec {before} unshare --uts env -i "${{task[@]}}" bash -c 'hostname "$0" && exec "$@"' "$node" "$@"
 """
 # Both nodes have the addresses of this machine, which Open MPI cannot know; MPICH wants names that it can look up.
 _JOB = """\
@@ -32,11 +32,16 @@ def prefix(folder: Path) -> list[str]:
     inside = ranks.unshared("--uts", "--mount")
     (folder / "nodefile").write_text("node0001\nnode0001\nnode0002\nnode0002\n")
     (folder / "hosts").write_text("127.0.0.1 localhost node0001\n203.0.113.2 node0002\n")
-    tmrsh = folder / "bin" / "pbs_tmrsh"
-    tmrsh.parent.mkdir()
-    tmrsh.write_text(_TMRSH.format(folder=folder))
-    tmrsh.chmod(0o755)
+    write_tmrsh(folder)
     return [*inside, "bash", "-c", _JOB.format(folder=folder), "job"]
+
+
+def write_tmrsh(folder: Path, before: str = "") -> None:
+    """Write the program that starts tasks on other nodes, the words ``before`` first in each, into the folder bin."""
+    tmrsh = folder / "bin" / "pbs_tmrsh"
+    tmrsh.parent.mkdir(exist_ok=True)
+    tmrsh.write_text(_TMRSH.format(folder=folder, before=before))
+    tmrsh.chmod(0o755)
 
 
 def grant(folder: Path, *sizes: str) -> None:

@@ -21,7 +21,7 @@ from hpcgpu.deploy.dashboard import worker_requests
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError, end_script
-from hpcgpu.plan.jobs import End, by_number, summary_line
+from hpcgpu.plan.jobs import End, by_number, note_lines, summary_line
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.table import Explanation
 from hpcgpu.report.workers import WorkerFacts, cluster_page, read_facts
@@ -262,11 +262,11 @@ class ReportedCluster(Cluster):
         return self._tab
 
     async def _check_absent(self, n_workers: int) -> None:
-        """Raise JobError, with the reasons, if so many workers cannot come since others did not start."""
+        """Raise JobError, with the reasons, if so many workers cannot come since others did not start or are lost."""
         absent, count = await self._absent(), self._run.wanted_workers
         if absent and not self._run.scales and n_workers > count - len(absent):
-            reasons = "; ".join(f"{node}: {text}" for node, text in absent)
-            raise JobError(f"{count - len(absent)} of {count} workers have started. {reasons}")
+            reasons = "; ".join(note_lines(dict.fromkeys(absent)))
+            raise JobError(f"no more than {count - len(absent)} of {count} workers can be there. {reasons}")
 
     async def _absent(self) -> list[tuple[str, str]]:
         with contextlib.suppress(OSError):  # the connection has just broken, which is reported elsewhere

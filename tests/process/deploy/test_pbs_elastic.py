@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
 from distributed import Client
 from leaks import signal_all
 from pbs_replay import Pbs
+from streams import STREAM
 from waiting import Said, aside, scaled, until
 
 from hpcgpu import PBSGPUCluster
@@ -55,6 +58,28 @@ def test_array_is_one_qsub_and_dead_elements_are_replaced(pbs: Pbs, said: Said) 
         assert sum(client.gather(client.map(abs, range(20)))) == 190
     assert said.text.count("is lowered to 16.0 MiB") == 1, "what nodes say of themselves is said once"
     assert all(map(pbs.over, pbs.ids()))
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+def test_bytes_within_a_node_are_right_when_a_job_ends(pbs: Pbs, tmp_path: Path, sig: signal.Signals) -> None:
+    """All processes get the signal while they copy from each other's memory; SIGKILL comes 10 s after SIGTERM."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(STREAM, scope)
+    with PBSGPUCluster(**OPTIONS | {"gpus": "sim:2x64MiB"}) as cluster, Client(cluster) as client:
+        cluster.scale(jobs=2)
+        cluster.wait_for_workers(4)
+        addresses, ended = sorted(client.nthreads()), members(cluster)[0]
+        story = aside(lambda: scope["stream"](client, addresses, scaled(100)))
+        rounds = tmp_path / "rounds"
+        until(lambda: rounds.exists() and rounds.read_text() > "1", "values are under way", story)
+        pbs.end(ended, 265, sig=sig)
+        until(lambda: pbs.over(ended), "the job has ended", story)
+        before = int(rounds.read_text() or 0)
+        until(lambda: int(rounds.read_text() or 0) > before + 1, "the others go on", story)
+        (tmp_path / "stop").touch()
+        of = story.result(scaled(100))
+        assert (of["wrong"], of["errors"]) == ([], [])
+        assert of["moved"][1] > 0, "values were copied"
 
 
 def test_commands_show_ranges_of_elements_and_missing_logs(pbs: Pbs) -> None:
