@@ -89,6 +89,21 @@ def test_mask_of_mpirun_is_refused_and_the_way_named() -> None:
     assert "rank 0 is not bound: " in done.stderr
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks that share one PU have no masks to exchange")
+def test_masks_of_srun_are_shared_out_again() -> None:
+    """As srun --cpu-bind=map_cpu has set the variables (22.05.8): rank 0 was bound to the second PU."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    step |= {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_CPU_BIND_TYPE": "map_cpu:"}
+    bound = ["taskset", "-c", str(second), *BIND, "--gpus", "sim:2", *COMMAND]
+    done = ranks.run_command(bound, {**step, "SLURM_CPU_BIND_LIST": f"{second},{first}"})
+    assert json.loads(done.stdout)[0] == [first], done.stderr
+    done = ranks.run_command(bound, {**step, "SLURM_CPU_BIND_LIST": f"{first},{second}"})
+    assert done.returncode == 1, "Slurm's numbers are not the kernel's"
+    assert f"srun has bound this rank to PUs {second}, " in done.stderr
+    assert "(srun --cpu-bind=none)" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
     return compiled(tmp_path_factory.mktemp("nvml"))
