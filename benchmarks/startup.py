@@ -10,16 +10,19 @@ import argparse
 import functools
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import _figures
 from _trees import Cost, Tree
+
+import hpcgpu
 
 BIN = Path(sys.executable).parent
 WORKERS = 8
@@ -148,10 +151,54 @@ def lookups(ranks: str) -> float:
         return sum(any(home in line for home in homes) for line in lines) / WORKERS
 
 
+# One rank of one, and what binds it; /bin/true is the command. The first is the start of Python alone.
+BINDS: list[tuple[str, list[str]]] = [
+    ("python -c pass", [sys.executable, "-c", "pass"]),
+    ("hpcgpu bind", [str(BIN / "hpcgpu"), "bind", "--gpus", "sim:1", "--", "/bin/true"]),
+    ("numactl", ["numactl", "--physcpubind=+0", "--localalloc", "/bin/true"]),
+]
+ONE_RANK = {f"OMPI_COMM_WORLD_{name}": str(int(name.endswith("SIZE"))) for name in ("RANK", "SIZE")}
+ONE_RANK |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+
+
+def cpu_ms(argv: Sequence[str]) -> float:
+    """CPU milliseconds of a program that ends by itself."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(argv, env=environment(**ONE_RANK), capture_output=True, check=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
+
+
+def names_looked_up(argv: Sequence[str]) -> float:
+    """Calls with a name in the Python environment, or of hpcgpu, as strace counts them."""
+    homes = {str(Path(sys.prefix).resolve()), str(Path(sys.base_prefix).resolve()), str(Path(hpcgpu.__file__).parent)}
+    with tempfile.NamedTemporaryFile("r", errors="replace") as trace:
+        strace = ["strace", "-f", "-e", "trace=%file", "-o", trace.name, *argv]
+        subprocess.run(strace, env=environment(**ONE_RANK), capture_output=True, check=True, timeout=60)
+        return sum(any(home in line for home in homes) for line in trace)
+
+
+def binds(runs: int) -> None:
+    """Report what it costs one rank to be bound, before its own program starts."""
+    case = "one rank is bound"
+    there = [(who, argv) for who, argv in BINDS if shutil.which(argv[0])]
+    costs = [{who: cpu_ms(argv) for who, argv in there} for _ in range(5 * runs)]  # by turns
+    for who, argv in there:
+        report(case, who, "cpu_ms", [each[who] for each in costs], "ms")
+        if shutil.which("strace"):
+            report(case, who, "lookups", [names_looked_up(argv)], "")
+    for who in dict(BINDS).keys() - dict(there).keys():
+        print(json.dumps(_figures.missing("startup", case, who, "cpu_ms", f"no {who} here", "ms")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--only-bind", action="store_true", help="what hpcgpu bind costs a rank")
     runs = parser.parse_args().runs
+    binds(runs)
+    if parser.parse_args().only_bind:
+        return
     costs: dict[tuple[str, str], list[Cost]] = {(case, who): [] for case, who, _ in CASES}
     restarts: dict[str, list[float]] = {"hpcgpu": [], "nanny": []}
     for _ in range(runs):

@@ -99,22 +99,16 @@ def plan(environ: Mapping[str, str], facts: RankFacts, options: Options) -> Rank
 
 def _take_all_masks(facts: RankFacts, environ: Mapping[str, str]) -> None:
     """Undo a launcher's binding of each rank to cores of its own; BindingError if the others' are unknown."""
-    mine, masks = CpuSet(os.sched_getaffinity(0)), read_step_masks(environ) if facts.launcher == "srun" else ()
+    # The launcher's daemon, our parent, is bound to the cores of the job; 0 in another pid namespace: this process.
+    mine, daemon = CpuSet(os.sched_getaffinity(0)), os.sched_getaffinity(os.getppid())
+    masks = read_step_masks(environ) if facts.launcher == "srun" else ()
     if masks and masks[(facts.local_rank or 0) % len(masks)] == mine:  # else Slurm's numbers are not the kernel's
         os.sched_setaffinity(0, mine.union(*masks))
-    elif masks or (facts.launcher in _UNBOUND and facts.launcher != "srun" and mine < _mask_of_parent()):
+    elif masks or (facts.launcher in _UNBOUND and facts.launcher != "srun" and mine < daemon):
         raise BindingError(
             f"{facts.launcher} has bound this rank to PUs {mine}, and the cores are divided among all ranks of the "
             f"node: start the ranks unbound ({_UNBOUND[facts.launcher]}), {_OR_ANY}"
         )
-
-
-def _mask_of_parent() -> CpuSet:
-    """Return the PUs of the launcher's daemon, which are those of the job; empty if they are unknown."""
-    try:
-        return CpuSet(os.sched_getaffinity(os.getppid()))
-    except OSError:
-        return CpuSet()
 
 
 def _gpus_of(topology: Topology, environ: Mapping[str, str], host: str, simulated: str | None) -> tuple[Gpu, ...]:

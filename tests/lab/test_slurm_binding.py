@@ -130,6 +130,17 @@ def test_open_mpis_default_of_one_core_each(slurm_lab: Lab, bin: str) -> None:
     assert "the launcher bound each rank to cores of its own" in seen.stderr
 
 
+def test_bind_shares_out_the_cores_of_sruns_tasks(slurm_lab: Lab) -> None:
+    """They were bound the other way round; GPU 0 is beside the first core."""
+    swapped = ("srun", "-n2", "--cpu-bind=map_cpu:1,0")
+    set_up(slurm_lab, swapped, ["0", "1"])
+    shell = ("sh", "-c", "echo $SLURM_LOCALID has $(taskset -cp $$)")
+    bind = ("hpcgpu", "bind", "--gpus", "sim:2", "--report", "--", *shell)
+    done = slurm_lab.exec(slurm_lab.login, [*ALLOCATION, *swapped, *bind], check=True)
+    assert sorted(re.findall(r"(\d) has .*affinity list: (\S+)", done.stdout)) == [("0", "0"), ("1", "1")]
+    assert sorted(re.findall(r"local rank (\d) of 2 on .*; PUs (\d);", done.stderr)) == [("0", "0"), ("1", "1")]
+
+
 def test_the_jobs_own_memory_limits_its_workers_without_a_cgroup(slurm_lab: Lab) -> None:
     """2 GiB without the 2 x 64 MiB of the simulated GPUs; the containers have no limit, and much more memory."""
     ask = ("salloc", "-N1", "--ntasks-per-node=2", "--mem=2G")

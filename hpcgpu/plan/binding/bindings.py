@@ -13,9 +13,6 @@ from hpcgpu.plan.binding.memory import plan_memory_nodes
 from hpcgpu.plan.binding.network import plan_nics
 from hpcgpu.units import counted
 
-if TYPE_CHECKING:
-    from hpcgpu.model import Settings
-
 
 class BindingRules(NamedTuple):
     """The settings of a plan, with their defaults: making all settings takes 20 CPU ms, which a rank need not spend."""
@@ -29,6 +26,10 @@ class BindingRules(NamedTuple):
     interface: str | None = None
 
 
+if TYPE_CHECKING:
+    from hpcgpu.model import Settings
+
+    Rules = Settings | BindingRules
 _DEFAULTS = BindingRules()
 
 
@@ -36,7 +37,7 @@ def plan_bindings(
     topology: Topology,
     gpus: Sequence[Gpu],
     allowed: CpuSet,
-    settings: Settings | BindingRules = _DEFAULTS,
+    settings: Rules = _DEFAULTS,
     allowed_nodes: CpuSet | None = None,
     masks: Sequence[CpuSet] = (),
     cpu_workers: int = 0,
@@ -65,11 +66,7 @@ def plan_bindings(
 
 
 def _plan(
-    topology: Topology,
-    workers: list[Gpu | None],
-    masks: list[CpuSet],
-    settings: Settings | BindingRules,
-    allowed_nodes: CpuSet | None,
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Rules, allowed_nodes: CpuSet | None
 ) -> list[Binding]:
     """Plan the bindings of the workers, which are in PCI order, those without a GPU last."""
     gpus = [g for g in workers if g]
@@ -123,7 +120,7 @@ def gpu_at(topology: Topology, cpuset: CpuSet) -> Gpu:
 
 
 def _cores(
-    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Settings | BindingRules
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Rules
 ) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
     """Return each worker's PUs, whether it shares them, and notes. Each mask is planned on its own."""
     out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)

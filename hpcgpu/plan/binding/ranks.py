@@ -48,6 +48,11 @@ def plan_rank(
             f"{ranks} ranks on this node do not match {count} GPUs ({', '.join(g.pci for g in gpus)}); start "
             f"{', '.join(map(str, right))} or a multiple of {count}"
         )
+    if ranks > count and (single := next((g for g in gpus if g.compute_mode), None)):
+        raise BindingError(
+            f"{ranks} ranks share {count} GPUs, but the GPU at {single.pci} is in compute mode {single.compute_mode}: "
+            f"start {count}, or NVIDIA's MPS in the job (nvidia-cuda-mps-control -d)"
+        )
     bindings = plan_bindings(topology, gpus, allowed, BindingRules(max(ranks // count, 1)), allowed_nodes)
     each = max(count // ranks, 1)
     binding = _together(bindings[rank * each : (rank + 1) * each])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ranks
 from fake_nvml import FakeGpu, FakeNvml, compiled
-from paths import TOPOLOGIES
+from paths import ROOT, TOPOLOGIES
 
 from hpcgpu.host import discover
 from hpcgpu.model import CpuSet
@@ -30,19 +30,6 @@ COMMAND = ("--", sys.executable, "-c", FACTS)
 SIMULATED = ("--gpus", "sim:4")
 TURIN = {"HWLOC_XMLFILE": str(TOPOLOGIES / "turin-4gpu-nvml.xml")}
 WHOLE = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
-# Modules that cost a rank more than its whole binding.
-HEAVY = {
-    "click",
-    "dask",
-    "distributed",
-    "numpy",
-    "mpi4py",
-    "psutil",
-    "asyncio",
-    "ssl",
-    "pynvml",
-    "hpcgpu.model.settings",
-}
 
 
 def rank_of(local: int, size: int) -> dict[str, str]:
@@ -87,6 +74,21 @@ def test_mask_of_mpirun_is_refused_and_the_way_named() -> None:
     assert done.returncode == 0
     assert len(json.loads(done.stdout)[0]) == 1, "unbound is what the launcher left"
     assert "rank 0 is not bound: " in done.stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks that share one PU have no masks to exchange")
+def test_masks_of_srun_are_shared_out_again() -> None:
+    """As srun --cpu-bind=map_cpu has set the variables (22.05.8): rank 0 was bound to the second PU."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    step |= {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_CPU_BIND_TYPE": "map_cpu:"}
+    bound = ["taskset", "-c", str(second), *BIND, "--gpus", "sim:2", *COMMAND]
+    done = ranks.run_command(bound, {**step, "SLURM_CPU_BIND_LIST": f"{second},{first}"})
+    assert json.loads(done.stdout)[0] == [first], done.stderr
+    done = ranks.run_command(bound, {**step, "SLURM_CPU_BIND_LIST": f"{first},{second}"})
+    assert done.returncode == 1, "Slurm's numbers are not the kernel's"
+    assert f"srun has bound this rank to PUs {second}, " in done.stderr
+    assert "(srun --cpu-bind=none)" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -164,18 +166,20 @@ def test_wrong_command_line_is_refused_as_usage() -> None:
         assert message in done.stderr
 
 
-def test_rank_imports_little() -> None:
-    code = """
-    import sys
-    from hpcgpu.cli import main
-    sys.argv = ["hpcgpu", "bind", "--gpus", "sim:1", "--dry-run", "--"]
-    try:
-        main()
-    finally:
-        print("modules", *sys.modules)
+def test_rank_imports_the_standard_library_alone() -> None:
+    """Without site-packages, so that anything else would be an error; and of the library little."""
+    code = """if True:
+        import sys
+        from hpcgpu.cli import main
+        sys.argv = ["hpcgpu", "bind", "--gpus", "sim:1", "--dry-run", "--"]
+        try:
+            main()
+        finally:
+            print("modules", *sys.modules)
     """
-    code = "\n".join(line[4:] for line in code.splitlines())
-    done = ranks.run_command([sys.executable, "-c", code], rank_of(0, 1))
+    env = {**rank_of(0, 1), "PYTHONPATH": str(ROOT)}
+    done = ranks.run_command([sys.executable, "-S", "-c", code], env)
+    assert done.returncode == 0, done.stderr
     modules = set(done.stdout.rpartition("modules")[2].split())
-    assert "hpcgpu.plan.binding.ranks" in modules, done.stderr
-    assert modules & HEAVY == set()
+    assert "hpcgpu.plan.binding.ranks" in modules
+    assert modules & {"asyncio", "logging", "ssl", "subprocess", "socket", "hpcgpu.model.settings"} == set()

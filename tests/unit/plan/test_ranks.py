@@ -83,6 +83,14 @@ def test_ranks_that_do_not_match_gpus_are_refused() -> None:
         plan_rank(topology, gpus, allowed, 5, 6)
 
 
+def test_ranks_do_not_share_a_gpu_for_one_process() -> None:
+    topology, gpus, allowed = described("turin-4gpu-nvml")
+    exclusive = [replace(g, compute_mode="EXCLUSIVE_PROCESS") for g in gpus]
+    with pytest.raises(BindingError, match=r"8 ranks share 4 GPUs, but .* EXCLUSIVE_PROCESS: start 4, or NVIDIA's MPS"):
+        plan_rank(topology, exclusive, allowed, 0, 8)
+    assert plan_rank(topology, exclusive, allowed, 0, 4).binding.gpus == (exclusive[0],)
+
+
 def test_all_visible_lists_gpus_by_local_rank() -> None:
     topology, gpus, allowed = described("turin-4gpu-nvml")
     places = [plan_rank(topology, gpus, allowed, rank, 4, all_visible=True) for rank in range(4)]
