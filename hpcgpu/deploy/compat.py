@@ -50,7 +50,7 @@ def _was_closed(error: BaseException) -> bool:
 class _Limited(BaseTCPListener):
     """A listener that reports its handshakes, TLS's and Dask's; distributed sets them no limit (_handle_stream)."""
 
-    handshakes: ClassVar[Any]  # deploy.processes.stalls.HandshakeDeadline
+    handshakes: ClassVar[Any]  # deploy.processes.handshakes.HandshakeDeadline
 
     def _handle_stream(self, stream: Any, address: Any) -> Any:
         # here, at once: the coroutine begins only after up to 128 connections have been accepted
