@@ -141,7 +141,7 @@ class SpillState:
 
     def release(self, ticket: Ticket) -> Instructions:
         """Unpin the units of a ticket that was resumed, has failed, or is given up."""
-        self.history.events.append(("release", ticket.number, ticket.units))
+        self.history.events.append(("release", id(ticket), ticket.units))
         out: list[Instruction] = []
         if not ticket.over:
             ticket.over, self.waiting = True, self.waiting - 1
@@ -226,7 +226,7 @@ class SpillState:
 
         The thread makes its copies down before it waits. Never for the spill thread: others wait for its copies.
         """
-        self.history.events.append(("alloc_failed", allocation.number, allocation.tier, allocation.nbytes))
+        self.history.events.append(("alloc_failed", id(allocation), allocation.tier, allocation.nbytes))
         last = max((a.until_bytes for a in self.allocations if a.tier == allocation.tier), default=0)
         allocation.had_bytes = self._accounting.freed.get(allocation.tier, 0)
         allocation.until_bytes = max(last, allocation.had_bytes) + allocation.nbytes
@@ -235,7 +235,7 @@ class SpillState:
 
     def alloc_given_up(self, allocation: FailedAllocation) -> Instructions:
         """Forget an allocation; the copies under way for it continue in another thread."""
-        self.history.events.append(("alloc_given_up", allocation.number))
+        self.history.events.append(("alloc_given_up", id(allocation)))
         if allocation in self.allocations:  # the later ones may still wait for its bytes, too
             self.allocations.remove(allocation)
         return self._settled([])
@@ -322,11 +322,11 @@ class SpillState:
         yield from (("needs", hash(task), *need) for task, need in self._needs.items())
         yield from (("queue", tier, (*queue,)) for tier, queue in self._coming_up.items())
         yield from (("ahead", unit) for unit in (self._ahead,) if unit)
-        yield from (("allocation", a.number, a.tier, a.nbytes, a.until_bytes, a.had_bytes) for a in self.allocations)
+        yield from (("allocation", id(a), a.tier, a.nbytes, a.until_bytes, a.had_bytes) for a in self.allocations)
         waiters = {unit: unit.waiters for unit in accounting.units() if unit.waiters}
         for ticket in dict.fromkeys(ticket for tickets in waiters.values() for ticket in tickets):
             yield "ticket", *ticket.facts(), ticket.missing, ticket.over
-        yield from (("waiters", unit, [ticket.number for ticket in tickets]) for unit, tickets in waiters.items())
+        yield from (("waiters", unit, [*map(id, tickets)]) for unit, tickets in waiters.items())
 
     def _forget_need(self, task: Hashable) -> None:
         if (need := self._needs.pop(task, None)) is None:
