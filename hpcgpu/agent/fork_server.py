@@ -290,7 +290,7 @@ def prepare_forks(*, simulated: bool) -> None:
         import hpcgpu.deploy.processes.nanny
         import hpcgpu.deploy.processes.scheduler
         from hpcgpu.deploy.dask_config import check_dask_memory
-        from hpcgpu.deploy.processes.stalls import limit_handshakes
+        from hpcgpu.deploy.processes.handshakes import limit_handshakes
 
         if simulated:
             import hpcgpu.sim  # noqa: F401

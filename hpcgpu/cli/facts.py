@@ -192,7 +192,7 @@ def topo(files: tuple[str, ...], diff: bool, as_json: bool, picture: str | None,
 
     With --diff the exit code is diff's: 0 for machines that are alike, 1 for differences, 2 for trouble.
     """
-    from hpcgpu.deploy.preview import compare_files, plan_machine, svg
+    from hpcgpu.deploy.machine import compare_files, plan_machine, svg
 
     if diff:
         unused = {"json": as_json, "svg": picture, **options}

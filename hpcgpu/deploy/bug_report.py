@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcgpu import __version__
-from hpcgpu.deploy import preview
+from hpcgpu.deploy import machine
 from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.logs import last_lines
@@ -181,7 +181,7 @@ def _of_machine() -> dict[str, str]:
     else:
         out["topology.txt"] = "no libhwloc 2 or later is on this machine: HPCGPU_LIBHWLOC=/path/to/libhwloc.so.15\n"
     try:
-        planned = preview.plan_machine({}, "option --{flag}")
+        planned = machine.plan_machine({}, "option --{flag}")
         out |= {"plan.json": _json(planned.described()), "plan.txt": planned.table.to_text()}
     except HpcGpuError as e:
         out["plan.txt"] = f"{e}\n"

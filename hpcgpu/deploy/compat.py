@@ -52,7 +52,7 @@ def _was_closed(error: BaseException) -> bool:
 class _Limited(BaseTCPListener):
     """A listener that reports its handshakes, TLS's and Dask's; distributed sets them no limit (_handle_stream)."""
 
-    handshakes: ClassVar[Any]  # deploy.processes.stalls.HandshakeDeadline
+    handshakes: ClassVar[Any]  # deploy.processes.handshakes.HandshakeDeadline
     certificates: ClassVar[dict[str, Any]] = {}  # of peers, which all have one: a dict of 1 KiB for each connection
 
     def _handle_stream(self, stream: Any, address: Any) -> Any:

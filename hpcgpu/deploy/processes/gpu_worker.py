@@ -22,7 +22,7 @@ from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.dask_config import scheduler_address
 from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import node, worker
-from hpcgpu.deploy.processes.stalls import limit_handshakes
+from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.worker import SilentWorker
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import log, process, remover

@@ -23,9 +23,10 @@ from hpcgpu.deploy.dashboard.usage import UsagePlugin, say_summary
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.dashboard_http import ROUTES, serve_dashboard
+from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.leaders import LeaderConnections
 from hpcgpu.deploy.processes.lease_server import LeaseServer
-from hpcgpu.deploy.processes.stalls import StallDetector, limit_handshakes
+from hpcgpu.deploy.processes.stalls import StallDetector
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import peer_memory, process
 from hpcgpu.supervise import reason_of

@@ -28,8 +28,8 @@ from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.dask_config import check_dask_memory
 from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes.control import Control, encode
+from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.rmm import set_up_rmm
-from hpcgpu.deploy.processes.stalls import limit_handshakes
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
 from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process
 from hpcgpu.model import WorkerSpec

@@ -26,22 +26,21 @@ def _name(unit: Any) -> Any:
     return getattr(unit, "name", None)
 
 
-class History:
-    """The last events of one machine; under the store's lock."""
+class History(list[Row]):
+    """The events of the last part, after the facts with which it begins; all is under the store's lock."""
 
     def __init__(self, facts: Callable[[], Iterable[Row]], count: Callable[[], int]) -> None:
         self._facts, self._count = facts, count  # of the machine, and its units, now
-        self.events: list[Row] = []
         self.turn()
 
     def turn(self) -> None:
-        """Begin the next part, between two events; to be called when :attr:`events` are longer than ``most``."""
-        self._before, self.events = self.events, self._now()
-        self.most = len(self.events) + max(_EVENTS, _EVENTS_PER_UNIT * len(self.events))
+        """Begin the next part, between two events; to be called when it is longer than ``most``."""
+        self._before, self[:] = [*self], self._now()
+        self.most = len(self) + max(_EVENTS, _EVENTS_PER_UNIT * len(self))
 
     def lines(self) -> Iterator[str]:
         """Yield the events, and the facts at their end, as lines of JSON, for ``scripts/replay_spill.py``."""
-        rows = [*self._before, *self.events, *self._now()]
+        rows = [*self._before, *self, *self._now()]
         for i in range(0, len(rows), _PER_LINE):
             yield json.dumps(rows[i : i + _PER_LINE], separators=(",", ":"), default=_name)
 

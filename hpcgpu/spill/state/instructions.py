@@ -71,11 +71,6 @@ class Waiter:
     answered: bool = False
     error: Exception | None = None
 
-    @property
-    def number(self) -> int:
-        """A number of its own, in the machine's history."""
-        return id(self)
-
 
 @dataclass(slots=True, eq=False)
 class Ticket(Waiter):
@@ -91,7 +86,7 @@ class Ticket(Waiter):
 
     def facts(self) -> tuple[Any, ...]:
         """Return what its reader asks for, for the machine's history."""
-        return self.number, self.units, self.writes, self.for_peer, self.stays, self.at_once
+        return id(self), self.units, self.writes, self.for_peer, self.stays, self.at_once
 
     def lacks(self, unit: Unit) -> bool:
         """Tell whether a unit is below the tier in which this ticket needs it."""

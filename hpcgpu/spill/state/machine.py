@@ -88,12 +88,12 @@ class SpillState:
             else:
                 new += ((unit.nbytes, unit.top, unit.at, unit.fixed, unit.lost is not None),)
                 self._accounting.add(unit)
-        self.history.events.append(("set", units, new))
+        self.history.append(("set", units, new))
         return self._settled([])
 
     def delete(self, units: tuple[Unit, ...]) -> Instructions:
         """Remove a key of these units."""
-        self.history.events.append(("delete", units))
+        self.history.append(("delete", units))
         out: list[Instruction] = []
         for unit in units:
             unit.keys -= 1
@@ -103,7 +103,7 @@ class SpillState:
 
     def used(self, units: tuple[Unit, ...], writes: bool = False) -> Instructions:
         """Use units that are up, so without a ticket; ``writes`` as in Ticket."""
-        self.history.events.append(("used", units, writes))
+        self.history.append(("used", units, writes))
         self._accounting.touch(units)
         if not writes:
             return ()
@@ -117,7 +117,7 @@ class SpillState:
 
     def need(self, ticket: Ticket) -> Instructions:
         """Pin units, and bring up units below. Each must be named, or pinned by another ticket."""
-        self.history.events.append(("need", *ticket.facts()))
+        self.history.append(("need", *ticket.facts()))
         if not all(unit.valid for unit in ticket.units):
             raise ValueError("a unit that no key names cannot be needed")
         out: list[Instruction] = []
@@ -141,7 +141,7 @@ class SpillState:
 
     def release(self, ticket: Ticket) -> Instructions:
         """Unpin the units of a ticket that was resumed, has failed, or is given up."""
-        self.history.events.append(("release", ticket.number, ticket.units))
+        self.history.append(("release", id(ticket), ticket.units))
         out: list[Instruction] = []
         if not ticket.over:
             ticket.over, self.waiting = True, self.waiting - 1
@@ -155,7 +155,7 @@ class SpillState:
 
     def grow(self, unit: Unit, nbytes: int) -> Instructions:
         """Resize a unit that is up and has a new object, which its copies below lack."""
-        self.history.events.append(("grow", unit, nbytes))
+        self.history.append(("grow", unit, nbytes))
         if unit.tier != unit.top:
             raise ValueError("a unit that is not up cannot grow")
         out: list[Instruction] = []
@@ -166,14 +166,14 @@ class SpillState:
 
     def join(self, unit: Unit, part: Unit) -> None:
         """Count one more name of a part of a unit, which is set next; a new part adds its bytes."""
-        self.history.events.append(("join", unit, part, part.nbytes, part.keys))
+        self.history.append(("join", unit, part, part.nbytes, part.keys))
         part.keys += 1
         if part.keys == 1:
             self._accounting.resize(unit, unit.nbytes + part.nbytes)
 
     def leave(self, unit: Unit, part: Unit) -> Instructions:
         """Count one name less of a part of a unit. With the last name the part goes, unless the unit is on disk."""
-        self.history.events.append(("leave", unit, part, part.nbytes, part.keys))
+        self.history.append(("leave", unit, part, part.nbytes, part.keys))
         part.keys -= 1
         if part.keys:
             return ()
@@ -182,7 +182,7 @@ class SpillState:
 
     def moved(self, copy: Copy, nbytes: int = 0) -> Instructions:
         """Record that a copy has succeeded; ``nbytes`` is its size there, if that differs from the unit's."""
-        self.history.events.append(("moved", copy.unit, nbytes))
+        self.history.append(("moved", copy.unit, nbytes))
         unit, out = copy.unit, list[Instruction]()
         self._end_copy(copy)
         if copy.to == DISK:
@@ -203,7 +203,7 @@ class SpillState:
 
     def failed(self, copy: Copy, error: Exception, for_good: bool = False) -> Instructions:
         """Record that a copy has failed; ``for_good``: the unit can never be pickled, or never be read back."""
-        self.history.events.append(("failed", copy.unit, for_good))
+        self.history.append(("failed", copy.unit, for_good))
         unit, out = copy.unit, list[Instruction]()
         self._end_copy(copy)
         if copy.to < copy.source:
@@ -226,7 +226,7 @@ class SpillState:
 
         The thread makes its copies down before it waits. Never for the spill thread: others wait for its copies.
         """
-        self.history.events.append(("alloc_failed", allocation.number, allocation.tier, allocation.nbytes))
+        self.history.append(("alloc_failed", id(allocation), allocation.tier, allocation.nbytes))
         last = max((a.until_bytes for a in self.allocations if a.tier == allocation.tier), default=0)
         allocation.had_bytes = self._accounting.freed.get(allocation.tier, 0)
         allocation.until_bytes = max(last, allocation.had_bytes) + allocation.nbytes
@@ -235,26 +235,26 @@ class SpillState:
 
     def alloc_given_up(self, allocation: FailedAllocation) -> Instructions:
         """Forget an allocation; the copies under way for it continue in another thread."""
-        self.history.events.append(("alloc_given_up", allocation.number))
+        self.history.append(("alloc_given_up", id(allocation)))
         if allocation in self.allocations:  # the later ones may still wait for its bytes, too
             self.allocations.remove(allocation)
         return self._settled([])
 
     def limit(self, tier: int, nbytes: int) -> Instructions:
         """Set or change the limit of a tier: of a device when its size is known."""
-        self.history.events.append(("limit", tier, nbytes))
+        self.history.append(("limit", tier, nbytes))
         self._accounting.limit(tier, nbytes)
         return self._settled([])
 
     def shrink(self, tier: int, nbytes: int) -> Instructions:
         """Free ``nbytes`` once, even below the limit: first memory that is kept for reuse, then data."""
-        self.history.events.append(("shrink", tier, nbytes))
+        self.history.append(("shrink", tier, nbytes))
         self._accounting.shrink(tier, nbytes)
         return self._settled([Trim(tier)])
 
     def kept(self, tier: int, nbytes: int) -> Instructions:
         """Record the memory that waits in a tier to be used again."""
-        self.history.events.append(("kept", tier, nbytes))
+        self.history.append(("kept", tier, nbytes))
         self._accounting.keep(tier, nbytes)
         return self._settled([])
 
@@ -263,7 +263,7 @@ class SpillState:
         self._forget_need(task)
         self._count += 1
         units = tuple(unit for unit in dict.fromkeys(units) if unit.valid)
-        self.history.events.append(("expect", hash(task), units, priority, running))
+        self.history.append(("expect", hash(task), units, priority, running))
         need = self._needs[task] = _Need(priority, self._count, running, units)
         if not running:
             insort(self._ready, need)
@@ -277,20 +277,20 @@ class SpillState:
 
     def task_over(self, task: Hashable) -> Instructions:
         """Forget the needs of a task that is over, or does not run here."""
-        self.history.events.append(("task_over", hash(task)))
+        self.history.append(("task_over", hash(task)))
         self._forget_need(task)
         return self._settled([])
 
     def tick(self) -> Instructions:
         """Try failed copies again; to be called about once a second while :attr:`is_stuck`."""
-        self.history.events.append(("tick",))
+        self.history.append(("tick",))
         self._accounting.unstick()
         self.pauses = False
         return self._settled([])
 
     def excess(self, nbytes: int) -> int:
         """Record the host memory that waits to be used again; return the part of it without room beside the data."""
-        self.history.events.append(("excess", nbytes))
+        self.history.append(("excess", nbytes))
         return self._accounting.keep(HOST, nbytes)
 
     @property
@@ -322,11 +322,11 @@ class SpillState:
         yield from (("needs", hash(task), *need) for task, need in self._needs.items())
         yield from (("queue", tier, (*queue,)) for tier, queue in self._coming_up.items())
         yield from (("ahead", unit) for unit in (self._ahead,) if unit)
-        yield from (("allocation", a.number, a.tier, a.nbytes, a.until_bytes, a.had_bytes) for a in self.allocations)
+        yield from (("allocation", id(a), a.tier, a.nbytes, a.until_bytes, a.had_bytes) for a in self.allocations)
         waiters = {unit: unit.waiters for unit in accounting.units() if unit.waiters}
         for ticket in dict.fromkeys(ticket for tickets in waiters.values() for ticket in tickets):
             yield "ticket", *ticket.facts(), ticket.missing, ticket.over
-        yield from (("waiters", unit, [ticket.number for ticket in tickets]) for unit, tickets in waiters.items())
+        yield from (("waiters", unit, [*map(id, tickets)]) for unit, tickets in waiters.items())
 
     def _forget_need(self, task: Hashable) -> None:
         if (need := self._needs.pop(task, None)) is None:
@@ -406,7 +406,7 @@ class SpillState:
             if tier not in accounting.blocked and accounting.fits(tier, 0):
                 self.stays.discard(tier)
                 out.append(Say("fits", tier, 0, None))
-        if len(self.history.events) > self.history.most:
+        if len(self.history) > self.history.most:
             self.history.turn()
         return tuple(out)
 

@@ -30,8 +30,8 @@ from hpcgpu.deploy.jobs import Run, runs, sweep
 from hpcgpu.deploy.jobs import home as home_of_runs
 from hpcgpu.deploy.jobs import run as run_files
 from hpcgpu.deploy.jobs.run import Owner, Record
+from hpcgpu.deploy.machine import plan_machine
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.deploy.preview import plan_machine
 from hpcgpu.errors import ConfigError, JobError, ParseError
 from hpcgpu.host import private
 from hpcgpu.model import Result, RunDocument, Settings
@@ -354,7 +354,7 @@ def test_report_has_the_batch_systems_answers_about_jobs(whole: Path) -> None:
 
 
 def test_its_topology_is_read_by_topo(tmp_path: Path) -> None:
-    from hpcgpu.deploy.preview import read_machine
+    from hpcgpu.deploy.machine import read_machine
 
     folder = bug_report.write(None, str(tmp_path / "report"))
     if (folder / "topology.xml").exists():

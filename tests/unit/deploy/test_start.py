@@ -16,7 +16,7 @@ from recordings import records
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
 from hpcgpu.batch import pbs
 from hpcgpu.cli.commands import hpcgpu
-from hpcgpu.deploy import network, preview, settings, start
+from hpcgpu.deploy import machine, network, settings, start
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import host_memory, run
 from hpcgpu.launch.environment import read_end_s
@@ -146,12 +146,12 @@ def test_unanswered_memory_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_topo_plans_with_it_and_asks_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     record = next(records(BATCH / "pbs/head/38-memory-granted.txt"))
     asked = answer(monkeypatch, Result((), 0, record.stdout))
-    monkeypatch.setattr(preview.socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(machine.socket, "gethostname", lambda: "node1")
     monkeypatch.setenv("PBS_JOBID", "0.login01")
-    said = preview.plan_machine({}, "test", gpus="sim:2x64MiB").table.to_text()
+    said = machine.plan_machine({}, "test", gpus="sim:2x64MiB").table.to_text()
     assert said.count("its share of 2.0 GiB, mem= of PBS job 0.login01") == 1  # of both workers
     monkeypatch.setenv("HPCGPU_JOB_NODES", "2")
-    preview.plan_machine({}, "test", gpus="sim:2x64MiB")
+    machine.plan_machine({}, "test", gpus="sim:2x64MiB")
     assert len(asked) == 1
 
 

@@ -31,7 +31,7 @@ from hpcgpu.deploy import compat
 from hpcgpu.deploy.cluster import security_loader
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.scheduler_file import Certificate, connect_first, security
-from hpcgpu.deploy.processes.stalls import HandshakeDeadline
+from hpcgpu.deploy.processes.handshakes import HandshakeDeadline
 from hpcgpu.errors import TrustError
 from hpcgpu.host import host_memory, process
 

@@ -29,7 +29,7 @@ from machines import (
 )
 from paths import TOPOLOGIES
 
-from hpcgpu.deploy.preview import plan_machine
+from hpcgpu.deploy.machine import plan_machine
 from hpcgpu.deploy.processes.node import read_node, requested_gpus
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
 from hpcgpu.model import Binding, CpuSet, Settings, Topology

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from machines import GIB, mask
 from waiting import scaled
 
-from hpcgpu.deploy.preview import compare_files, plan_machine, read_machine, read_text, svg
+from hpcgpu.deploy.machine import compare_files, plan_machine, read_machine, read_text, svg
 from hpcgpu.errors import ConfigError, ParseError
 from hpcgpu.model import CpuSet, Settings, Topology
 from hpcgpu.plan.binding.bindings import plan_bindings
@@ -479,7 +479,7 @@ def test_a_file_of_powershell_is_read(tmp_path: Path, encoding: str) -> None:
 
 
 def test_a_fifo_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.deploy.preview._WRITER_S", 0.1)
+    monkeypatch.setattr("hpcgpu.deploy.machine._WRITER_S", 0.1)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"pipe is a FIFO to which nothing was written for 0 s; give a file"):
         read_text(str(tmp_path / "pipe"))
