@@ -127,7 +127,7 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
     ),
     "32 nodes start from Lustre": (
         *(replace(LOGIN, start=login.judge_start(shared_imports(32, "lustre"))), "start of the nodes", WARNED),
-        r"32 nodes import [\d,]+ files each from lustre.*--environment stage",
+        r"32 nodes import at least [\d,]+ files each from lustre.*--environment stage",
     ),
     "no copies": (second(copy_obstacle="yama=2"), "values within a node", WARNED, "node2: yama=2.*process_vm_readv"),
     "UCX without InfiniBand": (
