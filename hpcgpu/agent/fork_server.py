@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import pickle
 import pkgutil
@@ -284,7 +283,6 @@ class ForkServerSpawner:
 def prepare_forks(*, simulated: bool) -> None:
     """Prepare a process for its forks, scheduler, workers and nannies; raise ConfigError for Dask's memory limits."""
     with process.importing():
-        import dask
         from distributed.versions import get_versions
 
         import hpcgpu.deploy.processes.nanny
@@ -295,10 +293,7 @@ def prepare_forks(*, simulated: bool) -> None:
         if simulated:
             import hpcgpu.sim  # noqa: F401
         # Else each worker takes 30 CPU ms more at its start (distributed 2026.8.0): it reads the versions of nine
-        # packages, runs uname -p, and imports the routes of an HTTP server.
-        for module in dask.config.get("distributed.worker.http.routes"):
-            if module.startswith("distributed."):  # others are the user's: a worker imports them, and reports errors
-                importlib.import_module(module)
+        # packages, and runs uname -p.
         get_versions()
         limit_handshakes()
         check_dask_memory()

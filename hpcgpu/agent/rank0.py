@@ -27,11 +27,12 @@ from hpcgpu.deploy.network import exposed, lease, require_ucx, scheduler_file
 from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.scheduler import SchedulerSpec
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import log, private, process
+from hpcgpu.host import limits, log, private, process
 from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.host.host_memory import format_exit, oom_kills
 from hpcgpu.model import Allocation, Layout, RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV, SCRIPT_LEADER
+from hpcgpu.plan.jobs.needs import Size, shortages
 from hpcgpu.units import counted
 
 # Limits for the script's end after SIGTERM, and for the scheduler to hear all other nodes' goodbyes.
@@ -135,11 +136,11 @@ class Rank0Leader(Leader):
     def __init__(self, context: LeaderContext, scheduler: SchedulerProcess, layout: Layout) -> None:
         super().__init__(context)
         self._scheduler, self._run_folder = scheduler, Path(context.run.folder)
-        self._expected, self._nodes = layout.worker_count, len(layout.nodes)
+        self._expected, self._nodes, self._size = layout.worker_count, len(layout.nodes), Size.of(layout)
         self._idle = sum(len(node.idle) for node in layout.nodes)
         self._present, self._working, self._died = 0, 1, ""
         self._absent: list[str] = []  # why each worker that did not start did not
-        self._started = False
+        self._started, self._files = False, -1
         self._client_gone = False
         self._changed, self._summarised = asyncio.Event(), asyncio.Event()
         self._child: Child | None = None
@@ -161,6 +162,7 @@ class Rank0Leader(Leader):
             lambda e: self.end(os.EX_SOFTWARE, f"the scheduler process cannot be followed: {supervise.reason_of(e)}"),
         )
         try:
+            await supervise.to_thread(self._check_limits)
             await self.start_workers()
             if self._expected:
                 await self._wait_for_workers()
@@ -176,6 +178,18 @@ class Rank0Leader(Leader):
             await self._log_summary(self._control)
             listening.cancel()
         return 0
+
+    def _check_limits(self) -> None:
+        """Look whether this node's limits allow the whole run; LaunchError if the scheduler would run out of files."""
+        allowed = limits.read()
+        self._files = allowed.files
+        for text in shortages(self._size, allowed, exact=False):
+            log.say(f"{text} on {self.context.node}")
+        if short := "; ".join(shortages(self._size, allowed, exact=True)):
+            raise LaunchError(
+                f"{short} on {self.context.node}, which has the scheduler: ask the administrators for a higher one "
+                "(limits.conf; LimitNOFILE of slurmd or pbs_mom), or start fewer workers"
+            )
 
     async def _log_summary(self, control: Control) -> None:
         """Have the scheduler log the run's summary, while its workers can be asked."""
@@ -197,6 +211,7 @@ class Rank0Leader(Leader):
             key=scheduler["key"],
             dashboard_port=self._scheduler.dashboard_port,
             dashboard_secret=self._scheduler.secret,
+            files=self._files,
         )
         try:
             control.send("lease", detached=await supervise.to_thread(lease.is_detached, self._run_folder))

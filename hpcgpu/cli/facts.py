@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hpcgpu.deploy.jobs import Run
 
 
+_MOST_IDS = 16  # --json has all
 _RUN_COLUMNS = (
     *(Column("name", kind="name"), Column("shape", kind="name"), Column("jobs"), Column("state", kind="prose")),
     *(Column("workers", kind="name"), Column("owner", kind="name"), Column("age", kind="name")),
@@ -120,10 +121,12 @@ def _row(run: Run) -> tuple[str, ...]:
     from hpcgpu.plan.jobs import phases_line
 
     state = run.owner_state
+    ids = [word for c in run.system.cancel(tuple(run.jobs)) for word in c.argv[1:]]  # ranges of arrays
+    more = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
     return (
         run.name,
         run.document.settings.shape,
-        " ".join(word for c in run.system.cancel(tuple(run.jobs)) for word in c.argv[1:]) or "-",  # ranges of arrays
+        f"{' '.join(ids[:_MOST_IDS])}{more}" if ids else "-",
         phases_line(jobs_of(run)),
         "-" if run.workers is None else str(len(run.workers)),
         f"{run.owner.pid}@{run.owner.host}" if state == "alive" else state,

@@ -15,11 +15,13 @@ from hpcgpu.config import layers
 from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start
+from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs.batch_client import read_job
 from hpcgpu.deploy.machine import named, read_machine, this_machine
 from hpcgpu.deploy.processes.node import read_node
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.host import limits
 from hpcgpu.host import run as programs
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import Command, HostMemory, JobSpec, Layout, Settings, Site, Topology
@@ -75,6 +77,8 @@ def of_job(planned: Wanted, spec: JobSpec, script: str, file: str | None = None,
         node=node,
         node_from=node_from,
         starts=starts,
+        limits=limits.read(),
+        imports=probes.imports_of(settings, spec.nodes),
     )
 
 
@@ -139,6 +143,8 @@ def _of_node(read: Wanted, line: str, layout: Layout) -> Preview:
         layout=layout,
         node=MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings),
         node_from=f"{facts.name}, as it is",
+        limits=limits.read(),
+        imports=probes.imports_of(settings, len(layout.nodes)),
     )
 
 

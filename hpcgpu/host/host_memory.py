@@ -65,7 +65,7 @@ def memory_limit(proc: Path = _PROC) -> HostMemory:
     limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
     if "PBS_JOBID" in os.environ and (size := resource.getrlimit(resource.RLIMIT_RSS)[0]) != resource.RLIM_INFINITY:
         limits.append(HostMemory(size, "mem= of the PBS job on this node, RLIMIT_RSS"))  # pbs_mom sets it (23.06.06)
-    for kind, folder in _folders(proc):
+    for kind, folder in cgroups(proc):
         limits += [HostMemory(limit, f"cgroup {folder}") for limit in _limits(kind, folder)]
     return min(limits, key=lambda m: m.nbytes)
 
@@ -74,7 +74,7 @@ def memory_left(proc: Path = _PROC) -> float:
     """Return the fraction of host memory, page cache included, that is left in the cgroup with the least left."""
     about = (proc / "meminfo").read_text()
     left = [int(_AVAILABLE.findall(about)[0]) / int(_TOTAL.findall(about)[0])]
-    for kind, folder in _folders(proc):
+    for kind, folder in cgroups(proc):
         used, files = text_of(folder / _USED[kind]).strip(), _FILES[kind].findall(text_of(folder / "memory.stat"))
         left += [1 - (int(used) - sum(map(int, files))) / limit for limit in _limits(kind, folder) if limit and used]
     return min(left)
@@ -82,7 +82,7 @@ def memory_left(proc: Path = _PROC) -> float:
 
 def oom_kills(proc: Path = _PROC) -> int:
     """Return how many processes of this process's own cgroup the kernel has killed for lack of memory; 0: unknown."""
-    kind, folder = next(_folders(proc), ("cgroup", Path()))
+    kind, folder = next(cgroups(proc), ("cgroup", Path()))
     return sum(map(int, _KILLS.findall(text_of(folder / _EVENTS[kind]))))
 
 
@@ -96,17 +96,17 @@ def format_exit(code: int, kills: int, proc: Path = _PROC) -> str:
     return text
 
 
-def _folders(proc: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the kind and folder of the process's own memory cgroup and of those above it."""
+def cgroups(proc: Path, controller: str = "memory") -> Iterator[tuple[str, Path]]:
+    """Yield the kind and folder of the process's own cgroup with this controller, and of those above it."""
     # of several mounts on one point the last one hides the others: of its outside, in a namespace
     mounts = {mount[1]: mount for mount in _MOUNT.findall(text_of(proc / "self" / "mountinfo"))}.values()
     for line in text_of(proc / "self" / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         kind = "cgroup2" if number == "0" else "cgroup"
-        if kind == "cgroup" and "memory" not in controllers.split(","):
+        if kind == "cgroup" and controller not in controllers.split(","):
             continue
         for root, point, mounted, options in mounts:
-            if mounted == kind and (kind == "cgroup2" or "memory" in options.split(",")):
+            if mounted == kind and (kind == "cgroup2" or controller in options.split(",")):
                 # A container may see only its own part of the hierarchy, and the path as the host names it.
                 inside = PurePosixPath(path)
                 inside = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath()

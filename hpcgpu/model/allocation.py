@@ -64,6 +64,16 @@ class HostMemory(NamedTuple):
         return self.source != NOT_TOLD
 
 
+class Limits(NamedTuple):
+    """Limits of a process and of its user; -1: unlimited, or unknown."""
+
+    files: int = -1  # open descriptors: the hard limit, since hpcgpu raises the soft one to it
+    processes: int = -1  # and threads, of this user on this node
+    locked_bytes: int = -1
+    job_processes: int = -1  # and threads, of this process's cgroups: pids.max
+    ports: int = -1  # of outgoing connections to one address: ip_local_port_range
+
+
 class Allocation(NamedTuple):
     """The job around this process."""
 

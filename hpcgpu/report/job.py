@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcgpu.model import JobSpec, Layout, Settings, Site
+from hpcgpu.model.allocation import Limits
 from hpcgpu.model.settings import Limit, options, user_name
+from hpcgpu.plan.jobs.needs import OF_NODES, Size, needs, shortages
 from hpcgpu.plan.jobs.request import gpus_per_node
 from hpcgpu.plan.layout import RankRecord, plan_layout
 from hpcgpu.report.machine import MachinePlan, describe, format_ports, poor
@@ -17,8 +19,10 @@ from hpcgpu.report.machine import differences as plain_differences
 from hpcgpu.report.table import Column, Table
 from hpcgpu.units import counted, format_bytes, format_duration
 
+_UNKNOWN = Limits()
 _SCRIPT, _COMMAND = "script", "command"
 _SETTING = (Column("setting"), Column("value"), Column("set by", kind="prose"))
+_NEED = (Column("at least"), Column("needed", kind="number"), Column("allowed here"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class Preview:
     node_from: str  # the source of node, or how to get one
     starts: str = ""  # expected by the batch system; empty: unknown
     granted: str = ""  # without a request: the job around this process
+    limits: Limits = _UNKNOWN  # of this machine
+    imports: str = ""  # what the start of its nodes reads from a network file system; empty: little
 
 
 def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
@@ -51,6 +57,9 @@ def warnings(plan: Preview) -> Iterator[str]:
         yield from _poor_request(plan, plan.spec)
     if plan.node:
         yield from poor(plan.node)
+    yield from (f"{text}{OF_NODES * (plan.spec is not None)}" for text in shortages(Size.of(plan.layout), plan.limits))
+    if plan.imports:
+        yield f"{plan.imports}: environment='stage' has each node copy the environment once, to a disk of its own"
 
 
 def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
@@ -96,6 +105,7 @@ def _sections(plan: Preview) -> dict[str, Table]:
         "node": replace(node, title=plan.node_from),
         "memory": _lines(_memory(plan)),
         "network": _lines(_network(plan)),
+        "needs": needs_table(Size.of(plan.layout), plan.limits),
         "estimates": _lines(_estimates(plan)),
         "warnings": _lines(f"warning: {text}" for text in warnings(plan)),
         _SCRIPT if plan.spec else _COMMAND: _lines(plan.script.splitlines()),
@@ -107,6 +117,11 @@ def settings_table(settings: Settings) -> Table:
     """Show name, value and place of each setting that is not a default."""
     values = list(_changed(settings))
     return Table(_SETTING, values, notes=() if values else ["all settings are defaults"])
+
+
+def needs_table(size: Size, limits: Limits) -> Table:
+    """Show what a cluster needs at least, beside what limits allow."""
+    return Table(_NEED, [need.texts for need in needs(size, limits)])
 
 
 def _changed(settings: Settings) -> Iterator[tuple[str, str, str]]:
@@ -159,6 +174,7 @@ def described(plan: Preview) -> dict[str, Any]:
         "node": {"from": plan.node_from, **workers},
         "memory": list(_memory(plan)),
         "network": list(_network(plan)),
+        "needs": [need._asdict() for need in needs(Size.of(plan.layout), plan.limits)],
         "estimates": list(_estimates(plan)),
         "warnings": list(warnings(plan)),
         _SCRIPT: plan.script.splitlines(),

@@ -99,7 +99,7 @@ MOST_LINES = 500
 OVERRIDDEN = "distributed's Cluster has it, and calls or reads it itself"
 INHERITED = "hpcgpu's own base class has it, and a public name of a cluster object is for people"
 PRIVATE: dict[str, dict[str, str]] = {
-    "deploy/cluster/classes.py": {"_must_run": INHERITED},
+    "deploy/cluster/classes.py": dict.fromkeys(("_connection", "_must_run"), INHERITED),
     "deploy/cluster/cluster.py": {
         **dict.fromkeys(
             ("_absent", "_ask_summary", "_asking", "_check_absent", "_line", "_must_run", "_show_end", "_state"),

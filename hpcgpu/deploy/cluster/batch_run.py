@@ -18,10 +18,11 @@ from hpcgpu.deploy.jobs.runs import Jobs, today
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
-from hpcgpu.host import log
+from hpcgpu.host import limits, log
 from hpcgpu.host.path_writers import changed_by
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument
 from hpcgpu.plan.jobs import NO_WORKERS, OUTLIVES, Job, Phase, describe
+from hpcgpu.plan.jobs.needs import OF_NODES, Size, shortages
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
 from hpcgpu.units import format_duration
 
@@ -144,6 +145,9 @@ class BatchRun:
         elif self.first_workers:
             spec, system = await asyncio.to_thread(plan_job, document, user.site, user.batch)
             self._spec, self.script = spec, system.script(spec)
+            size = Size(self.first_workers, self.settings.nodes, workers_per_node(self.settings))
+            for text in shortages(size, await asyncio.to_thread(limits.read)):
+                view.say(f"{text}{OF_NODES}")
             await submit_guarded(run, functools.partial(fleet.submit_head, system, spec))
         else:
             self._local = LocalRun(self.settings, {}, "head")

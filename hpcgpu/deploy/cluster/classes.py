@@ -19,10 +19,12 @@ from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import ConfigError, LaunchError, whole
 from hpcgpu.model import Settings
+from hpcgpu.model.allocation import Limits
 from hpcgpu.model.job import Backoff
+from hpcgpu.plan.jobs.needs import Size, shortages
 from hpcgpu.plan.jobs.request import workers_per_node
 from hpcgpu.supervise import FailureLog
-from hpcgpu.units import parse_bytes
+from hpcgpu.units import counted, parse_bytes
 
 security_loader.install()
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
@@ -184,6 +186,7 @@ class BatchGPUCluster(GPUCluster):
         check_scale(n, jobs, cores, memory)
         if jobs is None:
             jobs = run.members_for(workers_with(self.settings, cores, memory) if n is None else n)
+        self._check_limit(f"scale(): {counted(int(jobs), 'job')}", int(jobs))
         return self.sync(run.fleet.scale, int(jobs))
 
     def adapt(self, *_: Any, **options: Any) -> Any:
@@ -209,11 +212,20 @@ class BatchGPUCluster(GPUCluster):
         """
         run = self._elastic()
         options = bounds(self.settings, run.first_workers, run.member_workers, options)
+        if math.isfinite(most := _number(options.get("maximum", math.inf))):
+            self._check_limit(f"adapt: maximum {most:g}", run.members_for(int(most)))
         return super().adapt(Adaptive=JobAdaptive, **options)
 
     async def adapt_to(self, workers: int) -> None:
         """Set the number of workers for now; called by :class:`JobAdaptive`."""
         await self._run.fleet.scale(self._run.members_for(workers), adapting=True)
+
+    def _check_limit(self, asked_for: str, jobs: int) -> None:
+        """Raise ConfigError if the scheduler could not have the workers of so many jobs beside the first."""
+        run, place = self._run, self._connection.scheduler_file
+        size = Size(run.first_workers + jobs * run.member_workers, self.settings.nodes + jobs, run.member_workers)
+        if place and (short := shortages(size, Limits(files=place.files), exact=True)):
+            raise ConfigError(f"{asked_for}: {short[0]} where the scheduler is, on {place.node}; give a smaller number")
 
     def _elastic(self) -> BatchRun:
         """Return the run; raise ConfigError for a fixed size, JobError if it has ended or another object owns it."""

@@ -23,11 +23,12 @@ from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
-from hpcgpu.host import private, process, remover
+from hpcgpu.host import limits, private, process, remover
 from hpcgpu.host.scratch import Scratch, home_of, make_private, sweep
 from hpcgpu.launch.environment import HOST_FILES, JOB_PREFIXES
 from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
 from hpcgpu.plan.jobs import HEAD, Job
+from hpcgpu.plan.jobs.needs import Size
 
 # A job whose lease has ended is gone within 5 s.
 _LOCAL_END_S = 10.0
@@ -96,10 +97,12 @@ class LocalRun:
         return Job(id=str(self._process.pid), role=HEAD, log=str(self._log), nodes=0, status=status)
 
     def explain(self) -> str:
-        """Return the settings and the command."""
-        from hpcgpu.report.job import settings_table  # brings what no other call needs
+        """Return the settings, what the workers need, and the command."""
+        from hpcgpu.report.job import needs_table, settings_table  # brings what no other call needs
 
-        return f"{settings_table(self.settings).to_text()}\n{self.script}"
+        size = Size(self.wanted_workers, per_node=self.wanted_workers)
+        tables = settings_table(self.settings), needs_table(size, limits.read())
+        return "\n".join((*(table.to_text() for table in tables), self.script))
 
     def make_folder(self) -> Path:
         """Make the run's folder, or return that of an existing run; called in a thread."""

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu import batch
-from hpcgpu.deploy import settings
+from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs.batch_client import PlannedJob, read_job
 from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.host import limits
 from hpcgpu.host import run as programs
 from hpcgpu.model import Result
 from hpcgpu.plan.doctor import findings, login
+from hpcgpu.plan.jobs.needs import Size
+from hpcgpu.plan.jobs.request import gpus_per_node
+from hpcgpu.report.job import layout_of
 
 _LIMIT_S = 4.0
 _WRITE_BYTES = 4 << 20
@@ -40,7 +44,7 @@ def read(
     except ConfigError as error:
         if must or (options and here):
             raise
-        settings.read(options, options_from)  # a wrong value is an error without a batch system, too
+        all_settings.read(options, options_from)  # a wrong value is an error without a batch system, too
         return None, str(error) if here else _NO_SYSTEM
 
 
@@ -51,18 +55,29 @@ def facts(job: PlannedJob | None, no_job: str) -> login.LoginFacts:
         "python": probes.python,
         "environment": partial(probes.mounted, Path(sys.prefix)),
         "home": partial(probes.folder, Path.home(), _WRITE_BYTES),
-        "limits": probes.limits,
+        "limits": limits.read,
         "names": probes.names,
     }
     if job:
+        settings, nodes = job.user.settings, job.spec.nodes
         checks["request"] = partial(_request, job)
+        checks["size"] = lambda: login.judge_size(size_of(job), limits.read(), is_certain=settings.scheduler == "here")
+        checks["start"] = lambda: login.judge_start(probes.imports_of(settings, nodes))
     if scratch and Path(scratch).is_dir():
         checks["scratch"] = partial(probes.folder, Path(scratch), _WRITE_BYTES)
     results, unknown = probes.gather(checks, _LIMIT_S)
     no_scratch = "no --local-directory and no $SCRATCH; --submit checks the nodes' own"
     if scratch:
         no_scratch = f"{scratch} is not here; --submit checks it on the nodes"
-    return login.LoginFacts(**results, unknown={"request": no_job, "scratch": no_scratch, **unknown})
+    return login.LoginFacts(
+        **results, unknown={**dict.fromkeys(("request", "size", "start"), no_job), "scratch": no_scratch, **unknown}
+    )
+
+
+def size_of(job: PlannedJob) -> Size:
+    """Return the size of a cluster as the options have it; scale() and adapt() may change it."""
+    settings = job.user.settings
+    return Size.of(layout_of(settings, job.spec.nodes, gpus_per_node(settings)))
 
 
 def _request(job: PlannedJob) -> findings.CheckResult:

@@ -27,7 +27,7 @@ from hpcgpu.deploy import start
 from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import discover, host_memory, nvml, peer_memory, private, process
+from hpcgpu.host import discover, host_memory, limits, nvml, peer_memory, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host.scratch import home_of
 from hpcgpu.launch.launchers import RankCommand
@@ -227,7 +227,7 @@ def gather_facts(settings: Settings) -> NodeFacts:
     return NodeFacts(
         host=os.uname().nodename,
         python=replace(probes.python(), broken=broken, import_s=import_s),
-        limits=probes.limits(),
+        limits=limits.read(),
         cpus=len(os.sched_getaffinity(0)),
         cores=psutil.cpu_count() or 0,
         memory_bytes=host_memory.memory_limit().nbytes,

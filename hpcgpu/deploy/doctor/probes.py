@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import re
-import resource
 import shutil
 import socket
 import sys
@@ -25,9 +24,10 @@ from hpcgpu.host import addresses
 from hpcgpu.host import run as programs
 from hpcgpu.host import ucx as host_ucx
 from hpcgpu.host.scratch import mount_of
-from hpcgpu.model import Command
+from hpcgpu.model import Command, Settings
 from hpcgpu.model.job import TIMED_OUT
-from hpcgpu.plan.doctor.facts import Folder, Limits, Names, Python, Ucx
+from hpcgpu.plan.doctor.facts import Folder, Names, Python, Ucx
+from hpcgpu.plan.jobs.needs import shared_imports
 
 _PACKAGES = (
     *("dask", "distributed", "numpy", "msgspec", "cupy", "cupy-cuda12x", "cupy-cuda13x", "cudf", "rmm"),
@@ -60,13 +60,6 @@ def gather(looks: Mapping[str, Callable[[], Any]], limit_s: float) -> tuple[dict
         thread.join(max(0.0, end_s - time.monotonic()))
     late = {name: f"no answer in {limit_s:g} s" for name in looks if name not in seen and name not in why}
     return dict(seen), {**why, **late}
-
-
-def limits() -> Limits:
-    """Return this process's soft limits."""
-    kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_MEMLOCK)
-    files, processes, locked_bytes = (resource.getrlimit(kind)[0] for kind in kinds)  # Linux's RLIM_INFINITY is -1
-    return Limits(files=files, processes=processes, locked_bytes=locked_bytes)
 
 
 def names() -> Names:
@@ -115,6 +108,14 @@ def mounted(path: Path) -> Folder:
     if mount is None:
         return Folder(path=str(path))
     return Folder(path=str(path), kind=mount.kind, network=mount.is_network, memory=mount.is_memory)
+
+
+def imports_of(settings: Settings, nodes: int) -> str:
+    """Describe what so many nodes import from a network file system, as this machine mounts it; "" if little."""
+    python = Path(settings.python or sys.executable)
+    place = mounted(python.parent.parent) if python.is_absolute() else Folder(path="")
+    is_staged = getattr(settings, "environment", "") == "stage"
+    return shared_imports(nodes, place.kind) if place.network and not is_staged else ""
 
 
 def folder(path: Path, write_bytes: int) -> Folder:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcgpu import supervise
 from hpcgpu.deploy.doctor import node, probes
+from hpcgpu.deploy.doctor.login_facts import size_of
 from hpcgpu.deploy.jobs import Run, ending, home
 from hpcgpu.deploy.jobs.batch_client import PlannedJob, plan_job, submit_guarded
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
@@ -60,6 +61,7 @@ class Trial:
 
     def __init__(self, job: PlannedJob, say: Callable[[str], None]) -> None:
         user, _, self._system = job
+        self._size = size_of(job)
         self._folder, self._say, self._progress = home() / secrets.token_hex(8), say, ""
         settings = _short(user.settings, self._folder)
         document = RunDocument(settings=settings, shape="gang", folder=str(self._folder))
@@ -148,6 +150,7 @@ class Trial:
             requested_nodes=self._spec.nodes,
             requested_gpus=self._spec.gpus_per_node,
             protocol=self._run.document.settings.protocol or "",
+            size=self._size,
             python=probes.python(),
             nodes=nodes,
             ended=ended,

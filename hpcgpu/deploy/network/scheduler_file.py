@@ -273,6 +273,7 @@ class SchedulerFile:
     nonce: str = field(default="", repr=False)
     dashboard_port: int = 0
     dashboard_secret: str = field(default="", repr=False)
+    files: int = -1  # how many the scheduler may open: its hard limit; -1: unlimited, or unknown
 
     @property
     def certificate(self) -> Certificate | None:

@@ -43,6 +43,7 @@ from hpcgpu.units import format_bytes
 logger = logging.getLogger("distributed.worker.memory")
 # The leader gives retiring workers 4 s after a SIGTERM.
 _OUTLAST_S = 10
+_ROUTES = "distributed.worker.http.routes"
 
 
 def usage_file(spec: WorkerSpec) -> Path:
@@ -161,6 +162,8 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     dask.config.update(dask.config.config, dask.config.collect_env(dict(start.spec.env)), priority="new")
     if not dask.config.get("temporary-directory", None):  # programs of tasks use guessable names in it
         dask.config.set({"temporary-directory": start.spec.local_directory})
+    # It has no web server, and distributed's routes import prometheus_client; a user's are imported for their errors.
+    dask.config.set({_ROUTES: [m for m in dask.config.get(_ROUTES) if not m.startswith("distributed.")]})
     compat.spare_nvml(start.spec.gpu is None)  # distributed would show the first GPU's load as this worker's
     limit_handshakes()
     network.prepare(start.kwargs["scheduler_ip"], node_copies=start.spec.node_copies)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpcgpu.model import Hop, Nic
+from hpcgpu.model.allocation import Limits
+from hpcgpu.plan.jobs.needs import Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,15 +24,6 @@ class Folder:
     bytes_per_s: float = 0.0  # of writing, with fsync; 0: not written
     clock_s: float = 0.0  # the file server's clock minus this machine's
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Soft limits of a process; -1: unlimited."""
-
-    files: int
-    processes: int
-    locked_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +116,7 @@ class TrialFacts:
     requested_nodes: int  # requested
     requested_gpus: int  # of each node, requested; simulated ones do not count
     protocol: str  # of the workers; "": the default
+    size: Size | None = None  # of the cluster for which the job stands; None: unknown
     python: Python  # of the login node
     nodes: tuple[NodeFacts, ...] = ()  # those that have answered
     ended: str = ""  # the job's end, in the batch system's words

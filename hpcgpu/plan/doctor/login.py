@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hpcgpu.plan.doctor.facts import Folder, Limits, Names, Python, TrialFacts
+from hpcgpu.model.allocation import Limits
+from hpcgpu.plan.doctor.facts import Folder, Names, Python, TrialFacts
 from hpcgpu.plan.doctor.findings import Check, CheckResult, Verdict, failed, ok, warning
-from hpcgpu.units import format_bytes
+from hpcgpu.plan.jobs.needs import Size, needs, shortages
+from hpcgpu.units import counted, format_bytes
 
 _ROOM_BYTES, _ROOM_FILES = 1 << 30, 10_000
 _SLOW_CREATE_S, _SLOW_BYTES_PER_S = 0.1, 20e6
@@ -33,6 +35,8 @@ class LoginFacts:
     scratch: Folder | None = None
     limits: Limits | None = None
     names: Names | None = None
+    size: CheckResult | None = None  # of looking whether limits allow the cluster
+    start: CheckResult | None = None  # of looking where its nodes import from
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -144,6 +148,27 @@ def check_limits(limits: Limits) -> CheckResult:
     return ok(summary)
 
 
+def judge_size(size: Size, limits: Limits, *, is_certain: bool) -> CheckResult:
+    """Check that limits allow a cluster of this size; ``is_certain``: they are those of its scheduler."""
+    exact, others = (shortages(size, limits, exact=exact) for exact in (True, False))
+    if not exact and not others:
+        counts = [f"{number} {name}" for name, number, _ in (need.texts for need in needs(size, limits))]
+        return ok(f"{counted(size.workers, 'worker')} need {', '.join(counts)}")
+    result = failed if exact and is_certain else warning
+    return result(
+        "; ".join((*exact, *others)),
+        "ask the administrators for a higher limit on the nodes (limits.conf; LimitNOFILE and LimitNPROC of slurmd or "
+        "pbs_mom), or start fewer workers",
+    )
+
+
+def judge_start(imported: str) -> CheckResult:
+    """Check that the nodes do not all read the environment from one file server."""
+    if not imported:
+        return ok("few nodes, or an environment on no network file system that is known here")
+    return warning(imported, "--environment stage has each node copy the environment once, to a disk of its own")
+
+
 def check_locked_memory(limits: Limits, *, needed: bool = False) -> CheckResult:
     """Check the limit of locked memory, for RDMA and page-locked buffers; ``needed``: workers fail without it."""
     size = limits.locked_bytes
@@ -195,6 +220,8 @@ LOGIN_CHECKS: tuple[Check, ...] = (
     Check("home", "home", check_home),
     Check("scratch", "scratch", check_scratch),
     Check("limits", "limits", check_limits),
+    Check("size of the cluster", "size", lambda result: result),
+    Check("start of the nodes", "start", lambda result: result),
     Check("locked memory", "limits", check_locked_memory),
     Check("time", "home", check_time),
     Check("names", "names", check_names),

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from hpcgpu.model import Hop, Nic
+from hpcgpu.model.allocation import Limits
 from hpcgpu.plan.binding.workers import UCX_WITH_IB, without_infiniband
-from hpcgpu.plan.doctor.facts import Folder, Launcher, Limits, Link, NodeFacts, Python, TrialFacts, Ucx
-from hpcgpu.plan.doctor.findings import Check, CheckResult, each, failed, not_looked_at, ok, warning
-from hpcgpu.plan.doctor.login import IMPORTANT, check_limits, check_locked_memory
+from hpcgpu.plan.doctor.facts import Folder, Launcher, Link, NodeFacts, Python, TrialFacts, Ucx
+from hpcgpu.plan.doctor.findings import Check, CheckResult, each, failed, not_looked_at, ok, warning, worst
+from hpcgpu.plan.doctor.login import IMPORTANT, check_limits, check_locked_memory, judge_size
 from hpcgpu.units import format_bytes
 
 RDMA = ("infiniband", "roce", "opa", "slingshot", "efa")
@@ -250,6 +251,12 @@ def check_cpus(facts: TrialFacts, node: NodeFacts, cpus: int) -> CheckResult:
     )
 
 
+def check_node_limits(facts: TrialFacts, _: NodeFacts, limits: Limits) -> CheckResult:
+    """Check the job's limits, for the whole cluster: its scheduler may be on any node."""
+    size = [judge_size(facts.size, limits, is_certain=True)] if facts.size else []
+    return worst([check_limits(limits), *size])
+
+
 def check_node_locked_memory(facts: TrialFacts, node: NodeFacts, limits: Limits) -> CheckResult:
     """Check how much memory may be locked in the job, if a network card registers memory."""
     if any(nic.kind in RDMA for nic in node.nics or ()):
@@ -331,7 +338,7 @@ JOB_CHECKS: tuple[Check, ...] = (
     Check("GPUs", "", check_gpus),
     Check("GPU drivers", "", check_drivers),
     Check("CPUs", "", partial(each, "cpus", check_cpus)),
-    Check("limits in the job", "", partial(each, "limits", lambda _, __, limits: check_limits(limits))),
+    Check("limits in the job", "", partial(each, "limits", check_node_limits)),
     Check("locked memory in the job", "", partial(each, "limits", check_node_locked_memory)),
     Check("values within a node", "", check_copies),
     Check("network ports", "", partial(each, "nics", check_nics)),

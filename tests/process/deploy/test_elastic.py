@@ -36,6 +36,19 @@ cluster.wait_for_workers(4)
 print(*(row.id for row in cluster.jobs.rows), flush=True)
 sys.stdin.read()
 """
+FEW_FILES = """
+import resource, sys
+from hpcgpu import PBSGPUCluster
+from hpcgpu.errors import ConfigError
+resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500))
+with PBSGPUCluster(**eval(sys.argv[1])) as cluster:
+    for enlarge in (lambda: cluster.scale(n=200), lambda: cluster.scale(jobs=100), lambda: cluster.adapt(maximum=200)):
+        try:
+            enlarge()
+        except ConfigError as error:
+            print(error)
+    print(len(cluster.jobs), "job")
+"""
 JOBS, PER_JOB = 250, 4
 NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_JOB)]
 
@@ -75,6 +88,18 @@ def test_wait_for_workers_says_why_the_job_loop_fails(home: Path, pbs: Pbs) -> N
         until(lambda: cluster.scheduler_info["workers"], "a worker is known")
         cluster.wait_for_workers(2)
         assert job in written.read_text()  # as gone
+
+
+def test_size_beyond_the_schedulers_open_files_is_refused(home: Path, pbs: Pbs) -> None:
+    argv = [sys.executable, "-c", FEW_FILES, repr(OPTIONS)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(120))
+    assert done.returncode == 0, done.stderr
+    *refused, jobs = done.stdout.splitlines()
+    assert len(refused) == 3, done.stderr
+    for start, text in zip(("scale(): 100 jobs", "scale(): 100 jobs", "adapt: maximum 200"), refused, strict=True):
+        assert text.startswith(f"{start}: 200 workers need 717 open files of the scheduler")
+        assert "the hard limit (ulimit -Hn) is 500 where the scheduler is, on " in text
+    assert jobs == "1 job"  # the scheduler alone
 
 
 def everywhere(clusters: tuple[PBSGPUCluster, ...], workers: int) -> None:

@@ -15,13 +15,16 @@ import pytest
 from paths import ROOT, TOPOLOGIES
 
 from hpcgpu.model import Hop, Nic
+from hpcgpu.model.allocation import Limits
 from hpcgpu.plan.doctor import facts, findings, login, nodes
 from hpcgpu.plan.doctor.findings import CheckResult, Verdict, examine, exit_code
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 from hpcgpu.plan.doctor.nodes import JOB_CHECKS, LONGEST_TMPDIR, checks_for
+from hpcgpu.plan.jobs.needs import Size, shared_imports
 from hpcgpu.topology import hwloc_xml
 
-FREE = facts.Limits(files=65536, processes=-1, locked_bytes=-1)
+FREE = Limits(files=65536, processes=-1, locked_bytes=-1)
+MANY = Size(workers=1000, nodes=125, per_node=8)
 PACKAGES = {"hpcgpu": "1", "dask": "2026.1", "distributed": "2026.1"}
 PYTHON = facts.Python(path="/home/env/bin/python", version="3.11.2", machine="x86_64", packages=PACKAGES)
 DISK = facts.Folder(path="/local", kind="xfs", free_bytes=1 << 40, free_files=1 << 20, create_s=1e-4, bytes_per_s=2e9)
@@ -33,6 +36,8 @@ LOGIN = login.LoginFacts(
     home=SHARED,
     scratch=DISK,
     limits=FREE,
+    size=login.judge_size(MANY, FREE, is_certain=True),
+    start=login.judge_start(""),
     names=facts.Names(host="login1", resolved=("10.0.0.9",), interfaces=(("ib0", "10.0.0.9"),)),
 )
 NIC = Nic("mlx5_0", "0000:01:00.0")
@@ -91,7 +96,8 @@ def dead_nic() -> facts.TrialFacts:
 LOST = replace(TRIAL, nodes=(), ended="job 7 has ended: FAILED, exit code 1")
 (LINK,) = TRIAL.nodes[1].links
 CUT, TCP = cut(LINK), facts.Ucx(version="1.21.0", transports=("tcp",))
-FULL, LOCKED, LATE = replace(DISK, free_bytes=4096), replace(FREE, locked_bytes=65536), replace(LINK, clock_s=-90.0)
+FEW_FILES = replace(second(limits=FREE._replace(files=4500)), size=MANY._replace(workers=2000))
+FULL, LOCKED, LATE = replace(DISK, free_bytes=4096), FREE._replace(locked_bytes=65536), replace(LINK, clock_s=-90.0)
 # Facts, the check that names the fault, its verdict, and what it says.
 FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]] = {
     "wrong account": (NO_ACCOUNT, "job request", FAILED, "Invalid account.*--account NAME.*sacctmgr show associations"),
@@ -106,6 +112,22 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
     "memlock": (
         *(replace(second(limits=LOCKED), protocol="ucx"), "locked memory in the job", FAILED),
         "node2: 64.0 KiB of memory may be locked.*memlock unlimited.*--protocol",
+    ),
+    "few files in the job": (
+        *(FEW_FILES, "limits in the job", FAILED),
+        r"node2: 2,000 workers need 6,\d+ open files of the scheduler; the hard limit .ulimit -Hn. is 4,500.*adminis",
+    ),
+    "few files on the login node": (
+        *(replace(LOGIN, size=login.judge_size(MANY, Limits(1024), is_certain=False)), "size of the cluster", WARNED),
+        r"1,000 workers need 3,\d+ open files of the scheduler; the hard limit .ulimit -Hn. is 1,024.*administrators",
+    ),
+    "few processes": (
+        *(replace(second(limits=FREE._replace(job_processes=50)), size=MANY), "limits in the job", WARNED),
+        r"node2: 1,000 workers need \d+ processes and threads of a node; the limit .ulimit -u, pids.max. is 50",
+    ),
+    "32 nodes start from Lustre": (
+        *(replace(LOGIN, start=login.judge_start(shared_imports(32, "lustre"))), "start of the nodes", WARNED),
+        r"32 nodes import at least [\d,]+ files each from lustre.*--environment stage",
     ),
     "no copies": (second(copy_obstacle="yama=2"), "values within a node", WARNED, "node2: yama=2.*process_vm_readv"),
     "UCX without InfiniBand": (

@@ -109,6 +109,20 @@ def test_400_workers_are_folded_and_cut() -> None:
     assert len(page) < 150_000
 
 
+def test_4000_workers_and_1000_jobs_stay_on_a_screen() -> None:
+    many = tuple(
+        facts(f"n{i // 8}-{i % 8}", f"n{i // 8}", tiers={"device": i << 20}, process_bytes=i << 20) for i in range(4000)
+    )
+    rows = [replace(JOB, id=f"{i}", log=f"/home/ada/{i}.out") for i in range(1000)]
+    for shown in (Bindings(many), Memory(many), jobs_table(rows)):
+        text = shown.to_text() if hasattr(shown, "to_text") else str(shown)
+        assert len(text.splitlines()) < 160
+    page = cluster_page("X", "mine", "running", "", jobs_table(rows), many, 4000)
+    assert len(page) < 150_000
+    assert "0 and 999 alike" in page
+    assert "Workers: 4000 on" in Reader(page).text.replace("\xa0", " ")
+
+
 def test_an_explanation_is_shown_as_it_is() -> None:
     text = Explanation("a < b\nc")
     assert repr(text) == str(text) == "a < b\nc"

@@ -13,7 +13,9 @@ from paths import ROOT
 
 from hpcgpu.deploy.bug_report import Scrubber
 from hpcgpu.model import JobSpec, Settings, Site
+from hpcgpu.model.allocation import Limits
 from hpcgpu.model.site import Charge, Network, Queue, Source
+from hpcgpu.plan.jobs.needs import shared_imports
 from hpcgpu.report import job as preview
 from hpcgpu.report.job import Preview, layout_of
 from hpcgpu.report.summary import Summary, covered_s, sum_up
@@ -224,6 +226,18 @@ def test_a_poor_request_says_what_to_write() -> None:
     assert list(preview.warnings(planned(site=whole))) == []
 
 
+def test_plan_of_many_nodes_warns_of_limits_and_imports() -> None:
+    spec = replace(SPEC, nodes=250)
+    poor = replace(planned(spec), limits=Limits(files=1024), imports=shared_imports(250, "lustre"))
+    short, imports = list(preview.warnings(poor))[-2:]
+    assert short.startswith(
+        "1,000 workers need 3,314 open files of the scheduler; the hard limit (ulimit -Hn) is 1,024 here"
+    )
+    assert re.match(r"250 nodes import at least [\d,]+ files each from lustre: environment='stage' ", imports)
+    assert re.search(r"open files of the scheduler +3,\d+  1,024, hard limit", preview.render(poor))
+    assert preview.described(poor)["needs"][0]["limit"] == 1024
+
+
 def test_plan_equals_itself_and_differences_have_paths() -> None:
     before = json.loads(json.dumps(preview.described(planned())))
     assert preview.differences(before, before) == ()
@@ -238,5 +252,16 @@ def test_plan_equals_itself_and_differences_have_paths() -> None:
 def test_the_text_has_all_sections_in_their_order() -> None:
     text = preview.render(planned())
     heads = [line.removesuffix(":") for line in text.splitlines() if line and not line.startswith(" ")]
-    assert heads == ["settings", "request", "layout", "node", "memory", "network", "estimates", "warnings", "script"]
+    assert heads == [
+        "settings",
+        "request",
+        "layout",
+        "node",
+        "memory",
+        "network",
+        "needs",
+        "estimates",
+        "warnings",
+        "script",
+    ]
     assert "  slingshot, for which UCX has no transport (the guide, 2026-08)" in text
