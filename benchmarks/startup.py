@@ -10,6 +10,7 @@ import argparse
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import _figures
 from _trees import Cost, Tree
@@ -129,26 +131,34 @@ def imported() -> float:
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def lookups(ranks: str) -> float:
-    """Look-ups of names in the Python environment per GPU, as strace counts them; without the script's own."""
-    homes = {str(Path(sys.prefix).resolve()), str(Path(sys.base_prefix).resolve())}
+class Lookups(NamedTuple):
+    """Look-ups of names in the Python environment: of the launch, once for a job, and of the ranks on one node."""
+
+    launch: int
+    node: int
+
+
+def lookups(*options: str) -> Lookups:
+    """Count look-ups on a node by strace, without the script's own; a copy's archive has been made before."""
+    # A copy's paths end with those of the originals.
+    homes = [f'"{Path(home).resolve()}' for home in (sys.prefix, sys.base_prefix, hpcgpu.__path__[0])]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "script.py").write_text("import os; os._exit(0)\n")
-        trace = ["strace", "-ff", "-e", "trace=%file", "-o", f"{folder}/trace"]
-        launch = [
-            str(BIN / "hpcgpu"),
-            "launch",
-            "--gpus",
-            f"sim:{WORKERS}x16MiB",
-            "--launcher",
-            "mpirun",
-            "--ranks",
-            ranks,
-        ]
-        argv = [*trace, *launch, f"{folder}/script.py"]
-        subprocess.run(argv, env=environment(), capture_output=True, check=True, timeout=600)
-        lines = (line for file in Path(folder).glob("trace.*") for line in file.open(errors="replace"))
-        return sum(any(home in line for home in homes) for line in lines) / WORKERS
+        launch = [str(BIN / "hpcgpu"), "launch", "--gpus", f"sim:{WORKERS}x16MiB", "--launcher", "mpirun", *options]
+        argv, env = [*launch, f"{folder}/script.py"], environment(HOME=folder, TMPDIR=folder)
+        if "stage" in options:
+            subprocess.run(argv, env=env, cwd=folder, capture_output=True, check=True, timeout=600)
+        trace = ["strace", "-ff", "-e", "trace=%file,%process", "-o", f"{folder}/trace"]
+        subprocess.run([*trace, *argv], env=env, cwd=folder, capture_output=True, check=True, timeout=600)
+        lines = {file.suffix[1:]: file.read_text(errors="replace") for file in Path(folder).glob("trace.*")}
+    below = [pid for pid, text in lines.items() if re.search(r'^execve\("[^"]*mpirun".*"-n"', text, re.MULTILINE)]
+    for pid in below:  # grows: the launcher, and all processes and threads that it and they have started
+        below += re.findall(r"^v?(?:clone3?|fork)\(.*\) = (\d+)$", lines.get(pid, ""), re.MULTILINE)
+    counts = {
+        pid: sum(any(home in line for home in homes) for line in text.splitlines()) for pid, text in lines.items()
+    }
+    of_node = sum(counts.get(pid, 0) for pid in below)
+    return Lookups(sum(counts.values()) - of_node, of_node)
 
 
 # One rank of one, and what binds it; /bin/true is the command. The first is the start of Python alone.
@@ -212,12 +222,18 @@ def main() -> None:
         report(case, who, "uss_mib", [c.uss_mib for c in found], "MiB")
     for who, values in restarts.items():
         report("2 workers", who, "restart_s", values, "s")
-    for ranks in ("gpu", "node"):
-        case = f"{WORKERS} workers on a node, a rank per {ranks}"
-        if shutil.which("strace"):
-            report(case, "hpcgpu", "lookups_per_gpu", [lookups(ranks)], "")
-        else:
-            print(json.dumps(_figures.missing("startup", case, "hpcgpu", "lookups_per_gpu", "no strace here", "")))
+    for copy in ("plain", "stage"):
+        for ranks in ("gpu", "node"):
+            where = ", from a copy" if copy == "stage" else ""
+            case = f"{WORKERS} workers on a node, a rank per {ranks}{where}"
+            if not shutil.which("strace"):
+                print(json.dumps(_figures.missing("startup", case, "hpcgpu", "lookups_per_gpu", "no strace here", "")))
+                continue
+            counted = lookups("--ranks", ranks, "--environment", copy)
+            if copy == "plain":  # the launch of a copy looks once at each file of the environment
+                report(case, "hpcgpu", "lookups_per_gpu", [sum(counted) / WORKERS], "")
+            report(case, "hpcgpu", "lookups_per_gpu_of_ranks", [counted.node / WORKERS], "")
+            report(case, "hpcgpu", "lookups_of_launch", [counted.launch], "")
     report("import", "hpcgpu", "import_ms", [imported() for _ in range(runs)], "ms")
 
 

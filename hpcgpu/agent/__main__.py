@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -17,7 +18,7 @@ from hpcgpu.agent.leader_socket import follow
 from hpcgpu.agent.meet_by_mpi import meet_by_mpi
 from hpcgpu.agent.missing_ranks import MissingRanks
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
-from hpcgpu.host import log, process
+from hpcgpu.host import log, process, remover
 from hpcgpu.launch.environment import SESSION_FOLDER, is_isolated, read_allocation, read_launch, read_rank
 from hpcgpu.model import CpuSet
 from hpcgpu.model.allocation import DOCUMENT, OWN, WRITTEN, BootstrapSettings
@@ -346,6 +347,8 @@ def _say(error: Exception, number: int) -> None:
 if __name__ == "__main__":
     log.open_missing()
     os.environ.pop(SESSION_FOLDER["openmpi-4"][0], None)  # its mpirun sets another one, too; both are an error (4.1.4)
+    if (stage := os.environ.pop(remover.STAGED_IN, "")) and not read_rank(os.environ).local_rank:
+        atexit.register(remover.leave, stage)  # the first one registered is the last one called
     exit_code = main(os.environ.pop(DOCUMENT, ""))
     log.finish()
     sys.exit(exit_code)

@@ -35,7 +35,7 @@ _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
 REQUEST = ("nodes", *(name for name in GROUPS["Batch job"] if name != "walltime"))
 TIME = ("walltime", "drain")
 CLIENT = ("shape", "scheduler", "client_grace", "dashboard_port")
-START = ("ranks", "launcher")
+START = ("ranks", "launcher", "environment")
 _ASKED = (
     "it is asked of a batch system, and {entry_point} asks none; sbatch, salloc and qsub have options for it, and "
     "'hpcgpu plan', SLURMGPUCluster and PBSGPUCluster take it"
@@ -66,6 +66,7 @@ _UNUSED: Mapping[str, Mapping[str, str]] = {
     LOCAL: {
         **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
         "memory": f"{_HERE}; for each worker: memory_limit",
+        "environment": _HERE,
     },
 }
 _KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)

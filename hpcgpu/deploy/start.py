@@ -153,6 +153,11 @@ def launch_run(run: RunDocument) -> None:
     run = replace(run, launch=secrets.token_hex(32))
     added = process.rank_env(os.environ, ld_preload(run.settings))
     argv, variables = agent_argv(run.settings), tuple(f"{k}={v}" for k, v in added.items())
+    if run.settings.environment == "stage" and run.shape != "head":
+        from hpcgpu.host.stage import staged  # hashlib, tarfile and others, which other launches need not import
+
+        job = read_allocation(os.environ)
+        argv = staged(argv, run.settings, run.launch, sends=job.batch == "slurm" and job.node_count > 1)
     launcher = plan_ranks(argv, run.settings, variables, shape=run.shape, document=True)
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does

@@ -49,6 +49,7 @@ _THREADS = "OMP_NUM_THREADS"
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
 _POLICIES = ("none", "preferred", "bind", "interleave", "local", "preferred-many")
 _ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.M)
+_COPY = re.compile(r"/.*/hpcgpu-stage-\d+-[^/]+/root(/.+)")
 _NODE_BITS = 1024  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
 _WORD_BITS = 64
 
@@ -200,6 +201,12 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         os.execve(argv[0], argv, dict(env))
     except OSError as e:
         raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
+
+
+def original(python: str) -> str:
+    """Return the Python of which this one is a node's copy for a while (stage.sh); others as they are."""
+    match = _COPY.fullmatch(python)
+    return match[1] if match else python
 
 
 def python_argv(module: str, *arguments: str, python: str = "", safe: bool = True) -> tuple[str, ...]:

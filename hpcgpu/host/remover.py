@@ -15,6 +15,8 @@ import time
 
 # A killed process leaves the kernel's tables a moment later, and may write until then.
 _TRIES, _AGAIN_S = 100, 0.1
+# The variable with the folder of the copy of Python from which a rank runs, and the descriptor of its lock (stage.sh).
+STAGED_IN, _STAGE_LOCK = "HPCGPU_STAGED_IN", 9
 
 
 def start(lock: str, *beside: str) -> None:
@@ -26,6 +28,23 @@ def start(lock: str, *beside: str) -> None:
     # a batch system signals all processes of a job: what the shell ignores, its programs ignore
     shell = run.start(Command(("sh", "-c", 'trap "" TERM INT HUP; "$@" &', "sh", *remover)))
     os.waitpid(shell.pid, 0)  # it ends at once; the remover has no parent of ours
+
+
+def leave(stage: str) -> None:
+    """Let go of the copy of Python that this process runs from, and wait until its remover, which needs it, is done.
+
+    A batch system ends all processes of a job's step after its ranks, the remover too.
+    """
+    try:
+        if os.path.sameopenfile(_STAGE_LOCK, file := os.open(os.path.join(stage, ".lock"), os.O_RDONLY)):
+            os.close(_STAGE_LOCK)
+        os.close(file)
+    except OSError:
+        return  # it was removed already
+    for _ in range(_TRIES):
+        if not os.path.isdir(stage):
+            break
+        time.sleep(_AGAIN_S)
 
 
 def main(lock: str, *beside: str) -> None:

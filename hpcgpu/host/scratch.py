@@ -28,8 +28,8 @@ _NETWORK |= frozenset(("lustre", "gpfs", "beegfs", "panfs", "pvfs2", "wekafs"))
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 logger = logging.getLogger("distributed.worker.memory")
 _LOCK = ".lock"
-# For a run's processes on a node, a client on this machine, a launcher, a GPUWorker, a store's disk tier.
-KINDS = ("run", "client", "launch", "worker", "spill")
+# For a run's processes on a node, a client on this machine, a launcher, a GPUWorker, a store's disk tier; stage.sh's.
+KINDS = ("run", "client", "launch", "worker", "spill", "stage")
 _RANDOM = 8  # the number of characters that tempfile.mkdtemp adds: another node's name may begin with this one's
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 # Errors of a file system without flock (Lustre without -o flock).

@@ -275,6 +275,13 @@ class Settings:
     job_script_prologue: tuple[str, ...] = option((), "lines", "shell lines before the command", aliases=("env_extra",))
     log_directory: str | None = option(None, "text", "folder for the job's output")
     python: str | None = option(None, "text", "Python of the ranks; this one if unset")
+    environment: str = option(
+        "plain",
+        "choice",
+        "where the ranks start Python from: its own place, or a copy (stage) that each node makes on its own disk, in "
+        "local_directory, for the time of the job",
+        choices=("plain", "stage"),
+    )
     site: str | None = option(None, "text", "name of a site file, or a path to one")
     site_limits: bool = option(True, "flag", "refuse what the site's file says that the site refuses")
     workers_per_gpu: int = option(1, "count", "workers that share each GPU, and its memory")
@@ -456,7 +463,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("protocol", "security", "node_copies", "interface"),
         *("scheduler_port", "dashboard", "dashboard_port"),
     ),
-    "Start": ("ranks", "launcher", "rendezvous", "python"),
+    "Start": ("ranks", "launcher", "rendezvous", "python", "environment"),
     "Workers": ("resources", "env", "allocator"),
     "RMM and cuDF": (*RMM, *CUDF),
 }

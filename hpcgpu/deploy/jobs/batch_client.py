@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -262,7 +263,7 @@ def plan_job(
     run = replace(run, settings=settings.in_job(run.settings, site, batch))
     document = "" if arguments else config.render_document(run)
     arguments = arguments or ("launch", "--document")
-    argv = process.python_argv("hpcgpu", *arguments, python=run.settings.python or "")
+    argv = process.python_argv("hpcgpu", *arguments, python=run.settings.python or process.original(sys.executable))
     spec = replace(plan_request(run.settings, argv), document=document)
     if run.shape == "member":
         spec = replace(spec, nodes=1)
