@@ -43,7 +43,7 @@ def test_all_interfaces_are_listened_on_as_documented(client: Client) -> None:
     two(client)
     pids = [client.run_on_scheduler(os.getpid), *client.run(os.getpid).values()]
     assert [[where for where in sockets.of(pid) if where.where == "all interfaces"] != [] for pid in pids] == [True] * 3
-    assert "`protocol=\"ucx\"` (ucxx 0.52) listens on all interfaces, even when" in sockets.DOCUMENT.read_text()
+    assert '`protocol="ucx"` (ucxx 0.52) listens on all interfaces, even when' in sockets.DOCUMENT.read_text()
 
 
 def test_host_device_and_spilled_arrays_go_to_a_peer(client: Client) -> None:
