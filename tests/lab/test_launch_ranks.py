@@ -32,12 +32,13 @@ def in_job(lab: Lab, argv: tuple[str, ...]) -> dict[str, Any]:
     return json.loads(lab.exec(lab.login, command, check=True).stdout)
 
 
-@pytest.mark.parametrize("world", SEVERAL, ids=str)
+@pytest.mark.parametrize("world", [*SEVERAL, World(nodes=2, per_node=2)], ids=str)
 @pytest.mark.parametrize("mpi_type", ["pmix", "none"])
 def test_srun(slurm_lab: Lab, world: World, mpi_type: str) -> None:
     seen = in_job(slurm_lab, srun_command(ME, world, mpi_type))
     check(seen, world, ["node1", "node2"])
     assert {(r["launcher"], r["mpi_type"]) for r in seen["ranks"]} == {("srun", mpi_type.replace("none", ""))}
+    assert "can't honor --ntasks-per-node" not in seen["err"]  # of the job: 4
     assert seen["alive"] == others(world)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import ranks
+import sockets
 from distributed import Client, Worker, wait
 from paths import DATA
 from waiting import scaled, until
@@ -35,6 +36,14 @@ def two(client: Client) -> tuple[str, str]:
     client.wait_for_workers(2, timeout=scaled(60))
     first, second = sorted(client.scheduler_info()["workers"])
     return first, second
+
+
+def test_all_interfaces_are_listened_on_as_documented(client: Client) -> None:
+    """Though all processes are on one node, and workers have one interface (UCX_NET_DEVICES)."""
+    two(client)
+    pids = [client.run_on_scheduler(os.getpid), *client.run(os.getpid).values()]
+    assert [[where for where in sockets.of(pid) if where.where == "all interfaces"] != [] for pid in pids] == [True] * 3
+    assert '`protocol="ucx"` (ucxx 0.52) listens on all interfaces, even when' in sockets.DOCUMENT.read_text()
 
 
 def test_host_device_and_spilled_arrays_go_to_a_peer(client: Client) -> None:
