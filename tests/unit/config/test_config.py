@@ -103,10 +103,13 @@ WRONG: tuple[dict[str, object], ...] = (
     *({"protocol": "ucx", "security": "true"}, {"protocol": "tls", "security": "false"}),
     *({"protocol": "tcp", "security": "true"}, {"gpus": "sim:4", "gpus_per_node": "2"}),
     *({"simulate": "4", "gpus": "sim:3"}, {"simulate": "4", "gpus": "6"}, {"simulate": "4", "gpus": "8", "nodes": "3"}),
-    *(
-        {"simulate": "4", "gpus_per_node": "2"},
-        {"processes": "2", "resource_spec": "x", "shebang": "y", "walltime": "30"},
-    ),
+    *({"rmm_async": "true", "rmm_managed_memory": "true"}, {"rmm_release_threshold": "1GB"}),
+    *({"rmm_maximum_pool_size": "1GB"}, {"rmm_maximum_pool_size": "1GB", "rmm_managed_memory": "true"}),
+    *({"rmm_pool_size": "2GB", "rmm_maximum_pool_size": "1GB"}, {"rmm_pool_size": ".9", "rmm_maximum_pool_size": ".8"}),
+    *({"rmm_allocator_external_lib_list": "cupy,numba"}, {"cudf_spill_stats": "1"}, {"rmm_pool_size": "1"}),
+    *({"rmm_pool_size": "default"}, {"rmm_maximum_pool_size": "auto"}, {"rmm_async": "maybe"}),
+    {"simulate": "4", "gpus_per_node": "2"},
+    {"processes": "2", "resource_spec": "x", "shebang": "y", "walltime": "30"},
 )
 DOORS: dict[str, Callable[[dict[str, Any]], Settings]] = {
     "keyword": lambda wrong: read_settings(wrong, given_from="keyword {name} of SLURMGPUCluster"),
