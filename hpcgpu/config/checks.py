@@ -77,8 +77,8 @@ def _check_rapids(settings: Settings) -> None:
         raise ConfigError(f"{threshold} is for {needed} only; give it too, or leave it out")
     if settings.rmm_maximum_pool_size and not (settings.rmm_pool_size or settings.rmm_async):
         raise ConfigError(
-            f"{cite('rmm_maximum_pool_size')} without a pool; give rmm_pool_size or {opt('rmm_async', True)} too, or "
-            "leave it out"
+            f"{cite('rmm_maximum_pool_size')} without a pool; give {opt('rmm_pool_size')} or {opt('rmm_async', True)} "
+            "too, or leave it out"
         )
     pool, most = settings.rmm_pool_size, settings.rmm_maximum_pool_size
     # A fraction and bytes are compared later, when the GPU's size is known.

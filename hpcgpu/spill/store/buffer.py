@@ -147,7 +147,7 @@ class GpuSpillBuffer(MutableMapping[Any, Any]):
 
     @property
     def history(self) -> tuple[str, ...]:
-        """The last 1,000 events of the store as lines of JSON: numbers and sizes, no keys and no data."""
+        """The last 1,000 events of the store, or more, as lines of JSON: numbers and sizes, no keys and no data."""
         return self._executor.history()
 
     def trim(self) -> int:

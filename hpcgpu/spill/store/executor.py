@@ -152,7 +152,7 @@ class Executor:
         return sizes
 
     def history(self) -> tuple[str, ...]:
-        """Return the last 1,000 events as lines of JSON."""
+        """Return the last 1,000 events, or more, as lines of JSON."""
         with self.lock:
             return tuple(self.state.history.lines())
 

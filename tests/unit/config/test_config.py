@@ -37,6 +37,7 @@ from hpcgpu.model.site import NodeType
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})
 GOOD = [
     ("nodes", "4", 4),
+    ("log_directory", PurePosixPath("/a b"), "/a b"),
     ("memory", "5GB", 5 * 10**9),
     ("memory", 5e9, 5 * 10**9),
     ("walltime", "02:00:00", 7200),
@@ -103,10 +104,13 @@ WRONG: tuple[dict[str, object], ...] = (
     *({"protocol": "ucx", "security": "true"}, {"protocol": "tls", "security": "false"}),
     *({"protocol": "tcp", "security": "true"}, {"gpus": "sim:4", "gpus_per_node": "2"}),
     *({"simulate": "4", "gpus": "sim:3"}, {"simulate": "4", "gpus": "6"}, {"simulate": "4", "gpus": "8", "nodes": "3"}),
-    *(
-        {"simulate": "4", "gpus_per_node": "2"},
-        {"processes": "2", "resource_spec": "x", "shebang": "y", "walltime": "30"},
-    ),
+    *({"rmm_async": "true", "rmm_managed_memory": "true"}, {"rmm_release_threshold": "1GB"}),
+    *({"rmm_maximum_pool_size": "1GB"}, {"rmm_maximum_pool_size": "1GB", "rmm_managed_memory": "true"}),
+    *({"rmm_pool_size": "2GB", "rmm_maximum_pool_size": "1GB"}, {"rmm_pool_size": ".9", "rmm_maximum_pool_size": ".8"}),
+    *({"rmm_allocator_external_lib_list": "cupy,numba"}, {"cudf_spill_stats": "1"}, {"rmm_pool_size": "1"}),
+    *({"rmm_pool_size": "default"}, {"rmm_maximum_pool_size": "auto"}, {"rmm_async": "maybe"}),
+    {"simulate": "4", "gpus_per_node": "2"},
+    {"processes": "2", "resource_spec": "x", "shebang": "y", "walltime": "30"},
 )
 DOORS: dict[str, Callable[[dict[str, Any]], Settings]] = {
     "keyword": lambda wrong: read_settings(wrong, given_from="keyword {name} of SLURMGPUCluster"),
@@ -284,10 +288,6 @@ def test_value_is_refused_or_reading_it_again_changes_nothing(option: object, va
         assert read_value(option, found, "here") == found
 
 
-def test_a_path_is_text() -> None:
-    assert read_settings({"log_directory": PurePosixPath("/a b")}).log_directory == "/a b"
-
-
 @pytest.mark.parametrize("name", sorted(name for name, hint in HINTS.items() if hint.harmless != migration.ANYTHING))
 def test_foreign_names_say_what_instead(name: str) -> None:
     assert name not in BY_NAME
@@ -369,13 +369,9 @@ def test_calls_of_dask_cudas_documents() -> None:
     assert taken.rmm_libraries == ("cupy", "torch")
 
 
-def test_ucx_and_simulated_gpus_go_with_what_they_imply() -> None:
-    assert read_settings({"protocol": "ucx"}).protocol == "ucx"
-    assert read_settings({"gpus": "sim:4", "gpus_per_node": 4}).gpus_per_node == 4
-
-
 def test_what_the_site_has() -> None:
-    for given, number in (({}, 4), ({"gpus_per_node": 2}, 2), ({"gpus": "sim:8"}, None)):
+    both = {"gpus": "sim:4", "gpus_per_node": 4}
+    for given, number in (({}, 4), ({"gpus_per_node": 2}, 2), ({"gpus": "sim:8"}, None), (both, 4)):
         assert read_settings(given, site=SITE).gpus_per_node == number
     assert re.search("keyword gpus_per_node.*a node of here has 4", fails({"gpus_per_node": 5}, site=SITE))
 

@@ -104,30 +104,6 @@ def test_a_fraction_is_of_the_workers_own_gpu(fraction: float, size: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"rmm_async": True, "rmm_managed_memory": True}, "no managed memory"),
-        ({"rmm_release_threshold": "1GB"}, "rmm_async=True only"),
-        ({"rmm_maximum_pool_size": "1GB"}, "without a pool"),
-        ({"rmm_maximum_pool_size": "1GB", "rmm_managed_memory": True}, "without a pool"),
-        ({"rmm_pool_size": "2GB", "rmm_maximum_pool_size": "1GB"}, "is less than rmm_pool_size"),
-        ({"rmm_pool_size": 0.9, "rmm_maximum_pool_size": 0.8}, "is less than rmm_pool_size"),
-        ({"rmm_allocator_external_lib_list": ["cupy", "numba"]}, "no allocator for 'numba'; allowed: cupy, torch"),
-        ({"cudf_spill_stats": 1}, "without enable_cudf_spill"),
-        ({"rmm_pool_size": 1}, "neither a fraction nor a size"),
-        ({"rmm_pool_size": "default"}, "'default'"),
-        ({"rmm_maximum_pool_size": "auto"}, "'auto'"),
-        ({"rmm_async": "maybe"}, "neither true nor false"),
-    ],
-)
-def test_conflicting_rmm_options_are_refused_before_the_start(given: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
-        read_settings(given)
-    assert "set by" in str(caught.value)
-    assert any(name in str(caught.value) for name in given)
-
-
-@pytest.mark.parametrize(
     ("given", "device_memory_bytes", "says"),
     [
         ({"rmm_pool_size": 0.5}, 0, "rmm_pool_size='30GB'"),
