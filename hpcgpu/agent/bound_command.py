@@ -24,7 +24,7 @@ _UNBOUND = {
     "Open MPI mpirun": "mpirun --bind-to none",
     "PALS mpiexec": "mpiexec --cpu-bind none",
     "MPICH mpiexec": "mpiexec -bind-to none, or I_MPI_PIN=0 for Intel MPI",
-    "Flux": "flux run -o cpu-affinity=off",
+    "Flux": "flux run -o cpu-affinity=on",
     "srun": "srun --cpu-bind=none",
 }
 _OR_ANY = "or give --any, with which a command that cannot be bound runs unbound"
@@ -104,7 +104,7 @@ def _take_all_masks(facts: RankFacts, environ: Mapping[str, str]) -> None:
     masks = read_step_masks(environ) if facts.launcher == "srun" else ()
     if masks and masks[(facts.local_rank or 0) % len(masks)] == mine:  # else Slurm's numbers are not the kernel's
         os.sched_setaffinity(0, mine.union(*masks))
-    elif masks or (facts.launcher in _UNBOUND and facts.launcher != "srun" and mine < daemon):
+    elif masks != () or (facts.launcher in _UNBOUND.keys() - {"srun"} and mine < daemon):
         raise BindingError(
             f"{facts.launcher} has bound this rank to PUs {mine}, and the cores are divided among all ranks of the "
             f"node: start the ranks unbound ({_UNBOUND[facts.launcher]}), {_OR_ANY}"

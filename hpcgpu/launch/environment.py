@@ -124,12 +124,17 @@ def _flux_local_size(size: int, environ: Mapping[str, str]) -> int | None:
     return size // nodes if nodes and size % nodes == 0 else None
 
 
-def read_step_masks(environ: Mapping[str, str]) -> tuple[CpuSet, ...]:
-    """Return the PUs to which srun bound each of this node's ranks, in Slurm's numbers; () if it bound none."""
+def read_step_masks(environ: Mapping[str, str]) -> tuple[CpuSet, ...] | None:
+    """Return the PUs to which srun bound each of this node's ranks, in Slurm's numbers.
+
+    () if it bound none, None if it did by a rule alone (``--cpu-bind=rank``, ``ldoms``).
+    """
     kind, masks = environ.get("SLURM_CPU_BIND_TYPE", ""), environ.get("SLURM_CPU_BIND_LIST", "").split(",")
     if kind.startswith("mask_cpu"):
         return tuple(CpuSet.from_mask(mask) for mask in masks)
-    return tuple(CpuSet([int(number, 0)]) for number in masks) if kind.startswith("map_cpu") else ()
+    if kind.startswith("map_cpu"):
+        return tuple(CpuSet([int(number, 0)]) for number in masks)
+    return () if kind in ("", "none") else None
 
 
 def read_launch(environ: Mapping[str, str]) -> str:

@@ -309,7 +309,13 @@ def test_tasks_of_pbs_have_local_numbers_on_one_node() -> None:
 )
 def test_masks_of_a_step_are_those_of_its_tasks(kind: str, masks: str, pus: list[str]) -> None:
     environ = {"SLURM_CPU_BIND_TYPE": kind, "SLURM_CPU_BIND_LIST": masks}
-    assert [str(mask) for mask in read_step_masks(environ)] == pus
+    assert [str(mask) for mask in read_step_masks(environ) or ()] == pus
+
+
+def test_a_step_bound_by_a_rule_has_unknown_masks() -> None:
+    assert read_step_masks({"SLURM_CPU_BIND_TYPE": "rank:", "SLURM_CPU_BIND_LIST": ""}) is None
+    assert read_step_masks({"SLURM_CPU_BIND_TYPE": "none", "SLURM_CPU_BIND_LIST": ""}) == ()
+    assert read_step_masks({}) == ()
 
 
 def test_variables_of_mpiruns_daemon_are_not_the_ranks() -> None:
