@@ -47,7 +47,7 @@ def work(block):
 if __name__ == "__main__":
     x = da.arange(12, chunks=1).map_blocks(work, chunks=(1000,), dtype=float, meta=np.empty(0))
     options = {"processes": bool(gate), "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(int(workers), **options) as cluster, Client(cluster):
+    with LocalCluster(n_workers=int(workers), **options) as cluster, Client(cluster):
         with Checkpoint(folder) as checkpoint:
             x = checkpoint.persist(x, name="x")
             np.save(f"{folder}.npy", x.compute())
@@ -60,7 +60,7 @@ from hpcgpu import Checkpoint
 folder, filler = sys.argv[1], f"{os.path.dirname(sys.argv[1])}/filler"
 with open(filler, "wb") as f:
     f.write(bytes(5 << 20))
-cluster = LocalCluster(1, processes=False, dashboard_address=None)
+cluster = LocalCluster(n_workers=1, processes=False, dashboard_address=None)
 with cluster, Client(cluster), Checkpoint(folder) as checkpoint:
     x = checkpoint.persist(da.ones((8, 1 << 17), chunks=(1, -1)), name="x")
     wait(x)
@@ -76,7 +76,7 @@ with cluster, Client(cluster), Checkpoint(folder) as checkpoint:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    cluster = LocalCluster(2, threads_per_worker=1, processes=False, dashboard_address=None)
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
     with cluster, Client(cluster) as client:
         yield client
 
@@ -175,7 +175,7 @@ def test_collection_made_again_is_loaded_and_equal(client: Client, tmp_path: Pat
 
 def test_restored_chunks_are_read_again_when_their_worker_goes(tmp_path: Path) -> None:
     def start(*, loses_a_worker: bool) -> None:
-        cluster = LocalCluster(2, threads_per_worker=1, processes=False, dashboard_address=None)
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
         with cluster, Client(cluster) as client, Checkpoint(tmp_path / "run", client) as checkpoint:
             x = checkpoint.persist(array(), name="x")
             wait(x)
