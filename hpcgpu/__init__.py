@@ -8,7 +8,8 @@ __version__ = "0.1.0a1"
 
 _HOMES = {
     **dict.fromkeys(("HpcGpuError", "ConfigError", "SubmitError", "JobError", "LaunchError"), "hpcgpu.errors"),
-    **dict.fromkeys(("TrustError", "BindingError", "ParseError", "SpillError"), "hpcgpu.errors"),
+    **dict.fromkeys(("TrustError", "BindingError", "ParseError", "SpillError", "CheckpointError"), "hpcgpu.errors"),
+    "Checkpoint": "hpcgpu.checkpoint.checkpoint",
     "GPURunner": "hpcgpu.deploy.start",
     "GPUWorker": "hpcgpu.deploy.processes.gpu_worker",
     **dict.fromkeys(("LocalGPUCluster", "PBSGPUCluster", "SLURMGPUCluster"), "hpcgpu.deploy.cluster.classes"),

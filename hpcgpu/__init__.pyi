@@ -1,4 +1,5 @@
 # What type checkers read in place of __init__.py, which loads these names on first touch.
+from hpcgpu.checkpoint.checkpoint import Checkpoint as Checkpoint
 from hpcgpu.deploy.cluster.classes import LocalGPUCluster as LocalGPUCluster
 from hpcgpu.deploy.cluster.classes import PBSGPUCluster as PBSGPUCluster
 from hpcgpu.deploy.cluster.classes import SLURMGPUCluster as SLURMGPUCluster
@@ -8,6 +9,7 @@ from hpcgpu.deploy.dashboard.worker_requests import trim_memory as trim_memory
 from hpcgpu.deploy.processes.gpu_worker import GPUWorker as GPUWorker
 from hpcgpu.deploy.start import GPURunner as GPURunner
 from hpcgpu.errors import BindingError as BindingError
+from hpcgpu.errors import CheckpointError as CheckpointError
 from hpcgpu.errors import ConfigError as ConfigError
 from hpcgpu.errors import HpcGpuError as HpcGpuError
 from hpcgpu.errors import JobError as JobError

@@ -126,6 +126,10 @@ class SpillError(HpcGpuError):
     """A tier cannot take or give back an object; the message names the key and the tier."""
 
 
+class CheckpointError(HpcGpuError):
+    """A checkpoint cannot be opened, read or written; the message names the file or the name, and what to do."""
+
+
 def end_script(*raised: Any) -> None:
     """Print what a notebook shows, if an error of ours ends a script; an excepthook."""
     if isinstance(error := raised[1], HpcGpuError):

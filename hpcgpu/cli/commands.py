@@ -13,6 +13,7 @@ import click
 
 from hpcgpu import __version__
 from hpcgpu.cli import facts
+from hpcgpu.cli.checkpoints import checkpoint
 from hpcgpu.cli.command import (
     FILE,
     FROM,
@@ -45,7 +46,7 @@ _HEADINGS = {
     "In a job, or on one machine": ("template", "launch", "run", "bind"),
     "Workers for another scheduler": ("worker",),
     "Running clusters": ("ps", "logs", "stop"),
-    "Facts": ("topo", "report", "version"),
+    "Facts": ("topo", "checkpoint", "report", "version"),
 }
 
 
@@ -173,7 +174,7 @@ def hpcgpu(context: click.Context) -> None:
         click.echo(next_steps())
 
 
-for _command in (facts.ps, facts.logs, facts.stop, facts.site, doctor, report, topo, version, worker):
+for _command in (facts.ps, facts.logs, facts.stop, facts.site, doctor, report, topo, checkpoint, version, worker):
     hpcgpu.add_command(_command)
 
 

@@ -39,6 +39,13 @@ def test_schedulers_agree() -> None:
     assert last == "all means agree"
 
 
+def test_checkpoint_goes_on_in_the_second_run(tmp_path: Path) -> None:
+    for before in (0, 16):
+        printed = run("sim:2", "checkpoint.py", "--size", "200", "--folder", str(tmp_path / "run"), "--chunks", "4")
+        assert f"{before} chunks were there" in printed
+        assert "the trace is right" in printed
+
+
 def test_memory_types_show_what_happens() -> None:
     printed = run("sim:2x40MiB", "memory_types.py", "--size", "128", "--leak", "64")
     assert "the arrays are right" in printed

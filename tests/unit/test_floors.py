@@ -35,8 +35,9 @@ ROOMS: dict[str, set[str]] = {
     "spill": LOW | {"model", "supervise", "host"},
     "host": LOW | {"model", "supervise", "topology"},
     "deploy": LOW | FLOOR2 | {"model", "supervise", "plan", "report", "pictures", "host", "spill", "sim"},
+    "checkpoint": LOW | {"model", "supervise", "batch", "launch", "report", "host", "spill", "deploy"},
     "agent": BELOW_AGENT,
-    "cli": BELOW_AGENT | {"agent"},
+    "cli": BELOW_AGENT | {"agent", "checkpoint"},
 }
 # The same for the rooms inside deploy; a module of deploy itself may import all of them.
 DEPLOY: dict[str, set[str]] = {
@@ -80,6 +81,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     | {"distributed_ucxx", "ucxx"}  # deploy/network/ucx.py
     | {"IPython", "ipywidgets", "jupyter_core"}  # in a notebook
     | {"rmm", "cupy", "torch", "wrapt"},  # deploy/processes: rmm.py, worker.py
+    "checkpoint": {"distributed", "dask", "numpy", "cupy", "msgspec"},
     "agent": {"mpi4py", "distributed", "dask", "numpy", "psutil"},
     "cli": {"click", "rich"},
     "worker": {"click"},

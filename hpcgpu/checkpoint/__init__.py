@@ -1,0 +1,1 @@
+"""Checkpoints: the chunks of collections in files, so that a script goes on after a restart."""

@@ -1,0 +1,120 @@
+"""The identity of a computation: whether a collection is the one of last time, and how it differs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from dask import is_dask_collection
+from dask._task_spec import Alias, convert_legacy_graph  # as the scheduler reads graphs (dask 2026.8.0)
+from dask.base import tokenize
+from dask.core import flatten
+from dask.utils import key_split
+
+from hpcgpu.checkpoint.writer import name_of
+from hpcgpu.errors import ConfigError
+
+# A key that is new each time: of dask.delayed without pure=True.
+_RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+# A task takes 0.1 ms; beyond, keys that are new each time make a computation a new one.
+_MOST_TASKS = 50_000
+_SHOWN, _SHOWN_CHARACTERS = 3, 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """A collection's form, and a digest of its graph. Immutable."""
+
+    facts: dict[str, str]  # type, shape, chunks, dtype, columns
+    tasks: dict[str, int] = field(default_factory=dict)  # by the names of functions
+    digests: dict[str, str] = field(default_factory=dict)  # likewise, of what these tasks compute
+
+    @classmethod
+    def of(cls, collection: Any, futures: Mapping[Any, str]) -> Self:
+        """Describe a collection; ``futures`` has digests of keys that are futures now."""
+        if not is_dask_collection(collection):
+            raise ConfigError(f"{type(collection).__name__} is no Dask collection: give an array, frame, bag, delayed")
+        graph = convert_legacy_graph(dict(collection.__dask_graph__()))
+        names = _digests(graph, futures)
+        prefixes: dict[str, set[str]] = {}
+        for key in graph:
+            prefixes.setdefault(key_split(key), set()).add(names[key])
+        outputs = [names.get(key, futures.get(key, str(key))) for key in _outputs(collection)]
+        digests = {prefix: _digest(sorted(each)) for prefix, each in prefixes.items()}
+        return cls(
+            facts=_facts(collection),
+            tasks=dict(Counter(map(key_split, graph))),
+            digests={**digests, "": _digest(outputs)},
+        )
+
+    def differences(self, other: Computation, *, alike: bool) -> list[str]:
+        """Return in what the other one, a later one, differs; ``alike``: only in form, and in kinds of tasks."""
+        texts = [
+            f"{name} {_short(self.facts.get(name, 'none'))} there, {_short(other.facts.get(name, 'none'))} now"
+            for name in dict.fromkeys((*self.facts, *other.facts))
+            if self.facts.get(name) != other.facts.get(name)
+        ]
+        before, now = (self.tasks, other.tasks) if alike else (self.digests, other.digests)
+        if texts or before == now or (not alike and self.digests[""] == other.digests[""]):
+            return texts
+        if kinds := sorted(self.tasks.keys() ^ other.tasks.keys()):
+            return [f"the graph: only one of them has tasks {_listed(kinds)}"]
+        changed = [name for name in other.tasks if before.get(name) != now.get(name)]
+        return [f"the graph: tasks {_listed(changed)} have other arguments, functions or numbers"]
+
+
+def _outputs(collection: Any) -> list[Any]:
+    return list(flatten([collection.__dask_keys__()]))
+
+
+def _facts(collection: Any) -> dict[str, str]:
+    """Return a collection's form. The lengths of frames are not known before they are computed."""
+    kind = type(collection)
+    facts = {"type": f"{kind.__module__}.{kind.__qualname__}"}
+    if type(dtypes := getattr(collection, "dtypes", None)).__name__ == "Series":
+        facts["columns"] = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())  # type: ignore[union-attr]
+    for name in ("shape", "chunks", "dtype") if "array" in kind.__module__ else ("dtype",):
+        value = getattr(collection, name, None)
+        if value is not None and not is_dask_collection(value):  # a delayed has every attribute
+            facts[name] = str(value)
+    if "array" not in kind.__module__:
+        facts["number of chunks"] = str(len(_outputs(collection)))
+    return facts
+
+
+def _digests(graph: Mapping[Any, Any], futures: Mapping[Any, str]) -> dict[Any, str]:
+    """Return for each key a text that is the same in each start of the script: itself, or a digest of what it does."""
+    is_random = any(_RANDOM.search(str(name_of(key))) for key in graph)
+    if not is_random or len(graph) > _MOST_TASKS:
+        return {key: str(key) for key in graph}
+    digests: dict[Any, str] = {}
+    for start in graph:
+        stack = [start]
+        while stack:
+            key = stack[-1]
+            node = graph[key]
+            if missing := [d for d in node.dependencies if d in graph and d not in digests and key not in digests]:
+                stack += missing
+                continue
+            stack.pop()
+            if key not in digests:
+                names = {d: digests.get(d, futures.get(d, str(d))) for d in node.dependencies}
+                alias = isinstance(node, Alias)
+                digests[key] = names[node.target] if alias else tokenize(node.substitute(names))
+    return digests
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

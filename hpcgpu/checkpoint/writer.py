@@ -1,0 +1,234 @@
+"""A worker's part: the plugin that hears of finished chunks, and the thread that writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from distributed import Worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from hpcgpu import supervise
+from hpcgpu.checkpoint.segments import OWNER, Chunk, SegmentWriter
+from hpcgpu.checkpoint.values import LOADED, to_frames
+from hpcgpu.errors import SpillError, message_of
+from hpcgpu.model.job import Backoff
+from hpcgpu.spill.store.buffer import GpuSpillBuffer
+
+logger = logging.getLogger("distributed.hpcgpu")
+# A crash costs at most this much: what was written and not synced.
+_SYNC_BYTES = 64 << 20
+_BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
+_COMPUTED = ("executing", "long-running")
+_SEEN_S, _LOOK_S = 5.0, 0.2  # how long a new file may be unseen on another node
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The backlog of a worker's writer, and the reasons for it."""
+
+    waiting: int  # finished chunks that are not synced
+    trouble: str = ""  # since when, and why, nothing is written; "" if all goes well
+    unsaved: Mapping[str, str] = field(default_factory=dict)  # keys that cannot be pickled, and why
+
+
+class Writer:
+    """Writes chunks of one worker's data in a thread of its own. Thread-safe."""
+
+    def __init__(self, data: Any, folder: Path, name: str) -> None:
+        self._data, self._segments = data, SegmentWriter(folder)
+        self._due = threading.Condition()
+        self._todo: deque[tuple[Any, Chunk]] = deque()
+        self._unsynced: list[tuple[Any, Chunk]] = []
+        self._unsynced_bytes = 0
+        self._closing = threading.Event()
+        self._since = self._trouble = ""
+        self._unsaved: dict[str, str] = {}
+        self.users = 0  # plugins; on the event loop
+        self._loop = supervise.ThreadLoop(
+            self._round, f"writing the checkpoint of worker {name}", pause=self._closing.wait, backoff=_BACKOFF
+        )
+
+    def put(self, key: Any, chunk: Chunk) -> None:
+        """Have a key of the data written; returns at once."""
+        with self._due:
+            self._todo.append((key, chunk))
+            self._due.notify_all()
+
+    @property
+    def status(self) -> Status:
+        """The state now."""
+        with self._due:
+            return Status(len(self._todo) + len(self._unsynced), self._trouble, dict(self._unsaved))
+
+    def flush(self, timeout_s: float | None) -> Status:
+        """Wait until all that came is synced, or cannot be written for now, or the time is over; return the state."""
+        with self._due:
+            self._due.wait_for(lambda: self._trouble or not (self._todo or self._unsynced), timeout_s)
+        return self.status
+
+    def close(self, timeout_s: float = 20.0) -> None:
+        """Sync what is written, and end; waits for the chunk under way."""
+        self._closing.set()
+        with self._due:
+            self._due.notify_all()
+        self._loop.join(timeout_s)
+
+    def _round(self) -> bool:
+        """Write a chunk, or sync those that are written; return whether this was the last round."""
+        with self._due:
+            self._due.wait_for(lambda: self._todo or self._unsynced or self._closing.is_set())
+            item = self._todo[0] if self._todo and not self._closing.is_set() else None
+        try:
+            if item and self._unsynced_bytes < _SYNC_BYTES:
+                self._write(*item)
+            else:
+                self._sync()
+        except OSError as e:
+            self._say(e)
+            if self._closing.is_set():
+                return True
+            if self._unsynced:  # a full disk has room for the chunks that it has
+                self._sync(all_is_well=False)
+            raise
+        return self._closing.is_set() and not self._unsynced
+
+    def _write(self, key: Any, chunk: Chunk) -> None:
+        """Write a chunk; OSError if the disk does not take it, and it stays to be done."""
+        try:
+            frames = to_frames(self._read(key))
+        except KeyError:  # it was released, or the worker that takes over its data has it
+            frames = []
+        except Exception as e:  # of a user's class, or of a store that was closed
+            frames = []
+            with self._due:
+                self._unsaved[str(key)] = f"{type(e).__name__}: {message_of(e)}"
+            if not isinstance(e, SpillError):
+                logger.warning("chunk %s is not in the checkpoint, since it cannot be pickled: %s", key, message_of(e))
+        nbytes = self._segments.append(chunk, frames) if frames else 0
+        with self._due:
+            self._todo.popleft()
+            self._unsynced += [(key, chunk)] if frames else []
+            self._unsynced_bytes += nbytes
+            self._due.notify_all()
+
+    def _read(self, key: Any) -> Any:
+        """Return the value of a key, from the tier in which it is."""
+        data = self._data
+        if isinstance(data, GpuSpillBuffer):
+            with data.handing_out_handles(leaving=True):
+                return data[key]
+        slow = getattr(data, "slow", ())  # distributed's SpillBuffer would bring it up, and move others down
+        return slow[key] if key in slow else data[key]
+
+    def _sync(self, *, all_is_well: bool = True) -> None:
+        try:
+            self._segments.sync()
+        except OSError:  # none of them counts: they are written again
+            with self._due:
+                self._todo.extendleft(reversed(self._unsynced))
+                self._unsynced, self._unsynced_bytes = [], 0
+            raise
+        if self._closing.is_set():
+            self._segments.close()
+        with self._due:
+            self._unsynced, self._unsynced_bytes = [], 0
+            if all_is_well:
+                self._since = self._trouble = ""
+            self._due.notify_all()
+
+    def _say(self, error: OSError) -> None:
+        with self._due:
+            self._since = self._since or f"{datetime.now(UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+            self._trouble = f"incomplete since {self._since}: {message_of(error)}"
+            self._due.notify_all()
+
+
+# The writers of this process, by worker and folder; on the event loop.
+_WRITERS: dict[tuple[int, str], Writer] = {}
+
+
+class CheckpointPlugin(WorkerPlugin):
+    """The plugin of a worker for one name: each finished chunk goes to the writer."""
+
+    def __init__(self, folder: str, run: str, outputs: Mapping[Any, int]) -> None:
+        self.folder, self.run, self.outputs = folder, run, outputs
+
+    def setup(self, worker: Worker) -> None:
+        """Begin, with the chunks that are there; called by distributed when the plugin or the worker comes."""
+        self._key = id(worker), self.folder
+        if self._key not in _WRITERS:
+            _WRITERS[self._key] = Writer(worker.data, Path(self.folder), str(worker.name))
+        self._writer = _WRITERS[self._key]
+        self._writer.users += 1
+        for key in tuple(worker.data):
+            self._take(key)
+
+    def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
+        """Take a chunk that was computed here; called by distributed."""
+        if finish == "memory" and start in _COMPUTED:
+            self._take(key)
+
+    async def teardown(self, worker: Worker) -> None:
+        """Sync what is written; called by distributed when the plugin or the worker goes."""
+        self._writer.users -= 1
+        if not self._writer.users:
+            _WRITERS.pop(self._key, None)
+            await supervise.to_thread(self._writer.close)
+
+    def _take(self, key: Any) -> None:
+        part = part_of(key, self.outputs)
+        if part is not None and (chunk := Chunk(self.run, part)) not in LOADED:
+            self._writer.put(key, chunk)
+
+
+def outputs_of(keys: list[Any]) -> dict[Any, int]:
+    """Return the names of a collection's keys, numbered in their order."""
+    return {name: i for i, name in enumerate(dict.fromkeys(map(name_of, keys)))}
+
+
+def name_of(key: Any) -> Any:
+    """Return the name of a key: what the keys of a collection's chunks share."""
+    return key[0] if isinstance(key, tuple) else key
+
+
+def part_of(key: Any, outputs: Mapping[Any, int]) -> tuple[Any, ...] | None:
+    """Return the place of a chunk in its collection, whatever its keys are called today; None for another key."""
+    number = outputs.get(name_of(key))
+    return None if number is None else (number, *key[1:]) if isinstance(key, tuple) else (number,)
+
+
+async def flush(folder: str, timeout_s: float | None, dask_worker: Worker) -> Status:
+    """Wait for the writer of a worker; called by the client."""
+    writer = _WRITERS.get((id(dask_worker), folder))
+    return await supervise.to_thread(writer.flush, timeout_s) if writer else Status(0)
+
+
+def status(folder: str, dask_worker: Worker) -> Status:
+    """Return the state of a worker's writer; called by the client."""
+    writer = _WRITERS.get((id(dask_worker), folder))
+    return writer.status if writer else Status(0)
+
+
+async def sees(folder: str, token: str) -> bool:
+    """Return whether a worker sees the folder, with the record of its owner; called by the client."""
+
+    def look() -> bool:
+        end_s = time.monotonic() + _SEEN_S
+        while True:
+            with contextlib.suppress(OSError):
+                if token in Path(folder, OWNER).read_text():
+                    return True
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(_LOOK_S)
+
+    return await supervise.to_thread(look)
