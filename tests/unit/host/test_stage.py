@@ -174,6 +174,21 @@ def test_ranks_start_plainly_where_no_copy_can_be(
     node.mkdir()
 
 
+def test_whichever_rank_unpacks_says_why_it_fails(tree: Path, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
+    made = archive_of(of(tree))
+    made.path.unlink()
+    assert "cannot be copied" in plainly(tree, node, made)
+
+
+def test_warnings_of_programs_prevent_no_copy(tree: Path, node: Path) -> None:
+    program = tree / "bin/python"
+    program.write_text(program.read_text().replace("-c) exit 0", "-c) echo a warning >&2; exit 0"))
+    started = rank(tree, node)
+    assert first_line(started).startswith(f"{node}/")
+    assert started.communicate(timeout=scaled(60)) == ("", "")
+
+
 @pytest.fixture
 def sbcast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An sbcast of a job whose nodes are this machine."""
