@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import re
@@ -33,6 +34,19 @@ MPIRUN = [str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none", "-n", str
 MANY, ONE = f"{WORKERS} workers, 1 + {WORKERS} ranks", f"{WORKERS} workers, one rank"
 BY_FILES = ("--launcher", "mpirun", "--rendezvous", "file")
 REGISTERED = b"Register worker addr"
+# A launcher that tells its ranks of no libraries, as srun; PyPI's mpirun sets LD_LIBRARY_PATH for all that it starts.
+BARE = """\
+#!/bin/bash
+[ "$1" = --version ] && echo "mpirun (Open MPI) 5.0.11" && exit
+while [ "$1" != -n ]; do shift; done
+size=$2
+shift 2
+for ((rank = 0; rank < size; rank++)); do
+    export OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank
+    OMPI_COMM_WORLD_SIZE=$size OMPI_COMM_WORLD_LOCAL_SIZE=$size "$@" &
+done
+wait
+"""
 WAIT = "import time; time.sleep(600)\n"
 RESTART = """
 import os, signal, sys, time
@@ -138,13 +152,16 @@ class Lookups(NamedTuple):
     node: int
 
 
-def lookups(*options: str) -> Lookups:
+def lookups(*options: str, bare: bool) -> Lookups:
     """Count look-ups on a node by strace, without the script's own; a copy's archive has been made before."""
     # A copy's paths end with those of the originals.
     homes = [f'"{Path(home).resolve()}' for home in (sys.prefix, sys.base_prefix, hpcgpu.__path__[0])]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "script.py").write_text("import os; os._exit(0)\n")
-        launch = [str(BIN / "hpcgpu"), "launch", "--gpus", f"sim:{WORKERS}x16MiB", "--launcher", "mpirun", *options]
+        (launcher := Path(folder) / "mpirun").write_text(BARE)
+        launcher.chmod(0o700)
+        chosen = ["--launcher", str(launcher), "--rendezvous", "file"] if bare else ["--launcher", "mpirun"]
+        launch = [str(BIN / "hpcgpu"), "launch", "--gpus", f"sim:{WORKERS}x16MiB", *chosen, *options]
         argv, env = [*launch, f"{folder}/script.py"], environment(HOME=folder, TMPDIR=folder)
         if "stage" in options:
             subprocess.run(argv, env=env, cwd=folder, capture_output=True, check=True, timeout=600)
@@ -201,6 +218,20 @@ def binds(runs: int) -> None:
         print(json.dumps(_figures.missing("startup", case, who, "cpu_ms", f"no {who} here", "ms")))
 
 
+def report_lookups(copy: str, ranks: str, *, bare: bool) -> None:
+    how = [f"{WORKERS} workers on a node, a rank per {ranks}"]
+    how += ["from a copy"] * (copy == "stage") + ["by a launcher without libraries"] * bare
+    case = ", ".join(how)
+    if not shutil.which("strace"):
+        print(json.dumps(_figures.missing("startup", case, "hpcgpu", "lookups_per_gpu", "no strace here", "")))
+        return
+    counted = lookups("--ranks", ranks, "--environment", copy, bare=bare)
+    if copy == "plain":  # the launch of a copy looks once at each file of the environment
+        report(case, "hpcgpu", "lookups_per_gpu", [sum(counted) / WORKERS], "")
+    report(case, "hpcgpu", "lookups_per_gpu_of_ranks", [counted.node / WORKERS], "")
+    report(case, "hpcgpu", "lookups_of_launch", [counted.launch], "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
@@ -222,18 +253,8 @@ def main() -> None:
         report(case, who, "uss_mib", [c.uss_mib for c in found], "MiB")
     for who, values in restarts.items():
         report("2 workers", who, "restart_s", values, "s")
-    for copy in ("plain", "stage"):
-        for ranks in ("gpu", "node"):
-            where = ", from a copy" if copy == "stage" else ""
-            case = f"{WORKERS} workers on a node, a rank per {ranks}{where}"
-            if not shutil.which("strace"):
-                print(json.dumps(_figures.missing("startup", case, "hpcgpu", "lookups_per_gpu", "no strace here", "")))
-                continue
-            counted = lookups("--ranks", ranks, "--environment", copy)
-            if copy == "plain":  # the launch of a copy looks once at each file of the environment
-                report(case, "hpcgpu", "lookups_per_gpu", [sum(counted) / WORKERS], "")
-            report(case, "hpcgpu", "lookups_per_gpu_of_ranks", [counted.node / WORKERS], "")
-            report(case, "hpcgpu", "lookups_of_launch", [counted.launch], "")
+    for copy, ranks, bare in itertools.product(("plain", "stage"), ("gpu", "node"), (False, True)):
+        report_lookups(copy, ranks, bare=bare)
     report("import", "hpcgpu", "import_ms", [imported() for _ in range(runs)], "ms")
 
 

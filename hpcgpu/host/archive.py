@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from hpcgpu.errors import HpcGpuError, LaunchError
-from hpcgpu.host import private
+from hpcgpu.host import private, run_paths
 from hpcgpu.host.environment import Environment, is_site
 from hpcgpu.units import format_bytes
 
@@ -190,14 +190,11 @@ def _write(file: IO[bytes], environment: Environment, entries: list[_Entry]) -> 
             elif entry.path in (f"{prefix}/pyvenv.cfg" for prefix in environment.prefixes):
                 relocated[entry.path] = _relocated_venv(Path(entry.path).read_text(), roots)
             else:
+                data = run_paths.relocated(Path(entry.path).read_bytes(), entry.path, roots)
                 # Python takes bytecode for stale if the source has another time
-                info.mtime, info.size, info.mode = (
-                    entry.changed_ns // 10**9,
-                    entry.nbytes,
-                    0o755 if entry.mode & 0o100 else 0o644,
-                )
-                with open(entry.path, "rb") as f:
-                    tar.addfile(info, f)
+                info.mtime, info.mode = entry.changed_ns // 10**9, 0o755 if entry.mode & 0o100 else 0o644
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
         if environment.site:
             lines = [f"{STAGE}{folder}" for folder in environment.late] + [*environment.early]
             relocated[f"{environment.site}/{_PATHS}"] = "".join(f"{line}\n" for line in lines)

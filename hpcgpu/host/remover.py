@@ -17,6 +17,7 @@ import time
 _TRIES, _AGAIN_S = 100, 0.1
 # The variable with the folder of the copy of Python from which a rank runs, and the descriptor of its lock (stage.sh).
 STAGED_IN, _STAGE_LOCK = "HPCGPU_STAGED_IN", 9
+_LEAVE_TRIES = 200  # 20 s: a copy has tens of thousands of files
 
 
 def start(lock: str, *beside: str) -> None:
@@ -41,7 +42,7 @@ def leave(stage: str) -> None:
         os.close(file)
     except OSError:
         return  # it was removed already
-    for _ in range(_TRIES):
+    for _ in range(_LEAVE_TRIES):
         if not os.path.isdir(stage):
             break
         time.sleep(_AGAIN_S)

@@ -20,9 +20,8 @@ eval "parent=\"$expression\""
 stage=$parent/hpcgpu-stage-$me-$host-$id
 lock=$stage/.lock
 
-# Print why Python starts from its own place; for one rank of the node.
+# Print why Python starts from its own place.
 say() {
-    [ "${OMPI_COMM_WORLD_LOCAL_RANK:-${PALS_LOCAL_RANKID:-${MPI_LOCALRANKID:-${SLURM_LOCALID:-0}}}}" = 0 ] || return 0
     echo "hpcgpu: $host: Python starts from its own place, not from a copy (environment='stage'): $1" >&2
 }
 
@@ -73,26 +72,27 @@ enter() {
     return 1
 }
 
-# Copy, check and unpack the archive; the reason of a failure is the file "failed", which the node's other ranks see.
+# Copy, check and unpack the archive; print why it fails. Programs may also print warnings.
 unpack() {
     free=$(df -Pk "$stage" | awk 'NR == 2 {print $4}')
-    [ "${free:-0}" -ge "$kib" ] || { echo "$parent has $((${free:-0} >> 10)) MiB free, and a copy needs $((kib >> 10))"; return; }
+    [ "${free:-0}" -ge "$kib" ] || { echo "$parent has $((${free:-0} >> 10)) MiB free, and a copy needs $((kib >> 10))"; return 1; }
     copy=$stage/archive
     # sbcast has sent it, or it is read from the shared file system
     mv "$parent/hpcgpu-stage-$me-$id.sent" "$copy" 2>/dev/null && [ -f "$copy" ] && [ -O "$copy" ] && ! [ -L "$copy" ] ||
-        { rm -f "$copy"; cp "$archive" "$copy"; } || { echo "$archive cannot be copied"; return; }
-    [ "$(sha256sum <"$copy" | cut -d ' ' -f 1)" = "$sum" ] || { echo "$archive has changed since it was made"; return; }
+        { rm -f "$copy"; cp "$archive" "$copy"; } || { echo "$archive cannot be copied"; return 1; }
+    [ "$(sha256sum <"$copy" | cut -d ' ' -f 1)" = "$sum" ] || { echo "$archive has changed since it was made"; return 1; }
     mkdir "$stage/root"
     case $archive in
     *.zst) zstd -dqc "$copy" | tar -xf - --no-same-owner -C "$stage/root" ;;
     *) tar -xf "$copy" --no-same-owner -C "$stage/root" ;;
-    esac || { echo "$archive cannot be unpacked in $stage"; return; }
+    esac || { echo "$archive cannot be unpacked in $stage"; return 1; }
     rm -f "$copy"
     while read -r file; do
-        sed -i "s|@HPCGPU_STAGE@|$stage/root|g" "$stage/root$file" || { echo "$file cannot be changed"; return; }
+        sed -i "s|@HPCGPU_STAGE@|$stage/root|g" "$stage/root$file" || { echo "$file cannot be changed"; return 1; }
     done <"$stage/root/.relocate"
     [ "$path" = - ] || export PYTHONPATH="$path"
-    cd / && "$stage/root$python" -c "$probe" "$stage" || { echo "Python does not start in $stage (is it mounted noexec?)"; return; }
+    cd /
+    "$stage/root$python" -c "$probe" "$stage" || { echo "Python does not start in $stage (is it mounted noexec?)"; return 1; }
 }
 probe='import sys, hpcgpu; sys.exit(not any(path.startswith(sys.argv[1]) for path in (sys.prefix, hpcgpu.__file__)))'
 
@@ -118,30 +118,30 @@ start() {
 }
 
 if ! enter; then
-    say "$why"
+    # each rank of the node comes here, and one says it
+    [ "${OMPI_COMM_WORLD_LOCAL_RANK:-${PALS_LOCAL_RANKID:-${MPI_LOCALRANKID:-${SLURM_LOCALID:-0}}}}" != 0 ] || say "$why"
     start "$plain" "$@"
 fi
 [ "$path" = - ] || path=$(printf %s "$path" | sed "s|@HPCGPU_STAGE@|$stage/root|g")
 if command exec 8>>"$stage/.making" && flock 8; then
     if ! [ -e "$stage/ready" ] && ! [ -e "$stage/failed" ]; then
-        why=$(unpack 2>&1 | tail -n 3 | tr '\n' ' ')
-        if [ -z "$why" ]; then
+        if why=$(unpack 2>&1); then
             : >"$stage/ready"
+            clean=$stage/root$python
         else
             rm -rf "$stage/root" "$stage/archive"
             : >"$stage/failed"
-            say "${why% }"
+            clean=$plain
+            say "$(printf %s "$why" | tail -n 3 | tr '\n' ' ')"
         fi
         rm -f "$parent/hpcgpu-stage-$me-$id.sent"
-        clean=$plain
-        [ -n "$why" ] || clean=$stage/root$python
         ! [ -e "$stage/root$remover" ] || remover=$stage/root$remover
         # it waits for the end of all that hold the lock, and is no child of this process
         (setsid "$clean" -I -S "$remover" "$lock" 8>&- 9>&- </dev/null >/dev/null 2>&1 &)
     fi
     exec 8>&-
+    export HPCGPU_STAGED_IN="$stage" # whose lock the rank holds to its end (remover.py)
 fi
-export HPCGPU_STAGED_IN="$stage" # whose lock the rank holds to its end (remover.py)
 if [ -e "$stage/ready" ]; then
     [ "$path" = - ] || export PYTHONPATH="$path"
     libraries=$(copied "$libraries")

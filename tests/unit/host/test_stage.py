@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from waiting import scaled, until
 
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.host import environment, process, stage
+from hpcgpu.host import environment, process, run_paths, stage
 from hpcgpu.host.archive import Archive, archive_of
 from hpcgpu.host.environment import Environment, kind_of
 from hpcgpu.host.scratch import Mount, Scratch, expanded, sweep
@@ -174,6 +174,21 @@ def test_ranks_start_plainly_where_no_copy_can_be(
     node.mkdir()
 
 
+def test_whichever_rank_unpacks_says_why_it_fails(tree: Path, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
+    made = archive_of(of(tree))
+    made.path.unlink()
+    assert "cannot be copied" in plainly(tree, node, made)
+
+
+def test_warnings_of_programs_prevent_no_copy(tree: Path, node: Path) -> None:
+    program = tree / "bin/python"
+    program.write_text(program.read_text().replace("-c) exit 0", "-c) echo a warning >&2; exit 0"))
+    started = rank(tree, node)
+    assert first_line(started).startswith(f"{node}/")
+    assert started.communicate(timeout=scaled(60)) == ("", "")
+
+
 @pytest.fixture
 def sbcast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An sbcast of a job whose nodes are this machine."""
@@ -266,6 +281,29 @@ def test_links_lead_into_the_copy_where_their_files_are(tree: Path) -> None:
     found = copies(archive_of(of(tree)))
     links = {name: found[f"{tree}/bin/{name}"].linkname for name in ("inside", "outside", "above")}
     assert links == {"inside": "../lib/x.so", "outside": "/usr/lib/y.so", "above": f"{tree.parent}/other/z.so"}
+
+
+def test_programs_find_their_libraries_in_the_copy(tree: Path, tmp_path: Path) -> None:
+    (tree / "lib").mkdir()
+    (tmp_path / "x.c").write_text("int ours(void) { return 42; }")
+    (tmp_path / "main.c").write_text("int ours(void); int main(void) { return ours(); }")
+    library, program, copy = tree / "lib/libx.so", tree / "bin/main", tmp_path / "copy"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "x.c"], check=True)
+    path = f"-Wl,-rpath,/nowhere:{tree}/lib/where/there/is/none:{tree}/lib"
+    subprocess.run(["gcc", "-o", program, tmp_path / "main.c", f"-L{tree}/lib", "-lx", path], check=True)
+    content = program.read_bytes()
+    assert run_paths.relocated(content, str(program), ("/other",)) == content
+    program.write_bytes(run_paths.relocated(content, str(program), (str(tree),)))
+    shutil.move(tree, copy)
+    assert subprocess.run([copy / "bin/main"], check=False).returncode == 42
+    shutil.move(copy / "lib", copy / "elsewhere")  # it had found it there alone
+    assert subprocess.run([copy / "bin/main"], capture_output=True, check=False).returncode == 127
+
+
+@given(st.binary(max_size=300))
+def test_files_that_are_no_programs_stay_as_they_are(data: bytes) -> None:
+    for content in (data, run_paths.MAGIC + data):
+        assert run_paths.relocated(content, "/env/x", ("/env",)) == content
 
 
 def test_of_a_project_modules_and_packages_are_copied(tree: Path, tmp_path: Path) -> None:
