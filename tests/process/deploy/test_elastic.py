@@ -49,6 +49,12 @@ with PBSGPUCluster(**eval(sys.argv[1])) as cluster:
             print(error)
     print(len(cluster.jobs), "job")
 """
+LARGE = """
+import resource
+from hpcgpu import SLURMGPUCluster
+resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500))
+SLURMGPUCluster(gpus="sim:400", nodes=2)
+"""
 JOBS, PER_JOB = 250, 4
 NAMES = [f"{JOB}_{job}-{worker}" for job in range(JOBS) for worker in range(PER_JOB)]
 
@@ -100,6 +106,20 @@ def test_size_beyond_the_schedulers_open_files_is_refused(home: Path, pbs: Pbs) 
         assert text.startswith(f"{start}: 200 workers need 717 open files of the scheduler")
         assert "the hard limit (ulimit -Hn) is 500 where the scheduler is, on " in text
     assert jobs == "1 job"  # the scheduler alone
+
+
+def test_submission_warns_of_limits_that_nodes_may_share(tmp_path: Path) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    environ = ranks.environment(PATH=f"{tmp_path}:{os.environ['PATH']}", HOME=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, text=True, env=environ, timeout=scaled(60)
+    )
+    warning = (
+        "800 workers need 2,418 open files of the scheduler; the hard limit (ulimit -Hn) is 500 here; nodes may have"
+    )
+    assert warning in done.stdout + done.stderr
+    assert "SubmitError" in done.stderr  # it was submitted: the limit of this machine forbids no job
 
 
 def everywhere(clusters: tuple[PBSGPUCluster, ...], workers: int) -> None:

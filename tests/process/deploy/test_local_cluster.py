@@ -23,6 +23,8 @@ from waiting import Said, scaled, until
 import hpcgpu
 from hpcgpu import LocalGPUCluster, SLURMGPUCluster
 from hpcgpu.errors import ConfigError, JobError, LaunchError, SubmitError
+from hpcgpu.model.allocation import Limits
+from hpcgpu.plan.jobs.needs import Size, needs
 
 START = """
 def dask_setup(worker):
@@ -252,6 +254,25 @@ def test_errors_before_the_start_leave_no_run(
     with pytest.raises(error, match=words):
         (SLURMGPUCluster if error is SubmitError else LocalGPUCluster)(**{"gpus": "sim:2", **options})
     assert runs(tmp_path) == []
+
+
+def test_scheduler_and_node_take_what_is_counted_beforehand() -> None:
+    with LocalGPUCluster(gpus="sim:6x16MiB", quiet=True) as cluster, Client(cluster) as client:
+        files, _, _, threads, ports = (need.number for need in needs(Size(6, per_node=6), Limits()))
+        job = psutil.Process(int(cluster.job_id))
+
+        def taken() -> tuple[int, int, int]:
+            processes = [job, *job.children(recursive=True)]
+            addresses = [connection.laddr for process in processes for connection in process.net_connections()]
+            open_files = client.run_on_scheduler(lambda: psutil.Process().num_fds())
+            return open_files, sum(process.num_threads() for process in processes), len({a.port for a in addresses})
+
+        client.gather(client.map(lambda x: x + 1, range(600)))
+        until(
+            lambda: all(n >= least for n, least in zip(taken(), (files, threads, ports), strict=True)), "all is taken"
+        )
+        assert taken()[0] <= files + 8, "open files are counted closely: a cluster is refused for them"
+    assert re.search(rf"^open files of the scheduler +{files} ", cluster.explain(), re.M)
 
 
 def test_import_is_light() -> None:

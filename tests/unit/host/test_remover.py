@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcgpu.host import remover
 
 
-def test_tree_is_removed_with_its_links_and_without_their_targets(tmp_path: Path) -> None:
+def test_tree_is_removed_with_its_links_but_not_their_targets(tmp_path: Path) -> None:
     top, other = tmp_path / "top", tmp_path / "other"
     (top / "a" / "b").mkdir(parents=True)
     other.mkdir()
