@@ -112,7 +112,7 @@ async def far_pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
             yield a, b
 
 
-async def test_connection_without_large_frames_has_no_event_for_their_end() -> None:
+async def test_connection_without_large_frames_has_no_event() -> None:
     """An asyncio.Event takes 0.8 KiB, and a scheduler has two connections of each of thousands of workers."""
 
     def events() -> int:
