@@ -82,6 +82,30 @@ def test_heartbeat_calls_our_code_as_often_for_many_as_for_few(client: Client) -
         few = ours_of_each(crowd)
         crowd.join([f"many-{number}" for number in range(MANY - FEW)])
         many = ours_of_each(crowd)
-        print(few, many)
         assert many < few + 1
+        crowd.leave()
+
+
+def test_client_that_attaches_is_sent_few_of_many_workers(client: Client) -> None:
+    def watch(dask_scheduler: Any = None) -> None:
+        import sys
+
+        dask_scheduler.sent = 0
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            dask_scheduler.sent += event == "call" and frame.f_code.co_qualname == "WorkerState.identity"
+
+        sys.setprofile(note)
+
+    def sent(dask_scheduler: Any = None) -> int:
+        import sys
+
+        sys.setprofile(None)
+        return int(dask_scheduler.sent)
+
+    with Crowd(client.cluster, 2, 3, at_once=FEW) as crowd:
+        crowd.join([f"worker-{number}" for number in range(MANY)])
+        client.run_on_scheduler(watch)
+        with Client(client.cluster):
+            assert client.run_on_scheduler(sent) < FEW
         crowd.leave()
