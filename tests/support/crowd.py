@@ -18,6 +18,7 @@ from distributed.comm import Comm, CommClosedError, connect
 from distributed.versions import get_versions
 
 AT_ONCE = 50
+REFUSED: list[str] = []
 JOB = "77"
 PROGRAMS = {
     "sbatch": f"cat > /dev/null; echo x >> {{folder}}/submitted; echo {JOB}",
@@ -37,9 +38,13 @@ METRICS = {
 
 
 class Crowd:
-    """The processes of the workers; each worker has so many ``connections`` (of itself, its heartbeat, its nanny)."""
+    """The processes of the workers; each joins with so many ``connections``: its own, its heartbeat's, its nanny's.
+
+    A nanny ends its connection when its worker has registered (distributed 2026.8.0, ``Nanny.start_unsafe``).
+    """
 
     def __init__(self, cluster: Any, processes: int = 1, connections: int = 1, at_once: int = AT_ONCE) -> None:
+        self.refused = 0  # connections that a scheduler has closed before it welcomed them
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         self._processes = [subprocess.Popen([sys.executable, __file__], **pipes) for _ in range(processes)]
         for i, process in enumerate(self._processes):
@@ -74,7 +79,9 @@ class Crowd:
         for process, line in zip(self._processes, lines, strict=True):
             process.stdin.write(f"{line}\n".encode())
         for process in self._processes:
-            assert process.stdout.readline() == b"done\n", "the workers have ended"
+            answer, _, refused = process.stdout.readline().decode().partition(" ")
+            assert answer == "done", "the workers have ended"
+            self.refused += int(refused)
 
 
 def write_slurm(folder: Path, count: int) -> None:
@@ -97,6 +104,7 @@ async def connect_again(address: str, arguments: dict[str, Any]) -> Comm:
         try:
             return await connect(address, **arguments)
         except OSError:
+            REFUSED.append(address)
             await asyncio.sleep(0.1)
 
 
@@ -138,8 +146,12 @@ async def run(address: str, arguments: dict[str, Any], connections: int, at_once
 
     async def one(name: str, own: str) -> tuple[str, list[Comm]]:
         async with limit:
+            nannys = [await connect_again(address, arguments) for _ in range(connections - 2)]
             comms = [await register(address, arguments, name, own)]
-            return own, comms + [await connect_again(address, arguments) for _ in range(connections - 1)]
+            comms += [await connect_again(address, arguments) for _ in range(min(1, connections - 1))]
+            for comm in nannys:
+                await comm.close()
+            return own, comms
 
     while line := await asyncio.to_thread(sys.stdin.buffer.readline):
         verb, *words = line.decode().split()
@@ -158,7 +170,8 @@ async def run(address: str, arguments: dict[str, Any], connections: int, at_once
                 for comm in comms:
                     comm.abort()
             workers.clear()
-        print("done", flush=True)
+        print("done", len(REFUSED), flush=True)
+        REFUSED.clear()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ _DEADLINE, _DEADLINE_S = "distributed.comm.timeouts.handshake", 10.0
 # all at once more than 512 are unfinished for a moment, and a peer that is closed between TCP and TLS gets a ValueError
 # (tornado 6.6), which distributed's Worker takes as its end.
 _MOST = 4096
+# After so many unfinished ones memory goes back: 9 KiB for each of 1,000 workers that join at once.
+_BURST = 256
 _SAY_S = 60.0
 # The deadline has so many turns. One that is late by this part of it shows that this process was busy or stopped, and
 # did not read from the peer: it does not count.
@@ -44,7 +46,7 @@ class HandshakeDeadline:
     """
 
     def __init__(self, deadline_s: float, most: int = _MOST) -> None:
-        self._deadline_s, self._most = deadline_s, most
+        self._deadline_s, self._most, self._burst = deadline_s, most, min(most, _BURST)
         self._open: dict[Any, tuple[str, asyncio.TimerHandle]] = {}  # address and next turn, by stream
         self._of: dict[str, dict[Any, None]] = {}  # the same streams by address, the oldest first
         self._has_burst = False
@@ -54,8 +56,8 @@ class HandshakeDeadline:
         """Start the deadline of a connection that was accepted."""
         self._wait(stream, address, _TURNS)
         self._of.setdefault(address, {})[stream] = None
+        self._has_burst |= len(self._open) > self._burst
         if len(self._open) > self._most:
-            self._has_burst = True
             oldest = next(iter(self._of[max(self._of, key=lambda address: len(self._of[address]))]))
             if oldest.closed() or not any(fcntl.ioctl(oldest.socket, termios.FIONREAD, bytes(4))):
                 self.fail(oldest, f"more than {self._most} at the same time")
@@ -76,7 +78,7 @@ class HandshakeDeadline:
         del self._of[address][stream]
         if not self._of[address]:
             del self._of[address]
-        if self._has_burst and len(self._open) < self._most / 2:
+        if self._has_burst and len(self._open) < self._burst / 2:
             self._has_burst = False
             trim = functools.partial(supervise.to_thread, host_memory.trim_heap)
             supervise.start(trim, "the return of memory after many connections", supervise.only_log)

@@ -112,6 +112,19 @@ async def far_pair(scheme: str = "tls") -> AsyncIterator[tuple[Any, Any]]:
             yield a, b
 
 
+async def test_connection_without_large_frames_has_no_event() -> None:
+    """An asyncio.Event takes 0.8 KiB, and a scheduler has two connections of each of thousands of workers."""
+
+    def events() -> int:
+        return sum(isinstance(each, asyncio.Event) for each in gc.get_objects())
+
+    async with contextlib.AsyncExitStack() as pairs:
+        before = events()
+        for _ in range(4):
+            await pairs.enter_async_context(pair())
+        assert events() - before == 4  # those of the pairs
+
+
 def value(kind: str, nbytes: int) -> Any:
     array = np.frombuffer(random.Random(nbytes).randbytes(nbytes), np.uint8)
     return array if kind == "array" else array.tobytes()

@@ -259,8 +259,15 @@ async def test_many_silent_peers_of_one_address_leave_room_for_another(
     assert "127.0.0.1: more than 8 at the same time" in warnings(caplog)[0]
 
 
-async def test_peers_that_come_all_at_once_are_not_closed(limit: Callable[..., None]) -> None:
-    """The handshakes of a thousand workers are unfinished because this process has had no time for them."""
+async def test_peers_that_come_all_at_once_are_not_closed(
+    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handshakes of a thousand workers are unfinished because this process has had no time for them.
+
+    The memory that they took goes back.
+    """
+    trimmed, loop = asyncio.Event(), asyncio.get_running_loop()
+    monkeypatch.setattr(host_memory, "trim_heap", lambda: loop.call_soon_threadsafe(trimmed.set))
     process.allow_open_files()
     limit(scaled(600))
     async with listening("tcp") as (listener, host, port):
@@ -269,8 +276,49 @@ async def test_peers_that_come_all_at_once_are_not_closed(limit: Callable[..., N
         await comm.write("end")
         await comm.close()
         assert not any(reader.at_eof() for reader, _ in peers)
+        assert not trimmed.is_set()
         for _, writer in peers:
             writer.close()
+        await asyncio.wait_for(trimmed.wait(), scaled(30))
+
+
+async def test_peers_that_come_while_the_loop_is_held_are_not_closed(limit: Callable[..., None]) -> None:
+    """A hundred workers come while each turn of the loop takes long, for several times the deadline."""
+    process.allow_open_files()
+    limit(1.0)
+    async with listening("tls") as (listener, _, _):
+        secure = arguments("tls", "connection")
+        coming = [
+            asyncio.create_task(connect(listener.contact_address, timeout=scaled(600), **secure)) for _ in range(100)
+        ]
+        for _ in range(15):  # before they are accepted, before TLS, and within it
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251
+        comms = await asyncio.gather(*coming)
+        for comm in comms:
+            await comm.write("end")
+            await comm.close()
+
+
+async def test_peers_with_one_certificate_share_a_dict_of_it(limit: Callable[..., None]) -> None:
+    """A scheduler keeps 1 KiB less for each of thousands of connections."""
+    limit(scaled(600))
+    accepted: list[Any] = []
+
+    async def keep(comm: Any) -> None:
+        accepted.append(comm)
+        await echo(comm)
+
+    async with listen("tls://127.0.0.1", keep, **arguments("tls", "listen")) as listener:
+        secure = arguments("tls", "connection")
+        comms = [await connect(listener.contact_address, timeout=scaled(60), **secure) for _ in range(2)]
+        await when(lambda: len(accepted) == 2)
+        one, other = (comm.extra_info["peercert"] for comm in accepted)
+        assert one
+        assert one is other
+        for comm in comms:
+            await comm.write("end")
+            await comm.close()
 
 
 @BOTH

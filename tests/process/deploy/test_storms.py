@@ -1,0 +1,111 @@
+"""Hundreds of workers at a real scheduler: counts of its calls, and of the workers that it has lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crowd import Crowd
+from distributed import Client
+from waiting import aside, scaled
+
+from hpcgpu import LocalGPUCluster
+
+FEW, MANY = 20, 200
+# Longer than a handshake may take (distributed.comm.timeouts.handshake, 10 s).
+HELD_S = 15.0
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__HANDSHAKE", f"{scaled(60)}s")  # the crowd may be slow
+    with LocalGPUCluster(gpus="sim:1x16MiB", dashboard=False, quiet=True) as cluster, Client(cluster) as client:
+        yield client
+
+
+def test_workers_stay_while_the_loop_is_held(client: Client, tmp_path: Path) -> None:
+    def hold(path: str, held_s: float, dask_scheduler: Any = None) -> None:
+        import time
+
+        with open(path) as gate:  # noqa: PTH123 - pickled
+            gate.read()
+        time.sleep(held_s)
+
+    def counts(dask_scheduler: Any = None) -> tuple[int, int]:
+        return len(dask_scheduler.workers), dask_scheduler._workers_removed_total
+
+    os.mkfifo(gate := tmp_path / "gate")
+    with Crowd(client.cluster, 2, 3, at_once=FEW) as crowd:
+        crowd.join([f"worker-{number}" for number in range(MANY)])
+        held = aside(lambda: client.run_on_scheduler(hold, str(gate), HELD_S))
+        with gate.open("w"):  # the loop reads it
+            beating = aside(lambda: crowd.beat(2.0, 0.5))
+        held.result(HELD_S + scaled(60))
+        beating.result(scaled(60))  # each heartbeat has its answer
+        assert client.run_on_scheduler(counts) == (MANY + 1, 0)
+        crowd.leave()
+
+
+def test_heartbeat_calls_our_code_as_often_for_many_as_for_few(client: Client) -> None:
+    """Nothing of ours looks at all workers at a heartbeat: it would hold the loop of thousands."""
+
+    def watch(dask_scheduler: Any = None) -> None:
+        import collections
+        import sys
+
+        calls = dask_scheduler.calls = collections.Counter()
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            if event == "call":
+                calls["ours"] += "/hpcgpu/" in frame.f_code.co_filename
+                calls["heartbeats"] += frame.f_code.co_name == "heartbeat_worker"
+
+        sys.setprofile(note)
+
+    def calls(dask_scheduler: Any = None) -> dict[str, int]:
+        import sys
+
+        sys.setprofile(None)
+        return dict(dask_scheduler.calls)
+
+    def ours_of_each(crowd: Crowd) -> float:
+        client.run_on_scheduler(watch)
+        crowd.beat(2.0, 0.5)
+        of = client.run_on_scheduler(calls)
+        return of["ours"] / of["heartbeats"]
+
+    with Crowd(client.cluster, 2, 3, at_once=FEW) as crowd:
+        crowd.join([f"few-{number}" for number in range(FEW)])
+        few = ours_of_each(crowd)
+        crowd.join([f"many-{number}" for number in range(MANY - FEW)])
+        many = ours_of_each(crowd)
+        assert many < few + 1
+        crowd.leave()
+
+
+def test_client_that_attaches_is_sent_few_of_many_workers(client: Client) -> None:
+    def watch(dask_scheduler: Any = None) -> None:
+        import sys
+
+        dask_scheduler.sent = 0
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            dask_scheduler.sent += event == "call" and frame.f_code.co_qualname == "WorkerState.identity"
+
+        sys.setprofile(note)
+
+    def sent(dask_scheduler: Any = None) -> int:
+        import sys
+
+        sys.setprofile(None)
+        return int(dask_scheduler.sent)
+
+    with Crowd(client.cluster, 2, 3, at_once=FEW) as crowd:
+        crowd.join([f"worker-{number}" for number in range(MANY)])
+        client.run_on_scheduler(watch)
+        with Client(client.cluster):
+            assert client.run_on_scheduler(sent) < FEW
+        crowd.leave()
