@@ -237,6 +237,7 @@ def test_plan_of_many_nodes_warns_of_limits_and_imports() -> None:
     assert re.match(r"250 nodes import at least [\d,]+ files each from lustre: environment='stage' ", imports)
     assert re.search(r"open files of the scheduler +3,\d+  1,024, hard limit", preview.render(poor))
     assert preview.described(poor)["needs"][0]["limit"] == 1024
+    assert len(preview.render(poor, 120).splitlines()) < 60, "the plan of 1,000 workers stays on a screen"
 
 
 def test_plan_equals_itself_and_differences_have_paths() -> None:
