@@ -135,16 +135,18 @@ def check_limits(limits: Limits) -> CheckResult:
     """Check a process's limits on files and processes: batch systems pass some of them on to jobs."""
     files, processes = ("any number of" if value < 0 else value for value in (limits.files, limits.processes))
     summary = f"{files} open files, {processes} processes"
-    for name, value, least, option in (
-        ("open files", limits.files, _FILES, "n"),
-        ("processes", limits.processes, _PROCESSES, "u"),
+    raised = f"ulimit -u {_PROCESSES} in the shell, and in jobs by --job-script-prologue 'ulimit -u {_PROCESSES}'"
+    for name, value, least, advice in (
+        (
+            "open files",
+            limits.files,
+            _FILES,
+            "ask the administrators for a higher hard limit, which hpcgpu takes",
+        ),
+        ("processes", limits.processes, _PROCESSES, f"{raised}; ask the administrators if it is refused"),
     ):
         if 0 <= value < least:
-            return warning(
-                summary,
-                f"a scheduler with many workers needs more {name}: ulimit -{option} {least} in the shell, and in jobs "
-                f"by --job-script-prologue 'ulimit -{option} {least}'; ask the administrators if it is refused",
-            )
+            return warning(summary, f"a scheduler with many workers needs more {name}: {advice}")
     return ok(summary)
 
 

@@ -63,7 +63,6 @@ subprocess.Popen = importlib.metadata.version = importlib.metadata.distribution 
 from distributed.versions import get_versions
 
 versions = get_versions()
-import distributed.http.worker
 from hpcgpu.sim import SimGpu
 from hpcgpu.sim.registration import register_sizes
 from dask.sizeof import sizeof

@@ -113,6 +113,10 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
         *(replace(second(limits=LOCKED), protocol="ucx"), "locked memory in the job", FAILED),
         "node2: 64.0 KiB of memory may be locked.*memlock unlimited.*--protocol",
     ),
+    "low hard limit": (
+        *(replace(LOGIN, limits=FREE._replace(files=1024)), "limits", WARNED),
+        "1024 open files.*ask the administrators for a higher hard limit, which hpcgpu takes",
+    ),
     "few files in the job": (
         *(FEW_FILES, "limits in the job", FAILED),
         r"node2: 2,000 workers need 6,\d+ open files of the scheduler; the hard limit .ulimit -Hn. is 4,500.*adminis",
@@ -122,8 +126,8 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
         r"1,000 workers need 3,\d+ open files of the scheduler; the hard limit .ulimit -Hn. is 1,024.*administrators",
     ),
     "few processes": (
-        *(replace(second(limits=FREE._replace(job_processes=50)), size=MANY), "limits in the job", WARNED),
-        r"node2: 1,000 workers need \d+ processes and threads of a node; the limit .ulimit -u, pids.max. is 50",
+        *(replace(second(limits=FREE._replace(job_processes=30)), size=MANY), "limits in the job", WARNED),
+        r"node2: 1,000 workers need \d+ processes and threads of a node; the limit .ulimit -u, pids.max. is 30",
     ),
     "32 nodes start from Lustre": (
         *(replace(LOGIN, start=login.judge_start(shared_imports(32, "lustre"))), "start of the nodes", WARNED),
