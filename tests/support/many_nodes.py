@@ -26,10 +26,20 @@ from hpcgpu import PBSGPUCluster
 from hpcgpu.errors import JobError
 
 SIDE = 2**11
-# The other nodes have one core each, and less of it than the scheduler's: with two starts at once on each of 32
-# nodes of a busy machine with two cores, 52 of 128 workers could not connect to the scheduler within 30 s, twice.
-BEFORE = "nice -n 5 taskset -c $((10#${node#node} % $(nproc)))"
-PATIENT = "export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=120s"
+# A node is a group of processes of its own for the kernel, and has one core.
+_BEFORE = "setsid taskset -c $((10#${{node#node}} % $(nproc))) sh -c '{less}; exec \"$@\"' node"
+# It has a third of what the scheduler's node has: else 128 workers that start keep the scheduler from answering within
+# 30 s.
+_LESS = "echo 5 > /proc/self/autogroup"
+# distributed's idle workers look at themselves 160 times a second by default (10, 20 and 100 ms, 2026.8.0).
+DASK = {
+    "COMM__TIMEOUTS__CONNECT": "120s",
+    "WORKER__PROFILE__ENABLED": "False",
+    "WORKER__MEMORY__MONITOR_INTERVAL": "2s",
+    "ADMIN__TICK__INTERVAL": "1s",
+    "ADMIN__SYSTEM_MONITOR__INTERVAL": "5s",
+}
+QUIET = [f"export DASK_DISTRIBUTED__{name}={value}" for name, value in DASK.items()]
 
 
 @dataclass
@@ -42,6 +52,7 @@ class Trial:
     each: int
     lost: int
     tasks: int
+    many: bool = False  # so many that the scheduler needs more of this machine than a node
     took_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -53,9 +64,9 @@ class Trial:
         """Run a job of all nodes, started by pbs_tmrsh."""
         names = [f"node{i:04}" for i in range(1, self.nodes)]
         (self.home / "nodes").write_text("\n".join([os.uname().nodename, *names, ""]))
-        two_nodes.write_tmrsh(self.home, BEFORE)
+        two_nodes.write_tmrsh(self.home, _BEFORE.format(less=_LESS if self.many else ":"))
         more = {"launcher": "pbs_tmrsh", "rendezvous": "file"}
-        more |= {"job_script_prologue": [f"export PBS_NODEFILE={self.home}/nodes", PATIENT]}
+        more |= {"job_script_prologue": [f"export PBS_NODEFILE={self.home}/nodes", *QUIET]}
         with contextlib.ExitStack() as stack:
             with self.step("start"):
                 cluster = stack.enter_context(PBSGPUCluster(nodes=self.nodes, **self.options, **more))
@@ -79,13 +90,14 @@ class Trial:
                 assert ": its leader is lost, and its workers with it" in str(e)  # noqa: PT017
             else:
                 raise AssertionError("workers of nodes that are lost have come")
-            stack.enter_context(self.step("end"))
+            with self.step("end"):
+                stack.close()
         self.check_end(set(names[-self.lost :]))
 
     def elastic(self) -> None:
         """Run as many jobs of one node, beside a scheduler here."""
         more = {"shape": "elastic", "scheduler": "here", "launcher": "fork"}
-        more |= {"job_script_prologue": ["renice -n 5 $$ > /dev/null", PATIENT]}
+        more |= {"job_script_prologue": [*([_LESS.replace("self", "$$")] if self.many else []), *QUIET]}
         with contextlib.ExitStack() as stack:
             cluster = stack.enter_context(PBSGPUCluster(**self.options, **more))
             client = stack.enter_context(Client(cluster))
@@ -103,7 +115,8 @@ class Trial:
             with self.step("new jobs"):
                 until(lambda: count(client) == self.nodes * self.each, "others have come", limit_s=300)
             self.work(client, " after the loss")
-            stack.enter_context(self.step("end"))
+            with self.step("end"):
+                stack.close()
         self.check_end(set())
 
     @contextlib.contextmanager
@@ -112,6 +125,7 @@ class Trial:
         begin_s = time.monotonic()
         yield
         self.took_s[name] = time.monotonic() - begin_s
+        print(name, round(self.took_s[name], 1), flush=True)  # shown where the trial fails
 
     def work(self, client: Client, when: str = "") -> None:
         """Run many small tasks, then an exchange of all workers with all."""
