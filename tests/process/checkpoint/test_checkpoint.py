@@ -66,7 +66,7 @@ with cluster, Client(cluster), Checkpoint(folder) as checkpoint:
     wait(x)
     print(checkpoint.flush(), float(x.sum().compute()))
     progress = checkpoint.progress()
-    print(progress.rows[0].done < 8, progress.waiting > 0, *progress.troubles)
+    print(0 < progress.rows[0].done < 8, progress.waiting > 0, *progress.troubles)
     os.unlink(filler)
     while not checkpoint.flush():
         time.sleep(0.1)
@@ -147,7 +147,7 @@ COLLECTIONS: dict[str, Callable[[], Any]] = {
     "frame": lambda: (
         dd.from_pandas(pd.DataFrame({"a": range(9), "b": list("abcdefghi")}), npartitions=3)
         .map_partitions(counted, meta={"a": "i8", "b": "str"})
-        .assign(c=1)
+        .assign(c=lambda frame: frame.a + 1)
     ),
     "delayed": lambda: dask.delayed(counted)({"a": [dask.delayed(counted)(1), "text"]}),
 }
@@ -155,7 +155,8 @@ COLLECTIONS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", COLLECTIONS)
 def test_collection_made_again_is_loaded_and_equal(client: Client, tmp_path: Path, kind: str) -> None:
-    make, results = COLLECTIONS[kind], []
+    make = COLLECTIONS[kind]
+    results = [make().compute(scheduler="synchronous")]
 
     def start() -> None:
         with Checkpoint(tmp_path / "run", client) as checkpoint:
