@@ -19,13 +19,14 @@ from distributed.protocol.pickle import dumps
 from hpcgpu.batch import get
 from hpcgpu.checkpoint import values, writer
 from hpcgpu.checkpoint.computation import Computation
-from hpcgpu.checkpoint.folder import Folder, Manifest
+from hpcgpu.checkpoint.folder import FORMAT, Folder, Manifest
 from hpcgpu.checkpoint.segments import Chunk, Place, is_whole
 from hpcgpu.checkpoint.writer import CheckpointPlugin, outputs_of, part_of
 from hpcgpu.deploy.jobs.batch_client import ask
 from hpcgpu.errors import CheckpointError, ConfigError
 from hpcgpu.model import JobState
 from hpcgpu.report.table import Bar, Column, Shown, Table
+from hpcgpu.supervise import reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
 _COLUMNS = (Column("name", kind="name"), Column("chunks"), Column("size", unit="B", kind="number"), Column("kind"))
@@ -230,14 +231,14 @@ class Checkpoint:
 
     def close(self) -> None:
         """Write what is finished, and let another process write; the collections stay on the cluster."""
-        if not self._folder.token:
+        if not self._folder.is_mine:  # another object of this process goes on with the workers' plugins
             return
         try:
             self.flush()
             for name in tuple(self._plugins):
                 self._stop(name)
-        except OSError as e:  # the cluster has gone
-            logger.warning("the cluster ended before the checkpoint in %s was closed: %s", self._folder.path, e)
+        except Exception as e:  # the cluster has gone; an error of the script is to be seen, not this one
+            logger.warning("the checkpoint in %s could not be flushed: %s", self._folder.path, reason_of(e))
         finally:
             self._folder.release()
 
@@ -297,6 +298,8 @@ class Checkpoint:
 
     def _manifest(self, name: str) -> Manifest:
         if manifest := self._folder.manifest(name):
+            if manifest.format != FORMAT:
+                raise CheckpointError(f"{name!r} has format {manifest.format}; this hpcgpu reads {FORMAT}")
             return manifest
         raise ConfigError(f"{self._folder.path} has no {name!r}; it has: {', '.join(self.names) or 'none'}")
 

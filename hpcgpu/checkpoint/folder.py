@@ -23,7 +23,7 @@ import msgspec
 
 from hpcgpu.batch import get
 from hpcgpu.checkpoint.computation import Computation
-from hpcgpu.checkpoint.segments import OWNER, SEGMENT, Index, sync_folder
+from hpcgpu.checkpoint.segments import OWNER, Index, sync_folder
 from hpcgpu.deploy.jobs.batch_client import ask
 from hpcgpu.deploy.jobs.run import Owner
 from hpcgpu.errors import CheckpointError, ConfigError, HpcGpuError
@@ -118,6 +118,8 @@ class Folder:
             private.make_folder(self.path)
         except HpcGpuError as e:
             raise ConfigError(f"{e}; or pass trust_folder=True") from e
+        except OSError as e:
+            raise ConfigError(f"a checkpoint cannot be made in {self.path}: {e}") from e
         self._check()
 
     def manifest(self, name: str) -> Manifest | None:
@@ -158,19 +160,19 @@ class Folder:
         self.clean()
 
     def clean(self) -> None:
-        """Remove segments without a chunk of a present name; no worker of this owner may write yet."""
+        """Remove segments whose chunks are all of former names; a worker that writes there begins a new one."""
         manifests = [manifest for name in self.names if (manifest := self.manifest(name))]
         runs = {manifest.run for manifest in manifests}
         self.index.refresh()
         used = {
             place.segment
-            for places in (self.index.chunks, self.index.unsure)
-            for chunk, place in places.items()
+            for chunks in (self.index.chunks, self.index.unsure)
+            for chunk, place in chunks.items()
             if chunk.run in runs
         }
-        for path in self.path.glob(f"*{SEGMENT}"):
-            if path.name not in used and path.name not in self.index.damage:
-                path.unlink(missing_ok=True)
+        places = (*self.index.chunks.values(), *self.index.unsure.values())
+        for name in {place.segment for place in places} - used:
+            (self.path / name).unlink(missing_ok=True)
         self.index.refresh()
 
     # --- the owner

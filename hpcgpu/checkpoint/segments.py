@@ -8,6 +8,7 @@ mark: everything before it is synced. Chunks after the last mark count only if t
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -82,9 +83,13 @@ class SegmentWriter:
             return
         try:
             os.fsync(self._file)
+            is_removed = not os.fstat(self._file).st_nlink  # by another owner, with all names that it had chunks of
         except OSError:  # the kernel may have dropped the pages, and a second fsync would not say so
             self.close()
             raise
+        if is_removed:
+            self.close()
+            raise OSError(errno.ESTALE, "the segment was removed")
         with contextlib.suppress(OSError):  # without the mark their checksums are read
             self._write([memoryview(_head(b"", 0))])
 

@@ -66,7 +66,7 @@ with cluster, Client(cluster), Checkpoint(folder) as checkpoint:
     wait(x)
     print(checkpoint.flush(), float(x.sum().compute()))
     progress = checkpoint.progress()
-    print(progress.rows[0].done < 8, progress.waiting > 0, *progress.troubles)
+    print(0 < progress.rows[0].done < 8, progress.waiting > 0, *progress.troubles)
     os.unlink(filler)
     while not checkpoint.flush():
         time.sleep(0.1)
@@ -147,7 +147,7 @@ COLLECTIONS: dict[str, Callable[[], Any]] = {
     "frame": lambda: (
         dd.from_pandas(pd.DataFrame({"a": range(9), "b": list("abcdefghi")}), npartitions=3)
         .map_partitions(counted, meta={"a": "i8", "b": "str"})
-        .assign(c=1)
+        .assign(c=lambda frame: frame.a + 1)
     ),
     "delayed": lambda: dask.delayed(counted)({"a": [dask.delayed(counted)(1), "text"]}),
 }
@@ -155,7 +155,8 @@ COLLECTIONS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", COLLECTIONS)
 def test_collection_made_again_is_loaded_and_equal(client: Client, tmp_path: Path, kind: str) -> None:
-    make, results = COLLECTIONS[kind], []
+    make = COLLECTIONS[kind]
+    results = [make().compute(scheduler="synchronous")]
 
     def start() -> None:
         with Checkpoint(tmp_path / "run", client) as checkpoint:
@@ -296,6 +297,21 @@ def test_full_disk_stops_no_job_and_is_caught_up(tmp_path: Path) -> None:
     assert third == "8"
 
 
+def test_folder_that_a_worker_does_not_see_is_refused(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    other_node = [*ranks.unshared("--mount"), "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(here)]
+    dask = [str(ranks.BIN / "dask"), "worker", "--host", "127.0.0.1", "--no-dashboard", "--no-nanny", "--name", "far"]
+    cluster = LocalCluster(n_workers=1, processes=False, protocol="tcp", dashboard_address=None)
+    with cluster, Client(cluster) as client:
+        argv = [*other_node, *dask, "--local-directory", str(tmp_path / "far"), cluster.scheduler_address]
+        with ranks.started(argv, tmp_path / "log"):
+            until(lambda: len(client.nthreads()) == 2, "both workers are there", limit_s=120)
+            with pytest.raises(ConfigError, match=rf"{here}/run is not seen by 1 of 2 workers \(tcp://127.0.0.1:\d+\)"):
+                Checkpoint(here / "run", client).persist(array(), name="x")
+    assert not (here / "run" / "owner").exists()
+
+
 def test_device_arrays_are_loaded_by_workers_with_the_store(tmp_path: Path) -> None:
     def make() -> Any:
         from hpcgpu.sim import RandomState
@@ -315,3 +331,32 @@ def test_device_arrays_are_loaded_by_workers_with_the_store(tmp_path: Path) -> N
             texts = [text for each in specs.values() for text in each]
     assert texts and all("load(" in text for text in texts), texts
     assert sums[0].tobytes() == sums[1].tobytes()
+
+
+def test_checkpoint_made_again_in_a_session_goes_on(client: Client, tmp_path: Path) -> None:
+    first = Checkpoint(tmp_path / "run", client)
+    wait(first.persist(array(), name="x"))
+    second = Checkpoint(tmp_path / "run", client)
+    assert ran_in(lambda: wait(second.persist(array(2), name="x", overwrite=True))) == 8
+    with pytest.raises(ConfigError, match="has been taken over by"):
+        first.persist(array(), name="y")
+    first.close()
+    wait(second.persist(array(3), name="y"))
+    second.close()
+    assert [(row.name, row.done) for row in first.progress().rows] == [("x", 8), ("y", 8)]
+    assert int(first.load("y").sum().compute()) == 3 * 319600
+
+
+def test_script_that_fails_keeps_its_chunks_and_its_error(tmp_path: Path) -> None:
+    cluster = LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
+    with cluster, Client(cluster) as client:
+        with pytest.raises(ZeroDivisionError), Checkpoint(tmp_path / "run", client) as checkpoint:
+            wait(checkpoint.persist(array(), name="x"))
+            1 / 0  # noqa: B018
+        assert checkpoint.progress().rows[0].done == 8
+        with pytest.raises(ZeroDivisionError), Checkpoint(tmp_path / "run", client) as checkpoint:
+            checkpoint.persist(array(), name="x")
+            client.close()
+            1 / 0  # noqa: B018
+    assert Checkpoint(tmp_path / "run").names == ("x",)
+    assert not (tmp_path / "run" / "owner").exists()

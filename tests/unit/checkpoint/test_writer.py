@@ -1,0 +1,78 @@
+"""The thread that writes a worker's chunks."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from hpcgpu.checkpoint.segments import Chunk, Index, read
+from hpcgpu.checkpoint.values import from_frames
+from hpcgpu.checkpoint.writer import Writer, outputs_of, part_of, sees
+
+ONE, TWO = Chunk("run", (0, 1)), Chunk("run", (0, 2))
+
+
+def values_in(folder: Path) -> dict[Chunk, Any]:
+    index = Index(folder)
+    index.refresh()
+    return {chunk: from_frames(read(folder, chunk, place)) for chunk, place in index.chunks.items()}
+
+
+def test_part_of_a_key_is_its_place_whatever_its_name() -> None:
+    for name in ("a-1", "b-2"):
+        outputs = outputs_of([(name, 0, 1), (name, 1, 0), "other"])
+        parts = [part_of(key, outputs) for key in ((name, 1, 0), "other", ("stranger", 0))]
+        assert parts == [(0, 1, 0), (1,), None]
+
+
+def test_writer_syncs_what_came_and_skips_released_keys(tmp_path: Path) -> None:
+    writer = Writer({"a": [1, "x"]}, tmp_path, "w")
+    for key, chunk in (("gone", TWO), ("a", ONE)):
+        writer.put(key, chunk)
+    assert (writer.flush(30).waiting, writer.status.trouble) == (0, "")
+    assert values_in(tmp_path) == {ONE: [1, "x"]}
+    writer.close()
+
+
+def test_writer_writes_again_what_a_failed_sync_lost(tmp_path: Path) -> None:
+    sync, failures = os.fsync, [OSError(errno.EIO, "I/O error")]
+
+    def fails_once(file: int) -> None:
+        if os.path.isfile(f"/proc/self/fd/{file}") and failures:  # noqa: PTH113 - not of the folder
+            raise failures.pop()
+        sync(file)
+
+    with mock.patch("os.fsync", fails_once):
+        writer = Writer({"a": 1, "b": 2}, tmp_path, "w")
+        writer.put("a", ONE)
+        while writer.flush(30).trouble or failures:
+            assert "incomplete since 20" in (writer.status.trouble or "incomplete since 20")
+        writer.put("b", TWO)
+        assert writer.flush(30).waiting == 0
+        writer.close()
+    assert values_in(tmp_path) == {ONE: 1, TWO: 2}
+    assert len(list(tmp_path.glob("*.segment"))) == 2
+
+
+def test_writer_whose_segment_was_removed_begins_another(tmp_path: Path) -> None:
+    writer = Writer({"a": 1, "b": 2}, tmp_path, "w")
+    writer.put("a", ONE)
+    writer.flush(30)
+    for path in tmp_path.glob("*.segment"):
+        path.unlink()
+    writer.put("b", TWO)
+    while writer.flush(30).waiting:
+        continue
+    writer.close()
+    assert values_in(tmp_path) == {TWO: 2}
+
+
+@pytest.mark.parametrize(("token", "seen"), [("t1", True), ("t2", False)])
+async def test_folder_is_seen_by_its_owners_record(tmp_path: Path, token: str, seen: bool) -> None:
+    (tmp_path / "owner").write_text('{"token": "t1"}')
+    assert await sees(str(tmp_path), token) is seen
