@@ -76,11 +76,11 @@ def test_ranks_of_mpich_are_bound_unless_it_binds_them(mpich: str) -> None:
     done = ranks.run_command([mpich, *line])
     assert done.returncode == 0, done.stderr
     cores = dict(text.split(" ", 1) for text in done.stdout.splitlines())
-    assert cores.keys() == {"0", "1"}
+    assert cores.keys() == {"0", "1"}, done.stdout + done.stderr
     assert cores["0"].split()[0] == str(first)
     assert len(os.sched_getaffinity(0)) > 2 or cores["1"] == str(second)
     bound = ranks.run_command([mpich, "-bind-to", "core", *line])
-    assert bound.returncode == 1
+    assert (bound.returncode != 0, bound.stdout) == (True, "")  # the first rank that ends may end the other
     assert "MPICH mpiexec has bound this rank to PUs" in bound.stderr
     assert "(mpiexec -bind-to none, or I_MPI_PIN=0 for Intel MPI)" in bound.stderr
 
