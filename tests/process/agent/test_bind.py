@@ -32,6 +32,9 @@ TURIN = {"HWLOC_XMLFILE": str(TOPOLOGIES / "turin-4gpu-nvml.xml")}
 WHOLE = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
 
 
+with_masks = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="no launcher can bind to less than one PU")
+
+
 def rank_of(local: int, size: int) -> dict[str, str]:
     """Return the variables of a rank of Open MPI on one node."""
     numbers = {"RANK": local, "SIZE": size, "LOCAL_RANK": local, "LOCAL_SIZE": size}
@@ -65,9 +68,25 @@ def test_ranks_of_mpirun_have_the_places_of_workers() -> None:
         assert "planned" not in line
 
 
+@with_masks
+def test_ranks_of_mpich_are_bound_unless_it_binds_them(mpich: str) -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    names = 'import os; print(os.environ["MPI_LOCALRANKID"], *sorted(os.sched_getaffinity(0)))'
+    line = ["-n", "2", *BIND, "--gpus", "sim:2", "--", sys.executable, "-c", names]
+    done = ranks.run_command([mpich, *line])
+    assert done.returncode == 0, done.stderr
+    cores = dict(text.split(" ", 1) for text in done.stdout.splitlines())
+    assert cores.keys() == {"0", "1"}, done.stdout + done.stderr
+    assert cores["0"].split()[0] == str(first)
+    assert len(os.sched_getaffinity(0)) > 2 or cores["1"] == str(second)
+    bound = ranks.run_command([mpich, "-bind-to", "core", *line])
+    assert (bound.returncode != 0, bound.stdout) == (True, "")  # the first rank that ends may end the other
+    assert "MPICH mpiexec has bound this rank to PUs" in bound.stderr
+    assert "(mpiexec -bind-to none, or I_MPI_PIN=0 for Intel MPI)" in bound.stderr
+
+
+@with_masks
 def test_mask_of_mpirun_is_refused_and_the_way_named() -> None:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("this process has one PU: no launcher can bind to less")
     mpirun = [*ranks.MPIRUN[:1], "--bind-to", "hwthread", "--use-hwthread-cpus", "-n", "1"]
     done = ranks.run_command([*mpirun, *BIND, "--gpus", "sim:1", *COMMAND])
     assert done.returncode == 1
@@ -78,7 +97,7 @@ def test_mask_of_mpirun_is_refused_and_the_way_named() -> None:
     assert "rank 0 is not bound: " in done.stderr
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks that share one PU have no masks to exchange")
+@with_masks
 def test_masks_of_srun_are_shared_out_again() -> None:
     """As srun --cpu-bind=map_cpu has set the variables (22.05.8): rank 0 was bound to the second PU."""
     first, second = sorted(os.sched_getaffinity(0))[:2]
