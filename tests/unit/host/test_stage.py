@@ -73,10 +73,13 @@ def copies(archive: Archive) -> dict[str, tarfile.TarInfo]:
         return {f"/{info.name}": info for info in tar}
 
 
-def rank(tree: Path, node: Path, archive: Archive | None = None) -> subprocess.Popen[str]:
+def rank(
+    tree: Path, node: Path, archive: Archive | None = None, here: Environment | None = None, **more: bool
+) -> subprocess.Popen[str]:
     """Start a rank as a launcher does."""
-    made, plain = archive or archive_of(of(tree)), (f"{tree}/bin/python", "-m", "rank")
-    argv = stage.command(plain, of(tree), made, Settings(local_directory=str(node)), LAUNCH)
+    here, plain = here or of(tree), (f"{tree}/bin/python", "-m", "rank")
+    settings = Settings(local_directory=str(node), **more)
+    argv = stage.command(plain, here, archive or archive_of(here), settings, LAUNCH)
     pipe = subprocess.PIPE
     return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -118,6 +121,44 @@ def test_a_rank_that_leaves_waits_until_its_copy_is_gone(tree: Path, node: Path)
     )
     out, err = rank(tree, node).communicate(timeout=scaled(60))
     assert (out.splitlines()[1:], err) == (["[]"], "")
+
+
+def test_modules_are_looked_for_in_the_copy_before_the_originals(tree: Path, node: Path, tmp_path: Path) -> None:
+    site, early, late = tree / "lib/site-packages", tmp_path / "early", tmp_path / "late"
+    for folder in (site, early, late):
+        folder.mkdir(parents=True)
+    (tree / "pyvenv.cfg").write_text(f"home = {tree}/bin\nversion = 3.12\n")
+    program = tree / "bin/python"
+    shown = f'echo "$PYTHONPATH"; cat "$HPCGPU_STAGED_IN/root{site}"/*.pth "$HPCGPU_STAGED_IN/root{tree}/pyvenv.cfg"'
+    program.write_text(program.read_text().replace('echo "$0 $*"', shown))
+    here = of(tree, site=str(site), early=(str(early),), late=(str(late),))
+    out, err = rank(tree, node, here=here).communicate(timeout=scaled(60))
+    root = f"{node}/hpcgpu-stage-{os.getuid()}-{os.uname().nodename}-{LAUNCH[:8]}/root"
+    expected = [f"{root}{early}", f"{root}{late}", str(early), f"home = {root}{tree}/bin", "version = 3.12"]
+    assert (out.splitlines(), err) == (expected, "")
+
+
+def test_variables_of_the_environment_lead_into_the_copy(
+    tree: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tree / "bin/python"
+    program.write_text(
+        program.read_text().replace('echo "$0 $*"', 'echo "$LD_LIBRARY_PATH $CONDA_PREFIX $OPAL_PREFIX"')
+    )
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/site/lib:{tree}/lib")
+    monkeypatch.setenv("CONDA_PREFIX", str(tree))
+    monkeypatch.setenv("OPAL_PREFIX", "/site/openmpi")
+    started = rank(tree, node)
+    root = f"{node}/hpcgpu-stage-{os.getuid()}-{os.uname().nodename}-{LAUNCH[:8]}/root"
+    assert first_line(started) == f"/site/lib:{root}{tree}/lib {root}{tree} /site/openmpi"
+    assert started.communicate(timeout=scaled(60)) == ("", "")
+
+
+def test_folder_that_others_can_change_is_taken_if_trusted(tree: Path, node: Path) -> None:
+    node.chmod(0o777)
+    started = rank(tree, node, trust_local_directory=True)
+    assert first_line(started).startswith(f"{node}/")
+    assert started.communicate(timeout=scaled(60)) == ("", "")
 
 
 def no_room(tree: Path, node: Path, made: Archive) -> Archive:
