@@ -107,6 +107,10 @@ def test_ranks_of_a_node_share_one_copy_until_the_last_ends(tree: Path, node: Pa
     for each in ranks[:2]:
         assert each.communicate(timeout=scaled(60)) == ("", "")
     assert Path(folder, "root").is_dir()
+    with Path(folder, ".lock").open() as lock:  # the third rank holds it, as nobody who would remove the folder does
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert ranks[2].communicate(timeout=scaled(60)) == ("", "")
     until(lambda: not Path(folder).exists(), "the copy is removed")
 
