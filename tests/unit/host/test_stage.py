@@ -367,6 +367,13 @@ def test_environment_of_this_venv_is_read() -> None:
     assert not set(here.prefixes) & {*here.early, *here.late}
 
 
+def test_editable_installs_that_stay_in_their_place_are_named(tree: Path) -> None:
+    for name in ("__editable___mine_1_0_finder.py", "__editable__.mine-1.0.pth", "numpy.py"):
+        (tree / name).touch()
+    assert environment.editable(of(tree, site=str(tree))) == ("__editable___mine_1_0_finder",)
+    assert environment.editable(of(tree)) == ()
+
+
 def test_program_that_starts_another_python_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
