@@ -88,3 +88,8 @@ def read(python: str) -> Environment:
 def is_site(folder: str) -> bool:
     """Return whether a folder holds packages alone, as pip installs them."""
     return os.path.basename(folder) in _SITE
+
+
+def editable(environment: Environment) -> tuple[str, ...]:
+    """Return setuptools' finders of editable installs, whose modules are on no path: they stay where they are."""
+    return tuple(sorted(path.stem for path in Path(environment.site or os.devnull).glob("__editable__*_finder.py")))

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcgpu.errors import HpcGpuError, LaunchError
 from hpcgpu.host import log, private, remover, run
 from hpcgpu.host.archive import STAGE, Archive, archive_of
-from hpcgpu.host.environment import Environment, read
+from hpcgpu.host.environment import Environment, editable, read
 from hpcgpu.model import Command, Settings
 from hpcgpu.units import format_bytes
 
@@ -37,6 +37,8 @@ def staged(argv: tuple[str, ...], settings: Settings, launch: str, *, sends: boo
         return argv
     size = format_bytes(archive.nbytes)
     log.say(f"each node starts Python from a copy of {environment.prefix} ({environment.kind}), which takes {size}")
+    if stay := editable(environment):
+        log.say(f"not copied, so the nodes read them in their own place: editable installs ({', '.join(stay)})")
     if sends:
         send(archive, settings, launch)
     return command(argv, environment, archive, settings, launch)

@@ -18,7 +18,7 @@ unset LD_LIBRARY_PATH
 me=$(id -u) host=$(uname -n)
 eval "parent=\"$expression\""
 stage=$parent/hpcgpu-stage-$me-$host-$id
-lock=$stage/.lock
+lock=$stage/.lock sent=$parent/hpcgpu-stage-$me-$id.sent
 
 # Print why Python starts from its own place.
 say() {
@@ -75,12 +75,16 @@ enter() {
 # Copy, check and unpack the archive; print why it fails. Programs may also print warnings.
 unpack() {
     free=$(df -Pk "$stage" | awk 'NR == 2 {print $4}')
-    [ "${free:-0}" -ge "$kib" ] || { echo "$parent has $((${free:-0} >> 10)) MiB free, and a copy needs $((kib >> 10))"; return 1; }
+    if [ "${free:-0}" -lt "$kib" ]; then
+        echo "$parent has $((${free:-0} >> 10)) MiB free, and a copy needs $((kib >> 10))"
+        return 1
+    fi
     copy=$stage/archive
     # sbcast has sent it, or it is read from the shared file system
-    mv "$parent/hpcgpu-stage-$me-$id.sent" "$copy" 2>/dev/null && [ -f "$copy" ] && [ -O "$copy" ] && ! [ -L "$copy" ] ||
+    mv "$sent" "$copy" 2>/dev/null && [ -f "$copy" ] && [ -O "$copy" ] && ! [ -L "$copy" ] ||
         { rm -f "$copy"; cp "$archive" "$copy"; } || { echo "$archive cannot be copied"; return 1; }
-    [ "$(sha256sum <"$copy" | cut -d ' ' -f 1)" = "$sum" ] || { echo "$archive has changed since it was made"; return 1; }
+    content=$(sha256sum <"$copy" | cut -d ' ' -f 1)
+    [ "$content" = "$sum" ] || { echo "$archive has changed since it was made"; return 1; }
     mkdir "$stage/root"
     case $archive in
     *.zst) zstd -dqc "$copy" | tar -xf - --no-same-owner -C "$stage/root" ;;
@@ -92,7 +96,7 @@ unpack() {
     done <"$stage/root/.relocate"
     [ "$path" = - ] || export PYTHONPATH="$path"
     cd /
-    "$stage/root$python" -c "$probe" "$stage" || { echo "Python does not start in $stage (is it mounted noexec?)"; return 1; }
+    "$stage/root$python" -c "$probe" "$stage" || { echo "Python does not start in $stage (mounted noexec?)"; return 1; }
 }
 probe='import sys, hpcgpu; sys.exit(not any(path.startswith(sys.argv[1]) for path in (sys.prefix, hpcgpu.__file__)))'
 
@@ -119,7 +123,8 @@ start() {
 
 if ! enter; then
     # each rank of the node comes here, and one says it
-    [ "${OMPI_COMM_WORLD_LOCAL_RANK:-${PALS_LOCAL_RANKID:-${MPI_LOCALRANKID:-${SLURM_LOCALID:-0}}}}" != 0 ] || say "$why"
+    local_rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${PALS_LOCAL_RANKID:-${MPI_LOCALRANKID:-${SLURM_LOCALID:-0}}}}
+    [ "$local_rank" != 0 ] || say "$why"
     start "$plain" "$@"
 fi
 [ "$path" = - ] || path=$(printf %s "$path" | sed "s|@HPCGPU_STAGE@|$stage/root|g")
@@ -134,7 +139,7 @@ if command exec 8>>"$stage/.making" && flock 8; then
             clean=$plain
             say "$(printf %s "$why" | tail -n 3 | tr '\n' ' ')"
         fi
-        rm -f "$parent/hpcgpu-stage-$me-$id.sent"
+        rm -f "$sent"
         ! [ -e "$stage/root$remover" ] || remover=$stage/root$remover
         # it waits for the end of all that hold the lock, and is no child of this process
         (setsid "$clean" -I -S "$remover" "$lock" 8>&- 9>&- </dev/null >/dev/null 2>&1 &)

@@ -17,7 +17,7 @@ SCRIPT = """
 import json
 def places(dask_worker=None):
     import distributed, hpcgpu, sys
-    return [sys.prefix, sys.base_prefix, sys.executable, distributed.__file__, hpcgpu.__file__]
+    return [sys.prefix, sys.executable, distributed.__file__, hpcgpu.__file__]
 with Client() as c:
     c.wait_for_workers(2)
     everywhere = [places(), c.run_on_scheduler(places), *c.run(places).values(), *c.run(places, nanny=True).values()]

@@ -73,10 +73,13 @@ def copies(archive: Archive) -> dict[str, tarfile.TarInfo]:
         return {f"/{info.name}": info for info in tar}
 
 
-def rank(tree: Path, node: Path, archive: Archive | None = None) -> subprocess.Popen[str]:
+def rank(
+    tree: Path, node: Path, archive: Archive | None = None, here: Environment | None = None, **more: bool
+) -> subprocess.Popen[str]:
     """Start a rank as a launcher does."""
-    made, plain = archive or archive_of(of(tree)), (f"{tree}/bin/python", "-m", "rank")
-    argv = stage.command(plain, of(tree), made, Settings(local_directory=str(node)), LAUNCH)
+    here, plain = here or of(tree), (f"{tree}/bin/python", "-m", "rank")
+    settings = Settings(local_directory=str(node), **more)
+    argv = stage.command(plain, here, archive or archive_of(here), settings, LAUNCH)
     pipe = subprocess.PIPE
     return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -104,6 +107,10 @@ def test_ranks_of_a_node_share_one_copy_until_the_last_ends(tree: Path, node: Pa
     for each in ranks[:2]:
         assert each.communicate(timeout=scaled(60)) == ("", "")
     assert Path(folder, "root").is_dir()
+    with Path(folder, ".lock").open() as lock:  # the third rank holds it, as nobody who would remove the folder does
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert ranks[2].communicate(timeout=scaled(60)) == ("", "")
     until(lambda: not Path(folder).exists(), "the copy is removed")
 
@@ -118,6 +125,44 @@ def test_a_rank_that_leaves_waits_until_its_copy_is_gone(tree: Path, node: Path)
     )
     out, err = rank(tree, node).communicate(timeout=scaled(60))
     assert (out.splitlines()[1:], err) == (["[]"], "")
+
+
+def test_modules_are_looked_for_in_the_copy_before_the_originals(tree: Path, node: Path, tmp_path: Path) -> None:
+    site, early, late = tree / "lib/site-packages", tmp_path / "early", tmp_path / "late"
+    for folder in (site, early, late):
+        folder.mkdir(parents=True)
+    (tree / "pyvenv.cfg").write_text(f"home = {tree}/bin\nversion = 3.12\n")
+    program = tree / "bin/python"
+    shown = f'echo "$PYTHONPATH"; cat "$HPCGPU_STAGED_IN/root{site}"/*.pth "$HPCGPU_STAGED_IN/root{tree}/pyvenv.cfg"'
+    program.write_text(program.read_text().replace('echo "$0 $*"', shown))
+    here = of(tree, site=str(site), early=(str(early),), late=(str(late),))
+    out, err = rank(tree, node, here=here).communicate(timeout=scaled(60))
+    root = f"{node}/hpcgpu-stage-{os.getuid()}-{os.uname().nodename}-{LAUNCH[:8]}/root"
+    expected = [f"{root}{early}", f"{root}{late}", str(early), f"home = {root}{tree}/bin", "version = 3.12"]
+    assert (out.splitlines(), err) == (expected, "")
+
+
+def test_variables_of_the_environment_lead_into_the_copy(
+    tree: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tree / "bin/python"
+    program.write_text(
+        program.read_text().replace('echo "$0 $*"', 'echo "$LD_LIBRARY_PATH $CONDA_PREFIX $OPAL_PREFIX"')
+    )
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/site/lib:{tree}/lib")
+    monkeypatch.setenv("CONDA_PREFIX", str(tree))
+    monkeypatch.setenv("OPAL_PREFIX", "/site/openmpi")
+    started = rank(tree, node)
+    root = f"{node}/hpcgpu-stage-{os.getuid()}-{os.uname().nodename}-{LAUNCH[:8]}/root"
+    assert first_line(started) == f"/site/lib:{root}{tree}/lib {root}{tree} /site/openmpi"
+    assert started.communicate(timeout=scaled(60)) == ("", "")
+
+
+def test_folder_that_others_can_change_is_taken_if_trusted(tree: Path, node: Path) -> None:
+    node.chmod(0o777)
+    started = rank(tree, node, trust_local_directory=True)
+    assert first_line(started).startswith(f"{node}/")
+    assert started.communicate(timeout=scaled(60)) == ("", "")
 
 
 def no_room(tree: Path, node: Path, made: Archive) -> Archive:
@@ -320,6 +365,13 @@ def test_environment_of_this_venv_is_read() -> None:
     assert (here.kind, here.prefixes[0]) == ("venv", sys.prefix)
     assert here.site.startswith(sys.prefix)
     assert not set(here.prefixes) & {*here.early, *here.late}
+
+
+def test_editable_installs_that_stay_in_their_place_are_named(tree: Path) -> None:
+    for name in ("__editable___mine_1_0_finder.py", "__editable__.mine-1.0.pth", "numpy.py"):
+        (tree / name).touch()
+    assert environment.editable(of(tree, site=str(tree))) == ("__editable___mine_1_0_finder",)
+    assert environment.editable(of(tree)) == ()
 
 
 def test_program_that_starts_another_python_is_refused(tmp_path: Path) -> None:
