@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from html import escape
 from typing import Any
 
@@ -189,8 +189,8 @@ def read_facts(name: str, *parts: Mapping[str, Any], **more: Any) -> WorkerFacts
 _FIELDS = frozenset(f.name for f in fields(WorkerFacts))
 
 
-def total(workers: Sequence[WorkerFacts]) -> WorkerFacts:
-    """Sum the workers' memory up as a worker named ``all``; a number that is unknown for one is unknown for all.
+def total(workers: Sequence[WorkerFacts], name: str = "all", **more: Any) -> WorkerFacts:
+    """Sum the workers' memory up as one worker; a number that is unknown for one is unknown for all.
 
     NVML's ``device_used_bytes`` are those of the whole device: if workers share a device, they have no sum.
     """
@@ -201,7 +201,7 @@ def total(workers: Sequence[WorkerFacts]) -> WorkerFacts:
     summed: dict[str, Any] = {name: sum(getattr(w, name) for w in workers) for name in sizes}
     summed |= {name: _known_sum(getattr(w, name) for w in workers) for name in limits}
     return WorkerFacts(
-        name="all",
+        name=name,
         tiers={tier: sum(w.tiers.get(tier, 0) for w in workers) for tier in TIERS},
         device_used_bytes=None if shared else _known_sum(w.device_used_bytes for w in workers),
         device_source=sources.pop() if len(sources) == 1 else "",
@@ -212,6 +212,7 @@ def total(workers: Sequence[WorkerFacts]) -> WorkerFacts:
         },
         allocator=", ".join(sorted({w.allocator for w in workers})),
         **summed,
+        **more,
     )
 
 
@@ -233,7 +234,7 @@ def _node(node: str, mine: Sequence[WorkerFacts]) -> WorkerFacts:
         "restarts": sum(g.restarts for g in mine),
         "differences": differences,
     }
-    return replace(total(mine), name=node, node=node, gpu=mine[0].gpu, model=", ".join(models), **more)
+    return total(mine, name=node, node=node, gpu=mine[0].gpu, model=", ".join(models), **more)
 
 
 def _known_sum(values: Iterable[int | None]) -> int | None:
