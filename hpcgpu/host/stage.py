@@ -16,8 +16,10 @@ from hpcgpu.units import format_bytes
 
 _ID = 8  # characters of a launch, as those that mkdtemp adds to other folders of its kind
 _SEND_S = 600.0
-# What a shell would read in double quotes, besides variables.
-_SHELL = re.compile(r'["\\`]|\$(?![A-Za-z_]|\{[A-Za-z_]\w*\})', re.ASCII)
+# What a shell would read in double quotes; "$" with what os.path.expandvars takes for a name, also if it can be none.
+_SHELL = re.compile(r'["\\`]|\$(?:\w+|\{[^}]*\})?', re.ASCII)
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})", re.ASCII)
+_SPECIAL = re.compile(r'["\\`$]')
 
 
 def staged(argv: tuple[str, ...], settings: Settings, launch: str, *, sends: bool) -> tuple[str, ...]:
@@ -69,7 +71,8 @@ def parent(local_directory: str | None) -> str:
     """Return a shell expression, for double quotes, of the folder that ``local_directory`` means on a node."""
     if not local_directory:
         return "${TMPDIR:-/tmp}"
-    return _SHELL.sub(r"\\\g<0>", str(private.expanded(local_directory, f"local_directory={local_directory!r}")))
+    path = str(private.expanded(local_directory, f"local_directory={local_directory!r}"))
+    return _SHELL.sub(lambda m: m[0] if _VARIABLE.fullmatch(m[0]) else _SPECIAL.sub(r"\\\g<0>", m[0]), path)
 
 
 def send(archive: Archive, settings: Settings, launch: str) -> None:

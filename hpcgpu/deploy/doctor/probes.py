@@ -114,7 +114,7 @@ def imports_of(settings: Settings, nodes: int) -> str:
     """Describe what so many nodes import from a network file system, as this machine mounts it; "" if little."""
     python = Path(settings.python or sys.executable)
     place = mounted(python.parent.parent) if python.is_absolute() else Folder(path="")
-    is_staged = getattr(settings, "environment", "") == "stage"
+    is_staged = settings.environment == "stage"
     return shared_imports(nodes, place.kind) if place.network and not is_staged else ""
 
 
