@@ -181,7 +181,7 @@ def test_a_killed_parent_ends_the_launcher(tmp_path: Path) -> None:
 
 def test_a_launch_removes_folders_of_killed_ones_of_its_host(tmp_path: Path) -> None:
     base = tmp_path / ".hpcgpu" / "launches"
-    dead, elsewhere = base / f"{os.uname().nodename} 1 5", base / "elsewhere 1 5"
+    dead, elsewhere = base / f"{os.uname().nodename} 1 99999999999", base / "elsewhere 1 5"
     for folder in (tmp_path / ".hpcgpu", base, dead, elsewhere):
         folder.mkdir(mode=0o700)
     assert ranks.run_command(argv(tmp_path, "exit 5")).returncode == 5
