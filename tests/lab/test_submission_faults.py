@@ -130,8 +130,8 @@ def test_a_refusal_is_raised_by_its_call_and_leaves_nothing(slurm_lab: Lab) -> N
 
 def test_a_thousand_jobs_are_one_sbatch_and_one_scancel(slurm_lab: Lab) -> None:
     code = """
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     with SLURMGPUCluster(**OPTIONS, job_extra_directives=["--begin=now+1hour", "--output=/dev/null"]) as cluster:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))  # of this process alone, which submits
         cluster.scale(jobs=1000)
         queued = queue()
         facts = dict(lost=sorted(set(queued) ^ set(members(cluster))), queued=len(queued), calls=calls("sbatch"))
