@@ -145,7 +145,8 @@ class Checkpoint:
 
         Returns
         -------
-        A Dask collection of the same kind, on the cluster.
+        Dask collection
+            Of the same kind, on the cluster.
 
         Raises
         ------
