@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -170,11 +170,7 @@ class Checkpoint:
             before = self._folder.write(name, computation, len(keys), _template(optimized, keys))
         outputs = outputs_of(keys)
         if self._plugins.get(name) != before.run:
-            parts = {part_of(key, outputs): key for key in keys}
-            self._restored[name] = self._restorable(client, name, before, parts)
-            plugin = CheckpointPlugin(str(self._folder.path), before.run, outputs)
-            client.register_plugin(plugin, name=self._plugin(name))
-            self._plugins[name] = before.run
+            self._begin(client, name, before, {part_of(key, outputs): key for key in keys}, outputs)
         graph = dict(optimized.__dask_graph__()) | self._restored[name]
         graph = cull(convert_legacy_graph(graph), keys)
         futures = client.get(graph, keys, sync=False, **options)
@@ -270,6 +266,15 @@ class Checkpoint:
                 "system that all nodes share"
             )
         return folder
+
+    def _begin(
+        self, client: Client, name: str, manifest: Manifest, keys: dict[Any, Any], outputs: Mapping[Any, int]
+    ) -> None:
+        """Restore what is in the folder, and have the workers write the rest."""
+        self._restored[name] = self._restorable(client, name, manifest, keys)
+        plugin = CheckpointPlugin(str(self._folder.path), manifest.run, outputs)
+        client.register_plugin(plugin, name=self._plugin(name))
+        self._plugins[name] = manifest.run
 
     def _restorable(self, client: Client, name: str, manifest: Manifest, keys: dict[Any, Any]) -> dict[Any, Task]:
         """Return a task for each key whose chunk is in the folder, and whole: the workers read all of them."""

@@ -28,7 +28,7 @@ from hpcgpu import LocalGPUCluster, __version__
 from hpcgpu.batch import Pbs, Slurm
 from hpcgpu.cli.command import Command, Group, as_typed, example_lines
 from hpcgpu.cli.commands import hpcgpu, worker
-from hpcgpu.cli.entry import _exit_code
+from hpcgpu.cli.entry import _bind_options, _exit_code
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
 from hpcgpu.deploy.site_files import load_site
@@ -379,3 +379,12 @@ def test_hpcgpu_alone_on_a_terminal_shows_what_to_type(case: Any, tmp_path: Path
     assert line in lines
     for shown in lines[2:-2]:
         commands.check(shown)
+
+
+def test_bind_without_click_reads_the_options_of_click() -> None:
+    bind = hpcgpu.commands["bind"]
+    flags = [option for option in bind.params if isinstance(option, click.Option) and option.is_flag]
+    words = [*(f.opts[0] for f in flags if f.name != "debug"), "--gpus", "sim:2", "--", "true"]
+    params = bind.make_context("bind", [*words]).params  # click empties the list
+    assert params.pop("command") == ("true",)
+    assert _bind_options(["bind", *words]) == params
