@@ -295,7 +295,7 @@ class Checkpoint:
                 "%d chunks of %r are damaged, and computed again: %s (in %s)", len(damaged), name, parts, files
             )
         for segment, offset in index.damage.items():
-            logger.warning("%s cannot be read from byte %d on: its later chunks are computed again", segment, offset)
+            logger.warning("%s is damaged at byte %d: the chunk there is computed again", segment, offset)
         return {keys[c.part]: self._load_task(keys[c.part], c) for c in chunks if c not in set(damaged)}
 
     def _load_task(self, key: Any, chunk: Chunk) -> Task:

@@ -31,7 +31,7 @@ from hpcgpu.host import path_writers, private, process
 from hpcgpu.launch import environment
 from hpcgpu.model import JobState
 
-FORMAT = 1
+FORMAT = 2  # 1: checksums before the frames
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _MANIFEST, _LOCK = ".name", "lock"

@@ -53,6 +53,8 @@ def checkpoint(folder: str, verify: bool, name: str | None, trust_folder: bool, 
             opened.remove(name)
         finally:
             opened.release()
+    if verify:
+        opened.index.check()
     rows, holder = _rows(opened), opened.holder
     state = f"written by {holder}, {holder.state(poll)}" if holder else "no process writes here"
     damaged = _damaged(opened) if verify else []
@@ -75,11 +77,11 @@ def _rows(folder: Folder) -> list[dict[str, Any]]:
 
 
 def _damaged(folder: Folder) -> list[str]:
-    """Return a line for each chunk that is not as it was written, and for each file that cannot be read to its end."""
+    """Return a line for each chunk that is not as it was written, and for each file with bytes that are no record."""
     from hpcgpu.checkpoint.segments import is_whole
 
     names = {manifest.run: name for name in folder.names if (manifest := folder.manifest(name))}
-    lines = [f"{segment} cannot be read from byte {offset} on" for segment, offset in folder.index.damage.items()]
+    lines = [f"{segment} is damaged at byte {offset}" for segment, offset in folder.index.damage.items()]
     return lines + [
         f"{names[chunk.run]}, part {list(chunk.part)} in {place.segment} is damaged"
         for chunk, place in sorted(folder.index.chunks.items(), key=lambda item: item[1])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from hpcgpu.checkpoint.segments import Chunk, Index, read
@@ -76,3 +78,17 @@ def test_writer_whose_segment_was_removed_begins_another(tmp_path: Path) -> None
 async def test_folder_is_seen_by_its_owners_record(tmp_path: Path, token: str, seen: bool) -> None:
     (tmp_path / "owner").write_text('{"token": "t1"}')
     assert await sees(str(tmp_path), token) is seen
+
+
+def test_writer_of_large_arrays_takes_little_memory(tmp_path: Path) -> None:
+    data = {str(i): np.full(48 << 20, i, np.uint8) for i in range(4)}
+    tracemalloc.start()
+    writer = Writer(data, tmp_path, "w")
+    for i in range(4):
+        writer.put(str(i), Chunk("run", (i,)))
+    assert writer.flush(60).waiting == 0
+    _, most_bytes = tracemalloc.get_traced_memory()  # NumPy's arrays included
+    tracemalloc.stop()
+    writer.close()
+    assert most_bytes < 8 << 20
+    assert [values_in(tmp_path)[Chunk("run", (i,))][0] for i in range(4)] == [0, 1, 2, 3]
