@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import zlib
@@ -13,14 +14,14 @@ from typing import Any, Self
 import dask
 from dask._task_spec import Task, convert_legacy_graph, cull
 from dask.core import flatten
-from distributed import Client, default_client
+from distributed import Client, Future, default_client, wait
 from distributed.protocol.pickle import dumps
 
 from hpcgpu.batch import get
 from hpcgpu.checkpoint import values, writer
 from hpcgpu.checkpoint.computation import Computation
 from hpcgpu.checkpoint.folder import FORMAT, Folder, Manifest
-from hpcgpu.checkpoint.segments import Chunk, Place, is_whole
+from hpcgpu.checkpoint.segments import Chunk
 from hpcgpu.checkpoint.writer import CheckpointPlugin, outputs_of, part_of
 from hpcgpu.deploy.jobs.batch_client import ask
 from hpcgpu.errors import CheckpointError, ConfigError
@@ -31,7 +32,6 @@ from hpcgpu.supervise import reason_of
 logger = logging.getLogger("distributed.hpcgpu")
 _COLUMNS = (Column("name", kind="name"), Column("chunks"), Column("size", unit="B", kind="number"), Column("kind"))
 _COLOUR = "#3b7dd8"
-_BATCH = 64  # chunks that one task verifies
 _SHOWN = 5
 
 
@@ -169,11 +169,14 @@ class Checkpoint:
         if before is None or not before.is_readable or overwrite:
             before = self._folder.write(name, computation, len(keys), _template(optimized, keys))
         outputs = outputs_of(keys)
+        loaded = []  # the scheduler keeps them until they have a place in the result
         if self._plugins.get(name) != before.run:
-            self._begin(client, name, before, {part_of(key, outputs): key for key in keys}, outputs)
+            parts = {part_of(key, outputs): key for key in keys}
+            loaded = self._begin(client, name, before, parts, outputs, options)
         graph = dict(optimized.__dask_graph__()) | self._restored[name]
         graph = cull(convert_legacy_graph(graph), keys)
         futures = client.get(graph, keys, sync=False, **options)
+        del loaded
         digest = computation.digests[""]
         self._future_digests |= {key: f"{digest} {part_of(key, outputs)}" for key in keys}
         rebuild, arguments = optimized.__dask_postpersist__()
@@ -268,35 +271,48 @@ class Checkpoint:
         return folder
 
     def _begin(
-        self, client: Client, name: str, manifest: Manifest, keys: dict[Any, Any], outputs: Mapping[Any, int]
-    ) -> None:
-        """Restore what is in the folder, and have the workers write the rest."""
-        self._restored[name] = self._restorable(client, name, manifest, keys)
+        self,
+        client: Client,
+        name: str,
+        manifest: Manifest,
+        keys: dict[Any, Any],
+        outputs: Mapping[Any, int],
+        options: Mapping[str, Any],
+    ) -> list[Future]:
+        """Restore what is in the folder, and have the workers write the rest; return the restored chunks."""
+        futures = self._load(client, name, manifest, keys, options)
         plugin = CheckpointPlugin(str(self._folder.path), manifest.run, outputs)
         client.register_plugin(plugin, name=self._plugin(name))
         self._plugins[name] = manifest.run
+        return futures
 
-    def _restorable(self, client: Client, name: str, manifest: Manifest, keys: dict[Any, Any]) -> dict[Any, Task]:
-        """Return a task for each key whose chunk is in the folder, and whole: the workers read all of them."""
+    def _load(
+        self, client: Client, name: str, manifest: Manifest, keys: dict[Any, Any], options: Mapping[str, Any]
+    ) -> list[Future]:
+        """Load the chunks that are in the folder; return those that are whole, and keep the tasks that load them."""
         index = self._folder.index
         index.refresh()
         chunks = [chunk for part in keys if (chunk := Chunk(manifest.run, part)) in index.chunks]
         chunks.sort(key=lambda chunk: index.chunks[chunk])
-        batches = [
-            [(chunk, index.chunks[chunk]) for chunk in chunks[i : i + _BATCH]] for i in range(0, len(chunks), _BATCH)
-        ]
-        path = str(self._folder.path)
-        answers = client.gather(client.map(verify, batches, folder=path, pure=False, key="hpcgpu-verify"))
-        damaged = [Chunk(*chunk) for answer in answers for chunk in answer]
+        tasks = {keys[chunk.part]: self._load_task(keys[chunk.part], chunk) for chunk in chunks}
+        futures = dict(zip(tasks, client.get(tasks, list(tasks), sync=False, **options), strict=True))
+        wait(list(futures.values()))
+        errors = {key: future.exception() for key, future in futures.items() if future.status == "error"}
+        damaged = [key for key, error in errors.items() if isinstance(error, CheckpointError | OSError)]
         if damaged:
-            parts = ", ".join(str(keys[chunk.part]) for chunk in damaged[:_SHOWN])
-            files = ", ".join(sorted({index.chunks[chunk].segment for chunk in damaged}))
+            places = [index.chunks[chunk] for chunk in chunks if keys[chunk.part] in damaged]
+            parts, files = ", ".join(map(str, damaged[:_SHOWN])), ", ".join(sorted({p.segment for p in places}))
             logger.warning(
                 "%d chunks of %r are damaged, and computed again: %s (in %s)", len(damaged), name, parts, files
             )
         for segment, offset in index.damage.items():
             logger.warning("%s is damaged at byte %d: the chunk there is computed again", segment, offset)
-        return {keys[c.part]: self._load_task(keys[c.part], c) for c in chunks if c not in set(damaged)}
+        for key in damaged:
+            del tasks[key]
+            futures.pop(key).release()
+        client.sync(asyncio.sleep, 0)  # the scheduler forgets these keys before they come with other tasks
+        self._restored[name] = tasks
+        return list(futures.values())
 
     def _load_task(self, key: Any, chunk: Chunk) -> Task:
         place = self._folder.index.chunks[chunk]
@@ -335,11 +351,6 @@ def progress_of(folder: Folder) -> tuple[NameProgress, ...]:
             kind = manifest.computation.facts["type"].rpartition(".")[2]
             rows.append(NameProgress(name, len(places), manifest.count, sum(p.nbytes for p in places), kind))
     return tuple(rows)
-
-
-def verify(batch: Sequence[tuple[Any, Any]], folder: str) -> list[Any]:
-    """Return the chunks that are not as they were written; a task."""
-    return [chunk for chunk, place in batch if not is_whole(Path(folder), Chunk(*chunk), Place(*place))]
 
 
 def _optimized(collection: Any) -> Any:

@@ -212,6 +212,23 @@ def test_damaged_chunk_is_computed_again_and_named(
     assert f", {chunk.part[1]}) (in {place.segment})" in caplog.text
 
 
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_restored_chunk_is_read_once(client: Client, tmp_path: Path) -> None:
+    def start() -> int:
+        before = bytes_read()
+        with Checkpoint(tmp_path / "run", client) as checkpoint:
+            x = checkpoint.persist(da.arange(1 << 23, chunks=1 << 20), name="x")
+            assert int(x.sum().compute()) == (1 << 22) * ((1 << 23) - 1)
+            assert checkpoint.flush()
+        return bytes_read() - before
+
+    assert start() < 32 << 20
+    assert 64 << 20 <= start() < 96 << 20
+
+
 def test_another_computation_is_refused_until_overwritten(client: Client, tmp_path: Path) -> None:
     with Checkpoint(tmp_path / "run", client) as checkpoint:
         wait(checkpoint.persist(array(1), name="x"))
