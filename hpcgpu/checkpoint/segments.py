@@ -40,8 +40,8 @@ _MOST_VIEWS = 1024  # UIO_MAXIOV (linux/uio.h)
 # The disk may be so far behind: more would be dirty pages, which count as memory of the job.
 _BEHIND_BYTES = 4 * _PIECE_BYTES
 _WRITE, _WAIT = 0x2, 0x1 | 0x2 | 0x4  # flags of sync_file_range(2)
-_sync_file_range = ctypes.CDLL(None, use_errno=True).sync_file_range
-_sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+sync_file_range = ctypes.CDLL(None, use_errno=True).sync_file_range
+sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _CHECKED = 8  # the offset of the first byte that the head's checksum covers
 
 
@@ -151,9 +151,9 @@ class SegmentWriter:
         end = os.lseek(self._file, 0, os.SEEK_CUR)
         while end - self._begun >= _PIECE_BYTES:
             try:
-                _to_disk(self._file, self._begun, _WRITE)
+                to_disk(self._file, self._begun, _WRITE)
                 if self._begun >= _BEHIND_BYTES:
-                    _to_disk(self._file, self._begun - _BEHIND_BYTES, _WAIT)
+                    to_disk(self._file, self._begun - _BEHIND_BYTES, _WAIT)
             except OSError as e:
                 self._error = e
                 raise
@@ -171,7 +171,7 @@ class Index:
         self._ends: dict[str, int] = {}
 
     def refresh(self, *, behind_damage: bool = False) -> None:
-        """Read new records of all segments; ``behind_damage``: look for records behind bytes that are none."""
+        """Read new records of all segments; ``behind_damage``: look for records there, too."""
         names = {path.name for path in self._folder.glob(f"*{SEGMENT}")}
         if gone := self._ends.keys() - names:
             self._ends = {name: end for name, end in self._ends.items() if name not in gone}
@@ -255,9 +255,9 @@ def sync_folder(folder: Path) -> None:
         os.close(file)
 
 
-def _to_disk(file: int, offset: int, flags: int) -> None:
+def to_disk(file: int, offset: int, flags: int) -> None:
     """Begin to write a piece of a file, or wait for its end; do nothing where the kernel has no such call."""
-    if _sync_file_range(file, offset, _PIECE_BYTES, flags):
+    if sync_file_range(file, offset, _PIECE_BYTES, flags):
         code = ctypes.get_errno()
         if code not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
             raise OSError(code, os.strerror(code))

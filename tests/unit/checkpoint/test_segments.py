@@ -166,7 +166,7 @@ def test_writer_begins_one_file_for_each_full_one(tmp_path: Path) -> None:
 
 def test_writer_of_a_large_chunk_leaves_little_to_the_sync(tmp_path: Path) -> None:
     writer, calls = SegmentWriter(tmp_path), []
-    with mock.patch.object(segments, "_sync_file_range", lambda *arguments: calls.append(arguments[1:]) or 0):
+    with mock.patch.object(segments, "sync_file_range", lambda *arguments: calls.append(arguments[1:]) or 0):
         writer.append(Chunk("run", (0,)), [memoryview(bytes(100 << 20))])
     begun = [offset for offset, _, flags in calls if flags == 0x2]
     ended = [offset for offset, _, flags in calls if flags == 0x7]
@@ -180,7 +180,7 @@ def test_writer_told_of_a_lost_piece_counts_no_chunk_as_synced(tmp_path: Path) -
     writer = SegmentWriter(tmp_path)
     writer.append(THREE[0][0], [memoryview(b"x")])
     lost = OSError(errno.EIO, "I/O error")
-    with mock.patch.object(segments, "_to_disk", side_effect=lost), pytest.raises(OSError, match="I/O"):
+    with mock.patch.object(segments, "to_disk", side_effect=lost), pytest.raises(OSError, match="I/O"):
         writer.append(THREE[1][0], [memoryview(bytes(9 << 20))])
     with pytest.raises(OSError, match="I/O"):  # the kernel tells of it once, and an fsync would succeed
         writer.sync()
