@@ -6,8 +6,9 @@ A sentence is computed of the figures, or true of any.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from bench import Row
+from bench import FIGURES, Row
 from bench_model import Figure, Figures, Mark, Panel, Question, counted, listed, ranged, short, span, to_figure
 
 RANKS, ALONE = "8 workers, 1 + 8 ranks", "8 workers, one rank"
@@ -399,4 +400,52 @@ def load(f: Figures) -> Question:
     )
 
 
-ANSWERS: tuple[Callable[[Figures], Question], ...] = (start, spilling, bytes_between_workers, main_job, binding, load)
+def checkpoints(f: Figures) -> Question:
+    """Compare ways to keep a result."""
+    size = f.select("checkpoint", "write", lambda row: row["who"] == "dd")[0]["case"].partition(", ")[2]
+    trip, job, write = f"round trip, {size}", f"job, {size}", f"write, {size}"
+    ways = {"hpcgpu": "hpcgpu", "zarr": "to_zarr, no compression", "pickle": "one pickle (submitit's way)"}
+    jobs = {"with a checkpoint": "with a checkpoint", "without": "without"}
+
+    def trips(measure: str) -> tuple[Mark, ...]:
+        figures = ((label, who, f.get("checkpoint", trip, measure, who)) for who, label in ways.items())
+        return tuple(Mark(label, who, figure) for label, who, figure in figures if figure)
+
+    value = partial(f.value, "checkpoint")
+    wall, cpu = (value(trip, m, "hpcgpu") / value(trip, m, "zarr") for m in ("wall_s", "cpu_s"))
+    rate = value(write, "write", "hpcgpu") / value(write, "write", "dd")
+    longer = value(job, "wall_s", "with a checkpoint") / value(job, "wall_s", "without")
+    return Question(
+        "checkpoint",
+        "What does a checkpoint cost?",
+        [
+            Panel("bars", f"Seconds: write {size} and read it", trips("wall_s"), colours="peers"),
+            Panel("bars", "CPU seconds of all processes", trips("cpu_s"), colours="peers"),
+        ],
+        2,
+        f"To write an array and read it takes {short(wall)} of the time and {short(cpu)} of the CPU of Zarr without "
+        f"compression. Workers write at {short(rate)} of the rate of `dd conv=fsync`. A job whose result is written "
+        f"takes {short(longer)} of its time without.",
+        f"Horizontal bars. hpcgpu takes {short(wall)} of Zarr's time and {short(cpu)} of its CPU.",
+        [
+            ("", "", "goal"),
+            ("GiB/s written, beside `dd conv=fsync`", short(rate), "0.8 or more"),
+            ("time of the job, beside the job without", short(longer), "1.1 or less"),
+            ("time of the round trip, beside Zarr", short(wall), "0.6 or less"),
+            ("CPU of the round trip, beside Zarr", short(cpu), "0.6 or less"),
+        ],
+        more=[
+            ("", *jobs.values()),
+            ("the job, s", *(ranged(f.get("checkpoint", job, "wall_s", who)) for who in jobs)),
+            ("until it is on the disk, s", *(ranged(f.get("checkpoint", job, "synced_s", who)) for who in jobs)),
+        ],
+        note=f"While a worker writes, its event loop is late by {short(value(write, 'late_ms', 'hpcgpu'))} ms at "
+        f"most; idle, by {short(value(write, 'late_ms', 'idle'))} ms. Its memory grows by "
+        f"{short(value(write, 'grown_mib', 'hpcgpu'))} MiB.",
+    )
+
+
+ANSWERS: tuple[Callable[[Figures], Question], ...] = (
+    *(start, spilling, bytes_between_workers, main_job, binding, load),
+    *([checkpoints] if (FIGURES / "checkpoint.csv").exists() else []),  # measured on the next ``make bench``
+)
