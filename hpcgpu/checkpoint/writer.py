@@ -163,15 +163,15 @@ class CheckpointPlugin(WorkerPlugin):
     def __init__(self, folder: str, run: str, outputs: Mapping[Any, int]) -> None:
         self.folder, self.run, self.outputs = folder, run, outputs
 
-    def setup(self, worker: Worker) -> None:
+    async def setup(self, worker: Worker) -> None:
         """Begin, with the chunks that are there; called by distributed when the plugin or the worker comes."""
         self._key = id(worker), self.folder
         if self._key not in _WRITERS:
             _WRITERS[self._key] = Writer(worker.data, Path(self.folder), str(worker.name))
         self._writer = _WRITERS[self._key]
         self._writer.users += 1
-        for key in tuple(worker.data):
-            self._take(key)
+        # 100,000 keys take a second; the loop goes on meanwhile
+        await supervise.to_thread(self._take, *tuple(worker.data))
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Take a chunk that was computed here; called by distributed."""
@@ -185,10 +185,11 @@ class CheckpointPlugin(WorkerPlugin):
             _WRITERS.pop(self._key, None)
             await supervise.to_thread(self._writer.close)
 
-    def _take(self, key: Any) -> None:
-        part = part_of(key, self.outputs)
-        if part is not None and (chunk := Chunk(self.run, part)) not in LOADED:
-            self._writer.put(key, chunk)
+    def _take(self, *keys: Any) -> None:
+        for key in keys:
+            part = part_of(key, self.outputs)
+            if part is not None and (chunk := Chunk(self.run, part)) not in LOADED:
+                self._writer.put(key, chunk)
 
 
 def outputs_of(keys: list[Any]) -> dict[Any, int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,7 +17,7 @@ import pytest
 
 from hpcgpu.checkpoint.segments import Chunk, Index, read
 from hpcgpu.checkpoint.values import from_frames
-from hpcgpu.checkpoint.writer import Writer, outputs_of, part_of, sees
+from hpcgpu.checkpoint.writer import CheckpointPlugin, Writer, flush, outputs_of, part_of, sees
 
 ONE, TWO = Chunk("run", (0, 1)), Chunk("run", (0, 2))
 
@@ -92,3 +95,32 @@ def test_writer_of_large_arrays_takes_little_memory(tmp_path: Path) -> None:
     writer.close()
     assert most_bytes < 8 << 20
     assert [values_in(tmp_path)[Chunk("run", (i,))][0] for i in range(4)] == [0, 1, 2, 3]
+
+
+class Outputs(dict[Any, int]):
+    """Notes the threads that look names up."""
+
+    def __init__(self, *names: Any) -> None:
+        super().__init__({name: i for i, name in enumerate(names)})
+        self.threads: set[int] = set()
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        self.threads.add(threading.get_ident())
+        return super().get(name, default)
+
+
+def test_plugin_takes_chunks_that_exist_off_the_event_loop(tmp_path: Path) -> None:
+    outputs = Outputs("x")
+    worker: Any = SimpleNamespace(data={("x", i): i for i in range(100)}, name="w")
+
+    async def come_and_go() -> None:
+        plugin = CheckpointPlugin(str(tmp_path), "run", outputs)
+        await plugin.setup(worker)
+        status = await flush(str(tmp_path), 30, worker)
+        assert (status.waiting, status.trouble) == (0, "")
+        await plugin.teardown(worker)
+
+    asyncio.run(come_and_go())
+    assert values_in(tmp_path) == {Chunk("run", (0, i)): i for i in range(100)}
+    assert outputs.threads
+    assert threading.get_ident() not in outputs.threads
