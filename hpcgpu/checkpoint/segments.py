@@ -75,12 +75,16 @@ class SegmentWriter:
         self._folder, self._stem, self._number = folder, secrets.token_hex(6), 0
         self._file = -1
         self._end = self._begun = 0  # of the last complete record; of what the disk has begun to write
-        self._error: OSError | None = None  # of the disk, which a sync would not report again
+        self._error: OSError | None = None  # of the disk, that the next sync has to raise: no other call would again
 
     def append(self, chunk: Chunk, frames: Sequence[memoryview]) -> int:
         """Write a record; return the bytes of its frames; OSError if there is no room."""
         if self._end >= SEGMENT_BYTES:
-            self.sync()
+            try:
+                self.sync()
+            except OSError as e:
+                self._error = e
+                raise
             self.close()
         if self._file < 0:
             self._open()

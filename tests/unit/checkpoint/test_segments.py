@@ -190,3 +190,15 @@ def test_writer_told_of_a_lost_piece_counts_no_chunk_as_synced(tmp_path: Path) -
     index = Index(tmp_path)
     index.refresh()
     assert list(index.chunks) == [THREE[2][0]]
+
+
+def test_writer_whose_sync_of_a_full_file_fails_says_so_again(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path)
+    writer.append(THREE[0][0], [memoryview(b"x")])
+    lost = mock.patch("os.fsync", side_effect=OSError(errno.EIO, "I/O error"))
+    with mock.patch.object(segments, "SEGMENT_BYTES", 1), lost, pytest.raises(OSError, match="I/O"):
+        writer.append(THREE[1][0], [memoryview(b"x")])
+    with pytest.raises(OSError, match="I/O"):
+        writer.sync()
+    writer.sync()
+    writer.close()
