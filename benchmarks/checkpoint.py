@@ -13,7 +13,8 @@ One JSON line per figure; medians of ``--runs`` runs, in which all take turns on
 ``synced_s``
     The job, until the factor is on the disk, too.
 ``late_ms``
-    How late the workers' event loops were at most, while writing, and while idle for as long.
+    How late the workers' event loops were at most, while writing, and while idle for as long; without the time in which
+    they waited for a core (``schedstat``).
 ``grown_mib``
     How much a worker's resident memory grew at most while writing.
 """
@@ -67,12 +68,17 @@ async def watch(dask_worker: Worker) -> None:
 
     async def look() -> None:
         while dask_worker.extensions.get("seen") is seen:
-            due = time.perf_counter() + LOOK_S
+            due = time.perf_counter() + LOOK_S - core_wait_s()
             await asyncio.sleep(LOOK_S)
-            seen["late_ms"] = max(seen["late_ms"], (time.perf_counter() - due) * 1e3)
+            seen["late_ms"] = max(seen["late_ms"], (time.perf_counter() - core_wait_s() - due) * 1e3)
             seen["grown_mib"] = max(seen["grown_mib"], (process.memory_info().rss - first) / MIB)
 
     dask_worker.extensions["look"] = asyncio.create_task(look())
+
+
+def core_wait_s() -> float:
+    """Return for how long this thread has waited for a core so far."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def seen(dask_worker: Worker) -> dict[str, float]:
