@@ -212,10 +212,11 @@ def test_the_commands(tmp_path: Path, job: Job) -> None:
     assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"
     make_run(tmp_path, job, alive=True, name="a [b] c")
     header, row = hpcgpu(tmp_path, "ps").stdout.splitlines()
-    assert header.split() == ["name", "shape", "jobs", "state", "workers", "owner", "age"]
+    assert header.split() == ["name", "shape", "jobs", "state", "workers", "owner", "age", "energy"]
     assert [word for word in ("a [b] c", "gang", job.id, "RUNNING", f"{os.getpid()}@") if word not in row] == []
     (described,) = json.loads(hpcgpu(tmp_path, "ps", "--json").stdout)
-    assert (described["name"], described["owner"]["pid"], described["workers"]) == ("a [b] c", os.getpid(), None)
+    assert (described["name"], described["owner"]["pid"]) == ("a [b] c", os.getpid())
+    assert (described["workers"], described["energy_kwh"]) == (None, None)  # no scheduler answers
     assert [(one["id"], one["phase"], one["log"]) for one in described["jobs"]] == [(job.id, "RUNNING", job.log)]
     logged = hpcgpu(tmp_path, "logs", "a [b] c")
     assert logged.stdout in ("first\n", "")  # the job may not have come so far
