@@ -52,7 +52,7 @@ class UsagePlugin(SchedulerPlugin):
         self._answered = asyncio.Event()
 
     @classmethod
-    def attach(cls, scheduler: Scheduler, walltime_s: int | None, carbon_g_per_kwh: float | None) -> None:
+    def attach(cls, scheduler: Scheduler, walltime_s: int | None, carbon_g_per_kwh: float | None = None) -> None:
         """Add the plugin, and its request handlers, to a scheduler that has not been started."""
         plugin = cls(scheduler, walltime_s, carbon_g_per_kwh)
         scheduler.add_plugin(plugin)
