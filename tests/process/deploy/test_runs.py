@@ -208,6 +208,17 @@ def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return ranks.in_process(*words, HOME=str(home))
 
 
+def test_ps_shows_the_energy_of_a_run(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(_: Path) -> tuple[tuple[str, ...], dict[str, float]]:
+        return ("n-0",), {"gpu_energy_j": 3.6e6, "cpu_energy_j": 1.8e6}
+
+    make_run(tmp_path, job, alive=True)
+    monkeypatch.setattr(scheduler_file, "workers_and_use", answer)
+    assert hpcgpu(tmp_path, "ps").stdout.splitlines()[-1].split()[-2:] == ["1.5", "kWh"]
+    (described,) = json.loads(hpcgpu(tmp_path, "ps", "--json").stdout)
+    assert (described["energy_kwh"], described["workers"]) == (1.5, ["n-0"])
+
+
 def test_the_commands(tmp_path: Path, job: Job) -> None:
     assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"
     make_run(tmp_path, job, alive=True, name="a [b] c")
