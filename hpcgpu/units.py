@@ -10,6 +10,7 @@ _BYTES = {"": 1, "b": 1}
 for _i, _letter in enumerate("kmgtp", start=1):
     _BYTES |= {_letter: 1000**_i, f"{_letter}b": 1000**_i, f"{_letter}i": 1024**_i, f"{_letter}ib": 1024**_i}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+JOULES_PER_KWH = 3.6e6
 DURATIONS = "'HH:MM:SS', 'MM:SS', 'D-HH:MM:SS', or '90m', '2h', '1d'"
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?")
@@ -43,6 +44,12 @@ def format_bytes(size: int) -> str:
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def format_energy(joules: float) -> str:
+    """Format energy with three digits at least: ``0.0123 kWh``."""
+    kwh = joules / JOULES_PER_KWH
+    return f"{kwh:,.0f} kWh" if kwh >= 100 else f"{kwh:.3g} kWh"
 
 
 def counted(number: int, noun: str) -> str:

@@ -78,6 +78,7 @@ class SchedulerProcess:
             stalled_s=settings.death_timeout_s,
             grows=run.shape == "head" or (run.shape == "gang" and settings.shape == "elastic"),
             walltime_s=settings.walltime_s,
+            carbon_g_per_kwh=settings.carbon_g_per_kwh,
             summary="json" if allocation.batch != "local" else "lines" if run.script else "",
             rank_pid=os.getpid(),
         )

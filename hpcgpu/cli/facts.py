@@ -27,7 +27,7 @@ from hpcgpu.cli.command import (
 )
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.report.table import Column, Table
-from hpcgpu.units import counted, format_duration
+from hpcgpu.units import JOULES_PER_KWH, counted, format_duration, format_energy
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.jobs import Run
@@ -37,6 +37,7 @@ _MOST_IDS = 16  # --json has all
 _RUN_COLUMNS = (
     *(Column("name", kind="name"), Column("shape", kind="name"), Column("jobs"), Column("state", kind="prose")),
     *(Column("workers", kind="name"), Column("owner", kind="name"), Column("age", kind="name")),
+    Column("energy", kind="name"),
 )
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not looked at": "cyan"}
 _CHECK_COLUMNS = (
@@ -131,11 +132,18 @@ def _row(run: Run) -> tuple[str, ...]:
         "-" if run.workers is None else str(len(run.workers)),
         f"{run.owner.pid}@{run.owner.host}" if state == "alive" else state,
         format_duration(int((datetime.now(UTC) - run.record.created).total_seconds())),
+        "-" if (joules := _energy_j(run)) is None else format_energy(joules),
     )
 
 
+def _energy_j(run: Run) -> float | None:
+    """Return what a run's GPUs and CPUs have used, as its summary counts it; None if that is unknown."""
+    known = [j for j in (run.use.get("gpu_energy_j"), run.use.get("cpu_energy_j")) if j is not None]
+    return sum(known) if known else None
+
+
 def _described(run: Run) -> dict[str, Any]:
-    """Convert a cluster to plain data; ``workers`` is null if its scheduler cannot be reached from here."""
+    """Convert a cluster to plain data; null: unknown, as of a scheduler that cannot be reached from here."""
     from hpcgpu.deploy.jobs.runs import jobs_of
 
     owner = run.owner
@@ -146,6 +154,7 @@ def _described(run: Run) -> dict[str, Any]:
         "owner": {"state": run.owner_state, "user": owner.user, "host": owner.host, "pid": owner.pid},
         "jobs": [{"id": job.id, "phase": job.phase.value, "state": job.text, "log": job.log} for job in jobs_of(run)],
         "workers": None if run.workers is None else list(run.workers),
+        "energy_kwh": None if (joules := _energy_j(run)) is None else joules / JOULES_PER_KWH,
     }
 
 

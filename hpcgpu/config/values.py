@@ -219,6 +219,13 @@ def _numbers(_: Field[Any], value: object) -> Mapping[str, float]:
     return MappingProxyType(numbers)
 
 
+def _amount(_: Field[Any], value: object) -> float:
+    number = plain_number(value)
+    if number is None or number < 0:
+        raise ConfigError(f"{value!r} is not a number from 0")
+    return number
+
+
 def _environment(_: Field[Any], value: object) -> Mapping[str, str]:
     variables: dict[str, str] = {}
     allowed = "allowed: {'NAME': 'value'}, or as text NAME=value, each by itself"
@@ -239,6 +246,7 @@ KINDS: Mapping[str, tuple[Callable[[Field[Any], object], Any], str]] = {
     "number": (lambda _, value: _whole(value, "number", 0), "int"),
     "cores": (_cores, "str or int"),
     "nics": (_nics, "str or list of str"),
+    "amount": (_amount, "float"),
     "bytes": (_node_bytes, "int or str"),
     "duration": (_duration, "str"),
     "seconds": (_seconds, "float or str"),

@@ -102,6 +102,22 @@ def driver() -> str:
     return ""
 
 
+def energy(address: str) -> tuple[int | None, int | None]:
+    """Return the mJ that the GPU at a PCI address used since its driver was loaded; without a counter its mW now."""
+    if "pynvml" not in sys.modules and not _has_library():
+        return None, None
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        _open(pynvml)
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+        try:
+            return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)), None
+        except pynvml.NVMLError_NotSupported:  # before Volta
+            return None, int(pynvml.nvmlDeviceGetPowerUsage(handle))
+    return None, None
+
+
 def _has_library() -> bool:
     """Return whether pynvml could load NVML; its own import takes 25 CPU ms (nvidia-ml-py 13)."""
     try:

@@ -396,6 +396,9 @@ class Settings:
         "what gives the workers host memory: the C library, or jemalloc where it is installed",
         choices=("system", "jemalloc"),
     )
+    carbon_g_per_kwh: float | None = option(
+        None, "amount", "grams of CO2 for each kWh, of the site's electricity: the summary of a run has its CO2 then"
+    )
     env: Mapping[str, str] = option(
         MappingProxyType({}), "environment", "variables of the workers; commas belong to a value"
     )
@@ -464,6 +467,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("scheduler_port", "dashboard", "dashboard_port"),
     ),
     "Start": ("ranks", "launcher", "rendezvous", "python", "environment"),
-    "Workers": ("resources", "env", "allocator"),
+    "Workers": ("resources", "env", "allocator", "carbon_g_per_kwh"),
     "RMM and cuDF": (*RMM, *CUDF),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.workers import DIRECTIONS, FOLDED, TIERS, WorkerFacts, by_node
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -15,33 +16,54 @@ _METRICS = {  # kind and meaning
     "hpcgpu_spill_moved_bytes_total": ("counter", "Bytes that the store has moved between tiers."),
     "hpcgpu_gpu_utilization_ratio": ("gauge", "Part of the time in which the GPU was in use."),
     "hpcgpu_worker_restarts_total": ("counter", "Processes that took the place of the worker's first one."),
+    "hpcgpu_gpu_energy_joules_total": ("counter", "Energy of the whole GPU while it had a worker."),
+    "hpcgpu_gpu_busy_energy_joules_total": ("counter", "Part of it while a task ran."),
+    "hpcgpu_cpu_energy_joules_total": ("counter", "Energy of the node's CPUs while it had a worker."),
     "hpcgpu_binding_differences": ("gauge", "In how many ways the process differs from its plan."),
 }
+_Sample = tuple[str, Mapping[str, str], float | None]  # a metric, its labels, and the number; None: unknown
 
 
-def render(gpus: Sequence[WorkerFacts]) -> str:
+def render(gpus: Sequence[WorkerFacts], energy: EnergyUse) -> str:
     """Format all metrics, of more than 512 GPUs by node: each series costs a scraper; unknown numbers are left out."""
     is_folded = len(gpus) > FOLDED
     lines = {name: [f"# HELP {name} {text}", f"# TYPE {name} {kind}"] for name, (kind, text) in _METRICS.items()}
-    for gpu in by_node(gpus) if is_folded else gpus:
-        for name, labels, number in _samples(gpu):
-            if number is not None:
-                mine = {"node": gpu.node} if is_folded else {"worker": gpu.name, "node": gpu.node, "gpu": gpu.gpu}
-                pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in {**mine, **labels}.items())
-                lines[name].append(f"{name}{{{pairs}}} {number}")
+    rows = by_node(gpus) if is_folded else gpus
+    samples = (sample for gpu in rows for sample in _samples(gpu, is_folded=is_folded))
+    for name, labels, number in (*samples, *_energy_samples(energy, is_folded=is_folded)):
+        if number is not None:
+            pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items())
+            lines[name].append(f"{name}{{{pairs}}} {number}")
     return "".join(f"{line}\n" for metric in lines.values() for line in metric)
 
 
-def _samples(gpu: WorkerFacts) -> Iterator[tuple[str, dict[str, str], float | None]]:
-    """Yield a metric, labels beside those of the GPU, and the number; None: unknown."""
+def _energy_samples(energy: EnergyUse, *, is_folded: bool) -> Iterator[_Sample]:
+    """Yield the energy of each GPU, or of each node's GPUs, and of each node's CPUs."""
+    total: dict[tuple[str, ...], tuple[float, float]] = {}
+    for (node, pci), counter in energy.gpus.items():
+        place: tuple[str, ...] = (node,) if is_folded else (node, pci)
+        joules, busy = total.get(place, (0.0, 0.0))
+        total[place] = joules + counter.joules, busy + counter.busy_joules
+    for place, (joules, busy) in total.items():
+        labels = dict(zip(("node", "pci"), place, strict=False))
+        yield "hpcgpu_gpu_energy_joules_total", labels, joules
+        yield "hpcgpu_gpu_busy_energy_joules_total", labels, busy
+    for node, cpus in energy.nodes.items():
+        yield "hpcgpu_cpu_energy_joules_total", {"node": node}, cpus.joules
+
+
+def _samples(gpu: WorkerFacts, *, is_folded: bool) -> Iterator[_Sample]:
+    """Yield the samples of a GPU's worker, or of a node."""
+    mine = {"node": gpu.node} if is_folded else {"worker": gpu.name, "node": gpu.node, "gpu": gpu.gpu}
     for tier in TIERS:
-        yield "hpcgpu_memory_bytes", {"tier": tier}, gpu.tiers.get(tier)
+        yield "hpcgpu_memory_bytes", {**mine, "tier": tier}, gpu.tiers.get(tier)
     for limit, nbytes in gpu.limits.items():
-        yield "hpcgpu_memory_limit_bytes", {"of": limit}, nbytes
-    yield "hpcgpu_device_memory_used_bytes", {}, gpu.device_used_bytes
+        yield "hpcgpu_memory_limit_bytes", {**mine, "of": limit}, nbytes
+    yield "hpcgpu_device_memory_used_bytes", mine, gpu.device_used_bytes
     for way in DIRECTIONS:
-        yield "hpcgpu_spill_moved_bytes_total", {"direction": way}, gpu.moved[way].nbytes if way in gpu.moved else None
+        moved = gpu.moved[way].nbytes if way in gpu.moved else None
+        yield "hpcgpu_spill_moved_bytes_total", {**mine, "direction": way}, moved
     percent = gpu.utilisation_percent
-    yield "hpcgpu_gpu_utilization_ratio", {}, None if percent is None else percent / 100
-    yield "hpcgpu_worker_restarts_total", {}, gpu.restarts
-    yield "hpcgpu_binding_differences", {}, len(gpu.differences)
+    yield "hpcgpu_gpu_utilization_ratio", mine, None if percent is None else percent / 100
+    yield "hpcgpu_worker_restarts_total", mine, gpu.restarts
+    yield "hpcgpu_binding_differences", mine, len(gpu.differences)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.table import Shown, Table
 from hpcgpu.report.workers import DIRECTION_TEXTS, DIRECTIONS, TIERS, WorkerFacts
-from hpcgpu.units import counted, format_bytes, format_duration
+from hpcgpu.units import JOULES_PER_KWH, counted, format_bytes, format_duration, format_energy
 
 # A shorter run predicts little: it is mostly the start of workers and the import of modules.
 ENOUGH_S = 60.0
@@ -41,6 +42,24 @@ class Summary(Shown):
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  # of the worker with the most in a tier, as limit_bytes
     limit_bytes: Mapping[str, int] = field(default_factory=dict)
     restarts: int = 0  # worker processes that replaced an earlier one
+    # None: no worker could read it
+    gpu_energy_j: float | None = None  # of the GPUs, while they had a worker
+    idle_gpu_energy_j: float | None = None  # part of it without a running task
+    cpu_energy_j: float | None = None  # of the nodes' CPUs, also by other processes
+    carbon_g_per_kwh: float | None = None  # from the settings
+
+    @property
+    def energy_j(self) -> float | None:
+        """The energy that is known; None if none is."""
+        known = [joules for joules in (self.gpu_energy_j, self.cpu_energy_j) if joules is not None]
+        return sum(known) if known else None
+
+    @property
+    def carbon_g(self) -> float | None:
+        """The CO2 of that energy; None if it, or the factor, is unknown."""
+        if self.energy_j is None or self.carbon_g_per_kwh is None:
+            return None
+        return self.energy_j / JOULES_PER_KWH * self.carbon_g_per_kwh
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -55,12 +74,14 @@ class Summary(Shown):
             **asdict(self),
             "gpu_hours": self.gpu_s / 3600,
             "idle_gpu_minutes": self.idle_gpu_s / 60,
+            "energy_kwh": None if self.energy_j is None else self.energy_j / JOULES_PER_KWH,
+            "carbon_g": self.carbon_g,
             "advice": list(self.advice),
         }
 
     def as_json(self) -> str:
-        """Return :meth:`as_dict` as one line of JSON; numbers have at most three decimals."""
-        return json.dumps({name: round(v, 3) if isinstance(v, float) else v for name, v in self.as_dict().items()})
+        """Return :meth:`as_dict` as one line of JSON; numbers have at most six decimals."""
+        return json.dumps({name: round(v, 6) if isinstance(v, float) else v for name, v in self.as_dict().items()})
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -75,6 +96,7 @@ class Summary(Shown):
         ]
         lines = (
             _time(self),
+            _energy(self),
             f"peak of one worker: {', '.join(peaks)}" if peaks else "",
             f"moved: {', '.join(moves)}" if moves else "nothing was spilled",
             *(f"next time: {line}" for line in self.advice),
@@ -87,8 +109,14 @@ class Summary(Shown):
         return Table((), (), self.lines[0], self.lines[1:])
 
 
-def sum_up(usages: Sequence[WorkerFacts], wall_s: float, walltime_s: int | None = None) -> Summary:
-    """Sum up the use of a whole run, from the facts of each worker process at its end.
+def sum_up(
+    usages: Sequence[WorkerFacts],
+    wall_s: float,
+    walltime_s: int | None = None,
+    energy: EnergyUse | None = None,
+    carbon_g_per_kwh: float | None = None,
+) -> Summary:
+    """Sum up the use of a whole run, from the facts of each worker process at its end, and their energy.
 
     Workers that share a GPU may be busy together: their summed times count as the GPU's, up to the time it had a
     worker.
@@ -102,6 +130,7 @@ def sum_up(usages: Sequence[WorkerFacts], wall_s: float, walltime_s: int | None 
     measured = [usage for usage in usages if usage.gpu] or usages
     lived_s = sum(usage.end_s - usage.begin_s for usage in measured)
     names = {usage.name for usage in usages}
+    gpus, nodes = (energy.gpus.values(), energy.nodes.values()) if energy else ((), ())
     peaks = {tier: max(usages, key=lambda usage: usage.peaks.get(tier, 0)) for tier in (*TIERS, "process") if usages}
     return Summary(
         wall_s=wall_s,
@@ -115,6 +144,10 @@ def sum_up(usages: Sequence[WorkerFacts], wall_s: float, walltime_s: int | None 
         peak_bytes={tier: usage.peaks.get(tier, 0) for tier, usage in peaks.items()},
         limit_bytes={tier: usage.limits[tier] for tier, usage in peaks.items() if usage.limits.get(tier)},
         restarts=len(usages) - len(names),
+        gpu_energy_j=sum(gpu.joules for gpu in gpus) if gpus else None,
+        idle_gpu_energy_j=sum(gpu.joules - gpu.busy_joules for gpu in gpus) if gpus else None,
+        cpu_energy_j=sum(node.joules for node in nodes) if nodes else None,
+        carbon_g_per_kwh=carbon_g_per_kwh,
     )
 
 
@@ -187,3 +220,15 @@ def _time(used: Summary) -> str:
     if used.restarts:
         parts.append(f"{counted(used.restarts, 'worker')} started anew")
     return ", ".join(parts)
+
+
+def _energy(used: Summary) -> str:
+    parts = []
+    if (joules := used.gpu_energy_j) is not None:
+        idle = f", {(used.idle_gpu_energy_j or 0.0) / joules:.0%} of it while no task ran" if joules else ""
+        parts.append(f"{format_energy(joules)} by the {counted(used.gpus, 'GPU')}{idle}")
+    if used.cpu_energy_j is not None:
+        parts.append(f"{format_energy(used.cpu_energy_j)} by the nodes' CPUs")
+    if used.carbon_g is not None:
+        parts.append(f"{used.carbon_g:,.3g} g of CO2 at {used.carbon_g_per_kwh:g} g/kWh")
+    return f"energy: {'; '.join(parts)}" if parts else ""

@@ -7,6 +7,7 @@
  * on the device answers, 0 for none. node: NUMA node that is the GPU's memory, -1 for "not supported".
  * mig: 1 when the GPU is divided. memory 0: "not supported". FAKE_NVML_INIT: what nvmlInit answers.
  * FAKE_NVML_COMPUTE_MODE: of all GPUs; 3 is EXCLUSIVE_PROCESS, 2 PROHIBITED.
+ * FAKE_NVML_ENERGY: a file with a line "pci mJ mW" for each GPU, read at each call; -1 or no line: "not supported".
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,6 +105,44 @@ int nvmlDeviceGetUtilizationRates(Device *d, unsigned out[2]) {
 static int text(const Device *d, char *out, unsigned size, const char *from) {
     snprintf(out, size, "%s", from);
     return d->error;
+}
+
+static int is_slice(const Device *d) { return strcmp(d->kind, "slice") == 0; }
+
+/* a slice has neither energy nor power */
+static int energy(const Device *d, long long *mj, long long *mw) {
+    const char *path = getenv("FAKE_NVML_ENERGY");
+    FILE *file = path && !is_slice(d) ? fopen(path, "r") : NULL;
+    char pci[32] = "";
+    *mj = *mw = -1;
+    while (file && fscanf(file, "%31s %lld %lld", pci, mj, mw) == 3 && strcmp(pci, d->pci) != 0)
+        *mj = *mw = -1;
+    if (file)
+        fclose(file);
+    return d->error;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(Device *d, unsigned long long *out) {
+    long long mj, mw;
+    int error = energy(d, &mj, &mw);
+    *out = (unsigned long long)mj;
+    return error ? error : mj < 0 ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(Device *d, unsigned *out) {
+    long long mj, mw;
+    int error = energy(d, &mj, &mw);
+    *out = (unsigned)mw;
+    return error ? error : mw < 0 ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, Device **out) {
+    for (int i = 0; i < count; i++)
+        if (is_gpu(&devices[i]) && strcmp(devices[i].pci, pci) == 0) {
+            *out = &devices[i];
+            return devices[i].error;
+        }
+    return NOT_FOUND;
 }
 
 int nvmlDeviceGetUUID(Device *d, char *out, unsigned size) { return text(d, out, size, d->uuid); }

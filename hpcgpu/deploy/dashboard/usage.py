@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +16,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from hpcgpu.deploy.dashboard.worker_metrics import ANSWER, ASK, KEY
 from hpcgpu.host import log
 from hpcgpu.plan.jobs import by_number
+from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.summary import Summary, sum_up
 from hpcgpu.report.workers import WorkerFacts, read_facts
 from hpcgpu.supervise import reason_of
@@ -26,25 +27,34 @@ _JSON = "summary as JSON: "  # for grep
 
 
 class UsagePlugin(SchedulerPlugin):
-    """The memory and time that each worker was given and used; ``walltime_s`` is the requested time limit."""
+    """The memory, time and energy that each worker was given and used.
+
+    ``walltime_s`` is the requested time limit; ``carbon_g_per_kwh`` is the setting.
+    """
 
     name = "hpcgpu-usage"
 
     def __init__(
-        self, scheduler: Scheduler, walltime_s: int | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        walltime_s: int | None = None,
+        carbon_g_per_kwh: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler, self._walltime_s, self._clock = scheduler, walltime_s, clock
+        self._carbon_g_per_kwh, self._energy = carbon_g_per_kwh, EnergyUse()
         self._begin_s = clock()
         self._live: dict[str, tuple[Any, float]] = {}  # distributed's WorkerState, and since when
         self._ended: list[WorkerFacts] = []
         self._began = Counter[str]()
+        self._by_node: dict[str, set[str]] = {}  # live workers
         self._silent: set[str] = set()  # workers that were asked and have not answered
         self._answered = asyncio.Event()
 
     @classmethod
-    def attach(cls, scheduler: Scheduler, walltime_s: int | None) -> None:
+    def attach(cls, scheduler: Scheduler, walltime_s: int | None, carbon_g_per_kwh: float | None = None) -> None:
         """Add the plugin, and its request handlers, to a scheduler that has not been started."""
-        plugin = cls(scheduler, walltime_s)
+        plugin = cls(scheduler, walltime_s, carbon_g_per_kwh)
         scheduler.add_plugin(plugin)
         scheduler.handlers["hpcgpu_summary"] = plugin.fresh_summary
         scheduler.stream_handlers[ANSWER] = plugin.take_answer
@@ -54,10 +64,19 @@ class UsagePlugin(SchedulerPlugin):
         state = scheduler.workers[worker]
         self._live[worker] = state, self._clock()
         self._began[str(state.name)] += 1
+        here = self._by_node.setdefault(_place(state)[0], set())
+        self._note_energy(here)  # the new worker's count begins where the others' is now
+        here.add(worker)
+        self._note_energy((worker,))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """End a life; distributed calls this when a worker is gone."""
-        if life := self._live.pop(worker, None):
+        if worker in self._live:
+            self._note_energy((worker,))
+            life = self._live.pop(worker)
+            node, pci = _place(life[0])
+            self._energy.leave(worker, node, pci)
+            self._by_node[node].discard(worker)
             self._ended.append(self._facts(*life))
             self._silent.discard(worker)
             if not self._silent:
@@ -67,6 +86,16 @@ class UsagePlugin(SchedulerPlugin):
         """Return the last heartbeat's facts of each worker with a GPU, in the order of nodes and numbers."""
         workers = [self._facts(*life) for life in self._live.values()]
         return sorted((facts for facts in workers if facts.gpu), key=lambda facts: by_number(facts.name))
+
+    def energy(self) -> EnergyUse:
+        """Return the energy until the workers' last heartbeats, also of workers that are gone."""
+        self._note_energy(self._live)
+        return self._energy
+
+    def _note_energy(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            worker, _ = self._live[address]
+            self._energy.note(address, *_place(worker), worker.metrics.get(KEY, {}))
 
     def _facts(self, worker: Any, begin_s: float) -> WorkerFacts:
         """Return a worker's facts at its last heartbeat; of one that hpcgpu has not started, its name and time only."""
@@ -86,7 +115,8 @@ class UsagePlugin(SchedulerPlugin):
     def summary(self) -> Summary:
         """Return the run's usage until the workers' last heartbeats."""
         lives = [*self._ended, *(self._facts(*life) for life in self._live.values())]
-        return sum_up(lives, self._clock() - self._begin_s, self._walltime_s)
+        wall_s = self._clock() - self._begin_s
+        return sum_up(lives, wall_s, self._walltime_s, self.energy(), self._carbon_g_per_kwh)
 
     async def fresh_summary(self) -> dict[str, Any]:
         """Ask the workers for their sums, and return the facts of the summary (``hpcgpu_summary``)."""
@@ -109,6 +139,12 @@ class UsagePlugin(SchedulerPlugin):
         self._silent.discard(worker)
         if not self._silent:
             self._answered.set()
+
+
+def _place(worker: Any) -> tuple[str, str]:
+    """Return the node of a worker, and its GPU's PCI address; "" for a worker that hpcgpu has not started."""
+    planned = worker.extra.get(KEY, {})
+    return planned.get("node", ""), planned.get("pci", "")
 
 
 async def say_summary(scheduler: Scheduler, how: str) -> None:

@@ -20,6 +20,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import host_memory, process
+from hpcgpu.host.energy import CpuEnergy, GpuEnergy
 from hpcgpu.model import WorkerSpec
 from hpcgpu.report.machine import binding_differences
 from hpcgpu.report.workers import TIERS, WorkerFacts, planned, read_facts
@@ -43,6 +44,10 @@ class WorkerMetrics(WorkerPlugin):
         self._peaks = dict.fromkeys((*TIERS, "process"), 0)
         self._last = (self._clock(), 0.0)  # when the utilisation was asked for, and the busy time then
         self._differences: tuple[float, tuple[str, ...]] = (float("-inf"), ())
+        self._gpu_energy = GpuEnergy(spec.gpu.pci, clock) if spec.gpu and not spec.simulated else None
+        self._cpu_energy = CpuEnergy()
+        self._energy_last = (self._clock(), 0.0, 0.0)  # when it was read, the busy time then, and the joules
+        self._busy_energy_j = 0.0
 
     def setup(self, worker: Worker) -> None:
         """Register the facts; distributed calls this when the worker starts."""
@@ -80,7 +85,18 @@ class WorkerMetrics(WorkerPlugin):
         memory = _read_memory(self._worker)
         self._note_peaks(memory["process_bytes"])
         use = {"busy_s": self.busy_s(), "peaks": dict(self._peaks)}
-        return {**memory, **use, "differences": list(self._binding_differences())}
+        return {**memory, **use, **self._energy(), "differences": list(self._binding_differences())}
+
+    def _energy(self) -> dict[str, float | None]:
+        """Return what GPU and CPUs have used; between two reads the GPU's power counts as constant."""
+        now, busy_s = self._clock(), self.busy_s()
+        joules = self._gpu_energy.read() if self._gpu_energy else None
+        if joules is not None:
+            (before, busy_before, joules_before), self._energy_last = self._energy_last, (now, busy_s, joules)
+            share = min(1.0, (busy_s - busy_before) / (now - before)) if now > before else 0.0
+            self._busy_energy_j += share * (joules - joules_before)
+        cpu_j = self._cpu_energy.read()
+        return {"gpu_energy_j": joules, "busy_gpu_energy_j": self._busy_energy_j, "cpu_energy_j": cpu_j}
 
     def _binding_differences(self) -> tuple[str, ...]:
         read_s, before = self._differences

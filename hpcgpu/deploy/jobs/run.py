@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -102,6 +102,7 @@ class Run:
             with contextlib.suppress(ConfigError):  # the run could not be submitted
                 self.expected[role] = count(self.document.settings)
         self.workers: tuple[str, ...] | None = None  # registered names; None: the scheduler was not reached
+        self.use: Mapping[str, Any] = {}  # facts of its summary; {}: likewise
         # Each job is replaced as a whole: the user's thread reads while the event loop's thread writes.
         self.jobs: dict[str, Job] = {}
         self._forgotten: dict[str, int] = {}

@@ -19,7 +19,7 @@ from hpcgpu.report.workers import jobs_table
 
 
 async def refresh(runs: Sequence[Run]) -> None:
-    """Poll all jobs of runs, by one query for each batch system, and ask their schedulers for the workers."""
+    """Poll all jobs of runs, by one query for each batch system, and ask their schedulers for workers and use."""
     for batch in {run.record.batch for run in runs}:
         of_batch = [run for run in runs if run.record.batch == batch]
         job_ids = [job_id for run in of_batch for job_id in run.jobs]
@@ -27,10 +27,11 @@ async def refresh(runs: Sequence[Run]) -> None:
         for run in of_batch:
             run.listed(tuple(run.jobs), states, 0.0)
     if running := [run for run in runs if any(job.state is JobState.RUNNING for job in run.jobs.values())]:
-        from hpcgpu.deploy.network.scheduler_file import worker_names
+        from hpcgpu.deploy.network.scheduler_file import workers_and_use
 
-        for run, names in zip(running, await asyncio.gather(*(worker_names(r.folder) for r in running)), strict=True):
-            run.workers = names
+        answers = await asyncio.gather(*(workers_and_use(run.folder) for run in running))
+        for run, answer in zip(running, answers, strict=True):
+            run.workers, run.use = answer or (None, {})
 
 
 def clean_up(runs: Iterable[Run]) -> tuple[Run, ...]:

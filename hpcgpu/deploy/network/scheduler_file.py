@@ -355,10 +355,15 @@ async def say_goodbye(folder: Path) -> bool:
     return await _call(folder, lambda scheduler: scheduler.hpcgpu_lease(goodbye=True)) is not None
 
 
-async def worker_names(folder: Path) -> tuple[str, ...] | None:
-    """Return the names of the registered workers; None if the scheduler cannot be reached from here."""
-    facts = await _call(folder, lambda scheduler: scheduler.identity())
-    return None if facts is None else tuple(str(worker["name"]) for worker in facts["workers"].values())
+async def workers_and_use(folder: Path) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+    """Return the names of the registered workers, and the facts of the run's summary; None if it is out of reach."""
+
+    async def ask(scheduler: Any) -> tuple[tuple[str, ...], dict[str, Any]]:  # distributed's rpc
+        facts = await scheduler.identity()
+        return tuple(str(worker["name"]) for worker in facts["workers"].values()), await scheduler.hpcgpu_summary()
+
+    answer: tuple[tuple[str, ...], dict[str, Any]] | None = await _call(folder, ask)
+    return answer
 
 
 async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:

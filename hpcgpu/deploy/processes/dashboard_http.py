@@ -47,7 +47,7 @@ def _load(scheduler: Scheduler) -> None:
     modules = [module for module in dask.config.get(ROUTES) if module.startswith("distributed.")]
     scheduler.http_application.add_handlers(".*", get_handlers(scheduler, modules))
     usage = scheduler.plugins[UsagePlugin.name]
-    metrics = {"text": lambda: render(usage.gpus()), "status": 200, "content_type": CONTENT_TYPE}
+    metrics = {"text": lambda: render(usage.gpus(), usage.energy()), "status": 200, "content_type": CONTENT_TYPE}
     scheduler.http_application.add_handlers(".*", [(f"/{_METRICS}", _PlainText, metrics)])
     try:
         import distributed.dashboard.scheduler as dashboard

@@ -75,6 +75,7 @@ class SchedulerSpec:
     stalled_s: float = 60.0
     grows: bool = False  # more jobs with workers may come
     walltime_s: int | None = None  # requested
+    carbon_g_per_kwh: float | None = None
     summary: str = ""  # of the run's use at its end: lines, json (lines and JSON), or empty: none
     rank_pid: int  # of rank 0, which started it
 
@@ -152,7 +153,7 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
         scheduler = Scheduler(security=security(spec.certificate), **place, **http)
     compat.share_versions(scheduler)
     compat.announce_together(scheduler)
-    UsagePlugin.attach(scheduler, spec.walltime_s)
+    UsagePlugin.attach(scheduler, spec.walltime_s, spec.carbon_g_per_kwh)
     serve_dashboard(scheduler, spec.dashboard_secret)
     return await scheduler
 

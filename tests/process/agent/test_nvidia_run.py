@@ -28,6 +28,31 @@ SCRIPT = """
             "differences": found.differences,
         }))
 """
+# The GPUs' counters, which the script sets, in J; two workers share each GPU, and one of them dies.
+ENERGY = """
+    import json
+    from pathlib import Path
+    def use(*joules):
+        file = Path(os.environ["FAKE_NVML_ENERGY"])
+        lines = [f"{pci} {1000 * j} -1" for pci, j in zip(("0000:06:00.0", "0000:16:00.0"), joules)]
+        file.with_suffix(".new").write_text("\\n".join(lines))
+        file.with_suffix(".new").rename(file)
+    def energy(client):
+        return client.run_on_scheduler(lambda dask_scheduler: sum(
+            gpu.joules for gpu in dask_scheduler.plugins["hpcgpu-usage"].energy().gpus.values()))
+    def until(is_so):
+        while not is_so():
+            time.sleep(0.05)
+    if __name__ == "__main__":
+        with Client() as client:
+            use(3_600, 7_200)
+            until(lambda: energy(client) == 10_800)
+            gone, *_ = addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+            dying = client.submit(os._exit, 1, workers=[gone])
+            until(lambda: gone not in client.scheduler_info(n_workers=-1)["workers"])
+            client.wait_for_workers(len(addresses))
+            use(5_400, 14_400)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +84,18 @@ def test_what_the_launcher_granted_is_a_fact_to_plan_from(tmp_path: Path, nvml: 
     assert found["devices"] == [["GPU-1", "PCI_BUS_ID"]]
     assert found["ports"] == [None]  # the user's own stays
     assert "1 worker on 1 node ready" in stderr
+
+
+def test_energy_of_a_run_is_that_of_its_gpus_counters(tmp_path: Path, nvml: FakeNvml) -> None:
+    file = tmp_path / "energy"
+    file.write_text("0000:06:00.0 0 -1\n0000:16:00.0 0 -1\n")
+    env = {**nvml.environment(WHOLE), "HWLOC_XMLFILE": str(TURIN), "FAKE_NVML_ENERGY": str(file)}
+    options = ("--workers-per-gpu", "2", "--carbon-g-per-kwh", "100")
+    done = ranks.run(ranks.script(tmp_path, ENERGY), options=options, env=env)
+    assert done.returncode == 0, done.stderr
+    # 5.4 kJ and 14.4 kJ
+    assert "summary: energy: 0.0055 kWh by the 2 GPUs, " in done.stderr
+    assert " g of CO2 at 100 g/kWh\n" in done.stderr
 
 
 def test_updated_driver_is_an_error_but_not_for_simulated_gpus(tmp_path: Path, nvml: FakeNvml) -> None:

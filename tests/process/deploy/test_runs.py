@@ -208,14 +208,26 @@ def hpcgpu(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return ranks.in_process(*words, HOME=str(home))
 
 
+def test_ps_shows_the_energy_of_a_run(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(_: Path) -> tuple[tuple[str, ...], dict[str, float]]:
+        return ("n-0",), {"gpu_energy_j": 3.6e6, "cpu_energy_j": 1.8e6}
+
+    make_run(tmp_path, job, alive=True)
+    monkeypatch.setattr(scheduler_file, "workers_and_use", answer)
+    assert hpcgpu(tmp_path, "ps").stdout.splitlines()[-1].split()[-2:] == ["1.5", "kWh"]
+    (described,) = json.loads(hpcgpu(tmp_path, "ps", "--json").stdout)
+    assert (described["energy_kwh"], described["workers"]) == (1.5, ["n-0"])
+
+
 def test_the_commands(tmp_path: Path, job: Job) -> None:
     assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"
     make_run(tmp_path, job, alive=True, name="a [b] c")
     header, row = hpcgpu(tmp_path, "ps").stdout.splitlines()
-    assert header.split() == ["name", "shape", "jobs", "state", "workers", "owner", "age"]
+    assert header.split() == ["name", "shape", "jobs", "state", "workers", "owner", "age", "energy"]
     assert [word for word in ("a [b] c", "gang", job.id, "RUNNING", f"{os.getpid()}@") if word not in row] == []
     (described,) = json.loads(hpcgpu(tmp_path, "ps", "--json").stdout)
-    assert (described["name"], described["owner"]["pid"], described["workers"]) == ("a [b] c", os.getpid(), None)
+    assert (described["name"], described["owner"]["pid"]) == ("a [b] c", os.getpid())
+    assert (described["workers"], described["energy_kwh"]) == (None, None)  # no scheduler answers
     assert [(one["id"], one["phase"], one["log"]) for one in described["jobs"]] == [(job.id, "RUNNING", job.log)]
     logged = hpcgpu(tmp_path, "logs", "a [b] c")
     assert logged.stdout in ("first\n", "")  # the job may not have come so far

@@ -36,7 +36,7 @@ BY_KIND: dict[str, st.SearchStrategy[object]] = {
     "nics": st.sampled_from(["balanced", "nearest", "ucx"]) | st.lists(st.sampled_from(["mlx5_0", "hsn1"]), min_size=1),
     "bytes": st.integers(1 << 20, 1 << 60),
     "duration": COUNT.map("{}s".format),
-    "seconds": TIME,
+    **dict.fromkeys(("seconds", "amount"), TIME),
     **{"limit": LIMIT, "device-limit": LIMIT, "host-limit": LIMIT | st.just("auto")},
     "gpus": st.builds("sim:{}x{}MiB".format, st.integers(1, 16), COUNT),
     "text": LINE,

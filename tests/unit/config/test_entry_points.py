@@ -40,7 +40,7 @@ from hpcgpu.model.settings import options, user_name
 NAMES = {user_name(f) for f in options()}
 # A value of each kind that asks for something.
 OF_KIND: dict[str, Any] = {
-    **dict.fromkeys(("count", "number", "port"), 3),
+    **dict.fromkeys(("count", "number", "port", "amount"), 3),
     **{"bytes": "8GiB", "duration": "2h", "seconds": "7s", "text": "x", "simulate": "2", "texts": ["-"]},
     "lines": ["x"],
 }
@@ -51,6 +51,7 @@ OF_A_RUN = {
     *("reserved_cores", "memory_policy", "nics", "respect_launcher", "device_memory_limit", "memory_limit"),
     *("jit_unspill", "local_directory", "trust_local_directory", "protocol", "security", "interface", "rendezvous"),
     *("node_copies", "scheduler_port", "death_timeout", "dashboard", "resources", "allocator", "env"),
+    "carbon_g_per_kwh",
     *("enable_cudf_spill", "cudf_spill_stats"),
     *(name for name in NAMES if name.startswith("rmm_")),
 }

@@ -22,6 +22,7 @@ from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
 from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.plan.jobs import READY, Phase
+from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.metrics import render
 from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
 from hpcgpu.spill.store.inbox import Count
@@ -185,15 +186,64 @@ def test_the_ledger_keeps_those_that_are_gone() -> None:
     assert ledger.summary() == usage
 
 
+def test_energy_of_one_that_dies_stays() -> None:
+    """Two workers share a GPU and a node; both are busy, one half of the time; one dies and another one comes."""
+    usage = UsagePlugin(SimpleNamespace(), carbon_g_per_kwh=36.0)
+
+    def report(worker: SimpleNamespace, joules: float) -> None:
+        energy = {"gpu_energy_j": joules, "busy_gpu_energy_j": joules / 2, "cpu_energy_j": 2 * joules}
+        worker.metrics = {KEY: {**worker.metrics[KEY], **energy}}
+
+    first, second, third = (state(name, 0) for name in ("n-0", "n-1", "n-0"))
+    scheduler = SimpleNamespace(workers={"a": first, "b": second, "c": third})
+    for address, worker in (("a", first), ("b", second)):
+        report(worker, 0)
+        usage.add_worker(scheduler, address)
+    report(first, 100)
+    report(second, 100)
+    usage.remove_worker(scheduler, "a")
+    report(second, 140)
+    report(third, 0)
+    usage.add_worker(scheduler, "c")
+    report(third, 60)
+    report(second, 190)  # its last heartbeat is the older one
+    usage.remove_worker(scheduler, "b")
+    usage.remove_worker(scheduler, "c")
+    summary = usage.summary()
+    assert (summary.gpu_energy_j, summary.cpu_energy_j) == (200, 400)
+    assert summary.idle_gpu_energy_j == 200 - (50 + 95 + 30)
+    assert summary.carbon_g == pytest.approx(600 * 36 / 3.6e6)
+    assert 'hpcgpu_gpu_energy_joules_total{node="n",pci=""} 200' in render([], usage.energy())
+
+
+def test_energy_is_a_tasks_for_the_time_that_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    joules, clock = iter((100, 400, 400)), Clock()
+    reader = SimpleNamespace(read=lambda: next(joules))
+    monkeypatch.setattr("hpcgpu.deploy.dashboard.worker_metrics.GpuEnergy", lambda *_: reader)
+    spec = WorkerSpec(name="n-0", binding=Binding(SPEC.binding.cpuset, (GPU,)), **LIMITS)
+    facts, one = WorkerMetrics(spec, clock), worker()
+    facts.setup(one)
+    clock.now = 1
+    first = one.metrics[KEY](one)
+    facts.transition("a", "ready", "executing")
+    clock.now = 2
+    facts.transition("a", "executing", "memory")
+    clock.now = 5
+    second = one.metrics[KEY](one)
+    assert (first["gpu_energy_j"], first["busy_gpu_energy_j"]) == (100, 0)
+    assert (second["gpu_energy_j"], second["busy_gpu_energy_j"]) == (400, 75)
+    assert one.metrics[KEY](one)["busy_gpu_energy_j"] == 75
+
+
 def test_prometheus() -> None:
     gpu = WorkerFacts(name='a"b\\', node="n", gpu="G", tiers={"device": 3}, utilisation_percent=50, differences=["x"])
-    text = render([gpu])
+    text = render([gpu], EnergyUse())
     labels = r'worker="a\"b\\",node="n",gpu="G"'
     assert f'hpcgpu_memory_bytes{{{labels},tier="device"}} 3\n' in text
     assert f"hpcgpu_gpu_utilization_ratio{{{labels}}} 0.5\n" in text
     assert f"hpcgpu_binding_differences{{{labels}}} 1\n" in text
     assert "hpcgpu_device_memory_used_bytes{" not in text  # unknown
-    assert text.count("# TYPE ") == text.count("# HELP ") == 7
+    assert text.count("# TYPE ") == text.count("# HELP ") == 10
 
 
 def test_metrics_of_many_gpus_are_the_sums_of_their_nodes() -> None:
@@ -205,13 +255,20 @@ def test_metrics_of_many_gpus_are_the_sums_of_their_nodes() -> None:
             name=str(index), node=node, gpu=f"G{index}", tiers=tiers, utilisation_percent=percent, **used
         )
 
-    few, many = render([gpu(i) for i in range(512)]), render([gpu(i) for i in range(4000)])
+    energy = EnergyUse()
+    for i in range(16):
+        energy.note(str(i), f"n{i // 8}", f"p{i}", {"gpu_energy_j": 2.0, "busy_gpu_energy_j": 1.0, "cpu_energy_j": 3.0})
+    few, many = (render([gpu(i) for i in range(count)], energy) for count in (512, 4000))
+    assert 'hpcgpu_gpu_energy_joules_total{node="n1",pci="p15"} 2.0\n' in few
     assert few.count("hpcgpu_gpu_utilization_ratio{") == 512
     assert 'worker="511",node="n63",gpu="G511"' in few
     assert many.count("hpcgpu_gpu_utilization_ratio{") == 500
     for line in (
         f'hpcgpu_memory_bytes{{node="n499",tier="device"}} {sum(range(3992, 4000))}',
         'hpcgpu_device_memory_used_bytes{node="n0"} 40',
+        'hpcgpu_gpu_energy_joules_total{node="n1"} 16.0',
+        'hpcgpu_gpu_busy_energy_joules_total{node="n1"} 8.0',
+        'hpcgpu_cpu_energy_joules_total{node="n1"} 3.0',
         'hpcgpu_gpu_utilization_ratio{node="n0"} 0.5',
         'hpcgpu_spill_moved_bytes_total{node="n0",direction="device_to_host"} 16',
     ):

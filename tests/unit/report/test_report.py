@@ -17,6 +17,7 @@ from hpcgpu.model.allocation import Limits
 from hpcgpu.model.site import Charge, Network, Queue, Source
 from hpcgpu.plan.jobs.needs import shared_imports
 from hpcgpu.report import job as preview
+from hpcgpu.report.energy import EnergyCounter
 from hpcgpu.report.job import Preview, layout_of
 from hpcgpu.report.summary import Summary, covered_s, sum_up
 from hpcgpu.report.table import Column, Table
@@ -139,6 +140,26 @@ def test_workers_that_share_a_gpu_hold_it_once() -> None:
     assert (summary.gpus, summary.gpu_s, summary.idle_gpu_s) == (1, 10, 0)
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 9)), max_size=20))
+def test_energy_of_workers_that_share_a_gpu_counts_once(steps: list[tuple[str, bool, int]]) -> None:
+    """Workers come and go; the GPU uses energy between; what it used while one was there is the sum."""
+    counter, present, used, covered = EnergyCounter(), dict[str, int](), 0, 0
+    for name, stays, joules in steps:
+        for worker, begin in present.items():
+            counter.note(worker, used - begin)
+        if stays and name not in present:
+            present[name] = used
+            counter.note(name, 0)
+        elif not stays and present.pop(name, None) is not None:
+            counter.leave(name)
+        used += joules
+        covered += joules if present else 0
+    for worker, begin in present.items():
+        counter.note(worker, used - begin, used - begin)
+    assert counter.joules == covered
+    assert 0 <= counter.busy_joules <= counter.joules
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda x: (min(x), max(x)))))
 def test_the_union_of_intervals(found: list[tuple[int, int]]) -> None:
     assert covered_s(found) == len({second for begin, end in found for second in range(begin, end)})
@@ -173,7 +194,19 @@ def test_lines_and_json() -> None:
     assert "nothing was spilled\nnext time: 1 GPU in place of 4" in text
     found = json.loads(summary.as_json())
     assert (found["gpu_hours"], found["idle_gpu_minutes"], found["busy_share"]) == (4, 24, 0.2)
+    assert (found["energy_kwh"], found["carbon_g"]) == (None, None)
+    assert "energy" not in text
     assert Summary(**asdict(summary)) == summary
+
+
+def test_summary_says_its_energy_and_its_carbon() -> None:
+    energy = {"gpu_energy_j": 3.6e6, "idle_gpu_energy_j": 0.9e6, "cpu_energy_j": 1.8e6, "carbon_g_per_kwh": 300.0}
+    summary = replace(USED, **energy)
+    gpus, cpus = "1 kWh by the 4 GPUs, 25% of it while no task ran", "0.5 kWh by the nodes' CPUs"
+    assert f"\nenergy: {gpus}; {cpus}; 450 g of CO2 at 300 g/kWh\n" in str(summary)
+    found = json.loads(summary.as_json())
+    assert (found["energy_kwh"], found["carbon_g"], found["gpu_energy_j"]) == (1.5, 450, 3.6e6)
+    assert f"\nenergy: {cpus}\n" in str(replace(USED, cpu_energy_j=1.8e6))
 
 
 def planned(spec: JobSpec = SPEC, site: Site | None = SITE) -> Preview:
