@@ -157,8 +157,8 @@ def flag(name: str) -> str:
 def as_typed(part: str) -> str:
     """Return an option of a message as it is typed: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
     name, equals, text = part.partition("=")
-    if not equals or name not in BY_NAME:
-        return part
+    if name not in BY_NAME or not equals:
+        return flag(part) if name in BY_NAME else part
     value: Any = text
     with contextlib.suppress(ValueError, SyntaxError):  # no value is meant, or an object
         value = ast.literal_eval(text)

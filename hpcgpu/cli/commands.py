@@ -19,6 +19,7 @@ from hpcgpu.cli.command import (
     FROM,
     Command,
     Group,
+    as_typed,
     command,
     completion,
     json_option,
@@ -317,7 +318,7 @@ def plan(  # each is an option
         differing = preview.compare(other, planned)
         click.echo("".join(f"{line}\n" for line in differing), nl=False)
         return int(bool(differing))
-    text = render(planned, shutil.get_terminal_size((0, 0)).columns)
+    text = render(planned, shutil.get_terminal_size((0, 0)).columns, as_typed)
     show_text(text, described(planned) if as_json else None)
     return 0
 
