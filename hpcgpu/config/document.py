@@ -37,7 +37,8 @@ def render_document(document: RunDocument) -> str:
     if len(text) > LONGEST:
         raise ConfigError(
             f"the run document has {len(text)} characters, and a variable of the environment at most {LONGEST}: "
-            f"shorten {opt('env', None)}, {opt('job_script_prologue', None)} or the script's arguments (put them into a file)"
+            f"shorten {opt('env', None)}, {opt('job_script_prologue', None)} or the script's arguments "
+            "(put them into a file)"
         )
     return text
 

@@ -116,8 +116,8 @@ DASK_CUDA = _hints(
         "blocked_handlers scheduler_kwargs": _SCHEDULER,
         "scheduler_sync_interval": "give distributed's configuration; leave it out",
         "plugins": "give them to the running cluster: Client.register_plugin",
-        "lifetime lifetime_stagger lifetime_restart": "`walltime` says how long the job lives, and `drain` how long before "
-        "its end workers hand their data to others",
+        "lifetime lifetime_stagger lifetime_restart": "`walltime` says how long the job lives, and `drain` how long "
+        "before its end workers hand their data to others",
         "executor": "`nthreads` says how many threads a worker has",
         "config": "workers read Dask's configuration of the process that starts the ranks: DASK_... variables, "
         "~/.config/dask",
@@ -141,8 +141,8 @@ DASK_WORKER = _hints(
 # Words of Slurm, PBS and other clusters that are no option here.
 FIELD = _hints(
     {
-        "gres ngpus n_gpus num_gpus num_workers ntasks ntasks_per_node": "give `gpus_per_node`: there is one worker per "
-        "GPU",
+        "gres ngpus n_gpus num_gpus num_workers ntasks ntasks_per_node": "give `gpus_per_node`: there is one worker "
+        "per GPU",
         "cpus_per_task cpus_per_gpu cpus n_cores num_cores": "give `cores_per_gpu`",
         **{n: f"give {opt(_EXTRA, [f'--{n}=...'])} (PBS: '-l {n}=...')" for n in _DIRECTIVES},
         "exclusive": f"give {opt(_EXTRA, ['--exclusive'])} (PBS: '-l place=excl')",

@@ -64,7 +64,7 @@ def _warnings(plan: Preview) -> Iterator[str]:
         yield from poor(plan.node)
     yield from (f"{text}{OF_NODES * (plan.spec is not None)}" for text in shortages(Size.of(plan.layout), plan.limits))
     if plan.imports:
-        yield f"{plan.imports}: {opt('environment', 'stage')} has each node copy the environment once, to a disk of its own"
+        yield f"{plan.imports}: {opt('environment', 'stage')} has each node copy the environment once, to its own disk"
 
 
 def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
@@ -72,10 +72,10 @@ def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
     whole = plan.site is not None and plan.site.dialect.get("cpus") is False
     gpus = spec.gpus_per_node or gpus_per_node(plan.settings)
     if not whole and "--exclusive" not in spec.extra_directives and cores <= gpus:
-        yield f"{counted(cores, 'core')} for {counted(gpus, 'GPU')} of each node: request more by {opt('cores_per_gpu')}"
+        yield f"{counted(cores, 'core')} for {counted(gpus, 'GPU')} of each node: ask for more, {opt('cores_per_gpu')}"
     no_memory = plan.site is not None and plan.site.dialect.get("memory") in (False, "none")
     if not no_memory and spec.memory_per_node_bytes is None and "--exclusive" not in spec.extra_directives:
-        yield f"no memory is requested, and a queue's default may be small: request it by {opt('memory')} (of each node)"
+        yield f"no memory is requested, and a queue's default may be small: ask by {opt('memory')} (of each node)"
     if spec.walltime_s is None:
         yield f"no time limit is requested: the queue's default is valid; shorter jobs start sooner: {opt('walltime')}"
 

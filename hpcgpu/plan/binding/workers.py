@@ -325,8 +325,8 @@ def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simu
         setting = opt("memory_limit", limit.value)
         raise ConfigError(
             f"{setting} for each of {workers} workers is {format_bytes(nbytes * workers)}, but this job "
-            f"may use {format_bytes(room)} on this node{why}: leave {opt('memory_limit', None)} out for equal shares, or "
-            "ask for more"
+            f"may use {format_bytes(room)} on this node{why}: leave {opt('memory_limit', None)} out for equal shares, "
+            "or ask for more"
         )
     return nbytes
 

@@ -168,7 +168,7 @@ def judge_start(imported: str) -> CheckResult:
     """Check that the nodes do not all read the environment from one file server."""
     if not imported:
         return ok("few nodes, or an environment on no network file system that is known here")
-    return warning(imported, "--environment stage has each node copy the environment once, to a disk of its own")
+    return warning(imported, "--environment stage has each node copy the environment once, to its own disk")
 
 
 def check_locked_memory(limits: Limits, *, needed: bool = False) -> CheckResult:

@@ -157,6 +157,7 @@ def test_the_union_of_intervals(found: list[tuple[int, int]]) -> None:
         ({"peak_bytes": {"process": 4 * GIB}}, "less host memory: 6.0 GiB for each worker in place of 60.0 GiB"),
         ({"peak_bytes": {"process": 59 * GIB}}, "more host memory: a worker's process took 59.0 GiB of 60.0 GiB"),
         ({"peak_bytes": {"process": 4 * GIB, "disk": GIB}}, "more host memory, or more GPUs: up to 1.0 GiB"),
+        ({"peak_bytes": {"process": 4 * GIB, "disk": 4096}}, ""),
     ],
 )
 def test_advice(changed: dict[str, object], said: str) -> None:
