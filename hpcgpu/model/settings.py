@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcgpu.errors import ConfigError, marked, opt, plain
 from hpcgpu.units import meant, parse_bytes
+
+if TYPE_CHECKING:
+    from hpcgpu.model.topology import BindingRules
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 NIC_RULES = ("balanced", "nearest", "ucx")
@@ -411,6 +414,13 @@ class Settings:
     def warning_s(self) -> float:
         """How long before its time limit, its queue's without one, a job begins to end; short jobs keep most of it."""
         return min(self.drain_s, (self.walltime_s or math.inf) / 4)
+
+    @property
+    def binding_rules(self) -> BindingRules:
+        """The settings of a plan of bindings."""
+        from hpcgpu.model.topology import BindingRules  # its dataclasses take ms, which other ranks need not spend
+
+        return BindingRules(*(getattr(self, name) for name in BindingRules._fields))
 
     def ranks_per(self, nodes: int) -> str:
         """Return what has a rank of its own in a job of so many nodes: ``gpu`` or ``node``."""

@@ -77,7 +77,7 @@ def plan_workers(
     owners = {i: rank for rank, mine in zip(shares.ranks, shares.workers, strict=True) for i in mine}
     masks = [node.masks[owners[i]] for i in range(count)] if node.masks else ()
     bindings = plan_bindings(
-        node.topology, gpus, node.allowed, settings, node.allowed_nodes or None, masks, shares.cpu_workers
+        node.topology, gpus, node.allowed, settings.binding_rules, node.allowed_nodes or None, masks, shares.cpu_workers
     )
     bindings = tuple(_driven(_reachable(b, settings, node), settings, node) for b in bindings)
     limits = _memory_limits(settings, node, gpus, bindings)
