@@ -1,6 +1,8 @@
 """Lead a node: start its workers, watch them, and end them.
 
 This imports distributed: after the leader's resources are made, whose fork server has imported it in its way.
+
+Together: a forced end is what a leader falls back on, and its limits are sums of each other's.
 """
 
 from __future__ import annotations

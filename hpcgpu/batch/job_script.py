@@ -1,4 +1,7 @@
-"""The scripts of jobs: the user's options and ours, and the lines below them, the same for all batch systems."""
+"""The scripts of jobs: the user's options and ours, and the lines below them, the same for all batch systems.
+
+Together: a script is options, checked words and the lines below them; each batch system calls all three.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""OpenPBS and PBS Pro: qsub, qstat, qdel. Tested on recordings of two builds (tests/data/batch/pbs)."""
+"""OpenPBS and PBS Pro: qsub, qstat, qdel. Tested on recordings of two builds (tests/data/batch/pbs).
+
+Together: what it writes and reads of PBS has the same versions and recordings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Commands with options made from the settings, which the model declares once, and help with groups and examples."""
+"""Commands with options made from the settings, which the model declares once, and help with groups and examples.
+
+Together: click asks a command's class for the options that the functions make of settings.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The first layer with a value wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask configuration (``hpcgpu:``),
 its section for dask-jobqueue where a job is submitted, the site file, the default.
+
+Together: keywords in signatures and docstrings are those that a layer may have.
 """
 
 from __future__ import annotations

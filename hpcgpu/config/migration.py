@@ -1,6 +1,8 @@
 """Options of dask-jobqueue, dask-cuda and distributed: hints, and the sections of Dask's configuration translated.
 
 Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`; nothing else is dropped silently.
+
+Together: what cannot be translated has a hint, and a name is in one of the two.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Pure. Recorded from srun of Slurm 22.05.8, mpirun and mpiexec of Open MPI 4.1.4 and 5.0.11, and MPICH 5.0.2; PALS as
 documented in mpiexec(1).
+
+Together: a variable that describes a rank is one that its children must not have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Parse a site file's YAML into :class:`~hpcgpu.model.Site`; errors have the line. Find contradictions in it."""
+"""Parse a site file's YAML into :class:`~hpcgpu.model.Site`; errors have the line. Find contradictions in it.
+
+Together: contradictions have the lines and paths of the parsed file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A site's settings for a job, and its rules for a request."""
+"""A site's settings for a job, and its rules for a request.
+
+Together: ``gpus=`` as a total becomes nodes by the same rules before any other is followed.
+"""
 
 from __future__ import annotations
 
