@@ -54,17 +54,14 @@ def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
 
 def warnings(plan: Preview, form: Callable[[str], str] = str) -> list[str]:
     """Return the faults of the plan that people may not expect, each with advice in a door's form."""
-    return [plain(text, form) for text in _warnings(plan)]
-
-
-def _warnings(plan: Preview) -> Iterator[str]:
-    if plan.spec:
-        yield from _poor_request(plan, plan.spec)
-    if plan.node:
-        yield from poor(plan.node)
-    yield from (f"{text}{OF_NODES * (plan.spec is not None)}" for text in shortages(Size.of(plan.layout), plan.limits))
+    texts = [*_poor_request(plan, plan.spec)] if plan.spec else []
+    texts += poor(plan.node) if plan.node else ()
+    texts += (f"{text}{OF_NODES * (plan.spec is not None)}" for text in shortages(Size.of(plan.layout), plan.limits))
     if plan.imports:
-        yield f"{plan.imports}: {opt('environment', 'stage')} has each node copy the environment once, to its own disk"
+        texts += [
+            f"{plan.imports}: {opt('environment', 'stage')} has each node copy the environment once, to its own disk"
+        ]
+    return [plain(text, form) for text in texts]
 
 
 def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:

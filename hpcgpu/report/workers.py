@@ -151,6 +151,10 @@ class WorkerFacts:
         limits = {"device": device, "capacity": self.device_capacity_bytes, "process": self.host_limit_bytes}
         return {name: nbytes for name, nbytes in limits.items() if nbytes}
 
+    def use(self, tier: str) -> str:
+        """Format the use of a tier."""
+        return format_use(self.tiers.get(tier, 0), self.limits.get(tier))
+
     @property
     def device_share(self) -> float | None:
         """Dask's data on the device as part of its limit; None without a limit."""

@@ -19,17 +19,7 @@ from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
 from hpcgpu.deploy.dashboard.usage import UsagePlugin
-from hpcgpu.report.workers import (
-    DIRECTIONS,
-    FOLDED,
-    TIER_COLOURS,
-    TIERS,
-    Moved,
-    WorkerFacts,
-    by_node,
-    format_use,
-    headline,
-)
+from hpcgpu.report.workers import DIRECTIONS, FOLDED, TIER_COLOURS, TIERS, Moved, WorkerFacts, by_node, headline
 from hpcgpu.units import format_bytes
 
 RED = "#CC3311"
@@ -140,7 +130,7 @@ class Bars:
 
 
 def _describe_tiers(g: WorkerFacts) -> str:
-    parts = [f"{tier} {format_use(g.tiers.get(tier, 0), g.limits.get(tier))}" for tier in TIERS]
+    parts = [f"{tier} {g.use(tier)}" for tier in TIERS]
     if g.utilisation_percent is not None:
         parts.append(f"utilisation {g.utilisation_percent} %")
     return ", ".join(parts)

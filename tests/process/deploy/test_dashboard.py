@@ -69,7 +69,7 @@ def raw(link: str, *requests: str) -> bytes:
     with socket.create_connection((urlsplit(link).hostname, urlsplit(link).port), timeout=scaled(60)) as sock:
         for request in requests:
             end = "Connection: close\r\n" if request == requests[-1] else ""
-            sock.sendall(f"GET {request} HTTP/1.1\r\nHost: x\r\n{end}\r\n".encode())
+            sock.sendall(f"GET {request} HTTP/1.1\r\nHost: x\r\nOrigin: http://y\r\n{end}\r\n".encode())
         if not requests:
             sock.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: sock.recv(1 << 16), b""))

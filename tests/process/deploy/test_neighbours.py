@@ -166,3 +166,20 @@ def test_home_that_root_may_not_read_needs_no_traceback(tmp_path: Path) -> None:
     done = ranks.run_command([*squashed, str(ranks.BIN / "hpcgpu"), "ps"], {"HOME": str(home)})
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"Permission denied: '{home}/.hpcgpu/runs'" in done.stderr
+
+
+@by_root
+def test_home_that_is_read_only_is_not_needed(tmp_path: Path) -> None:
+    """Not by a run of this machine; a GPUWorker claims its GPU below TMPDIR then."""
+    home = tmp_path / "home"
+    home.mkdir()
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    script = ranks.script(tmp_path, "print(Client().submit(sum, [1, 2]).result())")
+    worker = 'LocalCluster(worker_class=hpcgpu.GPUWorker, n_workers=1, gpus="sim:1", dashboard_address=None)'
+    code = f"from distributed import LocalCluster\nimport hpcgpu\nif __name__ == '__main__':\n    with {worker} as c:\n"
+    claims = ranks.script(tmp_path, f"{code}        print(Client(c).submit(sum, [1, 2]).result())", "claims.py")
+    env = {"HOME": str(home), "TMPDIR": str(tmp_path)}
+    for argv in (ranks.command(script, options=("--gpus", "sim:1")), [sys.executable, str(claims)]):
+        done = ranks.run_command(["unshare", "-m", "sh", "-c", mount, str(home), *argv], env)
+        assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert list(home.iterdir()) == []
