@@ -146,7 +146,7 @@ class RankCommand(NamedTuple):
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()  # variables that it needs in addition
-    # variables for the parent of its session folder, the first for this node alone; empty: it has none
+    # variables for its session folder, or for the parent of that on this node alone, the first; empty: it has none
     session: tuple[str, ...] = ()
     # a known launcher with an exit code of its own; False: the rank itself, or a user's command
     starts_ranks: bool = False
@@ -154,6 +154,8 @@ class RankCommand(NamedTuple):
     def within(self, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that put its session folder into ``folder``, unless the user has chosen another."""
         chosen = not self.session or any(environ.get(name) for name in self.session)
+        if not chosen and "top_session" in self.session[0]:
+            folder = f"/tmp/{folder.rpartition('/')[2]}"  # other nodes may have no folder of this one's name
         return {} if chosen else {self.session[0]: folder}
 
 
