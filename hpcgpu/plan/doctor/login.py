@@ -137,12 +137,7 @@ def check_limits(limits: Limits) -> CheckResult:
     summary = f"{files} open files, {processes} processes"
     raised = f"ulimit -u {_PROCESSES} in the shell, and in jobs by --job-script-prologue 'ulimit -u {_PROCESSES}'"
     for name, value, least, advice in (
-        (
-            "open files",
-            limits.files,
-            _FILES,
-            "ask the administrators for a higher hard limit, which hpcgpu takes",
-        ),
+        ("open files", limits.files, _FILES, "ask the administrators for a higher hard limit, which hpcgpu takes"),
         ("processes", limits.processes, _PROCESSES, f"{raised}; ask the administrators if it is refused"),
     ):
         if 0 <= value < least:

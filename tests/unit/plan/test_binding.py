@@ -18,19 +18,8 @@ from machines import DOCUMENTED, GIB, GRANTED, LUMI_CORES, MACHINES, gpus_of, ma
 from paths import TOPOLOGIES
 
 from hpcgpu.errors import BindingError, ConfigError
-from hpcgpu.model import (
-    Binding,
-    BindingRules,
-    CpuSet,
-    Gpu,
-    HostMemory,
-    Nic,
-    NodeLayout,
-    NumaNode,
-    Settings,
-    Topology,
-    WorkerSpec,
-)
+from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology, WorkerSpec
+from hpcgpu.model.allocation import BindingRules
 from hpcgpu.model.settings import SHARE, Limit
 from hpcgpu.plan.binding import network
 from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
