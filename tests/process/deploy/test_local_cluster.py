@@ -73,15 +73,13 @@ def test_dasks_variables_in_env_reach_the_workers() -> None:
     def read(dask_worker: Any) -> tuple[float, list[int]]:
         return dask_worker.memory_manager.memory_pause_fraction, dask.config.get("mine.sizes")
 
-    def terminate(dask_worker: Any) -> float:
-        return dask_worker.memory_manager.memory_terminate_fraction
-
     options: dict[str, Any] = {"gpus": "sim:1", "dashboard": False, "quiet": True}
     pause = "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE"
     env = {pause: "0.71", "DASK_MINE__SIZES": "[1, 2]", pause.replace("PAUSE", "TERMINATE"): "0.92"}
     with LocalGPUCluster(**options, env=env) as cluster, Client(cluster) as client:
         assert [*client.run(read).values()] == [(0.71, [1, 2])]
-        assert [*client.run(terminate, nanny=True).values()] == [0.92]
+        terminate = client.run(lambda dask_worker: dask_worker.memory_manager.memory_terminate_fraction, nanny=True)
+        assert [*terminate.values()] == [0.92]
     with pytest.raises(JobError, match=r"memory.pause: 'much' is no fraction; allowed: "):
         LocalGPUCluster(**options, env={pause: "much"})
 
