@@ -117,7 +117,7 @@ def read_and_plan(text: str) -> None:
 
 
 def ours(topology: Topology, wanted: Settings | None = None) -> tuple[Binding, ...]:
-    return plan_bindings(topology, in_pci_order(topology), pus(topology), wanted or Settings())
+    return plan_bindings(topology, in_pci_order(topology), pus(topology), (wanted or Settings()).binding_rules)
 
 
 def half_local(topology: Topology, cpusets: Sequence[CpuSet]) -> int:

@@ -146,9 +146,9 @@ def opt(option: str, value: Any = Any, where: str = "") -> str:
     return f"{_MARK}{text}{_MARK}{f' (set by {opt(where, None)})' if where else ''}"
 
 
-def plain(text: str) -> str:
-    """Return a text for no error, with its options as they are in Python."""
-    return text.replace(_MARK, "")
+def plain(text: str, form: Callable[[str], str] = str) -> str:
+    """Return a text for no error, with its options in a door's form."""
+    return "".join(form(part) if i % 2 else part for i, part in enumerate(text.split(_MARK)))
 
 
 def marked(error: HpcGpuError) -> str:
@@ -158,8 +158,7 @@ def marked(error: HpcGpuError) -> str:
 
 def whole(error: BaseException, form: Callable[[str], str] = str) -> str:
     """Return an error's text, its options in a door's form, with its notes below, as people are to read it."""
-    parts = error.parts if isinstance(error, HpcGpuError) else (str(error),)
-    text = "".join(form(part) if i % 2 else part for i, part in enumerate(parts))
+    text = plain(marked(error), form) if isinstance(error, HpcGpuError) else str(error)
     return "\n".join([text, *getattr(error, "__notes__", ())])
 
 

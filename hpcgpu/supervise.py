@@ -2,6 +2,8 @@
 
 Coroutines and callbacks run on an event loop, other work in a thread. After an exception the work logs it, waits and
 goes on, or tells its owner, which ends everything that depends on it.
+
+Together: a timer is what such work waits for.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ def _say(error: Exception, number: int) -> None:
 
 if __name__ == "__main__":
     log.open_missing()
-    os.environ.pop(SESSION_FOLDER["openmpi-4"][0], None)  # its mpirun sets another one, too; both are an error (4.1.4)
+    os.environ.pop(SESSION_FOLDER["openmpi-4"][0], None)  # of this launch: the script's own mpirun has another
     if (stage := os.environ.pop(remover.STAGED_IN, "")) and not read_rank(os.environ).local_rank:
         atexit.register(remover.leave, stage)  # the first one registered is the last one called
     exit_code = main(os.environ.pop(DOCUMENT, ""))

@@ -1,6 +1,8 @@
 """Lead a node: start its workers, watch them, and end them.
 
 This imports distributed: after the leader's resources are made, whose fork server has imported it in its way.
+
+Together: a forced end is what a leader falls back on, and its limits are sums of each other's.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from distributed import Nanny, Security, connect, rpc
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
+from hpcgpu.deploy.dask_config import read_variables
 from hpcgpu.deploy.network.scheduler_file import Certificate, Route, connect_first, security
 from hpcgpu.deploy.processes.nanny import ForkNanny
 from hpcgpu.errors import LaunchError, cause_of, message_of
@@ -175,6 +178,7 @@ class Leader:
         does not start is tried a second time.
         """
         options |= {"spawner": self.spawner, "security": self.security}
+        read_variables(self.context.run.settings.env)  # for nannies, and for the workers that they fork
         settings, turns = self.context.run.settings, asyncio.Semaphore(len(os.sched_getaffinity(0)))
         late = f"not registered with the scheduler within {settings.death_timeout_s:g} s (--death-timeout)"
         failed: dict[str, str] = {}

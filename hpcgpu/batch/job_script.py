@@ -1,4 +1,7 @@
-"""The scripts of jobs: the user's options and ours, and the lines below them, the same for all batch systems."""
+"""The scripts of jobs: the user's options and ours, and the lines below them, the same for all batch systems.
+
+Together: a script is options, checked words and the lines below them; each batch system calls all three.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model import JobSpec
 from hpcgpu.model.allocation import DOCUMENT
 
-_WHERE = "job_extra_directives or job_directives_skip:"
+_WHERE = f"{opt('job_extra_directives', None)} or {opt('job_directives_skip', None)}:"
 NUMBER_OF_JOBS = f"how many jobs there are is said by {opt('nodes')}, or by scale() with {opt('shape', 'elastic')}"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -123,7 +126,7 @@ def merge_options(
     """
     for directive in extra:
         if instead := refused.get(directive.key):
-            raise ConfigError(f"job_extra_directives: {directive.text!r} is not for this: {instead}")
+            raise ConfigError(f"{opt('job_extra_directives', None)}: {directive.text!r} is not for this: {instead}")
     dropped = {name for text in skipped for name in key(text)} | {d.key for d in extra}
     kept = [d for d in ours if d.key not in dropped and d.key.partition(" ")[0] not in dropped] + extra
     for directive in kept:

@@ -1,4 +1,7 @@
-"""OpenPBS and PBS Pro: qsub, qstat, qdel. Tested on recordings of two builds (tests/data/batch/pbs)."""
+"""OpenPBS and PBS Pro: qsub, qstat, qdel. Tested on recordings of two builds (tests/data/batch/pbs).
+
+Together: what it writes and reads of PBS has the same versions and recordings.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,9 @@ def _plain(option: str, value: str) -> str:
     if not pattern.fullmatch(value):
         raise ConfigError(f"{_SETTINGS[option]}: PBS option {option} cannot carry {value!r}; allowed: {allowed}")
     if option == "-N" and len(value) > _LONGEST_NAME:
-        raise ConfigError(f"job_name: {value[:20]!r}... makes a name of {len(value)} characters; allowed: 230")
+        raise ConfigError(
+            f"{opt('job_name', None)}: {value[:20]!r}... makes a name of {len(value)} characters; allowed: 230"
+        )
     return value
 
 

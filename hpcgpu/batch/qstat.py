@@ -1,4 +1,7 @@
-"""qstat's answers: the jobs, their fields, and what these say of a job. OpenPBS 23.06.06."""
+"""qstat's answers: the jobs, their fields, and what these say of a job. OpenPBS 23.06.06.
+
+Together: the fields that one half cuts out of the text are those that the other half reads.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _REFUSED = MappingProxyType(
     {
         "--array": NUMBER_OF_JOBS,
         "--wait": "sbatch would answer when the job has ended, and is ended after a minute",
-        "--wrap": "the job's command is the cluster's; job_script_prologue is for lines before it",
+        "--wrap": f"the job's command is the cluster's; {opt('job_script_prologue', None)} is for lines before it",
     }
 )
 # Options whose values are compared with the nodes; users may give them in other forms than hpcgpu.

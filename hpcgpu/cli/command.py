@@ -1,4 +1,7 @@
-"""Commands with options made from the settings, which the model declares once, and help with groups and examples."""
+"""Commands with options made from the settings, which the model declares once, and help with groups and examples.
+
+Together: click asks a command's class for the options that the functions make of settings.
+"""
 
 from __future__ import annotations
 
@@ -157,8 +160,8 @@ def flag(name: str) -> str:
 def as_typed(part: str) -> str:
     """Return an option of a message as it is typed: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
     name, equals, text = part.partition("=")
-    if not equals or name not in BY_NAME:
-        return part
+    if name not in BY_NAME or not equals:
+        return flag(part) if name in BY_NAME else part
     value: Any = text
     with contextlib.suppress(ValueError, SyntaxError):  # no value is meant, or an object
         value = ast.literal_eval(text)

@@ -19,6 +19,7 @@ from hpcgpu.cli.command import (
     FROM,
     Command,
     Group,
+    as_typed,
     command,
     completion,
     json_option,
@@ -220,20 +221,18 @@ def run(script: tuple[str, ...], **arguments: object) -> None:
         "hpcgpu plan --script my_script.py": "the srun or mpirun line that it takes",
     },
 )
-@click.option(  # an argument in scripts of earlier versions
-    "--document", is_flag=False, flag_value="", hidden=True, help="Options and script are in the variable of a job."
-)
+@click.option("--document", is_flag=True, hidden=True, help="Options and script are in the variable of a job.")
 @setting_options(layers.LAUNCH)
 @click.argument("script", **_SCRIPT)
-def launch(script: tuple[str, ...], document: str | None, **arguments: object) -> None:
+def launch(script: tuple[str, ...], document: bool, **arguments: object) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
     from hpcgpu.deploy import start
 
     options = typed_settings(arguments)
-    if document is not None:
+    if document:
         if options or script:
             raise ConfigError("--document stands alone: it holds the options and the script")
-        start.launch_run(read_document(document or os.environ.pop(DOCUMENT, "")))
+        start.launch_run(read_document(os.environ.pop(DOCUMENT, "")))
     start.launch(options, FROM, _checked(script, layers.LAUNCH))
 
 
@@ -317,7 +316,7 @@ def plan(  # each is an option
         differing = preview.compare(other, planned)
         click.echo("".join(f"{line}\n" for line in differing), nl=False)
         return int(bool(differing))
-    text = render(planned, shutil.get_terminal_size((0, 0)).columns)
+    text = render(planned, shutil.get_terminal_size((0, 0)).columns, as_typed)
     show_text(text, described(planned) if as_json else None)
     return 0
 

@@ -1,4 +1,7 @@
-"""The commands for facts, runs and site files: topo, report, version, doctor; ps, logs, stop; site."""
+"""The commands for facts, runs and site files: topo, report, version, doctor; ps, logs, stop; site.
+
+Together: each command stands alone, and all only print what other rooms have found out.
+"""
 
 from __future__ import annotations
 

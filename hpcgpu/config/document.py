@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hpcgpu.config.values import read_value
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model.allocation import DOCUMENT, WRITTEN
 from hpcgpu.model.job import VERSION, RunDocument
 from hpcgpu.model.settings import Limit, Settings, options
@@ -37,7 +37,8 @@ def render_document(document: RunDocument) -> str:
     if len(text) > LONGEST:
         raise ConfigError(
             f"the run document has {len(text)} characters, and a variable of the environment at most {LONGEST}: "
-            "shorten env, job_script_prologue or the script's arguments (put them into a file)"
+            f"shorten {opt('env', None)}, {opt('job_script_prologue', None)} or the script's arguments "
+            "(put them into a file)"
         )
     return text
 

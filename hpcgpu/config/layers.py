@@ -2,6 +2,8 @@
 
 The first layer with a value wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask configuration (``hpcgpu:``),
 its section for dask-jobqueue where a job is submitted, the site file, the default.
+
+Together: keywords in signatures and docstrings are those that a layer may have.
 """
 
 from __future__ import annotations
@@ -40,11 +42,12 @@ _ASKED = (
     "it is asked of a batch system, and {entry_point} asks none; sbatch, salloc and qsub have options for it, and "
     "'hpcgpu plan', SLURMGPUCluster and PBSGPUCluster take it"
 )
+_OF_A_WORKER = f"; for each worker: {opt('memory_limit', None)}"
 _REQUEST = {
     **dict.fromkeys(REQUEST, _ASKED),
     "nodes": "{entry_point} has the nodes on which it is started; salloc -N, sbatch -N or qsub -l select= asks for "
     "them, and 'hpcgpu plan', SLURMGPUCluster or PBSGPUCluster takes it",
-    "memory": _ASKED + "; for each worker: memory_limit",
+    "memory": _ASKED + _OF_A_WORKER,
 }
 _TIME = dict.fromkeys(TIME, "{entry_point} in no job has no time limit; 'hpcgpu plan' and the classes take it")
 _CLIENT = dict.fromkeys(
@@ -65,7 +68,7 @@ _UNUSED: Mapping[str, Mapping[str, str]] = {
     RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
     LOCAL: {
         **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
-        "memory": f"{_HERE}; for each worker: memory_limit",
+        "memory": _HERE + _OF_A_WORKER,
         "environment": _HERE,
     },
 }

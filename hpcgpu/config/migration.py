@@ -1,10 +1,13 @@
 """Options of dask-jobqueue, dask-cuda and distributed: hints, and the sections of Dask's configuration translated.
 
 Names with the same meaning are aliases of ours, in :class:`hpcgpu.model.Settings`; nothing else is dropped silently.
+
+Together: what cannot be translated has a hint, and a name is in one of the two.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,11 +16,12 @@ from hpcgpu.errors import ConfigError, opt, plain
 from hpcgpu.model.settings import plain_number
 
 ANYTHING = ("*",)
+_EXTRA = "job_extra_directives"
 LOOPBACK = ("127.0.0.1", "localhost", "tcp://127.0.0.1", "tls://127.0.0.1")
 _WATCHED = "each worker is watched by hpcgpu's own nanny; leave it out"
-_SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: dashboard, interface, protocol, security"
-_PORTS = "ports are free ones, found at start; interface says on which network"
-_ADDRESS = "addresses are found at start; interface says on which network"
+_SCHEDULER = "the scheduler runs on MPI rank 0 with its own options: `dashboard`, `interface`, `protocol`, `security`"
+_PORTS = "ports are free ones, found at start; `interface` says on which network"
+_ADDRESS = "addresses are found at start; `interface` says on which network"
 _DASHBOARD = f"{opt('dashboard', True)} or False"
 _DIRECTIVES = ("qos", "constraint", "reservation", "nodelist", "exclude", "gpus_per_task")
 _SAME = ("queue", "walltime", "memory", "interface", "python", "log_directory", "local_directory", "death_timeout")
@@ -53,31 +57,35 @@ class Hint:
 
 
 def _hints(rows: Mapping[str, str], **harmless: tuple[object, ...]) -> Mapping[str, Hint]:
-    """Make hints from rows of names, with blanks between, and one advice for them; ``harmless`` values are by name."""
-    advice = {name: text for names, text in rows.items() for name in names.split()}
+    """Make hints from rows of names, with blanks between, and one advice for them; ``harmless`` values are by name.
+
+    An advice names options of ours in backquotes.
+    """
+    options = {names: re.sub("`(.*?)`", lambda option: opt(option[1], None), text) for names, text in rows.items()}
+    advice = {name: text for names, text in options.items() for name in names.split()}
     return MappingProxyType({name: Hint(text, harmless.get(name, ())) for name, text in advice.items()})
 
 
 # dask-jobqueue 0.9: a job of ours has many nodes and one worker per GPU.
 JOBQUEUE = _hints(
     {
-        "processes": "there is one worker per GPU: give gpus_per_node",
-        "n_workers": "there is one worker per GPU: give nodes and gpus_per_node",
-        "job_cpu ncpus": "give cores_per_gpu, the cores asked for each GPU",
-        "job_mem mem": "give memory, the memory asked for on each node",
-        "resource_spec": "it is written from nodes, gpus_per_node, cores_per_gpu and memory; what a site adds to each "
-        "chunk stands in its site file (dialect.resources)",
-        "job_extra submit_command_extra": "give job_extra_directives",
-        "header_skip": "give job_directives_skip: whole options, not parts of lines",
+        "processes": "there is one worker per GPU: give `gpus_per_node`",
+        "n_workers": "there is one worker per GPU: give `nodes` and `gpus_per_node`",
+        "job_cpu ncpus": "give `cores_per_gpu`, the cores asked for each GPU",
+        "job_mem mem": "give `memory`, the memory asked for on each node",
+        "resource_spec": "it is written from `nodes`, `gpus_per_node`, `cores_per_gpu` and `memory`; what a site adds "
+        "to each chunk stands in its site file (dialect.resources)",
+        "job_extra submit_command_extra": "give `job_extra_directives`",
+        "header_skip": "give `job_directives_skip`: whole options, not parts of lines",
         "job_script_epilogue": "the job ends with the ranks and has their exit code; do what comes after in the script "
         "itself",
-        "shebang": "the job script is bash; shell lines before the command are job_script_prologue",
-        "extra worker_extra_args": "a worker's options are options of the cluster: nthreads, memory_limit, resources, "
-        "local_directory, env",
+        "shebang": "the job script is bash; shell lines before the command are `job_script_prologue`",
+        "extra worker_extra_args": "a worker's options are options of the cluster: `nthreads`, `memory_limit`, "
+        "`resources`, `local_directory`, `env`",
         "worker_command nanny": _WATCHED,
         "scheduler_cls scheduler_options": _SCHEDULER,
         "shared_temp_directory": "certificates need no shared folder; leave it out",
-        "config_name": "the section of the dask configuration is hpcgpu; site names a site file",
+        "config_name": "the section of the dask configuration is hpcgpu; `site` names a site file",
         "silence_logs": "logs of workers never come to this process, whatever the level",
     },
     **{"processes": (True,), "nanny": (True,), "worker_extra_args": ((), []), "scheduler_options": ({},)},
@@ -88,10 +96,10 @@ JOBQUEUE = _hints(
 # dask-cuda 26.10, and what it passes on to LocalCluster and Worker of distributed.
 DASK_CUDA = _hints(
     {
-        "CUDA_VISIBLE_DEVICES": "the batch system grants the GPUs: give gpus_per_node",
-        "default_statistics": "RMM's statistics are not kept; rmm_track_allocations counts",
-        "data": "workers have hpcgpu's own store: device_memory_limit, memory_limit, local_directory",
-        "shared_filesystem": "spilled data goes to local_directory, which is never shared between workers",
+        "CUDA_VISIBLE_DEVICES": "the batch system grants the GPUs: give `gpus_per_node`",
+        "default_statistics": "RMM's statistics are not kept; `rmm_track_allocations` counts",
+        "data": "workers have hpcgpu's own store: `device_memory_limit`, `memory_limit`, `local_directory`",
+        "shared_filesystem": "spilled data goes to `local_directory`, which is never shared between workers",
         "enable_tcp_over_ucx enable_infiniband enable_nvlink enable_rdmacm": "UCX chooses its transports itself; leave "
         f"it out, or give {opt('env', {'UCX_TLS': '...'})}",
         "log_spilling": "what is spilled is in the workers' metrics; leave it out",
@@ -102,17 +110,17 @@ DASK_CUDA = _hints(
         "start": "the cluster starts when it is made",
         "host ip contact_address": _ADDRESS,
         "port": _PORTS,
-        "diagnostics_port": "give dashboard_port",  # of distributed 2025.4
-        "dashboard_link": "give dashboard_port; its form is Dask's configuration distributed.dashboard.link",
+        "diagnostics_port": "give `dashboard_port`",  # of distributed 2025.4
+        "dashboard_link": "give `dashboard_port`; its form is Dask's configuration distributed.dashboard.link",
         "worker_dashboard_address": f"workers have no web server; {_DASHBOARD} is the scheduler's",
         "http_prefix service_kwargs": f"the dashboard is on loopback, on a free port behind a secret: {_DASHBOARD}",
         "services worker_services": "gone from distributed; leave it out",
         "blocked_handlers scheduler_kwargs": _SCHEDULER,
         "scheduler_sync_interval": "give distributed's configuration; leave it out",
         "plugins": "give them to the running cluster: Client.register_plugin",
-        "lifetime lifetime_stagger lifetime_restart": "walltime says how long the job lives, and drain how long before "
-        "its end workers hand their data to others",
-        "executor": "nthreads says how many threads a worker has",
+        "lifetime lifetime_stagger lifetime_restart": "`walltime` says how long the job lives, and `drain` how long "
+        "before its end workers hand their data to others",
+        "executor": "`nthreads` says how many threads a worker has",
         "config": "workers read Dask's configuration of the process that starts the ranks: DASK_... variables, "
         "~/.config/dask",
     },
@@ -135,14 +143,14 @@ DASK_WORKER = _hints(
 # Words of Slurm, PBS and other clusters that are no option here.
 FIELD = _hints(
     {
-        "gres ngpus n_gpus num_gpus num_workers ntasks ntasks_per_node": "give gpus_per_node: there is one worker per "
-        "GPU",
-        "cpus_per_task cpus_per_gpu cpus n_cores num_cores": "give cores_per_gpu",
-        **{name: f'give job_extra_directives=["--{name}=..."] (PBS: ["-l {name}=..."])' for name in _DIRECTIVES},
-        "exclusive": 'give job_extra_directives=["--exclusive"] (PBS: ["-l place=excl"])',
-        "time time_limit wall_time runtime": "give walltime",
-        "mem_per_cpu mem_per_gpu mem_per_node": "give memory, of each node",
-        "num_nodes n_nodes nnodes node_count": "give nodes",
+        "gres ngpus n_gpus num_gpus num_workers ntasks ntasks_per_node": "give `gpus_per_node`: there is one worker "
+        "per GPU",
+        "cpus_per_task cpus_per_gpu cpus n_cores num_cores": "give `cores_per_gpu`",
+        **{n: f"give {opt(_EXTRA, [f'--{n}=...'])} (PBS: '-l {n}=...')" for n in _DIRECTIVES},
+        "exclusive": f"give {opt(_EXTRA, ['--exclusive'])} (PBS: '-l place=excl')",
+        "time time_limit wall_time runtime": "give `walltime`",
+        "mem_per_cpu mem_per_gpu mem_per_node": "give `memory`, of each node",
+        "num_nodes n_nodes nnodes node_count": "give `nodes`",
     }
 )
 HINTS: Mapping[str, Hint] = MappingProxyType({**FIELD, **JOBQUEUE, **DASK_CUDA})

@@ -25,6 +25,17 @@ _MEMORY_OPTIONS: Mapping[str, Callable[[object], float]] = {
 }
 
 
+def read_variables(environ: Mapping[str, str]) -> None:
+    """Give this process Dask's variables of ``env=``: Dask is imported, and has read those that were there.
+
+    Raises ConfigError for a wrong memory limit.
+    """
+    import dask.config
+
+    dask.config.update(dask.config.config, dask.config.collect_env(dict(environ)), priority="new")
+    check_dask_memory()
+
+
 def check_dask_memory() -> None:
     """Check the memory limits of Dask's configuration; raise ConfigError for a wrong one."""
     import dask.config

@@ -1,4 +1,7 @@
-"""Site files and job templates, and the site that this machine is: its hint, its live facts, a draft of its file."""
+"""Site files and job templates, and the site that this machine is: its hint, its live facts, a draft of its file.
+
+Together: a draft is a site file of this machine, and is recognized as one.
+"""
 
 from __future__ import annotations
 

@@ -176,8 +176,9 @@ def launch_run(run: RunDocument) -> None:
         # for the launcher's files; this folder and the exit file's are removed when both processes have ended
         scratch = Scratch.make(run.settings.local_directory, "launch", trusted=run.settings.trust_local_directory)
         os.set_inheritable(scratch.lock, True)  # this process becomes another program, and the launcher has it, too
-        remover.start(str(scratch.lock_path), str(Path(path).parent))
-        env |= launcher.within(str(scratch.path), env)
+        session = launcher.within(str(scratch.path), env)
+        remover.start(str(scratch.lock_path), str(Path(path).parent), *{*session.values()} - {str(scratch.path)})
+        env |= session
     launcher_parent.launch((program, *launcher.argv[1:]), env, path)
 
 

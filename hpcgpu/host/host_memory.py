@@ -1,4 +1,7 @@
-"""Host memory: limits of cgroups, NUMA nodes, and the allocator."""
+"""Host memory: limits of cgroups, NUMA nodes, and the allocator.
+
+Together: the allocator's settings follow from the limits.
+"""
 
 from __future__ import annotations
 

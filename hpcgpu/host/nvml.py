@@ -1,6 +1,8 @@
 """The NVIDIA GPUs and MIG slices of this machine: NVML's facts, joined to its topology; those granted to this process.
 
 NVML makes no CUDA context, and sees the GPUs that the device cgroup lets this process open.
+
+Together: NVML numbers GPUs by itself, so whoever joins or selects them needs its facts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Identify processes by pid and start time, and change this one: environment, title, limits, cores, and its end."""
+"""Identify processes by pid and start time, and change this one: environment, title, limits, cores, and its end.
+
+Together: every rank needs all of it at its start, and a module more is an import more.
+"""
 
 from __future__ import annotations
 

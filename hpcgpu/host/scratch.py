@@ -52,7 +52,8 @@ class Scratch:
             if not trusted and (who := changed_by(home)):
                 raise ConfigError(
                     f"{describe(parent)} is not safe for the files of a run: {who}, and so run code as you; give a "
-                    "folder that only you can write to (chmod go-w), or set trust_local_directory if you trust them"
+                    f"folder that only you can write to (chmod go-w), or, if you trust them, set "
+                    f"{opt('trust_local_directory', None)}"
                 )
             sweep(home)
             while (made := _make(home, name)) is None:

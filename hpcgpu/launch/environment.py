@@ -2,6 +2,8 @@
 
 Pure. Recorded from srun of Slurm 22.05.8, mpirun and mpiexec of Open MPI 4.1.4 and 5.0.11, and MPICH 5.0.2; PALS as
 documented in mpiexec(1).
+
+Together: a variable that describes a rank is one that its children must not have.
 """
 
 from __future__ import annotations
@@ -64,14 +66,15 @@ HOST_FILES = (
 # Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
 _PROCESS_VARIABLES = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPUS"))
-# Variables that name the parent of Open MPI's session folder, `ompi.PID` (4: `ompi.HOST.UID`, which another user can
-# take first: "orte_session_dir failed"), on the node where it is started; the default, and the place on other nodes, is
-# the folder of temporary files. A killed mpirun leaves the session folder behind, and a later one with the same pid
-# cannot start: "The PMIx server's listener thread failed to start", exit code 213. Pids repeat, soon in a container
-# that is restarted. So it is put into a folder that is removed however a run ends.
+# Variables that name the parent of Open MPI 5's session folder, `ompi.PID`, on the node where it is started; the
+# default, and the place on other nodes, is the folder of temporary files. A killed mpirun leaves the folder behind, and
+# a later one with the same pid cannot start: "The PMIx server's listener thread failed to start", exit code 213. Pids
+# repeat, soon in a container that is restarted. So it is put into a folder that is removed however a run ends. Open MPI
+# 4's, `ompi.HOST.UID`, can be taken first by another user of any node ("orte_session_dir failed"). So it has a random
+# name, one for all nodes, on which its daemons make and remove it (4.1.4); remote_tmpdir_base has no effect.
 SESSION_FOLDER = {
     "openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"),
-    "openmpi-4": ("OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"),
+    "openmpi-4": (*(f"OMPI_MCA_orte_{name}" for name in ("top_session_dir", "tmpdir_base", "local_tmpdir_base")),),
 }
 
 

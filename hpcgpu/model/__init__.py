@@ -9,20 +9,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcgpu.model.allocation import Allocation, CpuSet, HostMemory, Layout, NodeLayout, RankFacts
+    from hpcgpu.model.allocation import Allocation, BindingRules, CpuSet, HostMemory, Layout, NodeLayout, RankFacts
     from hpcgpu.model.job import Command, JobSpec, JobState, JobStatus, Offer, Patience, Result, RunDocument, Started
     from hpcgpu.model.settings import Settings
     from hpcgpu.model.site import Site
     from hpcgpu.model.topology import ActualBinding, Binding, Gpu, Hop, Nic, NumaNode, Topology, WorkerSpec
 
 _NAMES = {
-    "allocation": ("Allocation", "CpuSet", "HostMemory", "Layout", "NodeLayout", "RankFacts"),
-    "job": (*("Command", "Patience", "Result", "Started"), "JobSpec", "JobState", "JobStatus", "Offer", "RunDocument"),
-    "settings": ("Settings",),
-    "site": ("Site",),
-    "topology": (*("ActualBinding", "Binding", "Gpu", "Hop", "Nic", "NumaNode", "Topology", "WorkerSpec"),),
+    "allocation": "Allocation BindingRules CpuSet HostMemory Layout NodeLayout RankFacts",
+    "job": "Command JobSpec JobState JobStatus Offer Patience Result RunDocument Started",
+    "settings": "Settings",
+    "site": "Site",
+    "topology": "ActualBinding Binding Gpu Hop Nic NumaNode Topology WorkerSpec",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:

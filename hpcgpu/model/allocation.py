@@ -1,7 +1,9 @@
-"""The facts that each rank reads before the rendezvous: its job, the run's layout, simulated GPUs, sets of PUs.
+"""The facts that each rank reads before the rendezvous: its job, the layout, simulated GPUs, PUs, rules of binding.
 
 They are named tuples: importing dataclasses takes 15 CPU ms (Python 3.11: it imports inspect), and each dataclass
 another one.
+
+Together: the rendezvous needs all of them, and one module is one import.
 """
 
 from __future__ import annotations
@@ -72,6 +74,18 @@ class Limits(NamedTuple):
     locked_bytes: int = -1
     job_processes: int = -1  # and threads, of this process's cgroups: pids.max
     ports: int = -1  # of outgoing connections to one address: ip_local_port_range
+
+
+class BindingRules(NamedTuple):
+    """The settings of a plan, with their defaults: making all settings takes 20 CPU ms, which a rank need not spend."""
+
+    workers_per_gpu: int = 1
+    cores: str | int = "all"
+    reserved_cores: int = 0
+    nthreads: int = 1
+    memory_policy: str = "preferred-many"
+    nics: str | tuple[str, ...] = "balanced"
+    interface: str | None = None
 
 
 class Allocation(NamedTuple):

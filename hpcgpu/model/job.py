@@ -1,4 +1,7 @@
-"""The run document of the rank program; jobs and nodes on offer; and commands, which only :mod:`hpcgpu.host` runs."""
+"""The run document of the rank program; jobs and nodes on offer; and commands, which only :mod:`hpcgpu.host` runs.
+
+Together: a run's document, jobs and commands are what batch systems and rank program hand each other.
+"""
 
 from __future__ import annotations
 

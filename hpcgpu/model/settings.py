@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hpcgpu.errors import ConfigError, marked, opt, plain
+from hpcgpu.model.allocation import BindingRules
 from hpcgpu.units import meant, parse_bytes
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -414,6 +415,11 @@ class Settings:
     def warning_s(self) -> float:
         """How long before its time limit, its queue's without one, a job begins to end; short jobs keep most of it."""
         return min(self.drain_s, (self.walltime_s or math.inf) / 4)
+
+    @property
+    def binding_rules(self) -> BindingRules:
+        """The settings of a plan of bindings."""
+        return BindingRules(*(getattr(self, name) for name in BindingRules._fields))
 
     def ranks_per(self, nodes: int) -> str:
         """Return what has a rank of its own in a job of so many nodes: ``gpu`` or ``node``."""

@@ -292,8 +292,7 @@ class SlurmDialect:
     """For Slurm."""
 
     gpus: Literal["gpus-per-node", "gres", "gpus", "none"] = fact(
-        "gpus-per-node",
-        "the option for GPUs, `gpus` with those of the whole job; `none`: whole nodes come with theirs",
+        "gpus-per-node", "the option for GPUs, `gpus` with those of the whole job; `none`: whole nodes come with theirs"
     )
     gpu_type: str = fact("", "type of the GPU in that request, where the site wants one")
     memory: Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"] = fact(

@@ -392,10 +392,7 @@ def _workers(numbers: Sequence[int]) -> str:
 
 
 def render_svg(
-    topology: Topology,
-    bindings: Sequence[Binding],
-    names: Sequence[str] = (),
-    nics: str | tuple[str, ...] = "balanced",
+    topology: Topology, bindings: Sequence[Binding], names: Sequence[str] = (), nics: str | tuple[str, ...] = "balanced"
 ) -> str:
     """Render a node and its workers (``names``, or their numbers) as a self-contained SVG 1.1; or ValueError."""
     node = node_of(topology, bindings, names, nics)

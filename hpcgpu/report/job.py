@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcgpu.errors import opt, plain
 from hpcgpu.model import JobSpec, Layout, Settings, Site
 from hpcgpu.model.allocation import Limits
 from hpcgpu.model.settings import Limit, options, user_name
@@ -51,15 +52,16 @@ def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
     return plan_layout(records, nodes, settings.workers_per_gpu, settings.cpu_workers)
 
 
-def warnings(plan: Preview) -> Iterator[str]:
-    """Yield the faults of the plan that people may not expect, each with advice."""
-    if plan.spec:
-        yield from _poor_request(plan, plan.spec)
-    if plan.node:
-        yield from poor(plan.node)
-    yield from (f"{text}{OF_NODES * (plan.spec is not None)}" for text in shortages(Size.of(plan.layout), plan.limits))
+def warnings(plan: Preview, form: Callable[[str], str] = str) -> list[str]:
+    """Return the faults of the plan that people may not expect, each with advice in a door's form."""
+    texts = [*_poor_request(plan, plan.spec)] if plan.spec else []
+    texts += poor(plan.node) if plan.node else ()
+    texts += (f"{text}{OF_NODES * (plan.spec is not None)}" for text in shortages(Size.of(plan.layout), plan.limits))
     if plan.imports:
-        yield f"{plan.imports}: environment='stage' has each node copy the environment once, to a disk of its own"
+        texts += [
+            f"{plan.imports}: {opt('environment', 'stage')} has each node copy the environment once, to its own disk"
+        ]
+    return [plain(text, form) for text in texts]
 
 
 def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
@@ -67,12 +69,12 @@ def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
     whole = plan.site is not None and plan.site.dialect.get("cpus") is False
     gpus = spec.gpus_per_node or gpus_per_node(plan.settings)
     if not whole and "--exclusive" not in spec.extra_directives and cores <= gpus:
-        yield f"{counted(cores, 'core')} for {counted(gpus, 'GPU')} of each node: request more by cores_per_gpu="
+        yield f"{counted(cores, 'core')} for {counted(gpus, 'GPU')} of each node: ask for more, {opt('cores_per_gpu')}"
     no_memory = plan.site is not None and plan.site.dialect.get("memory") in (False, "none")
     if not no_memory and spec.memory_per_node_bytes is None and "--exclusive" not in spec.extra_directives:
-        yield "no memory is requested, and a queue's default may be small: request it by memory= (of each node)"
+        yield f"no memory is requested, and a queue's default may be small: ask by {opt('memory')} (of each node)"
     if spec.walltime_s is None:
-        yield "no time limit is requested: the queue's default is valid; shorter jobs start sooner: walltime="
+        yield f"no time limit is requested: the queue's default is valid; shorter jobs start sooner: {opt('walltime')}"
 
 
 def cost(plan: Preview) -> str:
@@ -94,7 +96,7 @@ def cost(plan: Preview) -> str:
     return f"{amount} if it runs to its limit of {limit}: {each} and hour{of_queue} ({cited})"
 
 
-def _sections(plan: Preview) -> dict[str, Table]:
+def _sections(plan: Preview, form: Callable[[str], str]) -> dict[str, Table]:
     """Return the sections of a plan by their names, without the empty ones."""
     node = plan.node.workers if plan.node else Table((), ())
     request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
@@ -107,7 +109,7 @@ def _sections(plan: Preview) -> dict[str, Table]:
         "network": _lines(_network(plan)),
         "needs": needs_table(Size.of(plan.layout), plan.limits),
         "estimates": _lines(_estimates(plan)),
-        "warnings": _lines(f"warning: {text}" for text in warnings(plan)),
+        "warnings": _lines(f"warning: {text}" for text in warnings(plan, form)),
         _SCRIPT if plan.spec else _COMMAND: _lines(plan.script.splitlines()),
     }
     return {name: table for name, table in sections.items() if table.rows or table.notes or table.title}
@@ -153,10 +155,10 @@ def _lines(lines: Iterable[str]) -> Table:
     return Table((), (), notes=tuple(lines))
 
 
-def render(plan: Preview, width: int = 0) -> str:
-    """Format the plan as text; ``width`` is that of the terminal, 0: unlimited."""
+def render(plan: Preview, width: int = 0, form: Callable[[str], str] = str) -> str:
+    """Format the plan as text, options in a door's form; ``width`` is that of the terminal, 0: unlimited."""
     texts = []
-    for name, table in _sections(plan).items():
+    for name, table in _sections(plan, form).items():
         lines = table.to_text(0 if name in (_SCRIPT, _COMMAND) else max(width - 2, 0)).splitlines()
         texts.append("\n".join((f"{name}:", *(f"  {line}".rstrip() for line in lines), "")))
     return "\n".join(texts)
@@ -176,7 +178,7 @@ def described(plan: Preview) -> dict[str, Any]:
         "network": list(_network(plan)),
         "needs": [need._asdict() for need in needs(Size.of(plan.layout), plan.limits)],
         "estimates": list(_estimates(plan)),
-        "warnings": list(warnings(plan)),
+        "warnings": warnings(plan),
         _SCRIPT: plan.script.splitlines(),
     }
 

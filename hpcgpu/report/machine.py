@@ -1,4 +1,7 @@
-"""A machine, its workers and their bindings as a table, as text and as plain data; where two such values differ."""
+"""A machine, its workers and their bindings as a table, as text and as plain data; where two such values differ.
+
+Together: a difference names the columns of the table.
+"""
 
 from __future__ import annotations
 

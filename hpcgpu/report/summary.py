@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.table import Shown, Table
-from hpcgpu.report.workers import DIRECTION_TEXTS, DIRECTIONS, TIERS, WorkerFacts
+from hpcgpu.report.workers import DIRECTION_TEXTS, DIRECTIONS, TIERS, WorkerFacts, format_use
 from hpcgpu.units import JOULES_PER_KWH, counted, format_bytes, format_duration, format_energy
 
 # A shorter run predicts little: it is mostly the start of workers and the import of modules.
@@ -19,6 +19,8 @@ ENOUGH_S = 60.0
 LOW_BUSY, GOOD_BUSY = 0.5, 0.8
 # The peak of a worker's process as part of its limit.
 LITTLE_MEMORY, MUCH_MEMORY = 0.25, 0.9
+# Data on disk as part of that limit: of less, more memory would change little.
+MUCH_DISK = 0.01
 # Advised size or time, divided by the used one.
 MARGIN = 1.5
 # Part of the time limit that was used.
@@ -86,11 +88,7 @@ class Summary(Shown):
     @property
     def lines(self) -> tuple[str, ...]:
         """The summary for people, a few lines."""
-        peaks = [
-            f"{tier} {format_bytes(size)}" + (f" (limit {format_bytes(limit)})" if limit else "")
-            for tier, size in self.peak_bytes.items()
-            for limit in [self.limit_bytes.get(tier)]
-        ]
+        peaks = [f"{tier} {format_use(size, self.limit_bytes.get(tier))}" for tier, size in self.peak_bytes.items()]
         moves = [
             f"{text} {format_bytes(n)}" for way, text in DIRECTION_TEXTS.items() if (n := self.moved_bytes.get(way, 0))
         ]
@@ -175,7 +173,7 @@ def _gpus(used: Summary) -> str:
 def _memory(used: Summary) -> str:
     peak, limit = used.peak_bytes.get("process", 0), used.limit_bytes.get("process", 0)
     disk = used.peak_bytes.get("disk", 0)
-    if disk:
+    if disk > MUCH_DISK * (limit or _ROUND_BYTES):
         return (
             f"more host memory, or more GPUs: up to {format_bytes(disk)} of a worker's data were on disk "
             f"(its host memory: {format_bytes(limit) if limit else 'no limit'})"
@@ -185,7 +183,7 @@ def _memory(used: Summary) -> str:
     if peak > MUCH_MEMORY * limit:
         return f"more host memory: a worker's process took {format_bytes(peak)} of {format_bytes(limit)}"
     enough = math.ceil(peak * MARGIN / _ROUND_BYTES) * _ROUND_BYTES
-    if peak < LITTLE_MEMORY * limit and enough < limit:
+    if peak < LITTLE_MEMORY * limit and enough < limit and not disk:
         return (
             f"less host memory: {format_bytes(enough)} for each worker in place of {format_bytes(limit)}; no process "
             f"took more than {format_bytes(peak)}"

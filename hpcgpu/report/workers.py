@@ -151,6 +151,10 @@ class WorkerFacts:
         limits = {"device": device, "capacity": self.device_capacity_bytes, "process": self.host_limit_bytes}
         return {name: nbytes for name, nbytes in limits.items() if nbytes}
 
+    def use(self, tier: str) -> str:
+        """Format the use of a tier."""
+        return format_use(self.tiers.get(tier, 0), self.limits.get(tier))
+
     @property
     def device_share(self) -> float | None:
         """Dask's data on the device as part of its limit; None without a limit."""
@@ -246,11 +250,12 @@ def _known_sum(values: Iterable[int | None]) -> int | None:
 def headline(gpus: Sequence[WorkerFacts]) -> str:
     """Sum up all GPUs in one line."""
     limit = sum(g.limits.get("device", 0) for g in gpus)
-    device, host, disk = (format_bytes(sum(g.tiers.get(tier, 0) for g in gpus)) for tier in TIERS)
+    device, host, disk = (sum(g.tiers.get(tier, 0) for g in gpus) for tier in TIERS)
+    others = f"{format_bytes(host)} in host memory, {format_bytes(disk)} on disk"
     percents = [g.utilisation_percent for g in gpus if g.utilisation_percent is not None]
     parts = [
         f"{counted(sum(bool(g.gpu) for g in gpus), 'GPU')} on {counted(len({g.node for g in gpus}), 'node')}",
-        f"Dask's data: {device} of {format_bytes(limit)} on devices, {host} in host memory, {disk} on disk",
+        f"Dask's data: {format_use(device, limit)} on devices, {others}",
     ]
     if percents:
         parts.append(f"utilisation {sum(percents) / len(percents):.0f} %")
@@ -347,8 +352,8 @@ def tier_bars(m: WorkerFacts, most_disk: int) -> tuple[Bar, Bar, Bar]:
     """Return a bar for each tier: Dask's data, other memory in use, and a mark where spilling begins."""
     used = max(m.device_managed_bytes, m.device_used_bytes or 0)
     host_used, disk = max(m.process_bytes, m.host_managed_bytes), m.spilled_to_disk_bytes
-    device_text = _of(used, m.device_capacity_bytes, m.device_limit_bytes)
-    host_text, disk_text = _of(host_used, m.host_limit_bytes, None), format_bytes(disk) if disk else "-"
+    device_text = format_use(used, m.device_limit_bytes, m.device_capacity_bytes)
+    host_text, disk_text = format_use(host_used, m.host_limit_bytes), format_bytes(disk) if disk else "-"
     device_end = m.device_capacity_bytes or m.device_limit_bytes or used
     host_end = m.host_limit_bytes or host_used
     return (
@@ -358,9 +363,10 @@ def tier_bars(m: WorkerFacts, most_disk: int) -> tuple[Bar, Bar, Bar]:
     )
 
 
-def _of(used: int, end: int | None, limit: int | None) -> str:
+def format_use(used: int, limit: int | None, end: int | None = None) -> str:
+    """Format a use of memory: ``1.0 GiB of 8.0 GiB (limit 6.4 GiB)``; there are ``end`` bytes, None: unknown."""
     text = f"{format_bytes(used)} of {format_bytes(end)}" if end else format_bytes(used)
-    return f"{text}, limit {format_bytes(limit)}" if limit and limit != end else text
+    return f"{text} (limit {format_bytes(limit)})" if limit and limit != end else text
 
 
 def jobs_table(jobs: Iterable[Job]) -> Table:

@@ -59,16 +59,15 @@ def test_values_of_env_and_prologue_stand_in_no_command(slurm_lab: Lab, launcher
     assert not [line for listed in words for line in listed.splitlines() if "hunter" in line]
 
 
-@pytest.mark.parametrize("mode", ["700", "777"])
-def test_folder_of_open_mpi_4_on_another_node_is_not_controlled(slurm_lab: Lab, mode: str) -> None:
-    """A neighbour who keeps it to himself ends the start; whoever may write to the folder of another goes on there."""
+def test_folder_of_open_mpi_4_taken_on_another_node_is_not_used(slurm_lab: Lab) -> None:
     taken = f"/tmp/ompi.node2.{slurm_lab.exec('node2', ['id', '-u']).stdout.strip()}"
-    slurm_lab.root("sh", "-c", f"mkdir -m {mode} {taken}; chown nobody {taken}", container="node2")
-    try:
-        done = slurm_lab.python(RUN.replace(OPTIONS, f'{OPTIONS}, launcher="mpirun"'), check=False)
-    finally:
-        slurm_lab.root("rm", "-r", taken, container="node2")
-    if mode == "777":
-        assert done.stdout.endswith("3 4\n"), done.stderr
-    else:
-        assert "An ORTE daemon has unexpectedly failed after launch" in done.stderr
+    slurm_lab.root("sh", "-c", f"mkdir -m 700 {taken}; chown nobody {taken}", container="node2")
+    with slurm_lab.client() as client:
+        client(f'cluster = SLURMGPUCluster({OPTIONS}, launcher="mpirun")\nclient = Client(cluster)')
+        seen = client("list(client.run(os.listdir, '/tmp').values())")
+        client("client.close()\ncluster.close()")
+    left = slurm_lab.root("ls", "/tmp", container="node2").split()
+    slurm_lab.root("rmdir", taken, container="node2")
+    assert len(seen) == 4
+    assert all(any(name.startswith("hpcgpu-launch-") for name in names) for names in seen)
+    assert left == [taken.removeprefix("/tmp/")]

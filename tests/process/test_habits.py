@@ -14,7 +14,7 @@ from waiting import until
 import hpcgpu
 from hpcgpu import ConfigError, LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
 from hpcgpu.config.migration import FIELD
-from hpcgpu.errors import whole
+from hpcgpu.errors import plain, whole
 
 # Jupyter interrupts a cell by a signal to the process group of its kernel, as a terminal does.
 INTERRUPTED = """
@@ -89,7 +89,7 @@ def test_words_of_the_field_are_answered() -> None:
     for name in ("mem_per_gpu", "num_workers", "qos"):
         said = fails(SLURMGPUCluster, **{name: 1})
         assert f"{name}=1, set by keyword {name} of SLURMGPUCluster: give " in said
-    advised = {re.search(r"give (\w+)", hint.instead)[1] for hint in FIELD.values()}
+    advised = {re.search(r"give (\w+)", plain(hint.instead))[1] for hint in FIELD.values()}
     assert advised <= SLURMGPUCluster.__signature__.parameters.keys()
     said = fails(SLURMGPUCluster, job_extra_directives=["--gres=gpu:4"])
     assert "instead of --gres=gpu:4" in said

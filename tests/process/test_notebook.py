@@ -41,7 +41,7 @@ def test_what_a_notebook_shows(page: browser.Page) -> None:
     page.wait_for(f"/of [0-9.]+ [GM]iB\\s+[1-9][0-9.]* [KM]iB/.test({browser.output(CLUSTER)}.innerText)")
     for cell, words in ((MEMORY, "Numbers and moves"), (BINDINGS, "all threads are where they were planned")):
         assert said[cell].count(words) == 1
-        assert said[cell].count("simulated 128.0 MiB" if cell == BINDINGS else "of 128.0 MiB, limit 102.4 MiB") == 2
+        assert said[cell].count("simulated 128.0 MiB" if cell == BINDINGS else "of 128.0 MiB (limit 102.4 MiB)") == 2
     assert cluster.count("spilling begins") == said[MEMORY].count("spilling begins") == 1
     assert page.evaluate("document.querySelectorAll('.hpcgpu').length") == 4
     for width in (1100, 800, 1100):  # nothing is cut, or has to be scrolled, once JupyterLab has laid all out

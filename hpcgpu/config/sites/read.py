@@ -1,4 +1,7 @@
-"""Parse a site file's YAML into :class:`~hpcgpu.model.Site`; errors have the line. Find contradictions in it."""
+"""Parse a site file's YAML into :class:`~hpcgpu.model.Site`; errors have the line. Find contradictions in it.
+
+Together: contradictions have the lines and paths of the parsed file.
+"""
 
 from __future__ import annotations
 
@@ -235,10 +238,12 @@ def _forbidden(site: Site) -> Iterator[tuple[Path, str]]:
 def _defaults(site: Site) -> Iterator[tuple[Path, str]]:
     if "site" in site.defaults:
         yield ("defaults", "site"), "'site' is no setting that a site can have"
+    wrong = set()
     for name, value in site.settings.items():
         try:
             read_layer({name: value}, lambda _: "this file")
         except ConfigError as error:
+            wrong.add(name)
             yield ("defaults", name), whole(error, lambda part: part.replace("=", ": ", 1).rstrip())  # as YAML has it
     queue, named = site.queue(None), site.defaults.get("queue")
     if site.queues and named and not queue:
@@ -254,5 +259,5 @@ def _defaults(site: Site) -> Iterator[tuple[Path, str]]:
     if (node := site.node()) and isinstance(each, int) and each > node.gpus:
         yield ("defaults", "gpus_per_node"), f"{each}, but the nodes of the default queue have {node.gpus}"
     walltime, longest = site.defaults.get("walltime"), queue.walltime_s(1) if queue else None
-    if walltime and longest and parse_duration_s(walltime) > longest:
+    if walltime and longest and "walltime" not in wrong and parse_duration_s(walltime) > longest:
         yield ("defaults", "walltime"), f"{walltime}, but queue {named} has a limit of {format_duration(longest)}"

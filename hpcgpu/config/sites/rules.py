@@ -1,4 +1,7 @@
-"""A site's settings for a job, and its rules for a request."""
+"""A site's settings for a job, and its rules for a request.
+
+Together: ``gpus=`` as a total becomes nodes by the same rules before any other is followed.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +213,7 @@ def _check_required(settings: Settings, site: Site) -> None:
         if settings.site_limits and rule.require.startswith("-") and option_of(rule.require) not in options_given:
             raise ConfigError(
                 f"site {site.name} refuses a job without {rule.require}{f' ({rule.why})' if rule.why else ''}: give "
-                f"it in job_extra_directives ({site.cited(rule)}); {NEVERTHELESS}"
+                f"it in {opt('job_extra_directives', None)} ({site.cited(rule)}); {NEVERTHELESS}"
             )
 
 

@@ -1,4 +1,7 @@
-"""The cluster classes: of batch systems, which translate arguments of ``scale`` and ``adapt``, and of this machine."""
+"""The cluster classes: of batch systems, which translate arguments of ``scale`` and ``adapt``, and of this machine.
+
+Together: these are the classes of user code, and differ in the run that they hold.
+"""
 
 from __future__ import annotations
 

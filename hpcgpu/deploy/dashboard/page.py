@@ -130,9 +130,7 @@ class Bars:
 
 
 def _describe_tiers(g: WorkerFacts) -> str:
-    parts = [f"{tier} {format_bytes(g.tiers.get(tier, 0))}" for tier in TIERS]
-    if limit := g.limits.get("device"):
-        parts[0] += f" of {format_bytes(limit)}"
+    parts = [f"{tier} {g.use(tier)}" for tier in TIERS]
     if g.utilisation_percent is not None:
         parts.append(f"utilisation {g.utilisation_percent} %")
     return ", ".join(parts)
@@ -304,10 +302,7 @@ class GpuPage:
         self._fixed: tuple[object, ...] = ()
         self._head = models.Div(sizing_mode="stretch_width")
         self._bars = Bars()
-        self._strips = (
-            Strip(SHARE),
-            Strip(UTILISATION),
-        )
+        self._strips = (Strip(SHARE), Strip(UTILISATION))
         self._lines = Lines()
         self._table = Table()
         for source in (self._bars.source, self._table.source):

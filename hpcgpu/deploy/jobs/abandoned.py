@@ -62,7 +62,9 @@ async def _abandon(folder: Path, token: str) -> None:
 async def _cancel_pending(run: Run, token: str) -> bool:
     """Cancel pending jobs, even with lost ids, and add these to the run; return False if it has another owner."""
     now_s = asyncio.get_running_loop().time
-    end_s = now_s() + (_SUBMITTING_S if run.submitting else 0.0)
+    submitted_s = now_s() + _SUBMITTING_S
+    # its last job may be unlisted for minutes where squeue or qstat answers from a file
+    end_s = submitted_s + PATIENCE.unlisted_s if run.submitting else now_s()
 
     while True:
         await asyncio.to_thread(run.reload)
@@ -79,4 +81,4 @@ async def _cancel_pending(run: Run, token: str) -> bool:
         run.add(Job(id=job_id) for job_id in lost)
         if lost or now_s() > end_s:
             return True
-        await asyncio.sleep(PATIENCE.ask_s)
+        await asyncio.sleep(PATIENCE.ask_s if now_s() < submitted_s else PATIENCE.refused_s)

@@ -1,4 +1,7 @@
-"""The batch system's client: plan jobs, submit them in few submissions and losing none, poll them, cancel them."""
+"""The batch system's client: plan jobs, submit them in few submissions and losing none, poll them, cancel them.
+
+Together: a planned job is what is submitted; both know the batch system by its interface alone.
+"""
 
 from __future__ import annotations
 

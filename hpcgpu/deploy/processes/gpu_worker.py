@@ -19,7 +19,7 @@ from typing import Any
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
-from hpcgpu.deploy.dask_config import scheduler_address
+from hpcgpu.deploy.dask_config import read_variables, scheduler_address
 from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import node, worker
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
@@ -86,6 +86,7 @@ class GPUWorker(SilentWorker):
             spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
             process.bind_all_threads(spec.binding)
             os.environ.update(spec.env)
+            read_variables(settings.env)
             worker.open_device(spec)
             worker.check_device(spec)
             worker.check_room(spec)

@@ -39,11 +39,7 @@ def _why_not(topology: Topology, shown: str = "") -> str:
 
 
 def facts_of(
-    host: str,
-    topology: Topology,
-    gpus: tuple[Gpu, ...],
-    environ: Mapping[str, str],
-    run: RunDocument | None = None,
+    host: str, topology: Topology, gpus: tuple[Gpu, ...], environ: Mapping[str, str], run: RunDocument | None = None
 ) -> NodeFacts:
     """Return what this process may use here: cores, memory nodes, interfaces, and the memory of its job."""
     allocation = read_allocation(environ, host)

@@ -25,7 +25,6 @@ from distributed.http.routing import RoutingApplication
 from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
-from hpcgpu.deploy.dask_config import check_dask_memory
 from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes.control import Control, encode
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
@@ -158,8 +157,6 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     host_memory.apply_variables(before, os.environ)
     sys.path[:] = start.sys_path
     dask.config.update(dask.config.config, start.config, priority="new")
-    # Dask reads its variables when it is imported, which this process's fork server has done
-    dask.config.update(dask.config.config, dask.config.collect_env(dict(start.spec.env)), priority="new")
     if not dask.config.get("temporary-directory", None):  # programs of tasks use guessable names in it
         dask.config.set({"temporary-directory": start.spec.local_directory})
     # It has no web server, and distributed's routes import prometheus_client; a user's are imported for their errors.
@@ -169,7 +166,6 @@ def main(start: WorkerStart, control: socket.socket) -> int:
     network.prepare(start.kwargs["scheduler_ip"], node_copies=start.spec.node_copies)
     peer_memory.allow(start.leader_pid)  # the workers and the script descend from it
     try:
-        check_dask_memory()
         open_device(start.spec)  # before the loop: RMM's log may be on a file system that hangs
         check_device(start.spec)
         open_context(start.kwargs["scheduler_ip"], start.spec)

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import BindingError, ConfigError, opt
-from hpcgpu.model import Binding, CpuSet, Gpu, Topology
+from hpcgpu.model import Binding, BindingRules, CpuSet, Gpu, Topology
 from hpcgpu.plan.binding.cores import split_cores, usable_cores
 from hpcgpu.plan.binding.memory import plan_memory_nodes
 from hpcgpu.plan.binding.network import plan_nics
 from hpcgpu.units import counted
 
-
-class BindingRules(NamedTuple):
-    """The settings of a plan, with their defaults: making all settings takes 20 CPU ms, which a rank need not spend."""
-
-    workers_per_gpu: int = 1
-    cores: str | int = "all"
-    reserved_cores: int = 0
-    nthreads: int = 1
-    memory_policy: str = "preferred-many"
-    nics: str | tuple[str, ...] = "balanced"
-    interface: str | None = None
-
-
-if TYPE_CHECKING:
-    from hpcgpu.model import Settings
-
-    Rules = Settings | BindingRules
 _DEFAULTS = BindingRules()
 
 
@@ -37,7 +19,7 @@ def plan_bindings(
     topology: Topology,
     gpus: Sequence[Gpu],
     allowed: CpuSet,
-    settings: Rules = _DEFAULTS,
+    rules: BindingRules = _DEFAULTS,
     allowed_nodes: CpuSet | None = None,
     masks: Sequence[CpuSet] = (),
     cpu_workers: int = 0,
@@ -56,26 +38,30 @@ def plan_bindings(
         raise BindingError(f"the GPU at {twice[0]} ({twice[1] or 'UUID unknown'}) is given twice; give each GPU once")
     if not usable_cores(topology, allowed):
         raise BindingError(f"no CPU core is available to this process (allowed PUs: {str(allowed) or 'none'})")
-    each = settings.workers_per_gpu
+    each = rules.workers_per_gpu
     order = sorted(range(len(gpus)), key=lambda i: (gpus[i].pci, gpus[i].uuid))
     workers = [*(gpus[i] for i in order for _ in range(each)), *[None] * cpu_workers]
     positions = [*(i * each + k for i in order for k in range(each)), *range(len(gpus) * each, len(workers))]
     inside = [masks[p] & allowed if masks else allowed for p in positions]
-    planned = dict(zip(positions, _plan(topology, workers, inside, settings, allowed_nodes), strict=True))
+    planned = dict(zip(positions, _plan(topology, workers, inside, rules, allowed_nodes), strict=True))
     return tuple(planned[p] for p in sorted(planned))
 
 
 def _plan(
-    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Rules, allowed_nodes: CpuSet | None
+    topology: Topology,
+    workers: list[Gpu | None],
+    masks: list[CpuSet],
+    rules: BindingRules,
+    allowed_nodes: CpuSet | None,
 ) -> list[Binding]:
     """Plan the bindings of the workers, which are in PCI order, those without a GPU last."""
     gpus = [g for g in workers if g]
-    cores = _cores(topology, workers, masks, settings)
-    cpusets, homes, divide_all = [c for c, _, _ in cores], [g.numa_node for g in gpus], settings.cores == "all"
-    memory = plan_memory_nodes(topology, homes, cpusets, allowed_nodes, settings.memory_policy, divide_all=divide_all)
+    cores = _cores(topology, workers, masks, rules)
+    cpusets, homes, divide_all = [c for c, _, _ in cores], [g.numa_node for g in gpus], rules.cores == "all"
+    memory = plan_memory_nodes(topology, homes, cpusets, allowed_nodes, rules.memory_policy, divide_all=divide_all)
     # Each kind is balanced on its own: workers without a GPU do not change the ports of the others.
     kinds = (gpus, [gpu_at(topology, cpuset) for cpuset in cpusets[len(gpus) :]])
-    ports = [port for kind in kinds for port in plan_nics(topology, kind, settings.nics, settings.interface or "")]
+    ports = [port for kind in kinds for port in plan_nics(topology, kind, rules.nics, rules.interface or "")]
     out = []
     for gpu, (cpuset, shared, notes), (policy, nodes), port in zip(workers, cores, memory, ports, strict=True):
         binding = Binding(
@@ -120,7 +106,7 @@ def gpu_at(topology: Topology, cpuset: CpuSet) -> Gpu:
 
 
 def _cores(
-    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], settings: Rules
+    topology: Topology, workers: list[Gpu | None], masks: list[CpuSet], rules: BindingRules
 ) -> list[tuple[CpuSet, bool, tuple[str, ...]]]:
     """Return each worker's PUs, whether it shares them, and notes. Each mask is planned on its own."""
     out: list[tuple[CpuSet, bool, tuple[str, ...]]] = [(CpuSet(), False, ())] * len(workers)
@@ -130,8 +116,8 @@ def _cores(
         if not cores:
             raise BindingError(f"none of the PUs {mask} of a rank's mask may be used by this job")
         homes = [gpu.numa_node for i in mine if (gpu := workers[i])]
-        rules = (settings.cores, settings.reserved_cores, len(mine) - len(homes), settings.nthreads)
-        division = split_cores(topology, cores, homes, *rules)
+        cpu_workers = len(mine) - len(homes)
+        division = split_cores(topology, cores, homes, rules.cores, rules.reserved_cores, cpu_workers, rules.nthreads)
         notes = (division.note,) if division.note else ()
         shared = len(cores) < len(mine) or any(m & mask for m in set(masks) - {mask})
         if len(cores) < len(mine):

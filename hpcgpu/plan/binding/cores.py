@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model import CpuSet, Topology
 from hpcgpu.units import counted
 
@@ -115,10 +115,10 @@ def _localities(topology: Topology, cores: Sequence[CpuSet], packages: Mapping[i
 
 
 def _refuse(request: str, reserved: int, available: int) -> None:
-    kept = f" and reserved_cores={reserved}" if reserved else ""
+    kept = f" and {opt('reserved_cores', reserved)}" if reserved else ""
     raise ConfigError(
         f"{request}{kept} are more than the {counted(available, 'core')} that this job may use on the node; ask the "
-        "batch system for more, or leave cores and reserved_cores out for equal shares"
+        f"batch system for more, or leave {opt('cores', None)} and {opt('reserved_cores', None)} out for equal shares"
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hpcgpu.errors import BindingError
-from hpcgpu.model import Binding, CpuSet, Gpu, Topology
-from hpcgpu.plan.binding.bindings import BindingRules, cuda_env, plan_bindings
+from hpcgpu.model import Binding, BindingRules, CpuSet, Gpu, Topology
+from hpcgpu.plan.binding.bindings import cuda_env, plan_bindings
 from hpcgpu.plan.binding.network import USER_VARIABLES, nccl_env, ucx_env
 
 

@@ -77,7 +77,7 @@ def plan_workers(
     owners = {i: rank for rank, mine in zip(shares.ranks, shares.workers, strict=True) for i in mine}
     masks = [node.masks[owners[i]] for i in range(count)] if node.masks else ()
     bindings = plan_bindings(
-        node.topology, gpus, node.allowed, settings, node.allowed_nodes or None, masks, shares.cpu_workers
+        node.topology, gpus, node.allowed, settings.binding_rules, node.allowed_nodes or None, masks, shares.cpu_workers
     )
     bindings = tuple(_driven(_reachable(b, settings, node), settings, node) for b in bindings)
     limits = _memory_limits(settings, node, gpus, bindings)
@@ -186,7 +186,7 @@ def _memory_limits(
             raise ConfigError(
                 f"{settings.opt('memory_limit')} is {format_bytes(limit)} for each worker, but "
                 f"{opt('memory_policy', 'bind')} binds a worker to NUMA nodes {binding.memory_nodes}, which have "
-                f"{format_bytes(room)} for it: leave memory_limit or memory_policy out"
+                f"{format_bytes(room)} for it: leave {opt('memory_limit', None)} or {opt('memory_policy', None)} out"
             )
     return out
 
@@ -325,7 +325,8 @@ def plan_memory_limit_bytes(limit: Limit, memory: HostMemory, workers: int, simu
         setting = opt("memory_limit", limit.value)
         raise ConfigError(
             f"{setting} for each of {workers} workers is {format_bytes(nbytes * workers)}, but this job "
-            f"may use {format_bytes(room)} on this node{why}: leave memory_limit out for equal shares, or ask for more"
+            f"may use {format_bytes(room)} on this node{why}: leave {opt('memory_limit', None)} out for equal shares, "
+            "or ask for more"
         )
     return nbytes
 

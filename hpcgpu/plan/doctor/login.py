@@ -137,12 +137,7 @@ def check_limits(limits: Limits) -> CheckResult:
     summary = f"{files} open files, {processes} processes"
     raised = f"ulimit -u {_PROCESSES} in the shell, and in jobs by --job-script-prologue 'ulimit -u {_PROCESSES}'"
     for name, value, least, advice in (
-        (
-            "open files",
-            limits.files,
-            _FILES,
-            "ask the administrators for a higher hard limit, which hpcgpu takes",
-        ),
+        ("open files", limits.files, _FILES, "ask the administrators for a higher hard limit, which hpcgpu takes"),
         ("processes", limits.processes, _PROCESSES, f"{raised}; ask the administrators if it is refused"),
     ):
         if 0 <= value < least:
@@ -168,7 +163,7 @@ def judge_start(imported: str) -> CheckResult:
     """Check that the nodes do not all read the environment from one file server."""
     if not imported:
         return ok("few nodes, or an environment on no network file system that is known here")
-    return warning(imported, "--environment stage has each node copy the environment once, to a disk of its own")
+    return warning(imported, "--environment stage has each node copy the environment once, to its own disk")
 
 
 def check_locked_memory(limits: Limits, *, needed: bool = False) -> CheckResult:

@@ -1,4 +1,7 @@
-"""Decide which jobs to request, when to poll them, and how to keep their number: facts in, actions out, no clock."""
+"""Decide which jobs to request, when to poll them, and how to keep their number: facts in, actions out, no clock.
+
+Together: what is requested, how many, and what no queue has are answers about one request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The interfaces of a GPU to the store, and of the libraries whose arrays lie on it."""
+"""The interfaces of a GPU to the store, and of the libraries whose arrays lie on it.
+
+Together: an adapter implements the three of them.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Here are the adapters for arrays with ``__cuda_array_interface__``, of numba (0.30), RMM (26.10) and others; and for
 objects of cuDF (26.10: core/abc.py, core/frame.py, core/buffer and options.py), which cuDF's own serialization moves,
 unless they are left to cuDF's own spilling.
+
+Together: the search by class leads to one of these adapters.
 """
 
 from __future__ import annotations

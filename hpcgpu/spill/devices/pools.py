@@ -1,4 +1,7 @@
-"""CuPy's arrays and torch's tensors: each library has a pool of device memory, and can copy without cuda.bindings."""
+"""CuPy's arrays and torch's tensors: each library has a pool of device memory, and can copy without cuda.bindings.
+
+Together: a pool keeps memory that other libraries may need, and gives it back when the store asks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reports of the store: errors of copies, and lines in the log when spilling begins, ends and fails."""
+"""Reports of the store: errors of copies, and lines in the log when spilling begins, ends and fails.
+
+Together: this is all that a store tells people.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ from hpcgpu.host import host_memory
 WORKER = (sys.executable, "-m", "hpcgpu.worker")
 INITIALIZE = """
     import dask_mpi
-    options = {"gpus": "sim:2x16MiB", "jit_unspill": True}
+    env = {"DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "0.71"}
+    options = {"gpus": "sim:2x16MiB", "jit_unspill": True, "env": env}
     dask_mpi.initialize(
         worker_class="hpcgpu.GPUWorker", worker_options=options, memory_limit="1GB", dashboard_address=None
     )
@@ -38,7 +39,9 @@ INITIALIZE = """
         client.wait_for_workers(2, timeout=60)
         table = hpcgpu.bindings(client)
         stores = client.run(lambda dask_worker: (type(dask_worker.data).__name__, dask_worker.data.jit_unspill))
+        pauses = client.run(lambda dask_worker: dask_worker.memory_manager.memory_pause_fraction)
         infos = list(client.scheduler_info()["workers"].values())
+        assert set(pauses.values()) == {0.71}
         assert len({w.spec.gpu.pci for w in table.workers}) == 2
         assert len({str(w.spec.binding.cpuset) for w in table.workers}) == min(2, int(sys.argv[1]))
         assert table.differences == {}

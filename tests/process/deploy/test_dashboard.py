@@ -69,7 +69,7 @@ def raw(link: str, *requests: str) -> bytes:
     with socket.create_connection((urlsplit(link).hostname, urlsplit(link).port), timeout=scaled(60)) as sock:
         for request in requests:
             end = "Connection: close\r\n" if request == requests[-1] else ""
-            sock.sendall(f"GET {request} HTTP/1.1\r\nHost: x\r\n{end}\r\n".encode())
+            sock.sendall(f"GET {request} HTTP/1.1\r\nHost: x\r\nOrigin: http://y\r\n{end}\r\n".encode())
         if not requests:
             sock.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: sock.recv(1 << 16), b""))
@@ -123,7 +123,7 @@ def test_the_links_of_objects_are_the_clusters(cluster: LocalGPUCluster) -> None
         assert cluster.dashboard_link in client._repr_html_()
     page = cluster._repr_html_()  # by itself, without ipywidgets
     assert f'<a href="{cluster.dashboard_link}"' in page
-    for words in ("Status: <strong>running</strong>", "on 2 GPUs, 1 node", "of 64.0 MiB, limit 51.2 MiB", "simulated"):
+    for words in ("Status: <strong>running</strong>", "on 2 GPUs, 1 node", "of 64.0 MiB (limit 51.2 MiB)", "simulated"):
         assert words in page
     assert repr(cluster).endswith("gpus=2)")
     assert cluster.dashboard_link.split("/")[3] not in repr(cluster) + cluster.explain() + str(cluster.get_logs())

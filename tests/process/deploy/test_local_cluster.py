@@ -75,9 +75,11 @@ def test_dasks_variables_in_env_reach_the_workers() -> None:
 
     options: dict[str, Any] = {"gpus": "sim:1", "dashboard": False, "quiet": True}
     pause = "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE"
-    env = {pause: "0.71", "DASK_MINE__SIZES": "[1, 2]"}
+    env = {pause: "0.71", "DASK_MINE__SIZES": "[1, 2]", pause.replace("PAUSE", "TERMINATE"): "0.92"}
     with LocalGPUCluster(**options, env=env) as cluster, Client(cluster) as client:
         assert [*client.run(read).values()] == [(0.71, [1, 2])]
+        terminate = client.run(lambda dask_worker: dask_worker.memory_manager.memory_terminate_fraction, nanny=True)
+        assert [*terminate.values()] == [0.92]
     with pytest.raises(JobError, match=r"memory.pause: 'much' is no fraction; allowed: "):
         LocalGPUCluster(**options, env={pause: "much"})
 

@@ -28,6 +28,13 @@ CLUSTER = """
         with LocalGPUCluster(**json.loads(sys.argv[1])) as cluster, Client(cluster) as c:
             print(sum(c.gather(c.map(lambda x: x + 1, range(10)))))
 """
+CLAIM = """
+    from distributed import LocalCluster
+    import hpcgpu
+    if __name__ == "__main__":
+        with LocalCluster(worker_class=hpcgpu.GPUWorker, n_workers=1, gpus="sim:1", dashboard_address=None) as cluster:
+            print(Client(cluster).submit(sum, [1, 2]).result())
+"""
 # Eight random characters of Python's tempfile and 16 of secrets; what a launcher makes is its own.
 RANDOM = re.compile(
     rf"hpcgpu-(run|client|launch)-\d+-{re.escape(os.uname().nodename)}-[a-z0-9_]{{8}}|(tmp)?[a-z0-9_]{{8}}|ompi\.\d+"
@@ -166,3 +173,17 @@ def test_home_that_root_may_not_read_needs_no_traceback(tmp_path: Path) -> None:
     done = ranks.run_command([*squashed, str(ranks.BIN / "hpcgpu"), "ps"], {"HOME": str(home)})
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"Permission denied: '{home}/.hpcgpu/runs'" in done.stderr
+
+
+@by_root
+def test_home_that_is_read_only_is_not_needed(tmp_path: Path) -> None:
+    """A GPUWorker claims its GPU below TMPDIR then."""
+    (home := tmp_path / "home").mkdir()
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    script = ranks.script(tmp_path, "print(Client().submit(sum, [1, 2]).result())")
+    claims = ranks.script(tmp_path, CLAIM, "claims.py")
+    env = {"HOME": str(home), "TMPDIR": str(tmp_path)}
+    for argv in (ranks.command(script, options=("--gpus", "sim:1")), [sys.executable, str(claims)]):
+        done = ranks.run_command(["unshare", "-m", "sh", "-c", mount, str(home), *argv], env)
+        assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert list(home.iterdir()) == []

@@ -22,7 +22,7 @@ from waiting import scaled
 from hpcgpu import config
 from hpcgpu.launch.launchers import mpirun_command, read_flavour
 from hpcgpu.model import RunDocument, Settings
-from hpcgpu.model.allocation import World
+from hpcgpu.model.allocation import DOCUMENT, World
 
 SCRIPT = """
 import json
@@ -99,8 +99,8 @@ def test_by_mpichs_own_mpiexec_ranks_cannot_meet_by_files(mpich: str, tmp_path: 
 def test_a_job_whose_chunks_are_on_one_node_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nodefile").write_text("node0001\nnode0001\n")
     run = RunDocument(settings=Settings(nodes=2, gpus="sim:2"), shape="gang", folder=str(tmp_path))
-    argv = [sys.executable, "-m", "hpcgpu", "launch", "--document", config.render_document(run)]
-    done = ranks.run_command(argv, {"PBS_JOBID": "7.login01", "PBS_NODEFILE": str(tmp_path / "nodefile")})
+    env = {"PBS_JOBID": "7.login01", "PBS_NODEFILE": str(tmp_path / "nodefile"), DOCUMENT: config.render_document(run)}
+    done = ranks.run_command([sys.executable, "-m", "hpcgpu", "launch", "--document"], env)
     assert done.returncode != 0
     assert "the request was for 2 nodes (default), but PBS has put this job on 1 (node0001)" in done.stderr
     assert "place=scatter" in done.stderr

@@ -78,7 +78,7 @@ def script(tmp_path: Path) -> str:
     [
         ("launch --gpu sim:1", "Did you mean"),
         ("launch --device-memory-limit 1.5", "set by option --device-memory-limit"),
-        ("launch --gpus sim:2 --gpus-per-node 4", "leave gpus_per_node out"),
+        ("launch --gpus sim:2 --gpus-per-node 4", "leave --gpus-per-node out"),
         ("launch --site nowhere", "no site 'nowhere': allowed: "),
         ("launch --site detla", "did you mean 'delta'? Give one of 'hpcgpu site list'"),
         # they would do nothing
@@ -87,7 +87,7 @@ def script(tmp_path: Path) -> str:
         ("run --nodes 3", "salloc -N, sbatch -N or qsub -l select= asks for them"),
         ("run --launcher mpirun", "'hpcgpu launch' takes it"),
         ("run --walltime 1h", "hpcgpu run in no job has no time limit"),
-        ("launch --launcher mpirun --memory 8GiB", "for each worker: memory_limit"),
+        ("launch --launcher mpirun --memory 8GiB", "for each worker: --memory-limit"),
         ("plan --script --batch slurm --gpus sim:2 --shape elastic", "with its script"),
     ],
 )
@@ -166,7 +166,7 @@ def test_what_errors_quote_is_not_rewritten(error: Any, message: str) -> None:
         (opt("job_directives_skip", ["--mem"]), "job_directives_skip=['--mem']", "--job-directives-skip --mem"),
         (opt("nodes"), "nodes=", "--nodes"),
         (opt("account", ...), "account=...", "--account ..."),
-        (opt("nodes", None), "nodes", "nodes"),
+        (opt("gpus_per_node", None), "gpus_per_node", "--gpus-per-node"),
         (opt("n_workers", 2), "n_workers=2", "n_workers=2"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_file_tells_what_a_node_is_like() -> None:
     assert "as " + str(machine) + " describes it" in invoke(*FORGE, "--gpus", "sim:4", "--from", str(machine)).output
     text = invoke(*FORGE).output
     assert "the nodes are unknown: give --from FILE" in text
-    assert "warning: 4 cores for 4 GPUs of each node" in text
+    assert "warning: 4 cores for 4 GPUs of each node: ask for more, --cores-per-gpu\n" in text
 
 
 def test_two_plans_are_compared_but_no_other_file(tmp_path: Path) -> None:

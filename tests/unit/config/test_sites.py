@@ -522,6 +522,7 @@ def test_wrong_site_file_is_named_with_line_and_path_of_value(text: str, said: s
         ("queues: [{name: a, node: b}]\nnodes: {c: {gpus: 1}}", "queues[0].node: 'b' is no type of nodes; allowed: c"),
         ("queues: [{name: gpu}]\ndefaults: {queue: gpus}", "defaults.queue: 'gpus' is not among the queues; did you m"),
         ("queues: [{name: a, walltime: 1h}]\ndefaults: {queue: a, walltime: 2h}", "defaults.walltime: 2h, but queue a"),
+        ("queues: [{name: a, walltime: 1h}]\ndefaults: {queue: a, walltime: soon}", "walltime: 'soon' is not a"),
         ("defaults: {walltime: 30}", "x.yaml:4: defaults.walltime: walltime: 30 is not a duration: it has no unit"),
         ("queues: [{name: a, nodes: [1, 2]}]\ndefaults: {queue: a, nodes: 3}", "x.yaml:5: defaults.nodes: 3, but "),
         ("nodes: {a: {gpus: 4}}\ndefaults: {gpus_per_node: 8}", "x.yaml:5: defaults.gpus_per_node: 8, but the nod"),

@@ -34,7 +34,7 @@ DOORS = {
     "pbs": (Pbs(), "7.login01", ("qselect", "qstat", "qstat", "pbsnodes", "qsub", "qdel")),
 }
 SPEC = JobSpec(name="x", argv=("true",), mark="m")
-LONG_S = {"dead owner in sbatch": 150.0}
+LONG_S = {"dead owner in sbatch": 470.0}
 
 
 @dataclass
@@ -100,7 +100,7 @@ SITUATIONS: dict[str, tuple[str, Callable[[Door], Awaitable[Any]], dict[str, int
     "stopped": ("R", lambda door: finish(door.run(door.job())), {"poll": 34, "cancel": 4}),
     "dead owner": ("R", lambda door: door.guard(door.job()), {"search": 2, "poll": 30}),
     "dead owner, away": ("away", lambda door: door.guard(door.job()), {"search": 30}),
-    "dead owner in sbatch": ("", Door.guard, {"search": 28}),
+    "dead owner in sbatch": ("", Door.guard, {"search": 38}),
 }
 
 

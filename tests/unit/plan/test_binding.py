@@ -19,6 +19,7 @@ from paths import TOPOLOGIES
 
 from hpcgpu.errors import BindingError, ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, Nic, NodeLayout, NumaNode, Settings, Topology, WorkerSpec
+from hpcgpu.model.allocation import BindingRules
 from hpcgpu.model.settings import SHARE, Limit
 from hpcgpu.plan.binding import network
 from hpcgpu.plan.binding.bindings import plan_bindings, simulated_gpus
@@ -59,7 +60,7 @@ def test_polaris_daint_and_lumi_are_planned_as_documented() -> None:
 def cores_of(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet | None = None, **wanted: object) -> list[str]:
     """Plan with all cores, or those that are allowed; return each worker's."""
     options = Settings(**wanted)  # type: ignore[arg-type]
-    return [str(b.cpuset) for b in plan_bindings(topology, gpus, allowed or pus(topology), options)]
+    return [str(b.cpuset) for b in plan_bindings(topology, gpus, allowed or pus(topology), options.binding_rules)]
 
 
 # --- single cases ----------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def test_cores_that_are_shared_even_or_far_have_a_reason() -> None:
     assert "  unknown  " in workers_table(SMALL, [WorkerSpec(name="w0", binding=even[0])]).to_text()
     (far,) = plan_bindings(SMALL, [replace(gpus[0], numa_node=0)], CpuSet([6, 7]))
     assert far.reasons == ("no core of its own NUMA node 0 is left: PUs 6-7 are on other nodes",)
-    local = plan_bindings(SMALL, [replace(g, numa_node=0) for g in gpus[:3]], pus(SMALL), Settings(cores="local"))
+    local = plan_bindings(SMALL, [replace(g, numa_node=0) for g in gpus[:3]], pus(SMALL), BindingRules(cores="local"))
     assert sorted(len(b.cpuset) for b in local) == [2, 3, 3]
     assert all("cores='local' is impossible" in b.reasons[0] for b in local)
 
@@ -144,7 +145,7 @@ def test_bind_keeps_pages_off_other_memory_with_one_dram_node() -> None:
     assert [n.kind for n in topology.other_memory] == ["gpu"]
 
     def policy(topology: Topology, wanted: str) -> tuple[str, str]:
-        (b,) = plan_bindings(topology, topology.gpus[:1], pus(topology), Settings(memory_policy=wanted))
+        (b,) = plan_bindings(topology, topology.gpus[:1], pus(topology), BindingRules(memory_policy=wanted))
         return b.memory_policy, str(b.memory_nodes)
 
     assert policy(topology, "bind") == ("bind", "0")
@@ -180,7 +181,7 @@ def test_rules_of_the_user_for_ports() -> None:
     gpus = simulated_gpus(topology, 4, GIB, "n")
 
     def plan(rule: str | tuple[str, ...]) -> list[list[str]]:
-        found = plan_bindings(topology, gpus, pus(topology), Settings(nics=rule))
+        found = plan_bindings(topology, gpus, pus(topology), BindingRules(nics=rule))
         return [[n.name for n in b.nics] for b in found]
 
     assert plan("balanced") == [["mlx5_0"], ["mlx5_0"], ["mlx5_1"], ["mlx5_1"]]
@@ -190,7 +191,7 @@ def test_rules_of_the_user_for_ports() -> None:
     with pytest.raises(ConfigError, match=r"'mlx5_7'.* allowed: .*, mlx5_0:1, mlx5_1:1, eth0:1"):
         plan(("mlx5_7",))
     dead = replace(topology, nics=tuple(replace(n, state="down") for n in nics))
-    binding = plan_bindings(dead, gpus, pus(dead), Settings(nics=("mlx5_0",)))[0]
+    binding = plan_bindings(dead, gpus, pus(dead), BindingRules(nics=("mlx5_0",)))[0]
     assert (binding.nics, binding.reasons) == ((), ("no port that nics names is active",))
 
 
@@ -210,7 +211,7 @@ def test_local_cores_have_local_memory() -> None:
     gpus = tuple(replace(g, numa_node=i) for g, i in zip(simulated_gpus(SMALL, 2, GIB, "n"), (1, 2), strict=True))
 
     def memory(**wanted: object) -> list[str]:
-        found = plan_bindings(SMALL, gpus, pus(SMALL), Settings(memory_policy="bind", **wanted))  # type: ignore[arg-type]
+        found = plan_bindings(SMALL, gpus, pus(SMALL), BindingRules(memory_policy="bind", **wanted))  # type: ignore[arg-type]
         return [f"{b.memory_policy} {b.memory_nodes}" for b in found]
 
     assert memory() == ["bind 0-1", "bind 2-3"]
@@ -326,7 +327,7 @@ class Case:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        return plan_bindings(self.topology, self.gpus, self.allowed, self.wanted)
+        return plan_bindings(self.topology, self.gpus, self.allowed, self.wanted.binding_rules)
 
 
 @st.composite
@@ -411,7 +412,7 @@ def test_cpu_workers_have_separate_cores_away_from_the_gpus(
     cores = usable_cores(topology, case.allowed)
     on_gpus = len(case.gpus) * each
     assume(len(cores) < on_gpus + count or len(cores) >= on_gpus + count + reserved)
-    together = plan_bindings(topology, case.gpus, case.allowed, wanted, cpu_workers=count)
+    together = plan_bindings(topology, case.gpus, case.allowed, wanted.binding_rules, cpu_workers=count)
     with_gpus, beside = together[:on_gpus], together[on_gpus:]
     assert len(beside) == count
     for a, b in zip(with_gpus, case.bindings, strict=True):
@@ -441,15 +442,15 @@ def test_cpu_workers_have_separate_cores_away_from_the_gpus(
 def test_workers_without_a_gpu_take_the_numa_node_that_has_none() -> None:
     topology = symmetric(1, 2, 4, 1)
     near, far = topology.gpus[0], topology.numa_nodes[1]
-    bindings = plan_bindings(topology, [near], pus(topology), Settings(nthreads=2), cpu_workers=2)
+    bindings = plan_bindings(topology, [near], pus(topology), BindingRules(nthreads=2), cpu_workers=2)
     assert [str(b.cpuset) for b in bindings] == ["0-7", "8-11", "12-15"]
     assert {b.memory_nodes for b in bindings[1:]} == {CpuSet([far.os_index])}
     assert {b.nics[0].name for b in bindings[1:]} == {"mlx5_1"}
     topology = symmetric(1, 1, 4, 2)
     with pytest.raises(ConfigError, match="cores=2 for each of 2 workers with a core for each of 1 CPU workers are"):
-        plan_bindings(topology, topology.gpus, pus(topology), Settings(cores=2), cpu_workers=1)
+        plan_bindings(topology, topology.gpus, pus(topology), BindingRules(cores=2), cpu_workers=1)
     with pytest.raises(ConfigError, match="a core for each of 4 workers and reserved_cores=1 are more than the 4"):
-        plan_bindings(topology, topology.gpus, pus(topology), Settings(reserved_cores=1), cpu_workers=2)
+        plan_bindings(topology, topology.gpus, pus(topology), BindingRules(reserved_cores=1), cpu_workers=2)
 
 
 @given(cases())
@@ -470,7 +471,7 @@ def test_local_cores_are_of_the_gpus_own_node_where_each_has_one(case: Case) -> 
 def test_p4_memory_is_dram_that_is_allowed_and_near(case: Case, data: st.DataObject) -> None:
     nodes = {n.os_index: n for n in case.topology.numa_nodes}
     allowed = CpuSet(data.draw(st.sets(st.sampled_from(sorted(nodes)), min_size=1)))
-    for b in plan_bindings(case.topology, case.gpus, case.allowed, case.wanted, allowed):
+    for b in plan_bindings(case.topology, case.gpus, case.allowed, case.wanted.binding_rules, allowed):
         assert b.memory_nodes <= allowed
         if b.memory_policy == "none":
             assert len(allowed) == 1 or case.wanted.memory_policy == "none" or not b.memory_nodes

@@ -9,9 +9,9 @@ import pytest
 from machines import DOCUMENTED, GIB, GRANTED, MACHINES, gpus_of, machine, pus
 
 from hpcgpu.errors import BindingError
-from hpcgpu.model import Binding, CpuSet, Gpu, Settings, Topology, WorkerSpec
+from hpcgpu.model import Binding, BindingRules, CpuSet, Gpu, Settings, Topology, WorkerSpec
 from hpcgpu.model.settings import NO_LIMIT
-from hpcgpu.plan.binding.bindings import BindingRules, simulated_gpus
+from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.ranks import plan_rank
 from hpcgpu.plan.binding.workers import facts_from, plan_whole_node
 
@@ -71,8 +71,7 @@ def test_rank_of_several_gpus_has_the_places_of_all(name: str) -> None:
 
 
 def test_rules_have_the_defaults_of_the_settings() -> None:
-    settings = Settings()
-    assert BindingRules()._asdict() == {name: getattr(settings, name) for name in BindingRules._fields}
+    assert BindingRules() == Settings().binding_rules
 
 
 def test_ranks_that_do_not_match_gpus_are_refused() -> None:

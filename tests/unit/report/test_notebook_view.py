@@ -85,7 +85,7 @@ def test_what_users_are_called_is_text() -> None:
 def test_a_cluster_says_what_it_has() -> None:
     worker = facts(tiers={"device": 50 << 20}, process_bytes=1 << 30)
     page = Reader(cluster_page("X", "mine", "running", "http://here", jobs_table([JOB]), (worker,), 2))
-    for words in ("Workers: 1 of 2 on 1 GPU, 1 node", "50.0 MiB of 100.0 MiB, limit 80.0 MiB", "4711", "UP 1", "H200"):
+    for words in ("Workers: 1 of 2 on 1 GPU, 1 node", "50.0 MiB of 100.0 MiB (limit 80.0 MiB)", "4711", "UP 1", "H200"):
         assert words in page.text.replace("\xa0", " "), words
     assert page.widths[:2] == [50.0, 50.0]
     assert "NIC" not in page.text  # no worker has one

@@ -178,6 +178,7 @@ def test_the_union_of_intervals(found: list[tuple[int, int]]) -> None:
         ({"peak_bytes": {"process": 4 * GIB}}, "less host memory: 6.0 GiB for each worker in place of 60.0 GiB"),
         ({"peak_bytes": {"process": 59 * GIB}}, "more host memory: a worker's process took 59.0 GiB of 60.0 GiB"),
         ({"peak_bytes": {"process": 4 * GIB, "disk": GIB}}, "more host memory, or more GPUs: up to 1.0 GiB"),
+        ({"peak_bytes": {"process": 4 * GIB, "disk": 4096}}, ""),
     ],
 )
 def test_advice(changed: dict[str, object], said: str) -> None:
@@ -248,21 +249,21 @@ def test_no_cost_is_invented(spec: JobSpec) -> None:
 
 
 def test_a_poor_request_says_what_to_write() -> None:
-    said = list(preview.warnings(planned(replace(SPEC, walltime_s=None))))
+    said = preview.warnings(planned(replace(SPEC, walltime_s=None)))
     assert [text.rpartition(" ")[2] for text in said[:1]] == ["cores_per_gpu="]
     assert "4 cores for 4 GPUs" in said[0]
     assert "memory=" in said[1]
     assert "walltime=" in said[2]
     good = replace(SPEC, cpus_per_task=8, memory_per_node_bytes=1 << 38)
-    assert list(preview.warnings(planned(good))) == []
+    assert preview.warnings(planned(good)) == []
     whole = replace(SITE, dialect={"cpus": False, "memory": "none"})
-    assert list(preview.warnings(planned(site=whole))) == []
+    assert preview.warnings(planned(site=whole)) == []
 
 
 def test_plan_of_many_nodes_warns_of_limits_and_imports() -> None:
     spec = replace(SPEC, nodes=250)
     poor = replace(planned(spec), limits=Limits(files=1024), imports=shared_imports(250, "lustre"))
-    short, imports = list(preview.warnings(poor))[-2:]
+    short, imports = preview.warnings(poor)[-2:]
     assert short.startswith(
         "1,000 workers need 3,266 open files of the scheduler; the hard limit (ulimit -Hn) is 1,024"
     )

@@ -73,7 +73,7 @@ def ports_of(topology: Topology, gpus: Sequence[int] | None = None, **options: o
     mine = topology.gpus if gpus is None else [topology.gpus[i] for i in gpus]
     cpu_workers = options.pop("cpu_workers", 0)
     everything, wanted = CpuSet(CpuSet().union(*topology.cores)), Settings(**options)  # type: ignore[arg-type]
-    bindings = plan_bindings(topology, mine, everything, wanted, cpu_workers=int(str(cpu_workers)))
+    bindings = plan_bindings(topology, mine, everything, wanted.binding_rules, cpu_workers=int(str(cpu_workers)))
     return [[nic.name for nic in b.nics] for b in bindings]
 
 
@@ -104,7 +104,7 @@ def test_memory_of_a_gpu_is_never_planned(below: str) -> None:
     assert [n.kind for n in topology.other_memory] == ["gpu"]
     for policy in ("preferred-many", "bind", "interleave"):
         wanted = Settings(memory_policy=policy)
-        for binding in plan_bindings(topology, topology.gpus, CpuSet(range(4)), wanted):
+        for binding in plan_bindings(topology, topology.gpus, CpuSet(range(4)), wanted.binding_rules):
             assert 15 not in binding.memory_nodes
 
 
@@ -193,7 +193,7 @@ def test_rdma_of_other_makers_is_used_by_name_only(name: str, ids: str) -> None:
     topology = read_file(machine(function(0x40, GPU_IDS), function(0x50, f"0200 [{ids}] [{ids}] 00", name)))
     assert ports_of(topology) == [[]]
     assert Ports(topology).why_not[topology.nics[0]].singular.startswith("RDMA that UCX is not known to drive")
-    (binding,) = plan_bindings(topology, topology.gpus, CpuSet(range(8)), Settings(nics=(name,)))
+    (binding,) = plan_bindings(topology, topology.gpus, CpuSet(range(8)), Settings(nics=(name,)).binding_rules)
     assert ucx_env(binding) == (("UCX_NET_DEVICES", f"{name}:1"),)
 
 
