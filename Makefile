@@ -178,6 +178,7 @@ $(LIBRARIES)/.installed: $(STAMP) constraints-libraries.txt
 	@echo 'installing XGBoost, scikit-learn, xarray, Optuna and JAX into $(LIBRARIES)'
 	@$(call install,$(LIBRARIES),-c constraints.txt -c constraints-libraries.txt -e '.[mpi-runtime]' jax joblib optuna \
 	  pandas pyarrow scikit-learn xarray xgboost-cpu zarr hypothesis pytest pytest-timeout pytest-xdist)
+	@$(call install,$(LIBRARIES),--no-deps -c constraints-libraries.txt cudf-polars-cu12)
 	-@$(UV) pip install --quiet --python $(LIBRARIES)/bin/python --torch-backend cpu -c constraints.txt torch
 	@touch $@
 

@@ -114,6 +114,7 @@ PRIVATE: dict[str, dict[str, str]] = {
         ("_write_buffer", "_total_write_index"),
         "distributed, too, enqueues a message at once; tornado has no other way",
     ),
+    "deploy/processes/polars_engine.py": {"_bind_done": "cudf-polars' own mark of a bound process; it has no other"},
     "spill/distributed/shuffles.py": dict.fromkeys(
         ("_core", "_mean_shard_size", "_send"), "compat.py of the store, which any worker of Dask can have"
     ),
