@@ -58,7 +58,7 @@ def test_examples_on_a_gang_equal_local_cluster(expected: dict[str, Any], tmp_pa
 
 
 @pytest.mark.timeout(600)
-def test_examples_on_an_elastic_slurm_cluster_equal_local_cluster() -> None:
+def test_examples_on_an_elastic_cluster_equal_local_cluster() -> None:
     lab = Lab()
     try:
         lab.build()
