@@ -291,7 +291,7 @@ class Immovable(Kind):
 
 
 class JaxArrays(Immovable):
-    """Arrays of JAX, which shares their memory with others as it likes, and lets nobody free it."""
+    """Arrays of JAX, which alone frees their memory."""
 
     # __cuda_array_interface__ has no bfloat16 and waits for the array's computation, on an event loop too (0.10.2)
     def extent_of(self, array: Any) -> tuple[int, int]:
