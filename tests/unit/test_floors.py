@@ -74,7 +74,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "batch": set(),
     "report": {"rich"},
     "sim": {"numpy"},
-    "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm"},  # by who has objects of theirs
+    "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm", "jax"},  # by who has objects of theirs
     **{room: {"distributed", "dask", "numpy"} for room in ("spill/distributed", "spill/preload.py")},
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}

@@ -57,7 +57,7 @@ def test_whole_gpus_stay_visible_the_own_one_first(tmp_path: Path, nvml: FakeNvm
     assert found["used"] == 0  # a sum, since no GPU is counted twice
 
 
-def test_contexts_on_other_gpus_are_said_once_and_are_differences(tmp_path: Path) -> None:
+def test_contexts_on_other_gpus_are_said_and_are_differences(tmp_path: Path) -> None:
     """As those of a library that takes all GPUs that it sees."""
     nvml = compiled(tmp_path)
     fake_cuda.compiled(tmp_path)
