@@ -9,6 +9,8 @@ STAMP  := $(VENV)/.installed
 UCX    := .venv-ucx
 # CuPy, numba and RMM on a stand-in for a driver: there alone is the part of CuPy replaced that brings NVIDIA's runtime.
 CUPY   := .venv-cupy
+# XGBoost, scikit-learn, xarray and others, which no test of make test needs.
+LIBRARIES := .venv-libraries
 LAB    := PYTHON=$(PYTHON) docker/lab.sh
 
 # Images set it; then each Python of the tests compiles all that it imports: 1.4 CPU s for distributed alone.
@@ -26,7 +28,7 @@ DECIDE := $(BIN)/python scripts/run_tests.py decide
 NOW    := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test check docs image oldest clusters ucx cupy bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
+.PHONY: help demo test check docs image oldest clusters ucx cupy libraries bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
 
 help:
 	@echo 'make demo         an SVD on four simulated GPUs: no root, no batch system, no GPU'
@@ -37,6 +39,7 @@ help:
 	@echo 'make oldest       the demo and tests/unit with the lowest versions of all dependencies (minutes)'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make cupy         CuPy, numba and RMM themselves, in an environment of their own; no GPU is needed'
+	@echo 'make libraries   what people run on top: XGBoost, xarray, scikit-learn ..., in an environment of its own (minutes)'
 	@echo 'make bench        the benchmarks: figures in docs/benchmarks/*.csv, and docs/benchmarks.md with charts of them'
 	@echo 'make gpu          all that wants a GPU, in 9 minutes at most, and a report of it in build/gpu'
 	@echo 'make slurm-up     a Slurm cluster in containers; slurm-shell: its login node; slurm-down: remove it'
@@ -169,6 +172,16 @@ $(CUPY)/.installed: $(STAMP) constraints-cupy.txt tests/support/real_cupy.py tes
 	@$(CUPY)/bin/python $(COLLECT) tests/cupy > /dev/null || true
 	@touch $@
 
+# PyTorch without CUDA is in an index of its own: where it cannot be had, its tests are skipped.
+$(LIBRARIES)/.installed: $(STAMP) constraints-libraries.txt
+	@$(call environment,$(LIBRARIES))
+	@echo 'installing XGBoost, scikit-learn, xarray, Optuna and JAX into $(LIBRARIES)'
+	@$(call install,$(LIBRARIES),-c constraints.txt -c constraints-libraries.txt -e '.[mpi-runtime]' jax joblib optuna \
+	  pandas pyarrow scikit-learn xarray xgboost-cpu zarr hypothesis pytest pytest-timeout pytest-xdist)
+	@$(call install,$(LIBRARIES),--no-deps -c constraints-libraries.txt cudf-polars-cu12)
+	-@$(UV) pip install --quiet --python $(LIBRARIES)/bin/python --torch-backend cpu -c constraints.txt torch
+	@touch $@
+
 ucx: $(UCX)/.installed
 	$(UCX)/bin/python $(RUN) ucx -n 2 --dist loadscope --durations 10 --durations-min 5 tests/ucx
 	@[ -z "$(NOW)" ] || $(UCX)/bin/python scripts/run_tests.py decide ucx
@@ -176,6 +189,10 @@ ucx: $(UCX)/.installed
 cupy: $(CUPY)/.installed
 	$(CUPY)/bin/python $(RUN) cupy -n 2 --dist loadfile --durations 10 --durations-min 5 tests/cupy
 	@[ -z "$(NOW)" ] || $(CUPY)/bin/python scripts/run_tests.py decide cupy
+
+libraries: $(LIBRARIES)/.installed
+	$(LIBRARIES)/bin/python $(RUN) libraries --durations 10 --durations-min 5 tests/libraries
+	@[ -z "$(NOW)" ] || $(LIBRARIES)/bin/python scripts/run_tests.py decide libraries
 
 system:
 	@scripts/system-deps.sh
@@ -201,4 +218,4 @@ slurm-shell:
 	$(LAB) shell
 
 clean:
-	rm -rf $(VENV) $(UCX) $(CUPY) .gpu-wheels .gpu-site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(UCX) $(CUPY) $(LIBRARIES) .gpu-wheels .gpu-site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -82,6 +83,16 @@ class Part(NamedTuple):
 FIRST_HOUR += ("peers", "small", "killed", "starts", "waiting")
 
 
+# The examples on libraries, and the library that each one's GPU form needs; they are run where it is installed.
+LIBRARY_EXAMPLES = {
+    "libraries/xgboost_trees": "xgboost",
+    "libraries/xarray_zarr": "cupy_xarray",
+    "libraries/sklearn_joblib": "cuml",
+    "libraries/pandas_shuffle": "dask_cudf",
+    "libraries/torch_ddp": "torch",
+}
+
+
 def test_parts() -> list[Part]:
     """Return a part for each file of tests: a crash, or an error from which a context does not recover, ends one."""
     paths = sorted((ROOT / "tests/gpu").rglob("test_*.py"))
@@ -96,6 +107,11 @@ PARTS = (
     Part("examples/svd.py", ("-m", "hpcgpu", "run", "examples/svd.py", "--cupy"), 40, "cupy"),
     Part("examples/schedulers.py", ("examples/schedulers.py", "--size", "8000000", "--cupy"), 45, "cupy"),
     Part("examples/memory_types.py", ("examples/memory_types.py", "--cupy"), 40, "cupy"),
+    *(
+        Part(name, ("-m", "hpcgpu", "run", f"examples/{name}.py", "--gpu"), 40, "cupy")
+        for name, library in LIBRARY_EXAMPLES.items()
+        if importlib.util.find_spec(library)
+    ),
     Part("benchmarks/protocols.py", ("benchmarks/protocols.py", "--cupy", "--runs", "1"), 75, "cupy"),
     Part("benchmarks/main_job.py", ("benchmarks/main_job.py", "--gpu-only", "--quick"), 75, "cupy"),
     Part("memcheck", ("benchmarks/gpu_first_hour.py", "memcheck"), 60, "cupy"),

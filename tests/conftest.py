@@ -27,7 +27,15 @@ from hpcgpu.model import Patience
 
 # Rooms whose tests start threads and processes; the others are pure.
 STARTS = {"agent", "checkpoint", "cli", "deploy", "host", "launch", "sim", "spill", "supervise", "support"}
-MARKERS = {"process": "mpi", "lab": "slurm", "pbs": "pbs", "gpu": "gpu", "ucx": "ucx", "cupy": "cupy"}
+MARKERS = {
+    "process": "mpi",
+    "lab": "slurm",
+    "pbs": "pbs",
+    "gpu": "gpu",
+    "ucx": "ucx",
+    "cupy": "cupy",
+    "libraries": "libraries",
+}
 IMPATIENT = Patience(
     submission_s=2.0, retries_s=(0.25, 0.5, 1.0, 1.0), ask_s=1.0, news_s=0.5, refused_s=1.0, unlisted_s=1.0
 )

@@ -80,6 +80,19 @@ def test_every_example_is_described_and_prints_its_help(
         assert (end.value.code, "--cupy" in capsys.readouterr().out) == (0, True)
 
 
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "libraries").glob("*.py")), ids=lambda path: path.stem)
+def test_library_example_is_short_and_begins_with_its_command(path: Path) -> None:
+    """``make libraries`` runs it: the libraries are not installed here."""
+    first, *rest = path.read_text().splitlines()
+    assert first == f"# hpcgpu run --gpus sim:2 examples/libraries/{path.name}"
+    assert 20 <= len(rest) <= 65
+    assert [line for line in rest if "Client(" in line and "def " not in line] == [
+        "    with Client() as client:  # the cluster's line: the run's cluster, or distributed's LocalCluster"
+    ]
+    assert not [line for line in rest if "hpcgpu" in line]
+    assert f"[{path.name}](libraries/{path.name})" in README
+
+
 def test_clusters_are_measured_and_compared() -> None:
     """One run of the smallest size."""
     argv = [sys.executable, str(ROOT / "benchmarks/main_job.py"), "--size", "smallest", "--runs", "1", "--json"]

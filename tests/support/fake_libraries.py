@@ -198,3 +198,27 @@ def install(patch: pytest.MonkeyPatch, memory_bytes: int) -> Gpu:
     for name, module in {"torch": torch(gpu), "rmm": rmm}.items():
         patch.setitem(sys.modules, name, module)
     return gpu
+
+
+class ArrayImpl:
+    """JAX's bfloat16 on a GPU, or what was donated: then it has no devices."""
+
+    __module__ = "jaxlib._jax"
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.deleted = nbytes, False
+
+    def is_deleted(self) -> bool:
+        return self.deleted
+
+    def devices(self) -> set[Any]:
+        if self.deleted:
+            raise RuntimeError("Array has been deleted")
+        return {_JAX_GPU}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise AttributeError("__cuda_array_interface__ is not supported for bfloat16 buffers.")
+
+
+_JAX_GPU = type("Device", (), {"platform": "gpu"})()

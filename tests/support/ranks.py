@@ -101,12 +101,11 @@ def run(
 
 
 def run_command(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120
+    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as :func:`run` does."""
-    return subprocess.run(
-        argv, capture_output=True, text=True, timeout=timeout, env=environment(**(env or {})), stdin=subprocess.DEVNULL
-    )
+    more: dict[str, Any] = {"env": environment(**(env or {})), "cwd": cwd, "stdin": subprocess.DEVNULL}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, **more)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name
 
 # Blocks to read, not to type: output, pictures, files of a site or a configuration; Sphinx replaces two.
-SHOWN = {"", "text", "yaml", "json", "{toctree}", "{eval-rst}"}
+SHOWN = {"", "text", "diff", "yaml", "json", "{toctree}", "{eval-rst}"}
 # All pages with commands, those of the folders too that have tests of their own; pytest leaves one in .pytest_cache.
 TEXTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
 TEXTS += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]

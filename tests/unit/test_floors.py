@@ -74,7 +74,7 @@ OUTSIDE: dict[str, set[str]] = {  # what is not the standard library, and pure r
     "batch": set(),
     "report": {"rich"},
     "sim": {"numpy"},
-    "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm"},  # by who has objects of theirs
+    "spill": {"numpy", "wrapt", "cupy", "cuda"} | {"torch", "numba", "rmm", "jax"},  # by who has objects of theirs
     **{room: {"distributed", "dask", "numpy"} for room in ("spill/distributed", "spill/preload.py")},
     "host": {"psutil", "pynvml", "cryptography", "msgspec"},
     "deploy": {"distributed", "dask", "tornado", "numpy", "psutil", "rich", "cryptography", "bokeh", "msgspec"}
@@ -114,6 +114,7 @@ PRIVATE: dict[str, dict[str, str]] = {
         ("_write_buffer", "_total_write_index"),
         "distributed, too, enqueues a message at once; tornado has no other way",
     ),
+    "deploy/processes/polars_engine.py": {"_bind_done": "cudf-polars' own mark of a bound process; it has no other"},
     "spill/distributed/shuffles.py": dict.fromkeys(
         ("_core", "_mean_shard_size", "_send"), "compat.py of the store, which any worker of Dask can have"
     ),

@@ -18,8 +18,8 @@ from distributed import Worker
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from hpcgpu.errors import HpcGpuError
-from hpcgpu.host import host_memory, process
+from hpcgpu.errors import HpcGpuError, LaunchError
+from hpcgpu.host import cuda_driver, host_memory, log, process
 from hpcgpu.host.energy import CpuEnergy, GpuEnergy
 from hpcgpu.model import WorkerSpec
 from hpcgpu.report.machine import binding_differences
@@ -106,6 +106,10 @@ class WorkerMetrics(WorkerPlugin):
             new = binding_differences(self._spec, replace(process.read_binding(), env=self._spec.env))
         except HpcGpuError as e:
             new = (str(e),)
+        contexts = _other_contexts(self._spec)
+        if contexts and not set(contexts) <= set(before):
+            log.say(f"worker {self._spec.name} is not as planned: {contexts[0]}")
+        new += contexts
         self._differences = (now, new)
         return new
 
@@ -128,10 +132,24 @@ def collect(dask_worker: Worker) -> WorkerFacts:
     direct = {
         "spec": spec,
         "actual": now,
-        "differences": binding_differences(spec, now),
+        "differences": (*binding_differences(spec, now), *_other_contexts(spec)),
         "node_copies": plugin.copy_obstacle(),
     }
     return read_facts(name, planned(spec), memory, _read_device(spec), node=node, **direct)
+
+
+def _other_contexts(spec: WorkerSpec) -> tuple[str, ...]:
+    """Return what to say of CUDA contexts on other GPUs than the worker's: a library may open them at any time."""
+    if spec.gpu is None or spec.simulated:
+        return ()
+    try:
+        first = cuda_driver.first_device()
+    except LaunchError as e:
+        return (str(e),)
+    if first is None or not first.others:
+        return ()
+    where = ", ".join(map(str, first.others))
+    return (f"it has a CUDA context on other GPUs, too (devices {where}), and takes their memory",)
 
 
 def _read_memory(worker: Worker) -> dict[str, Any]:

@@ -53,11 +53,11 @@ def _evict_once_imported() -> None:
     def evict_by(rmm: Any) -> None:
         try:
             rmm.mr.set_current_device_resource(evicting(rmm.mr.get_current_device_resource()))
+            _say_next_owner(rmm.mr)
         except RuntimeError as e:  # a worker that does not use it works without
             logger.warning("RMM is installed but fails on this GPU, and evicts nothing for its allocations: %s", e)
 
-    # distributed imports RMM if it is installed (2026.8.0: worker.py); else cuDF or user code does. A resource that
-    # user code sets later evicts nothing.
+    # distributed imports RMM if it is installed (2026.8.0: worker.py); else cuDF or user code does
     wrapt.register_post_import_hook(evict_by, "rmm")
 
 
@@ -75,6 +75,24 @@ def _allocate_by(rapids: Rapids) -> None:
             scratch.make_private(Path(str(options["log_file_name"])).parent)
         resource = getattr(rmm.mr, name)(resource, **options)
     rmm.mr.set_current_device_resource(resource)
+    _say_next_owner(rmm.mr, "the options of RMM no longer hold, and ")
+
+
+def _say_next_owner(mr: Any, also: str = "") -> None:
+    """Say once that other code sets RMM's resource, as cudf-polars' engine does: two owners, and the last one wins."""
+    original = mr.set_current_device_resource
+
+    def set_and_say(resource: Any) -> None:
+        mr.set_current_device_resource = original
+        original(resource)
+        logger.warning(
+            "RMM's resource in this worker was replaced by %s: %sits failing allocations evict nothing from the store. "
+            "cudf-polars' DaskEngine does this: leave rmm_* and CuPy's arrays to other clusters",
+            type(resource).__name__,
+            also,
+        )
+
+    mr.set_current_device_resource = set_and_say
 
 
 def evicting(resource: Any) -> Any:

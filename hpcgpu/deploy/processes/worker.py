@@ -26,6 +26,7 @@ from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.network.node_copies import this_process
+from hpcgpu.deploy.processes import polars_engine
 from hpcgpu.deploy.processes.control import Control, encode
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.rmm import set_up_rmm
@@ -61,6 +62,7 @@ def usage_reader(spec: WorkerSpec) -> Callable[[], int]:
 
 def open_device(spec: WorkerSpec) -> None:
     """Make the worker's GPU the current one of this process; called once, after binding."""
+    polars_engine.keep_binding(spec)
     if not spec.simulated:
         # CUDA_VISIBLE_DEVICES names it first: it is device 0, and its first user opens it
         # torch's or numba's arrays may be in the store before CuPy's
@@ -123,6 +125,10 @@ class SilentWorker(Worker):
             await super().heartbeat()
         finally:
             self._beat = None
+
+    async def run(self, comm: Any, function: bytes, *args: Any, **kwargs: Any) -> Any:
+        """Run a function of Client.run, as distributed does; one of cudf-polars' engine in a thread."""
+        return await super().run(comm, polars_engine.off_loop(function), *args, **kwargs)
 
     async def close(self, *args: Any, **kwargs: Any) -> str | None:
         """Close as distributed does, after cancelling a heartbeat under way, unless it is the caller."""

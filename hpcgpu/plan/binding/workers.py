@@ -28,7 +28,8 @@ from hpcgpu.plan.binding.network import USER_VARIABLES, nccl_env, ucx_env
 from hpcgpu.units import format_bytes
 
 # Only users set these variables, no launcher and no batch system.
-_USERS = ("CUPY_GPU_MEMORY_LIMIT", *USER_VARIABLES)
+_JAX = ("JAX_CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION")
+_USERS = ("CUPY_GPU_MEMORY_LIMIT", *_JAX, "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", *USER_VARIABLES)
 UCX_WITH_IB = (
     "Load a module of the site's UCX and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true, or take UCX and ucxx from conda"
 )
@@ -220,11 +221,15 @@ def _spec(
     planned = dict([*cuda_env(binding.gpus), *ports, *(common if binding.nics else ())])
     if gpu and settings.enable_cudf_spill:  # cuDF reads them at its import (options.py, 26.10)
         planned |= {"CUDF_SPILL": "on", "CUDF_SPILL_STATS": str(settings.cudf_spill_stats)}
-    if gpu and not simulated and each > 1:  # CuPy's pool gives nothing back to another process
-        planned["CUPY_GPU_MEMORY_LIMIT"] = f"{97 // each}%"
+    if gpu and not simulated:
+        planned |= _library_env(each)
+    if binding.interface:  # torch's gloo takes a name; NCCL takes ib1 as a prefix, which ib10 has, too
+        planned |= {"NCCL_SOCKET_IFNAME": f"={binding.interface}", "GLOO_SOCKET_IFNAME": binding.interface}
     # Resources that distinguish GPU workers from CPU workers, unless the user names some.
     resources = settings.resources or ({"GPU" if gpu else "CPU": 1.0} if settings.cpu_workers else {})
     kept = {name for name in planned if name in settings.env or (name in _USERS and name in node.environ)}
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" in {**node.environ, **settings.env}:  # JAX refuses both (jaxlib 0.10.2)
+        planned.pop("XLA_CLIENT_MEM_FRACTION", None)
     if "UCX_NET_DEVICES" in kept:
         planned.pop("UCX_MAX_RNDV_RAILS", None)
     env = {k: v for k, v in planned.items() if k not in kept} | dict(settings.env)
@@ -244,6 +249,15 @@ def _spec(
         kept_env=tuple(sorted(kept)),
         resources=tuple(resources.items()),
     )
+
+
+def _library_env(each: int) -> dict[str, str]:
+    """Return the variables by which libraries stay on a worker's own GPU and leave memory there to others."""
+    # JAX would open all GPUs that the worker sees, and take 75 % of each at once (jaxlib 0.10.2, xla_client.py)
+    out = {"JAX_CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if each > 1:  # their pools give nothing back to another process
+        out |= {"CUPY_GPU_MEMORY_LIMIT": f"{97 // each}%", "XLA_CLIENT_MEM_FRACTION": f"0.{97 // each:02}"}
+    return out
 
 
 def facts_from(topology: Topology, where: str) -> NodeFacts:

@@ -23,6 +23,7 @@ from hpcgpu.spill.devices.libraries import (
     CudfObjects,
     CudfView,
     Immovable,
+    JaxArrays,
     NumbaArrays,
     RmmBuffers,
     is_cudf,
@@ -216,7 +217,14 @@ class CoreBuffers(Kind):
         return False
 
 
-_KINDS = {"cuda": CoreBuffers, "cupy": CupyArrays, "torch": Tensors, "numba": NumbaArrays, "rmm": RmmBuffers}
+_KINDS = {
+    "cuda": CoreBuffers,
+    "cupy": CupyArrays,
+    "torch": Tensors,
+    "numba": NumbaArrays,
+    "rmm": RmmBuffers,
+    "jax": JaxArrays,
+}
 
 
 @functools.cache
@@ -264,6 +272,8 @@ def is_device_array(x: Any) -> bool:
         return bool(x.size) and not x.is_mapped and not x.is_host_accessible  # in device memory of this process
     if library == "torch":
         return bool(x.is_cuda)
+    if library == "jax":
+        return not x.is_deleted() and any(device.platform != "cpu" for device in x.devices())
     return library != "other" or is_on_device(x)
 
 
@@ -281,7 +291,7 @@ def is_immovable(array: Any) -> bool:
 
 def always_moves(kind: type) -> bool:
     """Tell whether no array of a class is, or becomes, immovable."""
-    return library_of(kind) not in ("torch", "other")
+    return library_of(kind) not in ("torch", "other", "jax")
 
 
 def is_left_to_cudf(x: Any) -> bool:

@@ -24,8 +24,8 @@ from hpcgpu.spill.devices.device import Kind
 from hpcgpu.spill.storage.disk import ImmovableError
 
 # Compiled code may get objects of these libraries, and takes no proxies for them: they come up with their value.
-UNPROXIED = frozenset({"torch", "numba", "rmm", "other"})
-LIBRARIES = ("cuda", "cupy", "torch", "numba", "rmm", "other")  # whose arrays the store finds by address
+UNPROXIED = frozenset({"torch", "numba", "rmm", "other", "jax"})
+LIBRARIES = ("cuda", "cupy", "torch", "numba", "rmm", "other", "jax")  # whose arrays the store finds by address
 
 
 @functools.lru_cache(256)
@@ -54,6 +54,8 @@ def library_of(kind: Any) -> str:  # a class; mypy takes type for what cannot be
         return "numba"
     if kind.__name__ == "DeviceBuffer" and root == "rmm":  # rmm.pylibrmm.device_buffer
         return "rmm"
+    if kind.__name__ == "ArrayImpl" and root == "jaxlib":  # jaxlib._jax (0.10.2)
+        return "jax"
     # numba's mapped and managed arrays are NumPy arrays, too: the host can read them in their memory
     return "other" if hasattr(kind, "__cuda_array_interface__") and not issubclass(kind, np.ndarray) else ""
 
@@ -288,3 +290,15 @@ class Immovable(Kind):
         raise ImmovableError(
             array, TypeError("it shows device memory, but hpcgpu cannot make such an object from bytes")
         )
+
+
+class JaxArrays(Immovable):
+    """Arrays of JAX, which alone frees their memory."""
+
+    # __cuda_array_interface__ has no bfloat16 and waits for the array's computation, on an event loop too (0.10.2)
+    def extent_of(self, array: Any) -> tuple[int, int]:
+        """Return an id, valid while the array lives, and its bytes."""
+        return id(array), int(array.nbytes)
+
+    def view_of(self, array: Any) -> NoReturn:
+        raise ImmovableError(array, TypeError("JAX keeps its arrays in memory of its own: jax.device_get moves one"))

@@ -21,6 +21,13 @@ def register() -> None:
     """Register handles and CuPy's arrays with Dask in this process; CuPy is imported with its first array."""
     sizeof.register(Handle, lambda handle: handle.nbytes)  # Dask would count 64 bytes
     sizeof.register(Packed, lambda packed: packed.nbytes)
+
+    @sizeof.register_lazy("jaxlib")
+    def add_jax() -> None:
+        import jax  # type: ignore[import-not-found] # of no extra of ours
+
+        sizeof.register(jax.Array, lambda array: int(array.nbytes))  # Dask 2026.8.0 counts Python's object alone
+
     # distributed's own (2026.8.0, protocol/cupy.py) need numba or RMM, and lose the dtype of records and bfloat16. They
     # take the place of these when an array of cupyx comes: each read messages of the other.
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import fake_cuda
 import pytest
 import ranks
 from fake_nvml import FakeGpu, FakeNvml, FakeSlice, compiled
@@ -77,6 +80,18 @@ def test_whole_gpus_stay_visible_the_own_one_first(tmp_path: Path, nvml: FakeNvm
     # nothing of these GPUs' memory is in use, which NVML says where no pool does
     assert found["memory"] == [["NVML", 0, 1024]] * 2
     assert found["used"] == 0  # a sum, since no GPU is counted twice
+
+
+def test_contexts_on_other_gpus_are_said_and_are_differences(tmp_path: Path) -> None:
+    """As those of a library that takes all GPUs that it sees."""
+    nvml = compiled(tmp_path)
+    fake_cuda.compiled(tmp_path)
+    uuids = [f"GPU-{i * 8}-1111-2222-3333-444444444444" for i in "ab"]
+    gpus = [replace(gpu, uuid=uuid) for gpu, uuid in zip(WHOLE, uuids, strict=True)]
+    shown, stderr = run(tmp_path, nvml, gpus, FAKE_CUDA_DEVICES="2")
+    text = "it has a CUDA context on other GPUs, too (devices 1), and takes their memory"
+    assert list(shown["differences"].values()) == [[text]] * 2
+    assert sorted(re.findall(rf"worker (\S+) is not as planned: {re.escape(text)}", stderr)) == [*shown["differences"]]
 
 
 def test_what_the_launcher_granted_is_a_fact_to_plan_from(tmp_path: Path, nvml: FakeNvml) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from programs import python
 
 from hpcgpu.config.layers import read_settings
-from hpcgpu.deploy.processes import worker
+from hpcgpu.deploy.processes import rmm, worker
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, Topology, WorkerSpec
 from hpcgpu.model.topology import Rapids
@@ -66,6 +67,23 @@ def resources(**given: object) -> list[tuple[str, dict[str, object]]]:
     plan = planned(given)
     assert plan is not None
     return [(name, dict(arguments)) for name, arguments in plan.resources]
+
+
+def test_next_owner_of_rmms_resource_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = ModuleType("rmm")
+    module.__spec__ = ModuleSpec("rmm", None)
+    exec(FAKE_RMM, module.__dict__)
+    monkeypatch.setitem(sys.modules, "rmm", module)
+    mr = module.mr
+    rmm.set_up_rmm(Rapids(needs=(("rmm", "rmm_async=True"),), resources=()))
+    assert not caplog.records
+    for _ in range(2):
+        mr.set_current_device_resource(SimpleNamespace())
+    assert mr.current == SimpleNamespace()
+    (record,) = caplog.records
+    assert "replaced by SimpleNamespace: the options of RMM no longer hold" in record.getMessage()
 
 
 def test_each_plan() -> None:

@@ -115,8 +115,10 @@ def test_a_worker_starts_with_its_gpu_first_and_its_port() -> None:
     assert dict(spec.env) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3,GPU-0,GPU-1",
+        "JAX_CUDA_VISIBLE_DEVICES": "0",
         "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",  # the same on all workers of the node
         "UCX_NET_DEVICES": "mlx5_1:1",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
     assert (spec.name, spec.gpu, spec.simulated) == ("n-2", GPUS[2], False)
     assert spec.memory_limit_bytes == 4 << 30
@@ -210,7 +212,9 @@ def test_slingshot_is_tcp_on_the_nearest_interface() -> None:
     specs = [s for _, s in plan_workers(Settings(), there, SHARES)]
     assert [s.binding.interface for s in specs] == ["hsn0", "hsn0", "", ""]
     assert "hsn1 has no IP address" in specs[2].binding.reasons[-1]
-    assert not any(name.startswith(("UCX", "NCCL")) for s in specs for name, _ in s.env)
+    assert not any(name.startswith(("UCX", "NCCL_IB")) for s in specs for name, _ in s.env)
+    assert [dict(s.env).get("NCCL_SOCKET_IFNAME") for s in specs] == ["=hsn0", "=hsn0", None, None]
+    assert [dict(s.env).get("GLOO_SOCKET_IFNAME") for s in specs] == ["hsn0", "hsn0", None, None]
     assert "no transport" in node_warnings(Settings(protocol="ucx"), {}, specs)[0]
 
 
@@ -267,6 +271,16 @@ def test_several_workers_of_a_gpu_share_its_memory() -> None:
     assert {dict(s.env)["CUPY_GPU_MEMORY_LIMIT"] for _, s in specs} == {"48%"}
     kept = plan_workers(Settings(workers_per_gpu=2), node(environ={"CUPY_GPU_MEMORY_LIMIT": "40%"}), shares)
     assert all("CUPY_GPU_MEMORY_LIMIT" not in dict(s.env) for _, s in kept)
+
+
+@pytest.mark.parametrize("theirs", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
+def test_jax_has_its_share_of_a_gpu_unless_the_user_says_it(theirs: str) -> None:
+    """JAX raises if both names of the fraction are set."""
+    shares, settings = plan_layout(records([(5, 4)]), 1, workers_per_gpu=2).nodes[0], Settings(workers_per_gpu=2)
+    assert {dict(s.env)["XLA_CLIENT_MEM_FRACTION"] for _, s in plan_workers(settings, node(), shares)} == {"0.48"}
+    for more, environ in (({theirs: "0.3"}, {}), ({}, {theirs: "0.3"})):
+        for _, spec in plan_workers(replace(settings, env=more), node(environ=environ), shares):
+            assert {k: v for k, v in spec.env if k.endswith("FRACTION")} == more
 
 
 @st.composite

@@ -15,7 +15,7 @@ import pytest
 from paths import PACKAGE, ROOT, SUPPORT, TESTS
 from waiting import scaled
 
-KINDS = {"unit", "process", "lab", "pbs", "gpu", "ucx", "cupy"}
+KINDS = {"unit", "process", "lab", "pbs", "gpu", "ucx", "cupy", "libraries"}
 ROOMS = {path.stem for path in PACKAGE.iterdir()} | {"support"}
 SUITE = """
 import pytest
@@ -48,7 +48,7 @@ esac
 
 
 def test_folders_mirror_the_package_and_give_the_markers() -> None:
-    marker = re.compile(r"^[^\"'#]*pytest\.mark\.(mpi|slurm|pbs|gpu|ucx)\b", re.MULTILINE)
+    marker = re.compile(r"^[^\"'#]*pytest\.mark\.(mpi|slurm|pbs|gpu|ucx|libraries)\b", re.MULTILINE)
     for path in TESTS.rglob("test_*.py"):
         parts = path.relative_to(TESTS).parts
         assert parts[0] in KINDS, path

@@ -155,11 +155,12 @@ def break_off(x: Any, why: str) -> Any:
     return x
 
 
-@pytest.mark.parametrize("why", ["grad", "grad_fn", "hooks", "is_quantized", "layout", "subclass", "foreign"])
+@pytest.mark.parametrize("why", ["grad", "grad_fn", "hooks", "is_quantized", "layout", "subclass", "foreign", "jax"])
 def test_what_cannot_be_made_again_counts_and_is_named(
     store: GpuSpillBuffer, gpu: fake.Gpu, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
-    stays = fake.Foreign(gpu, EACH) if why == "foreign" else break_off(tensor(1), why)
+    others = {"foreign": lambda: fake.Foreign(gpu, EACH), "jax": lambda: fake.ArrayImpl(EACH)}
+    stays = others[why]() if why in others else break_off(tensor(1), why)
     store["stays"], store["beside"] = stays, [tensor(2), stays]
     assert store.tiers["device"] == 2 * EACH
     fill(store, 8)
@@ -171,6 +172,13 @@ def test_what_cannot_be_made_again_counts_and_is_named(
     (beside, same) = store["beside"]
     assert same is stays
     assert content(beside) == [2]
+
+
+def test_jax_array_that_was_donated_is_no_device_array() -> None:
+    array = fake.ArrayImpl(EACH)
+    assert is_device_array(array)
+    array.deleted = True
+    assert not is_device_array(array)
 
 
 @pytest.mark.parametrize("limit", [0.5, 4 * EACH])
