@@ -12,7 +12,7 @@
  *   FAKE_CUDA_SECRET  if set, the kernel copies page-locked memory for no other process, as with NVIDIA's driver 525
  * fake_cuda_count(what): "events", "streams", "pushed" (contexts of this thread), "device" and "pinned" (bytes),
  *   "waiting" (what streams were given and nobody has waited for)
- * fake_cuda_mend(): calls are answered again
+ * fake_cuda_mend(): calls are answered again; fake_cuda_lose(code): each call fails with it, as on a lost GPU
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -341,6 +341,8 @@ long long fake_cuda_count(const char *what) {
 }
 
 void fake_cuda_mend(void) { broken = 0; }
+
+void fake_cuda_lose(int code) { broken = code; }
 
 int cuInit(unsigned flags) {
     (void)flags;
@@ -916,6 +918,13 @@ int cuIpcCloseMemHandle(Address at) {
     }
     return leave(broken);
 }
+
+/* The versions that a program gets by name; the first ones have other arguments. */
+#define VERSION_2(name) extern __typeof__(name) name##_v2 __attribute__((alias(#name)))
+VERSION_2(cuCtxPushCurrent);
+VERSION_2(cuCtxPopCurrent);
+VERSION_2(cuMemGetInfo);
+VERSION_2(cuDevicePrimaryCtxRelease);
 
 #define KNOWN(name)                                                                                                    \
     { #name, (void *)name }

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.errors import SpillError
+from hpcgpu.errors import SpillError, chain_of
+from hpcgpu.host.cuda_driver import LASTING
 from hpcgpu.spill.devices.device import Copies
 from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pipelined
 
@@ -25,10 +26,7 @@ _PINNED_FROM_BYTES = 2**20
 _POLL_S = 100e-6
 
 
-# After these errors of the driver a process can do nothing more on its GPU (NVIDIA: "leaves the process in an
-# inconsistent state", "the context cannot be used anymore"; cuda-bindings 13.5). The runtime has the same numbers.
-_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
-# The attribute with the number, by library.
+# The attribute with the number of the driver's error, which is the runtime's, too; by library.
 _NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
 
 
@@ -40,10 +38,13 @@ class DriverError(SpillError):
         self.status = status
 
 
-def is_lasting(error: BaseException | None) -> bool:
-    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
-    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
-    return number is not None and getattr(error, number, 0) in _LASTING
+def is_lasting(error: BaseException) -> bool:
+    """Tell whether an error, or one that led to it, means that this process can use its GPU no more."""
+    for each in chain_of(error):
+        number = _NUMBERS.get(type(each).__module__.partition(".")[0])
+        if number is not None and getattr(each, number, 0) in LASTING:
+            return True
+    return False
 
 
 class DriverCopies(Copies):

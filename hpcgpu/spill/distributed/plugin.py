@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from distributed import Worker
 from distributed.comm.inproc import InProc
+from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import deserialize, serialize, to_serialize
 
@@ -104,6 +105,8 @@ class SpillPlugin(WorkerPlugin):
             logger.error("%s; the worker hands over its other data, closes, and is restarted", str(error))
 
             def begin() -> None:
+                # at once: the tasks that are ready here would fail as fast as the scheduler hears of the end
+                self.worker.status = Status.closing_gracefully
                 self._ending = supervise.start(self._leave, "the worker's end", supervise.only_log)
 
             self.worker.loop.add_callback(supervise.log_errors(begin, "the worker's end", supervise.only_log))

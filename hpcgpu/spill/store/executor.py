@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
+from hpcgpu.host.cuda_driver import lasting_error
 from hpcgpu.model.settings import Limit
 from hpcgpu.spill.devices.allocation_failure import attach, detach
 from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
@@ -368,11 +369,16 @@ class Executor:
         self._ended(todo)
 
     def report_lost_gpu(self, error: BaseException) -> None:
-        """Report an error after which this process cannot use its GPU to the owner, once; a task's error, too."""
-        if is_lasting(error) and not self._has_lost_gpu:
-            self._has_lost_gpu = True
-            why = SpillError(f"the GPU cannot be used any more by this process: {message_of(error)}")
-            self._perform(Leave(why))
+        """Report to the owner, once, that this process cannot use its GPU after an error, also one of a task."""
+        if self._has_lost_gpu:
+            return
+        text = message_of(error)
+        if not is_lasting(error):
+            if not (answer := lasting_error()):
+                return
+            text = f"the CUDA driver answers {answer} after {text}"
+        self._has_lost_gpu = True
+        self._perform(Leave(SpillError(f"the GPU cannot be used any more by this process: {text}")))
 
     def give_up(self, *copies: Copy) -> None:
         """Fail copies, since the store is closed."""
