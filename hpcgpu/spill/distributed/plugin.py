@@ -22,7 +22,7 @@ from distributed.protocol import deserialize, serialize, to_serialize
 from hpcgpu import supervise
 from hpcgpu.errors import SpillError
 from hpcgpu.host import host_memory
-from hpcgpu.model import WorkerSpec
+from hpcgpu.model import CpuSet, WorkerSpec
 from hpcgpu.spill.distributed.shuffles import adapt_shuffles
 from hpcgpu.spill.distributed.trouble import TROUBLE
 from hpcgpu.spill.distributed.worker import Unspill
@@ -69,7 +69,8 @@ class SpillPlugin(WorkerPlugin):
         worker.data.above_target = self._above_target
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
         worker.metrics = {**worker.metrics, TROUBLE: lambda _: "; ".join(worker.data.trouble)}
-        worker.data.host_is_short = lambda: host_memory.memory_left() < _LEFT
+        gpu_nodes = self.spec.gpu_memory_nodes if self.spec else CpuSet()
+        worker.data.host_is_short = lambda: host_memory.memory_left(gpu_nodes) < _LEFT
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Tell the store which keys a task needs; called by distributed when it gets ready, runs, and is over."""
