@@ -35,7 +35,7 @@ def store(new_store: NewStore, faults: Faults[SpillError]) -> GpuSpillBuffer:
     return store
 
 
-@pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync=906", "cuEventRecord=900", "cuCtxPushCurrent=201"])
+@pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync=906", "cuEventRecord=900", "cuCtxGetCurrent=201"])
 def test_a_value_whose_copy_up_fails_once_is_read_again(
     store: GpuSpillBuffer, faults: Faults[SpillError], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

@@ -15,7 +15,6 @@ import fake_nvml
 import pytest
 from cupy_arrays import filled, last_of
 from distributed import Client, wait
-from fake_cuda import secret_pages
 from paths import ROOT, TESTS
 from waiting import scaled, until
 
@@ -25,12 +24,8 @@ MIB = 1 << 20
 GPUS = [fake_nvml.FakeGpu(f"0000:0{i}:00.0", f"GPU-{i:08x}-0000-0000-0000-000000000000", size_mib=256) for i in (1, 2)]
 
 
-@pytest.fixture(params=["readable", "unreadable"])
-def client(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """Connect to two workers, whose page-locked memory other processes can read or not."""
-    if request.param == "unreadable":
-        secret_pages(64 * MIB)
-        monkeypatch.setenv("FAKE_CUDA_SECRET", "1")
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     drivers = os.environ["LD_LIBRARY_PATH"]
     monkeypatch.setenv("FAKE_NVML_GPUS", fake_nvml.compiled(tmp_path).environment(GPUS)["FAKE_NVML_GPUS"])
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{drivers}")

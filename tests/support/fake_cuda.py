@@ -58,5 +58,5 @@ class Standin:
         self._count.restype = ctypes.c_longlong
 
     def count(self, what: str) -> int:
-        """Return how many "events", "streams", contexts "pushed" here, "waiting" work, or bytes "device", "pinned"."""
+        """Return what ``fake_cuda.c`` counts, by its name there."""
         return int(self._count(what.encode()))

@@ -27,7 +27,7 @@ from hpcgpu.spill.distributed.shuffles import adapt_shuffles
 from hpcgpu.spill.distributed.trouble import TROUBLE
 from hpcgpu.spill.distributed.worker import Unspill
 from hpcgpu.spill.proxies import unproxy
-from hpcgpu.spill.storage.disk import is_pinned
+from hpcgpu.spill.storage.pinned import is_pinned
 from hpcgpu.spill.store.handles import Handle, Packed, arrive, keep_packed, reading
 from hpcgpu.spill.store.messages import register
 from hpcgpu.spill.values.unit import ABSENT
