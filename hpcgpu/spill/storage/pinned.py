@@ -93,6 +93,9 @@ class PinnedPool:
         self._free_bytes = self._held_bytes = 0  # that are free, or free and lent
         self._retry_s = -math.inf
 
+    def __del__(self) -> None:
+        self.trim()  # nothing is lent, and the addresses of pages that stay locked would be given to others
+
     @property
     def free_bytes(self) -> int:
         """Bytes that are locked, and not lent."""
