@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -85,6 +85,7 @@ class DriverCopies(Copies):
         self._host = PinnedPool(0 if self._reads_host else PINNED_BYTES, self._lock_pages, self._unlock_pages)
         stages = 0 if self._reads_host else _STAGED_MOVES * _STAGES * _STAGE_BYTES
         self._stages = PinnedPool(stages, self._lock_pages, self._unlock_pages)
+        self._idle_stages = deque[_Stage]()
         self._tier_bytes: int | None = None
 
     def _has(self, attribute: Any) -> bool:
@@ -121,7 +122,7 @@ class DriverCopies(Copies):
 
     @property
     def idle_bytes(self) -> int:
-        return self._host.free_bytes + self._stages.free_bytes
+        return self._host.free_bytes + self._stages.free_bytes + sum(s.memory.nbytes for s in tuple(self._idle_stages))
 
     def lock_at_most(self, nbytes: int) -> None:
         """Lock no more pages for whole buffers than a part of a store's host tier; the smallest one counts."""
@@ -135,6 +136,10 @@ class DriverCopies(Copies):
 
     def trim(self, nbytes: float = math.inf) -> int:
         freed = self._host.trim(nbytes)
+        if nbytes > freed:
+            with suppress(IndexError):  # it is empty
+                while True:
+                    self._events.append(self._idle_stages.pop().done)
         return freed + (self._stages.trim(nbytes - freed) if nbytes > freed else 0)
 
     def synchronize(self) -> None:
@@ -222,7 +227,7 @@ class DriverCopies(Copies):
 
         def start(stage: _Stage, part: slice) -> None:
             for source, target, at in inside(part):
-                self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data + at, source, target.nbytes, self._down)
+                self.call("cuMemcpyDtoHAsync", stage.address + at, source, target.nbytes, self._down)
             self.call("cuEventRecord", stage.done, self._down)
 
         def finish(stage: _Stage, part: slice) -> None:
@@ -236,7 +241,7 @@ class DriverCopies(Copies):
         def start(stage: _Stage, part: slice) -> None:
             nbytes = part.stop - part.start
             copy_bytes(stage.memory[:nbytes], root[part])
-            self.call("cuMemcpyHtoDAsync", pointer + part.start, stage.memory.ctypes.data, nbytes, self.up_stream)
+            self.call("cuMemcpyHtoDAsync", pointer + part.start, stage.address, nbytes, self.up_stream)
             self.call("cuEventRecord", stage.done, self.up_stream)
 
         self._by_stages(root.nbytes, self.up_stream, start, lambda stage, _: self._wait(stage.done))
@@ -248,15 +253,25 @@ class DriverCopies(Copies):
         start: Callable[[_Stage, slice], None],
         finish: Callable[[_Stage, slice], None],
     ) -> None:
-        with ExitStack() as events:
-            stages: list[_Stage] = []
-            for _ in range(min(_STAGES, -(-nbytes // _STAGE_BYTES))):
-                # without page-locked memory the driver copies from and to ordinary memory, through stages of its own
-                memory = self._stages.take(_STAGE_BYTES)
-                memory = np.empty(_STAGE_BYTES, np.uint8) if memory is None else memory
-                stages.append(_Stage(memory, events.enter_context(self._event())))
+        stages = [self._stage() for _ in range(min(_STAGES, -(-nbytes // _STAGE_BYTES)))]
+        try:
             with self._finished(stream):
                 pipelined(nbytes, _STAGE_BYTES, stages, start, finish)
+        finally:
+            for stage in stages:
+                if is_pinned(stage.memory):
+                    self._idle_stages.append(stage)
+                else:  # the next move asks for locked memory again
+                    self._events.append(stage.done)
+
+    def _stage(self) -> _Stage:
+        try:
+            return self._idle_stages.pop()
+        except IndexError:
+            # without page-locked memory the driver copies from and to ordinary memory, through stages of its own
+            memory = self._stages.take(_STAGE_BYTES)
+            memory = np.empty(_STAGE_BYTES, np.uint8) if memory is None else memory
+            return _Stage(memory, memory.ctypes.data, self._new_event())
 
     @contextmanager
     def _finished(self, stream: Any) -> Iterator[None]:
@@ -273,13 +288,16 @@ class DriverCopies(Copies):
         try:
             event = self._events.pop()
         except IndexError:
-            # blocking: a thread that spins would take a core from the tasks
-            flags = self.driver.CUevent_flags
-            event = self.call("cuEventCreate", int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING))
+            event = self._new_event()
         try:
             yield event
         finally:
             self._events.append(event)
+
+    def _new_event(self) -> Any:
+        # blocking: a thread that spins would take a core from the tasks
+        flags = self.driver.CUevent_flags
+        return self.call("cuEventCreate", int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING))
 
     def _lock_pages(self, memory: np.ndarray) -> None:
         """Lock a chunk; MemoryError: not now, so copies go another way."""
@@ -304,4 +322,5 @@ class DriverCopies(Copies):
 
 class _Stage(NamedTuple):
     memory: np.ndarray
-    done: Any
+    address: int
+    done: Any  # an event

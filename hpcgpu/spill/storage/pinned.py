@@ -64,7 +64,10 @@ def _in_threads(work: Callable[[slice], None], parts: list[slice]) -> None:
 
 def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
     """Copy bytes, many of them by several threads: one thread is slower than the GPU's link."""
-    _in_threads(lambda part: np.copyto(target[part], source[part]), _bounds(target.nbytes))
+    if target.nbytes < 2 * _PART_BYTES:
+        np.copyto(target, source)
+    else:
+        _in_threads(lambda part: np.copyto(target[part], source[part]), _bounds(target.nbytes))
 
 
 def touch(memory: np.ndarray) -> None:

@@ -48,7 +48,7 @@ def held(driver: Standin, copies: DriverCopies) -> dict[str, int]:
     with copies.context():
         copies.call("cuCtxSynchronize")
     mine: Any = CudaDevice.current(0).copies
-    kept = sum(len(each._events) for each in (copies, mine))  # for the next copies
+    kept = sum(len(each._events) + len(each._idle_stages) for each in (copies, mine))  # for the next copies
     return {what: driver.count(what) for what in HELD} | {"events": driver.count("events") - kept}
 
 
@@ -369,6 +369,7 @@ def test_a_gpu_without_memory_pools_is_spilled_to_and_from(
     with copies.context():
         for made in (plain.copies._down, plain.copies.up_stream):
             copies.call("cuStreamDestroy", made)
+        plain.copies.trim()
         for event in plain.copies._events:
             copies.call("cuEventDestroy", event)
     del plain
