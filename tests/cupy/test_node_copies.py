@@ -68,7 +68,8 @@ def test_arrays_survive_a_sender_that_dies(client: Client) -> None:
     assert result.result(timeout=scaled(100)) == [*range(40)]
 
 
-def test_the_measurement_of_peers_runs() -> None:
-    argv = [sys.executable, "benchmarks/gpu_first_hour.py", "peers"]
+@pytest.mark.parametrize("name", ["peers", "lock", "stage", "mixed"])
+def test_a_measurement_for_a_gpu_runs(name: str) -> None:
+    argv = [sys.executable, "benchmarks/gpu_first_hour.py", name]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=scaled(110), check=True)
     assert [line for line in done.stdout.splitlines() if json.loads(line)["value"] is None] == []
