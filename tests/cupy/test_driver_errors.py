@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import queue
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from waiting import scaled, until
 
 from hpcgpu.errors import SpillError
 from hpcgpu.spill import GpuSpillBuffer
+from hpcgpu.spill.store.handles import Handle
 
 MIB = 1 << 20
 Faults = queue.Queue  # of SpillError
@@ -116,6 +118,20 @@ def test_the_driver_is_asked_after_any_error_of_a_task(
         said = str(faults.get(timeout=scaled(30)))
         assert said.endswith("answers CUDA_ERROR_UNKNOWN after Fatal CUDA error encountered at: stream_ordered.hpp:213")
     assert faults.empty()
+
+
+def test_values_on_host_and_disk_outlive_the_gpu(new_store: NewStore, driver: Standin) -> None:
+    store = new_store(4 * MIB, 5 * MIB)  # for the host tier 3 MiB
+    put(store, range(12), lambda i: filled(MIB, i))
+    assert store.settle(scaled(30))
+    assert min(store.tiers.values()) >= 2 * MIB
+    driver.lose(719)
+    with store.handing_out_handles():
+        below = {i: each for i in range(12) if isinstance(each := store[i], Handle)}
+    assert len(below) * MIB == store.tiers["host"] + store.tiers["disk"]
+    for i, handle in below.items():
+        assert bytes([i]) * MIB in pickle.dumps(handle.packed())
+    driver.mend()
 
 
 def compute(i: int) -> Any:

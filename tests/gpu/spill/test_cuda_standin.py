@@ -176,7 +176,10 @@ def test_little_host_memory_locks_no_page(
     assert (driver.count("locks"), caplog.records) == (before, [])
 
 
-@pytest.mark.parametrize("call", ["cuMemHostRegister", "cuMemcpyDtoHAsync", "cuStreamWaitEvent", "cuCtxGetCurrent"])
+STEPS = ("cuCtxGetCurrent", "cuCtxRecordEvent", "cuStreamWaitEvent", "cuMemHostRegister", "cuMemcpyDtoHAsync")
+
+
+@pytest.mark.parametrize("call", [*STEPS, "cuEventRecord", "cuEventSynchronize"])
 def test_a_gpu_that_is_lost_in_a_step_is_reported_as_lost(
     driver: Standin, copies: DriverCopies, memory: int, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

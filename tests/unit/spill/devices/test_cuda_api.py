@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import sys
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -70,6 +71,31 @@ def test_a_buffer_of_many_chunks_is_copied_in_parts() -> None:
     ends = [CHUNK_BYTES - MIB, 2 * CHUNK_BYTES - MIB, 3 * CHUNK_BYTES - MIB]
     assert [part.stop for part in pool.parts(large)] == ends
     assert pool.take(CHUNK_BYTES) is not None and pool.take(1) is None
+
+
+@pytest.mark.parametrize("nbytes", [1, 2 * MIB - 1, 2 * MIB, 5 * MIB + 3, 8 * MIB])
+def test_bytes_are_copied_by_several_threads(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setattr(pinned, "_count", lambda: 3)
+    threads, copy = set[str](), np.copyto
+
+    def copy_and_note(*arrays: np.ndarray) -> None:
+        threads.add(threading.current_thread().name)
+        copy(*arrays)
+
+    monkeypatch.setattr(pinned.np, "copyto", copy_and_note)
+    source = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    pinned.copy_bytes(target := np.zeros(nbytes, np.uint8), source)
+    np.testing.assert_array_equal(target, source)
+    assert (len(threads) > 1) == (nbytes >= 2 * MIB)
+
+
+def test_a_kernel_without_huge_pages_locks_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned.mmap, "MADV_HUGEPAGE", 12345)  # EINVAL, as without CONFIG_TRANSPARENT_HUGEPAGE
+    pool = pool_of(CHUNK_BYTES)
+    array = pool.take(MIB)
+    assert array is not None
+    array[:] = 7
+    assert pool.lock_ahead(CHUNK_BYTES) is False  # the limit
 
 
 def test_chunks_are_locked_ahead_one_by_one() -> None:
