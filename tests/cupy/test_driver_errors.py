@@ -161,4 +161,4 @@ async def test_a_worker_without_its_gpu_runs_no_more_tasks(driver: Standin, tmp_
         places = await client.gather(tasks[1:])
         assert places.count("a") <= 2 * a.state.nthreads  # what ran beside it, or was over before
         await a.finished()
-        assert (left, b.status.name) == (["closing_gracefully"], "running")
+        assert (left, b.status.name) == (["paused"], "running")

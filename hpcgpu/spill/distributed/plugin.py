@@ -106,8 +106,8 @@ class SpillPlugin(WorkerPlugin):
             logger.error("%s; the worker hands over its other data, closes, and is restarted", str(error))
 
             def begin() -> None:
-                # at once: the tasks that are ready here would fail as fast as the scheduler hears of the end
-                self.worker.status = Status.closing_gracefully
+                # at once: until the scheduler hears of the end, the tasks that are ready here would fail
+                self.worker.status = Status.paused
                 self._ending = supervise.start(self._leave, "the worker's end", supervise.only_log)
 
             self.worker.loop.add_callback(supervise.log_errors(begin, "the worker's end", supervise.only_log))
