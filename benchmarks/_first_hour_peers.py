@@ -87,8 +87,7 @@ def _say_page_locked() -> None:
     by, nbytes = DriverCopies(0), 64 * MIB
     by.lock_at_most(2 * nbytes)
     peer_memory.allow(os.getpid())
-    with by.context():
-        memories = {"page-locked memory": by._lock_pages(nbytes), "ordinary memory": np.empty(nbytes, np.uint8)}
+    memories = {"page-locked memory": by._host.take(nbytes), "ordinary memory": np.empty(nbytes, np.uint8)}
     for case, memory in memories.items():
         memory[:] = 7
         source = READ.replace("NBYTES", str(nbytes)).replace("PID", str(os.getpid()))

@@ -12,6 +12,11 @@ CPU time of a thread that waits for the device. ``peers``: another process's pag
 by CUDA IPC: reads, seconds to open and close, and what is left when that process ends. ``memcheck``: the store's tests
 under NVIDIA's compute-sanitizer.
 
+The second hour: ``lost``: whose errors tell that the GPU is lost. ``lock``: pages locked by cuMemHostAlloc and as the
+store does, and the launches that wait for it. ``stage``: copies beyond that memory. ``mixed``: spilling of many sizes.
+``stall``: allocations while the store gives memory back under a kernel. ``jax``: what JAX takes, and which of its
+arrays count. ``ucx``: device memory between two workers. ``beside``: spilling by dask-cuda's worker, and by hpcgpu's.
+
 One JSON line per figure. Without a GPU or a library the value is null, and ``why`` says what is missing. A measurement
 may leave an error on the device: each one is a process of its own.
 """
@@ -29,6 +34,7 @@ ROOMS: Mapping[str, str] = {
     **dict.fromkeys(("order", "copies", "pinned", "small", "waiting"), "_first_hour_copies"),
     **dict.fromkeys(("rescues", "full", "pool", "torch", "shared"), "_first_hour_memory"),
     "peers": "_first_hour_peers",
+    **dict.fromkeys(("lost", "jax", "lock", "stage", "mixed", "stall", "ucx", "beside"), "_second_hour"),
     **dict.fromkeys(("errors", "lag", "contexts", "killed", "starts", "memcheck"), "_first_hour_processes"),
 }
 

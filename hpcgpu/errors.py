@@ -172,6 +172,17 @@ def cause_of(error: BaseException) -> BaseException:
     return cause
 
 
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an error and all errors that led to it, each once."""
+    seen: dict[int, BaseException] = {}
+    rest: list[BaseException | None] = [error]
+    while rest:
+        if (each := rest.pop()) is not None and id(each) not in seen:
+            seen[id(each)] = each
+            rest += [each.__context__, each.__cause__]
+    return list(seen.values())
+
+
 def message_of(error: BaseException) -> str:
     """Return what an error says, or its kind: it may have no text, or the code of others that makes it may raise."""
     try:

@@ -1,12 +1,13 @@
 """All that wants a GPU, in one command of at most 9 minutes: ``make gpu``; without a package index ``scripts/gpu.sh``.
 
 ``scripts/gpu.sh [run]``
-    Runs the parts one after the other, the most valuable first: each file of tests marked ``gpu``, the measurements of
-    ``benchmarks/gpu_first_hour.py``, the GPU rows of the benchmarks, the examples with ``--cupy``. Each is a process of
-    its own with a time limit; after one that fails the next one runs. When the time of all is up, the rest is not
-    begun. Into ``--out`` (``$OUT``, else ``build/gpu``) go four files: ``gpu.md`` and ``gpu.json``, written anew after
-    each part, ``gpu.log`` with all that the parts printed, and ``machine.txt``. Exit code 1: a part failed, or its time
-    was up; 3: none failed, and something was not done for want of a GPU or a library; 0: all was done.
+    Runs the parts one after the other, the most valuable first, or those of ``--only`` in their order: each file of
+    tests marked ``gpu``, the measurements of ``benchmarks/gpu_first_hour.py``, the GPU rows of the benchmarks, the
+    examples with ``--cupy``. Each is a process of its own with a time limit; after one that fails the next one runs.
+    When the time of all is up, the rest is not begun. Into ``--out`` (``$OUT``, else ``build/gpu``) go four files:
+    ``gpu.md`` and ``gpu.json``, written anew after each part, ``gpu.log`` with all that the parts printed, and
+    ``machine.txt``. Exit code 1: a part failed, or its time was up; 3: none failed, and something was not done for want
+    of a GPU or a library, which the part's line names; 0: all was done.
 ``scripts/gpu.sh wheels [NAME ...]``
     Fetches what a machine without a package index lacks into ``.gpu-wheels``, of at most 64 MiB: hpcgpu's
     requirements but for NumPy, pytest, and what is named (RMM for CUDA 13). Carry the folder with the checkout: ``run``
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import platform
@@ -66,9 +66,31 @@ MACHINE: Mapping[str, str] = {
 XID = "dmesg 2>/dev/null | grep -iE 'xid|nvrm'"
 # -v: what has passed is told by one whose time was up, too
 PYTEST = ("-m", "pytest", "-v", "-rs", "--timeout", "100", "-p", "no:cacheprovider", "-m", "gpu")
-FIRST_TESTS = ("test_spill_gpu.py", "test_libraries_gpu.py", "test_cuda_api.py", "test_rmm.py")
-# Of benchmarks/gpu_first_hour.py: wrong results and lost memory before speeds, and these before what is nice to know.
-FIRST_HOUR = ("order", "rescues", "full", "pool", "errors", "copies", "pinned", "lag", "contexts", "torch", "shared")
+# The examples on libraries, and the library that each one's GPU form needs.
+LIBRARIES = {
+    "examples/libraries/xgboost_trees.py": "xgboost",
+    "examples/libraries/xarray_zarr.py": "cupy_xarray",
+    "examples/libraries/sklearn_joblib.py": "cuml",
+    "examples/libraries/pandas_shuffle.py": "dask_cudf",
+    "examples/libraries/torch_ddp.py": "torch",
+}
+# By what their answers are worth: wrong values and lost memory, what is new, speeds, then what is nice to know.
+# A name alone is a measurement of benchmarks/gpu_first_hour.py.
+BY_VALUE = (
+    *("tests/gpu/spill/test_spill_gpu.py", "order", "memcheck", "tests/gpu/spill/test_libraries_gpu.py"),
+    *(
+        "tests/gpu/spill/test_cuda_api.py",
+        "lost",
+        "peers",
+        "benchmarks/protocols.py",
+        "beside",
+        "benchmarks/main_job.py",
+    ),
+    *("lock", "stage", "mixed", "stall", "tests/gpu/deploy/test_rmm.py", "rescues", "errors", "full", "copies", "jax"),
+    *("ucx", "small", "shared", "contexts", "lag", "pool", "starts", "waiting", "killed", "pinned", "torch"),
+    *("benchmarks/spill.py", "examples/svd.py", "examples/schedulers.py", "examples/memory_types.py"),
+    *LIBRARIES,
+)
 
 
 class Part(NamedTuple):
@@ -80,42 +102,38 @@ class Part(NamedTuple):
     needs: str = ""
 
 
-FIRST_HOUR += ("peers", "small", "killed", "starts", "waiting")
-
-
-# The examples on libraries, and the library that each one's GPU form needs; they are run where it is installed.
-LIBRARY_EXAMPLES = {
-    "libraries/xgboost_trees": "xgboost",
-    "libraries/xarray_zarr": "cupy_xarray",
-    "libraries/sklearn_joblib": "cuml",
-    "libraries/pandas_shuffle": "dask_cudf",
-    "libraries/torch_ddp": "torch",
+# What is no file of tests and no measurement; its arguments and its limit, in seconds.
+OTHERS = {
+    "benchmarks/spill.py": (("benchmarks/spill.py", "--only", "loops", "--gpu-only", "--runs", "1"), 90),
+    "benchmarks/protocols.py": (("benchmarks/protocols.py", "--cupy", "--runs", "1"), 75),
+    "benchmarks/main_job.py": (("benchmarks/main_job.py", "--gpu-only", "--quick"), 75),
+    "examples/svd.py": (("-m", "hpcgpu", "run", "examples/svd.py", "--cupy"), 40),
+    "examples/schedulers.py": (("examples/schedulers.py", "--size", "8000000", "--cupy"), 45),
+    "examples/memory_types.py": (("examples/memory_types.py", "--cupy"), 40),
+    "memcheck": (("benchmarks/gpu_first_hour.py", "memcheck"), 60),
 }
+LONG_S = {"beside": 130.0, "ucx": 120.0}
 
 
-def test_parts() -> list[Part]:
-    """Return a part for each file of tests: a crash, or an error from which a context does not recover, ends one."""
-    paths = sorted((ROOT / "tests/gpu").rglob("test_*.py"))
-    paths.sort(key=lambda p: FIRST_TESTS.index(p.name) if p.name in FIRST_TESTS else len(FIRST_TESTS))
-    return [Part(name, (*PYTEST, name), 90) for name in (str(path.relative_to(ROOT)) for path in paths)]
+def part(name: str) -> Part:
+    """Return a part; each is a process, as a crash, or an error from which a context does not recover, ends one."""
+    if name in OTHERS:
+        arguments, limit_s = OTHERS[name]
+        return Part(name, arguments, limit_s, "cupy")
+    if name in LIBRARIES:
+        return Part(name, ("-m", "hpcgpu", "run", name, "--gpu"), 40, LIBRARIES[name])
+    if name.startswith("tests/"):
+        return Part(name, (*PYTEST, name), 90)
+    return Part(f"first hour: {name}", ("benchmarks/gpu_first_hour.py", name), LONG_S.get(name, 45))
 
 
-PARTS = (
-    *test_parts(),
-    *(Part(f"first hour: {name}", ("benchmarks/gpu_first_hour.py", name), 45) for name in FIRST_HOUR),
-    Part("benchmarks/spill.py", ("benchmarks/spill.py", "--only", "loops", "--gpu-only", "--runs", "1"), 90, "cupy"),
-    Part("examples/svd.py", ("-m", "hpcgpu", "run", "examples/svd.py", "--cupy"), 40, "cupy"),
-    Part("examples/schedulers.py", ("examples/schedulers.py", "--size", "8000000", "--cupy"), 45, "cupy"),
-    Part("examples/memory_types.py", ("examples/memory_types.py", "--cupy"), 40, "cupy"),
-    *(
-        Part(name, ("-m", "hpcgpu", "run", f"examples/{name}.py", "--gpu"), 40, "cupy")
-        for name, library in LIBRARY_EXAMPLES.items()
-        if importlib.util.find_spec(library)
-    ),
-    Part("benchmarks/protocols.py", ("benchmarks/protocols.py", "--cupy", "--runs", "1"), 75, "cupy"),
-    Part("benchmarks/main_job.py", ("benchmarks/main_job.py", "--gpu-only", "--quick"), 75, "cupy"),
-    Part("memcheck", ("benchmarks/gpu_first_hour.py", "memcheck"), 60, "cupy"),
-)
+def parts_by_value() -> tuple[Part, ...]:
+    """Return all parts; files of tests that have no place in the order come last."""
+    tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").rglob("test_*.py"))
+    return tuple(part(name) for name in (*BY_VALUE, *(name for name in tests if name not in BY_VALUE)))
+
+
+PARTS = parts_by_value()
 
 
 @dataclass
@@ -366,7 +384,9 @@ def main(argv: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="run all parts")
     running.add_argument("--out", type=Path, default=OUT, help="where the report goes (%(default)s)")
-    running.add_argument("--only", nargs="+", metavar="PART", choices=[p.name for p in PARTS], help="these parts alone")
+    running.add_argument(
+        "--only", nargs="+", metavar="PART", choices=[p.name for p in PARTS], help="these parts, in this order"
+    )
     fetching = commands.add_parser("wheels", help="fetch what a machine without an index lacks")
     fetching.add_argument("--python", default="3.12", help="the version of the other machine's Python (%(default)s)")
     beside = {"default": gpu_wheels.CARRIED, "help": "packages beside hpcgpu's own requirements (%(default)s)"}
@@ -375,7 +395,8 @@ def main(argv: Sequence[str]) -> int:
     if options.command == "wheels":
         return gpu_wheels.fetch(WHEELS, options.python, options.names)
     start = time.monotonic()
-    parts = [part for part in PARTS if not options.only or part.name in options.only]
+    named = {part.name: part for part in PARTS}
+    parts = [named[name] for name in options.only or named]
     return run(options.out.resolve(), parts, environment(WHEELS, SITE), start)
 
 

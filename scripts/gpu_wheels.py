@@ -19,8 +19,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 MOST_WHEEL_BYTES = 64 * 2**20
-# Carried unless others are named: RMM's tests and measurements need it (6 MiB).
-CARRIED = ("rmm-cu13",)
+# Carried unless others are named: RMM's tests and measurements need it (6 MiB), and dask-cuda stands beside hpcgpu.
+CARRIED = ("rmm-cu13", "dask-cuda")
+# Without what they require, which the other machine has: with it pip takes a dask-cuda of 2024, numba and llvmlite (89
+# MiB on 2026-11-28).
+ALONE = ("dask-cuda",)
 # Not carried unless it is named: the other machine's NumPy is the one for which its CuPy was built.
 LEFT_OUT = "numpy"
 # pip matches a platform's glibc exactly: the usual ones of wheels, newest first
@@ -122,8 +125,13 @@ def fetch(folder: Path, python: str, named: Sequence[str], most_bytes: int = MOS
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("cuda-")]
     (folder / "constraints").write_text("\n".join(pins))
     where = ["--implementation=cp", f"--python-version={python}", *platforms, "-c", str(folder / "constraints")]
-    done = subprocess.run([*pip, *where, "-d", str(folder), *requirements(), *named], timeout=600)
-    if done.returncode:
+    alone = [name for name in named if normal(name).startswith(ALONE)]
+    wanted = [*requirements(), *(name for name in named if name not in alone)]
+    codes = [subprocess.run([*pip, *where, "-d", str(folder), *wanted], timeout=600).returncode]
+    if alone:
+        at = where[: where.index("-c")]
+        codes.append(subprocess.run([*pip, "--no-deps", *at, "-d", str(folder), *alone], timeout=600).returncode)
+    if any(codes):
         print("pip could not fetch the wheels (its words are above)", file=sys.stderr)
         return 1
     (folder / "named").write_text("\n".join(named))

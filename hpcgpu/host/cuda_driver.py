@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 from hpcgpu.errors import LaunchError
 
 _WITHOUT_MEANING = b"an unknown error"
+# After these errors a process can do nothing more on its GPU (NVIDIA: "leaves the process in an inconsistent state",
+# "the context cannot be used anymore"; cuda-bindings 13.5).
+LASTING = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
+_UNKNOWN = 999  # "an unknown internal error": lasting if a plain question gets it, too
 
 
 class FirstDevice(NamedTuple):
@@ -40,6 +44,27 @@ def make_context() -> None:
     _call(driver, "cuCtxSetCurrent", context)
 
 
+def lasting_error() -> str:
+    """Ask the driver for free memory of device 0; return its error if this process can use the device no more, or "".
+
+    Libraries raise errors without CUDA's number (RMM, cuDF), or of their own: the driver repeats a lasting one. The
+    process makes no context for it.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    flags, active, context, sizes = ctypes.c_uint(), ctypes.c_int(), ctypes.c_void_p(), (ctypes.c_size_t * 2)()
+    code = driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
+    if not code and active.value and not (code := driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)):
+        if not (code := driver.cuCtxPushCurrent_v2(context)):
+            # "may also return error codes from previous, asynchronous launches" (driver API 13)
+            code = driver.cuMemGetInfo_v2(ctypes.byref(sizes, 0), ctypes.byref(sizes, ctypes.sizeof(ctypes.c_size_t)))
+            driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        driver.cuDevicePrimaryCtxRelease_v2(0)
+    return _name_of(driver, code) if code in LASTING or code == _UNKNOWN else ""
+
+
 def _has_context(driver: Any, number: int) -> bool:
     flags, active = ctypes.c_uint(), ctypes.c_int()
     _call(driver, "cuDevicePrimaryCtxGetState", number, ctypes.byref(flags), ctypes.byref(active))
@@ -49,7 +74,10 @@ def _has_context(driver: Any, number: int) -> bool:
 def _call(driver: Any, name: str, *arguments: object) -> None:
     code = getattr(driver, name)(*arguments)
     if code:
-        text = ctypes.c_char_p()
-        driver.cuGetErrorName(code, ctypes.byref(text))
-        meaning = (text.value or _WITHOUT_MEANING).decode()
-        raise LaunchError(f"the CUDA driver refuses this process: {name} returned {code} ({meaning})")
+        raise LaunchError(f"the CUDA driver refuses this process: {name} returned {code} ({_name_of(driver, code)})")
+
+
+def _name_of(driver: Any, code: int) -> str:
+    text = ctypes.c_char_p()
+    driver.cuGetErrorName(code, ctypes.byref(text))
+    return (text.value or _WITHOUT_MEANING).decode()

@@ -20,7 +20,7 @@ from hpcgpu.model import CpuSet, HostMemory
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.units import format_bytes
 
-_PROC = Path("/proc")
+_PROC, _NUMA = Path("/proc"), Path("/sys/devices/system/node")
 _LIMITS = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
 _USED = {"cgroup2": "memory.current", "cgroup": "memory.usage_in_bytes"}
 # without tmpfs, which cannot be dropped; version 1 has "total_" for a cgroup with those below it
@@ -31,7 +31,9 @@ _FILES = {
 _EVENTS = {"cgroup2": "memory.events", "cgroup": "memory.oom_control"}  # version 1 has the number since Linux 4.13
 _KILLS = re.compile(r"^oom_kill (\d+)", re.M)
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.M)
-_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.M)
+_TOTAL = re.compile(r"^(?:Node \d+ )?MemTotal:\s+(\d+) kB", re.M)
+# of one NUMA node, for which the kernel has no MemAvailable: free pages, and those of files
+_NODE_AVAILABLE = re.compile(r"^Node \d+ (?:MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s+(\d+) kB", re.M)
 _NODES = re.compile(r"^Mems_allowed_list:\s*(\S*)", re.M)
 # 36 35 0:31 /root /point options … - kind source super-options: root is the mounted part of the hierarchy
 _MOUNT = re.compile(r"^\d+ \d+ \S+ (\S+) (\S+) .*- (cgroup2?) \S+ (\S+)$", re.M)
@@ -60,12 +62,13 @@ def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
     return CpuSet.parse(match[1]) if match else CpuSet()
 
 
-def memory_limit(proc: Path = _PROC) -> HostMemory:
+def memory_limit(gpu_nodes: CpuSet = CpuSet(), proc: Path = _PROC, numa: Path = _NUMA) -> HostMemory:
     """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits.
 
     Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
+    The NUMA nodes ``gpu_nodes`` are the GPUs' own memory, which the kernel counts as the node's (Grace Hopper).
     """
-    limits = [HostMemory(int(_TOTAL.findall((proc / "meminfo").read_text())[0]) * 1024, ALL_OF_THE_NODE)]
+    limits = [HostMemory(_node_kib(gpu_nodes, proc, numa)[1] * 1024, ALL_OF_THE_NODE)]
     if "PBS_JOBID" in os.environ and (size := resource.getrlimit(resource.RLIMIT_RSS)[0]) != resource.RLIM_INFINITY:
         limits.append(HostMemory(size, "mem= of the PBS job on this node, RLIMIT_RSS"))  # pbs_mom sets it (23.06.06)
     for kind, folder in cgroups(proc):
@@ -73,14 +76,25 @@ def memory_limit(proc: Path = _PROC) -> HostMemory:
     return min(limits, key=lambda m: m.nbytes)
 
 
-def memory_left(proc: Path = _PROC) -> float:
+def memory_left(gpu_nodes: CpuSet = CpuSet(), proc: Path = _PROC, numa: Path = _NUMA) -> float:
     """Return the fraction of host memory, page cache included, that is left in the cgroup with the least left."""
-    about = (proc / "meminfo").read_text()
-    left = [int(_AVAILABLE.findall(about)[0]) / int(_TOTAL.findall(about)[0])]
+    available, total = _node_kib(gpu_nodes, proc, numa)
+    left = [max(available, 0) / total]
     for kind, folder in cgroups(proc):
         used, files = text_of(folder / _USED[kind]).strip(), _FILES[kind].findall(text_of(folder / "memory.stat"))
         left += [1 - (int(used) - sum(map(int, files))) / limit for limit in _limits(kind, folder) if limit and used]
     return min(left)
+
+
+def _node_kib(gpu_nodes: CpuSet, proc: Path, numa: Path) -> tuple[int, int]:
+    """Return the KiB of the node that are available, and all of them, without those of the GPUs."""
+    about = (proc / "meminfo").read_text()
+    available, total = int(_AVAILABLE.findall(about)[0]), int(_TOTAL.findall(about)[0])
+    for number in gpu_nodes:
+        of_gpu = text_of(numa / f"node{number}" / "meminfo")
+        available -= sum(map(int, _NODE_AVAILABLE.findall(of_gpu)))
+        total -= sum(map(int, _TOTAL.findall(of_gpu)))
+    return available, total
 
 
 def oom_kills(proc: Path = _PROC) -> int:
@@ -93,7 +107,7 @@ def format_exit(code: int, kills: int, proc: Path = _PROC) -> str:
     """Format how a child of this process has ended; ``kills``: :func:`oom_kills` when it started."""
     text = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
     if code == -signal.SIGKILL and (kills := oom_kills(proc) - kills) > 0:
-        nbytes, source = memory_limit(proc)
+        nbytes, source = memory_limit(proc=proc)
         where = f"{format_bytes(nbytes)}, {source}; the kernel has killed {kills} here since its start"
         text += f": out of memory ({where}). Request more memory, or use less"
     return text

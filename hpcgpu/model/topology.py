@@ -89,6 +89,11 @@ class Topology:
     allowed: CpuSet | None = None  # PUs granted to the process that wrote the description; None: unknown
     allowed_nodes: CpuSet | None = None  # NUMA nodes likewise
 
+    @property
+    def gpu_memory_nodes(self) -> CpuSet:
+        """NUMA nodes that are the GPUs' own memory."""
+        return CpuSet(n.os_index for n in self.other_memory if n.kind == "gpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -146,6 +151,7 @@ class WorkerSpec:
     local_directory: str = ""
     env: tuple[tuple[str, str], ...] = ()
     kept_env: tuple[str, ...] = ()
+    gpu_memory_nodes: CpuSet = field(default_factory=CpuSet)  # NUMA nodes of the machine that are no host memory
     resources: tuple[tuple[str, float], ...] = ()
 
     @property

@@ -238,3 +238,48 @@ def test_trim_gives_cupys_free_memory_back(new_store: NewStore, pool: Any) -> No
     assert pool.free_bytes() >= 40 * MIB
     store.trim()
     assert pool.free_bytes() == 0
+
+
+def test_a_pool_is_emptied_when_no_kernel_is_waited_for(
+    new_store: NewStore, pool: Any, driver: fake_cuda.Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It frees under a lock: a thread that allocates meanwhile would wait for the kernels."""
+    import cupy
+
+    pool.free_all_blocks()
+    waiting: list[int] = []
+
+    class Watched:
+        def free_all_blocks(self) -> None:
+            waiting.append(driver.count("waiting"))
+            pool.free_all_blocks()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(pool, name)
+
+    new_store(1.0)["a"] = kept = filled(MIB, 1)
+    monkeypatch.setattr(cupy, "get_default_memory_pool", Watched)
+    assert not CudaDevice.current(0).give_back() and waiting == []  # nothing is free, so nothing waits
+    freed = filled(4 * MIB, 1)
+    del freed
+    with cupy.cuda.Stream(non_blocking=True):
+        kept.data.memset_async(7, MIB)
+    assert driver.count("waiting") > 0
+    assert CudaDevice.current(0).give_back()
+    assert waiting == [0]
+
+
+def test_blocks_of_a_users_pool_are_given_back(new_store: NewStore, pool: Any) -> None:
+    import cupy
+
+    users = cupy.cuda.MemoryPool()
+    cupy.cuda.set_allocator(users.malloc)
+    try:
+        new_store(1.0)["a"] = filled(MIB, 1)
+        freed = filled(32 * MIB, 1)
+        del freed
+        assert users.free_bytes() == 32 * MIB
+        assert CudaDevice.current(0).give_back()
+        assert users.free_bytes() == 0
+    finally:
+        cupy.cuda.set_allocator(pool.malloc)

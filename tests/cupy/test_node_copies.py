@@ -15,7 +15,6 @@ import fake_nvml
 import pytest
 from cupy_arrays import filled, last_of
 from distributed import Client, wait
-from fake_cuda import secret_pages
 from paths import ROOT, TESTS
 from waiting import scaled, until
 
@@ -25,12 +24,8 @@ MIB = 1 << 20
 GPUS = [fake_nvml.FakeGpu(f"0000:0{i}:00.0", f"GPU-{i:08x}-0000-0000-0000-000000000000", size_mib=256) for i in (1, 2)]
 
 
-@pytest.fixture(params=["readable", "unreadable"])
-def client(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """Connect to two workers, whose page-locked memory other processes can read or not."""
-    if request.param == "unreadable":
-        secret_pages(64 * MIB)
-        monkeypatch.setenv("FAKE_CUDA_SECRET", "1")
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     drivers = os.environ["LD_LIBRARY_PATH"]
     monkeypatch.setenv("FAKE_NVML_GPUS", fake_nvml.compiled(tmp_path).environment(GPUS)["FAKE_NVML_GPUS"])
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{drivers}")
@@ -73,7 +68,8 @@ def test_arrays_survive_a_sender_that_dies(client: Client) -> None:
     assert result.result(timeout=scaled(100)) == [*range(40)]
 
 
-def test_the_measurement_of_peers_runs() -> None:
-    argv = [sys.executable, "benchmarks/gpu_first_hour.py", "peers"]
+@pytest.mark.parametrize("name", ["peers", "lock", "stage", "mixed"])
+def test_a_measurement_for_a_gpu_runs(name: str) -> None:
+    argv = [sys.executable, "benchmarks/gpu_first_hour.py", name]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=scaled(110), check=True)
     assert [line for line in done.stdout.splitlines() if json.loads(line)["value"] is None] == []

@@ -9,10 +9,12 @@
  *   FAKE_CUDA_BYTES   memory of the device (256 MiB)
  *   FAKE_CUDA_FAIL    "name=code": what calls of that name answer
  *   FAKE_CUDA_NO_POOLS   if set, the device has no memory pools
- *   FAKE_CUDA_SECRET  if set, the kernel copies page-locked memory for no other process, as with NVIDIA's driver 525
+ *   FAKE_CUDA_PAGE_TABLES  if set, the device reads ordinary memory by the host's page tables (Grace)
+ *   FAKE_CUDA_PROMPT  if set, what is asked for by cuEventQuery and cuStreamQuery is done by then
  * fake_cuda_count(what): "events", "streams", "pushed" (contexts of this thread), "device" and "pinned" (bytes),
- *   "waiting" (what streams were given and nobody has waited for)
- * fake_cuda_mend(): calls are answered again
+ *   "waiting" (what streams were given and nobody has waited for), "calls", "locks" (calls that lock host memory), and
+ *   "longest" (microseconds in which one of these kept all other calls waiting)
+ * fake_cuda_mend(): calls are answered again; fake_cuda_lose(code): each call fails with it, as on a lost GPU
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 101, NO_CONTEXT = 201 };
@@ -47,7 +50,7 @@ typedef struct Memory {
     Address at;
     size_t size, mapped;
     char *bytes; /* where the content is; for page-locked memory this is the address */
-    int kind, live, pooled;
+    int kind, live, pooled, registered;
     unsigned long long id;
     int file, opened; /* of exported memory, whose pages other processes map; how often memory of another one is open */
     Exported from;
@@ -95,6 +98,14 @@ static size_t device_bytes(void) {
     return given ? strtoull(given, NULL, 10) : (size_t)256 << 20;
 }
 
+static unsigned long long calls, locks, longest;
+
+static unsigned long long now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+}
+
 static int planned(const char *name) {
     const char *given = getenv("FAKE_CUDA_FAIL");
     size_t length = strlen(name);
@@ -110,6 +121,7 @@ static int illegal(const char *what, Address at, size_t size) {
 
 static int enter(const char *name, int needs_context) {
     pthread_mutex_lock(&lock);
+    calls++;
     int answer = !initialized ? NOT_INITIALIZED : broken ? broken : planned(name);
     return answer ? answer : needs_context && (!depth || !pushed[depth - 1]) ? NO_CONTEXT : OK;
 }
@@ -159,13 +171,8 @@ static Memory *reserve(size_t size, int kind) {
     m->mapped = (size + 4095) / 4096 * 4096;
     m->kind = kind;
     m->id = ++numbers;
-    int secret = kind == HOST && getenv("FAKE_CUDA_SECRET") ? (int)syscall(447, 0) : -1; /* memfd_secret */
-    if (secret >= 0 && ftruncate(secret, (off_t)m->mapped))
-        abort();
-    int flags = secret >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-    m->bytes = mmap(NULL, m->mapped, PROT_READ | PROT_WRITE, flags, secret, 0);
-    if (secret >= 0)
-        close(secret);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | (kind == HOST ? MAP_POPULATE : 0); /* locked pages are there at once */
+    m->bytes = mmap(NULL, m->mapped, PROT_READ | PROT_WRITE, flags, -1, 0);
     void *shown = kind == HOST ? m->bytes : mmap(NULL, m->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     m->at = (Address)shown;
     m->next = memories;
@@ -183,7 +190,8 @@ static void give_back(Memory *gone) {
             break;
         }
     *(gone->kind == HOST ? &pinned : &used) -= gone->size;
-    munmap(gone->bytes, gone->mapped);
+    if (!gone->registered)
+        munmap(gone->bytes, gone->mapped);
     if (gone->file)
         close(gone->file);
     if (gone->kind == HOST) {
@@ -195,6 +203,7 @@ static void give_back(Memory *gone) {
 }
 
 static int drain(Stream *stream, unsigned long long until);
+static int drain_until(unsigned long long number);
 
 static int carry_out(Work *work) {
     char *to, *from;
@@ -224,7 +233,7 @@ static int carry_out(Work *work) {
         give_back(work->memory);
         return OK;
     case WAIT:
-        return drain(work->other, work->until);
+        return work->other == &all ? drain_until(work->until) : drain(work->other, work->until);
     case RECORD:
         return OK;
     }
@@ -289,10 +298,22 @@ static int give(Stream *stream, Work work) {
 
 static int is_pageable(Address at, size_t size) { return !found(at, size) && bytes(at, size); }
 
+/* Whether a copy touches page-locked memory and other memory, or two pieces of it, which CUDA refuses. */
+static int is_across(Address at, size_t size) {
+    if (found(at, size))
+        return 0;
+    for (Memory *m = memories; m; m = m->next)
+        if (m->kind == HOST && at < m->at + m->size && m->at < at + size)
+            return 1;
+    return 0;
+}
+
 static int copy(Address to, Address from, size_t size, Stream *given) {
     Stream *stream = stream_of(given);
     if (!stream)
         return INVALID_HANDLE;
+    if (is_across(to, size) || is_across(from, size))
+        return INVALID;
     if (!bytes(to, size) && !found(to, size))
         return INVALID;
     if (!bytes(from, size) && !found(from, size))
@@ -335,12 +356,17 @@ long long fake_cuda_count(const char *what) {
                        : strcmp(what, "device") == 0  ? (long long)used
                        : strcmp(what, "pinned") == 0  ? (long long)pinned
                        : strcmp(what, "waiting") == 0 ? waiting()
+                       : strcmp(what, "calls") == 0   ? (long long)calls
+                       : strcmp(what, "locks") == 0   ? (long long)locks
+                       : strcmp(what, "longest") == 0 ? (long long)longest
                                                       : -1;
     pthread_mutex_unlock(&lock);
     return answer;
 }
 
 void fake_cuda_mend(void) { broken = 0; }
+
+void fake_cuda_lose(int code) { broken = code; }
 
 int cuInit(unsigned flags) {
     (void)flags;
@@ -417,6 +443,9 @@ int cuDeviceGetAttribute(int *out, int attribute, int device) {
     case 41: /* unified addressing */
         *out = 1;
         break;
+    case 100: /* page tables of the host */
+        *out = getenv("FAKE_CUDA_PAGE_TABLES") != NULL;
+        break;
     case 115: /* memory pools */
         *out = pools();
         break;
@@ -456,6 +485,7 @@ int cuCtxPushCurrent(void *given) {
 
 int cuCtxPopCurrent(void **out) {
     pthread_mutex_lock(&lock); /* also after an error */
+    calls++;
     if (!depth)
         return leave(NO_CONTEXT);
     depth--;
@@ -544,6 +574,8 @@ int cuStreamSynchronize(Stream *given) {
 int cuStreamQuery(Stream *given) {
     ENTER(1);
     Stream *stream = stream_of(given);
+    if (stream && getenv("FAKE_CUDA_PROMPT"))
+        drain(stream, ~0ULL);
     return leave(!stream ? INVALID_HANDLE : stream->first ? NOT_READY : OK);
 }
 
@@ -593,6 +625,7 @@ int cuEventCreate(Event **out, unsigned flags) {
 
 int cuEventDestroy(Event *event) {
     pthread_mutex_lock(&lock); /* also after an error */
+    calls++;
     free(event);
     events--;
     return leave(broken);
@@ -617,6 +650,8 @@ int cuEventSynchronize(Event *event) {
 
 int cuEventQuery(Event *event) {
     ENTER(1);
+    if (getenv("FAKE_CUDA_PROMPT"))
+        drain_until(event->number);
     if (event->stream == &all)
         return leave(waiting() ? NOT_READY : OK);
     Stream *stream = event->stream ? stream_of(event->stream) : NULL;
@@ -680,11 +715,46 @@ int cuMemFreeAsync(Address at, Stream *given) {
     return leave(give(stream, (Work){.kind = FREE, .memory = m}));
 }
 
+static void note_lock(unsigned long long since) {
+    unsigned long long took = now_us() - since;
+    locks++;
+    longest = took > longest ? took : longest;
+}
+
 int cuMemHostAlloc(void **out, size_t size, unsigned flags) {
     (void)flags;
     ENTER(1);
+    unsigned long long since = now_us();
     *out = (void *)reserve(size, HOST)->at;
+    note_lock(since);
     return leave(OK);
+}
+
+int cuMemHostRegister(void *given, size_t size, unsigned flags) {
+    (void)flags;
+    ENTER(1);
+    unsigned long long since = now_us();
+    if (found((Address)given, 1) || is_across((Address)given, size))
+        return leave(712); /* already registered */
+    madvise(given, size, 23); /* MADV_POPULATE_WRITE: pages that nobody has touched are made now */
+    Memory *m = calloc(1, sizeof *m);
+    *m = (Memory){.next = memories, .at = (Address)given, .size = size, .mapped = size, .bytes = given, .kind = HOST};
+    m->registered = 1;
+    m->id = ++numbers;
+    memories = m;
+    pinned += size;
+    note_lock(since);
+    return leave(OK);
+}
+
+int cuMemHostUnregister(void *given) {
+    ENTER(1);
+    drain_all(0);
+    Memory *m = beginning((Address)given, HOST);
+    if (!m || !m->registered)
+        return leave(713); /* not registered */
+    give_back(m);
+    return leave(broken);
 }
 
 int cuMemAllocHost(void **out, size_t size) { return cuMemHostAlloc(out, size, 0); }
@@ -917,6 +987,13 @@ int cuIpcCloseMemHandle(Address at) {
     return leave(broken);
 }
 
+/* The versions that a program gets by name; the first ones have other arguments. */
+#define VERSION_2(name) extern __typeof__(name) name##_v2 __attribute__((alias(#name)))
+VERSION_2(cuCtxPushCurrent);
+VERSION_2(cuCtxPopCurrent);
+VERSION_2(cuMemGetInfo);
+VERSION_2(cuDevicePrimaryCtxRelease);
+
 #define KNOWN(name)                                                                                                    \
     { #name, (void *)name }
 static const struct {
@@ -933,7 +1010,7 @@ static const struct {
     KNOWN(cuStreamIsCapturing), KNOWN(cuStreamWaitEvent), KNOWN(cuEventCreate), KNOWN(cuEventDestroy),
     KNOWN(cuEventRecord), KNOWN(cuEventSynchronize), KNOWN(cuEventQuery), KNOWN(cuMemGetInfo), KNOWN(cuMemAlloc),
     KNOWN(cuMemFree), KNOWN(cuMemAllocFromPoolAsync), KNOWN(cuMemAllocAsync), KNOWN(cuMemFreeAsync),
-    KNOWN(cuMemHostAlloc), KNOWN(cuMemAllocHost), KNOWN(cuMemFreeHost), KNOWN(cuMemcpyAsync), KNOWN(cuMemcpyDtoHAsync),
+    KNOWN(cuMemHostRegister), KNOWN(cuMemHostUnregister), KNOWN(cuMemHostAlloc), KNOWN(cuMemAllocHost), KNOWN(cuMemFreeHost), KNOWN(cuMemcpyAsync), KNOWN(cuMemcpyDtoHAsync),
     KNOWN(cuMemcpyHtoDAsync), KNOWN(cuMemcpyDtoDAsync), KNOWN(cuMemsetD8Async), KNOWN(cuMemsetD16Async),
     KNOWN(cuMemsetD32Async), KNOWN(cuDeviceGetMemPool), KNOWN(cuDeviceGetDefaultMemPool), KNOWN(cuMemGetMemPool),
     KNOWN(cuMemGetDefaultMemPool), KNOWN(cuMemPoolGetAttribute), KNOWN(cuMemPoolSetAttribute),

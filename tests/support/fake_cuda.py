@@ -54,9 +54,9 @@ class Standin:
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
-        self._count, self.mend = library.fake_cuda_count, library.fake_cuda_mend
+        self._count, self.mend, self.lose = library.fake_cuda_count, library.fake_cuda_mend, library.fake_cuda_lose
         self._count.restype = ctypes.c_longlong
 
     def count(self, what: str) -> int:
-        """Return how many "events", "streams", contexts "pushed" here, "waiting" work, or bytes "device", "pinned"."""
+        """Return what ``fake_cuda.c`` counts, by its name there."""
         return int(self._count(what.encode()))

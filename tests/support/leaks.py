@@ -23,7 +23,7 @@ LIMIT_S = 30.0  # a job whose client is gone ends within 5 s, its guard a little
 # Threads of others that live as long as this process; each is made by the first who needs it.
 POOLS = re.compile(
     r".*Dask-Default-Threads|Dask-Offload|Dask-Callback-Thread|TCP-Executor|AsyncProcess .* watch|Profile|asyncio_\d+"
-    r"|ThreadPoolExecutor|hpcgpu-copies|pyarrow|QueueFeeder|execnet|timeout"
+    r"|ThreadPoolExecutor|hpcgpu-copies|hpcgpu-pinned|pyarrow|QueueFeeder|execnet|timeout"
 )
 # distributed does not remove the folder of its own processes, nor Open MPI 5 that of a killed mpirun, or of a process
 # that starts MPI without one.

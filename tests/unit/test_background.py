@@ -49,6 +49,7 @@ EXCEPTIONS = {
     ("deploy/site_files.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for answers, and gets what it raises",
     ("deploy/doctor/probes.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
     ("deploy/doctor/node.py", "Listener.__init__", "Thread"): "who connects gets no answer, and says so",
+    ("spill/storage/pinned.py", "_threads", "ThreadPoolExecutor"): "_in_threads waits, and gets what it raises",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 

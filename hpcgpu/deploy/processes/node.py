@@ -50,7 +50,7 @@ def facts_of(
         gpus=gpus,
         allowed=CpuSet(os.sched_getaffinity(0)),
         allowed_nodes=host_memory.granted_memory_nodes(),
-        memory=plan_host_memory(host_memory.memory_limit(), allocation, run),
+        memory=plan_host_memory(host_memory.memory_limit(topology.gpu_memory_nodes), allocation, run),
         environ=environ,
         interfaces=addresses.usable_interfaces(),
         in_job=allocation.batch != "local",

@@ -248,6 +248,7 @@ def _spec(
         env=tuple(sorted(env.items())),
         kept_env=tuple(sorted(kept)),
         resources=tuple(resources.items()),
+        gpu_memory_nodes=node.topology.gpu_memory_nodes,
     )
 
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcgpu.errors import SpillError
+from hpcgpu.errors import SpillError, chain_of
+from hpcgpu.host import host_memory
+from hpcgpu.host.cuda_driver import LASTING
 from hpcgpu.spill.devices.device import Copies
-from hpcgpu.spill.storage.disk import PinnedPool, is_pinned, pipelined
+from hpcgpu.spill.storage.disk import pipelined
+from hpcgpu.spill.storage.pinned import PinnedPool, copy_bytes, is_pinned, touch
 
-# The most page-locked memory for one GPU: other processes cannot have it, and it cannot be swapped.
-PINNED_BYTES = 4 * 2**30
+# Page-locked memory for one GPU, which other processes cannot have, and which cannot be swapped: at most so much of the
+# host tier, or without one at most so many bytes.
+PINNED_PART, PINNED_BYTES = 0.5, 4 * 2**30
+# So much of it is locked before it is needed, once the device is half full; and of the device's memory at most a part.
+_AHEAD_BYTES, _AHEAD_PART = 2**30, 1 / 16
+# With less of the host's memory left, no more is locked: the kernel may have to end processes. The store's worker gives
+# back what it keeps then.
+_LEFT = 0.1
 # Copies from and to ordinary memory go through page-locked stages: one is filled while the one before it is emptied.
 _STAGE_BYTES, _STAGES, _STAGED_MOVES = 8 * 2**20, 3, 4
 # Smaller buffers are not worth locked pages.
@@ -25,10 +36,9 @@ _PINNED_FROM_BYTES = 2**20
 _POLL_S = 100e-6
 
 
-# After these errors of the driver a process can do nothing more on its GPU (NVIDIA: "leaves the process in an
-# inconsistent state", "the context cannot be used anymore"; cuda-bindings 13.5). The runtime has the same numbers.
-_LASTING = frozenset({214, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
-# The attribute with the number, by library.
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: for all contexts of the process
+logger = logging.getLogger("distributed.worker.memory")
+# The attribute with the number of the driver's error, which is the runtime's, too; by library.
 _NUMBERS = {"hpcgpu": "status", "cupy_backends": "status", "torch": "error_code", "numba": "code"}
 
 
@@ -40,14 +50,17 @@ class DriverError(SpillError):
         self.status = status
 
 
-def is_lasting(error: BaseException | None) -> bool:
-    """Tell whether an error of the driver, or of a library, means that this process can use its GPU no more."""
-    number = _NUMBERS.get(type(error).__module__.partition(".")[0])
-    return number is not None and getattr(error, number, 0) in _LASTING
+def is_lasting(error: BaseException) -> bool:
+    """Tell whether an error, or one that led to it, means that this process can use its GPU no more."""
+    for each in chain_of(error):
+        number = _NUMBERS.get(type(each).__module__.partition(".")[0])
+        if number is not None and getattr(each, number, 0) in LASTING:
+            return True
+    return False
 
 
 class DriverCopies(Copies):
-    """Copies by cuda.bindings, on two non-blocking streams, one for each direction; each thread has its own event."""
+    """Copies by cuda.bindings, on two non-blocking streams, one for each direction, with events that are used again."""
 
     def __init__(self, number: int) -> None:
         from cuda.bindings import driver
@@ -56,23 +69,32 @@ class DriverCopies(Copies):
         self.call("cuInit", 0)
         self.handle = self.call("cuDeviceGet", number)
         self.memory_bytes = int(self.call("cuDeviceTotalMem", self.handle))
+        attributes = driver.CUdevice_attribute
         # a vGPU without unified memory has none
-        pools = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
-        self.has_pools = bool(self.call("cuDeviceGetAttribute", pools, self.handle))
+        self.has_pools = self._has(attributes.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+        # Grace: ordinary memory is as good as locked pages
+        self._reads_host = self._has(attributes.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)
         self._has_context_events = self.call("cuDriverGetVersion") >= 12050 and hasattr(driver, "cuCtxRecordEvent")
+        self._events, self._is_refused = deque[Any](), False  # that no copy has; whether a refusal was logged
         # CuPy and cuda.core use the primary context, too
         self._context = self.call("cuDevicePrimaryCtxRetain", self.handle)
         non_blocking = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         with self.context():
             self._down = self.call("cuStreamCreate", non_blocking)
             self.up_stream = self.call("cuStreamCreate", non_blocking)
-        self._host = PinnedPool(PINNED_BYTES, self._lock_pages)
-        self._stages = PinnedPool(_STAGED_MOVES * _STAGES * _STAGE_BYTES, self._lock_pages)
+        self._host = PinnedPool(0 if self._reads_host else PINNED_BYTES, self._lock_pages, self._unlock_pages)
+        stages = 0 if self._reads_host else _STAGED_MOVES * _STAGES * _STAGE_BYTES
+        self._stages = PinnedPool(stages, self._lock_pages, self._unlock_pages)
+        self._idle_stages = deque[_Stage]()
+        self._tier_bytes: int | None = None
+
+    def _has(self, attribute: Any) -> bool:
+        return bool(self.call("cuDeviceGetAttribute", attribute, self.handle))
 
     def call(self, name: str, *arguments: object) -> Any:
         """Call a function of the driver and return its value; MemoryError if the driver has no memory."""
         status, *values = getattr(self.driver, name)(*arguments)
-        if status != self.driver.CUresult.CUDA_SUCCESS:
+        if status:
             if status == self.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise MemoryError(f"{name}: {status.name}")
             raise DriverError(f"{name} of the CUDA driver fails: {status.name}", int(status))
@@ -80,7 +102,13 @@ class DriverCopies(Copies):
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Work on the device; afterwards the thread has its earlier device again."""
+        """Work on the device; afterwards the thread has its earlier device again, or this one if it had none."""
+        before = int(self.call("cuCtxGetCurrent"))
+        if not before:
+            self.call("cuCtxSetCurrent", self._context)
+        if before in (0, int(self._context)):
+            yield
+            return
         self.call("cuCtxPushCurrent", self._context)
         try:
             yield
@@ -94,22 +122,32 @@ class DriverCopies(Copies):
 
     @property
     def idle_bytes(self) -> int:
-        return self._host.free_bytes + self._stages.free_bytes
+        return self._host.free_bytes + self._stages.free_bytes + sum(s.memory.nbytes for s in tuple(self._idle_stages))
 
     def lock_at_most(self, nbytes: int) -> None:
-        """Lock no more pages for whole buffers than the host tier of a store may have."""
-        self._host.limit_bytes = min(self._host.limit_bytes, nbytes)
+        """Lock no more pages for whole buffers than a part of a store's host tier; the smallest one counts."""
+        self._tier_bytes = min(nbytes, nbytes if self._tier_bytes is None else self._tier_bytes)
+        if not self._reads_host:
+            self._host.limit_bytes = int(self._tier_bytes * PINNED_PART)
+
+    def lock_ahead(self) -> bool:
+        """Lock a little memory if not enough of it waits for the next moves; return whether to call it again."""
+        return self._host.lock_ahead(int(min(_AHEAD_BYTES, self.memory_bytes * _AHEAD_PART)))
 
     def trim(self, nbytes: float = math.inf) -> int:
         freed = self._host.trim(nbytes)
+        if nbytes > freed:
+            with suppress(IndexError):  # it is empty
+                while True:
+                    self._events.append(self._idle_stages.pop().done)
         return freed + (self._stages.trim(nbytes - freed) if nbytes > freed else 0)
 
     def synchronize(self) -> None:
         with self.context():
             self._wait_for_all()
 
-    def _wait_for_all(self) -> None:
-        """Wait, in the context, for the work of all its streams."""
+    def _wait_for_all(self, stream: Any = None) -> None:
+        """Let a stream wait, in the context, for the work of all others; without one this thread waits."""
         if not self._has_context_events:
             # Neither CuPy nor cuda.core tells on which streams an array was written, and an event on the legacy default
             # stream does not wait for non-blocking streams. cuCtxSynchronize takes a whole core while it waits (H200,
@@ -118,15 +156,19 @@ class DriverCopies(Copies):
             return
         with self._event() as done:
             self.call("cuCtxRecordEvent", self._context, done)
-            self._wait(done)
+            if stream is None:
+                self._wait(done)
+            else:
+                self.call("cuStreamWaitEvent", stream, done, 0)
 
     def _wait(self, event: Any) -> None:
         """Wait for an event: poll first, then sleep."""
         end_s, pending = time.perf_counter() + _POLL_S, self.driver.CUresult.CUDA_ERROR_NOT_READY
-        while self.driver.cuEventQuery(event)[0] == pending:
+        while (status := self.driver.cuEventQuery(event)[0]) == pending:
             if time.perf_counter() > end_s:
                 break
-        self.call("cuEventSynchronize", event)
+        if status:
+            self.call("cuEventSynchronize", event)
 
     def to_host(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return a copy of device memory: in page-locked memory if there is some, else in an array by ``empty``."""
@@ -135,7 +177,7 @@ class DriverCopies(Copies):
     def to_host_each(self, extents: Sequence[tuple[int, int]], empty: Callable[[int], np.ndarray]) -> list[np.ndarray]:
         """Return copies of several allocations, after one wait for the device's work."""
         with self.context():
-            self._wait_for_all()
+            self._wait_for_all(self._down)
             if len(extents) > 1 and sum(nbytes for _, nbytes in extents) <= _STAGE_BYTES:
                 roots = [empty(nbytes) for _, nbytes in extents]
                 self._down_by_stages(extents, roots)
@@ -145,8 +187,8 @@ class DriverCopies(Copies):
     def _copied_down(self, pointer: int, nbytes: int, empty: Callable[[int], np.ndarray]) -> np.ndarray:
         pinned = self._host.take(nbytes) if nbytes >= _PINNED_FROM_BYTES else None
         root = empty(nbytes) if pinned is None else pinned
-        if pinned is not None:
-            self._in_one(self._down, "cuMemcpyDtoHAsync", root.ctypes.data, pointer, nbytes)
+        if pinned is not None or (self._reads_host and nbytes):
+            self._in_one(self._down, "cuMemcpyDtoHAsync", pointer, root, to_host=True)
         elif nbytes:
             self._down_by_stages([(pointer, nbytes)], [root])
         return root
@@ -158,14 +200,17 @@ class DriverCopies(Copies):
                 with self._event() as allocated:
                     self.call("cuEventRecord", allocated, after)
                     self.call("cuStreamWaitEvent", self.up_stream, allocated, 0)
-            if is_pinned(root):
-                self._in_one(self.up_stream, "cuMemcpyHtoDAsync", pointer, root.ctypes.data, root.nbytes)
+            if is_pinned(root) or self._reads_host:
+                self._in_one(self.up_stream, "cuMemcpyHtoDAsync", pointer, root, to_host=False)
             else:
                 self._up_by_stages(root, pointer)
 
-    def _in_one(self, stream: Any, copy: str, to: int, source: int, nbytes: int) -> None:
+    def _in_one(self, stream: Any, copy: str, pointer: int, root: np.ndarray, *, to_host: bool) -> None:
+        parts = root.base.pool.parts(root) if is_pinned(root) else [slice(0, root.nbytes)]  # type: ignore[union-attr]
         with self._finished(stream), self._event() as done:
-            self.call(copy, to, source, nbytes, stream)
+            for part in parts:
+                ends = pointer + part.start, root.ctypes.data + part.start
+                self.call(copy, *(reversed(ends) if to_host else ends), part.stop - part.start, stream)
             self.call("cuEventRecord", done, stream)
             self._wait(done)
 
@@ -182,21 +227,21 @@ class DriverCopies(Copies):
 
         def start(stage: _Stage, part: slice) -> None:
             for source, target, at in inside(part):
-                self.call("cuMemcpyDtoHAsync", stage.memory.ctypes.data + at, source, target.nbytes, self._down)
+                self.call("cuMemcpyDtoHAsync", stage.address + at, source, target.nbytes, self._down)
             self.call("cuEventRecord", stage.done, self._down)
 
         def finish(stage: _Stage, part: slice) -> None:
             self._wait(stage.done)
             for _, target, at in inside(part):
-                np.copyto(target, stage.memory[at : at + target.nbytes])
+                copy_bytes(target, stage.memory[at : at + target.nbytes])
 
         self._by_stages(starts[-1], self._down, start, finish)
 
     def _up_by_stages(self, root: np.ndarray, pointer: int) -> None:
         def start(stage: _Stage, part: slice) -> None:
             nbytes = part.stop - part.start
-            np.copyto(stage.memory[:nbytes], root[part])
-            self.call("cuMemcpyHtoDAsync", pointer + part.start, stage.memory.ctypes.data, nbytes, self.up_stream)
+            copy_bytes(stage.memory[:nbytes], root[part])
+            self.call("cuMemcpyHtoDAsync", pointer + part.start, stage.address, nbytes, self.up_stream)
             self.call("cuEventRecord", stage.done, self.up_stream)
 
         self._by_stages(root.nbytes, self.up_stream, start, lambda stage, _: self._wait(stage.done))
@@ -208,18 +253,25 @@ class DriverCopies(Copies):
         start: Callable[[_Stage, slice], None],
         finish: Callable[[_Stage, slice], None],
     ) -> None:
-        stages: list[_Stage] = []
+        stages = [self._stage() for _ in range(min(_STAGES, -(-nbytes // _STAGE_BYTES)))]
         try:
-            for _ in range(min(_STAGES, -(-nbytes // _STAGE_BYTES))):
-                # without page-locked memory the driver copies from and to ordinary memory, through stages of its own
-                memory = self._stages.take(_STAGE_BYTES)
-                memory = np.empty(_STAGE_BYTES, np.uint8) if memory is None else memory
-                stages.append(_Stage(memory, self._new_event()))
             with self._finished(stream):
                 pipelined(nbytes, _STAGE_BYTES, stages, start, finish)
         finally:
             for stage in stages:
-                self.call("cuEventDestroy", stage.done)
+                if is_pinned(stage.memory):
+                    self._idle_stages.append(stage)
+                else:  # the next move asks for locked memory again
+                    self._events.append(stage.done)
+
+    def _stage(self) -> _Stage:
+        try:
+            return self._idle_stages.pop()
+        except IndexError:
+            # without page-locked memory the driver copies from and to ordinary memory, through stages of its own
+            memory = self._stages.take(_STAGE_BYTES)
+            memory = np.empty(_STAGE_BYTES, np.uint8) if memory is None else memory
+            return _Stage(memory, memory.ctypes.data, self._new_event())
 
     @contextmanager
     def _finished(self, stream: Any) -> Iterator[None]:
@@ -232,39 +284,43 @@ class DriverCopies(Copies):
 
     @contextmanager
     def _event(self) -> Iterator[Any]:
-        event = self._new_event()
+        """Lend an event; a user's ``__del__`` may make a copy in the middle of one, and needs an event of its own."""
+        try:
+            event = self._events.pop()
+        except IndexError:
+            event = self._new_event()
         try:
             yield event
         finally:
-            self.call("cuEventDestroy", event)
+            self._events.append(event)
 
     def _new_event(self) -> Any:
         # blocking: a thread that spins would take a core from the tasks
         flags = self.driver.CUevent_flags
         return self.call("cuEventCreate", int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING))
 
-    def _lock_pages(self, nbytes: int) -> np.ndarray:
-        # not cuMemHostRegister on memory of ours: in a process that forks, later writes go to other pages
-        with self.context():
-            pointer = int(self.call("cuMemHostAlloc", nbytes, self.driver.CU_MEMHOSTALLOC_PORTABLE))
-        return np.asarray(_Locked(pointer, nbytes, self))
+    def _lock_pages(self, memory: np.ndarray) -> None:
+        """Lock a chunk; MemoryError: not now, so copies go another way."""
+        if host_memory.memory_left() < _LEFT:
+            raise MemoryError("little host memory is left")
+        touch(memory)
+        try:
+            with self.context():
+                self.call("cuMemHostRegister", memory.ctypes.data, memory.nbytes, _PORTABLE)
+        except (DriverError, MemoryError) as e:
+            if getattr(e, "status", 0) in LASTING:
+                raise
+            if not self._is_refused:
+                self._is_refused = True
+                logger.warning("the GPU's driver locks no pages: %s; copies go by other ways, which are slower", e)
+            raise MemoryError(str(e)) from e
+
+    def _unlock_pages(self, memory: np.ndarray) -> None:
+        with suppress(SpillError), self.context():  # the GPU is lost, or the driver has ended before the process
+            self.call("cuMemHostUnregister", memory.ctypes.data)
 
 
 class _Stage(NamedTuple):
     memory: np.ndarray
-    done: Any
-
-
-class _Locked:
-    """Page-locked memory, for numpy."""
-
-    def __init__(self, pointer: int, nbytes: int, copies: DriverCopies) -> None:
-        self.__array_interface__ = {"data": (pointer, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-        self._copies, self._pointer = copies, pointer
-
-    def __del__(self) -> None:
-        try:
-            with self._copies.context():
-                self._copies.call("cuMemFreeHost", self._pointer)
-        except SpillError:  # the process ends, and the driver has ended before
-            return
+    address: int
+    done: Any  # an event

@@ -168,7 +168,21 @@ class CupyArrays(Kind):
             return int(self._cupy.get_default_memory_pool().used_bytes())
 
     def give_back(self) -> bool:
-        pool = self._cupy.get_default_memory_pool()
+        with self._cupy.cuda.Device(self.device.number):  # a pool has an arena for each device
+            return any([self._emptied(pool) for pool in self._pools()])
+
+    def _pools(self) -> list[Any]:
+        """Return CuPy's own pool, and the one whose allocator a user has set."""
+        allocate = self._cupy.cuda.get_allocator()
+        allocate = allocate.args[0] if getattr(allocate, "func", None) is _allocate_or_evict else allocate
+        pools = [self._cupy.get_default_memory_pool(), getattr(allocate, "__self__", None)]
+        return [pool for i, pool in enumerate(pools) if hasattr(pool, "free_all_blocks") and pool not in pools[:i]]
+
+    def _emptied(self, pool: Any) -> bool:
+        if not pool.free_bytes():
+            return False
+        # cudaFree waits for the device, and a pool frees under its lock: a thread that allocates would wait for kernels
+        self.device.copies.synchronize()
         before = pool.total_bytes()
         pool.free_all_blocks()
         return bool(pool.total_bytes() < before)

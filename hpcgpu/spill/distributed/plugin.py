@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 from distributed import Worker
 from distributed.comm.inproc import InProc
+from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import deserialize, serialize, to_serialize
 
 from hpcgpu import supervise
 from hpcgpu.errors import SpillError
 from hpcgpu.host import host_memory
-from hpcgpu.model import WorkerSpec
+from hpcgpu.model import CpuSet, WorkerSpec
 from hpcgpu.spill.distributed.shuffles import adapt_shuffles
 from hpcgpu.spill.distributed.trouble import TROUBLE
 from hpcgpu.spill.distributed.worker import Unspill
 from hpcgpu.spill.proxies import unproxy
-from hpcgpu.spill.storage.disk import is_pinned
+from hpcgpu.spill.storage.pinned import is_pinned
 from hpcgpu.spill.store.handles import Handle, Packed, arrive, keep_packed, reading
 from hpcgpu.spill.store.messages import register
 from hpcgpu.spill.values.unit import ABSENT
@@ -68,7 +69,8 @@ class SpillPlugin(WorkerPlugin):
         worker.data.above_target = self._above_target
         # a new dict: on a worker that runs, a heartbeat may wait in the middle of the old one
         worker.metrics = {**worker.metrics, TROUBLE: lambda _: "; ".join(worker.data.trouble)}
-        worker.data.host_is_short = lambda: host_memory.memory_left() < _LEFT
+        gpu_nodes = self.spec.gpu_memory_nodes if self.spec else CpuSet()
+        worker.data.host_is_short = lambda: host_memory.memory_left(gpu_nodes) < _LEFT
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Tell the store which keys a task needs; called by distributed when it gets ready, runs, and is over."""
@@ -104,6 +106,8 @@ class SpillPlugin(WorkerPlugin):
             logger.error("%s; the worker hands over its other data, closes, and is restarted", str(error))
 
             def begin() -> None:
+                # at once: until the scheduler hears of the end, the tasks that are ready here would fail
+                self.worker.status = Status.paused
                 self._ending = supervise.start(self._leave, "the worker's end", supervise.only_log)
 
             self.worker.loop.add_callback(supervise.log_errors(begin, "the worker's end", supervise.only_log))

@@ -10,9 +10,7 @@ smooth functions shrink by 0 (8) % at most. Only arrays of nearly all zeros woul
 Host buffers come in size classes: they are lent as arrays, and return when the last reference to an array goes. New
 pages of memory are slow. Reading from the page cache into arrays, of which 64 MiB are kept, in the environment that
 distributed's nanny sets, takes np.empty 2.4 GB/s for arrays of 8 MiB, 1.0 for 1 MiB and 256 KiB; the pool 11, 7.7 and
-4.2. A GPU copies to and from page-locked memory by itself. Locking pages is slower still, about 5 GB/s (dask-cuda #98).
-The driver allocates such pages in the calling thread: under the memory policy of the worker, which is set before the
-worker starts threads.
+4.2. Page-locked buffers have a pool of their own (:mod:`hpcgpu.spill.storage.pinned`).
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class Loan:
 
     __slots__ = ("__array_interface__", "pool", "slab")
 
-    def __init__(self, slab: np.ndarray, nbytes: int, pool: Pool) -> None:
+    def __init__(self, slab: np.ndarray, nbytes: int, pool: Any) -> None:  # a Pool, or a PinnedPool
         # The array is no view of the slab: views of that view would refer to the slab itself, and not to this loan.
         self.__array_interface__: dict[str, Any] = {**slab.__array_interface__, "shape": (nbytes,)}
         self.slab, self.pool = slab, pool
@@ -168,15 +166,6 @@ def _map(size: int) -> np.ndarray:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
-
-
-class PinnedPool(Pool):
-    """A pool of page-locked buffers. DriverCopies makes two: for buffers that are copied whole, and for stages."""
-
-
-def is_pinned(array: np.ndarray) -> bool:
-    """Tell whether an array is a whole array of a pool of page-locked buffers."""
-    return isinstance(array.base, Loan) and isinstance(array.base.pool, PinnedPool)
 
 
 def pipelined(

@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hpcgpu.errors import SpillError, message_of
+from hpcgpu.host.cuda_driver import lasting_error
 from hpcgpu.model.settings import Limit
 from hpcgpu.spill.devices.allocation_failure import attach, detach
 from hpcgpu.spill.devices.copies import DriverCopies, is_lasting
@@ -43,6 +44,7 @@ from hpcgpu.spill.state.instructions import (
 from hpcgpu.spill.state.machine import Instructions, SpillState
 from hpcgpu.spill.storage.disk import Disk, ImmovableError, Stored
 from hpcgpu.spill.storage.lock import LeafLock, ReenteredError, is_inside
+from hpcgpu.spill.storage.pinned import CHUNK_BYTES
 from hpcgpu.spill.store import inbox
 from hpcgpu.spill.store.inbox import Count, Inbox, Todo, this_thread
 from hpcgpu.spill.store.reports import Reports, copy_error, describe, forget_frames, tier_name
@@ -73,6 +75,8 @@ class Executor:
         # to it at any time. The spill thread reads the inbox, and frees the contents of the bins.
         self.orphans, self.inbox, self.bins = deque[Any](), Inbox(), list[Any]([disk])
         self.rescues, self.page_locked = 0, list[Any]()
+        # whether to lock host memory ahead; after how many moves down that was asked for, -1: no device is half full
+        self.wants_locks, self._moves_seen = False, -1
         self.closed = self.is_watched = self.wants_trim = self.has_excess = self._has_lost_gpu = False
         # device memory given up without a copy, by tier: kernels of finished tasks may still read it
         self._unread: list[tuple[int, list[Any]]] = []
@@ -121,10 +125,32 @@ class Executor:
         if excess > 0:
             self.trim(excess)
 
+    def lock_ahead(self) -> None:
+        """Lock a little host memory for the next moves from devices, unless data needs it; in the spill thread."""
+        self.wants_locks, host = False, self.state.usage(HOST)
+        if host.limit and host.total + self.idle_bytes + CHUNK_BYTES > host.limit:
+            return
+        for made in self.page_locked:
+            if isinstance(made, DriverCopies) and made.lock_ahead():
+                self.wants_locks = True
+                self.wake()  # moves come first
+        self.count_kept()
+
+    def _look_ahead(self) -> None:
+        """Ask for locked memory when a device gets half full, and when a move has used some."""
+        devices = [self.state.usage(DEVICE + i) for i in range(len(self._devices))]
+        moves = self.counters["device_to_host"].number if any(0 < d.limit <= 2 * d.total for d in devices) else -1
+        if moves != self._moves_seen:
+            self._moves_seen, self.wants_locks = moves, moves >= 0
+            if self.wants_locks:
+                self.wake()
+
     def count_kept(self) -> None:
         """Tell the machine what is kept for reuse, if that has changed."""
         if self.disk.slabs.is_empty and not self.page_locked:
             return  # each value that is set comes here
+        if self.page_locked:
+            self._look_ahead()
         if (idle_bytes := self.idle_bytes) != self.state.kept_bytes:
             self.report(self.state.kept, HOST, idle_bytes)
 
@@ -368,11 +394,16 @@ class Executor:
         self._ended(todo)
 
     def report_lost_gpu(self, error: BaseException) -> None:
-        """Report an error after which this process cannot use its GPU to the owner, once; a task's error, too."""
-        if is_lasting(error) and not self._has_lost_gpu:
-            self._has_lost_gpu = True
-            why = SpillError(f"the GPU cannot be used any more by this process: {message_of(error)}")
-            self._perform(Leave(why))
+        """Report to the owner, once, that this process cannot use its GPU after an error, also one of a task."""
+        if self._has_lost_gpu:
+            return
+        text = message_of(error)
+        if not is_lasting(error):
+            if not (answer := lasting_error()):
+                return
+            text = f"the CUDA driver answers {answer} after {text}"
+        self._has_lost_gpu = True
+        self._perform(Leave(SpillError(f"the GPU cannot be used any more by this process: {text}")))
 
     def give_up(self, *copies: Copy) -> None:
         """Fail copies, since the store is closed."""

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
-from hpcgpu.errors import SpillError, message_of
+from hpcgpu.errors import SpillError, chain_of, message_of
 from hpcgpu.spill.state.instructions import DISK, HOST, Say
 from hpcgpu.spill.store.inbox import Count
 from hpcgpu.spill.values.unit import ABSENT, Content
@@ -115,13 +115,8 @@ class SpillLog:
 
 def forget_frames(error: BaseException) -> None:
     """Remove the tracebacks of an error, and of the errors that led to it: their frames keep arrays."""
-    seen: dict[int, None] = {}
-    rest: list[BaseException | None] = [error]
-    while rest:
-        if (each := rest.pop()) is not None and id(each) not in seen:
-            seen[id(each)] = None
-            each.__traceback__ = None
-            rest += [each.__cause__, each.__context__]
+    for each in chain_of(error):
+        each.__traceback__ = None
 
 
 def copy_error(error: Exception) -> Exception:

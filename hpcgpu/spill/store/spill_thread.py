@@ -114,6 +114,8 @@ class SpillThread:
         elif executor.wants_trim or (self.host_is_short and self._executor.idle_bytes and self.host_is_short()):
             executor.wants_trim = False
             self._executor.trim()
+        elif executor.wants_locks:
+            executor.lock_ahead()
         if executor.state.is_stuck and time.monotonic() - self._ticked_s >= _LOOK_S:
             self._ticked_s = time.monotonic()
             executor.report(executor.state.tick)

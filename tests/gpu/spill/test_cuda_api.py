@@ -15,7 +15,7 @@ from waiting import scaled
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.devices.copies import DriverCopies
 from hpcgpu.spill.devices.cuda import device_of, is_device_array
-from hpcgpu.spill.storage.disk import is_pinned
+from hpcgpu.spill.storage.pinned import is_pinned
 
 MIB = 1 << 20
 

@@ -34,7 +34,7 @@ from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConne
 from hpcgpu.deploy.network.framing import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES, Word
 from hpcgpu.host import peer_memory
 from hpcgpu.host.peer_memory import Identity
-from hpcgpu.spill.storage.disk import PinnedPool, is_pinned
+from hpcgpu.spill.storage.disk import Loan, Pool
 
 SECURITY = scheduler_file.security(scheduler_file.Certificate.make())
 BIG = 2 * CUT_BYTES + 1
@@ -222,8 +222,8 @@ async def test_tasks_that_hold_all_default_threads_delay_no_copy(copied: list[in
 async def test_page_locked_memory_of_no_reader_is_copied_first(
     copied: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_copies.this_process, "is_page_locked", is_pinned)
-    pool = PinnedPool(4 << 20, secret_pages)
+    monkeypatch.setattr(node_copies.this_process, "is_page_locked", lambda array: isinstance(array.base, Loan))
+    pool = Pool(4 << 20, secret_pages)
     async with pair() as (a, b):
         array: Any = pool.take(1_000_000)
         array[:] = 1

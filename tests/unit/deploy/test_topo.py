@@ -30,10 +30,13 @@ from machines import (
 from paths import TOPOLOGIES
 
 from hpcgpu.deploy.machine import plan_machine
-from hpcgpu.deploy.processes.node import read_node, requested_gpus
+from hpcgpu.deploy.processes.node import facts_of, read_node, requested_gpus
 from hpcgpu.errors import ConfigError, LaunchError, ParseError
-from hpcgpu.model import Binding, CpuSet, Settings, Topology
+from hpcgpu.host import host_memory
+from hpcgpu.model import Binding, CpuSet, HostMemory, NodeLayout, Settings, Topology
+from hpcgpu.model.settings import Limit
 from hpcgpu.plan.binding.bindings import plan_bindings
+from hpcgpu.plan.binding.workers import plan_workers
 from hpcgpu.report.machine import MachinePlan
 from hpcgpu.topology.hwloc_xml import read_file
 
@@ -260,3 +263,13 @@ def test_reserved_cores_are_named(folder: Path) -> None:
     assert (result.described()["allowed_cpuset"], result.described()["idle_cpuset"]) == ("0-255", str(CpuSet(free)))
     local = planned(folder, text_of("turin-4gpu-nvml"), cores="local").table.to_text()
     assert "no worker's: 64 cores, PUs 0-15,48-95,128-143,176-223\n" in local
+
+
+def test_a_plan_leaves_out_the_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = DOCUMENTED["daint-gh200"]
+    numbers = [n.os_index for n in topology.other_memory]
+    monkeypatch.setattr(host_memory, "memory_limit", lambda nodes: HostMemory((100 - len(nodes)) << 30, "this"))
+    facts = facts_of("n1", topology, topology.gpus[:1], {})
+    assert len(numbers) == 4 and facts.memory.nbytes == 96 << 30
+    ((_, spec),) = plan_workers(Settings(device_memory_limit=Limit(1 << 30)), facts, NodeLayout(0, (0,), ((0,),)))
+    assert spec.gpu_memory_nodes == CpuSet(numbers)

@@ -20,11 +20,15 @@ from shared_host import as_neighbour, by_root
 from hpcgpu.host import peer_memory
 from hpcgpu.host.host_memory import format_exit, memory_left, memory_limit, oom_kills
 from hpcgpu.host.peer_memory import Identity, Slots
+from hpcgpu.model import CpuSet
+from hpcgpu.model.allocation import ALL_OF_THE_NODE
 
 GIB = 1 << 30
 CHILD = """
 import sys
 from hpcgpu.host.peer_memory import Identity, Slots
+from hpcgpu.model import CpuSet
+from hpcgpu.model.allocation import ALL_OF_THE_NODE
 slots = Slots()
 slot = slots.take()
 slots.write(slot, b"a" * 32)
@@ -121,20 +125,37 @@ def test_the_cgroup_that_has_the_least_left_counts(tmp_path: Path, version: int)
     proc = node(tmp_path, version)
     group(tmp_path, "job_7", limit=16 * GIB, used=14 * GIB, files=4 * GIB)
     group(tmp_path, "job_7/step_0", limit="max", used=9 * GIB, files=GIB)
-    assert memory_limit(proc) == (16 * GIB, f"cgroup {tmp_path / 'cgroup' / 'job_7'}")
-    assert memory_left(proc) == pytest.approx(6 / 16)
+    assert memory_limit(proc=proc) == (16 * GIB, f"cgroup {tmp_path / 'cgroup' / 'job_7'}")
+    assert memory_left(proc=proc) == pytest.approx(6 / 16)
 
 
 def test_without_limits_it_is_the_nodes_memory(tmp_path: Path, version: int) -> None:
     tmp_path = tmp_path / f"v{version}"
     proc = node(tmp_path, version, available_bytes=16 * GIB)
-    assert memory_left(proc) == 0.25
+    assert memory_left(proc=proc) == 0.25
     group(tmp_path, "job_7/step_0", limit="max", used=GIB, files=0)
-    assert memory_left(proc) == 0.25
+    assert memory_left(proc=proc) == 0.25
     # files in the page cache are left, those of a tmpfs are not
     group(tmp_path, "job_7/step_0", limit=10 * GIB, used=10 * GIB, files=GIB, tmpfs=4 * GIB)
-    assert memory_left(proc) == pytest.approx(0.1)
+    assert memory_left(proc=proc) == pytest.approx(0.1)
     assert 0 < memory_left() <= 1
+
+
+def test_memory_of_gpus_is_no_host_memory(tmp_path: Path, version: int) -> None:
+    """4 x GH200 with 120 GB of LPDDR and 96 GB of HBM each, in little: 64 GiB in all, of which the GPUs have 24."""
+    proc, numa = node(tmp_path, version, available_bytes=20 * GIB), tmp_path / "node"
+    group(tmp_path, "job_7/step_0", limit="max", used=GIB, files=0)
+    for number, free in ((1, 10), (9, 6)):
+        (numa / f"node{number}").mkdir(parents=True)
+        kib = {"MemTotal": 12, "MemFree": free, "MemUsed": 12 - free, "Active(file)": 1, "Inactive(file)": 1}
+        text = "".join(f"Node {number} {name}:  {n * GIB >> 10} kB\n" for name, n in kib.items())
+        (numa / f"node{number}" / "meminfo").write_text(text)
+    assert memory_limit(CpuSet([1, 9]), proc, numa) == (40 * GIB, ALL_OF_THE_NODE)
+    assert memory_limit(CpuSet([1]), proc, numa).nbytes == 52 * GIB
+    assert memory_left(CpuSet([1, 9]), proc, numa) == 0.0  # what seemed left is the GPUs'
+    assert memory_left(CpuSet([9]), proc, numa) == pytest.approx(12 / 52)
+    assert memory_left(CpuSet(), proc, numa) == pytest.approx(20 / 64)
+    assert memory_limit(CpuSet([7]), proc, numa).nbytes == 64 * GIB  # the driver has taken it away since
 
 
 def test_exit_by_the_kernel_for_lack_of_memory_says_so(tmp_path: Path, version: int) -> None:

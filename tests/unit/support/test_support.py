@@ -117,6 +117,38 @@ def test_run_reports_parts_that_exist(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [word for word in part.arguments if "/" in word and not (ROOT / word).exists()] == []
 
 
+def test_parts_run_in_the_order_of_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu
+
+    ran: list[str] = []
+    monkeypatch.setattr(gpu, "run", lambda out, parts, *_: ran.extend(part.name for part in parts) or 0)
+    monkeypatch.setattr(gpu, "environment", lambda *_: {})
+    assert gpu.main(["run", "--only", "first hour: lock", "first hour: order"]) == 0
+    assert ran == ["first hour: lock", "first hour: order"]
+    ran.clear()
+    assert gpu.main([]) == 0
+    assert ran[:3] == ["tests/gpu/spill/test_spill_gpu.py", "first hour: order", "memcheck"]
+    assert sorted(ran) == sorted({part.name for part in gpu.PARTS})
+    assert {name for name in ran if name.startswith("tests/")} >= {"tests/gpu/spill/test_cuda_standin.py"}
+
+
+def test_dask_cuda_is_fetched_without_what_it_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_wheels
+
+    calls: list[list[str]] = []
+
+    def run(argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(argv)
+        return subprocess.CompletedProcess(argv, 0)
+
+    monkeypatch.setattr(gpu_wheels.subprocess, "run", run)
+    assert gpu_wheels.fetch(tmp_path / "wheels", "3.12", ["dask-cuda", "rmm-cu13"]) == 0
+    pinned, alone = calls
+    assert ("--no-deps" in pinned, "--no-deps" in alone) == (False, True)
+    assert ("rmm-cu13" in pinned, "dask-cuda" in pinned, "-c" in pinned) == (True, False, True)
+    assert (alone[-1], "-c" in alone) == ("dask-cuda", False)  # the pins would lead to an old version
+
+
 def test_an_installation_shows_that_it_goes_on_and_how_to_use_it(tmp_path: Path) -> None:
     python, venv = tmp_path / "python", tmp_path / "venv"
     python.write_text(PYTHON)
