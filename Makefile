@@ -28,7 +28,7 @@ DECIDE := $(BIN)/python scripts/run_tests.py decide
 NOW    := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test check docs image oldest clusters ucx cupy libraries bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
+.PHONY: help demo test check docs image oldest release clusters ucx cupy libraries bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
 
 help:
 	@echo 'make demo         an SVD on four simulated GPUs: no root, no batch system, no GPU'
@@ -37,6 +37,7 @@ help:
 	@echo 'make docs         the documentation with the API reference, into build/docs'
 	@echo 'make image        a container image from the wheel, in a bare Debian without a compiler; the demo runs in it'
 	@echo 'make oldest       the demo and tests/unit with the lowest versions of all dependencies (minutes)'
+	@echo 'make release      sdist, wheel, locks and bill of materials in build/release, checked; nothing is uploaded'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make cupy         CuPy, numba and RMM themselves, in an environment of their own; no GPU is needed'
 	@echo 'make libraries   what people run on top: XGBoost, xarray, scikit-learn ..., in an environment of its own (minutes)'
@@ -119,6 +120,9 @@ image: $(STAMP)
 
 oldest: $(STAMP)
 	scripts/packaging.sh oldest
+
+release: $(STAMP)
+	scripts/packaging.sh release
 
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one, and those of
 # UCX: all others run beside them, with less of the cores (nice): the kernel gives all containers together no more than

@@ -1,6 +1,6 @@
 # hpcgpu from its wheel in a bare Debian: Python and no compiler. `docker run --rm hpcgpu-demo` runs the demo.
 # `make image` builds it; the context is a wheel, constraints.txt, and what this host needs to reach a package index.
-FROM debian:12-slim AS base
+FROM debian:bookworm-slim AS base
 RUN export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 \
  && apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \

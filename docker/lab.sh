@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# The Slurm lab; with ACCOUNTING=1 also slurmdbd; with HPCGPU_LAB=1 to 9 another one beside it. usage: docker/lab.sh build|up|down|shell|status. Exit code 3: it cannot be had on this machine.
+# The Slurm lab; with ACCOUNTING=1 also slurmdbd; with HPCGPU_LAB=1 to 9 another one beside it; with DEBIAN=trixie or sid
+# that Debian's Slurm (24.11, 26.05) in place of bookworm's 22.05.
+# usage: docker/lab.sh build|up|down|shell|status. Exit code 3: it cannot be had on this machine.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-base=debian:12-slim
+export DEBIAN=${DEBIAN:-bookworm}
+base=debian:$DEBIAN-slim
 
 die() { echo "slurm lab: $1" >&2; exit "${2:-1}"; }
 
@@ -16,7 +19,7 @@ compose() {
 # What the image was made from; it names the volumes with its /opt and /usr/lib, which all labs have.
 image() {
   local inputs
-  inputs=$(docker image inspect -f '{{index .Config.Labels "hpcgpu.inputs"}}' hpcgpu-slurm 2> /dev/null) || inputs=none
+  inputs=$(docker image inspect -f '{{index .Config.Labels "hpcgpu.inputs"}}' "hpcgpu-slurm:$DEBIAN" 2> /dev/null) || inputs=none
   echo "$inputs"
 }
 
@@ -39,7 +42,7 @@ make_base() {
     /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources} 2> /dev/null | head -n 1) || true
   root=$(mktemp -d)
   echo "slurm lab: $base cannot be pulled; making it with debootstrap (half a minute)"
-  debootstrap --variant=minbase bookworm "$root/fs" ${mirror:+"$mirror"} > "$root/log" 2>&1 ||
+  debootstrap --variant=minbase "$DEBIAN" "$root/fs" ${mirror:+"$mirror"} > "$root/log" 2>&1 ||
     { tail -n 20 "$root/log" >&2; rm -rf "$root"; die "debootstrap failed"; }
   rm -rf "$root"/fs/var/cache/apt/archives/*.deb "$root"/fs/var/lib/apt/lists/*
   tar -C "$root/fs" -c . | docker import - "$base" > /dev/null
@@ -64,7 +67,7 @@ build_stage() {
   make_base
   echo "slurm lab: building $2 (minutes the first time)"
   # The steps are shown as they start, in the classic builder's words or BuildKit's.
-  docker build --force-rm --network host --target "$1" --label "hpcgpu.inputs=$print" -t "$2" "${args[@]}" "$context" 2>&1 |
+  docker build --force-rm --network host --build-arg "DEBIAN=$DEBIAN" --target "$1" --label "hpcgpu.inputs=$print" -t "$2" "${args[@]}" "$context" 2>&1 |
     tee "$context/log" | sed -unE 's/^(Step [0-9]+\/[0-9]+ : |#[0-9]+ \[[^]]+\] )(.{0,90}).*/  \1\2/p' ||
     { tail -n 40 "$context/log" >&2; die "the image $2 could not be built"; }
 }
@@ -74,14 +77,14 @@ build_stage() {
 fill_volumes() {
   local others
   volumes=("hpcgpu-opt-$print" "hpcgpu-lib-$print")
-  mapfile -t others < <(docker volume ls -q -f name=hpcgpu-opt- -f name=hpcgpu-lib- | grep -v -e "-$print\$")
+  mapfile -t others < <(docker volume ls -q -f name=hpcgpu-opt- -f name=hpcgpu-lib- | grep -e "-$DEBIAN\$" | grep -v -e "-$print\$")
   [ ${#others[@]} -eq 0 ] || docker volume rm "${others[@]}" > /dev/null 2>&1 || true
   ! docker volume inspect "${volumes[@]}" > /dev/null 2>&1 || return 0
   echo "slurm lab: installing Python's packages"
   # What was cut off is not taken for whole by the next build.
   trap 'rm -rf "$context"; docker volume rm -f "${volumes[@]}" > /dev/null' EXIT
   docker run --rm --init --network host -v "${volumes[0]}:/opt" -v "${volumes[1]}:/usr/lib" \
-    -v "$context/build:/build:ro" "${args[@]/#--build-arg/--env}" hpcgpu-slurm sh /build/packages.sh > "$context/log" 2>&1 ||
+    -v "$context/build:/build:ro" "${args[@]/#--build-arg/--env}" "hpcgpu-slurm:$DEBIAN" sh /build/packages.sh > "$context/log" 2>&1 ||
     { tail -n 40 "$context/log" >&2; die "Python's packages could not be installed"; }
   trap 'rm -rf "$context"' EXIT
 }
@@ -93,14 +96,14 @@ build() {
   need_docker
   context=$(mktemp -d)
   trap 'rm -rf "$context"' EXIT
-  print=$("${PYTHON:-python3}" "$here/context.py" "$context")
+  print=$("${PYTHON:-python3}" "$here/context.py" "$context")-$DEBIAN
   mapfile -t args < <(proxies)
   exec 8< "$here/Dockerfile" 9< "$here/accounting.yml"
   lock 8
-  build_stage node hpcgpu-slurm
+  build_stage node "hpcgpu-slurm:$DEBIAN"
   fill_volumes
   exec 8<&- # a lab without slurmdbd goes on
-  [ -z "${ACCOUNTING:-}" ] || { lock 9; build_stage accounting hpcgpu-slurmdbd; }
+  [ -z "${ACCOUNTING:-}" ] || { lock 9; build_stage accounting "hpcgpu-slurmdbd:$DEBIAN"; }
   exec 9<&-
 }
 
@@ -142,5 +145,5 @@ case "${1:-}" in
   down) need_docker; compose down -v --remove-orphans -t 3 > /dev/null 2>&1 || die "could not be taken down: $(compose ps 2>&1)" ;;
   shell) shell ;;
   status) need_docker; compose ps; compose exec -T slurmctld sinfo ;;
-  *) sed -n '2s/^# //p' "$0"; exit 2 ;;
+  *) sed -n '2,4s/^# //p' "$0"; exit 2 ;;
 esac

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-__version__ = "0.1.0a1"
+__version__ = "0.1.0a2"
 
 _HOMES = {
     **dict.fromkeys(("HpcGpuError", "ConfigError", "SubmitError", "JobError", "LaunchError"), "hpcgpu.errors"),

@@ -160,14 +160,14 @@ def test_a_folder_for_logs_is_made_and_a_missing_one_is_said(slurm_lab: Lab) -> 
     with SLURMGPUCluster(gpus="sim:1", log_directory=logs, dashboard=False) as cluster:
         pass
     print("LOGS", os.listdir(logs) == [f"slurm-{cluster.job_id}.out"])
-    os.makedirs("/tmp/of-the-login-node", exist_ok=True)
-    os.chdir("/tmp/of-the-login-node")
+    os.chdir("/srv/of-the-login-node")
     refusal(gpus="sim:1")
-    os.rmdir("/tmp/of-the-login-node")
     """
+    # slurmd 24.11 makes a folder that is missing, where the user can
+    slurm_lab.root("install", "-d", "-o", "hpc", "/srv/of-the-login-node")
     text = client(slurm_lab, code)
     assert "LOGS True" in text
-    assert re.search(r"FAILED job \d+ has ended: FAILED .*its log /tmp/.* is not there: ", text)
+    assert re.search(r"FAILED job \d+ has ended: FAILED .*its log /srv/.* is not there: ", text)
 
 
 def test_closed_ports_are_reached_through_srun(slurm_lab: Lab) -> None:

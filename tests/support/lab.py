@@ -87,7 +87,8 @@ class Lab:
         values = {"name": name, "below": below, "checkout": CHECKOUT, "packages": packages}
         done = self.exec(self.login, ["sh", "-c", _MAKE.format(**values, modules=", ".join(modules))])
         if done.returncode:
-            raise LabUnavailable(f"{packages} is not of the lab's Python: {done.stderr}")
+            why = done.stderr.strip().splitlines()[-1]
+            raise LabUnavailable(f"{packages} is not of the lab's Python: {why}")
 
     def packages_of(self, venv: str, module: str) -> str:
         """Return where the lab sees the packages of a venv of the checkout."""
