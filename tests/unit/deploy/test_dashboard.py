@@ -254,6 +254,14 @@ def test_progress_elsewhere_is_a_line_per_change(capsys: pytest.CaptureFixture[s
     assert [line for _, line in kept] == ["PENDING", "STARTING 0/1", "the batch system does not answer"]
 
 
+def test_second_lost_node_is_told_as_the_first_was(capsys: pytest.CaptureFixture[str]) -> None:
+    progress, small, lost = Progress([]), ("n0", "its disk is small"), "its leader is lost"
+    progress.show_notes([small], [("n1", lost), ("n1", lost)], quiet=False)
+    progress.show_notes([small, ("n4", "its disk is small")], [("n1", lost), ("n2", lost), ("n3", lost)], quiet=False)
+    said = [f"hpcgpu: {line}" for line in ("n0: its disk is small", f"n1: {lost}", f"n2, n3: {lost}")]
+    assert capsys.readouterr().err.splitlines() == said
+
+
 def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
