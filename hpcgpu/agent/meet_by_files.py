@@ -78,7 +78,7 @@ class _WatchedFolder:
 
     def __init__(self, path: Path, longest_s: float) -> None:
         self._path, self._longest_s, self._interval_s = path, longest_s, _SHORTEST_S
-        self._stamp, self._changed_s, self._expected_s = 0, 0.0, 0.0
+        self._stamp, self._changed_s, self._expected_s, self._settled = 0, 0.0, 0.0, False
 
     def look_soon(self) -> None:
         """Shorten the interval for a while: a change is expected."""
@@ -96,8 +96,9 @@ class _WatchedFolder:
             stamp = os.fstat(descriptor).st_mtime_ns
             os.close(descriptor)
             if stamp != self._stamp:
-                self._stamp, self._changed_s = stamp, time.monotonic()
-            if time.monotonic() < self._changed_s + _STAMP_S:
+                self._stamp, self._changed_s, self._settled = stamp, time.monotonic(), False
+            if not self._settled:  # the last time after _STAMP_S, however late that is
+                self._settled = time.monotonic() >= self._changed_s + _STAMP_S
                 return
 
 
