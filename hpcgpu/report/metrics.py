@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpcgpu.report.workers import DIRECTIONS, FOLDED, TIERS, WorkerFacts, by_node
+from hpcgpu.report.workers import DIRECTIONS, TIERS, WorkerFacts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -19,11 +19,10 @@ _METRICS = {  # kind and meaning
 }
 
 
-def render(gpus: Sequence[WorkerFacts]) -> str:
-    """Format all metrics, of more than 512 GPUs by node: each series costs a scraper; unknown numbers are left out."""
-    is_folded = len(gpus) > FOLDED
+def render(rows: Sequence[WorkerFacts], *, is_folded: bool = False) -> str:
+    """Format all metrics of GPUs, or (``is_folded``) of nodes; unknown numbers are left out."""
     lines = {name: [f"# HELP {name} {text}", f"# TYPE {name} {kind}"] for name, (kind, text) in _METRICS.items()}
-    for gpu in by_node(gpus) if is_folded else gpus:
+    for gpu in rows:
         for name, labels, number in _samples(gpu):
             if number is not None:
                 mine = {"node": gpu.node} if is_folded else {"worker": gpu.name, "node": gpu.node, "gpu": gpu.gpu}

@@ -23,7 +23,7 @@ from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.plan.jobs import READY, Phase
 from hpcgpu.report.metrics import render
-from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
+from hpcgpu.report.workers import Moved, WorkerFacts, by_node, read_facts
 from hpcgpu.spill.store.inbox import Count
 
 HERE, SECRET = "http://127.0.0.1:4000/SECRET/status", "proxy/4000/SECRET/status"
@@ -168,7 +168,7 @@ def state(name: str, busy_s: float) -> SimpleNamespace:
     return SimpleNamespace(name=name, extra={KEY: fixed}, metrics={KEY: now, "gpu_utilization": 50})
 
 
-def test_the_ledger_keeps_those_that_are_gone() -> None:
+async def test_the_ledger_keeps_those_that_are_gone() -> None:
     clock = Clock()
     ledger = UsagePlugin(SimpleNamespace(), clock=clock)
     for begin_s, end_s in ((0, 10), (12, 20)):
@@ -176,13 +176,37 @@ def test_the_ledger_keeps_those_that_are_gone() -> None:
         ledger.add_worker(SimpleNamespace(workers={"a": state("n-0", 4)}), "a")
         clock.now = end_s
         usage = ledger.summary()
-        (now,) = ledger.gpus()
+        (now,) = await ledger.gpus()
         ledger.remove_worker(SimpleNamespace(), "a")
     assert (usage.gpu_s, usage.idle_gpu_s, usage.restarts) == (18, 10, 1)
     assert usage.moved_bytes["device_to_host"] == 14
     assert (now.restarts, now.device_share, now.utilisation_percent) == (1, 0.25, 50)
-    assert ledger.gpus() == []
+    assert await ledger.gpus() == []
     assert ledger.summary() == usage
+
+
+@pytest.mark.parametrize(("count", "shown"), [(512, 512), (513, 65)])
+async def test_facts_of_many_workers_let_the_loop_go_on(
+    count: int, shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.deploy.dashboard.usage._HOLD_S", -1.0)
+    ledger, turns = UsagePlugin(SimpleNamespace()), 0
+    for i in range(count):
+        one = state(f"n{i // 8}-{i % 8}", 0)
+        one.extra[KEY] = {**one.extra[KEY], "node": f"n{i // 8}"}
+        ledger.add_worker(SimpleNamespace(workers={str(i): one}), str(i))
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    gpus, rows = await ledger.rows()
+    turning.cancel()
+    assert (len(gpus), len(rows)) == (count, shown)
+    assert turns >= count
 
 
 def test_prometheus() -> None:
@@ -205,9 +229,8 @@ def test_metrics_of_many_gpus_are_the_sums_of_their_nodes() -> None:
             name=str(index), node=node, gpu=f"G{index}", tiers=tiers, utilisation_percent=percent, **used
         )
 
-    few, many = render([gpu(i) for i in range(512)]), render([gpu(i) for i in range(4000)])
-    assert few.count("hpcgpu_gpu_utilization_ratio{") == 512
-    assert 'worker="511",node="n63",gpu="G511"' in few
+    few, many = render([gpu(0)]), render([*by_node([gpu(i) for i in range(4000)])], is_folded=True)
+    assert 'worker="0",node="n0",gpu="G0"' in few
     assert many.count("hpcgpu_gpu_utilization_ratio{") == 500
     for line in (
         f'hpcgpu_memory_bytes{{node="n499",tier="device"}} {sum(range(3992, 4000))}',
