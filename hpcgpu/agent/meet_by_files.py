@@ -22,10 +22,11 @@ from hpcgpu.model import CpuSet, RankFacts
 
 Records = list[dict[str, Any]]
 Wait = Callable[[str], None]  # called with what is missing
-# Between two looks at a folder, at first and in the end: a thousand ranks may share its file system.
-_SHORTEST_S, _LONGEST_S, _GROWTH = 0.05, 1.0, 1.5
+# Between two looks at a folder, at first and in the end: a thousand ranks may share its file system. What grows does so
+# by up to half as much again, so that they do not look together.
+_SHORTEST_S, _LONGEST_S, _GROWTH, _JITTER = 0.05, 1.0, 1.5, 1.5
 # Of a rank that expects the answer of rank 0, and of rank 0, for which all others wait.
-_SOON_S, _RANK_0_S = 0.25, 0.1
+_SOON_S, _RANK_0_S = 0.2, 0.1
 # The last one of the ranks that wait for rank 0 sees its call after _LONGEST_S.
 _EXPECT_S = 2.0
 # A change may have the time stamp of the one before it: some file systems count seconds.
@@ -77,7 +78,7 @@ class _WatchedFolder:
 
     def __init__(self, path: Path, longest_s: float) -> None:
         self._path, self._longest_s, self._interval_s = path, longest_s, _SHORTEST_S
-        self._stamp, self._changed_s, self._expected_s = 0, 0.0, 0.0
+        self._stamp, self._changed_s, self._expected_s, self._settled = 0, 0.0, 0.0, False
 
     def look_soon(self) -> None:
         """Shorten the interval for a while: a change is expected."""
@@ -86,7 +87,8 @@ class _WatchedFolder:
     def wait(self, end_s: float) -> None:
         """Return after an interval if the folder may have changed, at the latest at ``end_s``."""
         while (now_s := time.monotonic()) < end_s:
-            time.sleep(min(self._interval_s * random.uniform(1.0, 1.25), end_s - now_s))  # not all ranks together
+            pause_s = min(self._interval_s * random.uniform(1.0, _JITTER), self._longest_s)
+            time.sleep(min(pause_s, end_s - now_s))
             if now_s > self._expected_s:
                 self._interval_s = min(self._interval_s * _GROWTH, self._longest_s)
             # To open the folder has NFS ask the server: it remembers for 30 s that a name was not there (nfs(5)).
@@ -94,15 +96,16 @@ class _WatchedFolder:
             stamp = os.fstat(descriptor).st_mtime_ns
             os.close(descriptor)
             if stamp != self._stamp:
-                self._stamp, self._changed_s = stamp, time.monotonic()
-            if time.monotonic() < self._changed_s + _STAMP_S:
+                self._stamp, self._changed_s, self._settled = stamp, time.monotonic(), False
+            if not self._settled:  # the last time after _STAMP_S, however late that is
+                self._settled = time.monotonic() >= self._changed_s + _STAMP_S
                 return
 
 
 def _call(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wait) -> Records:
     """Call the other ranks, and write the world once each has answered; return its records."""
     call = os.urandom(16).hex()
-    private.write(folder / "call", json.dumps(call))
+    _write_json(folder / "call", call)
     answers: dict[int, Any] = {0: {"record": record}}
     while absent := CpuSet(range(facts.size)) - answers.keys():
         for name in os.listdir(folder / "answers"):
@@ -117,7 +120,7 @@ def _call(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wait)
     kind_of = [kinds.setdefault(json.dumps({**each["record"], "rank": None}), len(kinds)) for each in ordered]
     tokens = [each.get("word") for each in ordered]
     world = {"tokens": tokens, "of": kind_of, "kinds": [*map(json.loads, kinds)]}
-    private.write(folder / f"world-{call}", json.dumps(world))
+    _write_json(folder / f"world-{call}", world)
     return [each["record"] for each in ordered]
 
 
@@ -127,7 +130,7 @@ def _answer(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wai
     while True:
         if (latest := _read_json(folder / "call")) and latest != call:
             call, world = latest, None
-            private.write(folder / "answers" / f"{call}-{facts.rank}", json.dumps(answer))
+            _write_json(folder / "answers" / f"{call}-{facts.rank}", answer)
             soon()
         # The world of a launch that was killed lacks this rank's word; it is read once, too.
         if call and world is None:
@@ -135,6 +138,11 @@ def _answer(record: Mapping[str, Any], facts: RankFacts, folder: Path, wait: Wai
             if world and world["tokens"][facts.rank : facts.rank + 1] == [answer["word"]]:
                 return [{**world["kinds"][kind], "rank": rank} for rank, kind in enumerate(world["of"])]
         wait("no answer of rank 0" if call else "missing: rank 0")
+
+
+def _write_json(path: Path, value: Any) -> None:
+    # A launch does not survive a crash of its nodes, and a thousand fsyncs take a disk 3 s.
+    private.write(path, json.dumps(value), survives=False)
 
 
 def _read_json(path: Path) -> Any:

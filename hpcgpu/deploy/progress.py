@@ -161,7 +161,7 @@ class Progress:
         self._shown = self._drawn = ""
         self._began_s: float | None = None
         self._surface = surface()
-        self._noted: set[str] = set()
+        self._noted: set[object] = set()
         self._ticking: supervise.Ticker | None = None
 
     def show(self, text: str) -> None:
@@ -184,10 +184,13 @@ class Progress:
         """Remove a printed line, in a notebook: the page shows its content. It stays in the log."""
         self._surface.drop(text)
 
-    def show_notes(self, notes: Iterable[tuple[str, str]], *, quiet: bool) -> None:
-        """Print notes about nodes (name, text), each text once."""
+    def show_notes(
+        self, notes: Iterable[tuple[str, str]], absent: Iterable[tuple[str, str]] = (), *, quiet: bool
+    ) -> None:
+        """Print notes about nodes (name, text), each text once, and why workers are absent, once for each node."""
         new = [(node, text) for node, text in notes if text not in self._noted]
-        self._noted.update(text for _, text in new)
+        new += [note for note in dict.fromkeys(absent) if note not in self._noted]
+        self._noted.update([*new, *(text for _, text in new)])
         for line in [] if quiet else note_lines(new):
             self.say(line)
 

@@ -39,14 +39,15 @@ def open_new(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file atomically: a reader sees all of it or nothing."""
+def write(path: Path, text: str, *, survives: bool = True) -> None:
+    """Write a file atomically: a reader sees all of it or nothing; ``survives``: also after a crash of the node."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as f:
             f.write(os.fsencode(text))
             f.flush()
-            os.fsync(f.fileno())
+            if survives:
+                os.fsync(f.fileno())
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)  # of a full disk: the next write would meet it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcgpu.report.energy import EnergyUse
-from hpcgpu.report.workers import DIRECTIONS, FOLDED, TIERS, WorkerFacts, by_node
+from hpcgpu.report.workers import DIRECTIONS, TIERS, WorkerFacts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -24,11 +24,9 @@ _METRICS = {  # kind and meaning
 _Sample = tuple[str, Mapping[str, str], float | None]  # a metric, its labels, and the number; None: unknown
 
 
-def render(gpus: Sequence[WorkerFacts], energy: EnergyUse) -> str:
-    """Format all metrics, of more than 512 GPUs by node: each series costs a scraper; unknown numbers are left out."""
-    is_folded = len(gpus) > FOLDED
+def render(rows: Sequence[WorkerFacts], energy: EnergyUse, *, is_folded: bool = False) -> str:
+    """Format all metrics of GPUs, or (``is_folded``) of nodes; unknown numbers are left out."""
     lines = {name: [f"# HELP {name} {text}", f"# TYPE {name} {kind}"] for name, (kind, text) in _METRICS.items()}
-    rows = by_node(gpus) if is_folded else gpus
     samples = (sample for gpu in rows for sample in _samples(gpu, is_folded=is_folded))
     for name, labels, number in (*samples, *_energy_samples(energy, is_folded=is_folded)):
         if number is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from html import escape
 from typing import Any
@@ -44,7 +44,7 @@ _MEMORY_BYTES = {
 _WORKER, _FAULTS = Column("worker", kind="name"), Column("differences", kind="fault", mark="not as planned: ")
 _MEMORY = (_WORKER, *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
 _OPEN_ROWS = 16
-FOLDED = 512  # with more GPUs, the page and the metrics show nodes
+FOLDED = 512  # with more GPUs, the page and the metrics show nodes: each series costs a scraper
 # By the first word of a state; all others are red.
 _STATES = {
     "running": "#5a9e1f",
@@ -220,12 +220,12 @@ def total(workers: Sequence[WorkerFacts], name: str = "all", **more: Any) -> Wor
     )
 
 
-def by_node(gpus: Sequence[WorkerFacts]) -> list[WorkerFacts]:
-    """Return one row for each node: the sums of its workers' memory, the mean of their utilisation."""
+def by_node(gpus: Sequence[WorkerFacts]) -> Iterator[WorkerFacts]:
+    """Yield one row for each node: the sums of its workers' memory, the mean of their utilisation."""
     nodes: dict[str, list[WorkerFacts]] = {}
     for g in gpus:
         nodes.setdefault(g.node, []).append(g)
-    return [_node(node, mine) for node, mine in nodes.items()]
+    yield from (_node(node, mine) for node, mine in nodes.items())
 
 
 def _node(node: str, mine: Sequence[WorkerFacts]) -> WorkerFacts:

@@ -72,6 +72,8 @@ class Trial:
                 cluster = stack.enter_context(PBSGPUCluster(nodes=self.nodes, **self.options, **more))
                 client = stack.enter_context(Client(cluster))
                 cluster.wait_for_workers(self.nodes * self.each)
+            log = cluster.get_logs(scheduler=False, workers=False)["Cluster"]
+            assert f"READY {self.nodes * self.each} workers on {self.nodes} nodes" in log  # of one address
             self.work(client)
             spaces, under_way = self.spaces(client), self.begin(client)
             left = (self.nodes - self.lost) * self.each

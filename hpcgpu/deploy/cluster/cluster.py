@@ -300,7 +300,8 @@ class GPUCluster(ReportedCluster):
 
     async def _show_notes(self) -> None:
         with contextlib.suppress(OSError):  # the connection has just broken, which _watch_worker_status reports
-            self._progress.show_notes(await self.scheduler_comm.hpcgpu_notes(), quiet=self.quiet)
+            notes = await self.scheduler_comm.hpcgpu_notes()
+            self._progress.show_notes(notes, await self._absent(), quiet=self.quiet)
 
     def _log(self, log: str) -> None:
         """Print a line instead of distributed's clusters; warnings are printed by the progress, even if quiet."""

@@ -277,7 +277,9 @@ class ReportedCluster(Cluster):
         """Return one line for the whole cluster."""
         workers = self.scheduler_info["workers"].values()
         jobs = [job for job in self._run.jobs.rows if job.has != "scheduler"]
-        return summary_line(jobs, len(workers), target, len({facts["host"] for facts in workers}))
+        # an address is no node: jobs of one node may use several networks, and nodes behind one gateway share one
+        nodes = {facts.get(KEY, {}).get("node", facts["host"]) for facts in workers}
+        return summary_line(jobs, len(workers), target, len(nodes))
 
     def _show_end(self) -> None:
         """Update a widget that shows the page: distributed no longer does when the cluster has ended."""

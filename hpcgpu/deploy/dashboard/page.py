@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import html
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,11 +17,10 @@ from bokeh.layouts import column, row
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 from distributed import Scheduler
-from distributed.dashboard.components import add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
 from hpcgpu.deploy.dashboard.usage import UsagePlugin
-from hpcgpu.report.workers import DIRECTIONS, FOLDED, TIER_COLOURS, TIERS, Moved, WorkerFacts, by_node, headline
+from hpcgpu.report.workers import DIRECTIONS, TIER_COLOURS, TIERS, Moved, WorkerFacts, headline
 from hpcgpu.units import format_bytes
 
 RED = "#CC3311"
@@ -281,10 +282,16 @@ def strip_column(sample: Sample, row: int, names: tuple[str, ...]) -> np.ndarray
 def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Fill the document of a browser tab; Bokeh calls this when the page is opened."""
     usage = scheduler.plugins[UsagePlugin.name]
-    page = GpuPage(usage)
-    page.update()
-    count = len(usage.gpus())
-    add_periodic_callback(doc, page, _OFTEN_MS if count <= _SMALL else max(_SELDOM_MS, _EACH_MS * count))
+    page, count = GpuPage(usage), usage.count
+    # distributed's add_periodic_callback awaits no coroutine; as there, Bokeh's callbacks do not keep the page
+    doc.components, last = {page}, weakref.ref(page)
+
+    async def update() -> None:
+        if present := last():
+            await present.update()
+
+    doc.add_next_tick_callback(update)
+    doc.add_periodic_callback(update, _OFTEN_MS if count <= _SMALL else max(_SELDOM_MS, _EACH_MS * count))
     doc.title = "Dask: GPUs"
     doc.add_root(page.root)
     doc.template = env.get_template("simple.html")
@@ -316,20 +323,28 @@ class GpuPage:
             sizing_mode="stretch_width",
         )
 
-    def update(self) -> None:
+    async def update(self) -> None:
         """Show the present state; Bokeh calls this at intervals while the page is open."""
-        gpus = self._usage.gpus()
+        gpus, rows = await self._usage.rows()
+        for _ in self._parts(gpus, rows):
+            await asyncio.sleep(0)
+
+    def _parts(self, gpus: list[WorkerFacts], rows: list[WorkerFacts]) -> Iterator[None]:
+        """Show the parts of the page, one after the other: all together hold the scheduler's loop for long."""
         self._head.text = _head(gpus)
+        yield
         if not gpus:
             return
-        is_folded = len(gpus) > FOLDED
-        self._gpus = by_node(gpus) if is_folded else gpus
+        self._gpus = rows
         fresh = not self._history.add(time.time(), self._gpus)
         for plot, title in zip((self._bars.root, *(strip.root for strip in self._strips)), _TITLES, strict=True):
-            plot.title.text = title.format("node" if is_folded else "GPU")
+            plot.title.text = title.format("GPU" if rows is gpus else "node")
         for strip in self._strips:
+            yield
             strip.show(self._history.samples, fresh=fresh)
+        yield
         self._bars.show(self._gpus, fresh=fresh)
+        yield
         if (fixed := tuple((g.name, *g.differences, g.restarts) for g in self._gpus)) != self._fixed:
             self._fixed = fixed
             self._table.show(self._gpus)

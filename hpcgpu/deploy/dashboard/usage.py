@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -18,12 +18,25 @@ from hpcgpu.host import log
 from hpcgpu.plan.jobs import by_number
 from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.summary import Summary, sum_up
-from hpcgpu.report.workers import WorkerFacts, read_facts
+from hpcgpu.report.workers import FOLDED, WorkerFacts, by_node, read_facts
 from hpcgpu.supervise import reason_of
 
 # How long workers may take to answer; without an answer their last heartbeats count, which are 0.5 to 3 s apart.
 _ANSWER_S = 1.0
 _JSON = "summary as JSON: "  # for grep
+_HOLD_S = 0.01  # of the scheduler's loop at once, for the facts of thousands of workers
+Item = TypeVar("Item")
+
+
+async def in_parts(items: Iterable[Item]) -> list[Item]:
+    """Return all items of an iterator that computes them, and let others use the event loop meanwhile."""
+    out, begin_s = list[Item](), time.monotonic()
+    for item in items:
+        out.append(item)
+        if time.monotonic() > begin_s + _HOLD_S:
+            await asyncio.sleep(0)
+            begin_s = time.monotonic()
+    return out
 
 
 class UsagePlugin(SchedulerPlugin):
@@ -82,10 +95,20 @@ class UsagePlugin(SchedulerPlugin):
             if not self._silent:
                 self._answered.set()
 
-    def gpus(self) -> list[WorkerFacts]:
+    @property
+    def count(self) -> int:
+        """The number of workers."""
+        return len(self._live)
+
+    async def gpus(self) -> list[WorkerFacts]:
         """Return the last heartbeat's facts of each worker with a GPU, in the order of nodes and numbers."""
-        workers = [self._facts(*life) for life in self._live.values()]
+        workers = await in_parts(self._facts(*life) for life in tuple(self._live.values()))
         return sorted((facts for facts in workers if facts.gpu), key=lambda facts: by_number(facts.name))
+
+    async def rows(self) -> tuple[list[WorkerFacts], list[WorkerFacts]]:
+        """Return the facts of :meth:`gpus`, and those that are shown: of many GPUs one row for each node."""
+        gpus = await self.gpus()
+        return gpus, await in_parts(by_node(gpus)) if len(gpus) > FOLDED else gpus
 
     def energy(self) -> EnergyUse:
         """Return the energy until the workers' last heartbeats, also of workers that are gone."""

@@ -42,8 +42,8 @@ _RECORD, _OWNER = "record", "owner"
 _OF_A_JOB = ("id", "role", "log", "exit_file", "why", "ended_at")
 # A client writes the record within seconds, and a file server's clock may be some minutes behind.
 _UNWRITTEN_S = 3600.0
-# Enough for people; a cluster of weeks has thousands.
-_GONE = 5
+# As many as a table shows row by row: nodes are lost together, and each job is named. A cluster of weeks has thousands.
+_GONE = 64
 _SILENT = JobStatus(JobState.UNKNOWN, "", SILENT)
 Content = TypeVar("Content", "Record", "Owner")
 

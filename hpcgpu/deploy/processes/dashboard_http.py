@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import dask
@@ -47,7 +47,12 @@ def _load(scheduler: Scheduler) -> None:
     modules = [module for module in dask.config.get(ROUTES) if module.startswith("distributed.")]
     scheduler.http_application.add_handlers(".*", get_handlers(scheduler, modules))
     usage = scheduler.plugins[UsagePlugin.name]
-    metrics = {"text": lambda: render(usage.gpus(), usage.energy()), "status": 200, "content_type": CONTENT_TYPE}
+
+    async def rendered() -> str:
+        gpus, rows = await usage.rows()
+        return render(rows, usage.energy(), is_folded=rows is not gpus)
+
+    metrics = {"text": rendered, "status": 200, "content_type": CONTENT_TYPE}
     scheduler.http_application.add_handlers(".*", [(f"/{_METRICS}", _PlainText, metrics)])
     try:
         import distributed.dashboard.scheduler as dashboard
@@ -76,16 +81,19 @@ def add_page(scheduler: Scheduler, dashboard: Any) -> None:
 
 @stream_request_body  # tornado collects the body of any other request, up to 100 MB, before the handler is asked
 class _PlainText(RequestHandler):
-    """A page of plain text, for each method of HTTP; ``text`` may be a function that returns it."""
+    """A page of plain text, for each method of HTTP; ``text`` may be a coroutine function that returns it."""
 
     def initialize(
-        self, text: str | Callable[[], str], status: int = 404, content_type: str = "text/plain; charset=utf-8"
+        self,
+        text: str | Callable[[], Awaitable[str]],
+        status: int = 404,
+        content_type: str = "text/plain; charset=utf-8",
     ) -> None:
         """Keep the route's arguments; tornado calls this."""
         self._text, self._status, self._content_type = text, status, content_type
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """Send the page."""
         self.set_status(self._status)
         self.set_header("Content-Type", self._content_type)
-        self.finish(self._text if isinstance(self._text, str) else self._text())
+        self.finish(self._text if isinstance(self._text, str) else await self._text())

@@ -48,7 +48,7 @@ class LeaderConnections:
     def notes(self) -> list[tuple[str, str]]:
         """Return the leaders' notes about their nodes: node and text (``hpcgpu_notes``)."""
         notes = [(node, text) for node, texts in self._notes.values() for text in texts]
-        return [*notes, *dict.fromkeys(self.absent), *self.late]
+        return [*notes, *self.late]
 
     async def hold(self, comm: Any, node: str = "", notes: Sequence[str] = (), workers: int = 0) -> None:
         """Hold a leader's connection (``hpcgpu_watch``) until it ends."""

@@ -10,13 +10,15 @@ import socket
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import dask
 import tornado.platform.asyncio  # noqa: F401 - asyncio's loop as tornado takes it, which all of them run
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import heartbeat_interval
 
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.usage import UsagePlugin, say_summary
@@ -36,10 +38,16 @@ _LOOK_S = 0.1
 _HANGS_S = 55.0
 # A client's gather() must see the errors before it sees that the connection is lost.
 _TELL_S = 0.3
-# A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s (distributed 2026.8.0). Of a
+# A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s, one of 4,000 each 21 s (distributed 2026.8.0). Of a
 # silent one the connection may be open: a frozen node, a suspended job, a task that holds the GIL. distributed gives it
 # up after 5 minutes (worker-ttl). The batch system knows about its job earlier.
-_SILENT_S = 20.0
+_SILENT_S, _MISSED = 20.0, 3
+
+
+def silent(workers: Mapping[str, Any]) -> list[str]:
+    """Return the addresses of workers from which no heartbeat has come for long."""
+    since_s = time.time() - max(_SILENT_S, _MISSED * heartbeat_interval(len(workers)))
+    return [address for address, worker in workers.items() if worker.last_seen < since_s]
 
 
 async def retire(scheduler: Scheduler, workers: Sequence[str]) -> list[str]:
@@ -118,7 +126,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         "hpcgpu_absent": lambda: leaders.absent,
         "hpcgpu_failed": lambda text: control.send("failed", text=text),
         "hpcgpu_lease": lease.renew,
-        "hpcgpu_silent": lambda: [a for a, w in scheduler.workers.items() if time.time() - w.last_seen > _SILENT_S],
+        "hpcgpu_silent": lambda: silent(scheduler.workers),
         "hpcgpu_retire": lambda workers: retire(scheduler, workers),
         "subscribe_worker_status": stalls.subscribe,
     }

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -219,8 +220,8 @@ def test_gpu_page_marks_workers_not_as_planned() -> None:
     """Colour alone is not seen by everybody."""
     facts = [WorkerFacts(name=f"n-{i}", tiers={"device": 3 + i}, device_limit_bytes=8) for i in range(2)]
     facts[1] = replace(facts[1], differences=("2 of 9 threads may run on PUs 0",))
-    page = GpuPage(SimpleNamespace(gpus=lambda: facts))
-    page.update()
+    page = GpuPage(SimpleNamespace(rows=AsyncMock(return_value=(facts, facts))))
+    IOLoop.current().run_sync(page.update)
     first, second = page._bars.source.data["mark"]
     assert np.isnan(first)
     assert second > 4
@@ -233,8 +234,8 @@ def test_gpu_page_marks_workers_not_as_planned() -> None:
 def test_a_gpu_that_is_tapped_is_shown_over_time() -> None:
     """As a bar or as a row of the table, which begins with those that are not as planned."""
     facts = [WorkerFacts(name=f"n-{i}", tiers={"device": 3 + i}, differences=("cores",) * i) for i in range(2)]
-    page = GpuPage(SimpleNamespace(gpus=lambda: facts))
-    page.update()
+    page = GpuPage(SimpleNamespace(rows=AsyncMock(return_value=(facts, facts))))
+    IOLoop.current().run_sync(page.update)
     for source, index, name, device in (
         (page._bars.source, [1], "n-1", 4),
         (page._table.source, [1], "n-0", 3),

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from shared_host import NEIGHBOUR, by_root
@@ -22,7 +23,7 @@ from hpcgpu.agent.meet_by_files import clear_old, meet_by_files
 from hpcgpu.agent.meet_by_mpi import opened, sealed, wait_for_leader
 from hpcgpu.agent.missing_ranks import TITLE, MissingRanks, NodeRanks, describe
 from hpcgpu.errors import LaunchError, WorldError
-from hpcgpu.host import process
+from hpcgpu.host import private, process
 from hpcgpu.launch.environment import read_rank
 from hpcgpu.model import RankFacts
 
@@ -134,7 +135,7 @@ def test_waiting_rank_opens_one_folder_a_second(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", LATE, str(tmp_path / "rendezvous")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
     opens = [float(word) for word in done.stdout.split()]
-    late = [at for at in opens if 2.5 < at - opens[0] < 5.9]
+    late = [at for at in opens if 3.5 < at - opens[0] < 5.9]
     assert late
     assert all(after - before >= 1.0 for before, after in itertools.pairwise(late))
 
@@ -145,7 +146,7 @@ def test_rank_that_has_answered_looks_often_until_all_have(tmp_path: Path) -> No
     done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), check=True)
     pauses_s = [float(word) for word in done.stdout.split()]
     assert pauses_s
-    assert max(pauses_s) <= 0.25 * 1.25
+    assert max(pauses_s) <= 0.2 * 1.5
 
 
 def test_world_has_the_record_of_ranks_that_are_alike_once(tmp_path: Path) -> None:
@@ -157,6 +158,33 @@ def test_world_has_the_record_of_ranks_that_are_alike_once(tmp_path: Path) -> No
     assert [future.result(scaled(30)) for future in comers] == [records] * 8
     (world,) = (tmp_path / "ranks").glob("world-*")
     assert world.read_text().count("0-127") == 2
+
+
+def test_starved_rank_sees_two_changes_of_one_time_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = itertools.count(1)
+
+    def sleep(_: float) -> None:
+        if next(pauses) == 2:
+            (answer,) = (tmp_path / "answers").iterdir()
+            world = {"tokens": ["", json.loads(answer.read_text())["word"]], "of": [0, 0], "kinds": [{"life": "only"}]}
+            private.write(tmp_path / "world-a", json.dumps(world))
+        os.utime(tmp_path, (1, 1))
+        clock.now += 3.0
+
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=sleep)
+    monkeypatch.setattr("hpcgpu.agent.meet_by_files.time", clock)
+    private.make_folder(tmp_path / "answers")
+    tmp_path.chmod(0o700)
+    private.write(tmp_path / "call", '"a"')
+    met = meet_by_files({}, RankFacts(rank=1, size=2, launcher="srun"), tmp_path, 30.0)
+    assert ([record["life"] for record in met], clock.now) == (["only"] * 2, 6.0)
+
+
+def test_ranks_that_meet_wait_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    assert met([come(tmp_path / "ranks", rank, "only") for rank in range(SIZE)]) == [["only"] * SIZE] * SIZE
+    assert synced == []
 
 
 def test_folders_of_launches_long_gone_go(tmp_path: Path) -> None:

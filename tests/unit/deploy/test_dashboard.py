@@ -24,7 +24,7 @@ from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
 from hpcgpu.plan.jobs import READY, Phase
 from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.metrics import render
-from hpcgpu.report.workers import Moved, WorkerFacts, read_facts
+from hpcgpu.report.workers import Moved, WorkerFacts, by_node, read_facts
 from hpcgpu.spill.store.inbox import Count
 
 HERE, SECRET = "http://127.0.0.1:4000/SECRET/status", "proxy/4000/SECRET/status"
@@ -169,7 +169,7 @@ def state(name: str, busy_s: float) -> SimpleNamespace:
     return SimpleNamespace(name=name, extra={KEY: fixed}, metrics={KEY: now, "gpu_utilization": 50})
 
 
-def test_the_ledger_keeps_those_that_are_gone() -> None:
+async def test_the_ledger_keeps_those_that_are_gone() -> None:
     clock = Clock()
     ledger = UsagePlugin(SimpleNamespace(), clock=clock)
     for begin_s, end_s in ((0, 10), (12, 20)):
@@ -177,12 +177,12 @@ def test_the_ledger_keeps_those_that_are_gone() -> None:
         ledger.add_worker(SimpleNamespace(workers={"a": state("n-0", 4)}), "a")
         clock.now = end_s
         usage = ledger.summary()
-        (now,) = ledger.gpus()
+        (now,) = await ledger.gpus()
         ledger.remove_worker(SimpleNamespace(), "a")
     assert (usage.gpu_s, usage.idle_gpu_s, usage.restarts) == (18, 10, 1)
     assert usage.moved_bytes["device_to_host"] == 14
     assert (now.restarts, now.device_share, now.utilisation_percent) == (1, 0.25, 50)
-    assert ledger.gpus() == []
+    assert await ledger.gpus() == []
     assert ledger.summary() == usage
 
 
@@ -235,6 +235,30 @@ def test_energy_is_a_tasks_for_the_time_that_it_ran(monkeypatch: pytest.MonkeyPa
     assert one.metrics[KEY](one)["busy_gpu_energy_j"] == 75
 
 
+@pytest.mark.parametrize(("count", "shown"), [(512, 512), (513, 65)])
+async def test_facts_of_many_workers_let_the_loop_go_on(
+    count: int, shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.deploy.dashboard.usage._HOLD_S", -1.0)
+    ledger, turns = UsagePlugin(SimpleNamespace()), 0
+    for i in range(count):
+        one = state(f"n{i // 8}-{i % 8}", 0)
+        one.extra[KEY] = {**one.extra[KEY], "node": f"n{i // 8}"}
+        ledger.add_worker(SimpleNamespace(workers={str(i): one}), str(i))
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    gpus, rows = await ledger.rows()
+    turning.cancel()
+    assert (len(gpus), len(rows)) == (count, shown)
+    assert turns >= count
+
+
 def test_prometheus() -> None:
     gpu = WorkerFacts(name='a"b\\', node="n", gpu="G", tiers={"device": 3}, utilisation_percent=50, differences=["x"])
     text = render([gpu], EnergyUse())
@@ -258,7 +282,8 @@ def test_metrics_of_many_gpus_are_the_sums_of_their_nodes() -> None:
     energy = EnergyUse()
     for i in range(16):
         energy.note(str(i), f"n{i // 8}", f"p{i}", {"gpu_energy_j": 2.0, "busy_gpu_energy_j": 1.0, "cpu_energy_j": 3.0})
-    few, many = (render([gpu(i) for i in range(count)], energy) for count in (512, 4000))
+    few = render([gpu(i) for i in range(512)], energy)
+    many = render([*by_node([gpu(i) for i in range(4000)])], energy, is_folded=True)
     assert 'hpcgpu_gpu_energy_joules_total{node="n1",pci="p15"} 2.0\n' in few
     assert few.count("hpcgpu_gpu_utilization_ratio{") == 512
     assert 'worker="511",node="n63",gpu="G511"' in few
@@ -309,6 +334,14 @@ def test_progress_elsewhere_is_a_line_per_change(capsys: pytest.CaptureFixture[s
     assert said.out == ""
     assert said.err == "hpcgpu: PENDING\nhpcgpu: STARTING 0/1\nhpcgpu: the batch system does not answer\n"
     assert [line for _, line in kept] == ["PENDING", "STARTING 0/1", "the batch system does not answer"]
+
+
+def test_second_lost_node_is_told_as_the_first_was(capsys: pytest.CaptureFixture[str]) -> None:
+    progress, small, lost = Progress([]), ("n0", "its disk is small"), "its leader is lost"
+    progress.show_notes([small], [("n1", lost), ("n1", lost)], quiet=False)
+    progress.show_notes([small, ("n4", "its disk is small")], [("n1", lost), ("n2", lost), ("n3", lost)], quiet=False)
+    said = [f"hpcgpu: {line}" for line in ("n0: its disk is small", f"n1: {lost}", f"n2, n3: {lost}")]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,14 +264,14 @@ async def test_a_refusal_reaches_the_caller_of_scale(
     fleet.stop()
 
 
-def test_run_keeps_the_last_five_jobs_that_ended_unasked(tmp_path: Path) -> None:
+def test_run_keeps_the_last_64_jobs_that_ended_unasked(tmp_path: Path) -> None:
     jobs = make_run(tmp_path / "run", Slurm())
-    jobs.add([Job(id=str(i)) for i in range(9)])
-    jobs.cancelled(["7"], 1.0)
-    jobs.retired("8", 1.0)
+    jobs.add([Job(id=str(i)) for i in range(68)])
+    jobs.cancelled(["66"], 1.0)
+    jobs.retired("67", 1.0)
     for job_id in tuple(jobs.jobs):
         jobs.ended(job_id, f"exit code {job_id}", datetime(2026, 11, 21, 14, 5, tzinfo=UTC))
-    assert [(job.id, job.why) for job in jobs.gone] == [(i, f"exit code {i}") for i in "65432"]
+    assert [(job.id, job.why) for job in jobs.gone] == [(str(i), f"exit code {i}") for i in range(65, 1, -1)]
     assert jobs.jobs == {}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from silent_workers import join
 from waiting import when
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.processes.scheduler import silent
 
 LEFT, DEAD = 20, 10
 
@@ -51,3 +54,10 @@ async def test_death_while_others_are_told_of_one_is_told_too() -> None:
         await when(lambda: len(scheduler.workers) == 1)
         await when(lambda: len(removals(third.news)) == 2)
         assert [each["worker"] for each in removals(third.news)] == ["tls://127.0.0.1:1", "tls://127.0.0.1:2"]
+
+
+@pytest.mark.parametrize(("count", "ago_s", "are_silent"), [(8, 19, 0), (8, 25, 8), (4000, 25, 0), (4000, 70, 4000)])
+def test_worker_between_two_heartbeats_is_not_silent(count: int, ago_s: float, are_silent: int) -> None:
+    """distributed has each of 4,000 workers send one in 21 s."""
+    worker = SimpleNamespace(last_seen=time.time() - ago_s)
+    assert len(silent({str(number): worker for number in range(count)})) == are_silent
