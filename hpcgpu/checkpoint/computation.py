@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dask import is_dask_collection
-from dask._task_spec import Alias, convert_legacy_graph  # as the scheduler reads graphs (dask 2026.8.0)
-from dask.base import tokenize
+from dask._task_spec import convert_legacy_graph  # as the scheduler reads graphs (dask 2026.8.0)
 from dask.core import flatten
 from dask.utils import key_split
 
-from hpcgpu.checkpoint.writer import name_of
+from hpcgpu.checkpoint.content import Contents, digest
 from hpcgpu.errors import ConfigError
 
-# A key that is new each time: of dask.delayed without pure=True.
-_RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
-# A task takes 0.1 ms; beyond, keys that are new each time make a computation a new one.
-_MOST_TASKS = 50_000
+_MOST_TASKS = 50_000  # whose contents are compared: a task takes 0.1 ms
 _SHOWN, _SHOWN_CHARACTERS = 3, 80
 
 
@@ -39,16 +33,16 @@ class Computation:
         if not is_dask_collection(collection):
             raise ConfigError(f"{type(collection).__name__} is no Dask collection: give an array, frame, bag, delayed")
         graph = convert_legacy_graph(dict(collection.__dask_graph__()))
-        names = _digests(graph, futures)
+        names = {key: str(key) for key in graph} if len(graph) > _MOST_TASKS else Contents().digests(graph, futures)
         prefixes: dict[str, set[str]] = {}
         for key in graph:
             prefixes.setdefault(key_split(key), set()).add(names[key])
         outputs = [names.get(key, futures.get(key, str(key))) for key in _outputs(collection)]
-        digests = {prefix: _digest(sorted(each)) for prefix, each in prefixes.items()}
+        digests = {prefix: digest(sorted(each)) for prefix, each in prefixes.items()}
         return cls(
             facts=_facts(collection),
             tasks=dict(Counter(map(key_split, graph))),
-            digests={**digests, "": _digest(outputs)},
+            digests={**digests, "": digest(outputs)},
         )
 
     def differences(self, other: Computation, *, alike: bool) -> list[str]:
@@ -84,32 +78,6 @@ def _facts(collection: Any) -> dict[str, str]:
     if "array" not in kind.__module__:
         facts["number of chunks"] = str(len(_outputs(collection)))
     return facts
-
-
-def _digests(graph: Mapping[Any, Any], futures: Mapping[Any, str]) -> dict[Any, str]:
-    """Return for each key a text that is the same in each start of the script: itself, or a digest of what it does."""
-    is_random = any(_RANDOM.search(str(name_of(key))) for key in graph)
-    if not is_random or len(graph) > _MOST_TASKS:
-        return {key: str(key) for key in graph}
-    digests: dict[Any, str] = {}
-    for start in graph:
-        stack = [start]
-        while stack:
-            key = stack[-1]
-            node = graph[key]
-            if missing := [d for d in node.dependencies if d in graph and d not in digests and key not in digests]:
-                stack += missing
-                continue
-            stack.pop()
-            if key not in digests:
-                names = {d: digests.get(d, futures.get(d, str(d))) for d in node.dependencies}
-                alias = isinstance(node, Alias)
-                digests[key] = names[node.target] if alias else tokenize(node.substitute(names))
-    return digests
-
-
-def _digest(texts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
 
 
 def _listed(names: list[str]) -> str:
