@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import dask
 from dask._task_spec import Task, convert_legacy_graph, cull
-from dask.core import flatten
-from distributed import Client, default_client
+from dask.base import collections_to_expr
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from distributed import Client, Future, default_client
 from distributed.protocol.pickle import dumps
 
 from hpcgpu.batch import get
 from hpcgpu.checkpoint import values, writer
 from hpcgpu.checkpoint.computation import Computation
 from hpcgpu.checkpoint.folder import FORMAT, Folder, Manifest
+from hpcgpu.checkpoint.nests import as_collection, filled, keys_of, leaves, rebuilt
 from hpcgpu.checkpoint.segments import Chunk, Place, is_whole
 from hpcgpu.checkpoint.writer import CheckpointPlugin, outputs_of, part_of
 from hpcgpu.deploy.jobs.batch_client import ask
@@ -132,8 +133,8 @@ class Checkpoint:
 
         Parameters
         ----------
-        collection : a Dask collection
-            An array, a frame, a bag or a delayed value.
+        collection : a Dask collection or a future
+            An array, a frame, a bag, a delayed value or a future; or a dict, list or tuple of them.
         name : str
             Its name in the folder, the same in each start of the script.
         overwrite : bool
@@ -145,8 +146,8 @@ class Checkpoint:
 
         Returns
         -------
-        Dask collection
-            Of the same kind, on the cluster.
+        Dask collection or future
+            Of the same kind, on the cluster; or a dict, list or tuple of them.
 
         Raises
         ------
@@ -158,26 +159,32 @@ class Checkpoint:
         before = self._open(client).manifest(name)
         computation = Computation.of(collection, self._future_digests)
         if before and not overwrite and (texts := before.computation.differences(computation, alike=alike)):
+            is_alike = not before.computation.differences(computation, alike=True)
             raise ConfigError(
                 f"{name!r} in {self._folder.path} is another computation ({'; '.join(texts)}). Give another name, or "
                 "pass overwrite=True: what is there is lost then"
+                + (", or alike=True, if its arguments are new in each start, as random numbers" if is_alike else "")
             )
-        optimized = _optimized(collection)
-        keys = list(flatten([optimized.__dask_keys__()]))
+        originals = [leaf for _, leaf in leaves(collection)]
+        # a frame's keys are those of its optimized expression
+        collections = [
+            each.optimize() if hasattr(type(each), "expr") else each for each in map(as_collection, originals)
+        ]
+        keys = keys_of(collections)
         if before and not before.is_readable:
             logger.warning("%r was written by Python %s: its chunks are computed again", name, before.python)
         if before is None or not before.is_readable or overwrite:
-            before = self._folder.write(name, computation, len(keys), _template(optimized, keys))
+            before = self._folder.write(name, computation, len(keys), _template(collection, collections))
         outputs = outputs_of(keys)
         if self._plugins.get(name) != before.run:
             self._begin(client, name, before, {part_of(key, outputs): key for key in keys}, outputs)
-        graph = dict(optimized.__dask_graph__()) | self._restored[name]
-        graph = cull(convert_legacy_graph(graph), keys)
-        futures = client.get(graph, keys, sync=False, **options)
+        graph = _graph(collections, keys, self._restored[name])
+        futures = dict(zip(keys, client.get(graph, keys, sync=False, **options), strict=True))
         digest = computation.digests[""]
         self._future_digests |= {key: f"{digest} {part_of(key, outputs)}" for key in keys}
-        rebuild, arguments = optimized.__dask_postpersist__()
-        return rebuild(dict(zip(keys, futures, strict=True)), *arguments)
+        results = [rebuilt(each, futures) for each in collections]
+        pairs = zip(originals, results, strict=True)
+        return filled(collection, iter([futures[new.key] if isinstance(old, Future) else new for old, new in pairs]))
 
     def load(self, name: str) -> Any:
         """Return the collection of a name without computing it: its chunks are read when they are needed.
@@ -195,7 +202,8 @@ class Checkpoint:
         index.refresh()
         index.check()
         template = values.from_frames([zlib.decompress(base64.b64decode(manifest.template))])
-        keys = list(flatten([template.__dask_keys__()]))
+        parts = [leaf for _, leaf in leaves(template)]
+        keys = keys_of(parts)
         outputs = outputs_of(keys)
         chunks = {key: Chunk(manifest.run, part_of(key, outputs) or ()) for key in keys}
         if missing := sum(chunk not in index.chunks for chunk in chunks.values()):
@@ -203,8 +211,7 @@ class Checkpoint:
                 f"{name!r} in {self._folder.path} has {len(keys) - missing} of {len(keys)} chunks: run its script again"
             )
         graph = {key: self._load_task(key, chunk) for key, chunk in chunks.items()}
-        rebuild, arguments = template.__dask_postpersist__()
-        return rebuild(graph, *arguments)
+        return filled(template, iter([rebuilt(part, graph) for part in parts]))
 
     def progress(self) -> Progress:
         """Return how far each name is, and what hinders the workers; reads the folder."""
@@ -342,17 +349,34 @@ def verify(batch: Sequence[tuple[Any, Any]], folder: str) -> list[Any]:
     return [chunk for chunk, place in batch if not is_whole(Path(folder), Chunk(*chunk), Place(*place))]
 
 
-def _optimized(collection: Any) -> Any:
-    """Optimize a collection, as client.persist does, before its chunks have tasks that load."""
-    if hasattr(type(collection), "expr"):  # dask.optimize gives a frame with other values (dask 2026.8.0)
-        return collection.optimize()
-    return dask.optimize(collection)[0]
+def _is_frame(collection: Any) -> bool:
+    return hasattr(type(collection), "expr")
 
 
-def _template(collection: Any, keys: Sequence[Any]) -> str:
-    """Return the collection without its data and graph as text, for :meth:`Checkpoint.load`."""
-    rebuild, arguments = collection.__dask_postpersist__()
-    return base64.b64encode(zlib.compress(dumps(rebuild(dict.fromkeys(keys), *arguments)))).decode()
+def _graph(collections: Sequence[Any], keys: Sequence[Any], restored: Mapping[Any, Task]) -> HighLevelGraph:
+    """Return the tasks of collections, optimized together as client.persist does, with those that load."""
+    tasks: dict[Any, Any] = {}
+    annotations: dict[Any, dict[str, Any]] = {}
+    for are_frames in (True, False):  # dask warns when they are optimized together
+        if group := [each for each in collections if _is_frame(each) is are_frames]:
+            expression = collections_to_expr(group).optimize()
+            tasks |= expression.__dask_graph__()
+            for name, by_key in expression.__dask_annotations__().items():
+                for key, value in by_key.items():
+                    annotations.setdefault(key, {})[name] = value
+    graph = cull(convert_legacy_graph({**tasks, **restored}), keys)
+    layers: dict[str, MaterializedLayer] = {}
+    for key, task in graph.items():
+        notes = {} if key in restored else annotations.get(key, {})
+        layer = layers.setdefault(repr(notes), MaterializedLayer({}, annotations=notes))
+        layer.mapping[key] = task
+    return HighLevelGraph(layers, {name: set() for name in layers})
+
+
+def _template(nest: Any, collections: Sequence[Any]) -> str:
+    """Return the nest of collections without their data and graphs as text, for :meth:`Checkpoint.load`."""
+    bare = [rebuilt(each, dict.fromkeys(keys_of([each]))) for each in collections]
+    return base64.b64encode(zlib.compress(dumps(filled(nest, iter(bare))))).decode()
 
 
 def _troubles(statuses: Sequence[writer.Status]) -> tuple[str, ...]:

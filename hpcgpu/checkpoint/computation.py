@@ -9,11 +9,10 @@ from typing import Any, Self
 
 from dask import is_dask_collection
 from dask._task_spec import convert_legacy_graph  # as the scheduler reads graphs (dask 2026.8.0)
-from dask.core import flatten
 from dask.utils import key_split
 
 from hpcgpu.checkpoint.content import Contents, digest
-from hpcgpu.errors import ConfigError
+from hpcgpu.checkpoint.nests import as_collection, keys_of, leaves
 
 _MOST_TASKS = 50_000  # whose contents are compared: a task takes 0.1 ms
 _SHOWN, _SHOWN_CHARACTERS = 3, 80
@@ -28,22 +27,22 @@ class Computation:
     digests: dict[str, str] = field(default_factory=dict)  # likewise, of what these tasks compute
 
     @classmethod
-    def of(cls, collection: Any, futures: Mapping[Any, str]) -> Self:
-        """Describe a collection; ``futures`` has digests of keys that are futures now."""
-        if not is_dask_collection(collection):
-            raise ConfigError(f"{type(collection).__name__} is no Dask collection: give an array, frame, bag, delayed")
-        graph = convert_legacy_graph(dict(collection.__dask_graph__()))
+    def of(cls, nest: Any, futures: Mapping[Any, str]) -> Self:
+        """Describe a collection, or a nest of them; ``futures`` has digests of keys that are futures now."""
+        places = {place: as_collection(leaf) for place, leaf in leaves(nest)}
+        graph: dict[Any, Any] = {}
+        for collection in places.values():
+            graph |= convert_legacy_graph(dict(collection.__dask_graph__()))
         names = {key: str(key) for key in graph} if len(graph) > _MOST_TASKS else Contents().digests(graph, futures)
         prefixes: dict[str, set[str]] = {}
         for key in graph:
             prefixes.setdefault(key_split(key), set()).add(names[key])
-        outputs = [names.get(key, futures.get(key, str(key))) for key in _outputs(collection)]
+        outputs = [names.get(key, futures.get(key, str(key))) for each in places.values() for key in keys_of([each])]
         digests = {prefix: digest(sorted(each)) for prefix, each in prefixes.items()}
-        return cls(
-            facts=_facts(collection),
-            tasks=dict(Counter(map(key_split, graph))),
-            digests={**digests, "": digest(outputs)},
-        )
+        facts = {} if "" in places else {"type": type(nest).__name__}
+        for place, collection in places.items():
+            facts |= {f"{place} {name}".lstrip(): fact for name, fact in _facts(collection).items()}
+        return cls(facts=facts, tasks=dict(Counter(map(key_split, graph))), digests={**digests, "": digest(outputs)})
 
     def differences(self, other: Computation, *, alike: bool) -> list[str]:
         """Return in what the other one, a later one, differs; ``alike``: only in form, and in kinds of tasks."""
@@ -53,16 +52,14 @@ class Computation:
             if self.facts.get(name) != other.facts.get(name)
         ]
         before, now = (self.tasks, other.tasks) if alike else (self.digests, other.digests)
+        if len(texts) > _SHOWN:
+            texts = [*texts[:_SHOWN], f"{len(texts) - _SHOWN} more"]
         if texts or before == now or (not alike and self.digests[""] == other.digests[""]):
             return texts
         if kinds := sorted(self.tasks.keys() ^ other.tasks.keys()):
             return [f"the graph: only one of them has tasks {_listed(kinds)}"]
         changed = [name for name in other.tasks if before.get(name) != now.get(name)]
         return [f"the graph: tasks {_listed(changed)} have other arguments, functions or numbers"]
-
-
-def _outputs(collection: Any) -> list[Any]:
-    return list(flatten([collection.__dask_keys__()]))
 
 
 def _facts(collection: Any) -> dict[str, str]:
@@ -76,7 +73,7 @@ def _facts(collection: Any) -> dict[str, str]:
         if value is not None and not is_dask_collection(value):  # a delayed has every attribute
             facts[name] = str(value)
     if "array" not in kind.__module__:
-        facts["number of chunks"] = str(len(_outputs(collection)))
+        facts["number of chunks"] = str(len(keys_of([collection])))
     return facts
 
 
