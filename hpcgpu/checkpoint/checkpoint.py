@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextvars
+import functools
 import logging
+import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 from dask._task_spec import Task, convert_legacy_graph, cull
 from dask.base import collections_to_expr
@@ -16,6 +19,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, default_client
 from distributed.protocol.pickle import dumps
 
+from hpcgpu import supervise
 from hpcgpu.batch import get
 from hpcgpu.checkpoint import values, writer
 from hpcgpu.checkpoint.computation import Computation
@@ -30,6 +34,7 @@ from hpcgpu.report.table import Bar, Column, Shown, Table
 from hpcgpu.supervise import reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
+Method = TypeVar("Method", bound=Callable[..., Any])
 _COLUMNS = (Column("name", kind="name"), Column("chunks"), Column("size", unit="B", kind="number"), Column("kind"))
 _COLOUR = "#3b7dd8"
 _BATCH = 64  # chunks that one task verifies
@@ -77,11 +82,25 @@ class Progress(Shown):
         return Table(_COLUMNS, rows, notes=(*waiting, *self.troubles))
 
 
+def _awaited(method: Method) -> Method:
+    """Return an awaitable where the client is asynchronous, as distributed's methods do; a thread does the work."""
+
+    @functools.wraps(method)
+    def call(self: Checkpoint, *args: Any, **kwargs: Any) -> Any:
+        if self.asynchronous:
+            context = contextvars.copy_context()  # may have the current client
+            return supervise.to_thread(context.run, functools.partial(method, self, *args, **kwargs))
+        return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
 class Checkpoint:
     """A folder in which finished chunks of collections are kept, so that a script that starts again goes on.
 
     Works on any Dask cluster whose workers have hpcgpu and see the folder. Workers write in the background. Make it in
-    the script, also in a script that starts again; one process at a time may write.
+    the script, also in a script that starts again; one process at a time may write. With an asynchronous client,
+    methods return awaitables, and ``async with`` takes the place of ``with``.
 
     Parameters
     ----------
@@ -105,25 +124,45 @@ class Checkpoint:
     def __init__(self, folder: str | Path, client: Client | None = None, *, trust_folder: bool = False) -> None:
         path = Path(folder).expanduser().absolute()
         self._trusted, self._chosen_client = trust_folder, client
+        self._lock = threading.RLock()  # awaitables may run at the same time
         self._folder = Folder(path, trusted=trust_folder)
         self._plugins: dict[str, str] = {}  # the run of each name whose chunks the workers write
         self._restored: dict[str, dict[Any, Task]] = {}  # tasks that load, by name: a key keeps its task
         self._future_digests: dict[Any, str] = {}  # digests of keys that are futures now
 
     def __enter__(self) -> Self:
+        if self.asynchronous:
+            raise ConfigError("a checkpoint of an asynchronous client is used with async with")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        closing: Any = self.close()
+        if self.asynchronous:
+            await closing
+
     def __repr__(self) -> str:
         return f"Checkpoint({str(self._folder.path)!r})"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether methods return awaitables: the client is asynchronous."""
+        try:
+            return bool((self._chosen_client or default_client()).asynchronous)
+        except ValueError:  # no client
+            return False
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names in the folder."""
         return self._folder.names
 
+    @_awaited
     def persist(
         self, collection: Any, name: str, *, overwrite: bool = False, alike: bool = False, **options: Any
     ) -> Any:
@@ -155,37 +194,10 @@ class Checkpoint:
             The name stands for another computation; another process writes to the folder; a worker does not see it.
 
         """
-        client = self._client()
-        before = self._open(client).manifest(name)
-        computation = Computation.of(collection, self._future_digests)
-        if before and not overwrite and (texts := before.computation.differences(computation, alike=alike)):
-            is_alike = not before.computation.differences(computation, alike=True)
-            raise ConfigError(
-                f"{name!r} in {self._folder.path} is another computation ({'; '.join(texts)}). Give another name, or "
-                "pass overwrite=True: what is there is lost then"
-                + (", or alike=True, if its arguments are new in each start, as random numbers" if is_alike else "")
-            )
-        originals = [leaf for _, leaf in leaves(collection)]
-        # a frame's keys are those of its optimized expression
-        collections = [
-            each.optimize() if hasattr(type(each), "expr") else each for each in map(as_collection, originals)
-        ]
-        keys = keys_of(collections)
-        if before and not before.is_readable:
-            logger.warning("%r was written by Python %s: its chunks are computed again", name, before.python)
-        if before is None or not before.is_readable or overwrite:
-            before = self._folder.write(name, computation, len(keys), _template(collection, collections))
-        outputs = outputs_of(keys)
-        if self._plugins.get(name) != before.run:
-            self._begin(client, name, before, {part_of(key, outputs): key for key in keys}, outputs)
-        graph = _graph(collections, keys, self._restored[name])
-        futures = dict(zip(keys, client.get(graph, keys, sync=False, **options), strict=True))
-        digest = computation.digests[""]
-        self._future_digests |= {key: f"{digest} {part_of(key, outputs)}" for key in keys}
-        results = [rebuilt(each, futures) for each in collections]
-        pairs = zip(originals, results, strict=True)
-        return filled(collection, iter([futures[new.key] if isinstance(old, Future) else new for old, new in pairs]))
+        with self._lock:
+            return self._persist(self._client(), collection, name, overwrite=overwrite, alike=alike, options=options)
 
+    @_awaited
     def load(self, name: str) -> Any:
         """Return the collection of a name without computing it: its chunks are read when they are needed.
 
@@ -199,8 +211,9 @@ class Checkpoint:
         """
         manifest = self._manifest(name)
         index = self._folder.index
-        index.refresh()
-        index.check()
+        with self._lock:
+            index.refresh()
+            index.check()
         template = values.from_frames([zlib.decompress(base64.b64decode(manifest.template))])
         parts = [leaf for _, leaf in leaves(template)]
         keys = keys_of(parts)
@@ -213,12 +226,15 @@ class Checkpoint:
         graph = {key: self._load_task(key, chunk) for key, chunk in chunks.items()}
         return filled(template, iter([rebuilt(part, graph) for part in parts]))
 
+    @_awaited
     def progress(self) -> Progress:
         """Return how far each name is, and what hinders the workers; reads the folder."""
-        rows = progress_of(self._folder)
+        with self._lock:
+            rows = progress_of(self._folder)
         statuses = self._statuses(writer.status) if self._plugins else []
         return Progress(rows, sum(status.waiting for status in statuses), _troubles(statuses))
 
+    @_awaited
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all finished chunks are on disk; return whether they are: a disk may be full, or the time over."""
         statuses = self._statuses(writer.flush, timeout_s) if self._plugins else []
@@ -227,12 +243,15 @@ class Checkpoint:
             logger.warning("the checkpoint in %s lacks %d chunks: %s", self._folder.path, waiting, "; ".join(troubles))
         return not waiting and not troubles
 
+    @_awaited
     def remove(self, name: str) -> None:
         """Forget a name; files with chunks of other names stay."""
-        self._folder.take(self._poll)
-        self._stop(name)
-        self._folder.remove(name)
+        with self._lock:
+            self._folder.take(self._poll)
+            self._stop(name)
+            self._folder.remove(name)
 
+    @_awaited
     def close(self) -> None:
         """Write what is finished, and let another process write; the collections stay on the cluster."""
         if not self._folder.is_mine:  # another object of this process goes on with the workers' plugins
@@ -248,12 +267,40 @@ class Checkpoint:
 
     def _client(self) -> Client:
         try:
-            client = self._chosen_client or default_client()
+            return self._chosen_client or default_client()
         except ValueError as e:
             raise ConfigError("a checkpoint is written by a cluster: make a Client, or pass client=") from e
-        if client.asynchronous:
-            raise ConfigError("a checkpoint takes no asynchronous client: call it in a thread with another client")
-        return client
+
+    def _persist(
+        self, client: Client, nest: Any, name: str, *, overwrite: bool, alike: bool, options: dict[str, Any]
+    ) -> Any:
+        before = self._open(client).manifest(name)
+        computation = Computation.of(nest, self._future_digests)
+        if before and not overwrite and (texts := before.computation.differences(computation, alike=alike)):
+            is_alike = not before.computation.differences(computation, alike=True)
+            raise ConfigError(
+                f"{name!r} in {self._folder.path} is another computation ({'; '.join(texts)}). Give another name, or "
+                "pass overwrite=True: what is there is lost then"
+                + (", or alike=True, if its arguments are new in each start, as random numbers" if is_alike else "")
+            )
+        originals = [leaf for _, leaf in leaves(nest)]
+        # a frame's keys are those of its optimized expression
+        collections = [each.optimize() if _is_frame(each) else each for each in map(as_collection, originals)]
+        keys = keys_of(collections)
+        if before and not before.is_readable:
+            logger.warning("%r was written by Python %s: its chunks are computed again", name, before.python)
+        if before is None or not before.is_readable or overwrite:
+            before = self._folder.write(name, computation, len(keys), _template(nest, collections))
+        outputs = outputs_of(keys)
+        if self._plugins.get(name) != before.run:
+            self._begin(client, name, before, {part_of(key, outputs): key for key in keys}, outputs)
+        graph = _graph(collections, keys, self._restored[name])
+        futures = dict(zip(keys, client.get(graph, keys, sync=False, **options), strict=True))
+        digest = computation.digests[""]
+        self._future_digests |= {key: f"{digest} {part_of(key, outputs)}" for key in keys}
+        results = [rebuilt(each, futures) for each in collections]
+        pairs = zip(originals, results, strict=True)
+        return filled(nest, iter([futures[new.key] if isinstance(old, Future) else new for old, new in pairs]))
 
     def _open(self, client: Client) -> Folder:
         """Become the owner of the folder, which all workers must see."""
