@@ -25,6 +25,7 @@ from hpcgpu.checkpoint import values, writer
 from hpcgpu.checkpoint.computation import Computation
 from hpcgpu.checkpoint.folder import FORMAT, Folder, Manifest
 from hpcgpu.checkpoint.nests import as_collection, filled, keys_of, leaves, rebuilt
+from hpcgpu.checkpoint.scheduler import LostChunks, forget
 from hpcgpu.checkpoint.segments import Chunk, Place, is_whole
 from hpcgpu.checkpoint.writer import CheckpointPlugin, outputs_of, part_of
 from hpcgpu.deploy.jobs.batch_client import ask
@@ -37,6 +38,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 Method = TypeVar("Method", bound=Callable[..., Any])
 _COLUMNS = (Column("name", kind="name"), Column("chunks"), Column("size", unit="B", kind="number"), Column("kind"))
 _COLOUR = "#3b7dd8"
+_OPTIONS = ("overwrite", "alike", "workers", "allow_other_workers", "resources", "retries", "priority")
 _BATCH = 64  # chunks that one task verifies
 _SHOWN = 5
 
@@ -98,9 +100,9 @@ def _awaited(method: Method) -> Method:
 class Checkpoint:
     """A folder in which finished chunks of collections are kept, so that a script that starts again goes on.
 
-    Works on any Dask cluster whose workers have hpcgpu and see the folder. Workers write in the background. Make it in
-    the script, also in a script that starts again; one process at a time may write. With an asynchronous client,
-    methods return awaitables, and ``async with`` takes the place of ``with``.
+    Works on any Dask cluster whose workers and scheduler have hpcgpu, if workers see the folder. Workers write in the
+    background. Make it in the script, also in a script that starts again; one process at a time may write. With an
+    asynchronous client, methods return awaitables, and ``async with`` takes the place of ``with``.
 
     Parameters
     ----------
@@ -151,7 +153,7 @@ class Checkpoint:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether methods return awaitables: the client is asynchronous."""
+        """True if methods return awaitables, as the client is asynchronous."""
         try:
             return bool((self._chosen_client or default_client()).asynchronous)
         except ValueError:  # no client
@@ -194,6 +196,8 @@ class Checkpoint:
             The name stands for another computation; another process writes to the folder; a worker does not see it.
 
         """
+        if unknown := sorted(options.keys() - set(_OPTIONS)):  # client.persist ignores them
+            raise ConfigError(f"persist has no option {', '.join(unknown)}; it has {', '.join(_OPTIONS)}")
         with self._lock:
             return self._persist(self._client(), collection, name, overwrite=overwrite, alike=alike, options=options)
 
@@ -292,8 +296,7 @@ class Checkpoint:
         if before is None or not before.is_readable or overwrite:
             before = self._folder.write(name, computation, len(keys), _template(nest, collections))
         outputs = outputs_of(keys)
-        if self._plugins.get(name) != before.run:
-            self._begin(client, name, before, {part_of(key, outputs): key for key in keys}, outputs)
+        self._begin(client, name, before, {part_of(key, outputs): key for key in keys}, outputs)
         graph = _graph(collections, keys, self._restored[name])
         futures = dict(zip(keys, client.get(graph, keys, sync=False, **options), strict=True))
         digest = computation.digests[""]
@@ -324,11 +327,17 @@ class Checkpoint:
     def _begin(
         self, client: Client, name: str, manifest: Manifest, keys: dict[Any, Any], outputs: Mapping[Any, int]
     ) -> None:
-        """Restore what is in the folder, and have the workers write the rest."""
-        self._restored[name] = self._restorable(client, name, manifest, keys)
-        plugin = CheckpointPlugin(str(self._folder.path), manifest.run, outputs)
-        client.register_plugin(plugin, name=self._plugin(name))
-        self._plugins[name] = manifest.run
+        """Restore what is in the folder and not on the cluster, and have the workers write the rest."""
+        is_new = self._plugins.get(name) != manifest.run
+        restored = {} if is_new else self._restored[name]
+        others = {part: key for part, key in keys.items() if key not in restored and key not in client.futures}
+        self._restored[name] = restored | self._restorable(client, name, manifest, others)
+        if is_new:
+            self._stop(name)
+            client.register_plugin(LostChunks())
+            plugin = CheckpointPlugin(str(self._folder.path), manifest.run, outputs)
+            client.register_plugin(plugin, name=self._plugin(name))
+            self._plugins[name] = manifest.run
 
     def _restorable(self, client: Client, name: str, manifest: Manifest, keys: dict[Any, Any]) -> dict[Any, Task]:
         """Return a task for each key whose chunk is in the folder, and whole: the workers read all of them."""
@@ -357,18 +366,21 @@ class Checkpoint:
         return Task(key, values.load, str(self._folder.path), tuple(chunk), tuple(place))
 
     def _manifest(self, name: str) -> Manifest:
-        if manifest := self._folder.manifest(name):
+        if self._folder.path.is_dir() and (manifest := self._folder.manifest(name)):
             if manifest.format != FORMAT:
                 raise CheckpointError(f"{name!r} has format {manifest.format}; this hpcgpu reads {FORMAT}")
             return manifest
+        if not self._folder.path.is_dir():
+            raise ConfigError(f"there is no folder {self._folder.path}")
         raise ConfigError(f"{self._folder.path} has no {name!r}; it has: {', '.join(self.names) or 'none'}")
 
     def _plugin(self, name: str) -> str:
         return f"hpcgpu-checkpoint {self._folder.path} {name}"
 
     def _stop(self, name: str) -> None:
-        if self._plugins.pop(name, None):
+        if run := self._plugins.pop(name, None):
             self._client().unregister_worker_plugin(self._plugin(name))
+            self._client().run_on_scheduler(forget, run)
 
     def _statuses(self, question: Any, *arguments: Any) -> list[writer.Status]:
         answers = self._client().run(question, str(self._folder.path), *arguments, on_error="return")

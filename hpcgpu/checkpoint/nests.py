@@ -26,10 +26,10 @@ def leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(nest, Future) or is_dask_collection(nest):
         yield path, nest
     else:
-        kind = type(nest).__name__
+        kind = "empty" if type(nest) in (dict, list, tuple) else f"of type {type(nest).__name__}"
         raise ConfigError(
-            f"{f'{path} is of type {kind}' if path else kind}, which is no Dask collection: give an array, frame, bag, "
-            "delayed value or future, or a dict, list or tuple of them"
+            f"{path or 'the collection'} is {kind}: a checkpoint takes "
+            "a Dask array, frame, bag, delayed value or future, or a dict, list or tuple of them"
         )
 
 

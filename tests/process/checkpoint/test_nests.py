@@ -15,6 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, Future, LocalCluster, wait
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from hpcgpu import Checkpoint
 from hpcgpu.errors import ConfigError
@@ -120,8 +123,10 @@ def test_nest_with_another_collection_says_where(client: Client, tmp_path: Path)
             checkpoint.persist({"a": [array()[:400]], "b": array()}, name="x")
         with pytest.raises(ConfigError, match=r"\(type dict there, list now; .*; 10 more\)\. Give another name"):
             checkpoint.persist([array()], name="x")
-        with pytest.raises(ConfigError, match=r"\['step'\] is of type int, which is no Dask collection: give an array"):
+        with pytest.raises(ConfigError, match=r"\['step'\] is of type int: a checkpoint takes a Dask array"):
             checkpoint.persist({"a": array(), "step": 3}, name="y")
+        with pytest.raises(ConfigError, match="persist has no option overwrit; it has overwrite, alike, workers"):
+            checkpoint.persist(array(), name="x", overwrit=True)
         assert checkpoint.names == ("x",)
 
 
@@ -143,6 +148,42 @@ def test_collection_that_is_persisted_already_is_kept_too(client: Client, tmp_pa
     assert int(Checkpoint(tmp_path / "run").load("z").sum().compute()) == 319600
 
 
+@settings(max_examples=8, deadline=None)
+@given(
+    arrays.arrays(
+        arrays.integer_dtypes() | arrays.floating_dtypes() | arrays.unicode_string_dtypes(max_len=3),
+        arrays.array_shapes(min_side=0, max_dims=2, max_side=4),
+    ),
+    st.integers(1, 4),
+)
+def test_array_is_loaded_bit_for_bit(client: Client, tmp_path_factory: Any, values: Any, chunk: int) -> None:
+    folder = tmp_path_factory.mktemp("law") / "run"
+    x = da.from_array(values, chunks=chunk).map_blocks(counted, dtype=values.dtype)
+    expected = x.compute(scheduler="synchronous")  # in this machine's order of bytes
+    for _ in range(2):
+        with Checkpoint(folder, client) as checkpoint:
+            assert checkpoint.persist(x, name="x").compute().tobytes() == expected.tobytes()
+            assert checkpoint.flush()
+    loaded = Checkpoint(folder).load("x").compute(scheduler="synchronous")
+    assert (loaded.dtype, loaded.shape, loaded.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+
+
+def test_checkpoint_of_eight_workers_is_restored_on_fewer(tmp_path: Path) -> None:
+    def start(workers: int) -> None:
+        options = {"threads_per_worker": 1, "processes": False, "dashboard_address": None}
+        cluster = LocalCluster(n_workers=workers, **options)
+        with cluster, Client(cluster), Checkpoint(tmp_path / "run") as checkpoint:
+            x = checkpoint.persist(array().rechunk(50), name="x")
+            y = checkpoint.persist(array().rechunk(200), name="other-chunks")
+            assert np.array_equal(x.compute(), np.arange(800))
+            assert np.array_equal(y.compute(), np.arange(800))
+            assert checkpoint.flush()
+
+    assert ran_in(lambda: start(8)) >= 8  # what both names need is kept only if they are computed at the same time
+    assert ran_in(lambda: start(4)) == 0
+    assert ran_in(lambda: start(3)) == 0
+
+
 def test_annotations_are_kept(client: Client, tmp_path: Path) -> None:
     one = min(client.nthreads())
 
@@ -153,3 +194,10 @@ def test_annotations_are_kept(client: Client, tmp_path: Path) -> None:
         x = da.zeros(8, chunks=1).map_blocks(where, dtype=float)
     with Checkpoint(tmp_path / "run", client) as checkpoint, dask.config.set({"optimization.fuse.active": False}):
         assert checkpoint.persist(x + 0, name="x").sum().compute() == 8
+
+
+def test_load_from_no_folder_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("none", "file"):
+        with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/{name}"):
+            Checkpoint(tmp_path / name).load("x")

@@ -157,5 +157,5 @@ def test_computation_with_other_columns_says_what_differs() -> None:
 
 
 def test_computation_of_no_collection_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ndarray is no Dask collection"):
+    with pytest.raises(ConfigError, match="the collection is of type ndarray: a checkpoint takes a Dask array"):
         Computation.of(np.ones(3), {})
