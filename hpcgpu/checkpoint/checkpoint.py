@@ -330,7 +330,9 @@ class Checkpoint:
         """Restore what is in the folder and not on the cluster, and have the workers write the rest."""
         is_new = self._plugins.get(name) != manifest.run
         restored = {} if is_new else self._restored[name]
-        others = {part: key for part, key in keys.items() if key not in restored and key not in client.futures}
+        # a key stays in futures until the client's loop has released it, and has references after a restart
+        live = {key for key in keys.values() if key in client.futures and client.refcount.get(key)}
+        others = {part: key for part, key in keys.items() if key not in restored and key not in live}
         self._restored[name] = restored | self._restorable(client, name, manifest, others)
         if is_new:
             self._stop(name)
