@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from distributed import Client, Future, LocalCluster, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from waiting import until
 
 from hpcgpu import Checkpoint
 from hpcgpu.errors import ConfigError
@@ -90,6 +92,10 @@ def test_nest_of_collections_is_kept_under_one_name(client: Client, tmp_path: Pa
     assert values[0] == values[1] == values[2]
 
 
+def tasks_of(dask_scheduler: Any) -> list[Any]:
+    return list(dask_scheduler.tasks)
+
+
 def test_future_is_read_while_it_could_be_computed(client: Client, tmp_path: Path) -> None:
     def start(*, waits: bool) -> None:
         with Checkpoint(tmp_path / "run", client) as checkpoint:
@@ -100,6 +106,8 @@ def test_future_is_read_while_it_could_be_computed(client: Client, tmp_path: Pat
             assert checkpoint.flush()
 
     assert ran_in(lambda: start(waits=False)) == 2
+    gc.collect()
+    until(lambda: not client.run_on_scheduler(tasks_of), "the scheduler has forgotten the first one", limit_s=60)
     assert ran_in(lambda: start(waits=True)) == 1
     assert Checkpoint(tmp_path / "run").load("f").compute() == 3
 
