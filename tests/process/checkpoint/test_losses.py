@@ -35,7 +35,7 @@ def lose_worker(client: Client) -> None:
     workers = client.run(lambda dask_worker: (len(dask_worker.data), os.getpid()))
     address, pid = next((address, pid) for address, (count, pid) in workers.items() if count)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: address not in client.scheduler_info(n_workers=-1)["workers"], "the worker has gone", limit_s=60)
+    until(lambda: address not in client.scheduler_info(n_workers=-1)["workers"], "the worker has gone", limit_s=120)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,7 +74,7 @@ def test_synced_chunks_are_read_after_each_loss(tmp_path: Path) -> None:
         x = checkpoint.persist(array(ran), name="x")
         still_there(x)
         del x
-        until(lambda: not client.run_on_scheduler(tasks_of), "the scheduler has no task of it", limit_s=60)
+        until(lambda: not client.run_on_scheduler(tasks_of), "the scheduler has no task of it", limit_s=120)
         x = checkpoint.persist(array(ran), name="x", overwrite=True)
         wait(x, timeout=LIMIT_S)
         still_there(x, tasks=24)
