@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextvars
+import functools
 import logging
+import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
-import dask
 from dask._task_spec import Task, convert_legacy_graph, cull
-from dask.core import flatten
+from dask.base import collections_to_expr
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, default_client, wait
 from distributed.protocol.pickle import dumps
 
+from hpcgpu import supervise
 from hpcgpu.batch import get
 from hpcgpu.checkpoint import values, writer
 from hpcgpu.checkpoint.computation import Computation
 from hpcgpu.checkpoint.folder import FORMAT, Folder, Manifest
+from hpcgpu.checkpoint.nests import as_collection, filled, keys_of, leaves, rebuilt
+from hpcgpu.checkpoint.scheduler import LostChunks, forget
 from hpcgpu.checkpoint.segments import Chunk
 from hpcgpu.checkpoint.writer import CheckpointPlugin, outputs_of, part_of
 from hpcgpu.deploy.jobs.batch_client import ask
@@ -30,8 +36,10 @@ from hpcgpu.report.table import Bar, Column, Shown, Table
 from hpcgpu.supervise import reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
+Method = TypeVar("Method", bound=Callable[..., Any])
 _COLUMNS = (Column("name", kind="name"), Column("chunks"), Column("size", unit="B", kind="number"), Column("kind"))
 _COLOUR = "#3b7dd8"
+_OPTIONS = ("overwrite", "alike", "workers", "allow_other_workers", "resources", "retries", "priority")
 _SHOWN = 5
 
 
@@ -76,11 +84,25 @@ class Progress(Shown):
         return Table(_COLUMNS, rows, notes=(*waiting, *self.troubles))
 
 
+def _awaited(method: Method) -> Method:
+    """Return an awaitable where the client is asynchronous, as distributed's methods do; a thread does the work."""
+
+    @functools.wraps(method)
+    def call(self: Checkpoint, *args: Any, **kwargs: Any) -> Any:
+        if self.asynchronous:
+            context = contextvars.copy_context()  # may have the current client
+            return supervise.to_thread(context.run, functools.partial(method, self, *args, **kwargs))
+        return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
 class Checkpoint:
     """A folder in which finished chunks of collections are kept, so that a script that starts again goes on.
 
-    Works on any Dask cluster whose workers have hpcgpu and see the folder. Workers write in the background. Make it in
-    the script, also in a script that starts again; one process at a time may write.
+    Works on any Dask cluster whose workers and scheduler have hpcgpu, if workers see the folder. Workers write in the
+    background. Make it in the script, also in a script that starts again; one process at a time may write. With an
+    asynchronous client, methods return awaitables, and ``async with`` takes the place of ``with``.
 
     Parameters
     ----------
@@ -104,25 +126,45 @@ class Checkpoint:
     def __init__(self, folder: str | Path, client: Client | None = None, *, trust_folder: bool = False) -> None:
         path = Path(folder).expanduser().absolute()
         self._trusted, self._chosen_client = trust_folder, client
+        self._lock = threading.RLock()  # awaitables may run at the same time
         self._folder = Folder(path, trusted=trust_folder)
         self._plugins: dict[str, str] = {}  # the run of each name whose chunks the workers write
         self._restored: dict[str, dict[Any, Task]] = {}  # tasks that load, by name: a key keeps its task
         self._future_digests: dict[Any, str] = {}  # digests of keys that are futures now
 
     def __enter__(self) -> Self:
+        if self.asynchronous:
+            raise ConfigError("a checkpoint of an asynchronous client is used with async with")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        closing: Any = self.close()
+        if self.asynchronous:
+            await closing
+
     def __repr__(self) -> str:
         return f"Checkpoint({str(self._folder.path)!r})"
+
+    @property
+    def asynchronous(self) -> bool:
+        """True if methods return awaitables, as the client is asynchronous."""
+        try:
+            return bool((self._chosen_client or default_client()).asynchronous)
+        except ValueError:  # no client
+            return False
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names in the folder."""
         return self._folder.names
 
+    @_awaited
     def persist(
         self, collection: Any, name: str, *, overwrite: bool = False, alike: bool = False, **options: Any
     ) -> Any:
@@ -132,8 +174,8 @@ class Checkpoint:
 
         Parameters
         ----------
-        collection : a Dask collection
-            An array, a frame, a bag or a delayed value.
+        collection : a Dask collection or a future
+            An array, a frame, a bag, a delayed value or a future; or a dict, list or tuple of them.
         name : str
             Its name in the folder, the same in each start of the script.
         overwrite : bool
@@ -145,8 +187,8 @@ class Checkpoint:
 
         Returns
         -------
-        Dask collection
-            Of the same kind, on the cluster.
+        Dask collection or future
+            Of the same kind, on the cluster; or a dict, list or tuple of them.
 
         Raises
         ------
@@ -154,34 +196,12 @@ class Checkpoint:
             The name stands for another computation; another process writes to the folder; a worker does not see it.
 
         """
-        client = self._client()
-        before = self._open(client).manifest(name)
-        computation = Computation.of(collection, self._future_digests)
-        if before and not overwrite and (texts := before.computation.differences(computation, alike=alike)):
-            raise ConfigError(
-                f"{name!r} in {self._folder.path} is another computation ({'; '.join(texts)}). Give another name, or "
-                "pass overwrite=True: what is there is lost then"
-            )
-        optimized = _optimized(collection)
-        keys = list(flatten([optimized.__dask_keys__()]))
-        if before and not before.is_readable:
-            logger.warning("%r was written by Python %s: its chunks are computed again", name, before.python)
-        if before is None or not before.is_readable or overwrite:
-            before = self._folder.write(name, computation, len(keys), _template(optimized, keys))
-        outputs = outputs_of(keys)
-        loaded = []  # the scheduler keeps them until they have a place in the result
-        if self._plugins.get(name) != before.run:
-            parts = {part_of(key, outputs): key for key in keys}
-            loaded = self._begin(client, name, before, parts, outputs, options)
-        graph = dict(optimized.__dask_graph__()) | self._restored[name]
-        graph = cull(convert_legacy_graph(graph), keys)
-        futures = client.get(graph, keys, sync=False, **options)
-        del loaded
-        digest = computation.digests[""]
-        self._future_digests |= {key: f"{digest} {part_of(key, outputs)}" for key in keys}
-        rebuild, arguments = optimized.__dask_postpersist__()
-        return rebuild(dict(zip(keys, futures, strict=True)), *arguments)
+        if unknown := sorted(options.keys() - set(_OPTIONS)):  # client.persist ignores them
+            raise ConfigError(f"persist has no option {', '.join(unknown)}; it has {', '.join(_OPTIONS)}")
+        with self._lock:
+            return self._persist(self._client(), collection, name, overwrite=overwrite, alike=alike, options=options)
 
+    @_awaited
     def load(self, name: str) -> Any:
         """Return the collection of a name without computing it: its chunks are read when they are needed.
 
@@ -195,10 +215,12 @@ class Checkpoint:
         """
         manifest = self._manifest(name)
         index = self._folder.index
-        index.refresh()
-        index.check()
+        with self._lock:
+            index.refresh()
+            index.check()
         template = values.from_frames([zlib.decompress(base64.b64decode(manifest.template))])
-        keys = list(flatten([template.__dask_keys__()]))
+        parts = [leaf for _, leaf in leaves(template)]
+        keys = keys_of(parts)
         outputs = outputs_of(keys)
         chunks = {key: Chunk(manifest.run, part_of(key, outputs) or ()) for key in keys}
         if missing := sum(chunk not in index.chunks for chunk in chunks.values()):
@@ -206,15 +228,17 @@ class Checkpoint:
                 f"{name!r} in {self._folder.path} has {len(keys) - missing} of {len(keys)} chunks: run its script again"
             )
         graph = {key: self._load_task(key, chunk) for key, chunk in chunks.items()}
-        rebuild, arguments = template.__dask_postpersist__()
-        return rebuild(graph, *arguments)
+        return filled(template, iter([rebuilt(part, graph) for part in parts]))
 
+    @_awaited
     def progress(self) -> Progress:
         """Return how far each name is, and what hinders the workers; reads the folder."""
-        rows = progress_of(self._folder)
+        with self._lock:
+            rows = progress_of(self._folder)
         statuses = self._statuses(writer.status) if self._plugins else []
         return Progress(rows, sum(status.waiting for status in statuses), _troubles(statuses))
 
+    @_awaited
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all finished chunks are on disk; return whether they are: a disk may be full, or the time over."""
         statuses = self._statuses(writer.flush, timeout_s) if self._plugins else []
@@ -223,12 +247,15 @@ class Checkpoint:
             logger.warning("the checkpoint in %s lacks %d chunks: %s", self._folder.path, waiting, "; ".join(troubles))
         return not waiting and not troubles
 
+    @_awaited
     def remove(self, name: str) -> None:
         """Forget a name; files with chunks of other names stay."""
-        self._folder.take(self._poll)
-        self._stop(name)
-        self._folder.remove(name)
+        with self._lock:
+            self._folder.take(self._poll)
+            self._stop(name)
+            self._folder.remove(name)
 
+    @_awaited
     def close(self) -> None:
         """Write what is finished, and let another process write; the collections stay on the cluster."""
         if not self._folder.is_mine:  # another object of this process goes on with the workers' plugins
@@ -244,12 +271,41 @@ class Checkpoint:
 
     def _client(self) -> Client:
         try:
-            client = self._chosen_client or default_client()
+            return self._chosen_client or default_client()
         except ValueError as e:
             raise ConfigError("a checkpoint is written by a cluster: make a Client, or pass client=") from e
-        if client.asynchronous:
-            raise ConfigError("a checkpoint takes no asynchronous client: call it in a thread with another client")
-        return client
+
+    def _persist(
+        self, client: Client, nest: Any, name: str, *, overwrite: bool, alike: bool, options: dict[str, Any]
+    ) -> Any:
+        before = self._open(client).manifest(name)
+        computation = Computation.of(nest, self._future_digests)
+        if before and not overwrite and (texts := before.computation.differences(computation, alike=alike)):
+            is_alike = not before.computation.differences(computation, alike=True)
+            raise ConfigError(
+                f"{name!r} in {self._folder.path} is another computation ({'; '.join(texts)}). Give another name, or "
+                "pass overwrite=True: what is there is lost then"
+                + (", or alike=True, if its arguments are new in each start, as random numbers" if is_alike else "")
+            )
+        originals = [leaf for _, leaf in leaves(nest)]
+        # a frame's keys are those of its optimized expression
+        collections = [each.optimize() if _is_frame(each) else each for each in map(as_collection, originals)]
+        keys = keys_of(collections)
+        if before and not before.is_readable:
+            logger.warning("%r was written by Python %s: its chunks are computed again", name, before.python)
+        if before is None or not before.is_readable or overwrite:
+            before = self._folder.write(name, computation, len(keys), _template(nest, collections))
+        outputs = outputs_of(keys)
+        # the scheduler keeps them until they have a place in the result
+        loaded = self._begin(client, name, before, {part_of(key, outputs): key for key in keys}, outputs, options)
+        graph = _graph(collections, keys, self._restored[name])
+        futures = dict(zip(keys, client.get(graph, keys, sync=False, **options), strict=True))
+        del loaded
+        digest = computation.digests[""]
+        self._future_digests |= {key: f"{digest} {part_of(key, outputs)}" for key in keys}
+        results = [rebuilt(each, futures) for each in collections]
+        pairs = zip(originals, results, strict=True)
+        return filled(nest, iter([futures[new.key] if isinstance(old, Future) else new for old, new in pairs]))
 
     def _open(self, client: Client) -> Folder:
         """Become the owner of the folder, which all workers must see."""
@@ -279,24 +335,34 @@ class Checkpoint:
         outputs: Mapping[Any, int],
         options: Mapping[str, Any],
     ) -> list[Future]:
-        """Restore what is in the folder, and have the workers write the rest; return the restored chunks."""
-        futures = self._load(client, name, manifest, keys, options)
-        plugin = CheckpointPlugin(str(self._folder.path), manifest.run, outputs)
-        client.register_plugin(plugin, name=self._plugin(name))
-        self._plugins[name] = manifest.run
+        """Load what is in the folder and not on the cluster, and return it; have the workers write the rest."""
+        is_new = self._plugins.get(name) != manifest.run
+        restored = {} if is_new else self._restored[name]
+        # a key stays in futures until the client's loop has released it, and has references after a restart
+        live = {key for key in keys.values() if key in client.futures and client.refcount.get(key)}
+        others = {part: key for part, key in keys.items() if key not in restored and key not in live}
+        tasks, futures = self._load(client, name, manifest, others, options)
+        self._restored[name] = restored | tasks
+        if is_new:
+            self._stop(name)
+            client.register_plugin(LostChunks())
+            plugin = CheckpointPlugin(str(self._folder.path), manifest.run, outputs)
+            client.register_plugin(plugin, name=self._plugin(name))
+            self._plugins[name] = manifest.run
         return futures
 
     def _load(
         self, client: Client, name: str, manifest: Manifest, keys: dict[Any, Any], options: Mapping[str, Any]
-    ) -> list[Future]:
-        """Load the chunks that are in the folder; return those that are whole, and keep the tasks that load them."""
+    ) -> tuple[dict[Any, Task], list[Future]]:
+        """Load the chunks that are in the folder; return the tasks of those that are whole, and their futures."""
         index = self._folder.index
         index.refresh()
         chunks = [chunk for part in keys if (chunk := Chunk(manifest.run, part)) in index.chunks]
         chunks.sort(key=lambda chunk: index.chunks[chunk])
         tasks = {keys[chunk.part]: self._load_task(keys[chunk.part], chunk) for chunk in chunks}
         futures = dict(zip(tasks, client.get(tasks, list(tasks), sync=False, **options), strict=True))
-        wait(list(futures.values()))
+        with client.as_current():
+            wait(list(futures.values()))
         errors = {key: future.exception() for key, future in futures.items() if future.status == "error"}
         damaged = [key for key, error in errors.items() if isinstance(error, CheckpointError | OSError)]
         if damaged:
@@ -311,26 +377,28 @@ class Checkpoint:
             del tasks[key]
             futures.pop(key).release()
         client.sync(asyncio.sleep, 0)  # the scheduler forgets these keys before they come with other tasks
-        self._restored[name] = tasks
-        return list(futures.values())
+        return tasks, list(futures.values())
 
     def _load_task(self, key: Any, chunk: Chunk) -> Task:
         place = self._folder.index.chunks[chunk]
         return Task(key, values.load, str(self._folder.path), tuple(chunk), tuple(place))
 
     def _manifest(self, name: str) -> Manifest:
-        if manifest := self._folder.manifest(name):
+        if self._folder.path.is_dir() and (manifest := self._folder.manifest(name)):
             if manifest.format != FORMAT:
                 raise CheckpointError(f"{name!r} has format {manifest.format}; this hpcgpu reads {FORMAT}")
             return manifest
+        if not self._folder.path.is_dir():
+            raise ConfigError(f"there is no folder {self._folder.path}")
         raise ConfigError(f"{self._folder.path} has no {name!r}; it has: {', '.join(self.names) or 'none'}")
 
     def _plugin(self, name: str) -> str:
         return f"hpcgpu-checkpoint {self._folder.path} {name}"
 
     def _stop(self, name: str) -> None:
-        if self._plugins.pop(name, None):
+        if run := self._plugins.pop(name, None):
             self._client().unregister_worker_plugin(self._plugin(name))
+            self._client().run_on_scheduler(forget, run)
 
     def _statuses(self, question: Any, *arguments: Any) -> list[writer.Status]:
         answers = self._client().run(question, str(self._folder.path), *arguments, on_error="return")
@@ -353,17 +421,34 @@ def progress_of(folder: Folder) -> tuple[NameProgress, ...]:
     return tuple(rows)
 
 
-def _optimized(collection: Any) -> Any:
-    """Optimize a collection, as client.persist does, before its chunks have tasks that load."""
-    if hasattr(type(collection), "expr"):  # dask.optimize gives a frame with other values (dask 2026.8.0)
-        return collection.optimize()
-    return dask.optimize(collection)[0]
+def _is_frame(collection: Any) -> bool:
+    return hasattr(type(collection), "expr")
 
 
-def _template(collection: Any, keys: Sequence[Any]) -> str:
-    """Return the collection without its data and graph as text, for :meth:`Checkpoint.load`."""
-    rebuild, arguments = collection.__dask_postpersist__()
-    return base64.b64encode(zlib.compress(dumps(rebuild(dict.fromkeys(keys), *arguments)))).decode()
+def _graph(collections: Sequence[Any], keys: Sequence[Any], restored: Mapping[Any, Task]) -> HighLevelGraph:
+    """Return the tasks of collections, optimized together as client.persist does, with those that load."""
+    tasks: dict[Any, Any] = {}
+    annotations: dict[Any, dict[str, Any]] = {}
+    for are_frames in (True, False):  # dask warns when they are optimized together
+        if group := [each for each in collections if _is_frame(each) is are_frames]:
+            expression = collections_to_expr(group).optimize()
+            tasks |= expression.__dask_graph__()
+            for name, by_key in expression.__dask_annotations__().items():
+                for key, value in by_key.items():
+                    annotations.setdefault(key, {})[name] = value
+    graph = cull(convert_legacy_graph({**tasks, **restored}), keys)
+    layers: dict[str, MaterializedLayer] = {}
+    for key, task in graph.items():
+        notes = {} if key in restored else annotations.get(key, {})
+        layer = layers.setdefault(repr(notes), MaterializedLayer({}, annotations=notes))
+        layer.mapping[key] = task
+    return HighLevelGraph(layers, {name: set() for name in layers})
+
+
+def _template(nest: Any, collections: Sequence[Any]) -> str:
+    """Return the nest of collections without their data and graphs as text, for :meth:`Checkpoint.load`."""
+    bare = [rebuilt(each, dict.fromkeys(keys_of([each]))) for each in collections]
+    return base64.b64encode(zlib.compress(dumps(filled(nest, iter(bare))))).decode()
 
 
 def _troubles(statuses: Sequence[writer.Status]) -> tuple[str, ...]:

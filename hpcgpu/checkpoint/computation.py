@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dask import is_dask_collection
-from dask._task_spec import Alias, convert_legacy_graph  # as the scheduler reads graphs (dask 2026.8.0)
-from dask.base import tokenize
-from dask.core import flatten
+from dask._task_spec import convert_legacy_graph  # as the scheduler reads graphs (dask 2026.8.0)
 from dask.utils import key_split
 
-from hpcgpu.checkpoint.writer import name_of
-from hpcgpu.errors import ConfigError
+from hpcgpu.checkpoint.content import Contents, digest
+from hpcgpu.checkpoint.nests import as_collection, keys_of, leaves
 
-# A key that is new each time: of dask.delayed without pure=True.
-_RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
-# A task takes 0.1 ms; beyond, keys that are new each time make a computation a new one.
-_MOST_TASKS = 50_000
+_MOST_TASKS = 50_000  # whose contents are compared: a task takes 0.1 ms
 _SHOWN, _SHOWN_CHARACTERS = 3, 80
 
 
@@ -34,22 +27,22 @@ class Computation:
     digests: dict[str, str] = field(default_factory=dict)  # likewise, of what these tasks compute
 
     @classmethod
-    def of(cls, collection: Any, futures: Mapping[Any, str]) -> Self:
-        """Describe a collection; ``futures`` has digests of keys that are futures now."""
-        if not is_dask_collection(collection):
-            raise ConfigError(f"{type(collection).__name__} is no Dask collection: give an array, frame, bag, delayed")
-        graph = convert_legacy_graph(dict(collection.__dask_graph__()))
-        names = _digests(graph, futures)
+    def of(cls, nest: Any, futures: Mapping[Any, str]) -> Self:
+        """Describe a collection, or a nest of them; ``futures`` has digests of keys that are futures now."""
+        places = {place: as_collection(leaf) for place, leaf in leaves(nest)}
+        graph: dict[Any, Any] = {}
+        for collection in places.values():
+            graph |= convert_legacy_graph(dict(collection.__dask_graph__()))
+        names = {key: str(key) for key in graph} if len(graph) > _MOST_TASKS else Contents().digests(graph, futures)
         prefixes: dict[str, set[str]] = {}
         for key in graph:
             prefixes.setdefault(key_split(key), set()).add(names[key])
-        outputs = [names.get(key, futures.get(key, str(key))) for key in _outputs(collection)]
-        digests = {prefix: _digest(sorted(each)) for prefix, each in prefixes.items()}
-        return cls(
-            facts=_facts(collection),
-            tasks=dict(Counter(map(key_split, graph))),
-            digests={**digests, "": _digest(outputs)},
-        )
+        outputs = [names.get(key, futures.get(key, str(key))) for each in places.values() for key in keys_of([each])]
+        digests = {prefix: digest(sorted(each)) for prefix, each in prefixes.items()}
+        facts = {} if "" in places else {"type": type(nest).__name__}
+        for place, collection in places.items():
+            facts |= {f"{place} {name}".lstrip(): fact for name, fact in _facts(collection).items()}
+        return cls(facts=facts, tasks=dict(Counter(map(key_split, graph))), digests={**digests, "": digest(outputs)})
 
     def differences(self, other: Computation, *, alike: bool) -> list[str]:
         """Return in what the other one, a later one, differs; ``alike``: only in form, and in kinds of tasks."""
@@ -59,16 +52,14 @@ class Computation:
             if self.facts.get(name) != other.facts.get(name)
         ]
         before, now = (self.tasks, other.tasks) if alike else (self.digests, other.digests)
+        if len(texts) > _SHOWN:
+            texts = [*texts[:_SHOWN], f"{len(texts) - _SHOWN} more"]
         if texts or before == now or (not alike and self.digests[""] == other.digests[""]):
             return texts
         if kinds := sorted(self.tasks.keys() ^ other.tasks.keys()):
             return [f"the graph: only one of them has tasks {_listed(kinds)}"]
         changed = [name for name in other.tasks if before.get(name) != now.get(name)]
         return [f"the graph: tasks {_listed(changed)} have other arguments, functions or numbers"]
-
-
-def _outputs(collection: Any) -> list[Any]:
-    return list(flatten([collection.__dask_keys__()]))
 
 
 def _facts(collection: Any) -> dict[str, str]:
@@ -82,34 +73,8 @@ def _facts(collection: Any) -> dict[str, str]:
         if value is not None and not is_dask_collection(value):  # a delayed has every attribute
             facts[name] = str(value)
     if "array" not in kind.__module__:
-        facts["number of chunks"] = str(len(_outputs(collection)))
+        facts["number of chunks"] = str(len(keys_of([collection])))
     return facts
-
-
-def _digests(graph: Mapping[Any, Any], futures: Mapping[Any, str]) -> dict[Any, str]:
-    """Return for each key a text that is the same in each start of the script: itself, or a digest of what it does."""
-    is_random = any(_RANDOM.search(str(name_of(key))) for key in graph)
-    if not is_random or len(graph) > _MOST_TASKS:
-        return {key: str(key) for key in graph}
-    digests: dict[Any, str] = {}
-    for start in graph:
-        stack = [start]
-        while stack:
-            key = stack[-1]
-            node = graph[key]
-            if missing := [d for d in node.dependencies if d in graph and d not in digests and key not in digests]:
-                stack += missing
-                continue
-            stack.pop()
-            if key not in digests:
-                names = {d: digests.get(d, futures.get(d, str(d))) for d in node.dependencies}
-                alias = isinstance(node, Alias)
-                digests[key] = names[node.target] if alias else tokenize(node.substitute(names))
-    return digests
-
-
-def _digest(texts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
 
 
 def _listed(names: list[str]) -> str:

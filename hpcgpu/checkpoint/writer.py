@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from distributed import Worker
+from distributed.comm import CommClosedError
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from hpcgpu import supervise
@@ -28,6 +30,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 # with one each 64 MiB it wrote 0.66 GiB/s in place of 1.28 (ext4, busy machine).
 _SYNC_BYTES = 256 << 20
 _BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
+SYNCED = "hpcgpu-chunks-synced"  # a message to the scheduler
 _COMPUTED = ("executing", "long-running")
 _SEEN_S, _LOOK_S = 5.0, 0.2  # how long a new file may be unseen on another node
 
@@ -54,6 +57,7 @@ class Writer:
         self._since = self._trouble = ""
         self._unsaved: dict[str, str] = {}
         self.users = 0  # plugins; on the event loop
+        self.tell: Callable[[list[tuple[Any, Chunk]]], None] = lambda _: None  # what was synced; in the thread
         self._loop = supervise.ThreadLoop(
             self._round, f"writing the checkpoint of worker {name}", pause=self._closing.wait, backoff=_BACKOFF
         )
@@ -138,6 +142,7 @@ class Writer:
                 self._todo.extendleft(reversed(self._unsynced))
                 self._unsynced, self._unsynced_bytes = [], 0
             raise
+        self.tell(self._unsynced)
         if self._closing.is_set():
             self._segments.close()
         with self._due:
@@ -168,6 +173,7 @@ class CheckpointPlugin(WorkerPlugin):
         self._key = id(worker), self.folder
         if self._key not in _WRITERS:
             _WRITERS[self._key] = Writer(worker.data, Path(self.folder), str(worker.name))
+            _WRITERS[self._key].tell = functools.partial(tell_scheduler, worker, self.folder)
         self._writer = _WRITERS[self._key]
         self._writer.users += 1
         # 100,000 keys take a second; the loop goes on meanwhile
@@ -190,6 +196,19 @@ class CheckpointPlugin(WorkerPlugin):
             part = part_of(key, self.outputs)
             if part is not None and (chunk := Chunk(self.run, part)) not in LOADED:
                 self._writer.put(key, chunk)
+
+
+def tell_scheduler(worker: Worker, folder: str, synced: list[tuple[Any, Chunk]]) -> None:
+    """Tell the scheduler which chunks are on disk; in any thread."""
+    message = {"op": SYNCED, "folder": folder, "chunks": [(key, chunk.run, chunk.part) for key, chunk in synced]}
+
+    def send() -> None:
+        with contextlib.suppress(CommClosedError):  # the worker, or the scheduler, ends
+            worker.batched_stream.send(message)
+
+    if synced:
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            worker.loop.add_callback(supervise.log_errors(send, "news of synced chunks", supervise.only_log))
 
 
 def outputs_of(keys: list[Any]) -> dict[Any, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from programs import python
+from waiting import LIMIT_S
 
 from hpcgpu.checkpoint.computation import Computation
 from hpcgpu.errors import ConfigError
@@ -49,6 +51,69 @@ def test_computation_in_another_process_is_the_same() -> None:
     path = ":".join([str(Path(__file__).parent), *sys.path])
     done = python(IN_ANOTHER_PROCESS, env={**os.environ, "PYTHONPATH": path})
     assert done.stdout.split() == [Computation.of(make(3), {}).digests[""] for make in KINDS.values()]
+
+
+# argv: a line that changes, and the folder of a module of the user's
+SCRIPT = """
+import dataclasses, functools, sys
+sys.path.insert(0, sys.argv[2])
+import dask, dask.array as da, dask.dataframe as dd, numpy as np, pandas as pd
+from hpcgpu.checkpoint.computation import Computation
+from steps import step
+
+UNUSED, FACTOR = {changed}
+
+@dataclasses.dataclass
+class Options:
+    factor: int
+    def scaled(self, x):
+        return times(x) * self.factor
+
+def times(x):
+    return x * FACTOR if FACTOR else times(x - 1)
+
+x = da.ones((4, 4), chunks=2)
+kinds = [
+    x.map_blocks(times, dtype=float), x.map_blocks(Options(2).scaled, dtype=float),
+    x.map_blocks(functools.partial(lambda x, kind: kind(x).scaled(1), kind=Options), dtype=float),
+    x.map_blocks(step(3), dtype=float), dask.optimize(x + x.T * 2)[0],
+    dask.delayed(times)([dask.delayed(times)(1), dask.delayed(abs)(2)]),
+    dd.from_pandas(pd.DataFrame({{"a": list("abcd")}}), npartitions=2)\
+        .map_partitions(times, meta={{"a": str}}).optimize(),
+]
+for each in kinds:
+    print(Computation.of(each, {{}}).digests[""])
+"""
+
+
+def digests_of(tmp_path: Path, name: str, changed: str, seed: str) -> list[str]:
+    path, steps = tmp_path / name, tmp_path / "steps"
+    steps.mkdir(exist_ok=True)
+    (steps / "steps.py").write_text("def step(n):\n    return lambda x: (x, 'a step', n, 'a' 'step')\n")
+    path.write_text(SCRIPT.format(changed=changed))
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run([sys.executable, path, name, steps], capture_output=True, text=True, timeout=LIMIT_S, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_computation_of_an_edited_script_is_the_same(tmp_path: Path) -> None:
+    first = digests_of(tmp_path, "one.py", "1, 2", "1")  # compiles the module; the next one finds its .pyc file
+    assert len(set(first)) == 7
+    assert digests_of(tmp_path, "another.py", "(\n    3\n), 2", "2") == first
+    other = digests_of(tmp_path, "one.py", "1, 3", "1")
+    assert [now == before for now, before in zip(other, first, strict=True)] == [0, 0, 0, 1, 1, 0, 0]
+
+
+def test_computation_with_a_list_in_another_order_differs() -> None:
+    one, two = dask.delayed(abs)(1), dask.delayed(abs)(2)
+    assert differences(dask.delayed(max)([one, two]), dask.delayed(max)([two, one])) != []
+
+
+def test_computation_of_a_name_with_other_content_differs() -> None:
+    x = da.ones(4, chunks=2)
+    assert differences(x.map_blocks(np.sin, name="y"), x.map_blocks(np.cos, name="y")) != []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,5 +157,5 @@ def test_computation_with_other_columns_says_what_differs() -> None:
 
 
 def test_computation_of_no_collection_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ndarray is no Dask collection"):
+    with pytest.raises(ConfigError, match="the collection is of type ndarray: a checkpoint takes a Dask array"):
         Computation.of(np.ones(3), {})

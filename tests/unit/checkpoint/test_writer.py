@@ -111,7 +111,8 @@ class Outputs(dict[Any, int]):
 
 def test_plugin_takes_chunks_that_exist_off_the_event_loop(tmp_path: Path) -> None:
     outputs = Outputs("x")
-    worker: Any = SimpleNamespace(data={("x", i): i for i in range(100)}, name="w")
+    loop = SimpleNamespace(add_callback=lambda *_: None)
+    worker: Any = SimpleNamespace(data={("x", i): i for i in range(100)}, name="w", loop=loop)
 
     async def come_and_go() -> None:
         plugin = CheckpointPlugin(str(tmp_path), "run", outputs)
