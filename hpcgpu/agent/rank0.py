@@ -22,7 +22,7 @@ import dask
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
-from hpcgpu.agent.leader import Leader, LeaderContext
+from hpcgpu.agent.leader import CANCELLED_S, Leader, LeaderContext
 from hpcgpu.deploy.network import exposed, lease, require_ucx, scheduler_file
 from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.scheduler import SchedulerSpec
@@ -37,6 +37,7 @@ from hpcgpu.units import counted
 
 # Limits for the script's end after SIGTERM, and for the scheduler to hear all other nodes' goodbyes.
 _SCRIPT_S = 2.0
+_SAVE_S = 30.0  # half of what a leader may take to end
 _SCHEDULER_S = 5.0
 _SCHEDULER_START_S = 60.0
 _SUMMARY_S = 2.0  # the scheduler waits 1 s at most for the last heartbeats
@@ -341,7 +342,8 @@ class Rank0Leader(Leader):
 
     async def close(self) -> None:
         """End the script, all workers, and the scheduler last."""
-        await self._end_script()
+        limit_s = CANCELLED_S if self.signalled else _SAVE_S
+        await asyncio.gather(self._end_script(), self.save(limit_s))
         if self._control:
             failed = self.exit_code != 0 and not self.context.run.script
             self._control.send("close", reason=self.why or "the run ended", failed=failed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -70,6 +71,50 @@ def test_writer_whose_segment_was_removed_begins_another(tmp_path: Path) -> None
         continue
     writer.close()
     assert values_in(tmp_path) == {TWO: 2}
+
+
+class Gate:
+    """A value that is pickled when it may be."""
+
+    def __init__(self) -> None:
+        self.begun, self.opened = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> Any:
+        self.begun.set()
+        assert self.opened.wait(30)
+        return Gate, ()
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> tuple[Writer, Gate]:
+    """A writer that waits for its first chunk, while others come that took 0 to 4 s to compute."""
+    gate = Gate()
+    writer = Writer({"gate": gate, **{f"k{i}": i for i in range(5)}}, tmp_path, "w")
+    writer.put("gate", ONE)
+    assert gate.begun.wait(30)
+    for i in range(5):
+        writer.put(f"k{i}", Chunk("run", (1, i)), float(i))
+    return writer, gate
+
+
+def test_writer_that_is_behind_writes_the_dearest_first(tmp_path: Path, behind: tuple[Writer, Gate]) -> None:
+    writer, gate = behind
+    gate.opened.set()
+    writer.close()  # writes all that came
+    index = Index(tmp_path)
+    index.refresh()
+    assert [chunk.part for chunk in sorted(index.chunks, key=index.chunks.__getitem__)] == [
+        (0, 1),
+        *((1, i) for i in (4, 3, 2, 1, 0)),
+    ]
+
+
+async def test_writer_says_what_it_could_not_save(tmp_path: Path, behind: tuple[Writer, Gate]) -> None:
+    writer, gate = behind
+    assert await writer.save(0.1) == f"6 finished chunks not in {tmp_path}: the time, 0 s, was over"
+    gate.opened.set()
+    assert await writer.save(30.0) == ""
+    writer.close()
 
 
 @pytest.mark.parametrize(("token", "seen"), [("t1", True), ("t2", False)])
