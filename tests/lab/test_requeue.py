@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from lab import CHECKOUT, PATIENCE_S, Lab
+from lab import CHECKOUT, ENDED, PATIENCE_S, Lab
 from waiting import until
 
 CHUNKS = 24
@@ -16,8 +16,9 @@ BEGUN = re.compile(rf"^(\d+) of {CHUNKS} chunks are there$", re.M)
 # A script outside the job of its cluster, which comes back as another scheduler.
 OUTSIDE = """
 import time
+from concurrent.futures import CancelledError
 import dask.array as da, numpy as np
-from hpcgpu import Checkpoint
+from hpcgpu import Checkpoint, JobError
 errors = []
 def step(block):
     time.sleep(4)
@@ -31,8 +32,10 @@ def run():
             with Client(cluster) as client:
                 client.wait_for_workers(2)
                 y = checkpoint.persist(x, name="x")
-                return float(y.sum().compute())
-        except Exception as e:
+                total = float(y.sum().compute())
+                open("requeue/outside.through", "w").close()
+                return total
+        except (JobError, CancelledError, OSError) as e:
             errors.append(repr(e))
             print(repr(e), flush=True)
             time.sleep(1)
@@ -115,12 +118,19 @@ def test_job_submitted_after_a_cancelled_one_goes_on(slurm_lab: Lab) -> None:
 
 @pytest.mark.timeout(3 * PATIENCE_S)
 def test_job_asks_for_its_requeue_before_its_time_limit(slurm_lab: Lab) -> None:
-    run = Resumed(slurm_lab, "limit", 3)
+    run = Resumed(slurm_lab, "limit", 4)
     job = run.submit("--requeue", "--time=1", launch=["--requeue"])
-    until(lambda: f"job {job} is requeued" in run.read("log"), "it is requeued", limit_s=PATIENCE_S, every_s=1)
-    run.again(job)
-    assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
-    run.check(starts=2)
+
+    def has_ended() -> bool:
+        if (state := slurm_lab.job(job)["JobState"]) == "PENDING" and run.read("log"):
+            run.again(job)
+        return state in ENDED
+
+    until(has_ended, "it has ended", limit_s=2 * PATIENCE_S, every_s=1)
+    assert f"job {job} is requeued" in run.read("log")
+    assert slurm_lab.job(job)["ExitCode"] == "0:0", run.read("log")
+    run.check(starts=len(run.ends) + 1)
+    assert run.ends
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
@@ -130,8 +140,13 @@ def test_script_outside_its_job_goes_on_after_the_requeue(slurm_lab: Lab) -> Non
         client(OUTSIDE)
         job = client("cluster.job_id")
         client.send("run()")
-        slurm_lab.wait_job(job, {"PENDING"})
-        slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+        def is_through() -> bool:
+            if slurm_lab.job(job)["JobState"] == "PENDING":  # Slurm waits two minutes
+                slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
+            return slurm_lab.exec(slurm_lab.login, ["test", "-e", "requeue/outside.through"]).returncode == 0
+
+        until(is_through, "the script is through", limit_s=2 * PATIENCE_S, every_s=2)
         assert client.answer(2 * PATIENCE_S) == 2.0 * sum(range(24))
         assert client("errors")
         numbers = slurm_lab.read("requeue/outside.ran").split()

@@ -18,8 +18,9 @@ BEGUN = re.compile(rf"^(\d+) of {CHUNKS} chunks are there$", re.M)
 PLACE = "-l select=2:ncpus=1:mpiprocs=1:mem=1gb -l place=scatter -j oe"
 OUTSIDE = """
 import time
+from concurrent.futures import CancelledError
 import dask.array as da, numpy as np
-from hpcgpu import Checkpoint
+from hpcgpu import Checkpoint, JobError
 errors = []
 def step(block):
     time.sleep(4)
@@ -34,7 +35,7 @@ def run():
                 client.wait_for_workers(2)
                 y = checkpoint.persist(x, name="x")
                 return float(y.sum().compute())
-        except Exception as e:
+        except (JobError, CancelledError, OSError) as e:
             errors.append(repr(e))
             time.sleep(1)
 os.chdir("/home/labuser/requeue")
