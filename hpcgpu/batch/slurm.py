@@ -9,7 +9,15 @@ from datetime import datetime
 from types import MappingProxyType
 
 from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, limit_s, unnamed
-from hpcgpu.batch.job_script import NUMBER_OF_JOBS, Directive, merge_options, options_in, refuse_control, script_body
+from hpcgpu.batch.job_script import (
+    NUMBER_OF_JOBS,
+    Directive,
+    exit_file,
+    merge_options,
+    options_in,
+    refuse_control,
+    script_body,
+)
 from hpcgpu.errors import ConfigError, SubmitError, opt
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT
@@ -106,7 +114,10 @@ class Slurm(SlurmDialect, BatchSystem):
         ours += [Directive("--requeue", "--requeue")] if spec.requeue else []
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
         kept = merge_options(ours, extra, spec.skipped_directives, _keys, _REFUSED, self.forbidden)
-        lines = script_body(spec, index="SLURM_ARRAY_TASK_ID")
+        index = "SLURM_ARRAY_TASK_ID"
+        # of a start before: a requeued job waits for two minutes, and would be taken for one that has ended
+        before = (f"rm -f {exit_file(spec, index)}",) if spec.exit_file else ()
+        lines = script_body(spec, before, index)
         return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *lines])
 
     def log(self, spec: JobSpec, job_id: str) -> str:

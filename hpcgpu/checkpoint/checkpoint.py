@@ -252,7 +252,9 @@ class Checkpoint:
     def _open(self, client: Client) -> Folder:
         """Become the owner of the folder, which all workers must see."""
         folder = self._folder
-        if (scheduler := client.scheduler_info(n_workers=0)["id"]) != self._scheduler:  # another one after a requeue
+        if (
+            scheduler := client.scheduler_info(n_workers=0).get("id", "")
+        ) != self._scheduler:  # another one after a requeue
             self._scheduler = scheduler
             self._plugins.clear()
             self._restored.clear()
