@@ -19,6 +19,7 @@ options=(
     --jit-unspill # object by object, each brought back where it is used
     # --memory-limit 100GB # host memory of a worker; its share of the node's if not given
     # --local-directory /scratch/$USER # fast, and of each node: for what no longer fits into host memory
+    # --requeue # before its time limit the job asks to be started again: for a script with a checkpoint
     # --site perlmutter # what is known of a machine: hpcgpu launch --help
 )
 : "${SCRIPT:?say which: qsub -v SCRIPT=my_script.py ...}"

@@ -36,6 +36,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 _REPORT_S = 10.0
 # KillWait of Slurm is 30 s, and as little as 5 at some sites; PBS gives 10.
 CANCELLED_S = 4.0
+_ANSWER_S = 2.0
 _SENDERS = {signal.SIGTERM: "(cancelled, preempted, or at its time limit)"}
 # Its script has 2 s, its workers 2, the other nodes 4, the scheduler 5 (agent.rank0 and .leader, deploy's scheduler).
 # Much more on a node that is overloaded; and an end that is forced there for nothing would lose the script's exit code.
@@ -72,9 +73,10 @@ class Leader:
         self.on_end: Callable[[], object] = lambda: None
         self.exit_code = 0
         self.why = ""
-        self._warned = False
+        self._warned = self._saved = False
+        self.signalled = 0  # the number of the signal by which the run ends
         self._ends_s: float | None = None  # when the job's time ends, on the loop's clock
-        self._drains_s = -math.inf  # when this leader warns itself
+        self.drains_s = -math.inf  # when this leader warns itself
 
     def end(self, exit_code: int, why: str = "") -> None:
         """Let the run end; the first reason counts."""
@@ -89,7 +91,7 @@ class Leader:
 
     def _warn(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        is_early = self._outliving is None and now_s < self._drains_s  # Slurm's may come before there are workers
+        is_early = self._outliving is None and now_s < self.drains_s  # Slurm's may come before there are workers
         if not self._warned and not is_early:
             self._warned = True
             self.drain(self._ends_s and max(0.0, self._ends_s - now_s))
@@ -112,8 +114,8 @@ class Leader:
         left_s = max(1.0, end_s - time.time()) if end_s else self.context.run.settings.walltime_s
         if self.context.in_job and left_s:
             self._ends_s = loop.time() + left_s
-            self._drains_s = self._ends_s - min(self.context.run.settings.drain_s, left_s / 4)
-            loop.call_at(self._drains_s, warn)
+            self.drains_s = self._ends_s - min(self.context.run.settings.drain_s, left_s / 4)
+            loop.call_at(self.drains_s, warn)
         self.spawner = ForkServerSpawner(
             self.context.fork_server, lambda: self.end(os.EX_SOFTWARE, "the fork server process died")
         )
@@ -142,8 +144,12 @@ class Leader:
             elastic = self.context.run.shape == "gang" and self.context.run.settings.shape == "elastic"
             return f"it got {sig.name}: its walltime is over{f'; {OUTLIVES}' if elastic else ''}"
 
+        def answer() -> None:
+            self.signalled = sig
+            self.stop(sig, why())
+
         name = f"the answer to {sig.name}"
-        return supervise.log_errors(lambda: self.stop(sig, why()), name, lambda _: self.end(128 + sig, why()))
+        return supervise.log_errors(answer, name, lambda _: self.end(128 + sig, why()))
 
     async def serve(self) -> int:
         """Start the workers and stay as long as the scheduler lives; return the exit code."""
@@ -225,8 +231,23 @@ class Leader:
             return True
         return False
 
+    async def save(self, limit_s: float, workers: Sequence[str] | None = None) -> None:
+        """Have workers, or all of the run, write what checkpoints lack; say what they could not write in time."""
+        self._saved = True
+        if self.watch is None or self._goodbye.done():
+            return
+        scheduler = rpc(self.watch.peer_address, connection_args=self.security.get_connection_args("worker"))
+        try:
+            async with asyncio.timeout(limit_s + _ANSWER_S), scheduler as to:
+                texts = await to.hpcgpu_save(limit_s=limit_s, workers=workers)
+        except (OSError, TimeoutError) as e:
+            texts = [f"checkpoints may lack finished chunks: {supervise.reason_of(e)}"]
+        log.say_of(self.context.node, texts)
+
     async def close(self) -> None:
         """End the workers, the busy ones by force."""
+        if self.signalled == signal.SIGTERM and not (self._leaving or self._saved):
+            await self.save(CANCELLED_S, [n.worker_address for n in self.nannies if n.worker_address])
         for task in filter(None, (self._outliving, self._leaving)):
             task.cancel()
         await asyncio.gather(*(n.close(timeout=self.close_s, reason="the run ended") for n in self.nannies))

@@ -30,7 +30,7 @@ class Member(Leader):
 
     def __init__(self, context: LeaderContext) -> None:
         super().__init__(context)
-        self._cancelled = ""
+        self._cancelled, self._save_s = "", CANCELLED_S / 2
 
     async def serve(self) -> int:
         """Join, then stay until the scheduler ends the run or all workers have left; return the exit code."""
@@ -103,6 +103,7 @@ class Member(Leader):
 
     def drain(self, left_s: float | None) -> None:
         """Leave before the job's time limit."""
+        self._save_s = max(self._save_s, (left_s or 0.0) / 2)
         self._leave("its time ends soon" if left_s is None else f"its time ends in {left_s:.0f} s")
 
     def _leave(self, why: str) -> None:
@@ -121,7 +122,7 @@ class Member(Leader):
             nanny.close_gracefully(reason="hpcgpu-drain")  # a worker that dies meanwhile is not replaced
         with contextlib.suppress(OSError):  # then the scheduler is gone, which serve() sees
             while True:
-                left, count = await hand_over(self.nannies, self.watch.peer_address, self.security)
+                left, count = await hand_over(self.nannies, self.watch.peer_address, self.security, save_s=self._save_s)
                 if left == count:
                     break
                 if self._cancelled:

@@ -22,11 +22,13 @@ import dask
 
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
-from hpcgpu.agent.leader import Leader, LeaderContext
+from hpcgpu.agent.leader import CANCELLED_S, Leader, LeaderContext
+from hpcgpu.batch import get
+from hpcgpu.deploy.jobs.batch_client import requeue
 from hpcgpu.deploy.network import exposed, lease, require_ucx, scheduler_file
 from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.scheduler import SchedulerSpec
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import LaunchError, SubmitError
 from hpcgpu.host import limits, log, private, process
 from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.host.host_memory import format_exit, oom_kills
@@ -37,8 +39,10 @@ from hpcgpu.units import counted
 
 # Limits for the script's end after SIGTERM, and for the scheduler to hear all other nodes' goodbyes.
 _SCRIPT_S = 2.0
+_SAVE_S = 30.0  # half of what a leader may take to end
 _SCHEDULER_S = 5.0
 _SCHEDULER_START_S = 60.0
+_SAVED_PART = 0.75  # of the time left, for checkpoints before a requeue
 _SUMMARY_S = 2.0  # the scheduler waits 1 s at most for the last heartbeats
 # The fork server reports a child's end a moment after its connections have ended.
 _REPORT_S = 5.0
@@ -267,6 +271,31 @@ class Rank0Leader(Leader):
         log.say(f"the job's time ends {when}")
         if self._control:
             self._control.send("event", facts={"action": "time-limit", "left_s": left_s})
+        if self.context.run.settings.requeue and self.context.in_job:
+            self._requeuing = supervise.start(
+                functools.partial(self._requeue, left_s), "the job's requeue", supervise.only_log
+            )
+
+    async def _requeue(self, left_s: float | None) -> None:
+        """Have the workers write what checkpoints lack, then ask the batch system to start this job again."""
+        early_s = max(0.0, self.drains_s - asyncio.get_running_loop().time())  # Slurm's signal may be a minute early
+        await asyncio.sleep(early_s)
+        await self.save(CANCELLED_S if left_s is None else (left_s - early_s) * _SAVED_PART)
+        if self.ended.is_set():  # the script was through meanwhile
+            return
+        job, by_script = self._scheduler.allocation, bool(self.context.run.script)
+        try:
+            follower = await requeue(get(job.batch), job.job_id, by_script=by_script)
+        except SubmitError as e:
+            if by_script or await supervise.to_thread(lease.is_detached, self._run_folder):
+                log.say(f"{e}; nothing goes on after the job's time limit unless you submit it again")
+            else:
+                self.end(os.EX_TEMPFAIL, f"{e}; so its client submits it again")
+            return
+        if follower == job.job_id:
+            log.say(f"job {job.job_id} is requeued")  # the batch system ends it now
+        else:
+            self.end(os.EX_TEMPFAIL, f"job {follower} follows this one")
 
     async def _wait_for_workers(self) -> None:
         deadline_s = self.context.run.settings.death_timeout_s
@@ -342,7 +371,8 @@ class Rank0Leader(Leader):
 
     async def close(self) -> None:
         """End the script, all workers, and the scheduler last."""
-        await self._end_script()
+        limit_s = CANCELLED_S if self.signalled else _SAVE_S
+        await asyncio.gather(self._end_script(), self.save(limit_s))
         if self._control:
             failed = self.exit_code != 0 and not self.context.run.script
             self._control.send("close", reason=self.why or "the run ended", failed=failed)

@@ -17,7 +17,7 @@ from hpcgpu.agent.leader import CANCELLED_S, Leader, LeaderContext
 from hpcgpu.deploy import network
 from hpcgpu.deploy.network.scheduler_file import connect_first
 from hpcgpu.deploy.processes import node
-from hpcgpu.deploy.processes.nanny import hand_over
+from hpcgpu.deploy.processes.nanny import hand_over, save
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import log, process
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
@@ -107,6 +107,7 @@ class Standalone(Leader):
         stay = {"close_workers": False, "remove": False}
         try:
             async with asyncio.timeout(CANCELLED_S):
+                await save(self.nannies, self._scheduler, self.security, CANCELLED_S / 2)
                 left, count = await hand_over(self.nannies, self._scheduler, self.security, "retire_workers", **stay)
             log.say(f"handed over the data of {left} of {count} workers")
         except (OSError, TimeoutError) as error:

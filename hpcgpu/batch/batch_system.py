@@ -119,6 +119,19 @@ class BatchSystem(Protocol):
     def read_cancel(self, result: Result) -> bool:
         """Return False if a job was gone or ending already; the command's other jobs are ended nevertheless."""
 
+    def requeue(self, job_id: str) -> Command:
+        """Return the command that ends a running job, which then starts again under its id."""
+
+    def read_requeue(self, result: Result) -> None:
+        """Raise SubmitError if a job will not start again."""
+
+    def resubmit(self, result: Result, job_id: str) -> Command | None:
+        """Return the command that submits the like of a running job, to start at its end; None if nothing tells how.
+
+        The result is of ``status``.
+        """
+        return None
+
     def force(self, result: Result) -> Command | None:
         """Return the command that ends a job whose node does not answer ``cancel``; None for other failures.
 

@@ -247,6 +247,24 @@ class Pbs(PbsDialect, BatchSystem):
         match = _NO_NODE.search(result.stderr) if result.returncode != 0 else None
         return Command(("qdel", "-W", "force", match[1])) if match else None
 
+    def requeue(self, job_id: str) -> Command:
+        return Command(("qrerun", job_id))
+
+    def read_requeue(self, result: Result) -> None:
+        """Raise SubmitError in qrerun's words: it is for operators, unless a site's wrapper lets users do it."""
+        if result.returncode != 0:
+            raise _refused("qrerun does not requeue the job", result)
+
+    def resubmit(self, result: Result, job_id: str) -> Command | None:
+        """Return the qsub of a job whose script was a file: qstat has its arguments, without their quotes."""
+        _, fields = next(list_jobs(result.stdout), ("", dict[str, str]()))
+        folder, arguments = fields.get("Variable_List.PBS_O_WORKDIR", ""), fields.get("Submit_arguments", "").split()
+        if not folder or not arguments:
+            return None
+        script = arguments[-1] if arguments[-1].startswith("/") else f"{folder}/{arguments[-1]}"
+        depend = ("-W", f"depend=afterany:{job_id}")  # until then the folder of a checkpoint has its owner
+        return Command(("env", "-C", folder, "qsub", *depend, *arguments[:-1], script))
+
     def _kept(self, spec: JobSpec) -> list[Directive]:
         ours = [Directive(k, f"{k}{'=' if ' ' in k else ' '}{_plain(k, v)}") for k, v in self._options(spec) if v]
         extra = [d for text in spec.extra_directives for d in _extra(text)]
@@ -358,6 +376,12 @@ def read_memory(result: Result) -> Mapping[str, int]:
     if not any(granted.values()):  # memory of the whole job, by resources_default.mem, is in no chunk
         granted = dict.fromkeys(granted, size_bytes(fields.get("Resource_List.mem", "")) // len(granted))
     return granted if any(granted.values()) else {}
+
+
+def read_restarts(result: Result) -> int:
+    """Return how often the job was started before."""
+    _, fields = next(list_jobs(result.stdout), ("", dict[str, str]()))
+    return max(int(fields.get("run_count", "1")) - 1, 0)
 
 
 def read_end_s(result: Result, now_s: float) -> int | None:

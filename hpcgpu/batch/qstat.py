@@ -19,7 +19,14 @@ ID = r"\d+(?:\[\d*\])?\.[\w.-]+"
 # qstat's JSON is parsed by line, because it is not always JSON: a bare nan or .5 anywhere in a job, a byte that is no
 # UTF-8, an empty value that swallows the next (16-json-quirks, 18-json-values; OpenPBS 23.06.06).
 _HEADER = re.compile(rf'[ \t]*"({ID})"\s*:\s*{{\s*')
-_WITHIN = frozenset({("estimated", "start_time"), ("Resource_List", "mem"), ("Resource_List", "walltime")})
+_WITHIN = frozenset(
+    {
+        ("estimated", "start_time"),
+        ("Resource_List", "mem"),
+        ("Resource_List", "walltime"),
+        ("Variable_List", "PBS_O_WORKDIR"),
+    }
+)
 _FIELD = re.compile(r'([ \t]*)"([^"]*)"\s*:\s*(.*?),?\s*')
 STATES: Mapping[str, JobState] = MappingProxyType(
     {

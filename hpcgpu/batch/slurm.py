@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from types import MappingProxyType
 
 from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, limit_s, unnamed
-from hpcgpu.batch.job_script import NUMBER_OF_JOBS, Directive, merge_options, options_in, refuse_control, script_body
+from hpcgpu.batch.job_script import (
+    NUMBER_OF_JOBS,
+    Directive,
+    exit_file,
+    merge_options,
+    options_in,
+    refuse_control,
+    script_body,
+)
 from hpcgpu.errors import ConfigError, SubmitError, opt
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT
@@ -102,9 +111,13 @@ class Slurm(SlurmDialect, BatchSystem):
 
     def script(self, spec: JobSpec) -> str:
         ours = [_directive(f"--{name}", value) for name, value in self._options(spec) if value is not None]
+        ours += [Directive("--requeue", "--requeue")] if spec.requeue else []
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
         kept = merge_options(ours, extra, spec.skipped_directives, _keys, _REFUSED, self.forbidden)
-        lines = script_body(spec, index="SLURM_ARRAY_TASK_ID")
+        index = "SLURM_ARRAY_TASK_ID"
+        # of a start before: a requeued job waits for two minutes, and would be taken for one that has ended
+        before = (f"rm -f {exit_file(spec, index)}",) if spec.exit_file else ()
+        lines = script_body(spec, before, index)
         return "\n".join(["#!/bin/bash", *(f"#SBATCH {d.text}" for d in kept), "", *lines])
 
     def log(self, spec: JobSpec, job_id: str) -> str:
@@ -232,6 +245,14 @@ class Slurm(SlurmDialect, BatchSystem):
         if result.returncode != 0 and not gone:
             raise _refused("scancel failed", result)
         return not gone
+
+    def requeue(self, job_id: str) -> Command:
+        return _query("scontrol", "requeue", job_id)
+
+    def read_requeue(self, result: Result) -> None:
+        """Raise SubmitError in scontrol's words: the job, or the whole Slurm, may allow no requeue (JobRequeue=0)."""
+        if result.returncode != 0:
+            raise _refused("scontrol does not requeue the job (sbatch has an option --requeue)", result)
 
     def _options(self, spec: JobSpec) -> list[tuple[str, str | None]]:
         gpus = f"{self.gpu_type}:{spec.gpus_per_node}" if self.gpu_type else str(spec.gpus_per_node)
@@ -372,6 +393,19 @@ def _expanded(word: str) -> Iterator[str]:
             return
         for number in range(int(first), int(last or first) + 1):
             yield from _expanded(f"{before}{number:0{len(first)}}{after}")
+
+
+def ask_end(job_id: str) -> Command:
+    """Return the squeue for the end of a running job's time."""
+    return _query("squeue", "--noheader", f"--jobs={job_id}", "--Format=EndTime")
+
+
+def read_end_s(result: Result) -> int | None:
+    """Return when the job's time ends, in seconds since the epoch; None: unlimited, or not told."""
+    try:
+        return int(datetime.fromisoformat(result.stdout.strip()).timestamp())
+    except ValueError:
+        return None
 
 
 def ask_offers(queue: str | None) -> Command:

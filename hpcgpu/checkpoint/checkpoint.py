@@ -130,6 +130,7 @@ class Checkpoint:
         self._folder = Folder(path, trusted=trust_folder)
         self._plugins: dict[str, str] = {}  # the run of each name whose chunks the workers write
         self._restored: dict[str, dict[Any, Task]] = {}  # tasks that load, by name: a key keeps its task
+        self._scheduler = ""  # whose workers have these plugins
         self._future_digests: dict[Any, str] = {}  # digests of keys that are futures now
 
     def __enter__(self) -> Self:
@@ -310,6 +311,15 @@ class Checkpoint:
     def _open(self, client: Client) -> Folder:
         """Become the owner of the folder, which all workers must see."""
         folder = self._folder
+        if (
+            scheduler := client.scheduler_info(n_workers=0).get("id", "")
+        ) != self._scheduler:  # another one after a requeue
+            self._scheduler = scheduler
+            self._plugins.clear()
+            self._restored.clear()
+            self._future_digests.clear()
+            if folder.token:
+                folder.index.check()  # what its workers had not synced
         if folder.token and folder.is_mine:
             return folder
         folder.make(trusted=self._trusted)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import heapq
+import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed import Worker
 from distributed.comm import CommClosedError
@@ -24,6 +26,7 @@ from hpcgpu.checkpoint.values import LOADED, to_frames
 from hpcgpu.errors import SpillError, message_of
 from hpcgpu.model.job import Backoff
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
+from hpcgpu.units import counted
 
 logger = logging.getLogger("distributed.hpcgpu")
 # A crash of a node costs at most this much: what was written and not synced. During a sync the disk gets nothing new:
@@ -33,6 +36,8 @@ _BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
 SYNCED = "hpcgpu-chunks-synced"  # a message to the scheduler
 _COMPUTED = ("executing", "long-running")
 _SEEN_S, _LOOK_S = 5.0, 0.2  # how long a new file may be unseen on another node
+_WRITING_PART = 0.9  # of the time for a flush; the rest is for a sync of what is written
+_CLOSE_S = 20.0  # for a worker that closes to write the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +49,28 @@ class Status:
     unsaved: Mapping[str, str] = field(default_factory=dict)  # keys that cannot be pickled, and why
 
 
+class Item(NamedTuple):
+    """A chunk to be written; they are ordered by their cost and arrival, and never by their keys."""
+
+    minus_cost_s: float
+    number: int
+    key: Any
+    chunk: Chunk
+
+
 class Writer:
     """Writes chunks of one worker's data in a thread of its own. Thread-safe."""
 
     def __init__(self, data: Any, folder: Path, name: str) -> None:
-        self._data, self._segments = data, SegmentWriter(folder)
+        self._data, self._folder, self._segments = data, folder, SegmentWriter(folder)
         self._due = threading.Condition()
-        self._todo: deque[tuple[Any, Chunk]] = deque()
-        self._unsynced: list[tuple[Any, Chunk]] = []
+        self._todo: list[Item] = []  # a heap, the dearest first
+        self._numbers = itertools.count()
+        self._unsynced: list[Item] = []
         self._unsynced_bytes = 0
         self._closing = threading.Event()
+        self._hurries = False  # what is written is to be synced now
+        self._is_late = False  # the last flush ran out of time
         self._since = self._trouble = ""
         self._unsaved: dict[str, str] = {}
         self.users = 0  # plugins; on the event loop
@@ -62,10 +79,10 @@ class Writer:
             self._round, f"writing the checkpoint of worker {name}", pause=self._closing.wait, backoff=_BACKOFF
         )
 
-    def put(self, key: Any, chunk: Chunk) -> None:
-        """Have a key of the data written; returns at once."""
+    def put(self, key: Any, chunk: Chunk, cost_s: float = 0.0) -> None:
+        """Have a key of the data written, before those that took less time to compute; returns at once."""
         with self._due:
-            self._todo.append((key, chunk))
+            heapq.heappush(self._todo, Item(-cost_s, next(self._numbers), key, chunk))
             self._due.notify_all()
 
     @property
@@ -77,11 +94,23 @@ class Writer:
     def flush(self, timeout_s: float | None) -> Status:
         """Wait until all that came is synced, or cannot be written for now, or the time is over; return the state."""
         with self._due:
-            self._due.wait_for(lambda: self._trouble or not (self._todo or self._unsynced), timeout_s)
+            ready = None if timeout_s is None else timeout_s * _WRITING_PART
+            self._is_late = not self._due.wait_for(lambda: self._trouble or not (self._todo or self._unsynced), ready)
+            if self._is_late and ready is not None and timeout_s is not None:
+                self._hurries = True
+                self._due.wait_for(lambda: self._trouble or not self._unsynced, timeout_s - ready)
         return self.status
 
-    def close(self, timeout_s: float = 20.0) -> None:
-        """Sync what is written, and end; waits for the chunk under way."""
+    async def save(self, limit_s: float) -> str:
+        """Write what came, as the worker ends in ``limit_s``; return what is not saved, "" if all is."""
+        status = await supervise.to_thread(self.flush, limit_s)
+        why = status.trouble or f"the time, {limit_s:.0f} s, was over"
+        return f"{counted(status.waiting, 'finished chunk')} not in {self._folder}: {why}" if status.waiting else ""
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Write the rest, unless the time for that was over before; sync what is written, and end."""
+        if not self._is_late:
+            self.flush(timeout_s)
         self._closing.set()
         with self._due:
             self._due.notify_all()
@@ -93,8 +122,8 @@ class Writer:
             self._due.wait_for(lambda: self._todo or self._unsynced or self._closing.is_set())
             item = self._todo[0] if self._todo and not self._closing.is_set() else None
         try:
-            if item and self._unsynced_bytes < _SYNC_BYTES:
-                self._write(*item)
+            if item and self._unsynced_bytes < _SYNC_BYTES and not self._hurries:
+                self._write(item)
             else:
                 self._sync()
         except OSError as e:
@@ -106,8 +135,9 @@ class Writer:
             raise
         return self._closing.is_set() and not self._unsynced
 
-    def _write(self, key: Any, chunk: Chunk) -> None:
+    def _write(self, item: Item) -> None:
         """Write a chunk; OSError if the disk does not take it, and it stays to be done."""
+        key, chunk = item.key, item.chunk
         try:
             frames = to_frames(self._read(key))
         except KeyError:  # it was released, or the worker that takes over its data has it
@@ -120,8 +150,12 @@ class Writer:
                 logger.warning("chunk %s is not in the checkpoint, since it cannot be pickled: %s", key, message_of(e))
         nbytes = self._segments.append(chunk, frames) if frames else 0
         with self._due:
-            self._todo.popleft()
-            self._unsynced += [(key, chunk)] if frames else []
+            if self._todo[0] is item:
+                heapq.heappop(self._todo)
+            else:  # a dearer one has come meanwhile
+                self._todo.remove(item)
+                heapq.heapify(self._todo)
+            self._unsynced += [item] if frames else []
             self._unsynced_bytes += nbytes
             self._due.notify_all()
 
@@ -139,14 +173,15 @@ class Writer:
             self._segments.sync()
         except OSError:  # none of them counts: they are written again
             with self._due:
-                self._todo.extendleft(reversed(self._unsynced))
+                self._todo += self._unsynced
+                heapq.heapify(self._todo)
                 self._unsynced, self._unsynced_bytes = [], 0
             raise
-        self.tell(self._unsynced)
+        self.tell([(item.key, item.chunk) for item in self._unsynced])
         if self._closing.is_set():
             self._segments.close()
         with self._due:
-            self._unsynced, self._unsynced_bytes = [], 0
+            self._unsynced, self._unsynced_bytes, self._hurries = [], 0, False
             if all_is_well:
                 self._since = self._trouble = ""
             self._due.notify_all()
@@ -174,7 +209,8 @@ class CheckpointPlugin(WorkerPlugin):
         if self._key not in _WRITERS:
             _WRITERS[self._key] = Writer(worker.data, Path(self.folder), str(worker.name))
             _WRITERS[self._key].tell = functools.partial(tell_scheduler, worker, self.folder)
-        self._writer = _WRITERS[self._key]
+            worker.handlers["hpcgpu_save"] = saver(worker)
+        self._writer, self._tasks = _WRITERS[self._key], worker.state.tasks
         self._writer.users += 1
         # 100,000 keys take a second; the loop goes on meanwhile
         await supervise.to_thread(self._take, *tuple(worker.data))
@@ -195,7 +231,9 @@ class CheckpointPlugin(WorkerPlugin):
         for key in keys:
             part = part_of(key, self.outputs)
             if part is not None and (chunk := Chunk(self.run, part)) not in LOADED:
-                self._writer.put(key, chunk)
+                steps = self._tasks[key].startstops if key in self._tasks else ()
+                cost_s = sum(step["stop"] - step["start"] for step in steps if step["action"] == "compute")
+                self._writer.put(key, chunk, cost_s)
 
 
 def tell_scheduler(worker: Worker, folder: str, synced: list[tuple[Any, Chunk]]) -> None:
@@ -209,6 +247,16 @@ def tell_scheduler(worker: Worker, folder: str, synced: list[tuple[Any, Chunk]])
     if synced:
         with contextlib.suppress(RuntimeError):  # its loop has ended
             worker.loop.add_callback(supervise.log_errors(send, "news of synced chunks", supervise.only_log))
+
+
+def saver(worker: Worker) -> Callable[[float], Awaitable[list[str]]]:
+    """Return the handler by which a worker that is to end writes the rest (``hpcgpu_save``)."""
+
+    async def save(limit_s: float) -> list[str]:
+        writers = [writer for (owner, _), writer in _WRITERS.items() if owner == id(worker)]
+        return [text for text in await asyncio.gather(*(writer.save(limit_s) for writer in writers)) if text]
+
+    return save
 
 
 def outputs_of(keys: list[Any]) -> dict[Any, int]:

@@ -35,7 +35,7 @@ BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
 _NONE_IS_OFF = ("device_memory_limit", "memory_limit")
 _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
 REQUEST = ("nodes", *(name for name in GROUPS["Batch job"] if name != "walltime"))
-TIME = ("walltime", "drain")
+TIME = ("walltime", "drain", "requeue")
 CLIENT = ("shape", "scheduler", "client_grace", "dashboard_port")
 START = ("ranks", "launcher", "environment")
 _ASKED = (

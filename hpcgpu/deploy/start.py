@@ -33,6 +33,7 @@ from hpcgpu.model.allocation import (
     JOB_END,
     JOB_MEMORY,
     JOB_NODES,
+    JOB_RESTARTS,
     SCRIPT_ADDRESS,
     SCRIPT_DASHBOARD,
     World,
@@ -224,6 +225,12 @@ def plan_ranks(
 
 def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
     """Query memory and time if the batch system sets no variables for them; return variables of ours."""
+    if settings.requeue and allocation.batch == "slurm" and shape != "member":
+        from hpcgpu.batch import slurm
+        from hpcgpu.host import run as programs
+
+        end_s = slurm.read_end_s(programs.run_sync(slurm.ask_end(allocation.job_id)))
+        return ((JOB_END, str(end_s)),) if end_s else ()
     if not asks_granted(allocation, shape):
         return ()
     from hpcgpu.batch import pbs  # all are imported here: each rank of srun hpcgpu run would pay
@@ -233,12 +240,13 @@ def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> t
     try:
         answer = programs.run_sync(pbs.ask_memory(allocation.job_id))
         granted, end_s = pbs.read_memory(answer), pbs.read_end_s(answer, time.time())
+        restarts = () if allocation.restart_count else ((JOB_RESTARTS, str(pbs.read_restarts(answer))),)
     except SubmitError as error:
         if not settings.memory_bytes and host_memory.memory_limit().source == ALL_OF_THE_NODE:
             log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")
         return ()
     memory = ((JOB_MEMORY, environment.render_memory(granted)),) if granted else ()
-    return (*memory, (JOB_END, str(end_s))) if end_s else memory
+    return (*memory, *restarts, *(((JOB_END, str(end_s)),) if end_s else ()))
 
 
 def _pbs_hosts(settings: Settings, shape: str) -> tuple[str, ...]:

@@ -200,6 +200,7 @@ class JobSpec:
     exit_file: str = ""
     count: int = 1  # of jobs; several are submitted as an array
     warn_s: int = 0  # before the time limit ranks get SIGUSR1, if the batch system can send it; 0: never
+    requeue: bool = False  # the job may be requeued, also where that is not the batch system's default
     document: str = ""  # the run document, a variable of the command alone; empty: it has none
     mark: str = ""  # carried by all jobs of a run, to find them in the batch system; empty: none
 

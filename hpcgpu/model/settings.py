@@ -260,6 +260,11 @@ class Settings:
     drain_s: float = option(
         120.0, "seconds", "how long before a job's time limit its workers hand their data to others", user_name="drain"
     )
+    requeue: bool = option(
+        False,
+        "flag",
+        "the job with the scheduler asks to be started again, so long before its time limit as drain says",
+    )
     nthreads: int = option(1, "count", "threads of a worker", aliases=("threads_per_worker",))
     cores_per_gpu: int | None = option(None, "count", "cores asked of the batch system for each GPU")
     memory_bytes: int | None = option(None, "bytes", "memory asked for on each node", user_name="memory")
@@ -465,7 +470,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("queue", "account", "walltime", "cores_per_gpu", "memory", "job_name", "log_directory", "site_limits"),
         *("job_extra_directives", "job_directives_skip", "job_script_prologue"),
     ),
-    "Life": ("shape", "scheduler", "drain", "client_grace", "death_timeout"),
+    "Life": ("shape", "scheduler", "drain", "requeue", "client_grace", "death_timeout"),
     "Memory": ("device_memory_limit", "memory_limit", "jit_unspill", "local_directory", "trust_local_directory"),
     "Binding": ("cores", "reserved_cores", "memory_policy", "nics", "respect_launcher"),
     "Network": (

@@ -41,9 +41,9 @@ def test_schedulers_agree() -> None:
 
 def test_checkpoint_goes_on_in_the_second_run(tmp_path: Path) -> None:
     for before in (0, 16):
-        printed = run("sim:2", "checkpoint.py", "--size", "200", "--folder", str(tmp_path / "run"), "--chunks", "4")
-        assert f"{before} chunks were there" in printed
-        assert "the trace is right" in printed
+        printed = run("sim:2", "resume.py", "--chunks", "16", "--folder", str(tmp_path / "run"))
+        assert f"{before} of 16 chunks are there" in printed
+        assert "the sum is right" in printed
 
 
 def test_memory_types_show_what_happens() -> None:

@@ -30,6 +30,7 @@ from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 
 _ABSENT_S = 2.0  # between two questions which workers did not start, while some are waited for
+_SAVE_S, _ANSWER_S = 60.0, 2.0  # for workers to write what checkpoints lack, at close
 _NO_WORKERS = "READY scheduler here; no workers yet: request them by cluster.scale(n) or cluster.adapt()"
 # Attributes of distributed's LocalCluster that people expect.
 _INSTEAD = {
@@ -459,6 +460,16 @@ class GPUCluster(ReportedCluster):
             self._closing = self._closing or asyncio.create_task(self._close_once())
             await asyncio.shield(self._closing)  # several may wait for it, and some not for long
 
+    async def _save(self) -> None:
+        """Have the workers write what checkpoints lack; say what they could not."""
+        try:
+            async with asyncio.timeout(_SAVE_S + _ANSWER_S):
+                texts = await self.scheduler_comm.hpcgpu_save(limit_s=_SAVE_S)
+        except (OSError, TimeoutError) as e:
+            texts = [f"checkpoints may lack finished chunks: {reason_of(e)}"]
+        for text in texts:
+            self._progress.say(text)
+
     async def _close_once(self) -> None:
         run, connection = self._run, self._connection
         self.status = Status.closing
@@ -467,6 +478,8 @@ class GPUCluster(ReportedCluster):
         if self._asking:
             self._asking.cancel()
         if not self._end and not connection.is_searching:
+            if self.scheduler_comm:  # it has started
+                await self._save()
             await self._ask_summary()
         connection.keeps_job |= not await run.is_mine()
         await connection.leave()

@@ -219,6 +219,21 @@ async def _refusal(system: BatchSystem, command: Command) -> SubmitError | None:
     return None
 
 
+async def requeue(system: BatchSystem, job_id: str, *, by_script: bool) -> str:
+    """Have a running job start again; return the id of the job that follows: this one, or a new submission of it.
+
+    ``by_script``: its script is a file. Raises SubmitError, in the batch system's words, if no job follows.
+    """
+    try:
+        system.read_requeue(await run(system.requeue(job_id)))
+    except SubmitError:
+        command = by_script and system.resubmit(await run(system.status([job_id])), job_id)
+        if not command or not await asyncio.to_thread(Path(command.argv[-1]).is_file):
+            raise
+        return system.read_submit(await run(command))
+    return job_id
+
+
 class PlannedJob(NamedTuple):
     """A job before its submission."""
 

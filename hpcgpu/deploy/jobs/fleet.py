@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -154,10 +155,23 @@ class Fleet:
             self.alarm.ring()
         job = self.run.jobs[head.id]
         if why := why_over(job, self.alarm.now_s(), self.policy.late_limit_s):
+            if code == os.EX_TEMPFAIL and self._head_submitter and self.run.is_mine and not self._stopped:
+                return await self._follow_head(job, self._head_submitter)
             never = job.state is JobState.STUCK
             raise JobError(why if never else f"{why}; {await supervise.to_thread(log_tail, Path(job.log))}")
         if self._stopped:
             raise ClosedError(f"this cluster object has closed, and no longer polls job {job.id}")
+        return job
+
+    async def _follow_head(self, before: Job, submitter: Submitter) -> Job:
+        """Submit the job with the scheduler again; the one before has asked for that by its exit code."""
+        self.run.ended(before.id, "its time was nearly over", datetime.now(UTC))
+        await supervise.to_thread(Path(before.exit_file).unlink, missing_ok=True)
+        job = await submitter.submit_head()
+        self.run.add([job])
+        await self.write()
+        self.view.say(f"job {job.id} follows job {before.id}")
+        self.alarm.ring()
         return job
 
     async def news(self) -> Job:

@@ -113,6 +113,10 @@ class SilentWorker(Worker):
     # traceback for it, "Failed to communicate with scheduler during heartbeat".
     _beat: asyncio.Task[Any] | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.handlers["hpcgpu_save"] = nothing_to_save  # a checkpoint's plugin has another one
+
     def start_http_server(self, routes: list[Any], dashboard_address: object, *_: object, **__: object) -> None:
         """Make the application (Worker.start_unsafe needs one), but open no socket."""
         self.http_application = RoutingApplication(routes)
@@ -139,6 +143,11 @@ class SilentWorker(Worker):
             beat.cancel()
             await asyncio.wait([beat])
         return await super().close(*args, **kwargs)
+
+
+async def nothing_to_save(limit_s: float) -> list[str]:
+    """Answer that a worker has nothing that a checkpoint lacks."""
+    return []
 
 
 @dataclass(frozen=True, slots=True)

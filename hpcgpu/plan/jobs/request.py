@@ -60,6 +60,7 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
         memory_per_node_bytes=settings.memory_bytes,
         walltime_s=settings.walltime_s,
         warn_s=int(settings.warning_s),
+        requeue=settings.requeue,
         queue=settings.queue,
         account=settings.account,
         prologue=settings.job_script_prologue,

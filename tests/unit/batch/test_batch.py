@@ -821,3 +821,41 @@ def test_a_refusal_reaches_the_caller(
         system.read_submit(run_sync(command))
     assert record.stderr.partition("\nusage:")[0].strip() in str(caught.value)
     assert path.with_suffix(".script").read_text() == command.stdin
+
+
+@pytest.mark.parametrize(
+    ("system", "argv", "stderr"),
+    [
+        (Slurm(), ("scontrol", "requeue", "12"), "Requested operation is presently disabled for job 12"),
+        (Pbs(), ("qrerun", "12.login01"), "qrerun: Unauthorized Request  12.login01"),
+    ],
+)
+def test_refused_requeue_is_told_in_their_words(system: BatchSystem, argv: tuple[str, ...], stderr: str) -> None:
+    assert system.requeue(argv[-1]).argv == argv
+    system.read_requeue(Result(argv, 0))
+    with pytest.raises(SubmitError, match=re.escape(stderr)):
+        system.read_requeue(Result(argv, 1, "", stderr))
+
+
+def test_job_that_may_be_requeued_says_so_in_its_script() -> None:
+    spec = JobSpec(name="x", argv=("true",))
+    assert "#SBATCH --requeue\n" in Slurm().script(replace(spec, requeue=True))
+    assert "--requeue" not in Slurm().script(spec)
+
+
+def test_job_of_a_template_is_submitted_again_after_its_end() -> None:
+    answer = recorded("pbs", "run/01-template-waits-for-gpus.txt", "json")
+    command = Pbs().resubmit(answer, "12.login01")
+    assert command is not None
+    assert command.argv[:2] == ("env", "-C")
+    folder = command.argv[2]
+    again = ("qsub", "-W", "depend=afterany:12.login01", "-v", "SCRIPT=my_script.py", f"{folder}/jobscripts/pbs.sh")
+    assert command.argv[3:] == again
+    assert Pbs().resubmit(Result(("qstat",), 1, "", "qstat: no answer"), "12.login01") is None
+
+
+def test_end_of_a_slurm_job_is_read() -> None:
+    assert slurm.ask_end("12").argv == ("squeue", "--noheader", "--jobs=12", "--Format=EndTime")
+    end = datetime(2026, 11, 28, 18, 25, 17)
+    assert slurm.read_end_s(Result(("squeue",), 0, f"{end.isoformat()} \n")) == int(end.timestamp())
+    assert slurm.read_end_s(Result(("squeue",), 0, "N/A\n")) is None

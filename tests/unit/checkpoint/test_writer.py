@@ -77,6 +77,50 @@ def test_writer_whose_segment_was_removed_begins_another(tmp_path: Path) -> None
     assert values_in(tmp_path) == {TWO: 2}
 
 
+class Gate:
+    """A value that is pickled when it may be."""
+
+    def __init__(self) -> None:
+        self.begun, self.opened = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> Any:
+        self.begun.set()
+        assert self.opened.wait(30)
+        return Gate, ()
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> tuple[Writer, Gate]:
+    """A writer that waits for its first chunk, while others come that took 0 to 4 s to compute."""
+    gate = Gate()
+    writer = Writer({"gate": gate, **{f"k{i}": i for i in range(5)}}, tmp_path, "w")
+    writer.put("gate", ONE)
+    assert gate.begun.wait(30)
+    for i in range(5):
+        writer.put(f"k{i}", Chunk("run", (1, i)), float(i))
+    return writer, gate
+
+
+def test_writer_that_is_behind_writes_the_dearest_first(tmp_path: Path, behind: tuple[Writer, Gate]) -> None:
+    writer, gate = behind
+    gate.opened.set()
+    writer.close()  # writes all that came
+    index = Index(tmp_path)
+    index.refresh()
+    assert [chunk.part for chunk in sorted(index.chunks, key=index.chunks.__getitem__)] == [
+        (0, 1),
+        *((1, i) for i in (4, 3, 2, 1, 0)),
+    ]
+
+
+async def test_writer_says_what_it_could_not_save(tmp_path: Path, behind: tuple[Writer, Gate]) -> None:
+    writer, gate = behind
+    assert await writer.save(0.1) == f"6 finished chunks not in {tmp_path}: the time, 0 s, was over"
+    gate.opened.set()
+    assert await writer.save(30.0) == ""
+    writer.close()
+
+
 @pytest.mark.parametrize(("token", "seen"), [("t1", True), ("t2", False)])
 async def test_folder_is_seen_by_its_owners_record(tmp_path: Path, token: str, seen: bool) -> None:
     (tmp_path / "owner").write_text('{"token": "t1"}')
@@ -112,7 +156,9 @@ class Outputs(dict[Any, int]):
 def test_plugin_takes_chunks_that_exist_off_the_event_loop(tmp_path: Path) -> None:
     outputs = Outputs("x")
     loop = SimpleNamespace(add_callback=lambda *_: None)
-    worker: Any = SimpleNamespace(data={("x", i): i for i in range(100)}, name="w", loop=loop)
+    worker: Any = SimpleNamespace(
+        data={("x", i): i for i in range(100)}, name="w", loop=loop, handlers={}, state=SimpleNamespace(tasks={})
+    )
 
     async def come_and_go() -> None:
         plugin = CheckpointPlugin(str(tmp_path), "run", outputs)

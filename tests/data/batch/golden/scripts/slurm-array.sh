@@ -12,6 +12,7 @@
 #SBATCH --gpus-per-node=4
 #SBATCH --mem=204800M
 
+rm -f /scratch/user1/logs/exit."$SLURM_ARRAY_TASK_ID"
 trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit."$SLURM_ARRAY_TASK_ID"' EXIT
 trap 'exit 143' TERM
 trap : USR1

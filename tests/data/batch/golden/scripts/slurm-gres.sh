@@ -9,6 +9,7 @@
 #SBATCH --gres=gpu:a100:4
 #SBATCH --mem=204800M
 
+rm -f /scratch/user1/logs/exit
 trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit' EXIT
 trap 'exit 143' TERM
 trap : USR1

@@ -8,6 +8,7 @@
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=8
 
+rm -f /scratch/user1/logs/exit
 trap 'code=$?; umask 77; echo $code > /scratch/user1/logs/exit' EXIT
 trap 'exit 143' TERM
 trap : USR1

@@ -1,0 +1,155 @@
+"""Jobs that end in the middle and start again: what a checkpoint has is not computed a second time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from lab import CHECKOUT, ENDED, PATIENCE_S, Lab
+from waiting import until
+
+CHUNKS = 24
+RESUME = f"{CHECKOUT}/examples/resume.py"
+SMALL = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=1", "--open-mode=append")
+BEGUN = re.compile(rf"^(\d+) of {CHUNKS} chunks are there$", re.M)
+# A script outside the job of its cluster, which comes back as another scheduler.
+OUTSIDE = """
+import time
+from concurrent.futures import CancelledError
+import dask.array as da, numpy as np
+from hpcgpu import Checkpoint, JobError
+errors = []
+def step(block):
+    time.sleep(4)
+    with open("requeue/outside.ran", "a") as file:
+        print(int(block[0]), file=file)
+    return block * 2.0
+def run():
+    x = da.arange(24, chunks=1).map_blocks(step, dtype=float, meta=np.empty(0))
+    while True:
+        try:
+            with Client(cluster) as client:
+                client.wait_for_workers(2)
+                y = checkpoint.persist(x, name="x")
+                total = float(y.sum().compute())
+                open("requeue/outside.through", "w").close()
+                return total
+        except (JobError, CancelledError, OSError) as e:
+            errors.append(repr(e))
+            print(repr(e), flush=True)
+            time.sleep(1)
+checkpoint = Checkpoint("requeue/outside")
+cluster = SLURMGPUCluster(nodes=2, gpus="sim:1", walltime="1m", requeue=True, dashboard=False)
+"""
+
+
+class Resumed:
+    """``examples/resume.py`` in a folder of its own, and the chunks that it has computed, in their order."""
+
+    def __init__(self, lab: Lab, name: str, seconds: float) -> None:
+        self._lab, self._name = lab, f"requeue/{name}"
+        self._words = ("--chunks", str(CHUNKS), "--seconds", f"{seconds:g}", "--folder", "run", "--ran", "ran")
+        self.ends: list[int] = []  # how many chunks had been computed at the end of each start but the last
+        lab.exec(lab.login, ["sh", "-c", f"rm -rf {self._name}; mkdir -p {self._name}"], check=True)
+
+    def submit(self, *options: str, launch: Sequence[str] = ()) -> str:
+        template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
+        line = ["sbatch", "--parsable", f"--chdir={self._name}", "--output=log", *SMALL, *options, template]
+        argv = [*line, "--gpus", "sim:1", "--no-dashboard", *launch, RESUME, *self._words]
+        return self._lab.exec(self._lab.login, argv, check=True).stdout.strip()
+
+    def read(self, file: str) -> str:
+        return self._lab.exec(self._lab.login, ["sh", "-c", f"cat {self._name}/{file} 2> /dev/null"]).stdout
+
+    @property
+    def ran(self) -> list[str]:
+        return self.read("ran").split()
+
+    def wait_for(self, more: int) -> None:
+        """Wait until so many more chunks have been computed."""
+        enough = len(self.ran) + more
+        until(lambda: len(self.ran) >= enough, f"{enough} chunks are computed", limit_s=PATIENCE_S, every_s=0.5)
+
+    def again(self, job: str) -> None:
+        """Let a job that was requeued start now: Slurm waits two minutes."""
+        self._lab.wait_job(job, {"PENDING"})
+        self.ends.append(len(self.ran))
+        self._lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
+        self._lab.wait_job(job, {"RUNNING"})
+
+    def check(self, starts: int) -> None:
+        """Assert that the result is right, that each start found more, and that no start computed what was there."""
+        log = self.read("log")
+        before = [int(count) for count in BEGUN.findall(log)]
+        assert len(before) == starts, log
+        assert before == sorted(set(before)), log  # each one more than the one before it
+        assert "the sum is right" in log
+        ran = self.ran
+        for begin, count in zip((0, *self.ends), before, strict=True):
+            assert len(set(ran[begin:])) == CHUNKS - count, (self.ends, before, ran)
+        print(f"there at each start: {before}; computed before: {[0, *self.ends]}; in all: {len(ran)}")
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_job_requeued_twice_computes_no_chunk_twice(slurm_lab: Lab) -> None:
+    run = Resumed(slurm_lab, "twice", 1)
+    job = run.submit("--requeue")
+    for _ in range(2):
+        run.wait_for(6)
+        slurm_lab.exec(slurm_lab.login, ["scontrol", "requeue", job], check=True)
+        run.again(job)
+    assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
+    run.check(starts=3)
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_job_submitted_after_a_cancelled_one_goes_on(slurm_lab: Lab) -> None:
+    run = Resumed(slurm_lab, "cancelled", 1)
+    job = run.submit()
+    run.wait_for(6)
+    slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
+    slurm_lab.wait_job(job)
+    run.ends.append(len(run.ran))
+    follower = run.submit()
+    assert slurm_lab.wait_job(follower)["ExitCode"] == "0:0", run.read("log")
+    run.check(starts=2)
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_job_asks_for_its_requeue_before_its_time_limit(slurm_lab: Lab) -> None:
+    run = Resumed(slurm_lab, "limit", 4)
+    job = run.submit("--requeue", "--time=1", launch=["--requeue"])
+
+    def has_ended() -> bool:
+        if (state := slurm_lab.job(job)["JobState"]) == "PENDING" and run.read("log"):
+            run.again(job)
+        return state in ENDED
+
+    until(has_ended, "it has ended", limit_s=2 * PATIENCE_S, every_s=1)
+    assert f"job {job} is requeued" in run.read("log")
+    assert slurm_lab.job(job)["ExitCode"] == "0:0", run.read("log")
+    run.check(starts=len(run.ends) + 1)
+    assert run.ends
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_script_outside_its_job_goes_on_after_the_requeue(slurm_lab: Lab) -> None:
+    slurm_lab.exec(slurm_lab.login, ["sh", "-c", "rm -rf requeue/outside*; mkdir -p requeue"], check=True)
+    with slurm_lab.client(timeout=3 * PATIENCE_S) as client:
+        client(OUTSIDE)
+        job = client("cluster.job_id")
+        client.send("run()")
+
+        def is_through() -> bool:
+            if slurm_lab.job(job)["JobState"] == "PENDING":  # Slurm waits two minutes
+                slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
+            return slurm_lab.exec(slurm_lab.login, ["test", "-e", "requeue/outside.through"]).returncode == 0
+
+        until(is_through, "the script is through", limit_s=2 * PATIENCE_S, every_s=2)
+        assert client.answer(2 * PATIENCE_S) == 2.0 * sum(range(24))
+        assert client("errors")
+        numbers = slurm_lab.read("requeue/outside.ran").split()
+        assert len(set(numbers)) == 24
+        print(len(numbers), client("errors"))
+        client("checkpoint.close(); cluster.close()")
