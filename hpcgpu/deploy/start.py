@@ -165,7 +165,7 @@ def launch_run(run: RunDocument) -> None:
     # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)
     env = {DOCUMENT: config.render_document(run), **os.environ, **parent, **added, **dict(launcher.env)}
     env |= dict.fromkeys(env.keys() & environment.EXPORTS, "ALL")
-    env = {name: value for name, value in env.items() if name not in environment.HOST_FILES}
+    env = {name: value for name, value in env.items() if name not in environment.WITHHELD}
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(private.make_exit_file(run.folder))
@@ -240,13 +240,14 @@ def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> t
     try:
         answer = programs.run_sync(pbs.ask_memory(allocation.job_id))
         granted, end_s = pbs.read_memory(answer), pbs.read_end_s(answer, time.time())
-        restarts = () if allocation.restart_count else ((JOB_RESTARTS, str(pbs.read_restarts(answer))),)
+        restarts = 0 if allocation.restart_count else pbs.read_restarts(answer)
     except SubmitError as error:
         if not settings.memory_bytes and host_memory.memory_limit().source == ALL_OF_THE_NODE:
             log.say(f"the job's memory is unknown, so its workers share all memory of their node: {error}")
         return ()
     memory = ((JOB_MEMORY, environment.render_memory(granted)),) if granted else ()
-    return (*memory, *restarts, *(((JOB_END, str(end_s)),) if end_s else ()))
+    started = ((JOB_RESTARTS, str(restarts)),) if restarts else ()
+    return (*memory, *started, *(((JOB_END, str(end_s)),) if end_s else ()))
 
 
 def _pbs_hosts(settings: Settings, shape: str) -> tuple[str, ...]:

@@ -57,11 +57,14 @@ _NUMBERS = re.compile(r"-1|[\w,.:]*")
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
 # must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
 JOB_PREFIXES = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_", "HPCGPU_TASK_")
-# The user's other hosts, to which an mpirun without a list of hosts would send the ranks. All flags of ours rank above
-# other variables: for binding, mapping, ranks on a node (Open MPI 5.0.11, MPICH 5.0.2, Intel MPI 2021.19).
-HOST_FILES = (
+# No launcher gets these. The user's other hosts, to which an mpirun without a list of hosts would send the ranks. All
+# flags of ours rank above other variables: for binding, mapping, ranks on a node (Open MPI 5.0.11, MPICH 5.0.2, Intel
+# MPI 2021.19). The job's tasks per node, without the scheduler's rank: srun would warn at the head of each log "can't honor
+# --ntasks-per-node set to 4 which doesn't match the requested tasks 9". As an option it would be the quotient, rounded
+# down for 22.05.8, and up for 24.11.5.
+WITHHELD = (
     *("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
-    *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"),
+    *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE", "SLURM_NTASKS_PER_NODE"),
 )
 # Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")

@@ -53,10 +53,6 @@ def srun_command(argv: tuple[str, ...], world: World, mpi_type: str) -> tuple[st
         "srun",
         f"--nodes={world.nodes}",
         f"--ntasks={world.size}",
-        # The job's own, for other ranks or without the scheduler's, would cause a warning at the head of each log:
-        # "can't honor --ntasks-per-node set to 4 which doesn't match the requested tasks 5 with the number of requested
-        # nodes 2". It is a lower bound: Slurm (22.05.8) wants the tasks divided by the nodes, rounded down.
-        f"--ntasks-per-node={world.size // world.nodes}",
         "--overcommit",
         "--cpu-bind=none",
         "--kill-on-bad-exit=0",

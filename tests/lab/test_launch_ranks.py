@@ -12,6 +12,7 @@ from leaders import BEGIN
 from paths import ROOT
 from programs import MPICH, install
 
+from hpcgpu.launch.environment import WITHHELD
 from hpcgpu.launch.launchers import mpirun_command, srun_command
 from hpcgpu.model.allocation import World
 
@@ -35,7 +36,8 @@ def in_job(lab: Lab, argv: tuple[str, ...]) -> dict[str, Any]:
 @pytest.mark.parametrize("world", [*SEVERAL, World(nodes=2, per_node=2)], ids=str)
 @pytest.mark.parametrize("mpi_type", ["pmix", "none"])
 def test_srun(slurm_lab: Lab, world: World, mpi_type: str) -> None:
-    seen = in_job(slurm_lab, srun_command(ME, world, mpi_type))
+    withheld = (f"--unset={name}" for name in WITHHELD)
+    seen = in_job(slurm_lab, ("env", *withheld, *srun_command(ME, world, mpi_type)))
     check(seen, world, ["node1", "node2"])
     assert {(r["launcher"], r["mpi_type"]) for r in seen["ranks"]} == {("srun", mpi_type.replace("none", ""))}
     assert "can't honor --ntasks-per-node" not in seen["err"]  # of the job: 4

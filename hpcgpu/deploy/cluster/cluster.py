@@ -15,8 +15,7 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu.config import layers
-from hpcgpu.config.layers import documented, parameters
+from hpcgpu.config.layers import documented, parameters, unused
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
@@ -75,7 +74,7 @@ class GPUCluster(ReportedCluster):
         """Give the class a signature and a docstring with all of its options, for help() and completion."""
         super().__init_subclass__(**kwargs)
         arguments = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        refused = layers.unused(cls.entry_point)
+        refused = unused(cls.entry_point)
         cls.__signature__ = inspect.Signature([*parameters(refused), *arguments])
         cls.__doc__ = documented(cls.__doc__ or "", GPUCluster.__doc__ or "", refused)
 

@@ -25,7 +25,7 @@ from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import limits, private, process, remover
 from hpcgpu.host.scratch import Scratch, home_of, make_private, sweep
-from hpcgpu.launch.environment import HOST_FILES, JOB_PREFIXES
+from hpcgpu.launch.environment import JOB_PREFIXES, WITHHELD
 from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
 from hpcgpu.plan.jobs import HEAD, Job
 from hpcgpu.plan.jobs.needs import Size
@@ -145,7 +145,7 @@ class LocalRun:
         launch = local_launch(document)
         variables = (f"{name}={shlex.quote(value)} " for name, value in launch.env)
         self.script = f"{''.join(variables)}{shlex.join(launch.argv)}\n"
-        outside = {n: value for n, value in os.environ.items() if not n.startswith((*JOB_PREFIXES, *HOST_FILES))}
+        outside = {n: value for n, value in os.environ.items() if not n.startswith((*JOB_PREFIXES, *WITHHELD))}
         directory, preload, added = None, "", {}
         if document.shape != "head":  # a scheduler alone
             directory, preload = self.settings.log_directory, ld_preload(self.settings)

@@ -19,6 +19,7 @@ import hmac
 import itertools
 import logging
 import secrets
+import struct
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
@@ -65,8 +66,7 @@ class ThisProcess:
         self.allocate: Callable[[int], np.ndarray] = functools.partial(np.empty, dtype=np.uint8)
         # Tells whether an array is page-locked memory of a GPU's driver; a worker sets the function of its store.
         self.is_page_locked: Callable[[np.ndarray], bool] = lambda _: False
-        self.copied_bytes = 0  # from peers
-        self.cut_bytes = 0  # by data connections from peers
+        self.copied_bytes = self.cut_bytes = 0  # from peers, by reading their memory and by data connections
         self.refusals: set[str] = set()  # rules by which it cannot read the memory of peers on its node
 
     def obstacle(self) -> str:
@@ -453,7 +453,7 @@ class NodeTCP(tcp.TCP):
             tcp.convert_stream_closed_error(self, e)
         if isinstance(e, OSError) and e.errno == errno.ENOMEM:  # Dask would take the peer for dead, and ask without end
             raise MemoryError(str(e)) from e
-        if isinstance(e, OSError) and not isinstance(e, CommClosedError):
+        if isinstance(e, (OSError, struct.error)) and not isinstance(e, CommClosedError):
             raise CommClosedError(f"in {self}: a message of the peer cannot be read: {e}") from e
         raise e
 

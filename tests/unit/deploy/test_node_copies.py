@@ -594,6 +594,7 @@ async def test_a_refusal_is_known(copied: list[int], monkeypatch: pytest.MonkeyP
 
 
 @given(st.lists(WORDS, min_size=1, max_size=3))
+@example([struct.pack("=QQQ", 1 << 56 | 8, 0, 0)])  # a message of no frame, and one of no byte
 @settings(max_examples=300)
 def test_any_words_of_a_peer_are_a_message_or_end_the_connection(words: list[bytes]) -> None:
     async def test() -> None:

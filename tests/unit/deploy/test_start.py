@@ -106,7 +106,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, result: Result, granted: HostMemory 
         return result
 
     monkeypatch.setattr(run, "run_sync", run_sync)
-    monkeypatch.setattr(host_memory, "memory_limit", lambda: granted)
+    monkeypatch.setattr(host_memory, "memory_limit", lambda *_: granted)
     return asked
 
 

@@ -8,7 +8,6 @@ import ctypes
 import datetime
 import errno
 import logging
-import re
 import socket
 import ssl
 import struct
@@ -62,8 +61,9 @@ def test_it_is_good_for_longer_than_any_cluster_lives(age: datetime.timedelta) -
 @pytest.mark.parametrize(
     ("age", "message"),
     [
-        (3660 * DAY, "certificate has expired, by this host's clock ({clock}"),
-        (-2 * DAY, "certificate is not yet valid, by this host's clock ({clock}"),
+        (3660 * DAY, r"certificate has expired, by this host's clock \({clock}"),
+        # OpenSSL 3.6 adds a guess
+        (-2 * DAY, r"certificate is not yet valid( or the system clock is incorrect)?, by this host's clock \({clock}"),
         (None, "the certificates do not belong together"),
     ],
 )
@@ -71,7 +71,7 @@ def test_wrong_certificate_is_reported_at_once(age: datetime.timedelta | None, m
     """With a wrong date, or that of another cluster."""
     certificate = made(0 * DAY if age is None else age)
     clock = datetime.datetime.now().astimezone().strftime("%F %H:")
-    with pytest.raises(TrustError, match=re.escape(message.format(clock=clock))):
+    with pytest.raises(TrustError, match=message.format(clock=clock)):
         knock_as_we_do(certificate, Certificate.make() if age is None else certificate)
 
 
