@@ -59,7 +59,7 @@ _NUMBERS = re.compile(r"-1|[\w,.:]*")
 JOB_PREFIXES = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_", "HPCGPU_TASK_")
 # No launcher gets these. The user's other hosts, to which an mpirun without a list of hosts would send the ranks. All
 # flags of ours rank above other variables: for binding, mapping, ranks on a node (Open MPI 5.0.11, MPICH 5.0.2, Intel
-# MPI 2021.19). The job's tasks per node, without the scheduler's rank: srun would warn at the head of each log "can't honor
+# MPI 2021.19). The job's tasks per node, without the scheduler's rank: srun would warn in each log "can't honor
 # --ntasks-per-node set to 4 which doesn't match the requested tasks 9". As an option it would be the quotient, rounded
 # down for 22.05.8, and up for 24.11.5.
 WITHHELD = (
