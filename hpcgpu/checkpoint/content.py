@@ -26,8 +26,11 @@ _CODE = (
     *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags"),
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_consts"),
 )
-# Attributes of classes that are made anew for each, or say nothing of what it does.
-_OF_A_CLASS = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "_abc_impl", "__qualname__"}
+# Attributes of classes that are made anew for each, or say nothing of what it does; the second line has Python 3.13's.
+_OF_A_CLASS = {
+    *("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "_abc_impl", "__qualname__"),
+    *("__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"),
+}
 # Dask's tokens of what may contain functions.
 _OF_CONTAINERS = {normalize_token.dispatch(kind) for kind in (object, functools.partial, MethodType, OrderedDict)}
 _MAPPINGS, _SEQUENCES = (dict, MappingProxyType), (list, tuple)

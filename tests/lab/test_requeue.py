@@ -17,6 +17,7 @@ BEGUN = re.compile(rf"^(\d+) of {CHUNKS} chunks are there$", re.M)
 OUTSIDE = """
 import time
 from concurrent.futures import CancelledError
+from distributed.client import ClosedClientError
 import dask.array as da, numpy as np
 from hpcgpu import Checkpoint, JobError
 errors = []
@@ -35,7 +36,7 @@ def run():
                 total = float(y.sum().compute())
                 open("requeue/outside.through", "w").close()
                 return total
-        except (JobError, CancelledError, OSError) as e:
+        except (JobError, CancelledError, ClosedClientError, OSError) as e:
             errors.append(repr(e))
             print(repr(e), flush=True)
             time.sleep(1)

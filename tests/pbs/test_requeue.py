@@ -19,6 +19,7 @@ PLACE = "-l select=2:ncpus=1:mpiprocs=1:mem=1gb -l place=scatter -j oe"
 OUTSIDE = """
 import time
 from concurrent.futures import CancelledError
+from distributed.client import ClosedClientError
 import dask.array as da, numpy as np
 from hpcgpu import Checkpoint, JobError
 errors = []
@@ -35,7 +36,7 @@ def run():
                 client.wait_for_workers(2)
                 y = checkpoint.persist(x, name="x")
                 return float(y.sum().compute())
-        except (JobError, CancelledError, OSError) as e:
+        except (JobError, CancelledError, ClosedClientError, OSError) as e:
             errors.append(repr(e))
             time.sleep(1)
 os.chdir("/home/labuser/requeue")
