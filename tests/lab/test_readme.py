@@ -37,7 +37,7 @@ def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:
 def test_two_kinds_of_jobs_as_it_is_told(slurm_lab: Lab) -> None:
     done = slurm_lab.python(of_the_lab("docs/explanation/clusters.md", "pools.py"), timeout=scaled(150))
     assert done.stdout.splitlines()[-1] == "6", done.stderr
-    assert re.search(r"^\d+  UP 2/2 +workers of cpu +1 ", done.stdout, re.M), done.stdout
+    assert re.search(r"^\d+ +UP 2/2 +workers of cpu +1 ", done.stdout, re.M), done.stdout
 
 
 def as_a_newcomer(lab: Lab, *typed: str) -> str:

@@ -78,16 +78,6 @@ class SchedulerView:
             await self.scheduler().unregister(address=address, expected=True, stimulus_id="hpcgpu-job-is-gone")
 
 
-@dataclass(slots=True)
-class Kind:
-    """The member jobs of one pool: how they are submitted, and what the last decision on them was made of."""
-
-    policy: Policy
-    submitter: Submitter | None = None  # None: the run has a fixed size
-    facts: Facts = Facts(now_s=0.0)  # noqa: RUF009 - frozen
-    error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
-
-
 class Fleet:
     """Polls a run's jobs when due, and keeps its target numbers of members if this object owns the run."""
 
@@ -97,7 +87,10 @@ class Fleet:
         self.run, self.policy, self.view = run, policy, view
         self.alarm = supervise.PollTimer()
         self._head_submitter: Submitter | None = None  # None: another process has submitted it
-        self._kinds = {"": Kind(policy)}  # of members, by pool; "": the cluster's own
+        # of members, by pool; "": the cluster's own, and the job with the scheduler
+        self._submitters: dict[str, Submitter] = {}  # {}: the run has a fixed size
+        self._policies, self._facts = {"": policy}, {"": Facts(now_s=0.0)}
+        self._errors: dict[str, HpcGpuError] = {}  # why no job is submitted any more, until the next scale
         self._asked_s: float | None = None  # the last poll, and its answer
         self._answered_s: float | None = None
         self._last = ""  # the failure of the last poll
@@ -119,12 +112,7 @@ class Fleet:
     @property
     def error(self) -> HpcGpuError | None:
         """Why no job of some pool is submitted any more; None if all may come."""
-        return next((kind.error for kind in self._kinds.values() if kind.error), None)
-
-    @property
-    def _submitters(self) -> list[Submitter]:
-        """The submitters of member jobs."""
-        return [kind.submitter for kind in self._kinds.values() if kind.submitter]
+        return next(iter(self._errors.values()), None)
 
     def present(self) -> Mapping[str, JobWorkers]:
         """Return the registered workers by their job's id."""
@@ -149,7 +137,7 @@ class Fleet:
         submitter = Submitter(
             self.run.system, spec, self.view.say, policy.patience, write=self.write, expected=expected, pool=pool
         )
-        self._kinds[pool] = Kind(policy, submitter)
+        self._submitters[pool], self._policies[pool], self._facts[pool] = submitter, policy, Facts(now_s=0.0)
         if not pool and self.run.submitting and self.run.is_mine:  # the owner before has ended meanwhile
             submitter.lose(SubmitError("the owner before this one has submitted a job, and ended", unsure=True))
         if self._listening is None:
@@ -222,21 +210,20 @@ class Fleet:
         stay; a ``transient`` refusal is tried again.
         """
         await supervise.to_thread(self.run.must_own, "scale")
-        kind = self._kinds[pool]
         try:
             async with self._acting:  # the loop must not submit meanwhile: its refusal would not reach this caller
                 changed = self.run.target_of(pool) != jobs
                 self.run.aim(pool, jobs)
-                kind.facts = replace(kind.facts, adapting=adapting)
+                self._update(pool, adapting=adapting)
                 if not adapting:
-                    kind.error = None
-                    kind.facts = replace(kind.facts, failures=Failures(), held_back_until_s=NEVER_S)
+                    self._errors.pop(pool, None)
+                    self._update(pool, failures=Failures(), held_back_until_s=NEVER_S)
                 if changed:
                     await self.write()  # another object that takes the run over goes on from here
                 await self._act(only=pool)
         except SubmitError as e:
             self._pause()
-            self._refused(kind, e, say=adapting)
+            self._refused(pool, e, say=adapting)
             if not adapting:
                 raise
         finally:
@@ -247,7 +234,7 @@ class Fleet:
         self.stop()
         async with self._acting:
             try:
-                for submitter in self._submitters:
+                for submitter in tuple(self._submitters.values()):
                     await self._add(await submitter.lost(self.run.past_ids))
             finally:
                 run, say = self.run, self.view.say
@@ -262,7 +249,7 @@ class Fleet:
         """Write the record, one write after the other, each with the facts of its time."""
         async with self._writing:
             # there may be member jobs whose ids are unknown yet
-            self.run.submitting = any(submitter.unanswered for submitter in self._submitters)
+            self.run.submitting = any(submitter.unanswered for submitter in self._submitters.values())
             await supervise.to_thread(self.run.save)
 
     # --- the loop
@@ -280,15 +267,14 @@ class Fleet:
         wait_s = min(waits_s, default=patience.refused_s)
         self.alarm.set_in(wait_s, wait_s)
 
-    def _refused(self, kind: Kind, e: SubmitError, *, say: bool) -> None:
+    def _refused(self, pool: str, e: SubmitError, *, say: bool) -> None:
         """Try again later, or not at all; a limit of the user's jobs passes when existing ones have ended."""
         if say:
             self.view.say(str(e))
         until_s = self.alarm.now_s() + self.policy.patience.refused_s
-        until_s = max(until_s, kind.submitter.next_s if kind.submitter else 0.0)
-        kind.facts = replace(kind.facts, held_back_until_s=until_s)
+        self._update(pool, held_back_until_s=max(until_s, self._submitters[pool].next_s))
         if not (e.transient or (e.over_limit and self.run.members)):
-            kind.error = e
+            self._errors[pool] = e
         self.view.changed()
 
     async def _look(self) -> None:
@@ -330,7 +316,7 @@ class Fleet:
         now_s = self._asked_s = self.alarm.now_s()
         try:
             self.run.registered(self.present(), now_s)
-            for submitter in self._submitters if self.run.is_mine else ():
+            for submitter in tuple(self._submitters.values()) if self.run.is_mine else ():
                 await self._add(await submitter.lost(self.run.past_ids))
             ids = list(self.run.jobs)
             listed = await self._listed(ids)
@@ -348,7 +334,7 @@ class Fleet:
     def _tell_limits(self) -> None:
         """Report once if jobs have less time than requested, or a limit without a request."""
         for job in self.run.jobs.values():
-            request_s = self._kinds[job.pool].policy.walltime_s if job.pool in self._kinds else None
+            request_s = self._policies[job.pool].walltime_s if job.pool in self._policies else None
             if job.limit_s and job.limit_s not in self._limits_s and job.limit_s < (request_s or math.inf):
                 self._limits_s.add(job.limit_s)
                 request = f"{format_duration(int(request_s))} was" if request_s else "none was"
@@ -368,7 +354,7 @@ class Fleet:
         system, by_id = self.run.system, dict(self.run.jobs)
         jobs = by_id.values()
         listed = await ask(system, ids)
-        for submitter in filter(None, (self._head_submitter, *self._submitters)):
+        for submitter in filter(None, (self._head_submitter, *self._submitters.values())):
             mine = {job.id for job in jobs if (job.role, job.pool) == (submitter.role, submitter.pool)}
             listed |= await proven(system, submitter.spec, {i: s for i, s in listed.items() if i in mine})
         heard = [job.id for job in jobs if job.heard and not job.is_head]
@@ -388,37 +374,36 @@ class Fleet:
         if self._submitters:
             await self._look_at_owner()
             if self.run.is_mine:
-                unknown = [(job_id, self._kinds[present[job_id].pool]) for job_id in self.run.unknown(present)]
-                await self._add([kind.submitter.lost_job(job_id) for job_id, kind in unknown if kind.submitter])
+                unknown = [(job_id, self._submitters.get(present[job_id].pool)) for job_id in self.run.unknown(present)]
+                await self._add([submitter.lost_job(job_id) for job_id, submitter in unknown if submitter])
         self.run.registered(present, now_s)
-        decided = {pool: self._decide(pool, kind, now_s) for pool, kind in self._kinds.items()}
-        searches_s = [self.policy.patience.refused_s for submitter in self._submitters if submitter.next_s > now_s]
+        decided = {pool: self._decide(pool, now_s) for pool in self._facts}
+        searches_s = [self.policy.patience.refused_s for s in self._submitters.values() if s.next_s > now_s]
         polls_s = [*searches_s, *(a.next_s for a in decided.values() if a.next_s is not None)]
         wakes_s = [a.wake_s for a in decided.values() if a.wake_s is not None]
         self.alarm.set_in(min(polls_s, default=None), min(wakes_s, default=None))
         for pool, actions in decided.items():
-            if (kind := self._kinds[pool]).submitter and self.run.is_mine:
+            if pool in self._submitters and self.run.is_mine:
                 try:
-                    await self._carry_out(kind, actions, present, kind.submitter)
+                    await self._carry_out(pool, actions, present)
                 except SubmitError as e:
                     if pool == only:
                         raise
                     self._pause()
-                    self._refused(kind, e, say=True)
+                    self._refused(pool, e, say=True)
         self.view.changed()
 
-    def _decide(self, pool: str, kind: Kind, now_s: float) -> Actions:
+    def _update(self, pool: str, **facts: Any) -> Facts:
+        self._facts[pool] = replace(self._facts[pool], **facts)
+        return self._facts[pool]
+
+    def _decide(self, pool: str, now_s: float) -> Actions:
         """Return the next actions about a pool's jobs; the job with the scheduler is looked after with the first."""
         jobs = tuple(job for job in self.run.jobs.values() if job.pool == pool)
-        kind.facts = facts = replace(
-            kind.facts,
-            now_s=now_s,
-            jobs=jobs,
-            target=self.run.target_of(pool),
-            asked_s=self._asked_s,
-            answered_s=self._answered_s,
-        )
-        return reconcile(replace(facts, held_back_until_s=math.inf) if kind.error else facts, kind.policy)
+        target, asked_s, answered_s = self.run.target_of(pool), self._asked_s, self._answered_s
+        facts = self._update(pool, now_s=now_s, jobs=jobs, target=target, asked_s=asked_s, answered_s=answered_s)
+        facts = replace(facts, held_back_until_s=math.inf) if pool in self._errors else facts
+        return reconcile(facts, self._policies[pool])
 
     async def _look_at_owner(self) -> None:
         with contextlib.suppress(OSError):  # a file server that is away; nothing is submitted then
@@ -427,12 +412,11 @@ class Fleet:
             self._has_left = True
             self.view.say(f"another object has taken this cluster over: {self.run.owner} owns it; this one only reads")
 
-    async def _carry_out(
-        self, kind: Kind, actions: Actions, present: Mapping[str, JobWorkers], submitter: Submitter
-    ) -> None:
-        kind.facts = replace(kind.facts, failures=actions.failures)
+    async def _carry_out(self, pool: str, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
+        submitter = self._submitters[pool]
+        self._update(pool, failures=actions.failures)
         await self._cancel(actions.cancel)
-        await self._forget(kind, actions, present)
+        await self._forget(pool, actions, present)
         for job_id in actions.retire:
             self.run.retired(job_id, self.alarm.now_s())
             if job_id in present:
@@ -440,7 +424,7 @@ class Fleet:
         for job_id in actions.lost:
             self._send(self.view.remove, present[job_id].addresses)
         # A search cannot tell whose job it has found: until then only that pool submits.
-        if actions.submit and any(other.unsure for other in self._submitters if other is not submitter):
+        if actions.submit and any(other.unsure for other in self._submitters.values() if other is not submitter):
             return
         if actions.submit and (lost := await submitter.lost(self.run.past_ids)):
             await self._add(lost)  # so fewer are missing
@@ -460,7 +444,7 @@ class Fleet:
             self.view.say(str(e))
         self.run.cancelled(job_ids, self.alarm.now_s())
 
-    async def _forget(self, kind: Kind, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
+    async def _forget(self, pool: str, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
         logs = {job.id: job.log for job in self.run.members}
         for job_id, why in actions.forget:
             self.run.ended(job_id, why, datetime.now(UTC).astimezone())
@@ -469,21 +453,20 @@ class Fleet:
                 self._send(self.view.remove, present[job_id].addresses)
         if actions.forget:
             await self._write_jobs()
-        if actions.give_up and kind.error is None:
+        if actions.give_up and pool not in self._errors:
             log = logs.get(actions.failures.last_id)
-            kind.error = JobError(
+            self._errors[pool] = JobError(
                 "; ".join(filter(None, (actions.give_up, log and await supervise.to_thread(log_tail, Path(log)))))
             )
-            self.view.say(str(kind.error))
-        elif not actions.give_up and isinstance(kind.error, JobError):
-            kind.error = None  # a job has its workers after all
+            self.view.say(str(self._errors[pool]))
+        elif not actions.give_up and isinstance(self._errors.get(pool), JobError):
+            del self._errors[pool]  # a job has its workers after all
 
     async def _add(self, jobs: Sequence[Job]) -> None:
         if jobs:
             self.run.add(jobs)
         for job in jobs:
-            kind = self._kinds[job.pool]
-            kind.facts = replace(kind.facts, held_back_until_s=NEVER_S)
+            self._update(job.pool, held_back_until_s=NEVER_S)
         if jobs or self._unwritten:
             await self._write_jobs()
 
