@@ -118,7 +118,14 @@ class Rank:
                 return self._serve(resources, records[0]["scheduler"], Layout(()))
             met = [RankRecord(*(record[name] for name in RankRecord._fields)) for record in records]
             each, beside = self._bootstrap.workers_per_gpu, self._bootstrap.cpu_workers
-            layout = plan_layout(met, self._allocation.node_count, each, beside, scheduler=shape != "member")
+            layout = plan_layout(
+                met,
+                self._allocation.node_count,
+                each,
+                beside,
+                scheduler=shape != "member",
+                without_gpus=self._bootstrap.gpus_per_node == 0,
+            )
             home = layout.node_of(rank)
             if home.leader != rank:
                 process.outlast(signal.SIGTERM, _OUTLAST_S)
@@ -272,7 +279,12 @@ def granted(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> dict[st
         facts, devices = nvml.read(), environ.get("CUDA_VISIBLE_DEVICES", "")
         count, trouble = len(nvml.visible_gpus(facts.gpus, environ.get("CUDA_VISIBLE_DEVICES"))), facts.trouble
     per_node, cpus = bootstrap.gpus_per_node, str(CpuSet(os.sched_getaffinity(0)))
-    return {"gpus": min(count, per_node or count), "devices": devices, "cpus": cpus, "trouble": trouble}
+    return {
+        "gpus": count if per_node is None else min(count, per_node),
+        "devices": devices,
+        "cpus": cpus,
+        "trouble": trouble,
+    }
 
 
 def plan_node(

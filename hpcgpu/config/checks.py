@@ -51,6 +51,10 @@ def _check_gpus(settings: Settings, site: Site | None) -> None:
     per_node = settings.gpus_per_node
     if per_node is None:
         return
+    if per_node == 0 and not settings.cpu_workers:
+        raise ConfigError(
+            f"{settings.opt('gpus_per_node')} leaves no worker: give {opt('cpu_workers', 4)} too, or a GPU at least"
+        )
     if settings.gpus is not None:
         if (count := parse_simulated(settings.gpus).per_node) != per_node:
             raise ConfigError(

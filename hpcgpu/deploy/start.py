@@ -264,6 +264,8 @@ def _pbs_hosts(settings: Settings, shape: str) -> tuple[str, ...]:
 
 
 def _gpus_per_node(settings: Settings, allocation: Allocation) -> int:
+    if settings.gpus_per_node == 0:
+        return 1  # a rank, for its workers without a GPU
     simulated = parse_simulated(settings.gpus).per_node if settings.gpus else None
     if promised := settings.gpus_per_node or simulated or allocation.gpus_per_node:
         return promised

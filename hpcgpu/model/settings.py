@@ -228,7 +228,9 @@ class Settings:
     """The values of one run, and the source of each that is not a default."""
 
     nodes: int = option(1, "count", "nodes of the job")
-    gpus_per_node: int | None = option(None, "count", "GPUs (and workers) on each node; all that are granted if unset")
+    gpus_per_node: int | None = option(
+        None, "number", "GPUs (and workers) on each node; all that are granted if unset; 0 with cpu_workers: none"
+    )
     gpus: str | None = option(
         None,
         "gpus",

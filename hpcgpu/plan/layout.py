@@ -29,11 +29,13 @@ def plan_layout(
     cpu_workers: int = 0,
     *,
     scheduler: bool = True,
+    without_gpus: bool = False,
 ) -> Layout:
     """Plan which rank starts which workers; WorldError if a node of the job has no rank, or no rank has a GPU.
 
     The workers of a node are divided among its ranks, except rank 0 if it is the scheduler and not the only rank. Ranks
     in excess of GPUs are idle. An isolated rank is a node of its own. Each host has ``cpu_workers`` more, without GPU.
+    ``without_gpus``: no rank needs a GPU.
     """
     devices: dict[str, set[str]] = {}
     for record in records:
@@ -49,7 +51,7 @@ def plan_layout(
             f"the job has {node_count} nodes, but ranks run on {hosts} of them; "
             "start at least one rank per node (hpcgpu plan --script shows a command that does)"
         )
-    if not any(r.gpus for r in records):
+    if not without_gpus and not any(r.gpus for r in records):
         troubles = {r.host: r.trouble for r in records if r.trouble}
         why = f" ({'; '.join(f'{host}: {trouble}' for host, trouble in troubles.items())})" if troubles else ""
         raise WorldError(f"no GPU can be opened on any node of this run{why}: {NO_GPU}")

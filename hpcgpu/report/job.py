@@ -46,10 +46,11 @@ class Preview:
 def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
     """Plan ranks and workers as the ranks will agree on it: rank 0 and the ranks of its node come first."""
     per_gpu = settings.ranks_per(nodes) == "gpu"
-    each, extra = gpus if per_gpu else 1, int(per_gpu)
+    each, extra = max(1, gpus) if per_gpu else 1, int(per_gpu)
     homes = [0] * (each + extra) + [node for node in range(1, nodes) for _ in range(each)]
     records = [RankRecord(rank, str(node), gpus) for rank, node in enumerate(homes)]
-    return plan_layout(records, nodes, settings.workers_per_gpu, settings.cpu_workers)
+    each, beside = settings.workers_per_gpu, settings.cpu_workers
+    return plan_layout(records, nodes, each, beside, without_gpus=gpus == 0)
 
 
 def warnings(plan: Preview, form: Callable[[str], str] = str) -> list[str]:

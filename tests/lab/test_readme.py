@@ -14,9 +14,10 @@ from waiting import scaled
 RESULT = "largest relative difference"
 
 
-def of_the_lab(page: str) -> str:
-    """Return the block of Python that is marked for the lab."""
-    (code,) = [b.text for b in doc_blocks.blocks(ROOT / page) if b.how == "lab" and b.kind == "python"]
+def of_the_lab(page: str, file: str = "") -> str:
+    """Return the block of Python that is marked for the lab, the only one or that of a file."""
+    blocks = [b for b in doc_blocks.blocks(ROOT / page) if b.how == "lab" and b.kind == "python"]
+    (code,) = [b.text for b in blocks if not file or b.file == file]
     return code
 
 
@@ -27,10 +28,16 @@ def test_the_python_of_the_readme(slurm_lab: Lab) -> None:
 
 
 def test_the_life_of_a_cluster_as_it_is_told(slurm_lab: Lab) -> None:
-    done = slurm_lab.python(of_the_lab("docs/explanation/clusters.md"), timeout=scaled(150))
+    done = slurm_lab.python(of_the_lab("docs/explanation/clusters.md", "life.py"), timeout=scaled(150))
     assert done.stdout.splitlines()[-1] == "6", done.stderr
     assert re.search(r"^\d+_1  UP 2/2 +workers +1 ", done.stdout, re.M), done.stdout
     assert "hpcgpu: READY 6 workers" in done.stderr
+
+
+def test_two_kinds_of_jobs_as_it_is_told(slurm_lab: Lab) -> None:
+    done = slurm_lab.python(of_the_lab("docs/explanation/clusters.md", "pools.py"), timeout=scaled(150))
+    assert done.stdout.splitlines()[-1] == "6", done.stderr
+    assert re.search(r"^\d+ +UP 2/2 +workers of cpu +1 ", done.stdout, re.M), done.stdout
 
 
 def as_a_newcomer(lab: Lab, *typed: str) -> str:

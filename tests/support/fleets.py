@@ -36,5 +36,5 @@ def make_fleet(run: Run, policy: Policy, spec: JobSpec | None = None, **calls: A
     nothing = {"scheduler": Silent, "workers": dict, "searching": bool, "changed": bool, "end": lambda: None}
     fleet = Fleet(run, policy, SchedulerView(**{**nothing, "say": lambda _: None, **calls}))
     if spec:
-        fleet.manage_members(spec)
+        fleet.manage_members(spec, fleet.policy)
     return fleet

@@ -141,6 +141,8 @@ def _in_proportion(site: Site, node: NodeType, queue: Queue | None, values: Laye
     shared = queue is not None and bool(queue.shared)
     out: dict[str, tuple[Any, str]] = {}
     path, of = site.path_of(node), f": in proportion to {node.gpus} GPUs of a node"
+    if values.get("gpus_per_node", (None, ""))[0] == 0:  # its workers have the cores and the memory that they ask for
+        return out
     beside = _number(values, "cpu_workers", 0) * _number(values, "nthreads", 1)
     cpus, key = (node.cpus, "cpus") if node.cpus or not shared else (node.cores, "cores")
     if cpus and site.dialect.get("cpus") is not False:

@@ -9,10 +9,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from hpcgpu import supervise
+from hpcgpu import config, supervise
 from hpcgpu.deploy import jobs as runs
 from hpcgpu.deploy.cluster.local_run import LocalRun
-from hpcgpu.deploy.jobs.batch_client import plan_job, submit_guarded
+from hpcgpu.deploy.jobs.batch_client import PlannedJob, plan_job, submit_guarded
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
 from hpcgpu.deploy.jobs.runs import Jobs, today
 from hpcgpu.deploy.network import scheduler_file
@@ -20,8 +20,8 @@ from hpcgpu.deploy.settings import Wanted
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.host import limits, log
 from hpcgpu.host.path_writers import changed_by
-from hpcgpu.model import JobSpec, JobState, Patience, RunDocument
-from hpcgpu.plan.jobs import NO_WORKERS, OUTLIVES, Job, Phase, describe
+from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
+from hpcgpu.plan.jobs import MEMBER, NO_WORKERS, OUTLIVES, Job, Phase, describe
 from hpcgpu.plan.jobs.needs import OF_NODES, Size, shortages
 from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
 from hpcgpu.units import format_duration
@@ -46,7 +46,8 @@ class BatchRun:
         self.first_workers = first_workers(user.settings)  # of the job with the scheduler
         self.member_workers = workers_per_node(user.settings) if self.scales else 0  # of each job that comes and goes
         self.script = ""  # of the job with the scheduler, or its command; "": not made here
-        self._policy = Policy(walltime_s=user.settings.walltime_s, drain_s=user.settings.drain_s, patience=patience)
+        self._patience, self._policy = patience, _policy(user.settings, patience)
+        self._plans: dict[str, PlannedJob] = {}  # of the jobs of each pool
         self._run, self._takes_over = attached, takes_over
         self._local: LocalRun | None = None  # the scheduler, if it is here
         self._fleet: Fleet | None = None
@@ -82,12 +83,36 @@ class BatchRun:
     @property
     def wanted_workers(self) -> int:
         """The number of workers that the cluster is to have: of the first job, and of all that come and go."""
-        return self.first_workers + (self._run.target * self.member_workers if self._run else 0)
+        return sum(map(self.workers_of, ("", *self.pools)))
 
     @property
     def requested_workers(self) -> int:
         """The workers, of these, whose jobs have been submitted."""
-        return self.first_workers + (len(self._run.members) * self.member_workers if self._run else 0)
+        members = self._run.members if self._run else ()
+        return self.first_workers + sum(self.per_job(job.pool) for job in members)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The names of the pools."""
+        return tuple(self._run.pools) if self._run else ()
+
+    def per_job(self, pool: str) -> int:
+        """Return the number of workers of each job of a pool."""
+        return self._run.expected_of(MEMBER, pool) if self._run and pool else self.member_workers
+
+    def settings_of(self, pool: str) -> Settings:
+        """Return the settings of a pool's jobs."""
+        assert self._run
+        return config.read_document(self._run.pools[pool].document).settings if pool else self.settings
+
+    def jobs_of(self, pool: str) -> int:
+        """Return the number of jobs that come and go of a pool."""
+        return self._run.target_of(pool) if self._run else 0
+
+    def workers_of(self, pool: str) -> int:
+        """Return the number of workers that a pool is to have; the first job's are among the cluster's own, ""."""
+        here = 0 if pool else self.first_workers
+        return here + (self._run.target_of(pool) * self.per_job(pool) if self._run else 0)
 
     @property
     def given_up(self) -> HpcGpuError | None:
@@ -116,13 +141,15 @@ class BatchRun:
         gone = [describe(job, today()) for job in fleet.run.gone]
         return Jobs(tuple(job for job in rows if job not in ended), (*ended, *gone))
 
-    def explain(self) -> str:
-        """Return the plan of the submitted job; of other runs the settings."""
+    def explain(self, pool: str = "") -> str:
+        """Return the plan of the submitted job, or of a pool's jobs; of other runs the settings."""
         from hpcgpu.deploy import preview  # both bring what reads machines, which no other call needs
         from hpcgpu.report.job import render, settings_table
 
-        if not self._spec:
-            return settings_table(self.settings).to_text()
+        if pool and (planned := self._plans.get(pool)):
+            return render(preview.of_job(planned.user, planned.spec, planned.system.script(planned.spec)))
+        if pool or not self._spec:
+            return settings_table(self.settings_of(pool)).to_text()
         return render(preview.of_job(self._user, self._spec, self.script))
 
     def make_folder(self) -> Path:
@@ -157,13 +184,35 @@ class BatchRun:
     async def ready(self, workers: int) -> None:
         """Take the run over if requested; not before, since an object without a connection must not end it."""
         fleet, user = self.fleet, self._user
-        document = RunDocument(settings=self.settings, shape="member", folder=str(fleet.run.folder))
-        spec = plan_job(document, user.site, user.batch)[0] if self.scales else None
+        spec = plan_job(self._document_of(self.settings), user.site, user.batch)[0] if self.scales else None
         if self._takes_over:
             await supervise.to_thread(fleet.run.take_over)
         if spec:
-            fleet.manage_members(spec)
+            fleet.manage_members(spec, self._policy)
+        for name, pool in fleet.run.pools.items():  # of the owner before
+            settings = config.read_document(pool.document).settings
+            await self._manage(name, Wanted(settings, None, user.batch))
         fleet.ready()
+
+    async def add_pool(self, name: str, user: Wanted) -> None:
+        """Look after jobs of another kind, of which none is requested yet; ConfigError for an impossible request."""
+        fleet = self.fleet
+        document = config.render_document(self._document_of(user.settings))
+        fleet.run.pools[name] = runs.Pool(document=document, workers=workers_per_node(user.settings))
+        try:
+            await self._manage(name, user)
+        except BaseException:
+            del fleet.run.pools[name]
+            raise
+        await fleet.write()
+
+    async def _manage(self, name: str, user: Wanted) -> None:
+        spec, system = await asyncio.to_thread(plan_job, self._document_of(user.settings), user.site, user.batch)
+        self._plans[name] = PlannedJob(user, spec, system)
+        self.fleet.manage_members(spec, _policy(user.settings, self._patience), name)
+
+    def _document_of(self, settings: Settings) -> RunDocument:
+        return RunDocument(settings=settings, shape="member", folder=str(self.fleet.run.folder))
 
     async def check(self, *, poll: bool = False) -> Job:
         """Return the job with the scheduler, after a poll if asked; JobError, with its log's tail, if it has ended."""
@@ -185,9 +234,9 @@ class BatchRun:
         if self._run and not self._run.is_mine:
             self._run.must_own(action)
 
-    def members_for(self, workers: int) -> int:
-        """Return the number of jobs beside the first that are necessary for a cluster of so many workers."""
-        return max(0, math.ceil((workers - self.first_workers) / self.member_workers))
+    def members_for(self, workers: int, pool: str = "") -> int:
+        """Return the number of a pool's jobs that come and go, for so many workers of it."""
+        return max(0, math.ceil((workers - (0 if pool else self.first_workers)) / self.per_job(pool)))
 
     async def is_mine(self) -> bool:
         """Return whether the run ends with this object: it has no other owner."""
@@ -240,6 +289,10 @@ class BatchRun:
         if not are_gone and fleet.run.is_mine:
             await asyncio.to_thread(fleet.run.start_guard, at_once=True)
         return are_gone
+
+
+def _policy(settings: Settings, patience: Patience) -> Policy:
+    return Policy(walltime_s=settings.walltime_s, drain_s=settings.drain_s, patience=patience)
 
 
 ClusterRun = LocalRun | BatchRun  # of a cluster object, whose class chooses: two classes with one interface

@@ -6,7 +6,11 @@ Together: these are the classes of user code, and differ in the run that they ho
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from distributed.deploy.adaptive import Adaptive
@@ -24,8 +28,10 @@ from hpcgpu.errors import ConfigError, LaunchError, whole
 from hpcgpu.model import Settings
 from hpcgpu.model.allocation import Limits
 from hpcgpu.model.job import Backoff
+from hpcgpu.model.settings import GROUPS
 from hpcgpu.plan.jobs.needs import Size, shortages
 from hpcgpu.plan.jobs.request import workers_per_node
+from hpcgpu.report.table import Explanation
 from hpcgpu.supervise import FailureLog
 from hpcgpu.units import counted, parse_bytes
 
@@ -33,6 +39,13 @@ security_loader.install()
 # distributed adapts each second, and removes workers after three: a job that had queued for an hour would be lost.
 INTERVAL = "5s"
 WAIT_COUNT = 12
+
+_POOL = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
+# Options of a cluster that its pools do not take over: what a job has, and where it runs.
+_OF_SIZE = {*GROUPS["Size"], "cores_per_gpu", "memory", "memory_limit", "cores", "reserved_cores", "ranks"} - {"site"}
+_OF_SIZE |= {"job_extra_directives", "job_directives_skip", "threads_per_worker", "queue", "partition", "resources"}
+# Those that one scheduler and its workers have in common.
+_OF_ALL = {*("job_name", "name", "site", "protocol", "security"), *GROUPS["Life"], *GROUPS["Network"]} - {"drain"}
 
 _ALLOWED = "give one of them, 0 or more: n workers, jobs, or cores and memory of all workers together"
 
@@ -112,24 +125,68 @@ class JobAdaptive(Adaptive):
     plan.jobs.request.reconcile decides which jobs end, and keeps young pending ones.
     """
 
-    def __init__(self, cluster: Any, interval: str = INTERVAL, wait_count: int = WAIT_COUNT, **kwargs: Any) -> None:
+    def __init__(
+        self, cluster: Any, interval: str = INTERVAL, wait_count: int = WAIT_COUNT, pool: str = "", **kwargs: Any
+    ) -> None:
         super().__init__(cluster, interval=interval, wait_count=wait_count, **kwargs)
-        self._fewer = 0
+        self._fewer, self._pool = 0, pool
         every_s = self.interval or 0.0
         self._failures = FailureLog("the count of workers that have work", Backoff(every_s, every_s))
+
+    async def target(self) -> int:
+        """Ask the scheduler for the number of workers; where there are pools, for the tasks of this one."""
+        if not (pools := list(self.cluster.pools)):
+            return int(await super().target())
+        facts = {"nthreads": self.cluster.threads_of(self._pool), "target_duration": self.target_duration}
+        return int(await self.scheduler.hpcgpu_demand(pool=self._pool, pools=pools, **facts))
 
     async def adapt(self) -> None:
         """Adapt once; distributed calls this at intervals, and would log each error."""
         try:
-            target, before = await self.safe_target(), self.cluster.wanted_workers
+            target, before = await self.safe_target(), self.cluster.workers_of(self._pool)
             self._fewer = self._fewer + 1 if target < before else 0
             if target > before or self._fewer >= self.wait_count:
                 self._fewer = 0
-                await self.cluster.adapt_to(target)
+                await self.cluster.adapt_to(target, self._pool)
         except Exception as e:
             self._failures.failed(e)
         else:
             self._failures.went_well()
+
+
+class Pool:
+    """Jobs of another kind that come and go beside those of a cluster; its ``add_pool`` returns it."""
+
+    def __init__(self, cluster: BatchGPUCluster, name: str) -> None:
+        self.name, self._cluster = name, cluster
+        self._adaptive: JobAdaptive | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {counted(len(self.jobs), 'job')} of {self._cluster.name})"
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs of this pool."""
+        every = self._cluster.jobs
+        return Jobs(*(tuple(job for job in jobs if job.pool == self.name) for jobs in (every.rows, every.gone)))
+
+    def explain(self) -> Explanation:
+        """Return the plan of its jobs, with where each part was set."""
+        return Explanation(self._cluster._run.explain(self.name))  # noqa: SLF001 - one module
+
+    def scale(
+        self, n: int | None = None, jobs: int | None = None, memory: int | str | None = None, cores: float | None = None
+    ) -> Any:  # a coroutine of an asynchronous cluster
+        """Scale to ``n`` workers of this pool, or to ``jobs`` jobs; as ``scale`` of the cluster."""
+        return self._cluster._scale(self.name, n, jobs, memory, cores)  # noqa: SLF001
+
+    def adapt(self, **options: Any) -> JobAdaptive:
+        """Adapt the number of its workers to the tasks that name it as a resource; as ``adapt`` of the cluster."""
+        options = self._cluster._bounds(self.name, options)  # noqa: SLF001
+        if self._adaptive:
+            self._adaptive.stop()
+        self._adaptive = JobAdaptive(self._cluster, pool=self.name, **options)
+        return self._adaptive
 
 
 class BatchGPUCluster(GPUCluster):
@@ -137,6 +194,8 @@ class BatchGPUCluster(GPUCluster):
 
     batch: ClassVar[str]
     _run: BatchRun
+    _keywords: Mapping[str, Any] | None = None  # of this object; None: another one has started the cluster
+    _pools: Mapping[str, Pool] = MappingProxyType({})
 
     @classmethod
     def _find(cls, name: str, *, take_over: bool) -> BatchRun:
@@ -153,6 +212,7 @@ class BatchGPUCluster(GPUCluster):
 
     def _prepare(self, keywords: dict[str, Any]) -> BatchRun:
         user = read(keywords, f"keyword {{name}} of {type(self).__name__}", self.batch, live=True)
+        self._keywords = keywords
         return BatchRun(user, self.patience)
 
     @property
@@ -185,12 +245,94 @@ class BatchGPUCluster(GPUCluster):
             The batch system refused, in its own words.
 
         """
+        return self._scale("", n, jobs, memory, cores)
+
+    def _scale(self, pool: str, n: int | None, jobs: int | None, memory: int | str | None, cores: float | None) -> Any:
         run = self._elastic()
         check_scale(n, jobs, cores, memory)
         if jobs is None:
-            jobs = run.members_for(workers_with(self.settings, cores, memory) if n is None else n)
-        self._check_limit(f"scale(): {counted(int(jobs), 'job')}", int(jobs))
-        return self.sync(run.fleet.scale, int(jobs))
+            workers = workers_with(run.settings_of(pool), cores, memory) if n is None else n
+            jobs = run.members_for(workers, pool)
+        self._check_limit(f"scale(): {counted(int(jobs), 'job')}", int(jobs), pool)
+        return self.sync(run.fleet.scale, int(jobs), pool=pool)
+
+    def add_pool(self, name: str, nodes: int = 0, **options: Any) -> Any:  # a coroutine of an asynchronous cluster
+        """Add jobs of another kind to an elastic cluster: of another queue, with other GPUs, or with none.
+
+        Its workers have the resource ``name``, as many as they have threads: ``client.submit(f, resources={name: 1})``
+        runs on this pool only. Tasks without resources run on any worker.
+
+        Parameters
+        ----------
+        name : str
+            Of the pool, and of the resource: letters, digits, ``_`` and ``-``.
+        nodes : int
+            One-node jobs to begin with.
+        **options
+            Of its jobs, such as ``queue``, ``cpu_workers``, ``gpus_per_node``, ``walltime``, ``memory``. With
+            ``cpu_workers`` alone they have no GPU. The cluster's own are valid for all others that are not about size.
+
+        Returns
+        -------
+        Pool
+            With ``scale``, ``adapt``, ``jobs`` and ``explain``; ``pools`` of the cluster has it, too. An awaitable of
+            it where the cluster is asynchronous.
+
+        Raises
+        ------
+        ConfigError
+            The name is taken, an option is wrong or is one of the whole cluster, or the cluster has a fixed size.
+        JobError
+            Another object owns the run.
+        SubmitError
+            The batch system refused the first jobs; the pool is there without them.
+
+        """
+        run = self._elastic()
+        user = self._read_pool(name, options)
+        check_scale(None, nodes, None, None)
+        if nodes:
+            self._check_limit(f"add_pool(): {counted(nodes, 'job')}", nodes, name, workers_per_node(user.settings))
+        return self.sync(self._add_pool, run, name, user, nodes)
+
+    async def _add_pool(self, run: BatchRun, name: str, user: Wanted, nodes: int) -> Pool:
+        await run.add_pool(name, user)
+        if nodes:
+            await run.fleet.scale(nodes, pool=name)
+        return self.pools[name]
+
+    def _read_pool(self, name: str, options: dict[str, Any]) -> Wanted:
+        """Read a pool's settings; ConfigError for a name or an option that it cannot have."""
+        taken = {"GPU", "CPU", *self.settings.resources, *self._run.pools}
+        if not isinstance(name, str) or not _POOL.fullmatch(name) or name in taken:
+            raise ConfigError(
+                f"add_pool({name!r}): allowed: a name of letters, digits, _ and -, which is no resource or pool of "
+                f"this cluster ({', '.join(sorted(taken))})"
+            )
+        if self._keywords is None:
+            raise ConfigError("add_pool: this object has not started the cluster, so it does not know its options")
+        if wrong := [option for option in options if option in _OF_ALL]:
+            raise ConfigError(f"add_pool: {', '.join(wrong)} of the whole cluster: give it where the cluster is made")
+        inherited = {option: value for option, value in self._keywords.items() if option not in _OF_SIZE}
+        if "cpu_workers" in options and not options.keys() & {"gpus_per_node", "gpus", "simulate"}:
+            options = {"gpus_per_node": 0, **options}
+        user = read({**inherited, **options}, "keyword {name} of add_pool", self.batch, live=True)
+        resources = {**user.settings.resources, name: float(user.settings.nthreads)}
+        return replace(user, settings=replace(user.settings, resources=resources))
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The pools by name, also those that another object has added."""
+        self._pools = {name: self._pools.get(name) or Pool(self, name) for name in self._run.pools}
+        return self._pools
+
+    def threads_of(self, pool: str) -> int:
+        """Return the number of threads of each worker of a pool; called by :class:`JobAdaptive`, as the next."""
+        return self._run.settings_of(pool).nthreads
+
+    def workers_of(self, pool: str) -> int:
+        """Return the number of workers that a pool is to have; "": the cluster without its pools."""
+        return self._run.workers_of(pool)
 
     def adapt(self, *_: Any, **options: Any) -> Any:
         """Adapt the number of workers to the work.
@@ -213,20 +355,29 @@ class BatchGPUCluster(GPUCluster):
             Another object owns the run.
 
         """
+        return super().adapt(Adaptive=JobAdaptive, **self._bounds("", options))
+
+    def _bounds(self, pool: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Translate the options of ``adapt``; ConfigError for impossible ones."""
         run = self._elastic()
-        options = bounds(self.settings, run.first_workers, run.member_workers, options)
+        first = 0 if pool else run.first_workers
+        options = bounds(run.settings_of(pool), first, run.per_job(pool), options)
         if math.isfinite(most := _number(options.get("maximum", math.inf))):
-            self._check_limit(f"adapt: maximum {most:g}", run.members_for(int(most)))
-        return super().adapt(Adaptive=JobAdaptive, **options)
+            self._check_limit(f"adapt: maximum {most:g}", run.members_for(int(most), pool), pool)
+        return options
 
-    async def adapt_to(self, workers: int) -> None:
-        """Set the number of workers for now; called by :class:`JobAdaptive`."""
-        await self._run.fleet.scale(self._run.members_for(workers), adapting=True)
+    async def adapt_to(self, workers: int, pool: str = "") -> None:
+        """Set the number of workers of a pool for now; called by :class:`JobAdaptive`."""
+        await self._run.fleet.scale(self._run.members_for(workers, pool), adapting=True, pool=pool)
 
-    def _check_limit(self, asked_for: str, jobs: int) -> None:
-        """Raise ConfigError if the scheduler could not have the workers of so many jobs beside the first."""
+    def _check_limit(self, asked_for: str, jobs: int, pool: str, per_job: int = 0) -> None:
+        """Raise ConfigError if the scheduler could not have the workers of so many jobs of a pool beside all others."""
         run, place = self._run, self._connection.scheduler_file
-        size = Size(run.first_workers + jobs * run.member_workers, self.settings.nodes + jobs, run.member_workers)
+        per_job = per_job or run.per_job(pool)
+        others = [other for other in ("", *run.pools) if other != pool]
+        workers = sum(map(run.workers_of, others)) + jobs * per_job + (0 if pool else run.first_workers)
+        nodes = self.settings.nodes + jobs + sum(map(run.jobs_of, others))
+        size = Size(workers, nodes, per_job)
         if place and (short := shortages(size, Limits(files=place.files), exact=True)):
             raise ConfigError(f"{asked_for}: {short[0]} where the scheduler is, on {place.node}; give a smaller number")
 

@@ -96,8 +96,8 @@ class ReportedCluster(Cluster):
     def __repr__(self) -> str:
         if state := self._state:
             return f"{self._cluster_class_name}({self.name}, {first_line(state)})"
-        names = [str(w["name"]) for w in self.scheduler_info["workers"].values()]
-        gpus = sum(not by_number(n)[1] for n in names) // self.settings.workers_per_gpu  # without one: "cpu0"
+        workers = self.scheduler_info["workers"].values()
+        gpus = sum(bool(w.get(KEY, {}).get("gpu")) for w in workers) // self.settings.workers_per_gpu
         text = str(super().__repr__()).replace(", workers=", ", connect by Client(cluster), workers=", 1)
         return f"{text.removesuffix(')')}, gpus={gpus})"
 

@@ -321,9 +321,10 @@ class Submitter:
         write: Callable[[], Awaitable[None]] | None = None,
         role: str = MEMBER,
         expected: int = 0,  # workers of a job
+        pool: str = "",  # of members
     ) -> None:
         self._system, self.spec, self._say, self._patience = system, spec, say, patience
-        self._write, self.role, self._expected = write, role, expected
+        self._write, self.role, self.pool, self._expected = write, role, pool, expected
         self._number = 0
         self._largest = math.inf  # array that was not refused for its size
         self._asking = False
@@ -426,6 +427,7 @@ class Submitter:
         return Job(
             id=job_id,
             role=self.role,
+            pool=self.pool,
             log=str(Path(self._system.log(spec, job_id)).absolute()),
             exit_file=exit_file,
             nodes=spec.nodes,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,11 +45,11 @@ class SchedulerView:
     silent: frozenset[str] = frozenset()  # addresses of workers without a recent heartbeat
     look_s: float = 5.0  # between two questions to the scheduler which workers are silent
 
-    def present(self, head: str, *, elastic: bool) -> Mapping[str, JobWorkers]:
+    def present(self, head: str, pools: Collection[str], *, elastic: bool) -> Mapping[str, JobWorkers]:
         """Return the registered workers by their job's id.
 
         ``head``: the job with the scheduler, whose workers are gone with it; "": it has none. ``elastic``: other jobs
-        come and go, whose workers' names contain their job's id.
+        come and go, whose workers' names contain their job's id. Workers of ``pools`` have a resource of that name.
         """
         jobs: dict[str, JobWorkers] = {}
         of_head: list[str] = []
@@ -62,7 +62,8 @@ class SchedulerView:
             job_id, restarts, _ = name
             before = jobs.get(job_id, NO_WORKERS)
             is_silent = address in silent and (before.silent or not before.addresses)
-            jobs[job_id] = JobWorkers((*before.addresses, address), max(before.restarts, restarts), is_silent)
+            pool = next(filter(facts.get("resources", {}).__contains__, pools), "")
+            jobs[job_id] = JobWorkers((*before.addresses, address), max(before.restarts, restarts), is_silent, pool)
         if head and of_head and not self.searching():
             jobs[head] = JobWorkers(tuple(of_head))
         return jobs
@@ -78,17 +79,20 @@ class SchedulerView:
 
 
 class Fleet:
-    """Polls a run's jobs when due, and keeps its target number of members if this object owns the run."""
+    """Polls a run's jobs when due, and keeps its target numbers of members if this object owns the run."""
 
     # On the event loop's thread only; the run's jobs may be read by any thread.
 
     def __init__(self, run: Run, policy: Policy, view: SchedulerView) -> None:
         self.run, self.policy, self.view = run, policy, view
         self.alarm = supervise.PollTimer()
-        self.error: HpcGpuError | None = None  # why no job is submitted any more, until the next scale
         self._head_submitter: Submitter | None = None  # None: another process has submitted it
-        self._submitter: Submitter | None = None  # of members; None: the run has a fixed size
-        self._facts = Facts(now_s=0.0)  # of the last decision, and new ones since
+        # of members, by pool; "": the cluster's own, and the job with the scheduler
+        self._submitters: dict[str, Submitter] = {}  # {}: the run has a fixed size
+        self._policies, self._facts = {"": policy}, {"": Facts(now_s=0.0)}
+        self._errors: dict[str, HpcGpuError] = {}  # why no job is submitted any more, until the next scale
+        self._asked_s: float | None = None  # the last poll, and its answer
+        self._answered_s: float | None = None
         self._last = ""  # the failure of the last poll
         self._hurried = self._stopped = self._unwritten = self._has_left = False
         self._limits_s: set[int] = set()  # walltimes that have been told
@@ -105,10 +109,15 @@ class Fleet:
         """Why the jobs are not looked after at present; "" if they are."""
         return self._looking.trouble if self._looking else ""
 
+    @property
+    def error(self) -> HpcGpuError | None:
+        """Why no job of some pool is submitted any more; None if all may come."""
+        return next(iter(self._errors.values()), None)
+
     def present(self) -> Mapping[str, JobWorkers]:
         """Return the registered workers by their job's id."""
         head = self.run.head
-        return self.view.present(head.id if head else "", elastic=self._submitter is not None)
+        return self.view.present(head.id if head else "", self.run.pools, elastic=bool(self._submitters))
 
     async def submit_head(self, system: BatchSystem, spec: JobSpec) -> None:
         """Submit the job with the scheduler; raise SubmitError in the batch system's words."""
@@ -120,14 +129,19 @@ class Fleet:
         self.run.add([job])
         self.start()
 
-    def manage_members(self, spec: JobSpec) -> None:
+    def manage_members(self, spec: JobSpec, policy: Policy, pool: str = "") -> None:
         """Look after member jobs of this request, from the recorded ones on."""
-        spec = replace(spec, exit_file=f"{spec.exit_file}-{self.run.owner.token}")  # other owners' jobs have others
-        patience, expected = self.policy.patience, self.run.expected.get(MEMBER, 0)
-        self._submitter = Submitter(self.run.system, spec, self.view.say, patience, write=self.write, expected=expected)
-        if self.run.submitting and self.run.is_mine:  # the owner before has ended meanwhile
-            self._submitter.lose(SubmitError("the owner before this one has submitted a job, and ended", unsure=True))
-        self._listening = supervise.Loop(self._listen, "the search for workers that have fallen silent")
+        ours = f"{self.run.owner.token}-{pool}" if pool else self.run.owner.token
+        spec = replace(spec, exit_file=f"{spec.exit_file}-{ours}")  # other owners' jobs have others
+        expected = self.run.expected_of(MEMBER, pool)
+        submitter = Submitter(
+            self.run.system, spec, self.view.say, policy.patience, write=self.write, expected=expected, pool=pool
+        )
+        self._submitters[pool], self._policies[pool], self._facts[pool] = submitter, policy, Facts(now_s=0.0)
+        if not pool and self.run.submitting and self.run.is_mine:  # the owner before has ended meanwhile
+            submitter.lose(SubmitError("the owner before this one has submitted a job, and ended", unsure=True))
+        if self._listening is None:
+            self._listening = supervise.Loop(self._listen, "the search for workers that have fallen silent")
         self.start()
 
     def start(self) -> None:
@@ -188,8 +202,8 @@ class Fleet:
         if self.run.head and self.run.head.state is not JobState.RUNNING:
             self._hurry()  # to learn its nodes: a later answer may not name a lost one
 
-    async def scale(self, jobs: int, *, adapting: bool = False) -> None:
-        """Set the target number of member jobs; return after the necessary submissions.
+    async def scale(self, jobs: int, *, adapting: bool = False, pool: str = "") -> None:
+        """Set the target number of member jobs of a pool; return after the necessary submissions.
 
         ``adapting``: the number may change soon, so young surplus jobs that wait are kept. Raises JobError if another
         object owns the run; SubmitError in the batch system's words, or only reports it when adapting. Accepted jobs
@@ -198,17 +212,18 @@ class Fleet:
         await supervise.to_thread(self.run.must_own, "scale")
         try:
             async with self._acting:  # the loop must not submit meanwhile: its refusal would not reach this caller
-                self.run.target, changed = jobs, self.run.target != jobs
-                self._facts = replace(self._facts, adapting=adapting)
+                changed = self.run.target_of(pool) != jobs
+                self.run.aim(pool, jobs)
+                self._update(pool, adapting=adapting)
                 if not adapting:
-                    self.error = None
-                    self._facts = replace(self._facts, failures=Failures(), held_back_until_s=NEVER_S)
+                    self._errors.pop(pool, None)
+                    self._update(pool, failures=Failures(), held_back_until_s=NEVER_S)
                 if changed:
                     await self.write()  # another object that takes the run over goes on from here
-                await self._act()
+                await self._act(only=pool)
         except SubmitError as e:
             self._pause()
-            self._refused(e, say=adapting)
+            self._refused(pool, e, say=adapting)
             if not adapting:
                 raise
         finally:
@@ -219,8 +234,8 @@ class Fleet:
         self.stop()
         async with self._acting:
             try:
-                if self._submitter:
-                    await self._add(await self._submitter.lost(self.run.past_ids))
+                for submitter in tuple(self._submitters.values()):
+                    await self._add(await submitter.lost(self.run.past_ids))
             finally:
                 run, say = self.run, self.view.say
                 await ending.close(run.system, run.members, _END_S, say, self.policy.patience)
@@ -234,7 +249,7 @@ class Fleet:
         """Write the record, one write after the other, each with the facts of its time."""
         async with self._writing:
             # there may be member jobs whose ids are unknown yet
-            self.run.submitting = self._submitter is not None and self._submitter.unanswered
+            self.run.submitting = any(submitter.unanswered for submitter in self._submitters.values())
             await supervise.to_thread(self.run.save)
 
     # --- the loop
@@ -246,21 +261,20 @@ class Fleet:
     def _pause(self) -> None:
         """Wait after a batch system that has not answered, shortly while the scheduler is awaited."""
         now_s, patience, head = self.alarm.now_s(), self.policy.patience, self.run.head
-        waits_s = [patience.refused_s] if self._submitter else []
+        waits_s = [patience.refused_s] if self._submitters else []
         if head and not head.heard:
-            waits_s.append(poll_in_s(now_s, self._facts.asked_s, [head], (), patience) or 0.0)
+            waits_s.append(poll_in_s(now_s, self._asked_s, [head], (), patience) or 0.0)
         wait_s = min(waits_s, default=patience.refused_s)
         self.alarm.set_in(wait_s, wait_s)
 
-    def _refused(self, e: SubmitError, *, say: bool) -> None:
+    def _refused(self, pool: str, e: SubmitError, *, say: bool) -> None:
         """Try again later, or not at all; a limit of the user's jobs passes when existing ones have ended."""
         if say:
             self.view.say(str(e))
         until_s = self.alarm.now_s() + self.policy.patience.refused_s
-        until_s = max(until_s, self._submitter.next_s if self._submitter else 0.0)
-        self._facts = replace(self._facts, held_back_until_s=until_s)
+        self._update(pool, held_back_until_s=max(until_s, self._submitters[pool].next_s))
         if not (e.transient or (e.over_limit and self.run.members)):
-            self.error = e
+            self._errors[pool] = e
         self.view.changed()
 
     async def _look(self) -> None:
@@ -276,9 +290,6 @@ class Fleet:
                     return
             async with self._acting:
                 await self._act()
-        except SubmitError as e:
-            self._pause()
-            self._refused(e, say=True)
         except Exception:
             self.alarm.ring()  # the next check comes at once, and does the rest
             raise
@@ -302,16 +313,15 @@ class Fleet:
 
     async def _ask(self) -> None:
         answer, self._answer = self._answer, asyncio.Event()  # callers that begin to wait now need a later answer
-        now_s = self.alarm.now_s()
-        self._facts = replace(self._facts, asked_s=now_s)
+        now_s = self._asked_s = self.alarm.now_s()
         try:
             self.run.registered(self.present(), now_s)
-            if self._submitter and self.run.is_mine:
-                await self._add(await self._submitter.lost(self.run.past_ids))
+            for submitter in tuple(self._submitters.values()) if self.run.is_mine else ():
+                await self._add(await submitter.lost(self.run.past_ids))
             ids = list(self.run.jobs)
             listed = await self._listed(ids)
             now_s, self._last = self.alarm.now_s(), ""
-            self._facts = replace(self._facts, answered_s=now_s)
+            self._answered_s = now_s
             self.run.listed(ids, listed, now_s)
             self._tell_limits()
             await self._note_ends()
@@ -323,8 +333,8 @@ class Fleet:
 
     def _tell_limits(self) -> None:
         """Report once if jobs have less time than requested, or a limit without a request."""
-        request_s = self.policy.walltime_s
         for job in self.run.jobs.values():
+            request_s = self._policies[job.pool].walltime_s if job.pool in self._policies else None
             if job.limit_s and job.limit_s not in self._limits_s and job.limit_s < (request_s or math.inf):
                 self._limits_s.add(job.limit_s)
                 request = f"{format_duration(int(request_s))} was" if request_s else "none was"
@@ -344,11 +354,9 @@ class Fleet:
         system, by_id = self.run.system, dict(self.run.jobs)
         jobs = by_id.values()
         listed = await ask(system, ids)
-        heads = {job.id for job in jobs if job.is_head}
-        for submitter in filter(None, (self._head_submitter, self._submitter)):
-            is_head = submitter.role == HEAD
-            of_role = {i: s for i, s in listed.items() if (i in heads) is is_head}
-            listed |= await proven(system, submitter.spec, of_role)
+        for submitter in filter(None, (self._head_submitter, *self._submitters.values())):
+            mine = {job.id for job in jobs if (job.role, job.pool) == (submitter.role, submitter.pool)}
+            listed |= await proven(system, submitter.spec, {i: s for i, s in listed.items() if i in mine})
         heard = [job.id for job in jobs if job.heard and not job.is_head]
         listed = await on_lost_nodes(system, listed, heard, {job.id: job.hosts for job in jobs})
         return await supervise.to_thread(  # it reads files
@@ -357,23 +365,45 @@ class Fleet:
 
     # --- the actions
 
-    async def _act(self) -> None:
-        """Decide on the present facts, and carry out the actions if this object owns the run; callers hold the lock."""
-        present, now_s, submitter = self.present(), self.alarm.now_s(), self._submitter
-        if submitter:
+    async def _act(self, only: str | None = None) -> None:
+        """Decide on the present facts, and carry out the actions if this object owns the run; callers hold the lock.
+
+        Raises SubmitError for the pool ``only``; refusals of other ones are told.
+        """
+        present, now_s = self.present(), self.alarm.now_s()
+        if self._submitters:
             await self._look_at_owner()
             if self.run.is_mine:
-                await self._add([submitter.lost_job(job_id) for job_id in self.run.unknown(present)])
+                unknown = [(job_id, self._submitters.get(present[job_id].pool)) for job_id in self.run.unknown(present)]
+                await self._add([submitter.lost_job(job_id) for job_id, submitter in unknown if submitter])
         self.run.registered(present, now_s)
-        jobs, target = tuple(self.run.jobs.values()), self.run.target
-        facts = self._facts = replace(self._facts, now_s=now_s, jobs=jobs, target=target)
-        actions = reconcile(replace(facts, held_back_until_s=math.inf) if self.error else facts, self.policy)
-        searches_s = self.policy.patience.refused_s if submitter and submitter.next_s > now_s else math.inf
-        next_s = min(searches_s, math.inf if actions.next_s is None else actions.next_s)
-        self.alarm.set_in(None if next_s == math.inf else next_s, actions.wake_s)
-        if submitter and self.run.is_mine:
-            await self._carry_out(actions, present, submitter)
+        decided = {pool: self._decide(pool, now_s) for pool in self._facts}
+        searches_s = [self.policy.patience.refused_s for s in self._submitters.values() if s.next_s > now_s]
+        polls_s = [*searches_s, *(a.next_s for a in decided.values() if a.next_s is not None)]
+        wakes_s = [a.wake_s for a in decided.values() if a.wake_s is not None]
+        self.alarm.set_in(min(polls_s, default=None), min(wakes_s, default=None))
+        for pool, actions in decided.items():
+            if pool in self._submitters and self.run.is_mine:
+                try:
+                    await self._carry_out(pool, actions, present)
+                except SubmitError as e:
+                    if pool == only:
+                        raise
+                    self._pause()
+                    self._refused(pool, e, say=True)
         self.view.changed()
+
+    def _update(self, pool: str, **facts: Any) -> Facts:
+        self._facts[pool] = replace(self._facts[pool], **facts)
+        return self._facts[pool]
+
+    def _decide(self, pool: str, now_s: float) -> Actions:
+        """Return the next actions about a pool's jobs; the job with the scheduler is looked after with the first."""
+        jobs = tuple(job for job in self.run.jobs.values() if job.pool == pool)
+        target, asked_s, answered_s = self.run.target_of(pool), self._asked_s, self._answered_s
+        facts = self._update(pool, now_s=now_s, jobs=jobs, target=target, asked_s=asked_s, answered_s=answered_s)
+        facts = replace(facts, held_back_until_s=math.inf) if pool in self._errors else facts
+        return reconcile(facts, self._policies[pool])
 
     async def _look_at_owner(self) -> None:
         with contextlib.suppress(OSError):  # a file server that is away; nothing is submitted then
@@ -382,16 +412,20 @@ class Fleet:
             self._has_left = True
             self.view.say(f"another object has taken this cluster over: {self.run.owner} owns it; this one only reads")
 
-    async def _carry_out(self, actions: Actions, present: Mapping[str, JobWorkers], submitter: Submitter) -> None:
-        self._facts = replace(self._facts, failures=actions.failures)
+    async def _carry_out(self, pool: str, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
+        submitter = self._submitters[pool]
+        self._update(pool, failures=actions.failures)
         await self._cancel(actions.cancel)
-        await self._forget(actions, present)
+        await self._forget(pool, actions, present)
         for job_id in actions.retire:
             self.run.retired(job_id, self.alarm.now_s())
             if job_id in present:
                 self._send(self.view.retire, present[job_id].addresses)
         for job_id in actions.lost:
             self._send(self.view.remove, present[job_id].addresses)
+        # A search cannot tell whose job it has found: until then only that pool submits.
+        if actions.submit and any(other.unsure for other in self._submitters.values() if other is not submitter):
+            return
         if actions.submit and (lost := await submitter.lost(self.run.past_ids)):
             await self._add(lost)  # so fewer are missing
         elif actions.submit:
@@ -410,7 +444,7 @@ class Fleet:
             self.view.say(str(e))
         self.run.cancelled(job_ids, self.alarm.now_s())
 
-    async def _forget(self, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
+    async def _forget(self, pool: str, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
         logs = {job.id: job.log for job in self.run.members}
         for job_id, why in actions.forget:
             self.run.ended(job_id, why, datetime.now(UTC).astimezone())
@@ -419,19 +453,20 @@ class Fleet:
                 self._send(self.view.remove, present[job_id].addresses)
         if actions.forget:
             await self._write_jobs()
-        if actions.give_up and self.error is None:
+        if actions.give_up and pool not in self._errors:
             log = logs.get(actions.failures.last_id)
-            self.error = JobError(
+            self._errors[pool] = JobError(
                 "; ".join(filter(None, (actions.give_up, log and await supervise.to_thread(log_tail, Path(log)))))
             )
-            self.view.say(str(self.error))
-        elif not actions.give_up and isinstance(self.error, JobError):
-            self.error = None  # a job has its workers after all
+            self.view.say(str(self._errors[pool]))
+        elif not actions.give_up and isinstance(self._errors.get(pool), JobError):
+            del self._errors[pool]  # a job has its workers after all
 
     async def _add(self, jobs: Sequence[Job]) -> None:
         if jobs:
             self.run.add(jobs)
-            self._facts = replace(self._facts, held_back_until_s=NEVER_S)
+        for job in jobs:
+            self._update(job.pool, held_back_until_s=NEVER_S)
         if jobs or self._unwritten:
             await self._write_jobs()
 

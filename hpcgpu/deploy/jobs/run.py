@@ -18,7 +18,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -39,7 +39,7 @@ from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 
 _RECORD, _OWNER = "record", "owner"
 # The fields of a job that other processes can use: times are of one process.
-_OF_A_JOB = ("id", "role", "log", "exit_file", "why", "ended_at")
+_OF_A_JOB = ("id", "role", "pool", "log", "exit_file", "why", "ended_at")
 # A client writes the record within seconds, and a file server's clock may be some minutes behind.
 _UNWRITTEN_S = 3600.0
 # As many as a table shows row by row: nodes are lost together, and each job is named. A cluster of weeks has thousands.
@@ -74,6 +74,15 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Jobs that come and go of one kind: their run document, how many workers each has, and how many to keep."""
+
+    document: str
+    workers: int
+    target: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """The content of a run's record."""
 
@@ -82,6 +91,7 @@ class Record:
     created: datetime  # UTC
     dialect: Mapping[str, object]  # fields of the batch system's class, from the site
     target: int = 0  # number of member jobs to keep
+    pools: Mapping[str, Pool] = field(default_factory=dict)  # further members, by name
     jobs: tuple[Job, ...] = ()
     gone: tuple[Job, ...] = ()  # the last few that ended unasked, the newest first
     submitting: bool = False  # there may be more jobs: a submission is not answered yet, or its answer was lost
@@ -101,6 +111,7 @@ class Run:
         for role, count in ((HEAD, first_workers), (MEMBER, workers_per_node)):
             with contextlib.suppress(ConfigError):  # the run could not be submitted
                 self.expected[role] = count(self.document.settings)
+        self.pools: dict[str, Pool] = {}
         self.workers: tuple[str, ...] | None = None  # registered names; None: the scheduler was not reached
         self.use: Mapping[str, Any] = {}  # facts of its summary; {}: likewise
         # Each job is replaced as a whole: the user's thread reads while the event loop's thread writes.
@@ -164,7 +175,14 @@ class Run:
         if not (self.folder / _OWNER).exists():
             private.write(self.folder / _OWNER, _render(self.owner))
         jobs, gone = tuple(self.jobs.values()), tuple(self.gone)
-        self.record = replace(self.record, jobs=jobs, gone=gone, target=self.target, submitting=self.submitting)
+        self.record = replace(
+            self.record,
+            jobs=jobs,
+            gone=gone,
+            target=self.target,
+            pools=dict(self.pools),
+            submitting=self.submitting,
+        )
         private.write(self.folder / _RECORD, _render(self.record))
 
     def reload(self, now_s: float = 0.0) -> None:
@@ -266,6 +284,21 @@ class Run:
 
     # --- the jobs
 
+    def target_of(self, pool: str) -> int:
+        """Return the number of jobs to keep in a pool; "": the cluster's own members."""
+        return self.pools[pool].target if pool else self.target
+
+    def aim(self, pool: str, target: int) -> None:
+        """Set that number."""
+        if pool:
+            self.pools[pool] = replace(self.pools[pool], target=target)
+        else:
+            self.target = target
+
+    def expected_of(self, role: str, pool: str = "") -> int:
+        """Return the number of workers of a job; 0: unknown."""
+        return self.pools[pool].workers if pool else self.expected.get(role, 0)
+
     @property
     def head(self) -> Job | None:
         """The job with the scheduler; None if the scheduler is on this machine."""
@@ -319,7 +352,10 @@ class Run:
         """Apply the registered workers."""
         for job in tuple(self.jobs.values()):
             here = present.get(job.id, NO_WORKERS)
-            self.jobs[job.id] = job.registered(len(here.addresses), now_s, here.restarts, silent=here.silent)
+            now = job.registered(len(here.addresses), now_s, here.restarts, silent=here.silent)
+            # of a job that was found when the answer to its submission was lost, only its workers show the pool
+            right = job.is_head or not here.addresses or here.pool == job.pool
+            self.jobs[job.id] = now if right else replace(now, pool=here.pool)
 
     def cancelled(self, job_ids: Iterable[str], now_s: float) -> None:
         """Record that jobs have been cancelled."""
@@ -339,12 +375,13 @@ class Run:
 
     def _follow(self, now_s: float) -> None:
         """Take exactly the jobs of the record."""
+        self.pools = dict(self.record.pools)
         recorded = {job.id: job for job in self.record.jobs}
         for job_id in self.jobs.keys() - recorded.keys():
             self._forget(job_id)
         for job in [job for job_id, job in recorded.items() if job_id not in self.jobs]:
             nodes = self.document.settings.nodes if job.is_head else job.nodes
-            self.add([replace(job, nodes=nodes, submitted_s=now_s, expected=self.expected.get(job.role, 0))])
+            self.add([replace(job, nodes=nodes, submitted_s=now_s, expected=self.expected_of(job.role, job.pool))])
         self.gone = deque(self.record.gone, maxlen=_GONE)  # the last few that ended unasked, the newest first
         self.target, self.submitting = self.record.target, self.record.submitting
 

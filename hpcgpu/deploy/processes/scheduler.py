@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import logging
+import math
 import os
 import signal
 import socket
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import dask
 import tornado.platform.asyncio  # noqa: F401 - asyncio's loop as tornado takes it, which all of them run
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.scheduler import ClientState, heartbeat_interval
+from distributed.scheduler import ClientState, TaskState, heartbeat_interval
 
 from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
@@ -45,6 +47,9 @@ _TELL_S = 0.3
 # up after 5 minutes (worker-ttl). The batch system knows about its job earlier.
 _SILENT_S, _MISSED = 20.0, 3
 _SAVE_S, _ANSWER_S = 30.0, 1.0
+_SAMPLE = 100  # of queued tasks
+# Above this part of its memory limit more workers come, as distributed's adapt has it.
+_FULL = 0.6
 
 
 def silent(workers: Mapping[str, Any]) -> list[str]:
@@ -133,6 +138,39 @@ async def retire(scheduler: Scheduler, workers: Sequence[str], save_s: float = _
     return [address for address in workers if address not in scheduler.workers]
 
 
+def workers_for(scheduler: Scheduler, pool: str, pools: Sequence[str], nthreads: int, target_duration: float) -> int:
+    """Return how many workers of ``nthreads`` a pool should have for its tasks, which name it as a resource.
+
+    "": the cluster's own workers, for tasks that name none of ``pools``. As Scheduler.adaptive_target counts for all
+    workers together (distributed 2026.8.0).
+    """
+
+    def is_mine(resources: Container[str] | None) -> bool:
+        return pool in (resources or ()) if pool else not any(other in (resources or ()) for other in pools)
+
+    def duration_s(task: TaskState) -> float:
+        average = task.prefix.duration_average
+        return float(average if average >= 0 else scheduler.UNKNOWN_TASK_DURATION)
+
+    mine = [worker for worker in scheduler.workers.values() if is_mine(worker.resources)]
+    waiting = [task for task in scheduler.unrunnable if is_mine(task.resource_restrictions)]
+    running = [t for worker in mine for t in worker.processing if is_mine(t.resource_restrictions)]
+    # tasks that wait in the scheduler's queue name no resource
+    queued, some = (0, []) if pool else (len(scheduler.queued), list(islice(scheduler.queued, _SAMPLE)))
+    seconds = [sum(map(duration_s, tasks)) for tasks in ((*waiting, *running), some)]
+    work_s = seconds[0] + (seconds[1] * queued / len(some) if some else 0.0)
+    # a few long tasks need no more than a thread each
+    threads = min(len(waiting) + len(running) + queued, math.ceil(work_s / target_duration))
+    count = math.ceil(threads / nthreads)
+    limit, used = sum(worker.memory_limit for worker in mine), sum(worker.nbytes for worker in mine)
+    if limit and used > _FULL * limit:
+        count = max(count, 2 * len(mine))
+    if count >= len(mine):
+        return count
+    idle = set(scheduler.workers_to_close())
+    return max(count, sum(worker.address not in idle for worker in mine))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSpec:
     """The scheduler process's parameters."""
@@ -196,6 +234,8 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         "hpcgpu_silent": lambda: silent(scheduler.workers),
         "hpcgpu_retire": lambda workers, **options: retire(scheduler, workers, **options),
         "hpcgpu_save": lambda limit_s, workers=None: save(scheduler, limit_s, workers),
+        # no partial: distributed (2026.8.0) asks for the name of the function, and closes the connection without one
+        "hpcgpu_demand": lambda **facts: workers_for(scheduler, **facts),
         "subscribe_worker_status": stalls.subscribe,
     }
     ports = {"port": scheduler.port, "dashboard_port": scheduler.http_server.port}

@@ -2,6 +2,7 @@
 
 from hpcgpu.model.worker_names import by_number as by_number
 from hpcgpu.plan.jobs.job import HEAD as HEAD
+from hpcgpu.plan.jobs.job import MEMBER as MEMBER
 from hpcgpu.plan.jobs.job import NO_WORKERS as NO_WORKERS
 from hpcgpu.plan.jobs.job import Job as Job
 from hpcgpu.plan.jobs.job import Phase as Phase

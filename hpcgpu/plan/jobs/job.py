@@ -20,6 +20,7 @@ class JobWorkers:
     addresses: tuple[str, ...] = ()
     restarts: int = 0  # of their job, as their names show
     silent: bool = False  # no recent heartbeat of any of them
+    pool: str = ""  # as a resource of theirs names it; "": none
 
 
 NO_WORKERS = JobWorkers()
@@ -47,6 +48,7 @@ class Job:
     id: str
     # HEAD: has the scheduler, is not counted among wanted jobs, never replaced or asked to leave. MEMBER: joins it.
     role: str = MEMBER
+    pool: str = ""  # of a member: the pool that it is of; "": the cluster's own
     log: str = ""  # absolute path, as exit_file
     exit_file: str = ""  # in which its script leaves its exit code; "": none
     nodes: int = 1
@@ -86,7 +88,7 @@ class Job:
     def has(self) -> str:
         """Its processes, for people: scheduler, workers, or both."""
         if not self.is_head:
-            return "workers"
+            return f"workers of {self.pool}" if self.pool else "workers"
         return "scheduler, workers" if self.expected else "scheduler"
 
     @property
@@ -152,7 +154,8 @@ class Job:
 
     def gone(self, why: str, at: datetime) -> Job:
         """Return the job after an end without our request, without the facts of this process."""
-        return Job(id=self.id, role=self.role, log=self.log, exit_file=self.exit_file, why=why, ended_at=at)
+        kept = {name: getattr(self, name) for name in ("id", "role", "pool", "log", "exit_file")}
+        return Job(**kept, why=why, ended_at=at)
 
     def _waiting_again(self) -> Self:
         """Return a requeued job without facts of its previous run, whose workers may leave a little later."""

@@ -48,14 +48,14 @@ def plan_request(settings: Settings, argv: tuple[str, ...]) -> JobSpec:
     """
     count = gpus_per_node(settings)
     _check_cores(settings, count)
-    tasks = count if settings.ranks_per(settings.nodes) == "gpu" else 1
+    tasks = count if count and settings.ranks_per(settings.nodes) == "gpu" else 1
     of_gpus, beside = settings.cores_per_gpu, settings.cpu_workers * settings.nthreads  # cores of the CPU workers
     return JobSpec(
         name=settings.job_name,
         argv=argv,
         nodes=settings.nodes,
         tasks_per_node=tasks,
-        cpus_per_task=None if of_gpus is None else of_gpus * count // tasks + -(-beside // tasks),
+        cpus_per_task=None if of_gpus is None and count else (of_gpus or 0) * count // tasks + -(-beside // tasks),
         gpus_per_node=0 if settings.gpus else count,
         memory_per_node_bytes=settings.memory_bytes,
         walltime_s=settings.walltime_s,
@@ -74,7 +74,7 @@ def _check_cores(settings: Settings, count: int) -> None:
     """Refuse a number of cores to bind to of which the job would get fewer: dask-jobqueue's cores= requests them."""
     cores, each = settings.cores, settings.cores_per_gpu
     elsewhere = settings.site or any(re.search(_CPU_DIRECTIVE, d) for d in settings.job_extra_directives)
-    if not isinstance(cores, int) or (each is None and elsewhere):
+    if not isinstance(cores, int) or (each is None and elsewhere) or not count:
         return
     needed = cores * settings.workers_per_gpu
     if each is None or needed > each:

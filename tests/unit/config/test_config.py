@@ -70,7 +70,7 @@ GOOD = [
 ]
 BAD = [
     *(("nodes", v) for v in (0, -1, True, 1.5, "four", "", [2], "1.0")),
-    *(("gpus_per_node", v) for v in (0, False, np.bool_(True))),
+    *(("gpus_per_node", v) for v in (-1, False, np.bool_(True))),
     *(("memory", v) for v in (8, "8", 64_000, "512KiB", 8.0, 0, -1, True, 1.5, "5 Gigs", "5%", "1e999", [1])),
     *(("memory", v) for v in (float("inf"), float("nan"))),
     *(("device_memory_limit", v) for v in (1.5, -1, -0.5, 1, "1", "1.5", 2.0, "5 Gigs", "50%", "-1GB", "", True)),
@@ -336,7 +336,7 @@ def test_local_cuda_keywords() -> None:
     [
         ({"gpus": -1}, "^gpus: -1 .* keyword gpus of"),
         ({"gpus": "-1"}, "^gpus: '-1' .* keyword gpus of"),
-        ({"n_workers": 0}, "^n_workers: 0 .* keyword n_workers of"),
+        ({"n_workers": 0}, "^n_workers=0 .set by keyword n_workers of"),
         ({"gpus": "sim:4", "CUDA_VISIBLE_DEVICES": "0,1"}, "leave CUDA_VISIBLE_DEVICES out"),
         ({"memory": "4GB"}, "for each worker: memory_limit"),
         ({"processes": 2, "resource_spec": "x", "shebang": "y"}, "(?s)processes=2.*resource_spec='x'.*shebang='y'"),

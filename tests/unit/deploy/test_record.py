@@ -26,7 +26,7 @@ from recordings import records
 from hpcgpu import config
 from hpcgpu.batch import get
 from hpcgpu.deploy import bug_report
-from hpcgpu.deploy.jobs import Run, runs, sweep
+from hpcgpu.deploy.jobs import Pool, Run, runs, sweep
 from hpcgpu.deploy.jobs import home as home_of_runs
 from hpcgpu.deploy.jobs import run as run_files
 from hpcgpu.deploy.jobs.run import Owner, Record
@@ -47,7 +47,7 @@ FACTS = Record(
 )
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
-jobs = st.builds(Job, id=texts, log=texts, exit_file=texts, role=st.sampled_from(["head", "member"]))
+jobs = st.builds(Job, id=texts, log=texts, exit_file=texts, pool=texts, role=st.sampled_from(["head", "member"]))
 gone = st.builds(Job.gone, jobs, texts, st.datetimes(timezones=st.just(UTC)))
 facts = st.builds(
     Record,
@@ -55,6 +55,7 @@ facts = st.builds(
     dialect=st.dictionaries(texts, st.one_of(texts, st.booleans(), st.lists(texts).map(tuple))),
     document=texts,
     target=st.integers(0, 10**6),
+    pools=st.dictionaries(texts, st.builds(Pool, document=texts, workers=st.integers(0, 9), target=st.integers(0, 9))),
     created=st.datetimes(timezones=st.just(UTC)),
     jobs=st.lists(jobs, max_size=3).map(tuple),
     gone=st.lists(gone, max_size=3).map(tuple),

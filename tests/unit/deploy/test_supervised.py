@@ -122,13 +122,13 @@ async def test_the_look_for_silent_workers_goes_on(log: pytest.LogCaptureFixture
 
 
 async def test_adapting_goes_on_and_says_once_what_it_cannot(log: pytest.LogCaptureFixture) -> None:
-    cluster = MagicMock(wanted_workers=1, adapt_to=AsyncMock())
+    cluster = MagicMock(workers_of=lambda _: 1, pools={}, adapt_to=AsyncMock())
     cluster.__bool__.return_value = False  # distributed's Adaptive leaves it alone
     adaptive = JobAdaptive(cluster, interval="0.01s")
     adaptive.safe_target = Flaky(CommClosedError("gone"), times=3, answer=2).later
     for _ in range(4):  # distributed's timer
         await adaptive.adapt()
-    cluster.adapt_to.assert_awaited_once_with(2)
+    cluster.adapt_to.assert_awaited_once_with(2, "")
     assert failure(log).startswith("the count of workers that have work failed, and goes on in 0.01 s: CommClosed")
 
 

@@ -80,6 +80,12 @@ def test_ranks_without_a_gpu_take_cpu_workers_first() -> None:
     assert plan_layout(records([(5, 2)]), 1, cpu_workers=3).nodes[0].workers == ((), (0,), (1, 4), (3,), (2,))
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 5))
+def test_jobs_without_gpus_have_their_cpu_workers(ranks: list[int], workers: int) -> None:
+    layout = plan_layout(records([(count, 0) for count in ranks]), cpu_workers=workers, without_gpus=True)
+    assert [node.worker_count for node in layout.nodes] == [workers] * len(ranks)
+
+
 def test_more_ranks_than_gpus_are_idle() -> None:
     node = plan_layout(records([(4, 2)])).nodes[0]
     assert (node.workers, node.idle) == (((), (0,), (1,), ()), (3,))

@@ -54,6 +54,7 @@ def test_what_the_user_said_is_asked_for() -> None:
         (Settings(gpus_per_node=4, cores_per_gpu=8, nodes=16, ranks="gpu"), 4, 8, 4),
         (Settings(gpus="sim:3x1MiB", nodes=2, cores_per_gpu=1), 3, 1, 0),
         (Settings(gpus_per_node=1), 1, None, 1),
+        (Settings(gpus_per_node=0, cpu_workers=3, nthreads=2), 1, 6, 0),
     ],
 )
 def test_request_of_a_node(settings: Settings, tasks: int, cores: int | None, gpus: int) -> None:
