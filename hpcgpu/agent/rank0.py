@@ -23,8 +23,6 @@ import dask
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import CANCELLED_S, Leader, LeaderContext
-from hpcgpu.batch import get
-from hpcgpu.deploy.jobs.batch_client import requeue
 from hpcgpu.deploy.network import exposed, lease, require_ucx, scheduler_file
 from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.scheduler import SchedulerSpec
@@ -283,6 +281,9 @@ class Rank0Leader(Leader):
         await self.save(CANCELLED_S if left_s is None else (left_s - early_s) * _SAVED_PART)
         if self.ended.is_set():  # the script was through meanwhile
             return
+        from hpcgpu.batch import get  # 34 modules, which a leader without a requeue need not have
+        from hpcgpu.deploy.jobs.batch_client import requeue
+
         job, by_script = self._scheduler.allocation, bool(self.context.run.script)
         try:
             follower = await requeue(get(job.batch), job.job_id, by_script=by_script)

@@ -76,7 +76,9 @@ def ps(as_json: bool) -> None:
     clusters = Run.all(home())
     asyncio.run(runs.refresh(clusters))
     clusters = runs.clean_up(clusters)
-    text = Table(_RUN_COLUMNS, [_row(cluster) for cluster in clusters]) if clusters else "no clusters\n"
+    rows = [_row(cluster) for cluster in clusters]
+    width = len(_RUN_COLUMNS) - all(energy == "-" for *_, energy in rows)  # a column that says nothing takes room
+    text = Table(_RUN_COLUMNS[:width], [row[:width] for row in rows]) if clusters else "no clusters\n"
     show_text(text, [_described(cluster) for cluster in clusters] if as_json else None)
 
 

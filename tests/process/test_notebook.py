@@ -38,7 +38,7 @@ def test_what_a_notebook_shows(page: browser.Page) -> None:
     assert str(browser.CHUNKS) in said[WORK]
     # the first cell has not been run again: its widget asks, and shows what lies where now
     page.wait_for(f"/[1-9][0-9.]+ MiB of 256/.test({browser.output(CLUSTER)}.innerText)")
-    page.wait_for(f"/of [0-9.]+ [GM]iB\\s+[1-9][0-9.]* [KM]iB/.test({browser.output(CLUSTER)}.innerText)")
+    page.wait_for(f"/limit [0-9.]+ [GM]iB\\)\\s+[1-9][0-9.]* [KM]iB/.test({browser.output(CLUSTER)}.innerText)")
     for cell, words in ((MEMORY, "Numbers and moves"), (BINDINGS, "all threads are where they were planned")):
         assert said[cell].count(words) == 1
         assert said[cell].count("simulated 128.0 MiB" if cell == BINDINGS else "of 128.0 MiB (limit 102.4 MiB)") == 2

@@ -223,7 +223,7 @@ def test_the_commands(tmp_path: Path, job: Job) -> None:
     assert hpcgpu(tmp_path, "ps").stdout == "no clusters\n"
     make_run(tmp_path, job, alive=True, name="a [b] c")
     header, row = hpcgpu(tmp_path, "ps").stdout.splitlines()
-    assert header.split() == ["name", "shape", "jobs", "state", "workers", "owner", "age", "energy"]
+    assert header.split() == ["name", "shape", "jobs", "state", "workers", "owner", "age"]  # no energy is known
     assert [word for word in ("a [b] c", "gang", job.id, "RUNNING", f"{os.getpid()}@") if word not in row] == []
     (described,) = json.loads(hpcgpu(tmp_path, "ps", "--json").stdout)
     assert (described["name"], described["owner"]["pid"]) == ("a [b] c", os.getpid())
