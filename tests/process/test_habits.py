@@ -107,7 +107,7 @@ def test_names_of_other_packages_lead_to_ours() -> None:
 
 def test_local_cluster_answers_habits() -> None:
     assert "gpus_per_node=2 or gpus='sim:2'" in fails(LocalGPUCluster, 2)
-    assert "n_workers: 0 is not a count" in fails(LocalGPUCluster, n_workers=0)
+    assert "leaves no worker: give cpu_workers=4 too, or a GPU" in fails(LocalGPUCluster, n_workers=0)
     with LocalGPUCluster(gpus="sim:2x64MiB", quiet=True) as cluster, Client(cluster):
         said = fails(cluster.wait_for_workers, 3)
         assert "wait_for_workers(3): this cluster always has 2 workers" in said
