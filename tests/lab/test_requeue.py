@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import pytest
 from lab import CHECKOUT, ENDED, PATIENCE_S, Lab
+from requeues import BEGUN, CHUNKS, OUTSIDE
 from waiting import until
 
-CHUNKS = 24
 RESUME = f"{CHECKOUT}/examples/resume.py"
 SMALL = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=1", "--open-mode=append")
-BEGUN = re.compile(rf"^(\d+) of {CHUNKS} chunks are there$", re.M)
-# A script outside the job of its cluster, which comes back as another scheduler.
-OUTSIDE = """
-import time
-from concurrent.futures import CancelledError
-from distributed.client import ClosedClientError
-import dask.array as da, numpy as np
-from hpcgpu import Checkpoint, JobError
-errors = []
-def step(block):
-    time.sleep(4)
-    with open("requeue/outside.ran", "a") as file:
-        print(int(block[0]), file=file)
-    return block * 2.0
-def run():
-    x = da.arange(24, chunks=1).map_blocks(step, dtype=float, meta=np.empty(0))
-    while True:
-        try:
-            with Client(cluster) as client:
-                client.wait_for_workers(2)
-                y = checkpoint.persist(x, name="x")
-                total = float(y.sum().compute())
-                open("requeue/outside.through", "w").close()
-                return total
-        except (JobError, CancelledError, ClosedClientError, OSError) as e:
-            errors.append(repr(e))
-            print(repr(e), flush=True)
-            time.sleep(1)
-checkpoint = Checkpoint("requeue/outside")
-cluster = SLURMGPUCluster(nodes=2, gpus="sim:1", walltime="1m", requeue=True, dashboard=False)
-"""
+OPTIONS = 'nodes=2, gpus="sim:1", walltime="2m", requeue=True, dashboard=False'
 
 
 class Resumed:
@@ -138,7 +107,7 @@ def test_job_asks_for_its_requeue_before_its_time_limit(slurm_lab: Lab) -> None:
 def test_script_outside_its_job_goes_on_after_the_requeue(slurm_lab: Lab) -> None:
     slurm_lab.exec(slurm_lab.login, ["sh", "-c", "rm -rf requeue/outside*; mkdir -p requeue"], check=True)
     with slurm_lab.client(timeout=3 * PATIENCE_S) as client:
-        client(OUTSIDE)
+        client(f"{OUTSIDE}cluster = SLURMGPUCluster({OPTIONS})")
         job = client("cluster.job_id")
         client.send("run()")
 

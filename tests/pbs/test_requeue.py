@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -11,39 +10,12 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 from pbs_lab import HOME, PYTHON, PbsLab
+from requeues import BEGUN, CHUNKS, OUTSIDE
 from waiting import until
 
-CHUNKS, FOLDER = 24, HOME / "requeue"
-BEGUN = re.compile(rf"^(\d+) of {CHUNKS} chunks are there$", re.M)
+FOLDER = HOME / "requeue"
 PLACE = "-l select=2:ncpus=1:mpiprocs=1:mem=1gb -l place=scatter -j oe"
-OUTSIDE = """
-import time
-from concurrent.futures import CancelledError
-from distributed.client import ClosedClientError
-import dask.array as da, numpy as np
-from hpcgpu import Checkpoint, JobError
-errors = []
-def step(block):
-    time.sleep(4)
-    with open("outside.ran", "a") as file:
-        print(int(block[0]), file=file)
-    return block * 2.0
-def run():
-    x = da.arange(24, chunks=1).map_blocks(step, dtype=float, meta=np.empty(0))
-    while True:
-        try:
-            with Client(cluster) as client:
-                client.wait_for_workers(2)
-                y = checkpoint.persist(x, name="x")
-                return float(y.sum().compute())
-        except (JobError, CancelledError, ClosedClientError, OSError) as e:
-            errors.append(repr(e))
-            time.sleep(1)
-os.chdir("/home/labuser/requeue")
-checkpoint = Checkpoint("outside")
-options = dict(gpus="sim:1", memory="1GB", cores_per_gpu=1, dashboard=False)
-cluster = PBSGPUCluster(nodes=2, walltime="50s", requeue=True, **options)
-"""
+OPTIONS = 'nodes=2, gpus="sim:1", memory="1GB", cores_per_gpu=1, walltime="100s", requeue=True, dashboard=False'
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +88,7 @@ def test_job_without_the_right_to_requeue_submits_itself_again(lab: PbsLab) -> N
 
 def test_script_outside_its_job_goes_on_in_another_one(lab: PbsLab) -> None:
     with lab.client() as client:
-        client(f"import os{OUTSIDE}")
+        client(f"import os; os.chdir({str(HOME)!r})\n{OUTSIDE}cluster = PBSGPUCluster({OPTIONS})")
         first = client("cluster.job_id")
         client.send("run()")
         assert client.answer(300) == 2.0 * sum(range(24))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import logging
 import math
 import os
 import signal
@@ -21,9 +20,8 @@ import dask
 import tornado.platform.asyncio  # noqa: F401 - asyncio's loop as tornado takes it, which all of them run
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.scheduler import ClientState, TaskState, heartbeat_interval
+from distributed.scheduler import TaskState, heartbeat_interval
 
-from hpcgpu import supervise
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.usage import UsagePlugin, say_summary
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
@@ -32,12 +30,12 @@ from hpcgpu.deploy.processes.dashboard_http import ROUTES, serve_dashboard
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.leaders import LeaderConnections
 from hpcgpu.deploy.processes.lease_server import LeaseServer
+from hpcgpu.deploy.processes.saving import SavingScheduler, retire, save
 from hpcgpu.deploy.processes.stalls import StallDetector
 from hpcgpu.errors import JobError, cause_of
 from hpcgpu.host import peer_memory, process
+from hpcgpu.supervise import reason_of
 
-logger = logging.getLogger("distributed.hpcgpu")
-_LOOK_S = 0.1
 # Shorter than rank 0 waits: the log shows where the process hangs.
 _HANGS_S = 55.0
 # A client's gather() must see the errors before it sees that the connection is lost.
@@ -46,7 +44,6 @@ _TELL_S = 0.3
 # silent one the connection may be open: a frozen node, a suspended job, a task that holds the GIL. distributed gives it
 # up after 5 minutes (worker-ttl). The batch system knows about its job earlier.
 _SILENT_S, _MISSED = 20.0, 3
-_SAVE_S, _ANSWER_S = 30.0, 1.0
 _SAMPLE = 100  # of queued tasks
 # Above this part of its memory limit more workers come, as distributed's adapt has it.
 _FULL = 0.6
@@ -56,86 +53,6 @@ def silent(workers: Mapping[str, Any]) -> list[str]:
     """Return the addresses of workers from which no heartbeat has come for long."""
     since_s = time.time() - max(_SILENT_S, _MISSED * heartbeat_interval(len(workers)))
     return [address for address, worker in workers.items() if worker.last_seen < since_s]
-
-
-class SavingScheduler(Scheduler):
-    """A Scheduler that keeps what a client leaves until checkpoints have it: a cancelled job's script dies first."""
-
-    def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
-        """Remove a client; called by distributed when its connection ends."""
-        if client in self.clients and has_checkpoints(self):
-            name, remove = f"hpcgpu-checkpoint-{client}", super().remove_client
-            holder = self.clients[name] = ClientState(name)
-            # not by client_desires_keys, which would tell the client that has gone
-            for task in [task for task in self.clients[client].wants_what if task.state == "memory"]:
-                task.who_wants.add(holder)
-                holder.wants_what.add(task)
-
-            async def let_go() -> None:
-                await save(self, _SAVE_S)
-                remove(name)
-
-            self._letting_go = supervise.start(let_go, "keeping what a client leaves", supervise.only_log)
-        super().remove_client(client, stimulus_id)
-
-    async def retire_workers(self, workers: Sequence[str] | None = None, **options: Any) -> Any:
-        """Retire workers, which first write what checkpoints lack; called by clients, and by distributed."""
-        say_all(await save(self, _SAVE_S, workers))
-        return await super().retire_workers(workers, **options)
-
-
-def say_all(texts: Sequence[str]) -> None:
-    """Log what workers could not write."""
-    for text in texts:
-        logger.warning("%s", text)
-
-
-def has_checkpoints(scheduler: Scheduler) -> bool:
-    """Return whether the workers write a checkpoint."""
-    return any(name.startswith("hpcgpu-checkpoint ") for name in scheduler.worker_plugins)
-
-
-async def save(scheduler: Scheduler, limit_s: float, workers: Sequence[str] | None = None) -> list[str]:
-    """Have workers, or all, write what checkpoints lack (``hpcgpu_save``); return what they could not write in time."""
-    if not has_checkpoints(scheduler):
-        return []
-    names = {address: worker.name for address, worker in scheduler.workers.items()}
-    message = {"op": "hpcgpu_save", "limit_s": limit_s}
-
-    async def save_one(address: str) -> list[str]:
-        try:
-            async with asyncio.timeout(limit_s + _ANSWER_S):
-                answers = await scheduler.broadcast(msg=message, workers=[address], on_error="return")
-        except TimeoutError:
-            return [f"worker {names[address]} has not answered whether it has saved all"]
-        texts = answers[address]
-        return [f"worker {names[address]}: {e}" for e in ([texts] if isinstance(texts, Exception) else texts)]
-
-    here = [address for address in names if workers is None or address in workers]
-    return [text for texts in await asyncio.gather(*map(save_one, here)) for text in texts]
-
-
-async def retire(scheduler: Scheduler, workers: Sequence[str], save_s: float = _SAVE_S) -> list[str]:
-    """Retire workers by address (``hpcgpu_retire``); return those that have left: the others keep their data.
-
-    Before, they write what checkpoints lack, for ``save_s`` at most.
-    """
-    say_all(await save(scheduler, save_s, workers))
-    retired = Scheduler.retire_workers(scheduler, workers=list(workers), close_workers=True, remove=True)
-    leaving = asyncio.create_task(retired)
-    pushed = False
-    # distributed's retire_workers checks only every 2 s whether the data has been moved (its active memory manager,
-    # 2026.8.0). A batch system may leave a cancelled job 5 s.
-    while not (await asyncio.wait([leaving], timeout=_LOOK_S))[0]:
-        amm = scheduler.extensions.get("amm")
-        # only once: until the data has arrived, each run requests it again
-        if not pushed and amm and amm.running:
-            going = {scheduler.workers[address] for address in workers if address in scheduler.workers}
-            if all(set(task.who_has or ()) - going for worker in going for task in worker.has_what):
-                pushed = True
-                amm.run_once()
-    await leaving
-    return [address for address in workers if address not in scheduler.workers]
 
 
 def workers_for(scheduler: Scheduler, pool: str, pools: Sequence[str], nthreads: int, target_duration: float) -> int:
@@ -214,9 +131,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         scheduler = await _start(spec)
     except Exception as e:
         port = f"; scheduler_port={spec.port}: leave it out for a free port" if spec.port else ""
-        control.send(
-            "error", text="".join(traceback.format_exception(e)), reason=supervise.reason_of(cause_of(e)) + port
-        )
+        control.send("error", text="".join(traceback.format_exception(e)), reason=reason_of(cause_of(e)) + port)
         await control.drained()
         return 1
     finally:
