@@ -31,7 +31,7 @@ from hpcgpu.host import discover, host_memory, limits, nvml, peer_memory, privat
 from hpcgpu.host import run as programs
 from hpcgpu.host.scratch import home_of
 from hpcgpu.launch.launchers import RankCommand
-from hpcgpu.model import Command, Result, RunDocument, Settings, Topology
+from hpcgpu.model import Command, CpuSet, Result, RunDocument, Settings, Topology
 from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts
 from hpcgpu.plan.doctor.nodes import NOT_SHARED
 
@@ -230,7 +230,7 @@ def gather_facts(settings: Settings) -> NodeFacts:
         limits=limits.read(),
         cpus=len(os.sched_getaffinity(0)),
         cores=psutil.cpu_count() or 0,
-        memory_bytes=host_memory.memory_limit().nbytes,
+        memory_bytes=host_memory.memory_limit(topology.gpu_memory_nodes if topology else CpuSet()).nbytes,
         temporary=tempfile.gettempdir(),
         gpus=tuple(gpu.model for gpu in gpus.gpus),
         compute_modes=tuple(gpu.compute_mode for gpu in gpus.gpus),

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.deploy.doctor import probes
-from hpcgpu.deploy.doctor.node import Listener, connect, connect_all
-from hpcgpu.host import limits
+from hpcgpu.deploy.doctor.node import Listener, connect, connect_all, gather_facts
+from hpcgpu.host import host_memory, limits
+from hpcgpu.model import CpuSet, NumaNode, Settings, Topology
 from hpcgpu.plan.doctor.facts import Ucx
 
 TOKEN, OTHER = "a" * 32, "b" * 32
@@ -48,6 +49,14 @@ def test_this_python_and_its_limits() -> None:
     assert {"hpcgpu", "dask", "distributed"} <= set(found.packages)
     assert limits.read().files != 0
     assert probes.names().host == os.uname().nodename
+
+
+def test_memory_of_a_node_is_without_that_of_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Grace Hopper; this machine's first node stands for a GPU's memory."""
+    machine = Topology((), (), other_memory=(NumaNode(0, CpuSet(), 1, kind="gpu"),))
+    monkeypatch.setattr(probes, "gather", lambda *_: ({"topology": machine}, {}))
+    assert gather_facts(Settings()).memory_bytes == host_memory.memory_limit(CpuSet([0])).nbytes
+    assert host_memory.memory_limit(CpuSet([0])).nbytes < host_memory.memory_limit().nbytes
 
 
 def test_without_ucx_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
