@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import CpuSet, Gpu, Topology
 from hpcgpu.topology import pci
+from hpcgpu.units import format_bytes
 
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
 _PROFILE = re.compile(r" MIG (\S+)$")
@@ -32,6 +33,8 @@ _ADVICE = {
     "NVIDIA_DRIVER_CAPABILITIES=all",
     18: "the driver was updated and the old one is still loaded: the node must be started anew",
 }
+# The driver itself takes less of a GPU's memory.
+_IN_USE_PART = 0.1
 # Where MPS lets several processes share a GPU that is for one process.
 _MPS_FOLDER = "/tmp/nvidia-mps"  # NVIDIA's default
 _opened = 0  # by the process of this id
@@ -80,10 +83,16 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
             with contextlib.suppress(nvml.NVMLError):  # "not supported" before Ampere
                 divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
             devices = _slices(nvml, handle, gpu) if divided else [gpu]
+            used = 0 if divided or not gpu.memory_bytes else int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
         except nvml.NVMLError as e:
             warnings.append(f"NVML says of its GPU {index}: {e}")
             continue
         gpus += devices
+        if used > gpu.memory_bytes * _IN_USE_PART:
+            warnings.append(
+                f"{format_bytes(used)} of the GPU at {gpu.pci} ({format_bytes(gpu.memory_bytes)}) are in use by other "
+                "processes, which nvidia-smi lists: limits of workers are fractions of the whole"
+            )
         # Old drivers and old nvidia-ml-py lack the call; GPUs with plain PCI memory say "not supported".
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             nodes |= {node} if (node := int(nvml.nvmlDeviceGetNumaNodeId(handle))) >= 0 else set()

@@ -7,6 +7,7 @@
  * on the device answers, 0 for none. node: NUMA node that is the GPU's memory, -1 for "not supported".
  * mig: 1 when the GPU is divided. memory 0: "not supported". FAKE_NVML_INIT: what nvmlInit answers.
  * FAKE_NVML_COMPUTE_MODE: of all GPUs; 3 is EXCLUSIVE_PROCESS, 2 PROHIBITED.
+ * FAKE_NVML_USED_MIB: memory in use of each GPU.
  * FAKE_NVML_ENERGY: a file with a line "pci mJ mW" for each GPU, read at each call; -1 or no line: "not supported".
  */
 #include <stdio.h>
@@ -156,7 +157,9 @@ int nvmlDeviceGetPciInfo_v3(Device *d, PciInfo *out) {
 }
 
 int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
-    *out = (Memory){d->memory, d->memory, 0};
+    const char *given = getenv("FAKE_NVML_USED_MIB");
+    unsigned long long used = given ? strtoull(given, NULL, 10) << 20 : 0;
+    *out = (Memory){d->memory, d->memory - used, used};
     return d->memory ? d->error : NOT_SUPPORTED;
 }
 

@@ -230,6 +230,12 @@ def test_whole_gpus_and_slices(nvml: FakeNvml) -> None:
     )
 
 
+def test_gpu_that_others_use_is_a_warning(nvml: FakeNvml) -> None:
+    (warning,) = seen(nvml, [WHOLE, DIVIDED], FAKE_NVML_USED_MIB="20480").warnings
+    assert warning.startswith("20.0 GiB of the GPU at 0000:96:00.0 (79.6 GiB) are in use by other processes")
+    assert seen(nvml, [WHOLE], FAKE_NVML_USED_MIB="600").warnings == ()
+
+
 def test_mig_profile_without_a_name_is_named_by_its_attributes(nvml: FakeNvml) -> None:
     """The size of the GPU, and the size, the compute slices and the slices of its part."""
     profiles = {
