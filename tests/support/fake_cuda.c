@@ -12,9 +12,11 @@
  *   FAKE_CUDA_PAGE_TABLES  if set, the device reads ordinary memory by the host's page tables (Grace)
  *   FAKE_CUDA_PROMPT  if set, what is asked for by cuEventQuery and cuStreamQuery is done by then
  * fake_cuda_count(what): "events", "streams", "pushed" (contexts of this thread), "device" and "pinned" (bytes),
- *   "waiting" (what streams were given and nobody has waited for), "calls", "locks" (calls that lock host memory), and
- *   "longest" (microseconds in which one of these kept all other calls waiting)
- * fake_cuda_mend(): calls are answered again; fake_cuda_lose(code): each call fails with it, as on a lost GPU
+ *   "waiting" (what streams were given and nobody has waited for), "calls", "locks" (calls that lock host memory),
+ *   "longest" (microseconds in which one of these kept all other calls waiting), "largest" (the most bytes that one of
+ *   them locked), "untouched" (bytes of pages that it had to make itself), and "lost" (what each call fails with)
+ * fake_cuda_mend(): calls are answered again; fake_cuda_lose(code): each call fails with it, as on a lost GPU;
+ *   fake_cuda_lose_after(code, calls): the same once so many calls were answered
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -87,7 +89,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Memory *memories, *freed; /* addresses of what was freed are not used again */
 static Stream legacy, per_thread = {.flags = 0}, all, *streams; /* all: of an event of the whole context */
 static unsigned long long numbers, used, pinned, reserved_high, events, stream_count;
-static int initialized, broken, context, pool;
+static int initialized, broken, context, pool, lost;
+static long long lost_after = -1;
 static unsigned char uuid[16]; /* of the first GPU of CUDA_VISIBLE_DEVICES, as cuInit finds it */
 static uint64_t threshold;
 static __thread void *pushed[MAX_PUSHED];
@@ -98,7 +101,7 @@ static size_t device_bytes(void) {
     return given ? strtoull(given, NULL, 10) : (size_t)256 << 20;
 }
 
-static unsigned long long calls, locks, longest;
+static unsigned long long calls, locks, longest, largest, untouched;
 
 static unsigned long long now_us(void) {
     struct timespec now;
@@ -122,6 +125,8 @@ static int illegal(const char *what, Address at, size_t size) {
 static int enter(const char *name, int needs_context) {
     pthread_mutex_lock(&lock);
     calls++;
+    if (lost_after >= 0 && lost_after-- == 0)
+        broken = lost;
     int answer = !initialized ? NOT_INITIALIZED : broken ? broken : planned(name);
     return answer ? answer : needs_context && (!depth || !pushed[depth - 1]) ? NO_CONTEXT : OK;
 }
@@ -359,14 +364,27 @@ long long fake_cuda_count(const char *what) {
                        : strcmp(what, "calls") == 0   ? (long long)calls
                        : strcmp(what, "locks") == 0   ? (long long)locks
                        : strcmp(what, "longest") == 0 ? (long long)longest
-                                                      : -1;
+                       : strcmp(what, "largest") == 0 ? (long long)largest
+                       : strcmp(what, "untouched") == 0 ? (long long)untouched
+                       : strcmp(what, "lost") == 0      ? broken
+                                                        : -1;
     pthread_mutex_unlock(&lock);
     return answer;
 }
 
-void fake_cuda_mend(void) { broken = 0; }
+void fake_cuda_mend(void) {
+    broken = 0;
+    lost_after = -1;
+}
 
 void fake_cuda_lose(int code) { broken = code; }
+
+void fake_cuda_lose_after(int code, long long number) {
+    pthread_mutex_lock(&lock);
+    lost = code;
+    lost_after = number;
+    pthread_mutex_unlock(&lock);
+}
 
 int cuInit(unsigned flags) {
     (void)flags;
@@ -715,9 +733,10 @@ int cuMemFreeAsync(Address at, Stream *given) {
     return leave(give(stream, (Work){.kind = FREE, .memory = m}));
 }
 
-static void note_lock(unsigned long long since) {
+static void note_lock(unsigned long long since, size_t size) {
     unsigned long long took = now_us() - since;
     locks++;
+    largest = size > largest ? size : largest;
     longest = took > longest ? took : longest;
 }
 
@@ -726,16 +745,24 @@ int cuMemHostAlloc(void **out, size_t size, unsigned flags) {
     ENTER(1);
     unsigned long long since = now_us();
     *out = (void *)reserve(size, HOST)->at;
-    note_lock(since);
+    untouched += size;
+    note_lock(since, size);
     return leave(OK);
 }
 
 int cuMemHostRegister(void *given, size_t size, unsigned flags) {
     (void)flags;
     ENTER(1);
-    unsigned long long since = now_us();
     if (found((Address)given, 1) || is_across((Address)given, size))
         return leave(712); /* already registered */
+    unsigned char there[4096]; /* whether each page is */
+    for (size_t at = 0; at < size; at += sizeof there * 4096) {
+        size_t part = size - at < sizeof there * 4096 ? size - at : sizeof there * 4096;
+        mincore((char *)given + at, part, there);
+        for (size_t i = 0; i < (part + 4095) / 4096; i++)
+            untouched += there[i] & 1 ? 0 : 4096;
+    }
+    unsigned long long since = now_us();
     madvise(given, size, 23); /* MADV_POPULATE_WRITE: pages that nobody has touched are made now */
     Memory *m = calloc(1, sizeof *m);
     *m = (Memory){.next = memories, .at = (Address)given, .size = size, .mapped = size, .bytes = given, .kind = HOST};
@@ -743,7 +770,7 @@ int cuMemHostRegister(void *given, size_t size, unsigned flags) {
     m->id = ++numbers;
     memories = m;
     pinned += size;
-    note_lock(since);
+    note_lock(since, size);
     return leave(OK);
 }
 

@@ -55,7 +55,11 @@ class Standin:
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
         self._count, self.mend, self.lose = library.fake_cuda_count, library.fake_cuda_mend, library.fake_cuda_lose
-        self._count.restype = ctypes.c_longlong
+        self._count.restype, self._lose_after = ctypes.c_longlong, library.fake_cuda_lose_after
+
+    def lose_after(self, code: int, calls: int) -> None:
+        """Let each call fail, as on a lost GPU, once so many more were answered."""
+        self._lose_after(code, ctypes.c_longlong(calls))
 
     def count(self, what: str) -> int:
         """Return what ``fake_cuda.c`` counts, by its name there."""

@@ -178,9 +178,11 @@ class DriverCopies(Copies):
         """Return copies of several allocations, after one wait for the device's work."""
         with self.context():
             self._wait_for_all(self._down)
-            if len(extents) > 1 and sum(nbytes for _, nbytes in extents) <= _STAGE_BYTES:
+            total = sum([nbytes for _, nbytes in extents])
+            is_small = total < _PINNED_FROM_BYTES and not self._reads_host
+            if is_small or (len(extents) > 1 and total <= _STAGE_BYTES):
                 roots = [empty(nbytes) for _, nbytes in extents]
-                self._down_by_stages(extents, roots)
+                self._down_in_one_stage(extents, roots)
                 return roots
             return [self._copied_down(pointer, nbytes, empty) for pointer, nbytes in extents]
 
@@ -190,20 +192,23 @@ class DriverCopies(Copies):
         if pinned is not None or (self._reads_host and nbytes):
             self._in_one(self._down, "cuMemcpyDtoHAsync", pointer, root, to_host=True)
         elif nbytes:
-            self._down_by_stages([(pointer, nbytes)], [root])
+            self._down_by_stages(pointer, root)
         return root
 
     def to_device(self, root: np.ndarray, pointer: int, after: int) -> None:
         """Copy to device memory; the stream of its allocation may still use the memory."""
         with self.context():
-            if int(self.up_stream) != after:
+            stream = self.up_stream
+            if root.nbytes < _PINNED_FROM_BYTES:
+                stream = after  # in its order; a large copy would hold up what else is given to it
+            elif int(stream) != after:
                 with self._event() as allocated:
                     self.call("cuEventRecord", allocated, after)
-                    self.call("cuStreamWaitEvent", self.up_stream, allocated, 0)
+                    self.call("cuStreamWaitEvent", stream, allocated, 0)
             if is_pinned(root) or self._reads_host:
-                self._in_one(self.up_stream, "cuMemcpyHtoDAsync", pointer, root, to_host=False)
+                self._in_one(stream, "cuMemcpyHtoDAsync", pointer, root, to_host=False)
             else:
-                self._up_by_stages(root, pointer)
+                self._up_by_stages(root, pointer, stream)
 
     def _in_one(self, stream: Any, copy: str, pointer: int, root: np.ndarray, *, to_host: bool) -> None:
         parts = root.base.pool.parts(root) if is_pinned(root) else [slice(0, root.nbytes)]  # type: ignore[union-attr]
@@ -214,37 +219,42 @@ class DriverCopies(Copies):
             self.call("cuEventRecord", done, stream)
             self._wait(done)
 
-    def _down_by_stages(self, extents: Sequence[tuple[int, int]], roots: Sequence[np.ndarray]) -> None:
-        """Copy allocations, several in one stage: a thread that waits for each wakes up for each."""
-        starts = [0, *accumulate(nbytes for _, nbytes in extents)]
+    def _down_in_one_stage(self, extents: Sequence[tuple[int, int]], roots: Sequence[np.ndarray]) -> None:
+        """Copy allocations that fit into a stage: a thread that waits for each wakes up for each."""
+        places = [0, *accumulate([nbytes for _, nbytes in extents])]
 
-        def inside(part: slice) -> Iterator[tuple[int, np.ndarray, int]]:
-            """Yield address, target and place in the stage of what lies inside a part."""
-            for (pointer, nbytes), root, at in zip(extents, roots, starts, strict=False):
-                begin, end = max(part.start, at), min(part.stop, at + nbytes)
-                if begin < end:
-                    yield pointer + begin - at, root[begin - at : end - at], begin - part.start
+        def start(stage: _Stage, _: slice) -> None:
+            for (pointer, nbytes), at in zip(extents, places, strict=False):
+                if nbytes:
+                    self.call("cuMemcpyDtoHAsync", stage.address + at, pointer, nbytes, self._down)
+            self.call("cuEventRecord", stage.done, self._down)
 
+        def finish(stage: _Stage, _: slice) -> None:
+            self._wait(stage.done)
+            for root, at in zip(roots, places, strict=False):
+                copy_bytes(root, stage.memory[at : at + root.nbytes])
+
+        self._by_stages(places[-1], self._down, start, finish)
+
+    def _down_by_stages(self, pointer: int, root: np.ndarray) -> None:
         def start(stage: _Stage, part: slice) -> None:
-            for source, target, at in inside(part):
-                self.call("cuMemcpyDtoHAsync", stage.address + at, source, target.nbytes, self._down)
+            self.call("cuMemcpyDtoHAsync", stage.address, pointer + part.start, part.stop - part.start, self._down)
             self.call("cuEventRecord", stage.done, self._down)
 
         def finish(stage: _Stage, part: slice) -> None:
             self._wait(stage.done)
-            for _, target, at in inside(part):
-                copy_bytes(target, stage.memory[at : at + target.nbytes])
+            copy_bytes(root[part], stage.memory[: part.stop - part.start])
 
-        self._by_stages(starts[-1], self._down, start, finish)
+        self._by_stages(root.nbytes, self._down, start, finish)
 
-    def _up_by_stages(self, root: np.ndarray, pointer: int) -> None:
+    def _up_by_stages(self, root: np.ndarray, pointer: int, stream: Any) -> None:
         def start(stage: _Stage, part: slice) -> None:
             nbytes = part.stop - part.start
             copy_bytes(stage.memory[:nbytes], root[part])
-            self.call("cuMemcpyHtoDAsync", pointer + part.start, stage.address, nbytes, self.up_stream)
-            self.call("cuEventRecord", stage.done, self.up_stream)
+            self.call("cuMemcpyHtoDAsync", pointer + part.start, stage.address, nbytes, stream)
+            self.call("cuEventRecord", stage.done, stream)
 
-        self._by_stages(root.nbytes, self.up_stream, start, lambda stage, _: self._wait(stage.done))
+        self._by_stages(root.nbytes, stream, start, lambda stage, _: self._wait(stage.done))
 
     def _by_stages(
         self,
@@ -253,10 +263,13 @@ class DriverCopies(Copies):
         start: Callable[[_Stage, slice], None],
         finish: Callable[[_Stage, slice], None],
     ) -> None:
-        stages = [self._stage() for _ in range(min(_STAGES, -(-nbytes // _STAGE_BYTES)))]
+        stages: list[_Stage] = []
         try:
-            with self._finished(stream):
-                pipelined(nbytes, _STAGE_BYTES, stages, start, finish)
+            stages += (self._stage() for _ in range(min(_STAGES, -(-nbytes // _STAGE_BYTES))))
+            pipelined(nbytes, _STAGE_BYTES, stages, start, finish)
+        except BaseException:
+            self.call("cuStreamSynchronize", stream)  # as _finished
+            raise
         finally:
             for stage in stages:
                 if is_pinned(stage.memory):

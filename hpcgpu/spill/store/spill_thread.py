@@ -87,7 +87,11 @@ class SpillThread:
         if self._executor.closed:
             self._end()
             return True
-        self._tidy_up()
+        try:
+            self._tidy_up()
+        except Exception as e:
+            self._executor.report_lost_gpu(e)
+            raise
         self._note()
         with self._due:
             self._idle = self._executor.inbox.empty() and not self._executor.state.moves
@@ -119,11 +123,7 @@ class SpillThread:
         if executor.state.is_stuck and time.monotonic() - self._ticked_s >= _LOOK_S:
             self._ticked_s = time.monotonic()
             executor.report(executor.state.tick)
-        try:
-            executor.free_unread()
-        except Exception as e:
-            executor.report_lost_gpu(e)
-            raise
+        executor.free_unread()
 
     def _give_back(self) -> None:
         """Free device memory that libraries keep: at once if little is left, else a while after the last move."""
