@@ -201,7 +201,7 @@ libraries: $(LIBRARIES)/.installed
 system:
 	@scripts/system-deps.sh
 
-bench: $(STAMP) $(VENV)/.installed-docs $(UCX)/.installed
+bench: $(STAMP) $(VENV)/.installed-docs $(UCX)/.installed $(CUPY)/.installed
 	$(BIN)/python scripts/bench.py
 	$(BIN)/python scripts/bench_page.py
 

@@ -124,10 +124,19 @@ def seconds(call: Callable[[], object]) -> float:
 
 def nvml_used_bytes() -> int:
     """Return the memory in use of the first GPU, of all processes."""
+    return int(_nvml_memory().used)
+
+
+def nvml_total_bytes() -> int:
+    """Return the memory of the first GPU."""
+    return int(_nvml_memory().total)
+
+
+def _nvml_memory() -> Any:
     import pynvml
 
     pynvml.nvmlInit()
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+    return pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
 
 
 def resident_bytes() -> int:

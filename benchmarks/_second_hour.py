@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import threading
 import time
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from _first_hour import GIB, MIB, filled, lacks, say, seconds, spill_all, spin, store
+from _first_hour import GIB, MIB, filled, lacks, nvml_total_bytes, say, seconds, spill_all, spin, store
 from _first_hour_processes import printed, say_all
 
 from hpcgpu.spill.devices import copies as copies_module
@@ -19,6 +20,7 @@ from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.storage.segments import PAGE_BYTES
 
 PORTABLE = 1
+RESULTS, LIMIT = 24, 8  # of beside, in its unit
 LOST = """
 import json, cupy
 from hpcgpu.host.cuda_driver import lasting_error
@@ -86,7 +88,7 @@ import json
 import _second_hour as m
 
 if __name__ == "__main__":
-    print(json.dumps(m.spilled_by(WHO)))
+    print(json.dumps(m.spilled_by(WHO, UNIT)))
 """
 
 
@@ -115,9 +117,9 @@ def nothing() -> int:
     return 0
 
 
-def large(i: int) -> Any:  # CuPy's
-    """Return 256 MiB."""
-    return filled(256 * MIB, i % 251)
+def large(i: int, nbytes: int) -> Any:  # CuPy's
+    """Return a result."""
+    return filled(nbytes, i % 251)
 
 
 def _core() -> object:
@@ -255,17 +257,19 @@ def ucx() -> None:
 def beside() -> None:
     """Spill results of tasks, by a worker of hpcgpu and one of dask-cuda with the same device_memory_limit."""
     units = {"down_gb_per_s": "GB/s", "up_gb_per_s": "GB/s", "is_right": "1: yes"}
+    unit = min(256 * MIB, nvml_total_bytes() // 16)
+    case = f"{RESULTS} results of {unit // MIB} MiB above a limit of {LIMIT * unit // MIB} MiB"
     for who, module in (("hpcgpu", "hpcgpu"), ("LocalCUDACluster", "dask_cuda")):
-        if not lacks("24 results of 256 MiB above a limit of 2 GiB", module, "GB/s"):
-            found = printed(BESIDE.replace("WHO", repr(who)), limit_s=60.0)
-            say_all("24 results of 256 MiB above a limit of 2 GiB", found, units, who)
+        if not lacks(case, module, "GB/s"):
+            program = BESIDE.replace("WHO", repr(who)).replace("UNIT", str(unit))
+            say_all(case, printed(program, limit_s=60.0), units, who)
 
 
-def spilled_by(who: str) -> dict[str, float]:
+def spilled_by(who: str, unit: int) -> dict[str, float]:
     """Return the rates at which a cluster's worker spills what tasks return, and brings it up for others."""
     from distributed import Client, wait
 
-    limits: dict[str, Any] = {"device_memory_limit": 2 * GIB, "memory_limit": 64 * GIB}
+    limits: dict[str, Any] = {"device_memory_limit": LIMIT * unit, "memory_limit": 4 * RESULTS * unit}
     if who == "hpcgpu":
         from hpcgpu import LocalGPUCluster
 
@@ -274,18 +278,25 @@ def spilled_by(who: str) -> dict[str, float]:
         from dask_cuda import LocalCUDACluster
 
         made_cluster = LocalCUDACluster(n_workers=1, dashboard_address=None, **limits)
-    nbytes = 24 * 256 * MIB - limits["device_memory_limit"]
+    number = RESULTS - LIMIT
     with made_cluster as cluster, Client(cluster) as client:
-        client.submit(large, 0, pure=False).result()  # the context, and what is compiled
+        client.submit(large, 0, unit, pure=False).result()  # the context, and what is compiled
         begin = time.perf_counter()
-        futures = client.map(large, range(24), pure=False)
+        futures = client.map(large, range(RESULTS), nbytes=unit, pure=False)
         wait(futures)
+        if who == "hpcgpu":  # it moves while tasks run on, dask-cuda before a task is over
+            client.run(settled)
         down_s = time.perf_counter() - begin
         begin = time.perf_counter()
-        firsts = client.gather(client.map(_first, futures[: nbytes // (256 * MIB)], pure=False))
+        firsts = client.gather(client.map(_first, futures[:number], pure=False))
         up_s = time.perf_counter() - begin
-    is_right = firsts == [i % 251 for i in range(len(firsts))]
-    return {"down_gb_per_s": nbytes / down_s / 1e9, "up_gb_per_s": nbytes / up_s / 1e9, "is_right": float(is_right)}
+    rates = {"down_gb_per_s": number * unit / down_s / 1e9, "up_gb_per_s": number * unit / up_s / 1e9}
+    return {**rates, "is_right": float(firsts == list(range(number)))}
+
+
+async def settled(dask_worker: Any) -> None:
+    """Wait until the store has moved what it has to."""
+    await asyncio.to_thread(dask_worker.data.settle)
 
 
 def _first(array: Any) -> int:

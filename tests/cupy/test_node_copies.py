@@ -21,15 +21,20 @@ from waiting import scaled, until
 from hpcgpu import LocalGPUCluster
 
 MIB = 1 << 20
+NO_DASK_CUDA = "not measured: dask_cuda is not installed"
 GPUS = [fake_nvml.FakeGpu(f"0000:0{i}:00.0", f"GPU-{i:08x}-0000-0000-0000-000000000000", size_mib=256) for i in (1, 2)]
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drivers = os.environ["LD_LIBRARY_PATH"]
     monkeypatch.setenv("FAKE_NVML_GPUS", fake_nvml.compiled(tmp_path).environment(GPUS)["FAKE_NVML_GPUS"])
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{drivers}")
     monkeypatch.setenv("PYTHONPATH", str(TESTS / "support"))  # workers import what they run
+
+
+@pytest.fixture
+def client(gpus: None) -> Iterator[Client]:
     with LocalGPUCluster(dashboard=False, quiet=True) as cluster, Client(cluster) as made:
         yield made
 
@@ -68,8 +73,11 @@ def test_arrays_survive_a_sender_that_dies(client: Client) -> None:
     assert result.result(timeout=scaled(100)) == [*range(40)]
 
 
-@pytest.mark.parametrize("name", ["peers", "lock", "stage", "mixed"])
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("name", ["peers", "lock", "stage", "mixed", "lost", "beside"])
 def test_a_measurement_for_a_gpu_runs(name: str) -> None:
     argv = [sys.executable, "benchmarks/gpu_first_hour.py", name]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=scaled(110), check=True)
-    assert [line for line in done.stdout.splitlines() if json.loads(line)["value"] is None] == []
+    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [f["why"] for f in figures if f["value"] is None] == [NO_DASK_CUDA] * (name == "beside")
+    assert {f["value"] for f in figures if f["measure"] == "is_right"} == ({1.0} if name == "beside" else set())
