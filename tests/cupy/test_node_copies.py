@@ -76,7 +76,8 @@ def test_arrays_survive_a_sender_that_dies(client: Client) -> None:
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("name", ["peers", "lock", "stage", "mixed", "lost", "beside"])
 def test_a_measurement_for_a_gpu_runs(name: str) -> None:
-    argv, env = [sys.executable, "benchmarks/gpu_first_hour.py", name], {**os.environ, "HPCGPU_SLOWNESS": str(scaled(1))}
+    argv = [sys.executable, "benchmarks/gpu_first_hour.py", name]
+    env = {**os.environ, "HPCGPU_SLOWNESS": str(scaled(1))}
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(110), check=True)
     figures = [json.loads(line) for line in done.stdout.splitlines()]
     assert [f["why"] for f in figures if f["value"] is None] == [NO_DASK_CUDA] * (name == "beside")
