@@ -70,6 +70,9 @@ def read(
         log.say_once(
             f"{settings.cite('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(unused)}"
         )
+    if settings.gpus and (devices := os.environ.get("CUDA_VISIBLE_DEVICES")):
+        text = f"CUDA_VISIBLE_DEVICES={devices} has no effect on simulated GPUs; their number is that of gpus"
+        log.say_once(f"{settings.cite('gpus')}: {text}")
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
         check_dask_memory()
     folder = settings.log_directory or ""
