@@ -264,6 +264,28 @@ def end_clients(cluster: Cluster, reason: str) -> None:
         client.loop.add_callback(end, client)
 
 
+def end_thread(cluster: Cluster, is_over: Callable[[], bool]) -> None:
+    """End the thread of a synchronous cluster's event loop, and its clients if the cluster ``is_over`` by then.
+
+    Their scheduler is gone, so they close themselves, and Client.close() does nothing any more: they kept the thread.
+    """
+
+    def end(*_: object) -> None:
+        ours = [each for each in Client._instances if each.cluster is cluster and not each._asynchronous]
+        for client in [each for each in ours if is_over() and each.loop is cluster.loop]:
+            if not cluster.asynchronous:
+                client.close()
+            if client.status == "closed":
+                client._loop_runner.stop()
+        with contextlib.suppress(RuntimeError):  # on that thread, which cannot wait for its own end
+            cluster._loop_runner.stop()
+
+    if not cluster.asynchronous:
+        end()
+    elif not cluster._loop_runner._asynchronous and (caller := asyncio.current_task()):  # of Client.shutdown()
+        caller.add_done_callback(log_errors(end, "the end of an event loop", only_log))
+
+
 def bound_hosts(scheduler: Scheduler) -> list[str]:
     """Return the hosts at which a scheduler listens; ``0.0.0.0`` and ``::`` are a family's all. Empty for UCX."""
     (listener,) = scheduler.listeners

@@ -70,6 +70,10 @@ def read(
         log.say_once(
             f"{settings.cite('gpus')}: simulated GPUs have neither RMM nor cuDF; without effect: {', '.join(unused)}"
         )
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if settings.gpus and devices and read_allocation(os.environ).batch == "local":  # in a job it is not the user's
+        text = f"CUDA_VISIBLE_DEVICES={devices} has no effect on simulated GPUs; their number is that of gpus"
+        log.say_once(f"{settings.cite('gpus')}: {text}")
     if "dask" in sys.modules:  # else this process has no workers; ranks check after their import
         check_dask_memory()
     folder = settings.log_directory or ""

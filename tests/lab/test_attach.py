@@ -202,8 +202,9 @@ def assert_works(client: Client) -> None:
 
 
 def test_a_network_or_job_that_is_back_gives_the_cluster_back(slurm_lab: Lab) -> None:
-    """After 20 s without a network, and then a requeue."""
+    """After 20 s without a network, and then a requeue, which makes another certificate."""
     back = "was requeued; its results are lost, the cluster is back"
+    certificate = "cluster.security.get_tls_config_for_role('client')['cert']"
     with owner(slurm_lab) as (client, job):
         node = slurm_lab.job(job)["NodeList"]
         with slurm_lab.dropped(slurm_lab.login, f"OUTPUT -d {NETWORK}.1{node.removeprefix('node')} ! --dport 6818"):
@@ -211,12 +212,15 @@ def test_a_network_or_job_that_is_back_gives_the_cluster_back(slurm_lab: Lab) ->
             rules = slurm_lab.root("iptables", "-nvxL", "OUTPUT").splitlines()
             assert int(rules[2].split()[0]) > 0  # packets that did not come through
         assert_works(client)
+        before = client(certificate)
         slurm_lab.root("scontrol", "requeue", job)
         slurm_lab.wait_job(job, {"PENDING"})
         slurm_lab.root("scontrol", "update", f"JobId={job}", "StartTime=now")
         until(lambda: f"job {job} {back}" in client.said, "it is said", limit_s=240)
         again = lambda: "dashboard: its address is in " in client.said.partition(back)[2]  # noqa: E731 - its secret is another one
         until(again, "the new dashboard is said", limit_s=240)
+        assert "BEGIN CERTIFICATE" in before
+        assert client(certificate) not in ("", before)
 
 
 def test_a_suspended_job_is_said_and_not_lost(slurm_lab: Lab) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import sockets
 from lab import Lab
+from waiting import until
 
 # Open MPI's handshake begins so; then silence.
 KNOCK = """
@@ -72,3 +76,25 @@ def test_folder_of_open_mpi_4_taken_on_another_node_is_not_used(slurm_lab: Lab) 
     assert len(seen) == 4
     assert all(any(name.startswith("hpcgpu-launch-") for name in names) for names in seen)
     assert set(left) <= set(before)
+
+
+def test_srun_and_slurmstepd_listen_as_documented(slurm_lab: Lab) -> None:
+    """slurmstepd's socket is inherited by what it starts; srun is on the first node alone."""
+    job = slurm_lab.submit("#!/bin/sh\nexec srun --mpi=pmix sleep 600", "--nodes=2", "--nodelist=node1,node2")
+
+    def listening(node: str) -> dict[str, list[str]]:
+        lines = [line.split() for line in slurm_lab.root("ss", "-Hltnp", container=node).splitlines()]
+        found: dict[str, list[str]] = {}
+        for *_, where, _, users in (line for line in lines if len(line) == 6):
+            for program in set(re.findall(r'"(\w+)"', users)) - {"slurmd"}:
+                place = "loopback" if where.startswith("127.") else "all interfaces"
+                found[program] = sorted([*found.get(program, []), place])
+        return found
+
+    try:
+        step = {"slurmstepd": ["all interfaces", "loopback"], "sleep": ["all interfaces"]}
+        until(lambda: listening("node2") == step, "the second node listens as documented", limit_s=120)
+        assert listening("node1") == {**step, "srun": ["all interfaces"] * 4}
+    finally:
+        slurm_lab.root("scancel", job)
+    assert {"all interfaces"} == {where for kind, where in sockets.documented("srun") if kind == "TCP"} - {"loopback"}

@@ -72,6 +72,21 @@ def test_open_mpi_leaves_each_node_its_gpus(lab: PbsLab) -> None:
     run(lab, "00", f"{PYTHON} {LAUNCH}", "CUDA_VISIBLE_DEVICES=0", options="")  # a user's number, without the hook
 
 
+def test_open_mpi_4_has_a_folder_that_nobody_takes_first(lab: PbsLab) -> None:
+    """Without that of a random name mpirun would end: ompi.NODE.UID belongs to another user on the second node."""
+    mpirun, library = Path("/usr/bin/mpirun"), Path(f"/usr/lib/{os.uname().machine}-linux-gnu/libmpi.so.40")
+    if not (mpirun.exists() and library.exists()):
+        pytest.skip("no Open MPI 4 of Debian here: apt-get install openmpi-bin")
+    taken = f"/tmp/ompi.node2.{lab.on('node2', 'id -u').strip()}"
+    lab.on("node2", f"mkdir -m 700 {taken}; chown nobody {taken}", user="root")
+    before = lab.on("node2", "ls /tmp", user="root")
+    try:
+        run(lab, "12", f"{PYTHON} {LAUNCH} --launcher {mpirun}", f"MPI4PY_LIBMPI={library}")
+        assert lab.on("node2", "ls /tmp", user="root") == before
+    finally:
+        lab.on("node2", f"rmdir {taken}", user="root")
+
+
 def test_mpich_returns_the_scripts_exit_code(lab: PbsLab) -> None:
     mpich = install(MPICH, PROGRAMS / "mpich")
     for gpus in ("1", "12"):

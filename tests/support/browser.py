@@ -141,11 +141,11 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 @contextlib.contextmanager
-def lab(folder: Path, base_url: str = "/") -> Iterator[str]:
+def lab(folder: Path, base_url: str = "/", token: str = "") -> Iterator[str]:
     """Start JupyterLab in this folder; yield its address."""
     argv = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0", "--ServerApp.port_retries=0"),
-        *("--ip=127.0.0.1", "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True"),
+        *("--ip=127.0.0.1", f"--IdentityProvider.token={token}", "--LabApp.expose_app_in_browser=True"),
         *(f"--ServerApp.base_url={base_url}", f"--ServerApp.root_dir={folder}"),
     ]
     settings = folder / "settings" / "@jupyterlab" / "apputils-extension"

@@ -429,8 +429,7 @@ class GPUCluster(ReportedCluster):
 
     def _end_thread(self, result: Any) -> Any:
         """End the thread of the event loop after a call that ended the cluster; return the call's result."""
-        if not self.asynchronous:
-            self._loop_runner.stop()
+        compat.end_thread(self, lambda: self._end is End.CLOSED)
         return result
 
     def shutdown(self) -> Any:

@@ -440,6 +440,8 @@ class Fleet:
             await cancel(self.run.system, job_ids)
         except SubmitError as e:
             if e.transient:
+                # It may have reached some of them, whose end is asked for then: the next answer shows who is left.
+                self.run.cancelled(job_ids, self.alarm.now_s() - self.policy.leave_limit_s)
                 raise
             self.view.say(str(e))
         self.run.cancelled(job_ids, self.alarm.now_s())
@@ -447,8 +449,10 @@ class Fleet:
     async def _forget(self, pool: str, actions: Actions, present: Mapping[str, JobWorkers]) -> None:
         logs = {job.id: job.log for job in self.run.members}
         for job_id, why in actions.forget:
+            job = self.run.jobs[job_id]
+            has_left = job.leaving and job.state is JobState.ENDED  # one that is not listed is cancelled just before
             self.run.ended(job_id, why, datetime.now(UTC).astimezone())
-            self.view.say(f"job {job_id}: {why}")
+            self.view.say(f"job {job_id}: {f'ended on request ({why})' if has_left else why}")
             if job_id in present:
                 self._send(self.view.remove, present[job_id].addresses)
         if actions.forget:

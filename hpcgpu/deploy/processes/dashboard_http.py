@@ -23,6 +23,8 @@ _NO_BOKEH = (
 _METRICS = "hpcgpu/metrics"  # below the dashboard's secret
 _PAGE = "gpus"
 ROUTES = "distributed.scheduler.http.routes"  # modules; a user's own are imported at the start, which tells errors
+# Leads to pages of workers, which have none here; who has the secret alone would reach websockets of this node by it.
+_WORKERS_PAGES = "distributed.http.proxy"
 _NO_DASHBOARD = "This cluster has no dashboard: it was started with dashboard=False.\n"
 
 
@@ -43,8 +45,9 @@ def serve_dashboard(scheduler: Scheduler, secret: str) -> None:
 
 
 def _load(scheduler: Scheduler) -> None:
-    """Add pages and metrics, at the first request: bokeh and jupyter-server-proxy take 0.3 CPU s each to import."""
-    modules = [module for module in dask.config.get(ROUTES) if module.startswith("distributed.")]
+    """Add pages and metrics, at the first request: bokeh takes 0.3 CPU s to import."""
+    routes = [module for module in dask.config.get(ROUTES) if module.startswith("distributed.")]
+    modules = [module for module in routes if module != _WORKERS_PAGES]
     scheduler.http_application.add_handlers(".*", get_handlers(scheduler, modules))
     usage = scheduler.plugins[UsagePlugin.name]
 

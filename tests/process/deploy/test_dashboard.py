@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 
+import browser
 import numpy as np
 import pytest
 import sockets
@@ -35,6 +36,41 @@ from hpcgpu.deploy.dashboard.page import GpuPage
 from hpcgpu.report.workers import TIERS, WorkerFacts
 
 CROWD = SUPPORT / "gpu_crowd.py"
+BASE = "/user/ada/"
+WS = "Upgrade: websocket|Sec-WebSocket-Version: 13|Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==|Connection: Upgrade"
+FOREIGN = "Origin: http://evil.example"
+SECOND = "GET {top}/status HTTP/1.1\r\nHost: {host}\r\n{who}\r\nConnection: close\r\n\r\n"
+# Of each attack: its path, below {top}, and its heads; what the port of the cluster object answers, and what a Jupyter
+# does whose user's browser sends its cookie; it answers 101 before it asks the dashboard. None: the connection ends
+ATTACKS: dict[str, tuple[str, str, set[int | None], set[int | None]]] = {
+    "no secret": ("{top}/status", "", {404}, {404}),
+    "wrong secret": ("{top}/{secret}x/status", "", {404}, {404}),
+    "websocket of a foreign page": ("{top}/x/status/ws", f"{WS}|{FOREIGN}", {404}, {403}),
+    "websocket of a foreign page that has the link": ("{top}/{secret}/status/ws", f"{WS}|{FOREIGN}", {101}, {403}),
+    "websocket through the dashboard": (
+        "{top}/{secret}/proxy/1/127.0.0.1/x",
+        f"{WS}|Origin: http://{{host}}",
+        {404},
+        {101},
+    ),
+    "rebinding": ("{top}/status", "Host: evil.example", {404}, {403}),
+    "rebinding to a websocket": ("{top}/x/status/ws", f"Host: evil.example|{WS}|{FOREIGN}", {404}, {403}),
+    **{
+        f"path {p}": (f"{{top}}{p}", "", {404}, {404})
+        for p in ("/../status", "/%2e%2e/status", "//status", "/%00/status")
+    },
+    "absolute path": ("http://{host}{top}/{secret}/status", "", {404}, {404}),
+    "path out of the page's files": ("{top}/{secret}/statics/%2e%2e/%2e%2e/%2e%2e/etc/passwd", "", {403}, {403}),
+    "path to another host": ("{top}/{secret}//evil.example/%2e%2e", "", {404}, {404}),
+    "NUL": ("{top}/{secret}\0/status", "", {404}, {400}),
+    "large head": ("{top}/status", "X: " + "x" * 1_000_000, {404, None}, {400, 431, None}),
+    "large path": ("{top}/" + "x" * 1_000_000, "", {None}, {400, 431, None}),
+    "POST": ("POST {top}/status", "Content-Length: 0", {404}, {404}),
+    "POST with the secret": ("POST {top}/{secret}/status", "Content-Length: 0", {405}, {405}),
+    "length and chunks": ("POST {top}/{secret}/health", "Content-Length: 9|Transfer-Encoding: chunked", {400}, {400}),
+    "two lengths": ("POST {top}/{secret}/health", "Content-Length: 0|Content-Length: 9", {400}, {400}),
+    "folded chunks": ("POST {top}/{secret}/health", "Content-Length: 9|Transfer-Encoding:\r\n chunked", {400}, {400}),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,6 +137,65 @@ def test_without_the_secret_there_is_nothing(cluster: LocalGPUCluster) -> None:
     # the port of the object and the scheduler's own say the same
     for said in (raw(top, "/status"), answers):
         assert said.endswith(b'the log of the run names: "dashboard: its address is in FILE".\n')
+
+
+@pytest.fixture(scope="module")
+def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A Jupyter with jupyter-server-proxy: its host and port, and the cookie of its user's browser."""
+    with browser.lab(tmp_path_factory.mktemp("jupyter"), BASE, token="known-to-ada") as url:
+        netloc = urlsplit(url).netloc
+        until(lambda: not socket.socket().connect_ex((netloc.split(":")[0], urlsplit(url).port)), "Jupyter listens")
+        with urllib.request.urlopen(f"{url}lab?token=known-to-ada", timeout=scaled(60)) as answer:
+            cookies = [words.partition(";")[0] for words in answer.headers.get_all("Set-Cookie")]
+        yield netloc, f"Cookie: {'; '.join(cookies)}"
+
+
+def statuses(host: str, request: str) -> list[int | None]:
+    """Return the statuses of all answers to these bytes; [None]: there was none."""
+    out, (name, port) = b"", host.split(":")
+    with socket.create_connection((name, int(port)), timeout=scaled(60)) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(request.encode("latin-1"))
+        while not ("Upgrade" in request and b"\r\n\r\n" in out) and (new := sock.recv(1 << 16)):
+            out += new
+    assert b"root:" not in out
+    assert b"evil" not in out.partition(b"\r\n\r\n")[0]  # it redirects nobody there
+    return [int(found) for found in re.findall(rb"HTTP/1.1 (\d+)", out)] or [None]
+
+
+@pytest.mark.parametrize("door", ["port", "notebook"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_get_nothing(cluster: LocalGPUCluster, jupyter: tuple[str, str], door: str, attack: str) -> None:
+    link = urlsplit(cluster.dashboard_link)
+    host, who = (link.netloc, "X: -") if door == "port" else jupyter
+    top = "" if door == "port" else f"{BASE}proxy/{link.port}"
+    names = {"top": top, "secret": link.path.split("/")[1], "host": host, "who": who}
+    path, heads, at_the_port, in_a_notebook = ATTACKS[attack]
+    lines = [path if path.startswith("POST") else f"GET {path}"]
+    lines[0] += " HTTP/1.1"
+    lines += ["{who}", *filter(None, heads.split("|"))]
+    lines += ["Host: {host}"] * ("Host:" not in heads)
+    lines += ["Connection: close"] * ("Upgrade" not in heads and "Length" not in heads)
+    request = "\r\n".join([*lines, "", ""])
+    smuggled = SECOND if "Length" in heads else ""
+    found = statuses(host, (request + smuggled).format(**names))
+    assert set(found[:1]) <= set(at_the_port if door == "port" else in_a_notebook), found
+    assert 200 not in found
+    assert statuses(host, SECOND.replace("/status", "/{secret}/health").format(**names)) == [200]
+
+
+def test_proxy_of_a_notebook_has_the_cookie_of_its_user(cluster: LocalGPUCluster, jupyter: tuple[str, str]) -> None:
+    """Of another user of the machine, or of the JupyterHub, the secret alone does not come through."""
+    link, (host, who) = urlsplit(cluster.dashboard_link), jupyter
+    for more, refusal in (("Connection: close", 302), (f"{WS}|Origin: http://{host}".replace("|", "\r\n"), 403)):
+        request = f"GET {BASE}proxy/{link.port}{link.path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n\r\n"
+        assert statuses(host, request) == [refusal]
+    with socket.create_server(("127.0.0.1", 0)) as other:  # who has taken the port of a cluster that has closed
+        request = f"GET {BASE}proxy/{other.getsockname()[1]}/ HTTP/1.1\r\nHost: {host}\r\n{who}\r\n\r\n"
+        with socket.create_connection(tuple(host.split(":")), timeout=scaled(60)) as sock:
+            sock.sendall(request.encode())
+            taken, _ = other.accept()
+            with taken:
+                assert who.encode() in taken.recv(1 << 16)
 
 
 def test_a_body_without_the_secret_takes_no_memory(cluster: LocalGPUCluster) -> None:

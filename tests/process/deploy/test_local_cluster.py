@@ -317,3 +317,35 @@ def test_address_or_name_connects_until_the_owner_ends() -> None:
     reads.close()
     with pytest.raises(ConfigError, match=r"\(TMPDIR\): none$"):
         LocalGPUCluster.attach("mine")
+
+
+def test_cluster_that_ends_before_its_client_leaves_nothing() -> None:
+    """LocalCluster leaves three descriptors and a thread each time (distributed 2026.8.0)."""
+
+    def count() -> tuple[int, int]:
+        return len([*Path("/proc/self/fd").iterdir()]), threading.active_count()
+
+    before = count()
+    for close in (lambda cluster, _: cluster.close(), lambda _, client: client.shutdown()):
+        cluster = LocalGPUCluster(gpus="sim:1x64MiB", dashboard=False, quiet=True)
+        client = Client(cluster)
+        assert client.submit(sum, [1, 2]).result() == 3
+        close(cluster, client)
+        until(lambda: count() == before, "descriptors and threads are those of before")
+        client.close()
+        cluster.close()
+    assert count() == before
+
+
+def test_visible_devices_of_simulated_gpus_are_answered(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    """The keyword counts them; the variable, which a batch system may have set, does not."""
+    monkeypatch.setenv("HPCGPU_GPUS", "sim:4x64MiB")
+    words = "CUDA_VISIBLE_DEVICES=0,1 has no effect on simulated GPUs"
+    with LocalGPUCluster(CUDA_VISIBLE_DEVICES=[0, 1], dashboard=False) as cluster:
+        assert cluster.wanted_workers == 2
+    assert words not in said.text
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for _ in range(2):
+        with LocalGPUCluster(dashboard=False) as cluster:
+            assert cluster.wanted_workers == 4
+    assert said.text.count(words) == 1

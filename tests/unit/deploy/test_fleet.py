@@ -136,11 +136,11 @@ async def test_job_found_but_not_listed_is_not_submitted_twice(site: Site) -> No
     assert site.submissions == 1
 
 
-def lose_answers(site: Site) -> str:
-    """Let the submission's program fail though its job may exist; return its message."""
+def lose_answers(site: Site, name: str = "", count: str = "submitted") -> str:
+    """Let a program, the submission's, fail though it may have done its work; return its message."""
     unsure = "Zero Bytes were transmitted or received" if site.submit == "sbatch" else "qsub: Batch Protocol error"
     code = 183 if site.submit == "qsub" else 1
-    program(site.folder / site.submit, f'echo >> {site.folder}/submitted; echo "{unsure}" >&2; exit {code}')
+    program(site.folder / (name or site.submit), f'echo >> {site.folder}/{count}; echo "{unsure}" >&2; exit {code}')
     return unsure
 
 
@@ -204,3 +204,21 @@ async def test_end_of_jobs_is_asked_for_past_caches(site: Site) -> None:
     site.list(_1="F")
     await ending.close(site.system, [Job(id=site.id(1))], 5.0, print)
     assert (site.folder / "exact").read_text().split() == ["1"]
+
+
+async def test_job_cancelled_without_an_answer_ends_on_request(site: Site) -> None:
+    """The program may have been killed, or one of several cancels refused: the job ends, and not by itself."""
+    said: list[str] = []
+    fleet = make_fleet(make_run(site.folder / "run", site.system), SOON, SPEC, say=said.append)
+    site.list(_1="R")
+    await fleet.scale(1)
+    await when(lambda: fleet.run.not_ended == [site.id(1)])
+    unsure = lose_answers(site, "scancel" if site.submit == "sbatch" else "qdel", "cancels")
+    with pytest.raises(SubmitError, match=unsure):
+        await fleet.scale(0)
+    await when(lambda: (site.folder / "cancels").read_text().count("\n") > 1)  # as long as it is listed
+    site.list(_1="F")
+    await when(lambda: not fleet.run.members)
+    fleet.stop()
+    assert any(line.startswith(f"job {site.id(1)}: ended on request (") for line in said)
+    assert not fleet.run.gone
