@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,13 @@ from hpcgpu.cli.command import (
     show_text,
     typed_settings,
 )
-from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
 from hpcgpu.report.table import Column, Table
 from hpcgpu.units import JOULES_PER_KWH, counted, format_duration, format_energy
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.jobs import Run
+    from hpcgpu.plan.doctor.findings import CheckResult
 
 
 _MOST_IDS = 16  # --json has all
@@ -284,18 +286,26 @@ def version(as_json: bool) -> None:
     examples={
         "hpcgpu doctor": "this login node",
         "hpcgpu doctor --submit --gpus-per-node 4 --queue gpu": "and two nodes, in a job of a minute",
+        "hpcgpu doctor --cluster 4711": "the workers of a cluster that runs, by its name or a job's id",
     },
 )
 @click.option(
     "--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; by default the site's, or this machine's."
 )
 @click.option("--submit", is_flag=True, help="Submit a job of two nodes for a minute, and check them, too.")
+@click.option("--cluster", metavar="NAME", shell_complete=RUN, help="Check the workers of a cluster that runs.")
 @json_option("the findings")
 @click.option("--on-nodes", "on_nodes", hidden=True, help="In the job: start the doctor on each node.")
 @click.option("--on-node", "on_node", hidden=True, help="In the job: check this node.")
 @setting_options("hpcgpu doctor")
 def doctor(
-    batch: str | None, submit: bool, as_json: bool, on_nodes: str | None, on_node: str | None, **arguments: object
+    batch: str | None,
+    submit: bool,
+    cluster: str | None,
+    as_json: bool,
+    on_nodes: str | None,
+    on_node: str | None,
+    **arguments: object,
 ) -> int:
     """Say what keeps workers from connecting, or makes them slow: each line ok, warning, failed or not looked at.
 
@@ -307,15 +317,37 @@ def doctor(
         return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node or ""))
     from hpcgpu.deploy.doctor import login_facts, trial
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.findings import CheckResult, examine, exit_code
+    from hpcgpu.plan.doctor.findings import CheckResult, examine
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
+    if cluster:
+        return _show(_examine(cluster), as_json=as_json)
     job, no_job = login_facts.read(typed_settings(arguments), FROM, batch, must=submit)
     facts, job_findings = login_facts.facts(job, no_job), tuple[CheckResult, ...]()
     if submit and job:
         job_findings, job_facts = trial.run(job, log.say)
         facts = confirmed(facts, job_facts) if job_facts else facts
-    findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
+    return _show((*examine(LOGIN_CHECKS, facts), *job_findings), as_json=as_json)
+
+
+def _examine(cluster: str) -> Sequence[CheckResult]:
+    """Ask the workers of a cluster that runs."""
+    import asyncio
+
+    from hpcgpu.deploy.dashboard.worker_requests import read_bindings
+    from hpcgpu.deploy.jobs import Run, home
+    from hpcgpu.deploy.network import scheduler_file
+    from hpcgpu.report.workers import examine
+
+    run = Run.find(home(), cluster)
+    if (bindings := asyncio.run(scheduler_file.call(run.folder, read_bindings))) is None:
+        raise LaunchError(f"the scheduler of {run.name} does not answer here; hpcgpu logs {run.name} has its log")
+    return examine(bindings.workers)
+
+
+def _show(findings: Sequence[CheckResult], *, as_json: bool) -> int:
+    from hpcgpu.plan.doctor.findings import exit_code
+
     table = Table(_CHECK_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])
     show_text(table, {"exit_code": exit_code(findings), "findings": table.to_json()} if as_json else None)
     return exit_code(findings)
