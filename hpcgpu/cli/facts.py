@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -298,39 +297,35 @@ def version(as_json: bool) -> None:
 @click.option("--on-nodes", "on_nodes", hidden=True, help="In the job: start the doctor on each node.")
 @click.option("--on-node", "on_node", hidden=True, help="In the job: check this node.")
 @setting_options("hpcgpu doctor")
-def doctor(
-    batch: str | None,
-    submit: bool,
-    cluster: str | None,
-    as_json: bool,
-    on_nodes: str | None,
-    on_node: str | None,
-    **arguments: object,
-) -> int:
+def doctor(batch: str | None, submit: bool, cluster: str | None, as_json: bool, **arguments: Any) -> int:
     """Say what keeps workers from connecting, or makes them slow: each line ok, warning, failed or not looked at.
 
     The options are those of the job that does not do well. The exit code is 1 if something failed, else 0.
     """
+    on_nodes, on_node = arguments.pop("on_nodes"), arguments.pop("on_node")
     if on_nodes or on_node:
         from hpcgpu.deploy.doctor import node
 
-        return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node or ""))
+        return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node))
     from hpcgpu.deploy.doctor import login_facts, trial
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.findings import CheckResult, examine
+    from hpcgpu.plan.doctor.findings import examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
-    if cluster:
-        return _show(_examine(cluster), as_json=as_json)
-    job, no_job = login_facts.read(typed_settings(arguments), FROM, batch, must=submit)
-    facts, job_findings = login_facts.facts(job, no_job), tuple[CheckResult, ...]()
-    if submit and job:
-        job_findings, job_facts = trial.run(job, log.say)
-        facts = confirmed(facts, job_facts) if job_facts else facts
-    return _show((*examine(LOGIN_CHECKS, facts), *job_findings), as_json=as_json)
+    findings = _of_workers(cluster) if cluster else ()
+    if not cluster:
+        job, no_job = login_facts.read(typed_settings(arguments), FROM, batch, must=submit)
+        facts = login_facts.facts(job, no_job)
+        if submit and job:
+            findings, job_facts = trial.run(job, log.say)
+            facts = confirmed(facts, job_facts) if job_facts else facts
+        findings = (*examine(LOGIN_CHECKS, facts), *findings)
+    table = Table(_CHECK_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])
+    show_text(table, {"exit_code": exit_code(findings), "findings": table.to_json()} if as_json else None)
+    return exit_code(findings)
 
 
-def _examine(cluster: str) -> Sequence[CheckResult]:
+def _of_workers(cluster: str) -> tuple[CheckResult, ...]:
     """Ask the workers of a cluster that runs."""
     import asyncio
 
@@ -339,18 +334,10 @@ def _examine(cluster: str) -> Sequence[CheckResult]:
     from hpcgpu.deploy.network import scheduler_file
     from hpcgpu.report.workers import examine
 
-    run = Run.find(home(), cluster)
-    if (bindings := asyncio.run(scheduler_file.call(run.folder, read_bindings))) is None:
-        raise LaunchError(f"the scheduler of {run.name} does not answer here; hpcgpu logs {run.name} has its log")
-    return examine(bindings.workers)
-
-
-def _show(findings: Sequence[CheckResult], *, as_json: bool) -> int:
-    from hpcgpu.plan.doctor.findings import exit_code
-
-    table = Table(_CHECK_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])
-    show_text(table, {"exit_code": exit_code(findings), "findings": table.to_json()} if as_json else None)
-    return exit_code(findings)
+    folder = Run.find(home(), cluster).folder
+    if bindings := asyncio.run(scheduler_file.call(folder, read_bindings)):
+        return examine(bindings.workers)
+    raise LaunchError(f"the scheduler of {cluster} does not answer here; hpcgpu logs {cluster} has its log")
 
 
 @click.group(

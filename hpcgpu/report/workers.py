@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from html import escape
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from hpcgpu.model import ActualBinding, WorkerSpec
@@ -43,6 +45,7 @@ _MEMORY_BYTES = {
     "spilled_to_disk_bytes": "to disk",
 }
 _TAKEN = "a program in the worker binds it again, or opens all GPUs that it sees: docs/how-to/libraries.md"
+_ALLOCATED = "lower device_memory_limit, or what the library (PyTorch, JAX, RMM) takes by itself"
 _WORKER, _FAULTS = Column("worker", kind="name"), Column("differences", kind="fault", mark="not as planned: ")
 _MEMORY = (_WORKER, *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
 _OPEN_ROWS = 16
@@ -353,18 +356,16 @@ class Memory(Shown):
 def examine(workers: Sequence[WorkerFacts]) -> tuple[CheckResult, ...]:
     """Judge workers for the doctor: each difference from the plan, and GPUs that other libraries have filled."""
     wrong = [warning(text, _TAKEN, w.name) for w in workers for text in w.differences]
-    gpus: dict[str, list[WorkerFacts]] = {}
-    for w in workers:
-        if w.gpu and w.device_used_bytes is not None and w.device_limit_bytes and w.device_capacity_bytes:
-            gpus.setdefault(w.gpu, []).append(w)
-    for mine in gpus.values():  # NVML counts a device as a whole
+    measured = [w for w in workers if w.gpu and None not in (w.device_used_bytes, w.device_limit_bytes)]
+    by_gpu = attrgetter("gpu")
+    for mine in map(list, (group for _, group in groupby(sorted(measured, key=by_gpu), by_gpu))):
+        # NVML counts a device as a whole
         used = (max if mine[0].device_source == "NVML" else sum)(w.device_used_bytes or 0 for w in mine)
         others = used - sum(w.device_managed_bytes for w in mine)
         limit, capacity = (sum(w.limits.get(name, 0) for w in mine) for name in ("device", "capacity"))
         if others > capacity - limit:
-            text = f"{format_bytes(others)} of {format_bytes(capacity)} on its GPU are not Dask's data, which may have"
-            advice = "lower device_memory_limit, or what the library (PyTorch, JAX, RMM) takes by itself"
-            wrong.append(warning(f"{text} {format_bytes(limit)}: allocations will fail", advice, mine[0].name))
+            text = f"{format_use(others, None, capacity)} on its GPU are not Dask's data, which may have"
+            wrong.append(warning(f"{text} {format_bytes(limit)}: allocations will fail", _ALLOCATED, mine[0].name))
     fine = len(workers) - len({result.name for result in wrong})
     return (*wrong, ok(f"{counted(fine, 'worker')} as planned", name="workers"))
 
