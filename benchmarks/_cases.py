@@ -5,13 +5,15 @@ Workers import this file, too. An array is of the host, of a simulated GPU or of
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
-from _sizes import Size
+from _sizes import EXAMPLES, Size
 from distributed import Client, Worker, wait
 
 KNOWN = (100.0, 80.0, 60.0, 40.0, 20.0)
@@ -167,7 +169,23 @@ def add_one(i: int) -> int:
     return i + 1
 
 
+def example(name: str) -> Case:
+    """Return what an example for other libraries computes, as a case with one number."""
+
+    def case(client: Client, size: Size, place: str) -> list[float]:
+        # pickled by value, as what a user's script defines
+        path = Path(__file__).parents[1] / "examples" / "libraries" / f"{name}.py"
+        compute = runpy.run_path(str(path), run_name="__main__ of a benchmark")["compute"]
+        more = (Path(dask.config.get("temporary-directory"), "store.zarr"),) if name == "xarray_zarr" else ()
+        found = compute(client, *more)
+        numbers = list(found.values()) if type(found) is dict else found
+        return [round(float(np.mean(np.asarray(numbers))), 3)]  # floats are added in any order
+
+    return case
+
+
 CASES: dict[str, Case] = {
+    **{name: example(name) for name in EXAMPLES},
     "tall SVD": tall_svd,
     "low-rank SVD": low_rank_svd,
     "transpose-sum": transpose_sum,

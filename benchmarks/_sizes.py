@@ -12,8 +12,10 @@ NAMES = (
     *("tall SVD", "low-rank SVD", "transpose-sum", "p2p shuffle", "hot and cold", "small tasks", IDLE),
     *(f"{name}{kind}" for kind in (ALL_FITS, MONITORED) for name in ("tall SVD", "transpose-sum", "hot and cold")),
 )
+# Of examples/libraries, with --only: they need the packages of make libraries.
+EXAMPLES = ("optuna_study", "pandas_shuffle", "sklearn_joblib", "xarray_zarr", "xgboost_trees")
 # Cases without arrays: where those would lie makes no difference.
-OF_THE_HOST = ("p2p shuffle", "small tasks", IDLE)
+OF_THE_HOST = ("p2p shuffle", "small tasks", IDLE, *EXAMPLES)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Cases: the two SVDs of ``hpcgpu demo``, the sum of an array and its transpose, a
 some are read at each step and others rarely, and 20,000 small tasks; each on a fresh cluster, over tcp and over tls.
 Those with ``all fits`` have limits so high that nothing is spilled: so much a case costs without any moves to disk.
 Those with ``monitors on`` have Dask's monitors, which spill, pause and end by the memory of the whole process.
+``--only`` also takes the names of examples/libraries, run by the Python of ``make libraries``.
 
 ``hpcgpu``
     LocalGPUCluster, arrays on simulated GPUs; ``hpcgpu, host arrays`` has them in host memory, as the peer.
@@ -39,7 +40,7 @@ from typing import Any, NamedTuple
 
 import _figures
 import numpy as np
-from _sizes import IDLE, MIB, NAMES, OF_THE_HOST, SIZES
+from _sizes import EXAMPLES, IDLE, MIB, NAMES, OF_THE_HOST, SIZES
 from _trees import Tree
 
 TIMEOUT_S = 900.0
@@ -61,6 +62,8 @@ def goals(case: str, peer_spills: bool) -> list[Goal]:
     name = case.rpartition(",")[0]
     if name == IDLE:
         return [Goal("pss_mib", 0.7)]
+    if name in EXAMPLES:
+        return [Goal("wall_s", 1.0), Goal("cpu_s", 1.0)]
     out = [Goal("wall_s", 0.7 if peer_spills else 1.0)]
     return [*out, Goal("cpu_ms_per_task", 1.05)] if name == "small tasks" else out
 
@@ -165,7 +168,7 @@ def between(figure: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", "--repeat", type=int, help="5, with --quick 1")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="CASE", help=", ".join(NAMES))
+    parser.add_argument("--only", nargs="+", choices=NAMES + EXAMPLES, default=NAMES, metavar="CASE", help=str(NAMES))
     parser.add_argument("--protocols", nargs="+", choices=("tcp", "tls"), default=("tcp", "tls"))
     parser.add_argument("--size", choices=SIZES, default="full", help="how big the cases are (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="to try: --size quick --protocols tcp --runs 1")

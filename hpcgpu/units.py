@@ -12,13 +12,14 @@ for _i, _letter in enumerate("kmgtp", start=1):
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 JOULES_PER_KWH = 3.6e6
 DURATIONS = "'HH:MM:SS', 'MM:SS', 'D-HH:MM:SS', or '90m', '2h', '1d'"
-_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?")
+# Compiled at their first use: each rank imports this, and few parse a size.
+_NUMBER = r"(?i)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*"
+_CLOCK = r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?"
 
 
 def parse_bytes(value: object) -> int:
     """Parse a size into bytes: ``"5GB"`` is 5e9, ``"5GiB"`` is 5 * 2**30; raise ConfigError if invalid."""
-    match = _NUMBER.fullmatch(str(value)) if isinstance(value, (int, str)) and not isinstance(value, bool) else None
+    match = re.fullmatch(_NUMBER, str(value)) if isinstance(value, (int, str)) and not isinstance(value, bool) else None
     if not match or match[2].lower() not in _BYTES:
         raise ConfigError(f"{value!r} is not a size; allowed: bytes as a number, or text such as '5GB', '512MiB'")
     size = int(float(match[1]) * _BYTES[match[2].lower()])
@@ -60,11 +61,11 @@ def counted(number: int, noun: str) -> str:
 def parse_duration_s(value: float | str) -> int:
     """Parse ``"02:00:00"``, ``"1-12:00:00"``, ``"90m"``, ``"2h"`` or a number into seconds; or raise ConfigError."""
     text = str(value).strip().lower()
-    match = _NUMBER.fullmatch(text)
+    match = re.fullmatch(_NUMBER, text)
     seconds = 0.0
     if match and (match[2] in _SECONDS or (not match[2] and not isinstance(value, str))):
         seconds = float(match[1]) * _SECONDS.get(match[2], 1)
-    elif ":" in text and (clock := _CLOCK.fullmatch(text)):
+    elif ":" in text and (clock := re.fullmatch(_CLOCK, text)):
         days, a, b, c = (int(x or 0) for x in clock.groups())
         # Slurm reads D-HH:MM as hours and minutes, MM:SS without days as minutes and seconds (sbatch(1), --time).
         has_hours = clock[4] is not None or clock[1] is not None

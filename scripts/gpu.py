@@ -3,7 +3,8 @@
 ``scripts/gpu.sh [run]``
     Runs the parts one after the other, the most valuable first, or those of ``--only`` in their order: each file of
     tests marked ``gpu``, the measurements of ``benchmarks/gpu_first_hour.py``, the GPU rows of the benchmarks, the
-    examples with ``--cupy``. Each is a process of its own with a time limit; after one that fails the next one runs.
+    examples with ``--cupy`` or ``--gpu``. Each is a process of its own with a time limit; after one that fails the next
+    one runs.
     When the time of all is up, the rest is not begun. Into ``--out`` (``$OUT``, else ``build/gpu``) go four files:
     ``gpu.md`` and ``gpu.json``, written anew after each part, ``gpu.log`` with all that the parts printed, and
     ``machine.txt``. Exit code 1: a part failed, or its time was up; 3: none failed, and something was not done for want
@@ -52,6 +53,10 @@ ASK: Mapping[str, str] = {
     "cudf": "import cudf; cudf.Series([1]); print(cudf.__version__)",
     "torch": "import torch; print(torch.__version__, torch.cuda.get_device_name(0), sep=', ')",
     "numba": "from numba import cuda; import numba_cuda; cuda.device_array(1); print(numba_cuda.__version__)",
+    **{
+        name: f"import cupy, {also}, {name} as it; cupy.zeros(1).get(); print(it.__version__)"
+        for name, also in {"xgboost": "dask", "cupy_xarray": "zarr", "cuml": "sklearn", "dask_cudf": "pandas"}.items()
+    },
 }
 # What a figure may depend on; by the shell, since most of it is a program's or the kernel's.
 MACHINE: Mapping[str, str] = {

@@ -40,7 +40,7 @@ def compute(client: Client, gpu: bool = False) -> pd.DataFrame:
 def main() -> int:
     """Return 0 if no order was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", action="store_true", help="real GPUs")
+    parser.add_argument("--gpu", action="store_true", help="real GPUs; needs cuDF")
     options = parser.parse_args()
     with Client() as client:  # the cluster's line: the run's cluster, or distributed's LocalCluster
         sums = compute(client, options.gpu)

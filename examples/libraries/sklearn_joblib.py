@@ -32,7 +32,7 @@ def compute(client: Client, gpu: bool = False) -> dict[float, float]:
 def main() -> int:
     """Return 0 if a good classifier was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", action="store_true", help="real GPUs")
+    parser.add_argument("--gpu", action="store_true", help="real GPUs; needs cuML")
     options = parser.parse_args()
     with Client() as client:  # the cluster's line: the run's cluster, or distributed's LocalCluster
         scores = compute(client, options.gpu)

@@ -55,7 +55,7 @@ def compute(client: Client, gpu: bool = False) -> list[float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", action="store_true", help="real GPUs")
+    parser.add_argument("--gpu", action="store_true", help="real GPUs; needs PyTorch with CUDA")
     options = parser.parse_args()
     with Client() as client:  # the cluster's line: the run's cluster, or distributed's LocalCluster
         weights = compute(client, options.gpu)

@@ -27,12 +27,11 @@ def write(store: Path) -> None:
 
 def compute(client: Client, store: Path, gpu: bool = False) -> xr.DataArray:
     """Return the mean of each month over all years and places."""
-    write(store)
-    data = xr.open_zarr(store, consolidated=False)["temperature"]
     if gpu:
         import cupy_xarray  # noqa: F401 # adds the accessor
-
-        data = data.cupy.as_cupy()
+    write(store)
+    data = xr.open_zarr(store, consolidated=False)["temperature"]
+    data = data.cupy.as_cupy() if gpu else data
     means = data.groupby("time.month").mean().compute()
     return means.cupy.as_numpy() if gpu else means
 
@@ -41,7 +40,7 @@ def main() -> int:
     """Return 0 if July is the warmest month and January the coldest."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, default=Path("temperature.zarr"))
-    parser.add_argument("--gpu", action="store_true", help="real GPUs")
+    parser.add_argument("--gpu", action="store_true", help="real GPUs; needs cupy-xarray")
     options = parser.parse_args()
     with Client() as client:  # the cluster's line: the run's cluster, or distributed's LocalCluster
         means = compute(client, options.store, options.gpu)

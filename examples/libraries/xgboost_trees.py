@@ -37,7 +37,7 @@ def compute(client: Client, gpu: bool = False) -> np.ndarray[Any, Any]:
 def main() -> int:
     """Return 0 if the predictions are near the function that was learned."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", action="store_true", help="real GPUs")
+    parser.add_argument("--gpu", action="store_true", help="real GPUs; needs CuPy")
     options = parser.parse_args()
     with Client() as client:  # the cluster's line: the run's cluster, or distributed's LocalCluster
         predicted = compute(client, options.gpu)

@@ -28,12 +28,13 @@ from hpcgpu.cli.command import (
     show_text,
     typed_settings,
 )
-from hpcgpu.errors import ConfigError, HpcGpuError
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
 from hpcgpu.report.table import Column, Table
 from hpcgpu.units import JOULES_PER_KWH, counted, format_duration, format_energy
 
 if TYPE_CHECKING:
     from hpcgpu.deploy.jobs import Run
+    from hpcgpu.plan.doctor.findings import CheckResult
 
 
 _MOST_IDS = 16  # --json has all
@@ -284,41 +285,59 @@ def version(as_json: bool) -> None:
     examples={
         "hpcgpu doctor": "this login node",
         "hpcgpu doctor --submit --gpus-per-node 4 --queue gpu": "and two nodes, in a job of a minute",
+        "hpcgpu doctor --cluster 4711": "the workers of a cluster that runs, by its name or a job's id",
     },
 )
 @click.option(
     "--batch", type=click.Choice(["slurm", "pbs"]), help="Batch system; by default the site's, or this machine's."
 )
 @click.option("--submit", is_flag=True, help="Submit a job of two nodes for a minute, and check them, too.")
+@click.option("--cluster", metavar="NAME", shell_complete=RUN, help="Check the workers of a cluster that runs.")
 @json_option("the findings")
 @click.option("--on-nodes", "on_nodes", hidden=True, help="In the job: start the doctor on each node.")
 @click.option("--on-node", "on_node", hidden=True, help="In the job: check this node.")
 @setting_options("hpcgpu doctor")
-def doctor(
-    batch: str | None, submit: bool, as_json: bool, on_nodes: str | None, on_node: str | None, **arguments: object
-) -> int:
+def doctor(batch: str | None, submit: bool, cluster: str | None, as_json: bool, **arguments: Any) -> int:
     """Say what keeps workers from connecting, or makes them slow: each line ok, warning, failed or not looked at.
 
     The options are those of the job that does not do well. The exit code is 1 if something failed, else 0.
     """
+    on_nodes, on_node = arguments.pop("on_nodes"), arguments.pop("on_node")
     if on_nodes or on_node:
         from hpcgpu.deploy.doctor import node
 
-        return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node or ""))
+        return node.on_nodes(Path(on_nodes)) if on_nodes else node.on_node(Path(on_node))
     from hpcgpu.deploy.doctor import login_facts, trial
     from hpcgpu.host import log
-    from hpcgpu.plan.doctor.findings import CheckResult, examine, exit_code
+    from hpcgpu.plan.doctor.findings import examine, exit_code
     from hpcgpu.plan.doctor.login import LOGIN_CHECKS, confirmed
 
-    job, no_job = login_facts.read(typed_settings(arguments), FROM, batch, must=submit)
-    facts, job_findings = login_facts.facts(job, no_job), tuple[CheckResult, ...]()
-    if submit and job:
-        job_findings, job_facts = trial.run(job, log.say)
-        facts = confirmed(facts, job_facts) if job_facts else facts
-    findings = (*examine(LOGIN_CHECKS, facts), *job_findings)
+    findings = _of_workers(cluster) if cluster else ()
+    if not cluster:
+        job, no_job = login_facts.read(typed_settings(arguments), FROM, batch, must=submit)
+        facts = login_facts.facts(job, no_job)
+        if submit and job:
+            findings, job_facts = trial.run(job, log.say)
+            facts = confirmed(facts, job_facts) if job_facts else facts
+        findings = (*examine(LOGIN_CHECKS, facts), *findings)
     table = Table(_CHECK_COLUMNS, [(f.name, f.verdict.value, f.seen, f.advice) for f in findings])
     show_text(table, {"exit_code": exit_code(findings), "findings": table.to_json()} if as_json else None)
     return exit_code(findings)
+
+
+def _of_workers(cluster: str) -> tuple[CheckResult, ...]:
+    """Ask the workers of a cluster that runs."""
+    import asyncio
+
+    from hpcgpu.deploy.dashboard.worker_requests import read_bindings
+    from hpcgpu.deploy.jobs import Run, home
+    from hpcgpu.deploy.network import scheduler_file
+    from hpcgpu.report.workers import examine
+
+    folder = Run.find(home(), cluster).folder
+    if bindings := asyncio.run(scheduler_file.call(folder, read_bindings)):
+        return examine(bindings.workers)
+    raise LaunchError(f"the scheduler of {cluster} does not answer here; hpcgpu logs {cluster} has its log")
 
 
 @click.group(

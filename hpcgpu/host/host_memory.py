@@ -14,29 +14,32 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from hpcgpu.model import CpuSet, HostMemory
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.units import format_bytes
 
-_PROC, _NUMA = Path("/proc"), Path("/sys/devices/system/node")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PROC, _NUMA = "/proc", "/sys/devices/system/node"
 _LIMITS = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
 _USED = {"cgroup2": "memory.current", "cgroup": "memory.usage_in_bytes"}
 # without tmpfs, which cannot be dropped; version 1 has "total_" for a cgroup with those below it
 _FILES = {
-    "cgroup2": re.compile(r"^(?:in)?active_file (\d+)", re.M),
-    "cgroup": re.compile(r"^total_(?:in)?active_file (\d+)", re.M),
+    "cgroup2": r"(?m)^(?:in)?active_file (\d+)",
+    "cgroup": r"(?m)^total_(?:in)?active_file (\d+)",
 }
 _EVENTS = {"cgroup2": "memory.events", "cgroup": "memory.oom_control"}  # version 1 has the number since Linux 4.13
-_KILLS = re.compile(r"^oom_kill (\d+)", re.M)
-_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.M)
-_TOTAL = re.compile(r"^(?:Node \d+ )?MemTotal:\s+(\d+) kB", re.M)
+_KILLS = r"(?m)^oom_kill (\d+)"
+_AVAILABLE = r"(?m)^MemAvailable:\s+(\d+) kB"
+_TOTAL = r"(?m)^(?:Node \d+ )?MemTotal:\s+(\d+) kB"
 # of one NUMA node, for which the kernel has no MemAvailable: free pages, and those of files
-_NODE_AVAILABLE = re.compile(r"^Node \d+ (?:MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s+(\d+) kB", re.M)
-_NODES = re.compile(r"^Mems_allowed_list:\s*(\S*)", re.M)
+_NODE_AVAILABLE = r"(?m)^Node \d+ (?:MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s+(\d+) kB"
+_NODES = r"(?m)^Mems_allowed_list:\s*(\S*)"
 # 36 35 0:31 /root /point options … - kind source super-options: root is the mounted part of the hierarchy
-_MOUNT = re.compile(r"^\d+ \d+ \S+ (\S+) (\S+) .*- (cgroup2?) \S+ (\S+)$", re.M)
+_MOUNT = r"(?m)^\d+ \d+ \S+ (\S+) (\S+) .*- (cgroup2?) \S+ (\S+)$"
 # The variables that glibc reads, and what mallopt(3) calls them (malloc.h).
 _MALLOPT = {
     "MALLOC_TRIM_THRESHOLD_": -1,
@@ -52,17 +55,17 @@ NOT_FOUND = (
 )
 _INT_MAX = 2**31 - 1
 _ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL of jemalloc 5
-_LISTED = re.compile(rf"^\s*{re.escape(JEMALLOC)} .*=> (\S+)$", re.M)
+_LISTED = rf"(?m)^\s*{re.escape(JEMALLOC)} .*=> (\S+)$"
 _MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
-def granted_memory_nodes(proc: Path = _PROC) -> CpuSet:
+def granted_memory_nodes(proc: str | Path = _PROC) -> CpuSet:
     """Return the NUMA nodes that this process may take memory from; empty if the kernel does not show them."""
-    match = _NODES.search((proc / "self" / "status").read_text())
+    match = re.search(_NODES, text_of(f"{proc}/self/status"))
     return CpuSet.parse(match[1]) if match else CpuSet()
 
 
-def memory_limit(gpu_nodes: CpuSet = CpuSet(), proc: Path = _PROC, numa: Path = _NUMA) -> HostMemory:
+def memory_limit(gpu_nodes: CpuSet = CpuSet(), proc: str | Path = _PROC, numa: str | Path = _NUMA) -> HostMemory:
     """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits.
 
     Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
@@ -76,34 +79,34 @@ def memory_limit(gpu_nodes: CpuSet = CpuSet(), proc: Path = _PROC, numa: Path = 
     return min(limits, key=lambda m: m.nbytes)
 
 
-def memory_left(gpu_nodes: CpuSet = CpuSet(), proc: Path = _PROC, numa: Path = _NUMA) -> float:
+def memory_left(gpu_nodes: CpuSet = CpuSet(), proc: str | Path = _PROC, numa: str | Path = _NUMA) -> float:
     """Return the fraction of host memory, page cache included, that is left in the cgroup with the least left."""
     available, total = _node_kib(gpu_nodes, proc, numa)
     left = [max(available, 0) / total]
     for kind, folder in cgroups(proc):
-        used, files = text_of(folder / _USED[kind]).strip(), _FILES[kind].findall(text_of(folder / "memory.stat"))
+        used, files = text_of(folder / _USED[kind]).strip(), re.findall(_FILES[kind], text_of(folder / "memory.stat"))
         left += [1 - (int(used) - sum(map(int, files))) / limit for limit in _limits(kind, folder) if limit and used]
     return min(left)
 
 
-def _node_kib(gpu_nodes: CpuSet, proc: Path, numa: Path) -> tuple[int, int]:
+def _node_kib(gpu_nodes: CpuSet, proc: str | Path, numa: str | Path) -> tuple[int, int]:
     """Return the KiB of the node that are available, and all of them, without those of the GPUs."""
-    about = (proc / "meminfo").read_text()
-    available, total = int(_AVAILABLE.findall(about)[0]), int(_TOTAL.findall(about)[0])
+    about = text_of(f"{proc}/meminfo")
+    available, total = int(re.findall(_AVAILABLE, about)[0]), int(re.findall(_TOTAL, about)[0])
     for number in gpu_nodes:
-        of_gpu = text_of(numa / f"node{number}" / "meminfo")
-        available -= sum(map(int, _NODE_AVAILABLE.findall(of_gpu)))
-        total -= sum(map(int, _TOTAL.findall(of_gpu)))
+        of_gpu = text_of(f"{numa}/node{number}/meminfo")
+        available -= sum(map(int, re.findall(_NODE_AVAILABLE, of_gpu)))
+        total -= sum(map(int, re.findall(_TOTAL, of_gpu)))
     return available, total
 
 
-def oom_kills(proc: Path = _PROC) -> int:
+def oom_kills(proc: str | Path = _PROC) -> int:
     """Return how many processes of this process's own cgroup the kernel has killed for lack of memory; 0: unknown."""
-    kind, folder = next(cgroups(proc), ("cgroup", Path()))
-    return sum(map(int, _KILLS.findall(text_of(folder / _EVENTS[kind]))))
+    kind, folder = next(cgroups(proc), ("cgroup", ""))
+    return sum(map(int, re.findall(_KILLS, text_of(f"{folder}/{_EVENTS[kind]}"))))
 
 
-def format_exit(code: int, kills: int, proc: Path = _PROC) -> str:
+def format_exit(code: int, kills: int, proc: str | Path = _PROC) -> str:
     """Format how a child of this process has ended; ``kills``: :func:`oom_kills` when it started."""
     text = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
     if code == -signal.SIGKILL and (kills := oom_kills(proc) - kills) > 0:
@@ -113,11 +116,13 @@ def format_exit(code: int, kills: int, proc: Path = _PROC) -> str:
     return text
 
 
-def cgroups(proc: Path, controller: str = "memory") -> Iterator[tuple[str, Path]]:
+def cgroups(proc: str | Path, controller: str = "memory") -> Iterator[tuple[str, Path]]:
     """Yield the kind and folder of the process's own cgroup with this controller, and of those above it."""
+    from pathlib import Path, PurePosixPath  # 4 CPU ms, which a rank of hpcgpu bind need not spend
+
     # of several mounts on one point the last one hides the others: of its outside, in a namespace
-    mounts = {mount[1]: mount for mount in _MOUNT.findall(text_of(proc / "self" / "mountinfo"))}.values()
-    for line in text_of(proc / "self" / "cgroup").splitlines():
+    mounts = {mount[1]: mount for mount in re.findall(_MOUNT, text_of(f"{proc}/self/mountinfo"))}.values()
+    for line in text_of(f"{proc}/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         kind = "cgroup2" if number == "0" else "cgroup"
         if kind == "cgroup" and controller not in controllers.split(","):
@@ -137,10 +142,11 @@ def _limits(kind: str, folder: Path) -> list[int]:
     return [int(word) for word in words if word.isdigit()]  # "max" is no limit; version 1 has a number above all memory
 
 
-def text_of(path: Path) -> str:
+def text_of(path: str | Path) -> str:
     """Return the text of a kernel file; "" if it cannot be read."""
     try:
-        return path.read_text()
+        with open(path) as file:
+            return file.read()
     except OSError:  # absent, or the speed of an interface that is down (EINVAL)
         return ""
 
@@ -188,7 +194,7 @@ def in_force() -> str:
 
 def find_jemalloc(environ: Mapping[str, str]) -> str:
     """Return the path of a jemalloc that can be preloaded here; "" without one."""
-    machine = _machine(Path("/proc/self/exe"))
+    machine = _machine("/proc/self/exe")
     for path in _candidates(environ):
         if path.is_file() and _machine(path) == machine:
             return str(path)
@@ -197,11 +203,13 @@ def find_jemalloc(environ: Mapping[str, str]) -> str:
 
 def resident_bytes() -> int:
     """Return this process's physical memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(text_of("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     """Yield where jemalloc may be: the user's environment first, then modules, then the system."""
+    from pathlib import Path
+
     folders = [Path(environ[name]) / "lib" for name in ("CONDA_PREFIX", "EBROOTJEMALLOC") if environ.get(name)]
     folders += [Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"]
     folders += [Path(text) for text in environ.get("LD_LIBRARY_PATH", "").split(":") if text]
@@ -214,11 +222,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
         from hpcgpu.model import Command
 
         listed = run.run_sync(Command((ldconfig, "-p"), timeout_s=10)).stdout
-        yield from (Path(text) for text in _LISTED.findall(listed))
+        yield from (Path(text) for text in re.findall(_LISTED, listed))
 
 
-def _machine(path: Path) -> bytes:
+def _machine(path: str | Path) -> bytes:
     """Return an ELF file's machine: ld.so also lists libraries of others."""
-    with contextlib.suppress(OSError), path.open("rb") as f:
+    with contextlib.suppress(OSError), open(path, "rb") as f:
         return f.read(20)[_MACHINE]
     return b""

@@ -15,7 +15,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import ConfigError
@@ -24,7 +23,7 @@ from hpcgpu.topology import pci
 from hpcgpu.units import format_bytes
 
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
-_PROFILE = re.compile(r" MIG (\S+)$")
+_PROFILE = r" MIG (\S+)$"
 _EIGHTHS = 8  # the parts that MIG divides a GPU's memory into
 # What the codes of nvmlInit mean for people: CUDA may work without NVML, but the workers are placed by it.
 _ADVICE = {
@@ -153,7 +152,7 @@ def _compute_mode(nvml: Any, handle: Any) -> str:
         if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
             return "PROHIBITED"
         if mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
-            shared = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_FOLDER).exists()
+            shared = os.path.exists(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_FOLDER)
             return "" if shared else "EXCLUSIVE_PROCESS"
     return ""
 
@@ -178,7 +177,7 @@ def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:
 
 def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:
     """Return the name of a slice's profile, such as ``1g.10gb`` or ``1c.2g.10gb``."""
-    if named := _PROFILE.search(_text(nvml.nvmlDeviceGetName(part))):
+    if named := re.search(_PROFILE, _text(nvml.nvmlDeviceGetName(part))):
         return named[1]
     facts = nvml.nvmlDeviceGetAttributes(part)
     compute, slices = facts.computeInstanceSliceCount, facts.gpuInstanceSliceCount

@@ -51,8 +51,8 @@ _THREADS = "OMP_NUM_THREADS"
 # System call numbers of (set_mempolicy, get_mempolicy): libnuma is not on every node, and is not needed.
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
 _POLICIES = ("none", "preferred", "bind", "interleave", "local", "preferred-many")
-_ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.M)
-_COPY = re.compile(r"/.*/hpcgpu-stage-\d+-[^/]+/root(/.+)")
+_ALLOWED = r"(?m)^Cpus_allowed_list:\s*(\S+)"
+_COPY = r"/.*/hpcgpu-stage-\d+-[^/]+/root(/.+)"
 _NODE_BITS = 1024  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
 _WORD_BITS = 64
 
@@ -208,7 +208,7 @@ def execute(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
 
 def original(python: str) -> str:
     """Return the Python of which this one is a node's copy for a while (stage.sh); others as they are."""
-    match = _COPY.fullmatch(python)
+    match = re.fullmatch(_COPY, python)
     return match[1] if match else python
 
 
@@ -384,7 +384,7 @@ def read_binding() -> ActualBinding:
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             with open(f"/proc/self/task/{task}/status", encoding="utf-8", errors="replace") as f:
-                match = _ALLOWED.search(f.read())
+                match = re.search(_ALLOWED, f.read())
             if match:
                 threads.append((int(task), CpuSet.parse(match[1])))
     return ActualBinding(tuple(sorted(threads)), *_current_policy())

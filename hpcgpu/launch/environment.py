@@ -31,7 +31,7 @@ _OTHER_LAUNCHERS = (
     ("torchrun", "TORCHELASTIC_RUN_ID", *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
     ("Flux", "FLUX_TASK_LOCAL_ID", *("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "")),
 )
-_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # 4(x2),3
+_REPEATED = r"(\d+)(?:\(x(\d+)\))?"  # 4(x2),3
 
 # Variables that identify a launch: a job may start ranks twice. MPICH's mpiexec has none. PALS: as in Slurm's
 # cray_shasta plugin, which replaces it.
@@ -49,11 +49,11 @@ _SLURM_MEMORY = (
 )
 # sbatch --export sets them for each srun of its job, which would leave PATH out, and the run document.
 EXPORTS = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _LAUNCHER_PREFIXES = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "HYDRA_", "PALS_", "PBS_", "HPCGPU_TASK_", "BASH_FUNC_")
 # GPUs by numbers or UUIDs, which PBS's hooks set in each task for its node.
 _DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_NUMBERS = re.compile(r"-1|[\w,.:]*")
+_NUMBERS = r"-1|[\w,.:]*"
 # A process reads its job and rank from these (read_allocation, read_rank). Processes that should not know of a job
 # must not have them; users' settings for their MPI (OMPI_MCA_*) stay.
 JOB_PREFIXES = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_", "HPCGPU_TASK_")
@@ -115,7 +115,7 @@ def read_local_rank(environ: Mapping[str, str]) -> RankFacts:
             return RankFacts(rank, size, local_rank, local_size or _flux_local_size(size, environ), launcher)
     facts = read_rank(environ)
     if facts.launcher == "srun":
-        counts = _REPEATED.findall(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        counts = re.findall(_REPEATED, environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
         each = [int(count) for count, times in counts for _ in range(int(times or 1))]
         node = _int(environ, "SLURM_NODEID")
         return facts._replace(local_size=each[node] if node is not None and node < len(each) else None)
@@ -230,7 +230,7 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     job = environ.get("PBS_JOBID") or None
 
     def is_common(name: str, value: str) -> bool:
-        if not _NAME.fullmatch(name) or name in _PROCESS_VARIABLES or name.startswith(_LAUNCHER_PREFIXES):
+        if not re.fullmatch(_NAME, name) or name in _PROCESS_VARIABLES or name.startswith(_LAUNCHER_PREFIXES):
             return False
         if name in _DEVICE_VARIABLES:
             return False
@@ -245,7 +245,7 @@ def rank_shell(environ: Mapping[str, str], *, gives_gpus: bool) -> tuple[str, ..
     A hook may number each node's GPUs for this job (2 on one, 0 on the other); a user's numbers are for all nodes.
     UUIDs are those of the first node.
     """
-    numbers = {name: environ[name] for name in _DEVICE_VARIABLES if _NUMBERS.fullmatch(environ.get(name, "no numbers"))}
+    numbers = {n: environ[n] for n in _DEVICE_VARIABLES if re.fullmatch(_NUMBERS, environ.get(n, "no numbers"))}
     exports = (f'export {name}="${{{name}-{value}}}"; ' for name, value in numbers.items())
     line = "".join(exports) if gives_gpus else ""
     # Slurm's warning may come up to 60 s early (sbatch(1), --signal), while Python and the package are being imported.

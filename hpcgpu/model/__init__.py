@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from hpcgpu.model.job import Command, JobSpec, JobState, JobStatus, Offer, Patience, Result, RunDocument, Started
     from hpcgpu.model.settings import Settings
     from hpcgpu.model.site import Site
-    from hpcgpu.model.topology import ActualBinding, Binding, Gpu, Hop, Nic, NumaNode, Topology, WorkerSpec
+    from hpcgpu.model.topology import Binding, Gpu, Hop, Nic, NumaNode, Topology
+    from hpcgpu.model.worker import ActualBinding, WorkerSpec
 
 _NAMES = {
     "allocation": "Allocation BindingRules CpuSet HostMemory Layout NodeLayout RankFacts",
     "job": "Command JobSpec JobState JobStatus Offer Patience Result RunDocument Started",
     "settings": "Settings",
     "site": "Site",
-    "topology": "ActualBinding Binding Gpu Hop Nic NumaNode Topology WorkerSpec",
+    "topology": "Binding Gpu Hop Nic NumaNode Topology",
+    "worker": "ActualBinding WorkerSpec",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

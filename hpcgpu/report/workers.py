@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from html import escape
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from hpcgpu.model import ActualBinding, WorkerSpec
+from hpcgpu.plan.doctor.findings import CheckResult, ok, warning
 from hpcgpu.plan.jobs import Job
 from hpcgpu.report.machine import format_gpu, format_memory, format_ports, worker_reasons
 from hpcgpu.report.table import Bar, Column, Shown, Table, Value, page, preformatted
@@ -41,6 +44,8 @@ _MEMORY_BYTES = {
     "spilled_to_host_bytes": "spilled: to host",
     "spilled_to_disk_bytes": "to disk",
 }
+_TAKEN = "a program in the worker binds it again, or opens all GPUs that it sees: docs/how-to/libraries.md"
+_ALLOCATED = "lower device_memory_limit, or what the library (PyTorch, JAX, RMM) takes by itself"
 _WORKER, _FAULTS = Column("worker", kind="name"), Column("differences", kind="fault", mark="not as planned: ")
 _MEMORY = (_WORKER, *(Column(title, "B", "number") for title in _MEMORY_BYTES.values()))
 _OPEN_ROWS = 16
@@ -346,6 +351,23 @@ class Memory(Shown):
         most = max((m.spilled_to_disk_bytes for m in rows), default=0)
         bars = Table((_WORKER, *map(Column, TIERS)), [(m.name, *tier_bars(m, most)) for m in rows]).html()
         return page(bars, KEY, f"<details><summary>Numbers and moves</summary>{preformatted(str(self))}</details>")
+
+
+def examine(workers: Sequence[WorkerFacts]) -> tuple[CheckResult, ...]:
+    """Judge workers for the doctor: each difference from the plan, and GPUs that other libraries have filled."""
+    wrong = [warning(text, _TAKEN, w.name) for w in workers for text in w.differences]
+    measured = [w for w in workers if w.gpu and None not in (w.device_used_bytes, w.device_limit_bytes)]
+    by_gpu = attrgetter("gpu")
+    for mine in map(list, (group for _, group in groupby(sorted(measured, key=by_gpu), by_gpu))):
+        # NVML counts a device as a whole
+        used = (max if mine[0].device_source == "NVML" else sum)(w.device_used_bytes or 0 for w in mine)
+        others = used - sum(w.device_managed_bytes for w in mine)
+        limit, capacity = (sum(w.limits.get(name, 0) for w in mine) for name in ("device", "capacity"))
+        if others > capacity - limit:
+            text = f"{format_use(others, None, capacity)} on its GPU are not Dask's data, which may have"
+            wrong.append(warning(f"{text} {format_bytes(limit)}: allocations will fail", _ALLOCATED, mine[0].name))
+    fine = len(workers) - len({result.name for result in wrong})
+    return (*wrong, ok(f"{counted(fine, 'worker')} as planned", name="workers"))
 
 
 def tier_bars(m: WorkerFacts, most_disk: int) -> tuple[Bar, Bar, Bar]:

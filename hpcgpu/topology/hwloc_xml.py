@@ -9,12 +9,12 @@ import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
-from hpcgpu.topology import nccl_xml, pci
-from hpcgpu.topology.nccl_xml import cores_of_masks
+from hpcgpu.topology import pci
 
 # OS devices: version 1 and 2 number the kinds, version 3 has a bit for each, and OpenFabrics is also a network.
 _NET, _OPENFABRICS = 2, 3
@@ -91,6 +91,8 @@ def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tup
     if core_of:
         return tuple(sorted({*core_of.values()}, key=min)), ()
     rest = {pci.cpuset(o, "cpuset") for o in objects if o.get("type") == "PU"} - {CpuSet()}
+    from hpcgpu.topology.nccl_xml import cores_of_masks
+
     cores_by_mask, how = cores_of_masks(n.cpuset for n in numa)
     alone = sorted(pu for pu in rest if not any(pu & core for core in cores_by_mask))
     return tuple(sorted([*cores_by_mask, *alone], key=min)), (_NO_CORES.format(how),) if cores_by_mask or alone else ()
@@ -232,13 +234,14 @@ def read_file(text: str) -> Topology:
             if root.tag == "topology":
                 return _topology(root, text)
             if root.tag == "system":
+                from hpcgpu.topology import nccl_xml  # 2 CPU ms, which a rank of hpcgpu bind need not spend
+
                 return nccl_xml.topology_of(root, text)
         problem = f"not a topology file: it begins with <{root.tag[:40]}>"
     raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
+class _Memory(NamedTuple):
     """A NUMA node with its place and speed."""
 
     node: NumaNode

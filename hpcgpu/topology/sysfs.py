@@ -18,14 +18,14 @@ from hpcgpu.topology import pci
 
 _T = TypeVar("_T")
 _PCI = "bus/pci/devices/"
-_CPU = re.compile(r"devices/system/cpu/cpu(\d+)/topology/physical_package_id")
+_CPU = r"devices/system/cpu/cpu(\d+)/topology/physical_package_id"
 # index3 is the L3 of every CPU that has one: 0 and 1 are the L1's of data and instructions, 2 the L2.
-_L3 = re.compile(r"devices/system/cpu/cpu\d+/cache/index3/shared_cpu_list")
-_NODE = re.compile(r"devices/system/node/node(\d+)/cpulist")
-_PORT = re.compile(r"class/infiniband/([^/]+)/ports/(\d+)/state")
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_TOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
+_L3 = r"devices/system/cpu/cpu\d+/cache/index3/shared_cpu_list"
+_NODE = r"devices/system/node/node(\d+)/cpulist"
+_PORT = r"class/infiniband/([^/]+)/ports/(\d+)/state"
+_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_HOST_BRIDGE = r"pci[0-9a-f]{4,8}:[0-9a-f]{2}"
+_TOTAL = r"MemTotal:\s+(\d+) kB"
 
 
 class _Sys:
@@ -84,7 +84,7 @@ def read(files: Mapping[str, str]) -> Topology:
         warnings=(*(() if chains else (pci.NO_PCI,)), *sys.warnings),
         other_memory=tuple(other),
         name=pci.product_name(pci.printable(files.get("class/dmi/id/product_name", ""))),
-        l3=tuple(sorted({sys.cpus(p) for p in files if _L3.fullmatch(p)} - {CpuSet()}, key=min)),
+        l3=tuple(sorted({sys.cpus(p) for p in files if re.fullmatch(_L3, p)} - {CpuSet()}, key=min)),
     )
 
 
@@ -115,7 +115,7 @@ def _cores(sys: _Sys) -> tuple[set[CpuSet], dict[int, int]]:
     cores: set[CpuSet] = set()
     packages: dict[int, int] = {}
     for path in sys.files:
-        if match := _CPU.fullmatch(path):
+        if match := re.fullmatch(_CPU, path):
             cpu, folder = int(match[1]), path.rpartition("/")[0]
             # core_cpus_list since Linux 5.3, thread_siblings_list before.
             siblings = sys.cpus(f"{folder}/core_cpus_list") or sys.cpus(f"{folder}/thread_siblings_list")
@@ -130,9 +130,9 @@ def _numa_nodes(sys: _Sys, cores: set[CpuSet], packages: dict[int, int]) -> tupl
     """Return the nodes with PUs, and the others."""
     out: list[NumaNode] = []
     for path in sys.files:
-        if match := _NODE.fullmatch(path):
+        if match := re.fullmatch(_NODE, path):
             cpus = sys.cpus(path)
-            total = _TOTAL.search(sys.text(path.replace("cpulist", "meminfo")))
+            total = re.search(_TOTAL, sys.text(path.replace("cpulist", "meminfo")))
             size = int(total[1]) * 1024 if total else 0
             package = packages.get(min(cpus), 0) if cpus else 0
             out.append(NumaNode(int(match[1]), cpus, size, package, "dram" if cpus else "other"))
@@ -148,12 +148,12 @@ def _pci(sys: _Sys, numa: Sequence[NumaNode]) -> tuple[list[Gpu], dict[str, tupl
     chains: dict[str, tuple[str, ...]] = {}
     for path, target in sys.files.items():
         name = path.removeprefix(_PCI)
-        if name == path or not _ADDRESS.fullmatch(name):
+        if name == path or not re.fullmatch(_ADDRESS, name):
             continue
         address = pci.address(name)
         # …/pci0000:00/0000:00:01.0/0000:01:00.0: host bridge, bridges, the device itself
         parts = target.strip("/").split("/")
-        start = next((i for i, part in enumerate(parts) if _HOST_BRIDGE.fullmatch(part)), len(parts))
+        start = next((i for i, part in enumerate(parts) if re.fullmatch(_HOST_BRIDGE, part)), len(parts))
         chains[address] = tuple(parts[start:-1])
         if kind := pci.gpu_vendor(sys.word(f"{path}/class")[:4], sys.word(f"{path}/vendor")):
             gpus.append(Gpu(address, vendor=kind, numa_node=sys.near(name, numa)))
@@ -162,7 +162,7 @@ def _pci(sys: _Sys, numa: Sequence[NumaNode]) -> tuple[list[Gpu], dict[str, tupl
 
 def _device_of(sys: _Sys, link: str) -> str:
     """Return the PCI function above the target of a class link; "" without one."""
-    addresses = _ADDRESS.findall(sys.text(link))
+    addresses = re.findall(_ADDRESS, sys.text(link))
     return addresses[-1] if addresses else ""
 
 
@@ -174,7 +174,7 @@ def _nics(sys: _Sys, numa: Sequence[NumaNode]) -> list[Nic]:
             nets.setdefault(device, []).append((path.rpartition("/")[2], sys.whole(f"{path}/dev_port") + 1))
     out: list[Nic] = []
     for path in sys.files:
-        if (match := _PORT.fullmatch(path)) and (device := _device_of(sys, f"class/infiniband/{match[1]}")):
+        if (match := re.fullmatch(_PORT, path)) and (device := _device_of(sys, f"class/infiniband/{match[1]}")):
             near = sys.near(device, numa)
             out.append(_port(sys, match[1], int(match[2]), device, sorted(nets.get(device, ())), near))
     taken = {n.pci for n in out}

@@ -16,6 +16,7 @@ from waiting import scaled
 
 from hpcgpu import LocalGPUCluster
 
+pytestmark = pytest.mark.timeout(400)  # of which the first test of a process has also the results to compare with
 EXAMPLES = ROOT / "examples" / "libraries"
 
 
@@ -48,7 +49,6 @@ def test_examples_on_local_gpu_cluster_equal_local_cluster(expected: dict[str, A
         check(results(client, EXAMPLES, tmp_path), expected)
 
 
-@pytest.mark.timeout(300)
 def test_examples_on_a_gang_equal_local_cluster(expected: dict[str, Any], tmp_path: Path) -> None:
     options, path = ("--gpus", "sim:2", "--nthreads", "1"), tmp_path / "results.json"
     words = (str(EXAMPLES), str(tmp_path), str(path))
@@ -57,7 +57,7 @@ def test_examples_on_a_gang_equal_local_cluster(expected: dict[str, Any], tmp_pa
     check(json.loads(path.read_text()), expected)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_examples_on_an_elastic_cluster_equal_local_cluster() -> None:
     lab = Lab()
     try:
@@ -72,7 +72,7 @@ from distributed import Client, LocalCluster
 from hpcgpu import SLURMGPUCluster
 from library_examples import results
 local = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
-elastic = dict(gpus="sim:1", nthreads=1, walltime="00:10:00", shape="elastic", nodes=1)
+elastic = dict(gpus="sim:1", nthreads=1, walltime="01:00:00", shape="elastic", nodes=1)
 def on(cluster, jobs=0):
     with cluster, Client(cluster) as client:
         if jobs:
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     with lab.down_at_the_end():
         lab.up()
         lab.lend(".venv-libraries", "libraries", ("xgboost", "optuna"))
-        facts = lab.facts(code, "/home/hpc/libraries/bin/python", timeout=scaled(500))
+        facts = lab.facts(code, "/home/hpc/libraries/bin/python", timeout=scaled(700))
     check(facts["computed"], facts["expected"])
     assert len({address.rpartition(":")[0] for address in facts["computed"]["workers"]}) == 2  # nodes
 

@@ -11,11 +11,12 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
 from fake_nvml import FakeGpu, FakeNvml, compiled
-from paths import TOPOLOGIES
+from paths import ROOT, TOPOLOGIES
 
 GPUS = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
 # GPU 0 is beside the first core that the test may use, GPU 1 beside the others.
@@ -69,6 +70,18 @@ SCRIPT = """
             "evaluated": sorted(client.run(engine._evaluate).values()),
         }))
 """
+# As engine/dask.py of 26.10.2 counts its ranks and starts them.
+RANKS = """
+    import functools, json, pathlib
+    from cudf_polars.engine import dask as engine
+    from cudf_polars.engine.hardware_binding import HardwareBindingPolicy
+    exec(pathlib.Path(sys.argv[1]).read_text())
+    with Client() as every:
+        client = GpuWorkers(every)
+        nranks = len(client.scheduler_info(n_workers=-1)["workers"])
+        started = client.run(functools.partial(engine._setup_worker, hardware_binding=HardwareBindingPolicy()))
+        print(json.dumps([len(every.nthreads()), nranks, len(started)]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +89,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
     return compiled(tmp_path_factory.mktemp("nvml"))
 
 
-def run(folder: Path, nvml: FakeNvml, cores: str, *options: str) -> dict:
+def run(folder: Path, nvml: FakeNvml, cores: str, *options: str, script: str = SCRIPT, words: tuple = ()) -> Any:
     """Run the engine's calls in a cluster; the packages beside the real module are stubs."""
     real = Path(importlib.util.find_spec("cudf_polars").submodule_search_locations[0], "engine", "hardware_binding.py")
     stubs = {
@@ -95,7 +108,7 @@ def run(folder: Path, nvml: FakeNvml, cores: str, *options: str) -> dict:
         path.write_text(text)
     more = {"HWLOC_XMLFILE": str(TOPOLOGIES / "turin-4gpu-nvml.xml"), "PYTHONPATH": str(folder / "site")}
     env = {**nvml.environment(GPUS), **more, "TEST_CORES": cores}
-    done = ranks.run(ranks.script(folder, SCRIPT), options=options, env=env)
+    done = ranks.run(ranks.script(folder, script), *words, options=options, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -113,3 +126,12 @@ def test_engine_leaves_workers_as_they_are_bound(tmp_path: Path, nvml: FakeNvml)
 def test_worker_without_a_gpu_is_no_rank(tmp_path: Path, nvml: FakeNvml) -> None:
     error = run(tmp_path, nvml, "0", "--cpu-workers", "1")["error"]
     assert "has no GPU, and cudf-polars' DaskEngine makes a rank of each worker" in error
+
+
+def test_engine_counts_the_workers_with_a_gpu_alone(tmp_path: Path, nvml: FakeNvml) -> None:
+    """With the class that the page has for it."""
+    page = (ROOT / "docs" / "how-to" / "libraries.md").read_text()
+    path = tmp_path / "page.py"
+    path.write_text("import hpcgpu\n\nclass GpuWorkers:" + page.partition("class GpuWorkers:")[2].partition("```")[0])
+    options = ("--cpu-workers", "1")
+    assert run(tmp_path, nvml, "0", *options, script=RANKS, words=(str(path),)) == [3, 2, 2]

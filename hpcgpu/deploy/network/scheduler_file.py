@@ -352,7 +352,7 @@ def read(folder: Path) -> SchedulerFile | None:
 
 async def say_goodbye(folder: Path) -> bool:
     """Have the scheduler end its run; return False if it cannot be reached from here."""
-    return await _call(folder, lambda scheduler: scheduler.hpcgpu_lease(goodbye=True)) is not None
+    return await call(folder, lambda scheduler: scheduler.hpcgpu_lease(goodbye=True)) is not None
 
 
 async def workers_and_use(folder: Path) -> tuple[tuple[str, ...], dict[str, Any]] | None:
@@ -362,11 +362,11 @@ async def workers_and_use(folder: Path) -> tuple[tuple[str, ...], dict[str, Any]
         facts = await scheduler.identity()
         return tuple(str(worker["name"]) for worker in facts["workers"].values()), await scheduler.hpcgpu_summary()
 
-    answer: tuple[tuple[str, ...], dict[str, Any]] | None = await _call(folder, ask)
+    answer: tuple[tuple[str, ...], dict[str, Any]] | None = await call(folder, ask)
     return answer
 
 
-async def _call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:
+async def call(folder: Path, question: Callable[[Any], Awaitable[Any]]) -> Any:
     """Return the scheduler's answer; None without a scheduler or an answer."""
     content = await asyncio.to_thread(read, folder)
     if content is None:

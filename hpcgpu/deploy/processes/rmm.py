@@ -11,7 +11,7 @@ import wrapt
 
 from hpcgpu.errors import ConfigError, LaunchError, message_of
 from hpcgpu.host import scratch
-from hpcgpu.model.topology import Rapids
+from hpcgpu.model.worker import Rapids
 from hpcgpu.spill.devices import allocation_failure
 from hpcgpu.spill.devices.libraries import spill_itself
 

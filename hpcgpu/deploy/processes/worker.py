@@ -34,7 +34,7 @@ from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
 from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.settings import Limit
-from hpcgpu.model.topology import Rapids
+from hpcgpu.model.worker import Rapids
 from hpcgpu.spill import GpuSpillBuffer, SpillPlugin
 from hpcgpu.spill.devices.pools import evict_on_failure
 from hpcgpu.units import format_bytes

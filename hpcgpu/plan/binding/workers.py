@@ -21,7 +21,7 @@ from hpcgpu.model import (
 )
 from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
 from hpcgpu.model.settings import GPU_MEMORY, NO_LIMIT, NODE_MEMORY, RMM, SHARE, Limit
-from hpcgpu.model.topology import Rapids
+from hpcgpu.model.worker import Rapids
 from hpcgpu.model.worker_names import member_worker_name
 from hpcgpu.plan.binding.bindings import cuda_env, plan_bindings
 from hpcgpu.plan.binding.network import USER_VARIABLES, nccl_env, ucx_env

@@ -10,7 +10,7 @@ import pytest
 from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import worker
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.model.topology import Rapids
+from hpcgpu.model.worker import Rapids
 from hpcgpu.plan.binding.workers import plan_rapids
 from hpcgpu.spill.devices.cuda import CudaDevice
 from hpcgpu.spill.devices.libraries import CudfObjects, is_cudf

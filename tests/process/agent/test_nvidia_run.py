@@ -17,6 +17,7 @@ TURIN = TOPOLOGIES / "turin-4gpu-nvml.xml"
 WHOLE = [FakeGpu(pci, f"GPU-{i}", size_mib=1024) for i, pci in enumerate(("0000:06:00.0", "0000:16:00.0"))]
 SCRIPT = """
     import hpcgpu, json
+    from hpcgpu.report.workers import examine
     with Client() as client:
         found = hpcgpu.bindings(client)
         seen = client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]))
@@ -29,6 +30,7 @@ SCRIPT = """
             "limits": [w.spec.device_memory_limit_bytes >> 20 for w in found.workers],
             "ports": [dict(w.spec.env).get("UCX_NET_DEVICES") for w in found.workers],
             "differences": found.differences,
+            "doctor": [(f.name, f.verdict.value, f.seen) for f in examine(found.workers)],
         }))
 """
 # The GPUs' counters, which the script sets, in J; two workers share each GPU, and one of them dies.
@@ -76,7 +78,7 @@ def test_whole_gpus_stay_visible_the_own_one_first(tmp_path: Path, nvml: FakeNvm
     assert found["homes"] == [1, 2]  # NVML's GPUs, found in hwloc's topology by PCI address
     assert found["limits"] == [819, 819]
     assert found["ports"] == ["mlx5_4:1", "mlx5_5:1"]
-    assert found["differences"] == {}
+    assert (found["differences"], found["doctor"]) == ({}, [["workers", "ok", "2 workers as planned"]])
     # nothing of these GPUs' memory is in use, which NVML says where no pool does
     assert found["memory"] == [["NVML", 0, 1024]] * 2
     assert found["used"] == 0  # a sum, since no GPU is counted twice
@@ -91,6 +93,8 @@ def test_contexts_on_other_gpus_are_said_and_are_differences(tmp_path: Path) -> 
     shown, stderr = run(tmp_path, nvml, gpus, FAKE_CUDA_DEVICES="2")
     text = "it has a CUDA context on other GPUs, too (devices 1), and takes their memory"
     assert list(shown["differences"].values()) == [[text]] * 2
+    named = [[name, "warning", text] for name in shown["differences"]]
+    assert shown["doctor"] == [*named, ["workers", "ok", "0 workers as planned"]]
     assert sorted(re.findall(rf"worker (\S+) is not as planned: {re.escape(text)}", stderr)) == [*shown["differences"]]
 
 

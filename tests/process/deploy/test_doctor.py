@@ -15,9 +15,11 @@ import psutil
 import pytest
 import ranks
 from click.testing import CliRunner
+from distributed import Client
 from pbs_replay import Pbs
 from waiting import scaled, until
 
+from hpcgpu import PBSGPUCluster
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.deploy.doctor import login_facts, trial
 from hpcgpu.deploy.doctor.node import (
@@ -179,3 +181,26 @@ def test_a_node_with_a_gpu(tmp_path: Path) -> None:
     facts = msgspec.json.decode(done.stdout, type=NodeFacts)
     assert (facts.gpus, facts.driver) == (("H100",), "570.86.15")
     assert 1 <= facts.cpus <= facts.cores
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="workers share the only PU")
+def test_workers_that_were_bound_again_are_named(pbs: Pbs) -> None:
+    """By the command, which asks a cluster of another process."""
+    options = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
+    with PBSGPUCluster(**options) as cluster, Client(cluster) as client:
+        cluster.scale(2)
+        cluster.wait_for_workers(2)
+        command = (sys.executable, "-m", "hpcgpu", "doctor", "--cluster", cluster.name, "--json")
+
+        def findings() -> list[tuple[str, str]]:
+            done = subprocess.run(command, capture_output=True, text=True, env=ranks.environment(), timeout=scaled(60))
+            assert done.returncode == 0, done.stderr
+            return [(f["name"], f["verdict"]) for f in json.loads(done.stdout)["findings"]]
+
+        assert findings() == [("workers", "ok")]
+        first = min(client.scheduler_info()["workers"])
+        client.run(os.sched_setaffinity, 0, os.sched_getaffinity(0), workers=[first])
+        name = str(client.scheduler_info()["workers"][first]["name"])
+        assert findings() == [(name, "warning"), ("workers", "ok")]
+    refused = subprocess.run(command, capture_output=True, text=True, env=ranks.environment(), timeout=scaled(60))
+    assert "there is no run" in refused.stderr

@@ -19,7 +19,7 @@ from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import rmm, worker
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, Topology, WorkerSpec
-from hpcgpu.model.topology import Rapids
+from hpcgpu.model.worker import Rapids
 from hpcgpu.plan.binding.workers import NodeFacts, plan_rapids, plan_workers
 from hpcgpu.sim import SimGpu
 from hpcgpu.spill import GpuSpillBuffer

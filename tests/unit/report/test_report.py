@@ -21,7 +21,7 @@ from hpcgpu.report.energy import EnergyCounter
 from hpcgpu.report.job import Preview, layout_of
 from hpcgpu.report.summary import Summary, covered_s, sum_up
 from hpcgpu.report.table import Column, Table
-from hpcgpu.report.workers import Moved, WorkerFacts
+from hpcgpu.report.workers import Moved, WorkerFacts, examine
 from hpcgpu.topology import hwloc_xml
 
 COLUMNS = (Column("name", kind="name"), Column("state", styles={"UP": "green"}), Column("size", "B", "number"))
@@ -208,6 +208,24 @@ def test_summary_says_its_energy_and_its_carbon() -> None:
     found = json.loads(summary.as_json())
     assert (found["energy_kwh"], found["carbon_g"], found["gpu_energy_j"]) == (1.5, 450, 3.6e6)
     assert f"\nenergy: {cpus}\n" in str(replace(USED, cpu_energy_j=1.8e6))
+
+
+@pytest.mark.parametrize(
+    ("source", "used", "told"),
+    [
+        ("NVML", (10, 10), ""),
+        ("NVML", (11, 11), "3.0 GiB of 10.0 GiB on its GPU are not Dask's data, which may have 8.0 GiB"),
+        ("pool", (5, 5), ""),
+        ("pool", (5, 6), "3.0 GiB of 10.0 GiB on its GPU"),
+    ],
+)
+def test_gpu_that_others_have_filled_is_a_finding(source: str, used: tuple[int, int], told: str) -> None:
+    """Two workers share a GPU, which NVML counts as a whole; each has 4 GiB of Dask's data, as its limit is."""
+    sizes = {"tiers": {"device": 4 * GIB}, "device_limit_bytes": 4 * GIB, "device_capacity_bytes": 5 * GIB}
+    facts = {**sizes, "gpu": "GPU-a", "device_source": source}
+    found = examine([WorkerFacts(name=str(i), device_used_bytes=n * GIB, **facts) for i, n in enumerate(used)])
+    assert [result.seen.startswith(told) for result in found[:-1]] == [True] * bool(told)
+    assert found[-1].seen == f"{1 if told else 2} worker{'' if told else 's'} as planned"
 
 
 def planned(spec: JobSpec = SPEC, site: Site | None = SITE) -> Preview:

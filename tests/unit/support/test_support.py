@@ -102,6 +102,8 @@ def test_page_and_charts_show_the_figures_of_the_csv_files() -> None:
 def test_run_reports_parts_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu
 
+    # else a part is run without its library, and has failed
+    assert {part.needs for part in gpu.PARTS} <= {"", *gpu.ASK}
     monkeypatch.setattr(gpu, "ASK", {"cupy": "import no_such_library"})
     parts = [
         gpu.Part("wrong", ("-c", "import sys; sys.exit('it went wrong')"), 20),
