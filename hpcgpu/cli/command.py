@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from hpcgpu.config.layers import BY_NAME, default_of, unused
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model.settings import GROUPS, options, user_name
 from hpcgpu.report.table import Table
 
@@ -89,6 +90,23 @@ class Group(_WithExamples, click.Group):
                     formatter.write_dl([(f"{name:{width}}", text) for name, text in zip(names, helps, strict=True)])
 
 
+class _Aliased(click.Option):
+    """An option of several names, by which one value may be typed."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the value of each name kept by itself; called by click."""
+        for name in self.opts:
+            parser.add_option(obj=self, opts=[name], dest=name)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the value that was typed; called by click."""
+        typed = {name: opts[name] for name in self.opts if name in opts}
+        if len(set(typed.values())) > 1:
+            by = " and ".join(f"by option {name}" for name in typed)
+            raise ConfigError(f"{opt(str(self.name), None)} is given twice: {by}; give it once")
+        return super().consume_value(ctx, dict(zip([str(self.name)], typed.values(), strict=False)))
+
+
 def example_lines(examples: Mapping[str, str]) -> Iterator[str]:
     """Yield lines to type, each with its effect as a comment, in one column."""
     width = max(map(len, examples), default=0)
@@ -122,9 +140,9 @@ def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function
     metavar = "|".join(choices) or MANY.get(kind, "VALUE")
 
     complete = completion(lambda: _sites() if name == "site" else choices)
-    return click.option(
-        *names, name, default=None, multiple=many, metavar=metavar, help=text, hidden=hidden, shell_complete=complete
-    )
+    cls = _Aliased if names[1:] and not many else click.Option
+    words = {"metavar": metavar, "help": text, "hidden": hidden, "shell_complete": complete}
+    return click.option(*names, name, cls=cls, default=None, multiple=many, **words)
 
 
 def completion(words: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model import Binding, Gpu, Nic, Topology
 
 # If a node has several fabrics, one of them carries the job. RoCE beside InfiniBand is for storage or management, also
@@ -168,7 +168,7 @@ def _named(nics: tuple[Nic, ...], names: tuple[str, ...]) -> frozenset[Nic]:
             from hpcgpu.model.settings import NIC_RULES
 
             allowed = ", ".join((*NIC_RULES, *(f"{n.name}:{n.port}" for n in nics)))
-            raise ConfigError(f"nics names {name!r}, but this node has no such port; allowed: {allowed}")
+            raise ConfigError(f"{opt('nics', None)} names {name!r}: this node has no such port; allowed: {allowed}")
         out |= matching
     return frozenset(out)
 

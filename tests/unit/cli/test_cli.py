@@ -89,6 +89,8 @@ def script(tmp_path: Path) -> str:
         ("run --walltime 1h", "hpcgpu run in no job has no time limit"),
         ("launch --launcher mpirun --memory 8GiB", "for each worker: --memory-limit"),
         ("plan --script --batch slurm --gpus sim:2 --shape elastic", "with its script"),
+        ("plan --partition a --queue b", "--queue is given twice: by option --queue and by option --partition;"),
+        ("plan --batch slurm --gpus sim:1 --protocol ucxx", "--protocol ucx (set by option --protocol) needs"),
     ],
 )
 def test_wrong_option_is_a_usage_error(script: str, words: str, said: str) -> None:
@@ -191,7 +193,8 @@ def test_launch_without_an_allocation_says_what_to_type(script: str) -> None:
 
 def test_error_names_the_nearest_option_the_rules_and_the_site(tmp_path: Path) -> None:
     assert re.findall(r"--\w+", refused("plan", "--node", "2").splitlines()[-1]) == ["--node", "--nodes"]
-    assert "allowed: balanced, nearest, ucx" in refused("topo", "--gpus", "sim:2", "--nics", "nearst")
+    allowed = "--nics names 'nearst': this node has no such port; allowed: balanced, nearest, ucx"
+    assert allowed in refused("topo", "--gpus", "sim:2", "--nics", "nearst")
     (tmp_path / "mine.yaml").write_text("version: 2\nname: mine\nbatch: slurm\n")
     text = refused("plan", "--site", "./mine.yaml", "--gpus", "8", cwd=tmp_path)
     assert "or the nodes in the file of mine, which has none" in text
