@@ -155,6 +155,20 @@ def test_page_has_only_blocks_that_are_tried(page: str) -> None:
             assert {n for n in re.findall(r"`([a-z_]+)`", other) if n not in BY_NAME and n not in HINTS} == set()
 
 
+def test_page_for_dask_cuda_has_its_modules() -> None:
+    """A module, unlike a class, cannot say what replaces it when it is imported from hpcgpu."""
+    shown = {name for there, *_ in rows(PAGES["dask-cuda"]) for name in quoted(there)}
+    assert {f"dask_cuda.{name}" for name in ("CUDAWorker", "initialize", "utils", "explicit_comms")} <= shown
+
+
+def test_no_text_installs_hpcgpu_from_an_index() -> None:
+    """There it is a stranger's package, or none."""
+    sources = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    advice = re.compile(r"pip install (?:[-\w=]+ )*['\"]?hpcgpu\b(?!-)")
+    assert [str(path) for path in sources if advice.search(path.read_text())] == []
+    assert advice.search("pip install 'hpcgpu[ucx]'")
+
+
 def test_memory_rows_name_options_that_exist() -> None:
     for other, _, name in rows(MEMORY):
         ours = name or other.split(", ")[0]

@@ -156,6 +156,21 @@ def test_sigterm_moves_what_a_job_alone_has(tmp_path: Path) -> None:
         assert "handed over the data of 1 of 1 workers" in log.read_text()
 
 
+def test_two_worker_commands_on_a_node_each_take_all_of_it() -> None:
+    """As docs/coming-from/dask-cuda.md has it, with what to do."""
+    line = [*WORKER, "--gpus", "sim:1x16MiB", "--name"]
+    own = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *line, "own", "--memory-limit", "1GB"]
+    with scheduler() as (address, client), contextlib.ExitStack() as stack:
+        for argv in ([*line, "one"], [*line, "two"], own):
+            stack.enter_context(ranks.started([*argv, address]))
+        client.wait_for_workers(3, timeout=scaled(90))
+        limits = {name: facts["memory_limit"] for name, facts in workers(client).items()}
+        cores = {w.name: w.spec.binding.cpuset for w in hpcgpu.bindings(client).workers}
+    assert set(cores["one"]) == set(cores["two"]) == os.sched_getaffinity(0)
+    assert limits["one"] == limits["two"] > host_memory.memory_limit().nbytes / 2
+    assert (len(cores["own"]), limits["own"]) == (1, 10**9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -17,6 +17,7 @@ from programs import python
 
 from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.processes import rmm, worker
+from hpcgpu.deploy.settings import read
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import Binding, CpuSet, Gpu, HostMemory, NodeLayout, NumaNode, Topology, WorkerSpec
 from hpcgpu.model.worker import Rapids
@@ -157,6 +158,12 @@ def test_workers_carry_their_own_plan() -> None:
     assert [a[2]["log_file_name"] for a in arguments] == ["logs/rmm_log_n1-0.txt", "logs/rmm_log_n1-1.txt"]
     assert specs_of(workers_per_gpu=2)[0].rapids is None
     assert specs_of(workers_per_gpu=2, gpus="sim:1", rmm_pool_size="100GiB")[0].rapids is None
+
+
+def test_sizes_for_rmm_have_no_effect_on_simulated_gpus(capfd: pytest.CaptureFixture[str]) -> None:
+    """So a script for real GPUs can be tried; specs_of has shown that its workers get no RMM."""
+    read({"gpus": "sim:1", "rmm_pool_size": "26GB"}, "keyword {name}")
+    assert "simulated GPUs have neither RMM nor cuDF; without effect: rmm_pool_size" in capfd.readouterr().err
 
 
 def test_cudf_is_told_to_spill_before_it_is_imported() -> None:

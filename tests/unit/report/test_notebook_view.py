@@ -97,6 +97,13 @@ def test_a_difference_from_the_plan_is_seen() -> None:
     assert "1 of 1 workers not as planned" in page
 
 
+def test_bindings_have_one_line_about_the_ways_of_values() -> None:
+    obstacles = ("", "node_copies=False", "kernel.yama.ptrace_scope=2", "node_copies=False")
+    found = Bindings(tuple(facts(f"n{i}-0", f"n{i}", node_copies=why, spec=SPEC) for i, why in enumerate(obstacles)))
+    ways = "by one copy, by the connection (kernel.yama.ptrace_scope=2), by the connection (node_copies=False)"
+    assert found.table.notes[1:] == [f"large values within a node: {ways}"]
+
+
 def test_400_workers_are_folded_and_cut() -> None:
     many = tuple(facts(f"n{i}-0", f"n{i}") for i in range(400))
     page = cluster_page("X", "mine", "running", "", jobs_table([]), many, 400)
