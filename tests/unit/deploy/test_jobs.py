@@ -124,7 +124,7 @@ async def test_a_job_that_can_never_run_is_stuck_with_what_to_change(slurm: Slur
     assert {job_id: found[job_id] for job_id in others} == others
     assert found["1"].state is JobState.STUCK
     assert found["1"].reason == (
-        "PartitionNodeLimit: walltime=02:00:00, but queue low has a limit of 01:30:00; "
+        "PartitionNodeLimit: walltime='02:00:00', but queue low has a limit of 01:30:00; "
         "nodes=3, but queue low gives a job 2 at most"
     )
     assert (tmp_path / "asked").read_text().count("\n") == 1  # however many jobs
