@@ -140,9 +140,11 @@ class BatchSystem(Protocol):
         return None
 
 
-def unnamed(program: str, result: Result) -> SubmitError:
-    """Return the error for a submission that has named no job: a site's wrapper may have put the id into a sentence."""
-    return SubmitError(f"{program} has named no job: {result.output}", evidence=result.output, unsure=True)
+def last_of(ids: Sequence[str], program: str, result: Result) -> str:
+    """Return the id that a submission has named; SubmitError for none: a wrapper may have put it in a sentence."""
+    if not ids:
+        raise SubmitError(f"{program} has named no job: {result.output}", evidence=result.output, unsure=True)
+    return ids[-1]
 
 
 def advice(reason: str) -> str:

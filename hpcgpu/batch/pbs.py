@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, limit_s, unnamed
+from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, last_of, limit_s
 from hpcgpu.batch.job_script import (
     NUMBER_OF_JOBS,
     Directive,
@@ -163,9 +163,7 @@ class Pbs(PbsDialect, BatchSystem):
         ids = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
         if result.returncode != 0:
             raise _refused("qsub refused the job", result, result.output)
-        if not ids:
-            raise unnamed("qsub", result)
-        return str(ids[-1])
+        return last_of(ids, "qsub", result)
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return the qselect for the name, which contains the mark; it lists no ended job."""
