@@ -29,8 +29,9 @@ from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, Settings
 from hpcgpu.model.settings import Limit
-from hpcgpu.plan.jobs import Job, describe
-from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_text import describe
+from hpcgpu.plan.jobs.reconcile import Policy
 
 FOR_NOW, LOST, UNNAMED = {"transient": True}, {"transient": True, "unsure": True}, {"unsure": True}
 REFUSALS: dict[str, tuple[Any, int, list[Any], str, int]] = {
