@@ -20,8 +20,8 @@ class HpcGpuError(Exception):
     Attributes
     ----------
     parts : tuple of str
-        The message: every second part is an option, or a place where one was set, by ``opt``. A door writes
-        these in a form of its own, and nothing else: texts of other programs stand as they are.
+        The message: every second part is an option, or a place where one was set, by ``opt``. Each door writes
+        these in its own ``form``, and nothing else: texts of other programs stand as they are.
     evidence : str
         What another program said, byte for byte; empty when there was none.
     for_doctor : bool
@@ -31,6 +31,8 @@ class HpcGpuError(Exception):
     """
 
     for_doctor: ClassVar[bool] = False
+    # how this process writes options: as keywords of Python, or as they are typed at its command line
+    form: ClassVar[Callable[[str], str]] = str
 
     def __init__(self, message: str, *, evidence: str = "") -> None:
         self.parts = tuple(message.split(_MARK))
@@ -38,6 +40,9 @@ class HpcGpuError(Exception):
         self.evidence = evidence
         if self.for_doctor and DOCTOR not in message:  # it may be in the log of a rank
             self.add_note(DOCTOR)
+
+    def __str__(self) -> str:
+        return plain(marked(self))
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython and Jupyter show in place of the frames between the user's line and the slip in it."""
@@ -146,8 +151,9 @@ def opt(option: str, value: Any = Any, where: str = "") -> str:
     return f"{_MARK}{text}{_MARK}{f' (set by {opt(where, None)})' if where else ''}"
 
 
-def plain(text: str, form: Callable[[str], str] = str) -> str:
-    """Return a text for no error, with its options in a door's form."""
+def plain(text: str, form: Callable[[str], str] | None = None) -> str:
+    """Return a text with its options in a form; None: in that of this process."""
+    form = form or HpcGpuError.form
     return "".join(form(part) if i % 2 else part for i, part in enumerate(text.split(_MARK)))
 
 
@@ -156,8 +162,8 @@ def marked(error: HpcGpuError) -> str:
     return _MARK.join(error.parts)
 
 
-def whole(error: BaseException, form: Callable[[str], str] = str) -> str:
-    """Return an error's text, its options in a door's form, with its notes below, as people are to read it."""
+def whole(error: BaseException, form: Callable[[str], str] | None = None) -> str:
+    """Return an error's text, its options as in :func:`plain`, with its notes below, as people are to read it."""
     text = plain(marked(error), form) if isinstance(error, HpcGpuError) else str(error)
     return "\n".join([text, *getattr(error, "__notes__", ())])
 

@@ -30,7 +30,7 @@ from hpcgpu.errors import LaunchError, cause_of, message_of
 from hpcgpu.host import log
 from hpcgpu.launch.environment import read_end_s, read_rank
 from hpcgpu.model import RunDocument, WorkerSpec
-from hpcgpu.plan.jobs import OUTLIVES
+from hpcgpu.plan.jobs.job_text import OUTLIVES
 
 logger = logging.getLogger("distributed.hpcgpu")
 _REPORT_S = 10.0

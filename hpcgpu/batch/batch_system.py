@@ -6,24 +6,24 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.errors import ConfigError, SubmitError, opt, plain
 from hpcgpu.model import Command, CpuSet, JobSpec, JobStatus, Offer, Result
 from hpcgpu.units import parse_duration_s
 
 # Reasons and comments of jobs that wait for ever unless they or the cluster change (Slurm 22.05.8: main.c, and tests;
 # OpenPBS: tests/data/batch/pbs). The reasons for nodes that are down are different.
 _ADVICE = (
-    (r"PartitionNodeLimit|M(ax|in)Nodes?PerJob", "fewer nodes="),
+    (r"PartitionNodeLimit|M(ax|in)Nodes?PerJob", f"fewer {opt('nodes')}"),
     (
         r"PartitionTimeLimit|MaxWallDurationPerJob|resource: walltime|would conflict with|Reserved for maintenance",
-        "a shorter walltime=",
+        f"a shorter {opt('walltime')}",
     ),
-    (r"MaxGRESPerJob|resource: (ngpus|gpus)", "fewer gpus_per_node="),
-    (r"MaxCpuPerJob|resource: ncpus", "fewer cores_per_gpu="),
-    (r"MaxMem\w*PerJob|resource: mem", "less memory="),
+    (r"MaxGRESPerJob|resource: (ngpus|gpus)", f"fewer {opt('gpus_per_node')}"),
+    (r"MaxCpuPerJob|resource: ncpus", f"fewer {opt('cores_per_gpu')}"),
+    (r"MaxMem\w*PerJob|resource: mem", f"less {opt('memory')}"),
     (r"PartitionConfig|BadConstraints|Can Never Run", "less"),
-    (r"AccountNotAllowed|InvalidAccount", "another account="),
-    (r"Q[oO][sS]NotAllowed|InvalidQOS", "another --qos in job_extra_directives="),
+    (r"AccountNotAllowed|InvalidAccount", f"another {opt('account')}"),
+    (r"Q[oO][sS]NotAllowed|InvalidQOS", f"another --qos in {opt('job_extra_directives')}"),
 )
 
 
@@ -51,11 +51,11 @@ class BatchSystem(Protocol):
     def notes(self, spec: JobSpec) -> tuple[str, ...]:
         """Return messages about such a request, for people: parts of it for which the site has no option."""
         parts = {
-            "memory=": spec.memory_per_node_bytes is not None and self.memory == "none",
-            "cores_per_gpu=": spec.cpus_per_task is not None and not self.cpus,
+            "memory": spec.memory_per_node_bytes is not None and self.memory == "none",
+            "cores_per_gpu": spec.cpus_per_task is not None and not self.cpus,
         }
         return tuple(
-            f"{name} is not asked of the batch system: at this site jobs get it with their GPUs or nodes"
+            f"{plain(opt(name))} is not asked of the batch system: at this site jobs get it with their GPUs or nodes"
             for name, is_given in parts.items()
             if is_given
         )
@@ -140,14 +140,17 @@ class BatchSystem(Protocol):
         return None
 
 
-def unnamed(program: str, result: Result) -> SubmitError:
-    """Return the error for a submission that has named no job: a site's wrapper may have put the id into a sentence."""
-    return SubmitError(f"{program} has named no job: {result.output}", evidence=result.output, unsure=True)
+def last_of(ids: Sequence[str], program: str, result: Result) -> str:
+    """Return the id that a submission has named; SubmitError for none: a wrapper may have put it in a sentence."""
+    if not ids:
+        raise SubmitError(f"{program} has named no job: {result.output}", evidence=result.output, unsure=True)
+    return ids[-1]
 
 
 def advice(reason: str) -> str:
     """Return what to ask for instead if a job's reason for waiting will not pass; "" for other reasons."""
-    return next((f"{text}, or another queue=" for pattern, text in _ADVICE if re.search(pattern, reason)), "")
+    instead = next((text for pattern, text in _ADVICE if re.search(pattern, reason)), "")
+    return plain(f"{instead}, or another {opt('queue')}") if instead else ""
 
 
 def by_array(job_ids: Sequence[str], element: re.Pattern[str]) -> Mapping[tuple[str, str], set[int]]:

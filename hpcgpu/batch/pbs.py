@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, limit_s, unnamed
+from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, last_of, limit_s
 from hpcgpu.batch.job_script import (
     NUMBER_OF_JOBS,
     Directive,
@@ -22,7 +22,7 @@ from hpcgpu.batch.job_script import (
     script_body,
 )
 from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, whole
-from hpcgpu.errors import ConfigError, SubmitError, opt
+from hpcgpu.errors import ConfigError, SubmitError, opt, plain
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
 from hpcgpu.model.allocation import JOB_RESTARTS
 from hpcgpu.model.site import PbsDialect
@@ -163,9 +163,7 @@ class Pbs(PbsDialect, BatchSystem):
         ids = re.findall(rf"^\s*({ID})\s*$", result.stdout, re.M)
         if result.returncode != 0:
             raise _refused("qsub refused the job", result, result.output)
-        if not ids:
-            raise unnamed("qsub", result)
-        return str(ids[-1])
+        return last_of(ids, "qsub", result)
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return the qselect for the name, which contains the mark; it lists no ended job."""
@@ -297,10 +295,10 @@ class Pbs(PbsDialect, BatchSystem):
         cores = self.cpus and spec.cpus_per_task is None and self.cpus_multiple_of == 1 and "-l ncpus" not in options
         memory = self.memory == "mem" and spec.memory_per_node_bytes is None and "-l mem" not in options
         asks = (
-            *(["one core for each rank (cores_per_gpu= asks for more)"] if cores else []),
-            *(["no memory, which may be 256 MB where PBS limits it (memory= asks for it)"] if memory else []),
+            *([f"one core for each rank ({opt('cores_per_gpu')} asks for more)"] if cores else []),
+            *([f"no memory, which may be 256 MB where PBS limits it ({opt('memory')} asks for it)"] if memory else []),
         )
-        return (*vain, *([f"it asks PBS for {' and for '.join(asks)}"] if asks else []))
+        return (*vain, *([plain(f"it asks PBS for {' and for '.join(asks)}")] if asks else []))
 
     def _resources(self, spec: JobSpec) -> list[tuple[str, str | None]]:
         memory = spec.memory_per_node_bytes if self.memory == "mem" else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 
-from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, limit_s, unnamed
+from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, last_of, limit_s
 from hpcgpu.batch.job_script import (
     NUMBER_OF_JOBS,
     Directive,
@@ -138,9 +138,7 @@ class Slurm(SlurmDialect, BatchSystem):
         ids = re.findall(r"^(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?$", result.stdout, re.M)
         if result.returncode != 0:
             raise _refused("sbatch refused the job", result, result.output)
-        if not ids:
-            raise unnamed("sbatch", result)
-        return str(ids[-1])
+        return last_of(ids, "sbatch", result)
 
     def find(self, name: str, mark: str) -> Command | None:
         """Return one squeue for all jobs of this user, with their comments: squeue cannot select by those."""

@@ -19,7 +19,6 @@ from hpcgpu.cli.command import (
     FROM,
     Command,
     Group,
-    as_typed,
     command,
     completion,
     json_option,
@@ -30,7 +29,7 @@ from hpcgpu.cli.command import (
 from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
 from hpcgpu.config import layers, read_document
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.model import settings
 from hpcgpu.model.allocation import DOCUMENT
 from hpcgpu.report.table import Column, Table
@@ -232,7 +231,10 @@ def launch(script: tuple[str, ...], document: bool, **arguments: object) -> None
     if document:
         if options or script:
             raise ConfigError("--document stands alone: it holds the options and the script")
-        start.launch_run(read_document(os.environ.pop(DOCUMENT, "")))
+        run_document = read_document(os.environ.pop(DOCUMENT, ""))
+        if run_document.shape != "in-allocation":  # made by a cluster object, whose user typed nothing
+            HpcGpuError.form = str
+        start.launch_run(run_document)
     start.launch(options, FROM, _checked(script, layers.LAUNCH))
 
 
@@ -316,7 +318,7 @@ def plan(  # each is an option
         differing = preview.compare(other, planned)
         click.echo("".join(f"{line}\n" for line in differing), nl=False)
         return int(bool(differing))
-    text = render(planned, shutil.get_terminal_size((0, 0)).columns, as_typed)
+    text = render(planned, shutil.get_terminal_size((0, 0)).columns)
     show_text(text, described(planned) if as_json else None)
     return 0
 

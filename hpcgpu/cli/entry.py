@@ -85,6 +85,9 @@ def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -
 def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) -> int:
     import click
 
+    from hpcgpu.cli.command import as_typed
+
+    before, HpcGpuError.form = HpcGpuError.form, as_typed
     try:
         return int(command(argv, prog_name=name, standalone_mode=False) or 0)
     except click.ClickException as e:
@@ -97,6 +100,8 @@ def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) ->
         return 128 + signal.SIGINT
     except (HpcGpuError, OSError, RuntimeError) as e:
         return _code_of(e)
+    finally:
+        HpcGpuError.form = before
 
 
 def _code_of(error: HpcGpuError | OSError | RuntimeError) -> int:
@@ -104,13 +109,8 @@ def _code_of(error: HpcGpuError | OSError | RuntimeError) -> int:
     if isinstance(error, HpcGpuError):
         if os.environ.get("HPCGPU_DEBUG"):
             sys.__excepthook__(*sys.exc_info())
-        if not isinstance(error, ConfigError):
-            log.say(whole(error, str))
-            return 1
-        from hpcgpu.cli.command import as_typed
-
-        log.say(whole(error, as_typed))
-        return 2
+        log.say(whole(error))
+        return 2 if isinstance(error, ConfigError) else 1
     from hpcgpu.host import process
 
     unwritten = f"the output could not be written: {error}" if getattr(error, "errno", None) in _OUTPUT else ""

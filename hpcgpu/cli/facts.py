@@ -125,7 +125,7 @@ def stop(name: str) -> None:
 
 def _row(run: Run) -> tuple[str, ...]:
     from hpcgpu.deploy.jobs.runs import jobs_of
-    from hpcgpu.plan.jobs import phases_line
+    from hpcgpu.plan.jobs.job_text import phases_line
 
     state = run.owner_state
     ids = [word for c in run.system.cancel(tuple(run.jobs)) for word in c.argv[1:]]  # ranges of arrays

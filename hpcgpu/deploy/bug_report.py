@@ -65,22 +65,6 @@ _PATHS = ("HOME", "SCRATCH", "WORK", "PROJECT", "TMPDIR", "PWD", "VIRTUAL_ENV", 
 _ABOUT_NODE = re.compile(r"^hpcgpu: ([A-Za-z][\w.-]*\d[\w.-]*): ", re.M)
 _SEVERAL_NODES = re.compile(r"[A-Za-z][\w.-]*\[[\d,-]+\]")  # node[01-04,7] of Slurm
 _SHOWN = 15  # qstat shows this many characters of a name
-_README = """\
-The facts that `hpcgpu report` has gathered. Names of users, groups, hosts and accounts, the user's paths, addresses,
-UUIDs and serial numbers are replaced by neutral words, the same in all files. Keys are not in it, nor the values of
-env= and of variables in job_script_prologue.
-Look through it before you hand it on: names that hpcgpu cannot know of, such as those of your data, may be in logs.
-
-- versions.json: hpcgpu, Python, packages, kernel, driver
-- topology.xml: this machine as hwloc sees it; `hpcgpu topo --from topology.xml` plans for it. topology.txt in its
-  place has the reason if it is missing.
-- plan.json, plan.txt: the output of `hpcgpu topo` for it
-- record.json, batch.txt, job-N.log: of the run that was named: all its settings, the batch system's answers about its
-  jobs, and their logs' ends
-- job-N-spill.log: of workers that lost spilled data, the store's last events, as numbers and sizes
-
-The folder is a test as it is: in tests/data/reports hpcgpu's own parsers must read all of it.
-"""
 
 
 class Scrubber:
@@ -160,7 +144,7 @@ def write(name: str | None, output: str | None) -> Path:
     scrubber = Scrubber(_private_words(run, hosts))
     for file, text in files.items():
         (folder / file).write_text(scrubber.scrub(text))
-    (folder / "README.md").write_text(_README)
+    (folder / "README.md").write_text(Path(__file__).with_suffix(".md").read_text())
     return folder
 
 

@@ -16,7 +16,7 @@ from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start
 from hpcgpu.deploy.doctor import probes
-from hpcgpu.deploy.jobs.batch_client import read_job
+from hpcgpu.deploy.jobs.planned_job import read_job
 from hpcgpu.deploy.machine import named, read_machine, this_machine
 from hpcgpu.deploy.processes.node import read_node
 from hpcgpu.deploy.settings import Wanted

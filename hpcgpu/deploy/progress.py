@@ -16,7 +16,8 @@ from typing import Any
 
 from hpcgpu import supervise
 from hpcgpu.host import log
-from hpcgpu.plan.jobs import READY, Phase, note_lines
+from hpcgpu.plan.jobs.job import Phase
+from hpcgpu.plan.jobs.job_text import READY, note_lines
 
 SHORT_S = 2.0  # a shorter wait gets no line
 _ERASE = "\r\x1b[K"  # from the cursor to the end of the line (ECMA-48, EL)

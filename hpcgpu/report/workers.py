@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcgpu.model import ActualBinding, WorkerSpec
 from hpcgpu.plan.doctor.findings import CheckResult, ok, warning
-from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.report.machine import format_gpu, format_memory, format_ports, worker_reasons
 from hpcgpu.report.table import Bar, Column, Shown, Table, Value, page, preformatted
 from hpcgpu.units import counted, format_bytes

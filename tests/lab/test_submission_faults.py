@@ -269,4 +269,4 @@ def test_jobs_that_can_never_run_are_errors_with_the_keyword(slurm_lab: Lab) -> 
     assert "nodes=3, but queue low gives a job 2 at most" in limited
     assert long.startswith("JobError 3 jobs in a row ended before their first worker; the last was job ")
     assert "PENDING, Partition" in long
-    assert ": walltime=02:00:00, but queue low has a limit of 01:30:00" in long
+    assert ": walltime='02:00:00', but queue low has a limit of 01:30:00" in long

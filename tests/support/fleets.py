@@ -9,7 +9,7 @@ from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs import Run
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
 from hpcgpu.model import JobSpec, RunDocument, Settings
-from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.plan.jobs.reconcile import Policy
 
 
 def make_run(folder: Path, system: BatchSystem, batch: str = "slurm", *, save: bool = True) -> Run:

@@ -12,8 +12,9 @@ from pathlib import Path
 from hpcgpu import config, supervise
 from hpcgpu.deploy import jobs as runs
 from hpcgpu.deploy.cluster.local_run import LocalRun
-from hpcgpu.deploy.jobs.batch_client import PlannedJob, plan_job, submit_guarded
+from hpcgpu.deploy.jobs.batch_client import submit_guarded
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
+from hpcgpu.deploy.jobs.planned_job import PlannedJob, plan_job
 from hpcgpu.deploy.jobs.runs import Jobs, today
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.settings import Wanted
@@ -21,9 +22,11 @@ from hpcgpu.errors import ConfigError, HpcGpuError, JobError
 from hpcgpu.host import limits, log
 from hpcgpu.host.path_writers import changed_by
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
-from hpcgpu.plan.jobs import MEMBER, NO_WORKERS, OUTLIVES, Job, Phase, describe
+from hpcgpu.plan.jobs.job import MEMBER, NO_WORKERS, Job, Phase
+from hpcgpu.plan.jobs.job_text import OUTLIVES, describe
 from hpcgpu.plan.jobs.needs import OF_NODES, Size, shortages
-from hpcgpu.plan.jobs.request import Policy, first_workers, workers_per_node
+from hpcgpu.plan.jobs.reconcile import Policy
+from hpcgpu.plan.jobs.request import first_workers, workers_per_node
 from hpcgpu.units import format_duration
 
 

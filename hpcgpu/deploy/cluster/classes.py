@@ -122,7 +122,7 @@ class JobAdaptive(Adaptive):
     """Keeps as many workers as the scheduler has work for, between ``minimum`` and ``maximum``.
 
     It adds workers at once, and removes some only after the scheduler has needed fewer ``wait_count`` times in a row.
-    plan.jobs.request.reconcile decides which jobs end, and keeps young pending ones.
+    plan.jobs.reconcile decides which jobs end, and keeps young pending ones.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.progress import SHORT_S, Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError
 from hpcgpu.model import Patience
-from hpcgpu.plan.jobs import End
+from hpcgpu.plan.jobs.job_text import End
 from hpcgpu.spill.store.messages import register
 from hpcgpu.supervise import reason_of
 

@@ -25,7 +25,9 @@ from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import HpcGpuError, JobError, LaunchError, TrustError, message_of
 from hpcgpu.host import process
 from hpcgpu.model import Patience
-from hpcgpu.plan.jobs import Job, describe, may_answer, why_missing
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_end import may_answer, why_missing
+from hpcgpu.plan.jobs.job_text import describe
 
 # The batch system is polled seldom (fleet), the files of the job often.
 _POLL_S = 0.1

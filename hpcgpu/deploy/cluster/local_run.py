@@ -27,7 +27,7 @@ from hpcgpu.host import limits, private, process, remover
 from hpcgpu.host.scratch import Scratch, home_of, make_private, sweep
 from hpcgpu.launch.environment import JOB_PREFIXES, WITHHELD
 from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
-from hpcgpu.plan.jobs import HEAD, Job
+from hpcgpu.plan.jobs.job import HEAD, Job
 from hpcgpu.plan.jobs.needs import Size
 
 # A job whose lease has ended is gone within 5 s.

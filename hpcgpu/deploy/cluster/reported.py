@@ -21,7 +21,8 @@ from hpcgpu.deploy.dashboard import worker_requests
 from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError, end_script
-from hpcgpu.plan.jobs import End, by_number, note_lines, summary_line
+from hpcgpu.model.worker_names import by_number
+from hpcgpu.plan.jobs.job_text import End, note_lines, summary_line
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.table import Explanation
 from hpcgpu.report.workers import WorkerFacts, cluster_page, read_facts

@@ -15,7 +15,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from hpcgpu.deploy.dashboard.worker_metrics import ANSWER, ASK, KEY
 from hpcgpu.host import log
-from hpcgpu.plan.jobs import by_number
+from hpcgpu.model.worker_names import by_number
 from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.summary import Summary, sum_up
 from hpcgpu.report.workers import FOLDED, WorkerFacts, by_node, read_facts

@@ -13,7 +13,7 @@ from distributed.protocol.pickle import dumps, loads
 from hpcgpu.deploy.dashboard.worker_metrics import collect
 from hpcgpu.errors import ConfigError, message_of
 from hpcgpu.host import host_memory
-from hpcgpu.plan.jobs import by_number
+from hpcgpu.model.worker_names import by_number
 from hpcgpu.report.workers import Bindings, Memory, WorkerFacts
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from hpcgpu import batch
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.doctor import probes
-from hpcgpu.deploy.jobs.batch_client import PlannedJob, read_job
+from hpcgpu.deploy.jobs.planned_job import PlannedJob, read_job
 from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.host import limits
 from hpcgpu.host import run as programs

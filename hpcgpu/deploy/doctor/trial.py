@@ -15,9 +15,10 @@ from hpcgpu import supervise
 from hpcgpu.deploy.doctor import node, probes
 from hpcgpu.deploy.doctor.login_facts import size_of
 from hpcgpu.deploy.jobs import Run, ending, home
-from hpcgpu.deploy.jobs.batch_client import PlannedJob, plan_job, submit_guarded
+from hpcgpu.deploy.jobs.batch_client import submit_guarded
 from hpcgpu.deploy.jobs.fleet import Fleet, SchedulerView
 from hpcgpu.deploy.jobs.logs import last_lines
+from hpcgpu.deploy.jobs.planned_job import PlannedJob, plan_job
 from hpcgpu.deploy.jobs.runs import jobs_of
 from hpcgpu.deploy.network import lease
 from hpcgpu.errors import SubmitError
@@ -26,8 +27,9 @@ from hpcgpu.model import JobState, RunDocument, Settings
 from hpcgpu.plan.doctor import findings, login
 from hpcgpu.plan.doctor.facts import Launcher, Link, NodeFacts, TrialFacts
 from hpcgpu.plan.doctor.nodes import checks_for
-from hpcgpu.plan.jobs import Phase, format_end, format_missing
-from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.plan.jobs.job import Phase
+from hpcgpu.plan.jobs.job_text import format_end, format_missing
+from hpcgpu.plan.jobs.reconcile import Policy
 
 _NODES, _WALLTIME_S = 2, 300
 _GRACE_S = 10.0  # a doctor that is silent for longer has been killed

@@ -7,8 +7,9 @@ import functools
 from pathlib import Path
 
 from hpcgpu import supervise
-from hpcgpu.deploy.jobs.batch_client import answered, ask, cancel, look, mark_of, poll
+from hpcgpu.deploy.jobs.batch_client import answered, ask, cancel, look, poll
 from hpcgpu.deploy.jobs.ending import BY_ITSELF_S, PATIENCE, finish
+from hpcgpu.deploy.jobs.planned_job import mark_of
 from hpcgpu.deploy.jobs.run import Run
 from hpcgpu.deploy.network.lease import is_detached, is_held
 from hpcgpu.errors import SubmitError

@@ -1,7 +1,4 @@
-"""The batch system's client: plan jobs, submit them in few submissions and losing none, poll them, cancel them.
-
-Together: a planned job is what is submitted; both know the batch system by its interface alone.
-"""
+"""The batch system's client: submit jobs in few submissions and losing none, poll them, cancel them."""
 
 from __future__ import annotations
 
@@ -10,26 +7,22 @@ import contextlib
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from hpcgpu import config, supervise
-from hpcgpu.batch import BatchSystem, get
-from hpcgpu.config import layers
-from hpcgpu.config.sites.rules import check_submission, forbidden, notes
-from hpcgpu.deploy import settings
+from hpcgpu import supervise
+from hpcgpu.batch import BatchSystem
 from hpcgpu.deploy.jobs.run import Run
-from hpcgpu.errors import ConfigError, SubmitError, opt
-from hpcgpu.host import log, process, scratch
+from hpcgpu.errors import SubmitError
+from hpcgpu.host import log, scratch
 from hpcgpu.host.run import run
 from hpcgpu.launch.environment import inherited_variables
-from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, RunDocument, Site
+from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
 from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
-from hpcgpu.plan.jobs.request import plan_request, shortfalls
+from hpcgpu.plan.jobs.request import shortfalls
 
 _NOT_THERE = 127  # return code of host.run: the program does not exist
 # NCAR's qstat answers from a file that is minutes old, but not with this variable, which costs its server.
@@ -232,64 +225,6 @@ async def requeue(system: BatchSystem, job_id: str, *, by_script: bool) -> str:
             raise
         return system.read_submit(await run(command))
     return job_id
-
-
-class PlannedJob(NamedTuple):
-    """A job before its submission."""
-
-    user: settings.Wanted  # its settings, site and batch system's name
-    spec: JobSpec
-    system: BatchSystem
-
-
-def read_job(
-    options: Mapping[str, object], given_from: str, script: tuple[str, ...], batch: str | None, *, live: bool = False
-) -> PlannedJob:
-    """Plan the job for a script, or for a cluster object without one; ConfigError for a wrong or missing setting."""
-    user = settings.read(options, given_from, batch or "", layers.JOBSCRIPT if script else "", live=live)
-    if not user.batch:
-        raise ConfigError("no batch system is given; add --batch slurm or --batch pbs, or --site for a known machine")
-    shape, folder = ("in-allocation", "") if script else ("gang", "FOLDER-OF-THIS-RUN")
-    run_document = RunDocument(settings=user.settings, shape=shape, script=script, folder=folder)
-    spec, system = plan_job(run_document, user.site, user.batch)
-    for note in system.notes(spec):
-        log.say(f"job {spec.name}: {note}")
-    return PlannedJob(user, spec, system)
-
-
-def mark_of(folder: Path) -> str:
-    """Return the mark of all jobs of a run in the batch system; it finds jobs whose ids were lost."""
-    return f"hpcgpu-{folder.name}"
-
-
-def plan_job(
-    run: RunDocument, site: Site | None, batch: str, arguments: tuple[str, ...] = ()
-) -> tuple[JobSpec, BatchSystem]:
-    """Return the request for a run's job, which calls hpcgpu with ``arguments`` (or launch), and its system.
-
-    Raises ConfigError if a setting is missing that the batch system or the site requires.
-    """
-    if site and site.batch != batch:
-        raise ConfigError(
-            f"site {site.name} has {site.batch}, not {batch}: take the class of {site.batch} (hpcgpu plan: leave "
-            f"--batch out), or another {opt('site')} than that of {run.settings.where('site')}"
-        )
-    check_submission(run.settings, site, member=run.shape == "member")
-    if run.shape != "member":
-        for note in notes(run.settings, site):
-            log.say(note)
-    run = replace(run, settings=settings.in_job(run.settings, site, batch))
-    document = "" if arguments else config.render_document(run)
-    arguments = arguments or ("launch", "--document")
-    argv = process.python_argv("hpcgpu", *arguments, python=run.settings.python or process.original(sys.executable))
-    spec = replace(plan_request(run.settings, argv), document=document)
-    if run.shape == "member":
-        spec = replace(spec, nodes=1)
-    if run.folder:  # PBS forgets a job at its end unless the site has switched its history on
-        spec = replace(spec, exit_file=f"{run.folder}/exit", mark=mark_of(Path(run.folder)))
-    system = get(batch, **({**site.spoken, "forbidden": forbidden(run.settings, site)} if site else {}))
-    system.script(spec)  # raises for a value that it cannot carry
-    return spec, system
 
 
 async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) -> None:

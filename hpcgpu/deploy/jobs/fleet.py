@@ -25,7 +25,7 @@ from hpcgpu.model.worker_names import read_member_name
 from hpcgpu.plan.jobs.job import HEAD, MEMBER, NO_WORKERS, Job, JobWorkers
 from hpcgpu.plan.jobs.job_end import Failures, why_over
 from hpcgpu.plan.jobs.job_text import End
-from hpcgpu.plan.jobs.request import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
+from hpcgpu.plan.jobs.reconcile import NEVER_S, Actions, Facts, Policy, poll_in_s, reconcile
 from hpcgpu.units import format_duration
 
 # A cancelled job is gone within the batch system's KillWait.

@@ -23,8 +23,9 @@ from hpcgpu.deploy.jobs.batch_client import cancel, submit
 from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.errors import JobError
 from hpcgpu.model import JobSpec, Patience
-from hpcgpu.plan.jobs import Job, describe
-from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_text import describe
+from hpcgpu.plan.jobs.reconcile import Policy
 
 LIMIT_S = 60.0
 

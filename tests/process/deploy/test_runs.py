@@ -30,7 +30,7 @@ from hpcgpu.errors import ConfigError
 from hpcgpu.host import process
 from hpcgpu.host import run as processes
 from hpcgpu.model import JobSpec, JobState, Patience, RunDocument, Settings
-from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.job import Job
 
 RECORDED = BATCH / "slurm" / "22.05.8" / "13-array.txt"
 

@@ -26,15 +26,17 @@ from waiting import scaled
 
 from hpcgpu import LocalGPUCluster, __version__
 from hpcgpu.batch import Pbs, Slurm
+from hpcgpu.batch.batch_system import advice
 from hpcgpu.cli.command import Command, Group, as_typed, example_lines
 from hpcgpu.cli.commands import hpcgpu, worker
 from hpcgpu.cli.entry import _bind_options, _exit_code
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
 from hpcgpu.deploy.site_files import load_site
-from hpcgpu.errors import ConfigError, marked, opt, whole
-from hpcgpu.model import Result, Settings
+from hpcgpu.errors import ConfigError, HpcGpuError, marked, opt, whole
+from hpcgpu.model import JobSpec, Offer, Result, Settings
 from hpcgpu.model.settings import GROUPS, options, user_name
+from hpcgpu.plan.jobs.request import shortfalls
 from hpcgpu.worker import gpu
 
 HPCGPU = str(ranks.BIN / "hpcgpu")
@@ -99,7 +101,7 @@ def test_wrong_option_is_a_usage_error(script: str, words: str, said: str) -> No
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("ssh", "allowed: srun, mpirun, pbs_tmrsh, fork"), ("srun --gpus sim:2", "needs a Slurm job")],
+    [("ssh", "allowed: srun, mpirun, pbs_tmrsh, fork"), ("srun --gpus sim:2", "--launcher srun needs a Slurm job")],
 )
 def test_launcher_that_cannot_be_had_is_a_failure(script: str, words: str, said: str) -> None:
     assert said in refused("launch", "--launcher", *words.split(), script, code=1)
@@ -178,6 +180,17 @@ def test_option_of_an_error_has_the_form_of_the_door(option: str, in_python: str
     assert whole(error, as_typed) == f"give {typed}, not {LOG}"
     again = pickle.loads(pickle.dumps(ConfigError(f"1. {marked(error)}")))
     assert whole(again, as_typed) == f"1. give {typed}, not {LOG}"
+
+
+def test_advice_of_jobs_has_the_form_of_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert advice("PartitionNodeLimit") == "fewer nodes=, or another queue="
+    assert Slurm(memory="none").notes(JobSpec(name="x", argv=("x",), memory_per_node_bytes=1))[0].startswith("memory= ")
+    monkeypatch.setattr(HpcGpuError, "form", as_typed)
+    assert advice("PartitionNodeLimit") == "fewer --nodes, or another --queue"
+    (note,) = Slurm(memory="none").notes(JobSpec(name="x", argv=("x",), memory_per_node_bytes=1))
+    assert note.startswith("--memory is not asked")
+    (short,) = shortfalls(JobSpec(name="x", argv=("x",), nodes=3), [Offer(queue="gpu", nodes=2)])
+    assert short == "--nodes 3, but queue gpu has 2"
 
 
 def test_local_clusters_do_not_rewrite_what_they_quote() -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from paths import ROOT, TOPOLOGIES
 from programs import program
 
+from hpcgpu.cli.command import as_typed
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
@@ -24,6 +25,11 @@ FORGE = ("--batch", "slurm", "--nodes", "2", "--gpus-per-node", "4", "--no-ask")
 # What sbatch --test-only says of Slurm 22.05.8, on standard error, and Slurm's words for a wrong account.
 TAKEN = "sbatch: Job 42 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main"
 REFUSED = "allocation failure: Invalid account or account/partition combination specified"
+
+
+@pytest.fixture(autouse=True)
+def at_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HpcGpuError, "form", as_typed)
 
 
 def invoke(*words: str) -> Result:

@@ -550,7 +550,7 @@ def test_ranks_do_not_read_it_nor_import_dask_for_it(home: dict[str, str]) -> No
 @pytest.mark.parametrize("first", ["", "import dask_jobqueue; "])
 def test_submission_reads_its_section_and_logs_ignored_keys_once(home: dict[str, str], first: str) -> None:
     """Defaults that dask_jobqueue has added at its import are nobody's wish: no -t 00:30:00 of its."""
-    code = first + "from hpcgpu.deploy.jobs.batch_client import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
+    code = first + "from hpcgpu.deploy.jobs.planned_job import read_job\nfor b in ('slurm', 'slurm', 'pbs'):\n"
     code += "    _, s, system = read_job({'gpus_per_node': 4}, 'keyword {name}', (), b); print(system.script(s))"
     done = python(code, env=home)
     assert done.returncode == 0, done.stderr

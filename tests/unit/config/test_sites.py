@@ -29,7 +29,7 @@ from hpcgpu.config.sites.read import contradictions, read_site
 from hpcgpu.config.sites.recognition import is_here, looks_like
 from hpcgpu.config.sites.rules import check_submission, forbidden, notes
 from hpcgpu.deploy import site_files
-from hpcgpu.deploy.jobs.batch_client import read_job
+from hpcgpu.deploy.jobs.planned_job import read_job
 from hpcgpu.errors import ConfigError
 from hpcgpu.host import log
 from hpcgpu.model import Result, Settings, Site

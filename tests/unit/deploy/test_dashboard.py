@@ -21,7 +21,8 @@ from hpcgpu.deploy.dashboard.worker_metrics import KEY, WorkerMetrics
 from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
 from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.plan.jobs import READY, Phase
+from hpcgpu.plan.jobs.job import Phase
+from hpcgpu.plan.jobs.job_text import READY
 from hpcgpu.report.energy import EnergyUse
 from hpcgpu.report.metrics import render
 from hpcgpu.report.workers import Moved, WorkerFacts, by_node, read_facts

@@ -16,8 +16,8 @@ from hpcgpu.batch import BatchSystem, Pbs, Slurm
 from hpcgpu.deploy.jobs import batch_client, ending
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec, Patience
-from hpcgpu.plan.jobs import Job
-from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.reconcile import Policy
 
 SOON = Policy(patience=Patience(ask_s=0.05, news_s=0.05, refused_s=0.05, retries_s=(0.0, 0.0)))
 SPEC = JobSpec(name="x", argv=("true",), mark="hpcgpu-0123456789abcdef")

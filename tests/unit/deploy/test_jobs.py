@@ -29,8 +29,9 @@ from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.errors import ConfigError, JobError, SubmitError
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience, Result, Settings
 from hpcgpu.model.settings import Limit
-from hpcgpu.plan.jobs import Job, describe
-from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.job_text import describe
+from hpcgpu.plan.jobs.reconcile import Policy
 
 FOR_NOW, LOST, UNNAMED = {"transient": True}, {"transient": True, "unsure": True}, {"unsure": True}
 REFUSALS: dict[str, tuple[Any, int, list[Any], str, int]] = {
@@ -124,7 +125,7 @@ async def test_a_job_that_can_never_run_is_stuck_with_what_to_change(slurm: Slur
     assert {job_id: found[job_id] for job_id in others} == others
     assert found["1"].state is JobState.STUCK
     assert found["1"].reason == (
-        "PartitionNodeLimit: walltime=02:00:00, but queue low has a limit of 01:30:00; "
+        "PartitionNodeLimit: walltime='02:00:00', but queue low has a limit of 01:30:00; "
         "nodes=3, but queue low gives a job 2 at most"
     )
     assert (tmp_path / "asked").read_text().count("\n") == 1  # however many jobs

@@ -14,7 +14,7 @@ from hpcgpu.batch import get
 from hpcgpu.deploy.jobs import Pool, Run
 from hpcgpu.deploy.jobs.fleet import SchedulerView
 from hpcgpu.deploy.processes.scheduler import workers_for
-from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.job import Job
 
 
 @contextlib.asynccontextmanager

@@ -24,8 +24,8 @@ from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.deploy.jobs.logs import follow_log
 from hpcgpu.errors import JobError, SubmitError
 from hpcgpu.model import Command, JobSpec, Result
-from hpcgpu.plan.jobs import Job
-from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.reconcile import Policy
 
 LINE = {"Q": "PENDING|0|N/A|", "R": "RUNNING|0|N/A|node1"}  # of squeue
 KINDS = ("search", "poll", "history", "nodes", "submit", "cancel")

@@ -35,7 +35,7 @@ from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import ConfigError, JobError, ParseError
 from hpcgpu.host import private
 from hpcgpu.model import Result, RunDocument, Settings
-from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.job import Job
 
 SETTINGS = Settings(nodes=2, gpus="sim:4", job_name="mine")
 FACTS = Record(

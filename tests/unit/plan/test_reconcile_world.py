@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hpcgpu.model import JobState, JobStatus
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.job_end import Failures
-from hpcgpu.plan.jobs.request import Actions, Facts, Policy, reconcile
+from hpcgpu.plan.jobs.reconcile import Actions, Facts, Policy, reconcile
 
 FULL = 2
 CALM_S = 3000.0

@@ -87,9 +87,9 @@ def job(**asked: Any) -> JobSpec:
         ((BIG, SMALL), {"nodes": 5}, ("nodes=5, but queue gpu gives a job 4 at most",)),
         ((LONG,), {"nodes": 4}, ("nodes=4, but queue long has 3",)),
         ((BIG, SMALL), {"gpus_per_node": 9}, ("gpus_per_node=9, but the nodes of queue gpu have 8 at most",)),
-        ((BIG, SMALL), {"walltime_s": 3601}, ("walltime=01:00:01, but queue gpu has a limit of 01:00:00",)),
+        ((BIG, SMALL), {"walltime_s": 3601}, ("walltime='01:00:01', but queue gpu has a limit of 01:00:00",)),
         ((BIG, SMALL), {"tasks_per_node": 8, "cpus_per_task": 9}, ("72 cores .* gpu have 64 at most",)),
-        ((BIG, SMALL), {"memory_per_node_bytes": 501 * GIB}, ("memory=501.0 GiB, but .* gpu have 500.0 GiB at most",)),
+        ((BIG, SMALL), {"memory_per_node_bytes": 501 * GIB}, ("memory='501.0 GiB', .* gpu have 500.0 GiB at most",)),
         ((BIG, SMALL), {"nodes": 3, "gpus_per_node": 8}, ("nodes=3, but only 2 of the 12 nodes of queue gpu have",)),
         # of several queues one is enough, and the nearest miss is said
         ((BIG, LONG), {"nodes": 3, "walltime_s": 7200}, ()),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
-from hpcgpu.plan.jobs import Job
+from hpcgpu.plan.jobs.job import Job
 from hpcgpu.report.table import Explanation
 from hpcgpu.report.workers import Bindings, Memory, WorkerFacts, cluster_page, jobs_table, planned
 
