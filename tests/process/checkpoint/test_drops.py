@@ -1,4 +1,4 @@
-"""Finished chunks that are dropped, by the user or by distributed, before they are on disk: they are written."""
+"""Finished chunks that are dropped, by the user or distributed, before they are on disk: they are written."""
 
 from __future__ import annotations
 
@@ -87,3 +87,15 @@ def test_chunk_that_moved_is_written_where_it_is(client: Client, tmp_path: Path)
         here = lambda: [set(owners) for owners in client.who_has(futures).values()] == 3 * [{other}]  # noqa: E731
         until(here, "they have moved", limit_s=60)
         check(client, checkpoint)
+
+
+def test_line_of_a_checkpoint_is_followed_to_its_end(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    OPENED.set()
+    with Checkpoint(tmp_path / "run", client) as checkpoint:
+        checkpoint.follow(0.01)
+        behind(client, checkpoint)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hpcgpu: chunks")]
+    assert len(set(lines)) == len(lines)
+    assert lines[-1] == "hpcgpu: chunks on disk: gate 1 of 1, numbers 3 of 3"
