@@ -7,7 +7,9 @@ import base64
 import contextvars
 import functools
 import logging
+import math
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 Method = TypeVar("Method", bound=Callable[..., Any])
 _OPTIONS = ("overwrite", "alike", "workers", "allow_other_workers", "resources", "retries", "priority")
 _SHOWN = 5
+_NEWS_S = 10.0  # for workers to tell the scheduler what is on disk
 
 
 def _awaited(method: Method) -> Method:
@@ -207,12 +210,14 @@ class Checkpoint:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all finished chunks are on disk; return whether they are: a disk may be full, or the time over."""
         statuses: list[writer.Status] = []
-        lacks = bool(self._plugins)
-        while lacks:
+        waiting, left, end_s, before = 0, int(bool(self._plugins)), math.inf, math.inf
+        while left and not waiting and time.monotonic() < end_s:  # the scheduler hears of it, or has others write
             statuses = self._statuses(writer.flush, timeout_s)
-            is_over = any(status.waiting for status in statuses)
-            lacks = not is_over and bool(self._client().run_on_scheduler(offer, str(self._folder.path)))
-        waiting, troubles = sum(status.waiting for status in statuses), troubles_of(statuses)
+            waiting, last = sum(status.waiting for status in statuses), left
+            left, number = self._client().run_on_scheduler(offer, str(self._folder.path), before)
+            before = min(before, number)  # not those that come meanwhile
+            end_s = end_s if left == last else time.monotonic() + _NEWS_S
+        waiting, troubles = waiting or left, troubles_of(statuses)
         if waiting or troubles:
             logger.warning("the checkpoint in %s lacks %d chunks: %s", self._folder.path, waiting, "; ".join(troubles))
         return not waiting and not troubles

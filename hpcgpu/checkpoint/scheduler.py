@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +33,9 @@ class FinishedChunks(SchedulerPlugin):
 
     def __init__(self) -> None:
         self._synced: dict[Any, tuple[str, Chunk]] = {}
-        self._kept: dict[tuple[Any, Chunk], tuple[str, str]] = {}  # folder, and the address of the worker that writes
+        # folder, address of the worker that is to write it, number of its arrival
+        self._kept: dict[tuple[Any, Chunk], tuple[str, str, int]] = {}
+        self._numbers = itertools.count()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Hear from workers about finished chunks; called by distributed."""
@@ -45,7 +49,7 @@ class FinishedChunks(SchedulerPlugin):
                 of_runs.setdefault(run, []).append(key)
                 chunk = Chunk(run, part)
                 if state == TAKEN:
-                    self._kept[key, chunk] = folder, worker
+                    self._kept[key, chunk] = folder, worker, next(self._numbers)
                 else:
                     self._kept.pop((key, chunk), None)
                 if state == SYNCED:
@@ -59,20 +63,26 @@ class FinishedChunks(SchedulerPlugin):
             call = functools.partial(self.offer, folder)
             self._offering = supervise.start(call, "the search for lost chunks", supervise.only_log)
 
-    async def offer(self, folder: str) -> int:
-        """Have chunks whose writers have lost them written by workers that have them; return how many."""
+    async def offer(self, folder: str, before: float = math.inf) -> tuple[int, int]:
+        """Have chunks whose writers have lost them written by workers that have them.
+
+        Return how many are kept that came before a number, and the next number.
+        """
         offers: dict[str, list[Any]] = {}
-        for (key, chunk), (place, writer) in self._kept.items():
+        count = 0
+        for (key, chunk), (place, writer, number) in self._kept.items():
             task = self._scheduler.tasks.get(key)
             owners = [worker.address for worker in task.who_has or ()] if task else []
+            count += place == folder and bool(owners) and number < before
             if place == folder and owners and writer not in owners:
                 offers.setdefault(owners[0], []).append((key, *chunk))
         for address, chunks in offers.items():
             message = {"op": "hpcgpu_write", "folder": folder, "chunks": chunks}
             await self._scheduler.broadcast(msg=message, workers=[address])
-            told = {(key, Chunk(run, part)): (folder, address) for key, run, part in chunks}
-            self._kept |= {each: place for each, place in told.items() if each in self._kept}
-        return sum(map(len, offers.values()))
+            for key, run, part in chunks:
+                if kept := self._kept.get((key, Chunk(run, part))):
+                    self._kept[key, Chunk(run, part)] = folder, address, kept[2]
+        return count, next(self._numbers)
 
     def forget(self, run: str) -> None:
         """Have chunks of a run computed again, as they are not in the folder any more."""
@@ -81,6 +91,10 @@ class FinishedChunks(SchedulerPlugin):
         if client := self._scheduler.clients.get(f"{self.name} {run}"):
             self._scheduler.client_releases_keys([task.key for task in client.wants_what], client.client_key)
             del self._scheduler.clients[client.client_key]
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Forget what is kept, as the scheduler has; called by distributed."""
+        self._kept.clear()
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Give a task that lost its value another one, which reads it; called by distributed before it waits again."""
@@ -112,10 +126,10 @@ def forget(run: str, dask_scheduler: Scheduler) -> None:
         plugin.forget(run)
 
 
-async def offer(folder: str, dask_scheduler: Scheduler) -> int:
-    """Have chunks whose writers have lost them written by others; return how many; called by the client."""
+async def offer(folder: str, before: float, dask_scheduler: Scheduler) -> tuple[int, int]:
+    """Have lost chunks written by others; return how many are kept, and a number; called by the client."""
     plugin = dask_scheduler.plugins.get(FinishedChunks.name)
-    return await plugin.offer(folder) if plugin else 0
+    return await plugin.offer(folder, before) if plugin else (0, 0)
 
 
 def reread(folder: str, chunk: tuple[Any, ...]) -> Any:

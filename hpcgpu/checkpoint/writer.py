@@ -260,9 +260,16 @@ def tell_scheduler(worker: Worker, folder: str, state: str, chunks: list[tuple[A
         with contextlib.suppress(CommClosedError):  # the worker, or the scheduler, ends
             worker.batched_stream.send(message)
 
-    if chunks:
+    call = supervise.log_errors(send, "news of finished chunks", supervise.only_log)
+    if not chunks:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # a thread
         with contextlib.suppress(RuntimeError):  # its loop has ended
-            worker.loop.add_callback(supervise.log_errors(send, "news of finished chunks", supervise.only_log))
+            worker.loop.add_callback(call)
+    else:  # at once: before the scheduler hears that they are finished, so that nobody can drop them between
+        call()
 
 
 def taker(worker: Worker) -> Callable[[str, Sequence[tuple[Any, str, tuple[Any, ...]]]], None]:
