@@ -7,10 +7,11 @@ import base64
 import contextvars
 import functools
 import logging
+import math
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -26,62 +27,20 @@ from hpcgpu.checkpoint import values, writer
 from hpcgpu.checkpoint.computation import Computation
 from hpcgpu.checkpoint.folder import FORMAT, Folder, Manifest
 from hpcgpu.checkpoint.nests import as_collection, filled, keys_of, leaves, rebuilt
-from hpcgpu.checkpoint.scheduler import LostChunks, forget
+from hpcgpu.checkpoint.progress import NameProgress, Progress, ProgressLine, progress_of, troubles_of
+from hpcgpu.checkpoint.scheduler import FinishedChunks, forget, offer
 from hpcgpu.checkpoint.segments import Chunk
 from hpcgpu.checkpoint.writer import CheckpointPlugin, outputs_of, part_of
 from hpcgpu.deploy.jobs.batch_client import ask
 from hpcgpu.errors import CheckpointError, ConfigError
 from hpcgpu.model import JobState
-from hpcgpu.report.table import Bar, Column, Shown, Table
 from hpcgpu.supervise import reason_of
 
 logger = logging.getLogger("distributed.hpcgpu")
 Method = TypeVar("Method", bound=Callable[..., Any])
-_COLUMNS = (Column("name", kind="name"), Column("chunks"), Column("size", unit="B", kind="number"), Column("kind"))
-_COLOUR = "#3b7dd8"
 _OPTIONS = ("overwrite", "alike", "workers", "allow_other_workers", "resources", "retries", "priority")
 _SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class NameProgress:
-    """How far a name is."""
-
-    name: str
-    done: int  # chunks on disk
-    count: int  # of all
-    nbytes: int
-    kind: str
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Progress(Shown):
-    """How far a checkpoint is, and why it is not further; a table in a notebook and in text.
-
-    Attributes
-    ----------
-    rows : tuple of NameProgress
-        For each name the chunks that are on disk, of all, and their bytes.
-    waiting : int
-        Finished chunks that are not on disk yet.
-    troubles : tuple of str
-        Since when, and why, workers cannot write; chunks that cannot be pickled.
-
-    """
-
-    rows: tuple[NameProgress, ...]
-    waiting: int = 0
-    troubles: tuple[str, ...] = ()
-
-    @property
-    def table(self) -> Table:
-        """The names, with a bar for each in a notebook."""
-        rows = [
-            (r.name, Bar(f"{r.done} of {r.count}", _COLOUR, r.done, r.done, r.count), r.nbytes, r.kind)
-            for r in self.rows
-        ]
-        waiting = [f"{self.waiting} finished chunks are to be written"] if self.waiting else []
-        return Table(_COLUMNS, rows, notes=(*waiting, *self.troubles))
+_NEWS_S = 10.0  # for workers to tell the scheduler what is on disk
 
 
 def _awaited(method: Method) -> Method:
@@ -132,6 +91,7 @@ class Checkpoint:
         self._restored: dict[str, dict[Any, Task]] = {}  # tasks that load, by name: a key keeps its task
         self._scheduler = ""  # whose workers have these plugins
         self._future_digests: dict[Any, str] = {}  # digests of keys that are futures now
+        self._line: ProgressLine | None = None
 
     def __enter__(self) -> Self:
         if self.asynchronous:
@@ -234,16 +194,30 @@ class Checkpoint:
     @_awaited
     def progress(self) -> Progress:
         """Return how far each name is, and what hinders the workers; reads the folder."""
-        with self._lock:
-            rows = progress_of(self._folder)
+        rows = self._rows()
         statuses = self._statuses(writer.status) if self._plugins else []
-        return Progress(rows, sum(status.waiting for status in statuses), _troubles(statuses))
+        return Progress(rows, sum(status.waiting for status in statuses), troubles_of(statuses))
+
+    def follow(self, every_s: float = 30.0) -> None:
+        """Show until :meth:`close` how many chunks of each name are on disk.
+
+        It is one line that changes in a terminal or notebook, and elsewhere a line when it has changed, at most each
+        ``every_s`` seconds. A thread reads the folder for it.
+        """
+        self._line = self._line or ProgressLine(self._rows, every_s)
 
     @_awaited
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all finished chunks are on disk; return whether they are: a disk may be full, or the time over."""
-        statuses = self._statuses(writer.flush, timeout_s) if self._plugins else []
-        waiting, troubles = sum(status.waiting for status in statuses), _troubles(statuses)
+        statuses: list[writer.Status] = []
+        waiting, left, end_s, before = 0, int(bool(self._plugins)), math.inf, math.inf
+        while left and not waiting and time.monotonic() < end_s:  # the scheduler hears of it, or has others write
+            statuses = self._statuses(writer.flush, timeout_s)
+            waiting, last = sum(status.waiting for status in statuses), left
+            left, number = self._client().run_on_scheduler(offer, str(self._folder.path), before)
+            before = min(before, number)  # not those that come meanwhile
+            end_s = end_s if left == last else time.monotonic() + _NEWS_S
+        waiting, troubles = waiting or left, troubles_of(statuses)
         if waiting or troubles:
             logger.warning("the checkpoint in %s lacks %d chunks: %s", self._folder.path, waiting, "; ".join(troubles))
         return not waiting and not troubles
@@ -259,16 +233,24 @@ class Checkpoint:
     @_awaited
     def close(self) -> None:
         """Write what is finished, and let another process write; the collections stay on the cluster."""
-        if not self._folder.is_mine:  # another object of this process goes on with the workers' plugins
-            return
+        is_mine = self._folder.is_mine  # else another object of this process goes on with the workers' plugins
         try:
-            self.flush()
-            for name in tuple(self._plugins):
+            if is_mine:
+                self.flush()
+            for name in tuple(self._plugins) if is_mine else ():
                 self._stop(name)
         except Exception as e:  # the cluster has gone; an error of the script is to be seen, not this one
             logger.warning("the checkpoint in %s could not be flushed: %s", self._folder.path, reason_of(e))
         finally:
-            self._folder.release()
+            if self._line:
+                self._line.close()
+                self._line = None
+            if is_mine:
+                self._folder.release()
+
+    def _rows(self) -> tuple[NameProgress, ...]:
+        with self._lock:
+            return progress_of(self._folder)
 
     def _client(self) -> Client:
         try:
@@ -355,7 +337,7 @@ class Checkpoint:
         self._restored[name] = restored | tasks
         if is_new:
             self._stop(name)
-            client.register_plugin(LostChunks())
+            client.register_plugin(FinishedChunks())
             plugin = CheckpointPlugin(str(self._folder.path), manifest.run, outputs)
             client.register_plugin(plugin, name=self._plugin(name))
             self._plugins[name] = manifest.run
@@ -419,18 +401,6 @@ class Checkpoint:
         return statuses[job_id].state if job_id in statuses else JobState.ENDED
 
 
-def progress_of(folder: Folder) -> tuple[NameProgress, ...]:
-    """Return how far each name of a folder is; reads what came since the last call."""
-    folder.index.refresh()
-    rows = []
-    for name in folder.names:
-        if manifest := folder.manifest(name):
-            places = [place for chunk, place in folder.index.chunks.items() if chunk.run == manifest.run]
-            kind = manifest.computation.facts["type"].rpartition(".")[2]
-            rows.append(NameProgress(name, len(places), manifest.count, sum(p.nbytes for p in places), kind))
-    return tuple(rows)
-
-
 def _is_frame(collection: Any) -> bool:
     return hasattr(type(collection), "expr")
 
@@ -459,12 +429,3 @@ def _template(nest: Any, collections: Sequence[Any]) -> str:
     """Return the nest of collections without their data and graphs as text, for :meth:`Checkpoint.load`."""
     bare = [rebuilt(each, dict.fromkeys(keys_of([each]))) for each in collections]
     return base64.b64encode(zlib.compress(dumps(filled(nest, iter(bare))))).decode()
-
-
-def _troubles(statuses: Sequence[writer.Status]) -> tuple[str, ...]:
-    """Return each trouble of the workers once."""
-    troubles = dict.fromkeys(status.trouble for status in statuses if status.trouble)
-    unsaved = {key: why for status in statuses for key, why in status.unsaved.items()}
-    shown = [f"{key} is not saved: {why}" for key, why in list(unsaved.items())[:_SHOWN]]
-    more = [f"{len(unsaved) - _SHOWN} more are not saved"] if len(unsaved) > _SHOWN else []
-    return (*troubles, *shown, *more)

@@ -1,7 +1,10 @@
-"""The scheduler's part: a chunk that is on disk, and was lost with its worker, is read and not computed."""
+"""The scheduler's part: finished chunks stay until they are on disk, and are not computed again then."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +17,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from hpcgpu import supervise
 from hpcgpu.checkpoint import values
 from hpcgpu.checkpoint.segments import Chunk, Index
-from hpcgpu.checkpoint.writer import SYNCED
+from hpcgpu.checkpoint.writer import NEWS, SYNCED, TAKEN
 from hpcgpu.errors import CheckpointError
 
 # What this process has read of folders, to find lost chunks.
@@ -22,26 +25,76 @@ _INDEXES: dict[str, Index] = {}
 _LOCK = threading.Lock()
 
 
-class LostChunks(SchedulerPlugin):
-    """Has workers read chunks that others wrote and lost, whatever their folders."""
+class FinishedChunks(SchedulerPlugin):
+    """Keeps chunks until workers have written them; has workers read those that others lost. Of all folders."""
 
     name = "hpcgpu-checkpoint"
     idempotent = True
 
     def __init__(self) -> None:
         self._synced: dict[Any, tuple[str, Chunk]] = {}
+        # folder, address of the worker that is to write it, number of its arrival
+        self._kept: dict[tuple[Any, Chunk], tuple[str, str, int]] = {}
+        self._numbers = itertools.count()
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Hear from workers what they have synced; called by distributed."""
+        """Hear from workers about finished chunks; called by distributed."""
         self._scheduler = scheduler
-        scheduler.stream_handlers[SYNCED] = self._take
+        scheduler.stream_handlers[NEWS] = self._hear
 
-    def _take(self, folder: str, chunks: Sequence[tuple[Any, str, tuple[Any, ...]]], worker: str) -> None:
-        self._synced |= {key: (folder, Chunk(run, part)) for key, run, part in chunks if key in self._scheduler.tasks}
+    def _hear(self, folder: str, state: str, chunks: Sequence[tuple[Any, str, tuple[Any, ...]]], worker: str) -> None:
+        of_runs: dict[str, list[Any]] = {}
+        for key, run, part in chunks:
+            if key in self._scheduler.tasks:
+                of_runs.setdefault(run, []).append(key)
+                chunk = Chunk(run, part)
+                if state == TAKEN:
+                    self._kept[key, chunk] = folder, worker, next(self._numbers)
+                else:
+                    self._kept.pop((key, chunk), None)
+                if state == SYNCED:
+                    self._synced[key] = folder, chunk
+        for run, keys in of_runs.items():  # a client of its own, as distributed's published datasets have
+            if state == TAKEN:
+                self._scheduler.client_desires_keys(keys, f"{self.name} {run}")
+            elif f"{self.name} {run}" in self._scheduler.clients:
+                self._scheduler.client_releases_keys(keys, f"{self.name} {run}")
+        if state == SYNCED:
+            call = functools.partial(self.offer, folder)
+            self._offering = supervise.start(call, "the search for lost chunks", supervise.only_log)
+
+    async def offer(self, folder: str, before: float = math.inf) -> tuple[int, int]:
+        """Have chunks whose writers have lost them written by workers that have them.
+
+        Return how many are kept that came before a number, and the next number.
+        """
+        offers: dict[str, list[Any]] = {}
+        count = 0
+        for (key, chunk), (place, writer, number) in self._kept.items():
+            task = self._scheduler.tasks.get(key)
+            owners = [worker.address for worker in task.who_has or ()] if task else []
+            count += place == folder and bool(owners) and number < before
+            if place == folder and owners and writer not in owners:
+                offers.setdefault(owners[0], []).append((key, *chunk))
+        for address, chunks in offers.items():
+            message = {"op": "hpcgpu_write", "folder": folder, "chunks": chunks}
+            await self._scheduler.broadcast(msg=message, workers=[address])
+            for key, run, part in chunks:
+                if kept := self._kept.get((key, Chunk(run, part))):
+                    self._kept[key, Chunk(run, part)] = folder, address, kept[2]
+        return count, next(self._numbers)
 
     def forget(self, run: str) -> None:
         """Have chunks of a run computed again, as they are not in the folder any more."""
         self._synced = {key: place for key, place in self._synced.items() if place[1].run != run}
+        self._kept = {key: place for key, place in self._kept.items() if key[1].run != run}
+        if client := self._scheduler.clients.get(f"{self.name} {run}"):
+            self._scheduler.client_releases_keys([task.key for task in client.wants_what], client.client_key)
+            del self._scheduler.clients[client.client_key]
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Forget what is kept, as the scheduler has; called by distributed."""
+        self._kept.clear()
 
     def transition(self, key: Any, start: str, finish: str, **_: object) -> None:
         """Give a task that lost its value another one, which reads it; called by distributed before it waits again."""
@@ -69,8 +122,14 @@ class LostChunks(SchedulerPlugin):
 
 def forget(run: str, dask_scheduler: Scheduler) -> None:
     """Have chunks of a run computed again when they are lost; called by the client."""
-    if plugin := dask_scheduler.plugins.get(LostChunks.name):
+    if plugin := dask_scheduler.plugins.get(FinishedChunks.name):
         plugin.forget(run)
+
+
+async def offer(folder: str, before: float, dask_scheduler: Scheduler) -> tuple[int, int]:
+    """Have lost chunks written by others; return how many are kept, and a number; called by the client."""
+    plugin = dask_scheduler.plugins.get(FinishedChunks.name)
+    return await plugin.offer(folder, before) if plugin else (0, 0)
 
 
 def reread(folder: str, chunk: tuple[Any, ...]) -> Any:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 # with one each 64 MiB it wrote 0.66 GiB/s in place of 1.28 (ext4, busy machine).
 _SYNC_BYTES = 256 << 20
 _BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
-SYNCED = "hpcgpu-chunks-synced"  # a message to the scheduler
+NEWS = "hpcgpu-chunks"  # a message to the scheduler: these finished chunks are now
+TAKEN, SYNCED, LET_GO = "taken", "synced", "let go"  # the last: not written for now, so they may be dropped
 _COMPUTED = ("executing", "long-running")
 _SEEN_S, _LOOK_S = 5.0, 0.2  # how long a new file may be unseen on another node
 _WRITING_PART = 0.9  # of the time for a flush; the rest is for a sync of what is written
@@ -73,8 +74,10 @@ class Writer:
         self._is_late = False  # the last flush ran out of time
         self._since = self._trouble = ""
         self._unsaved: dict[str, str] = {}
+        self._let_go: set[Any] = set()  # keys
         self.users = 0  # plugins; on the event loop
-        self.tell: Callable[[list[tuple[Any, Chunk]]], None] = lambda _: None  # what was synced; in the thread
+        # what chunks are now (NEWS); in the thread
+        self.tell: Callable[[str, list[tuple[Any, Chunk]]], None] = lambda *_: None
         self._loop = supervise.ThreadLoop(
             self._round, f"writing the checkpoint of worker {name}", pause=self._closing.wait, backoff=_BACKOFF
         )
@@ -140,12 +143,13 @@ class Writer:
         key, chunk = item.key, item.chunk
         try:
             frames = to_frames(self._read(key))
-        except KeyError:  # it was released, or the worker that takes over its data has it
+        except KeyError:  # another worker has it, and is told so by the scheduler, or it was dropped
             frames = []
+            if key in self._let_go:
+                self._give_up(item, "it was dropped while the disk took nothing")
         except Exception as e:  # of a user's class, or of a store that was closed
             frames = []
-            with self._due:
-                self._unsaved[str(key)] = f"{type(e).__name__}: {message_of(e)}"
+            self._give_up(item, f"{type(e).__name__}: {message_of(e)}")
             if not isinstance(e, SpillError):
                 logger.warning("chunk %s is not in the checkpoint, since it cannot be pickled: %s", key, message_of(e))
         nbytes = self._segments.append(chunk, frames) if frames else 0
@@ -158,6 +162,11 @@ class Writer:
             self._unsynced += [item] if frames else []
             self._unsynced_bytes += nbytes
             self._due.notify_all()
+
+    def _give_up(self, item: Item, why: str) -> None:
+        with self._due:
+            self._unsaved[str(item.key)] = why
+        self.tell(LET_GO, [(item.key, item.chunk)])
 
     def _read(self, key: Any) -> Any:
         """Return the value of a key, from the tier in which it is."""
@@ -177,7 +186,7 @@ class Writer:
                 heapq.heapify(self._todo)
                 self._unsynced, self._unsynced_bytes = [], 0
             raise
-        self.tell([(item.key, item.chunk) for item in self._unsynced])
+        self.tell(SYNCED, [(item.key, item.chunk) for item in self._unsynced])
         if self._closing.is_set():
             self._segments.close()
         with self._due:
@@ -190,7 +199,10 @@ class Writer:
         with self._due:
             self._since = self._since or f"{datetime.now(UTC).astimezone():%Y-%m-%d %H:%M:%S}"
             self._trouble = f"incomplete since {self._since}: {message_of(error)}"
+            waiting = [(item.key, item.chunk) for item in (*self._todo, *self._unsynced)]
+            self._let_go |= {key for key, _ in waiting}
             self._due.notify_all()
+        self.tell(LET_GO, waiting)
 
 
 # The writers of this process, by worker and folder; on the event loop.
@@ -209,7 +221,7 @@ class CheckpointPlugin(WorkerPlugin):
         if self._key not in _WRITERS:
             _WRITERS[self._key] = Writer(worker.data, Path(self.folder), str(worker.name))
             _WRITERS[self._key].tell = functools.partial(tell_scheduler, worker, self.folder)
-            worker.handlers["hpcgpu_save"] = saver(worker)
+            worker.handlers |= {"hpcgpu_save": saver(worker), "hpcgpu_write": taker(worker)}
         self._writer, self._tasks = _WRITERS[self._key], worker.state.tasks
         self._writer.users += 1
         # 100,000 keys take a second; the loop goes on meanwhile
@@ -228,25 +240,47 @@ class CheckpointPlugin(WorkerPlugin):
             await supervise.to_thread(self._writer.close)
 
     def _take(self, *keys: Any) -> None:
+        taken = []
         for key in keys:
             part = part_of(key, self.outputs)
             if part is not None and (chunk := Chunk(self.run, part)) not in LOADED:
                 steps = self._tasks[key].startstops if key in self._tasks else ()
                 cost_s = sum(step["stop"] - step["start"] for step in steps if step["action"] == "compute")
                 self._writer.put(key, chunk, cost_s)
+                taken.append((key, chunk))
+        self._writer.tell(TAKEN, taken)
 
 
-def tell_scheduler(worker: Worker, folder: str, synced: list[tuple[Any, Chunk]]) -> None:
-    """Tell the scheduler which chunks are on disk; in any thread."""
-    message = {"op": SYNCED, "folder": folder, "chunks": [(key, chunk.run, chunk.part) for key, chunk in synced]}
+def tell_scheduler(worker: Worker, folder: str, state: str, chunks: list[tuple[Any, Chunk]]) -> None:
+    """Tell the scheduler what finished chunks are now; in any thread."""
+    texts = [(key, chunk.run, chunk.part) for key, chunk in chunks]
+    message = {"op": NEWS, "folder": folder, "state": state, "chunks": texts}
 
     def send() -> None:
         with contextlib.suppress(CommClosedError):  # the worker, or the scheduler, ends
             worker.batched_stream.send(message)
 
-    if synced:
+    call = supervise.log_errors(send, "news of finished chunks", supervise.only_log)
+    if not chunks:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # a thread
         with contextlib.suppress(RuntimeError):  # its loop has ended
-            worker.loop.add_callback(supervise.log_errors(send, "news of synced chunks", supervise.only_log))
+            worker.loop.add_callback(call)
+    else:  # at once: before the scheduler hears that they are finished, so that nobody can drop them between
+        call()
+
+
+def taker(worker: Worker) -> Callable[[str, Sequence[tuple[Any, str, tuple[Any, ...]]]], None]:
+    """Return the handler by which a worker writes chunks that another one has lost (``hpcgpu_write``)."""
+
+    def take(folder: str, chunks: Sequence[tuple[Any, str, tuple[Any, ...]]]) -> None:
+        if writer := _WRITERS.get((id(worker), folder)):
+            for key, run, part in chunks:
+                writer.put(key, Chunk(run, part))
+
+    return take
 
 
 def saver(worker: Worker) -> Callable[[float], Awaitable[list[str]]]:

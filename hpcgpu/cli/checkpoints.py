@@ -65,7 +65,7 @@ def checkpoint(folder: str, verify: bool, name: str | None, trust_folder: bool, 
 
 
 def _rows(folder: Folder) -> list[dict[str, Any]]:
-    from hpcgpu.checkpoint.checkpoint import progress_of
+    from hpcgpu.checkpoint.progress import progress_of
 
     rows = []
     for row in progress_of(folder):

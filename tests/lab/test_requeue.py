@@ -74,6 +74,20 @@ def test_job_requeued_twice_computes_no_chunk_twice(slurm_lab: Lab) -> None:
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
+def test_preempted_job_goes_on_where_it_was(slurm_lab: Lab) -> None:
+    """Slurm sends SIGTERM, and SIGKILL 5 s later."""
+    run = Resumed(slurm_lab, "preempted", 1)
+    job = run.submit("--requeue", "--partition=low")
+    run.wait_for(6)
+    nodes = slurm_lab.job(job)["NodeList"]
+    slurm_lab.submit("#!/bin/bash\nsleep 5\n", "-phigh", f"-w{nodes}", "--exclusive", "-N2")
+    until(lambda: slurm_lab.job(job)["Restarts"] == "1", "it was preempted", limit_s=PATIENCE_S)
+    run.again(job)
+    assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
+    run.check(starts=2)
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
 def test_job_submitted_after_a_cancelled_one_goes_on(slurm_lab: Lab) -> None:
     run = Resumed(slurm_lab, "cancelled", 1)
     job = run.submit()

@@ -176,6 +176,8 @@ class GPUCluster(ReportedCluster):
             It is lost or closed.
 
         """
+        if self._connection.is_searching and not self.asynchronous:  # a requeued job has another certificate
+            self.sync(self._connection.search_ended)
         self._must_run()
         return self._connection.security
 
@@ -323,13 +325,10 @@ class GPUCluster(ReportedCluster):
             await self._connect()
             await super()._start()
             await self._show_ready()
-        except asyncio.CancelledError:
+        except BaseException as e:
             await self._close()
-            if self._connection.keeps_job:
+            if isinstance(e, asyncio.CancelledError) and self._connection.keeps_job:
                 raise JobError(f"job {self.job_id or '-'} was detached before its workers were there") from None
-            raise
-        except BaseException:
-            await self._close()
             raise
 
     async def _connect(self) -> None:

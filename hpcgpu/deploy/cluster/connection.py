@@ -69,6 +69,11 @@ class Connection:
         """True if the scheduler does not answer, and is searched."""
         return self._returning is not None and not self._returning.task.done()
 
+    async def search_ended(self) -> None:
+        """Wait until the scheduler answers, or is given up."""
+        if self._returning:
+            await asyncio.wait([self._returning.task])
+
     @property
     def trouble(self) -> str:
         """Why the search for the scheduler does not work at present; "" if it does."""

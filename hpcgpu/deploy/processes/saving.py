@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from distributed import Scheduler
-from distributed.scheduler import ClientState
-
-from hpcgpu import supervise
 
 logger = logging.getLogger("distributed.hpcgpu")
 _SAVE_S, _ANSWER_S = 30.0, 1.0
@@ -18,24 +15,7 @@ _LOOK_S = 0.1
 
 
 class SavingScheduler(Scheduler):
-    """A Scheduler that keeps what a client leaves until checkpoints have it: a cancelled job's script dies first."""
-
-    def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
-        """Remove a client; called by distributed when its connection ends."""
-        if client in self.clients and has_checkpoints(self):
-            name, remove = f"hpcgpu-checkpoint-{client}", super().remove_client
-            holder = self.clients[name] = ClientState(name)
-            # not by client_desires_keys, which would tell the client that has gone
-            for task in [task for task in self.clients[client].wants_what if task.state == "memory"]:
-                task.who_wants.add(holder)
-                holder.wants_what.add(task)
-
-            async def let_go() -> None:
-                await save(self, _SAVE_S)
-                remove(name)
-
-            self._letting_go = supervise.start(let_go, "keeping what a client leaves", supervise.only_log)
-        super().remove_client(client, stimulus_id)
+    """A Scheduler whose workers write what checkpoints lack before they retire."""
 
     async def retire_workers(self, workers: Sequence[str] | None = None, **options: Any) -> Any:
         """Retire workers, which first write what checkpoints lack; called by clients, and by distributed."""

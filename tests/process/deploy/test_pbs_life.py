@@ -239,9 +239,10 @@ def test_requeued_job_is_found_again(pbs: Pbs, said: Said) -> None:
         until(lambda: "PENDING" in said.text, "it is said that the job waits")
         assert "PENDING" in str(cluster.jobs)
         assert "could not be reached" not in said.text
+        made = aside(lambda: Client(cluster, timeout=scaled(10)))  # waits for the job, which has another certificate
         pbs.start(JOB)
         until(lambda: "the cluster is back" in said.text, "the return is said")
         assert f"job {JOB} was requeued; its results are lost" in said.text
-        with Client(cluster) as client:
+        with made.result() as client:
             client.wait_for_workers(2)
             assert client.submit(sum, [1, 2]).result() == 3
