@@ -1,8 +1,12 @@
 """A Dask cluster on the GPUs of a batch job. Names are loaded on first touch (PEP 562)."""
 
-from __future__ import annotations
-
+# No "from __future__ import annotations": RHEL 8's Python 3.6 must come as far as this sentence.
 import importlib
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036
+    _found = "hpcgpu needs Python 3.11 or newer; this is %d.%d.%d, %s" % (*sys.version_info[:3], sys.executable)  # noqa: UP031
+    raise (SystemExit if sys.argv[:1] == ["-m"] else ImportError)(_found)  # -m: a command, which shows one line
 
 __version__ = "0.1.0a2"
 
