@@ -60,6 +60,13 @@ class BatchSystem(Protocol):
             if is_given
         )
 
+    def version(self) -> Command | None:
+        """Return the command that tells the batch system's version; None if any will do."""
+        return None
+
+    def read_version(self, result: Result) -> None:
+        """Raise HpcGpuError for a version that is too old."""
+
     def submit(self, script: str, spec: JobSpec) -> Command:
         """Return the command that submits the script, which it reads from its standard input."""
 

@@ -18,7 +18,7 @@ from hpcgpu.batch.job_script import (
     refuse_control,
     script_body,
 )
-from hpcgpu.errors import ConfigError, SubmitError, opt
+from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError, opt
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.model.site import SlurmDialect
@@ -99,6 +99,7 @@ _RUNS = re.compile(r"([^\[]*)\[([^\]]*)\](.*)")
 _NO_REASON = "none"
 # Without --exact nodes of several kinds are one line, "8+" (sinfo(1), 22.05.8).
 _OFFER_FIELDS = "%R|%P|%D|%l|%s|%c|%m|%G"
+_LOWEST = (20, 11)  # the first with srun --overlap
 _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 
 
@@ -129,6 +130,14 @@ class Slurm(SlurmDialect, BatchSystem):
         values = {"%%": "%", "%A": array, "%a": index, "%x": options.get("--job-name") or spec.name}
         values["%j"] = "%j" if index else job_id  # of an element Slurm has another number
         return re.sub("%[%Aaxj]", lambda match: values[match[0]], pattern)
+
+    def version(self) -> Command | None:
+        return Command(("scontrol", "--version"), timeout_s=10.0)
+
+    def read_version(self, result: Result) -> None:
+        # slurm 25.05.3, Debian: slurm-wlm 22.05.8; a site's wrapper may print something else
+        if (is_ := re.match(r"slurm\S* (\d+)\.(\d+)", result.stdout)) and (int(is_[1]), int(is_[2])) < _LOWEST:
+            raise HpcGpuError(f"hpcgpu needs Slurm {_LOWEST[0]}.{_LOWEST[1]} or newer; this is {result.stdout.strip()}")
 
     def submit(self, script: str, spec: JobSpec) -> Command:
         return Command(("sbatch", "--parsable"), stdin=script, without=_contradicting(script))

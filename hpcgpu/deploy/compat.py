@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 import ssl
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import dask
+import distributed
 import psutil
 import tornado.tcpserver
 from distributed import Client, Nanny, Scheduler, Worker, versions
@@ -24,10 +26,17 @@ from distributed.worker_memory import NannyMemoryManager
 from tornado.iostream import SSLIOStream, StreamClosedError
 from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
+from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import nvml
 from hpcgpu.model.job import Backoff
 from hpcgpu.supervise import FailureLog, log_errors, only_log
 
+_LOWEST = "2025.4"  # as in pyproject.toml, whose bound an environment may not keep
+if [int(n) for n in re.findall(r"\d+", distributed.__version__)[:2]] < [int(n) for n in _LOWEST.split(".")]:
+    raise HpcGpuError(
+        f"hpcgpu needs distributed {_LOWEST} or newer; this is {distributed.__version__}, {distributed.__path__[0]}: "
+        f"pip install 'distributed>={_LOWEST}'"
+    )
 # distributed logs a traceback for the search for a scheduler that end_clients() ends, and for the answer to a worker's
 # end (Nanny._on_worker_exit) that the end of its leader overtakes. Neither is an error.
 for _name in ("distributed.client", "distributed.nanny"):

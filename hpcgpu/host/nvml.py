@@ -112,6 +112,21 @@ def driver() -> str:
     return ""
 
 
+def nvlink_domain() -> str:
+    """Return the UUID of the NVLink domain of several nodes (NVL72) that has GPUs of this one; "" for none."""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError, AttributeError):  # old drivers and old nvidia-ml-py lack the call
+        _open(pynvml)
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            fabric = pynvml.c_nvmlGpuFabricInfoV_t()
+            pynvml.nvmlDeviceGetGpuFabricInfoV(pynvml.nvmlDeviceGetHandleByIndex(index), ctypes.byref(fabric))
+            # the NVLink switches of one node are a fabric without a UUID, as NCCL reads it (src/mnnvl.cc)
+            if fabric.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and any(fabric.clusterUuid):
+                return bytes(fabric.clusterUuid).hex()
+    return ""
+
+
 def energy(address: str) -> tuple[int | None, int | None]:
     """Return the mJ that the GPU at a PCI address used since its driver was loaded; without a counter its mW now."""
     if "pynvml" not in sys.modules and not _has_library():

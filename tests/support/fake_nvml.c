@@ -8,6 +8,7 @@
  * mig: 1 when the GPU is divided. memory 0: "not supported". FAKE_NVML_INIT: what nvmlInit answers.
  * FAKE_NVML_COMPUTE_MODE: of all GPUs; 3 is EXCLUSIVE_PROCESS, 2 PROHIBITED.
  * FAKE_NVML_USED_MIB: memory in use of each GPU.
+ * FAKE_NVML_FABRIC: state (3: completed) and first byte of the NVLink domain's UUID; "": not supported.
  * FAKE_NVML_ENERGY: a file with a line "pci mJ mW" for each GPU, read at each call; -1 or no line: "not supported".
  */
 #include <stdio.h>
@@ -36,6 +37,14 @@ typedef struct {
     unsigned multiprocessors, copy, decoders, encoders, jpeg, ofa, slices, compute;
     unsigned long long memory_mib;
 } Attributes;
+
+typedef struct { /* nvmlGpuFabricInfo_v2_t */
+    unsigned version;
+    unsigned char uuid[16];
+    unsigned status, clique;
+    unsigned char state;
+    unsigned health;
+} Fabric;
 
 static Device devices[MAX];
 static int count, inits;
@@ -166,6 +175,17 @@ int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
 int nvmlDeviceGetComputeMode(Device *d, unsigned *mode) {
     const char *given = getenv("FAKE_NVML_COMPUTE_MODE");
     *mode = given ? (unsigned)atoi(given) : 0;
+    return d->error;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(Device *d, Fabric *out) {
+    const char *given = getenv("FAKE_NVML_FABRIC");
+    unsigned state, first;
+    if (!given || sscanf(given, "%u %u", &state, &first) != 2)
+        return NOT_SUPPORTED;
+    out->state = (unsigned char)state;
+    memset(out->uuid, 0, sizeof out->uuid);
+    out->uuid[0] = (unsigned char)first;
     return d->error;
 }
 

@@ -137,7 +137,7 @@ class GPUCluster(ReportedCluster):
         Parameters
         ----------
         name_or_jobid : str
-            As ``hpcgpu ps`` shows them; ``job_name`` and ``job_id`` of a local cluster.
+            As ``hpcgpu ps`` shows them; ``job_name``, ``job_id`` or ``local_directory`` of a local cluster.
         take_over : bool
             Become the run's owner, whether or not the one before is alive: this object may scale, and the jobs end with
             it unless it detaches. Else the jobs go on as they were when this object is closed. Not of a local cluster,

@@ -273,6 +273,8 @@ class Submitter:
 
     async def submit_head(self) -> Job:
         """Submit the job with the scheduler; raise SubmitError in the batch system's words."""
+        if command := self._system.version():
+            self._system.read_version(await run(command))
         for note in self._system.notes(self.spec):
             self._say(note)
         (job,) = [job async for jobs in self.submit(1, ()) for job in jobs]

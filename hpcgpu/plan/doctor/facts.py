@@ -97,6 +97,8 @@ class NodeFacts:
     compute_modes: tuple[str, ...] = ()  # of each: model.Gpu.compute_mode
     driver: str = ""  # its version; "": none
     no_driver: str = ""  # why no driver answers
+    nvlink_domain: str = ""  # the UUID of its GPUs' NVLink domain of several nodes; "": none
+    imex_channel: bool = True  # may processes open IMEX's channel, if there is such a domain?
     granted_gpus: int | None = None  # by the batch system; None: unknown
     nics: tuple[Nic, ...] | None = None
     hops: tuple[Hop, ...] = ()  # PCI paths between GPUs and NICs

@@ -239,6 +239,27 @@ def check_drivers(facts: TrialFacts) -> CheckResult:
     return ok(f"{next(iter(drivers.values()))} on each node")
 
 
+def check_nvlink(facts: TrialFacts) -> CheckResult:
+    """Check that nodes that NVLink joins may use it, and that the job has nodes of one such domain."""
+    nodes = [node for node in facts.nodes if node.nvlink_domain]
+    if not nodes:
+        return ok("no NVLink leads from node to node")
+    if closed := [node.host for node in nodes if not node.imex_channel]:
+        return warning(
+            f"{', '.join(closed)}: NVLink leads to other nodes, but no IMEX channel can be opened",
+            "NCCL and UCX take the network between nodes: ask the administrators for NVIDIA's IMEX service and a "
+            "channel in each job (Slurm: switch/nvidia_imex); a container needs /dev/nvidia-caps-imex-channels",
+        )
+    domains = [[node.host for node in nodes if node.nvlink_domain == one] for one in {n.nvlink_domain for n in nodes}]
+    summary = "; ".join(sorted(", ".join(hosts) for hosts in domains))
+    if len(domains) > 1:
+        return warning(
+            f"the nodes are of {len(domains)} NVLink domains: {summary}",
+            "between these NCCL and UCX take the network: keep nodes together, --job-extra-directives --segment=NODES",
+        )
+    return ok(f"one domain with IMEX: {summary}")
+
+
 def check_cpus(facts: TrialFacts, node: NodeFacts, cpus: int) -> CheckResult:
     """Check that the job's processes have enough cores."""
     summary = f"{cpus} of {node.cores} CPUs, {format_bytes(node.memory_bytes)} of memory"
@@ -337,6 +358,7 @@ JOB_CHECKS: tuple[Check, ...] = (
     Check("clocks", "", check_clock),
     Check("GPUs", "", check_gpus),
     Check("GPU drivers", "", check_drivers),
+    Check("NVLink of nodes", "", check_nvlink),
     Check("CPUs", "", partial(each, "cpus", check_cpus)),
     Check("limits in the job", "", partial(each, "limits", check_node_limits)),
     Check("locked memory in the job", "", partial(each, "limits", check_node_locked_memory)),

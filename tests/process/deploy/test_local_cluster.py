@@ -304,7 +304,7 @@ def test_address_or_name_connects_until_the_owner_ends() -> None:
         assert not dead.exists()
         with pytest.raises(AttributeError, match="has no jobs"):
             cluster.jobs  # noqa: B018 - the table of a batch system's cluster
-        with pytest.raises(ConfigError, match=rf"name 'none'; .*\(TMPDIR\): mine \(job_id {cluster.job_id}\)$"):
+        with pytest.raises(ConfigError, match=rf"name 'none'; .*in /\S+: mine \(job_id {cluster.job_id}\)$"):
             LocalGPUCluster.attach("none")
         with pytest.raises(ConfigError, match="take_over=True: a local cluster ends with the process that started it"):
             LocalGPUCluster.attach("mine", take_over=True)
@@ -315,7 +315,7 @@ def test_address_or_name_connects_until_the_owner_ends() -> None:
         assert [len(each.scheduler_info["workers"]) for each in (reads, cluster)] == [1, 1]
     until(lambda: repr(reads).startswith("LocalGPUCluster(mine, lost: "), "the other object is lost")
     reads.close()
-    with pytest.raises(ConfigError, match=r"\(TMPDIR\): none$"):
+    with pytest.raises(ConfigError, match=r"\(TMPDIR\), .*: none$"):
         LocalGPUCluster.attach("mine")
 
 
@@ -349,3 +349,21 @@ def test_visible_devices_of_simulated_gpus_are_answered(monkeypatch: pytest.Monk
         with LocalGPUCluster(dashboard=False) as cluster:
             assert cluster.wanted_workers == 4
     assert said.text.count(words) == 1
+
+
+@pytest.mark.parametrize("protocol", ["tls", "tcp"])
+def test_second_process_joins_by_folder_or_bare_address(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lab's cluster has a ``local_directory``; its second notebook has the address alone, which tcp lets in."""
+    monkeypatch.chdir(tmp_path)
+    by_folder = "from hpcgpu import LocalGPUCluster as Local; it = Local.attach('scratch/workdir')"
+    ways = [by_folder, *(["import sys; it = sys.argv[1]"] if protocol == "tcp" else [])]
+    options = {"gpus": "sim:1", "local_directory": "scratch/workdir", "protocol": protocol}
+    with LocalGPUCluster(**options) as cluster:
+        for way in ways:
+            code = f"{way}; from distributed import Client; print(Client(it).submit(sum, [1, 2]).result())"
+            other = ranks.run_command([sys.executable, "-c", code, cluster.scheduler_address])
+            assert other.stdout == "3\n", other.stderr
+    with pytest.raises(ConfigError, match=r"0 local clusters have the folder 'scratch/workdir'; .*: none$"):
+        LocalGPUCluster.attach("scratch/workdir")

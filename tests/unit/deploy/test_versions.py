@@ -1,18 +1,30 @@
-"""Versions of workers: compared once for each set of them, with distributed's answer."""
+"""Versions of workers: compared once for each set of them, with distributed's answer. Versions that are too old."""
 
 from __future__ import annotations
 
+import ast
+import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed import Scheduler, versions
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import ROOT
+from programs import program
 from silent_workers import join
 
+from hpcgpu import HpcGpuError
+from hpcgpu.batch import Slurm
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.jobs.batch_client import Submitter
+from hpcgpu.model import JobSpec, Patience
 
 original = versions.error_message
 PACKAGES = st.dictionaries(st.sampled_from(["dask", "numpy", "python", "lz4"]), st.sampled_from(["1", "2", None]))
@@ -57,3 +69,52 @@ def test_versions_each_once_give_distributeds_answer(kinds: list[Any], data: st.
     workers = dict(enumerate(data.draw(st.lists(st.sampled_from(kinds), max_size=8))))
     ours, theirs = (original(kinds[0], of, kinds[-1]) for of in (compat.each_once(workers), workers))
     assert ours == theirs
+
+
+# --- too old
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OLD_PYTHON = "import sys; sys.version_info = (3, 9, 18, 'final', 0); sys.argv = [{0!r}]; import hpcgpu"
+
+
+@pytest.mark.parametrize(("argv0", "begins"), [("-m", "hpcgpu needs"), ("a.py", "Traceback")])
+def test_python_too_old_is_told_in_the_last_line(argv0: str, begins: str) -> None:
+    """A command, ``python -m hpcgpu``, shows it alone. RHEL 8's Python reads as far as that."""
+    done = subprocess.run([sys.executable, "-c", OLD_PYTHON.format(argv0)], capture_output=True, text=True, cwd=ROOT)
+    lowest = PROJECT["requires-python"].removeprefix(">=")
+    told = f"hpcgpu needs Python {lowest} or newer; this is 3.9.18, {sys.executable}"
+    assert done.stderr.startswith(begins)
+    assert done.stderr.splitlines()[-1].removeprefix("ImportError: ") == told
+    for name in ("__init__", "__main__"):
+        ast.parse((ROOT / f"hpcgpu/{name}.py").read_text(), feature_version=(3, 6))
+    assert "\nfrom __future__" not in (ROOT / "hpcgpu/__init__.py").read_text()
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("2025.3.0", False), ("2025.4.0", True)])
+def test_distributed_too_old_is_told_at_the_import(version: str, is_taken: bool) -> None:
+    """As by ``uv pip install --override``; the bound is pyproject.toml's."""
+    lowest = next(line.partition(">=")[2] for line in PROJECT["dependencies"] if line.startswith("distributed>"))
+    code = f"import distributed; distributed.__version__ = {version!r}; import hpcgpu.deploy.compat"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    told = rf"hpcgpu\.errors\.HpcGpuError: hpcgpu needs distributed {lowest} or newer; this is {version}, /\S+: pip .*"
+    assert is_taken == (not done.stderr)
+    assert is_taken or re.fullmatch(told, done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("version", "is_taken"),
+    [("slurm 20.02.7", False), ("slurm 20.11.0", True), ("slurm-wlm 22.05.8", True)],
+)
+async def test_slurm_too_old_is_told_before_a_submission(
+    version: str, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "scontrol", f'[ "$*" = --version ] && echo {version}')
+    program(tmp_path / "sbatch", f"touch {tmp_path}/submitted; echo 8")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    submitter = Submitter(Slurm(), JobSpec(name="a", argv=("b",)), print, Patience())
+    if is_taken:
+        assert (await submitter.submit_head()).id == "8"
+    else:
+        with pytest.raises(HpcGpuError, match=f"^hpcgpu needs Slurm 20.11 or newer; this is {version}$"):
+            await submitter.submit_head()
+    assert (tmp_path / "submitted").exists() is is_taken

@@ -291,6 +291,14 @@ def test_the_compute_mode_of_a_gpu_and_its_slices(nvml: FakeNvml, tmp_path: Path
     assert shared[0].compute_mode == ("PROHIBITED" if mode == "2" else "")
 
 
+@pytest.mark.parametrize(("fabric", "uuid"), [("", ""), ("3 0", ""), ("2 171", ""), ("3 171", "ab" + "00" * 15)])
+def test_nvlink_domain_of_several_nodes_has_a_uuid(nvml: FakeNvml, fabric: str, uuid: str) -> None:
+    """NVSwitches of one node are a fabric without one; a domain that is not up joins nothing yet."""
+    environ = nvml.environment([WHOLE]) | {"FAKE_NVML_FABRIC": fabric}
+    assert child("from hpcgpu.host import nvml; out = nvml.nvlink_domain()", environ) == uuid
+    assert child("from hpcgpu.host import nvml; out = nvml.nvlink_domain()", environ | {"FAKE_NVML_INIT": "9"}) == ""
+
+
 def test_memory_that_is_a_numa_node(nvml: FakeNvml, tmp_path: Path) -> None:
     hopper = replace(WHOLE, memory_node=1)
     assert seen(nvml, [hopper]).memory_nodes == {1}

@@ -146,6 +146,14 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
         *(second(gpus=(), driver="", no_driver="NVML: not found (apptainer --nv)"), "GPUs", FAILED),
         "node2 shows 0 of 4 GPUs; NVML: not found .apptainer --nv.",
     ),
+    "no IMEX channel": (
+        *(second(nvlink_domain="ab", imex_channel=False), "NVLink of nodes", WARNED),
+        "^node2: NVLink leads to other nodes, but no IMEX channel.*switch/nvidia_imex",
+    ),
+    "two NVLink domains": (
+        *(replace(TRIAL, nodes=tuple(replace(n, nvlink_domain=n.host) for n in TRIAL.nodes)), "NVLink of nodes"),
+        *(WARNED, "of 2 NVLink domains: node1; node2.*--segment"),
+    ),
     "cgroup of one core": (second(cpus=1), "CPUs", WARNED, "node2: 1 of 64 CPUs.*--cores-per-gpu"),
     "clock skew": (second(links=(LATE,)), "clocks", WARNED, "clock of node1 is 90.0 s behind that of node2.*chronyd"),
     "long TMPDIR": (second(temporary="/tmp/" + "x" * 90), "socket paths", WARNED, "TMPDIR has 95 bytes.*TMPDIR=/tmp"),
@@ -167,6 +175,11 @@ def test_all_is_well() -> None:
     assert {x.verdict for x in findings} == {Verdict.OK}, [x for x in findings if x.verdict is not Verdict.OK]
     assert not any(x.advice for x in findings)
     assert exit_code(findings) == 0
+
+
+def test_one_nvlink_domain_is_named_with_its_nodes() -> None:
+    joined = replace(TRIAL, nodes=tuple(replace(node, nvlink_domain="ab") for node in TRIAL.nodes))
+    assert found(joined, "NVLink of nodes").seen == "one domain with IMEX: node1, node2"
 
 
 def test_clock_off_by_a_day_fails() -> None:
