@@ -11,13 +11,14 @@ from distributed import Scheduler
 from distributed.scheduler import ClientState
 
 from hpcgpu import supervise
+from hpcgpu.deploy.processes.removals import PacedScheduler
 
 logger = logging.getLogger("distributed.hpcgpu")
 _SAVE_S, _ANSWER_S = 30.0, 1.0
 _LOOK_S = 0.1
 
 
-class SavingScheduler(Scheduler):
+class SavingScheduler(PacedScheduler):
     """A Scheduler that keeps what a client leaves until checkpoints have it: a cancelled job's script dies first."""
 
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:

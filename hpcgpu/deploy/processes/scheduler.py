@@ -183,7 +183,6 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
     with dask.config.set({ROUTES: [m for m in dask.config.get(ROUTES) if not m.startswith("distributed.")]}):
         scheduler = SavingScheduler(security=security(spec.certificate), **place, **http)
     compat.share_versions(scheduler)
-    compat.announce_together(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s, spec.carbon_g_per_kwh)
     serve_dashboard(scheduler, spec.dashboard_secret)
     return await scheduler
