@@ -28,6 +28,7 @@ from distributed.security import Security
 
 from hpcgpu import SLURMGPUCluster
 from hpcgpu.agent.meet_by_files import meet_by_files
+from hpcgpu.deploy.processes.scheduler import silent
 from hpcgpu.model import RankFacts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -61,17 +62,17 @@ def theirs(jobs: int) -> Iterator[tuple[Any, int]]:
 
 
 def watch_loop(dask_scheduler: Any = None) -> None:
-    """Record in a scheduler how late its loop is at most, and the CPU time of its longest step: others add nothing."""
+    """Record in a scheduler how late its loop is at most, and the CPU time of its longest turn: others add nothing."""
     dask_scheduler.late_s = dask_scheduler.held_s = 0.0
-    step, here = asyncio.events.Handle._run, threading.get_ident()
+    loop = asyncio.get_running_loop()
+    turn = loop._run_once
 
-    def timed(handle: asyncio.Handle) -> None:
+    def timed() -> None:
         begin_s = time.thread_time()
-        step(handle)
-        if threading.get_ident() == here:
-            dask_scheduler.held_s = max(dask_scheduler.held_s, time.thread_time() - begin_s)
+        turn()
+        dask_scheduler.held_s = max(dask_scheduler.held_s, time.thread_time() - begin_s)
 
-    asyncio.events.Handle._run = timed
+    loop._run_once = timed
 
     def look(due_s: float) -> None:
         dask_scheduler.late_s = max(dask_scheduler.late_s, time.monotonic() - due_s)
@@ -85,6 +86,11 @@ def latest(dask_scheduler: Any = None) -> tuple[float, float]:
     found = dask_scheduler.late_s, dask_scheduler.held_s
     dask_scheduler.late_s = dask_scheduler.held_s = 0.0
     return found
+
+
+def lost(dask_scheduler: Any = None) -> int:
+    """Return how many workers are gone, or count as silent."""
+    return dask_scheduler._workers_removed_total + len(silent(dask_scheduler.workers))
 
 
 def steps(cluster: Any, pid: int, count: int, who: str, case: str) -> None:
@@ -101,7 +107,7 @@ def steps(cluster: Any, pid: int, count: int, who: str, case: str) -> None:
             took_s, cpu_s = time.monotonic() - start_s, sum(process.cpu_times()[:2]) - cpu_s
             late_s, held_s = client.run_on_scheduler(latest)
             report(case, who, f"loop_late_s_with_{what}", [late_s], "s")
-            report(case, who, f"longest_step_cpu_s_with_{what}", [held_s], "s")
+            report(case, who, f"longest_turn_cpu_s_with_{what}", [held_s], "s")
             return cpu_s, took_s
 
         before = process.memory_info().rss
@@ -115,6 +121,7 @@ def steps(cluster: Any, pid: int, count: int, who: str, case: str) -> None:
         report(case, who, "descriptors_per_worker", [process.num_fds() / count], "")
         cpu_s, took_s = cost(lambda: crowd.beat(60.0 if count >= 4000 else 20.0, 5.0), "heartbeats")
         report(case, who, "cpu_share_with_a_heartbeat_in_5_s", [cpu_s / took_s], "")
+        report(case, who, "workers_lost_or_silent_after_heartbeats", [client.run_on_scheduler(lost)], "")
         dead = count // 8 // PROCESSES * PROCESSES
         cpu_s, took_s = cost(lambda: (crowd.die(dead), gone(client, count - dead)), "deaths")
         report(case, who, "cpu_ms_per_death", [cpu_s / dead * 1e3], "ms")

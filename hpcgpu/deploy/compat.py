@@ -29,7 +29,7 @@ from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import nvml
 from hpcgpu.model.job import Backoff
-from hpcgpu.supervise import FailureLog, log_errors, only_log
+from hpcgpu.supervise import FailureLog
 
 _LOWEST = "2025.4"  # as in pyproject.toml, whose bound an environment may not keep
 if [int(n) for n in re.findall(r"\d+", distributed.__version__)[:2]] < [int(n) for n in _LOWEST.split(".")]:
@@ -219,32 +219,6 @@ def share_versions(scheduler: Scheduler) -> None:
 
     versions.error_message = compare_each_once
     scheduler.add_plugin(_SharedVersions(), name="hpcgpu-versions")
-
-
-def announce_together(scheduler: Scheduler) -> None:
-    """Let a scheduler tell its workers of all that were removed in one turn of its loop by one message to each."""
-    send, gone = scheduler.worker_send, list[dict[str, Any]]()
-
-    def tell() -> None:
-        messages = tuple(gone)
-        gone.clear()
-        for worker, comm in tuple(scheduler.stream_comms.items()):
-            try:
-                comm.send(*messages)
-            except CommClosedError:
-                send(worker, messages[0])  # which removes it
-
-    # distributed makes and queues a message for each pair of one that is removed and one that stays (remove_worker).
-    # Each connection keeps those that it has sent.
-    def worker_send(worker: str, msg: dict[str, Any]) -> None:
-        if msg["op"] != "remove-worker":
-            send(worker, msg)
-        elif not gone or gone[-1]["worker"] != msg["worker"]:
-            if not gone:
-                asyncio.get_running_loop().call_soon(log_errors(tell, "news of removed workers", only_log))
-            gone.append(msg)
-
-    scheduler.worker_send = worker_send
 
 
 def fail_futures(scheduler: Scheduler, error: BaseException, *, waiting: bool = False) -> None:

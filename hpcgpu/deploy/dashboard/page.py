@@ -223,6 +223,10 @@ class Table:
         gpus = sorted(gpus, key=lambda g: not g.differences)
         self.source.data = {name: [read(g) for g in gpus] for name, (_, _, read) in self._COLUMNS.items()}
         self.root.height = 27 + _ROW * min(6, len(gpus))
+        first, *others = self.root.columns
+        first.title = "node" if gpus[0].name == gpus[0].node else "worker"
+        for each in others:  # nodes have no cores
+            each.visible = each.field == "wrong" or any(map(str, self.source.data[each.field]))
 
 
 class Sample(NamedTuple):

@@ -9,12 +9,14 @@ from typing import Any
 
 from distributed import Scheduler
 
+from hpcgpu.deploy.processes.removals import PacedScheduler
+
 logger = logging.getLogger("distributed.hpcgpu")
 _SAVE_S, _ANSWER_S = 30.0, 1.0
 _LOOK_S = 0.1
 
 
-class SavingScheduler(Scheduler):
+class SavingScheduler(PacedScheduler):
     """A Scheduler whose workers write what checkpoints lack before they retire."""
 
     async def retire_workers(self, workers: Sequence[str] | None = None, **options: Any) -> Any:

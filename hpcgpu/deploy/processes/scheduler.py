@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import math
 import os
 import signal
@@ -122,6 +123,7 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
     # Of a node without a route to the Internet; ranks and clients get the addresses of its interfaces.
     warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)
     faulthandler.dump_traceback_later(_HANGS_S, file=2)
+    gc.set_threshold(*(3 * each for each in gc.get_threshold()))  # as Dask's own command (distributed 2026.8.0)
     return asyncio.run(_serve(spec, control))
 
 
@@ -183,7 +185,6 @@ async def _start(spec: SchedulerSpec) -> Scheduler:
     with dask.config.set({ROUTES: [m for m in dask.config.get(ROUTES) if not m.startswith("distributed.")]}):
         scheduler = SavingScheduler(security=security(spec.certificate), **place, **http)
     compat.share_versions(scheduler)
-    compat.announce_together(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s, spec.carbon_g_per_kwh)
     serve_dashboard(scheduler, spec.dashboard_secret)
     return await scheduler

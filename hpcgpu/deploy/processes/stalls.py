@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distributed import Scheduler, Status
+from distributed.protocol import Serialized, serialize
 from distributed.scheduler import WorkerStatusPlugin
 
 from hpcgpu import supervise
@@ -44,6 +45,7 @@ class StallDetector:
         self._since_s: float | None = None  # without progress; the workers' memory of then
         self._memory_bytes = 0
         self.reason = ""  # as last reported
+        self._sent: tuple[list[Any], Any] = [], {}  # workers, and their facts for cluster objects: 50 CPU ms of 4,000
         self._loop = supervise.Loop(self._look, "the look for tasks that wait in vain")
 
     def close(self) -> None:
@@ -96,10 +98,13 @@ class StallDetector:
     def subscribe(self, comm: Any) -> dict[str, Any]:
         """Handle ``subscribe_worker_status`` as distributed's scheduler does, for any number of cluster objects."""
         ObjectStatusPlugin(self._scheduler, comm)
-        facts: dict[str, Any] = {**self._scheduler.identity(), "stalled": self.reason}
-        for worker in facts["workers"].values():
-            del worker["metrics"], worker["last_seen"]
-        return facts
+        workers = [(worker.server_id, worker.status) for worker in self._scheduler.workers.values()]
+        if workers != self._sent[0]:
+            facts = self._scheduler.identity()["workers"]
+            for worker in facts.values():
+                del worker["metrics"], worker["last_seen"]
+            self._sent = workers, Serialized(*serialize(facts, serializers=["msgpack"]))
+        return {**self._scheduler.identity(n_workers=0), "workers": self._sent[1], "stalled": self.reason}
 
 
 def _shown(scheduler: Scheduler) -> str:

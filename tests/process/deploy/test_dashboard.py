@@ -327,6 +327,13 @@ def test_gpu_page_marks_workers_not_as_planned() -> None:
     assert page._bars.source.data["mark"].min() > 399  # in one line, above all bars
 
 
+def test_table_of_nodes_has_no_columns_of_workers() -> None:
+    page = GpuPage(SimpleNamespace())
+    page._table.show([WorkerFacts(name="n", node="n", gpu="GPU-1", model="H200")])
+    shown = [each.title for each in page._table.root.columns if each.visible]
+    assert shown == ["node", "GPU", "limit", "restarts", "not as planned"]
+
+
 def test_a_gpu_that_is_tapped_is_shown_over_time() -> None:
     """As a bar or as a row of the table, which begins with those that are not as planned."""
     facts = [WorkerFacts(name=f"n-{i}", tiers={"device": 3 + i}, differences=("cores",) * i) for i in range(2)]

@@ -34,8 +34,9 @@ def test_workers_stay_while_the_loop_is_held(client: Client, tmp_path: Path) -> 
             gate.read()
         time.sleep(held_s)
 
-    def counts(dask_scheduler: Any = None) -> tuple[int, int]:
-        return len(dask_scheduler.workers), dask_scheduler._workers_removed_total
+    def counts(dask_scheduler: Any = None) -> tuple[int, int, int]:
+        workers, silent = dask_scheduler.workers, dask_scheduler.handlers["hpcgpu_silent"]
+        return len(workers), dask_scheduler._workers_removed_total, len(silent())
 
     os.mkfifo(gate := tmp_path / "gate")
     with Crowd(client.cluster, 2, 3, at_once=FEW) as crowd:
@@ -45,7 +46,7 @@ def test_workers_stay_while_the_loop_is_held(client: Client, tmp_path: Path) -> 
             beating = aside(lambda: crowd.beat(2.0, 0.5))
         held.result(HELD_S + scaled(60))
         beating.result(scaled(60))  # each heartbeat has its answer
-        assert client.run_on_scheduler(counts) == (MANY + 1, 0)
+        assert client.run_on_scheduler(counts) == (MANY + 1, 0, 0)
         crowd.leave()
 
 

@@ -149,7 +149,9 @@ def test_rank_that_has_answered_looks_often_until_all_have(tmp_path: Path) -> No
     assert max(pauses_s) <= 0.2 * 1.5
 
 
-def test_world_has_the_record_of_ranks_that_are_alike_once(tmp_path: Path) -> None:
+def test_world_is_read_once_by_each_and_has_like_records_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, read = list[str](), private.read
+    monkeypatch.setattr(private, "read", lambda path: (read(path), reads.append(path.name))[0])
     records = [{"rank": rank, "host": f"n{rank // 4}", "cpus": "0-127"} for rank in range(8)]
     facts = [RankFacts(rank=rank, size=8, launcher="srun") for rank in range(8)]
     comers = [
@@ -158,6 +160,7 @@ def test_world_has_the_record_of_ranks_that_are_alike_once(tmp_path: Path) -> No
     assert [future.result(scaled(30)) for future in comers] == [records] * 8
     (world,) = (tmp_path / "ranks").glob("world-*")
     assert world.read_text().count("0-127") == 2
+    assert reads.count(world.name) == 7
 
 
 def test_starved_rank_sees_two_changes_of_one_time_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
