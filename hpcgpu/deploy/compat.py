@@ -29,7 +29,7 @@ from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import nvml
 from hpcgpu.model.job import Backoff
-from hpcgpu.supervise import FailureLog
+from hpcgpu.supervise import FailureLog, log_errors, only_log
 
 _LOWEST = "2025.4"  # as in pyproject.toml, whose bound an environment may not keep
 if [int(n) for n in re.findall(r"\d+", distributed.__version__)[:2]] < [int(n) for n in _LOWEST.split(".")]:
