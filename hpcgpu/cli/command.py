@@ -141,8 +141,8 @@ def _option(field: Field[Any], *, hidden: bool) -> Callable[[Function], Function
 
     complete = completion(lambda: _sites() if name == "site" else choices)
     cls = _Aliased if names[1:] and not many else click.Option
-    words = {"metavar": metavar, "help": text, "hidden": hidden, "shell_complete": complete}
-    return click.option(*names, name, cls=cls, default=None, multiple=many, **words)
+    options = {"metavar": metavar, "help": text, "hidden": hidden, "shell_complete": complete}
+    return click.option(*names, name, cls=cls, default=None, multiple=many, **options)
 
 
 def completion(words: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:

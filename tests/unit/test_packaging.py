@@ -121,6 +121,27 @@ def test_the_conda_recipe_asks_for_what_pip_asks_for() -> None:
         commands.check(command)
 
 
+def test_easyconfig_and_module_file_are_of_this_version() -> None:
+    """EasyBuild resolved the one, Lmod loaded the other, by hand (docs/how-to/environments.md)."""
+    (easyconfig,) = (ROOT / "packaging/easybuild").iterdir()
+    recipe = runpy.run_path(str(easyconfig))
+    assert easyconfig.name == f"hpcgpu-{hpcgpu.__version__}-{'-'.join(recipe['toolchain'].values())}.eb"
+    there = {
+        "click",
+        "cryptography",
+        "distributed",
+        "numpy",
+        "psutil",
+        "rich",
+    }  # of Python-bundle-PyPI, dask, SciPy-bundle
+    listed = {name.lower() for name, *_ in (*recipe["dependencies"], *recipe["exts_list"])}
+    assert {re.split("[>=]", word)[0] for word in PROJECT["dependencies"]} - there <= listed
+    for command in recipe["sanity_check_commands"]:
+        commands.check(command)
+    (module,) = (ROOT / "packaging/lmod/hpcgpu").iterdir()
+    assert module.name == f"{hpcgpu.__version__}.lua"
+
+
 def test_requirements_of_tests_and_documentation_are_pinned() -> None:
     def plain(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
