@@ -17,6 +17,10 @@ from waiting import LIMIT_S, until
 
 from hpcgpu import Checkpoint
 
+# LocalCluster ends the nanny of a worker that was lost 15 s ago if no worker of that name is there then: also one that
+# restart() is starting at that moment (distributed 2026.8.0, SpecCluster._update_worker_status).
+LOST = "distributed.deploy.lost-worker-timeout"
+
 
 def counted(block: Any, path: Path) -> Any:
     with path.open("ab", buffering=0) as file:
@@ -47,7 +51,7 @@ def test_synced_chunks_are_read_after_each_loss(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     options = {"n_workers": 3, "threads_per_worker": 1, "dashboard_address": None}
     with (
-        dask.config.set({"distributed.scheduler.validate": True}),
+        dask.config.set({"distributed.scheduler.validate": True, LOST: "1 hour"}),
         LocalCluster(**options) as cluster,
         Client(cluster) as client,
         Checkpoint(tmp_path / "run") as checkpoint,
