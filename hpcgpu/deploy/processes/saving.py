@@ -1,4 +1,4 @@
-"""The end of workers and clients while a checkpoint is written: what it lacks is written first."""
+"""The end of workers while a checkpoint is written: what it lacks is written first."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from waiting import when
 
 from hpcgpu.batch import BatchSystem, Pbs, Slurm
 from hpcgpu.deploy.jobs import batch_client, ending
+from hpcgpu.deploy.jobs.fleet import Fleet
 from hpcgpu.errors import SubmitError
 from hpcgpu.model import JobSpec, Patience
 from hpcgpu.plan.jobs.job import Job
@@ -79,12 +80,17 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return at
 
 
-async def test_refused_polls_end_no_replacement(site: Site) -> None:
-    said: list[str] = []
+async def with_a_running_job(site: Site, said: list[str]) -> Fleet:
     fleet = make_fleet(make_run(site.folder / "run", site.system), SOON, SPEC, say=said.append)
     site.list(_1="R")
     await fleet.scale(1)
     await when(lambda: fleet.run.not_ended == [site.id(1)])
+    return fleet
+
+
+async def test_refused_polls_end_no_replacement(site: Site) -> None:
+    said: list[str] = []
+    fleet = await with_a_running_job(site, said)
     site.refuse(site.poll)
     await when(lambda: any(REFUSED in line for line in said))
     assert fleet.error is None  # wait_for_workers would raise it
@@ -209,10 +215,7 @@ async def test_end_of_jobs_is_asked_for_past_caches(site: Site) -> None:
 async def test_job_cancelled_without_an_answer_ends_on_request(site: Site) -> None:
     """The program may have been killed, or one of several cancels refused: the job ends, and not by itself."""
     said: list[str] = []
-    fleet = make_fleet(make_run(site.folder / "run", site.system), SOON, SPEC, say=said.append)
-    site.list(_1="R")
-    await fleet.scale(1)
-    await when(lambda: fleet.run.not_ended == [site.id(1)])
+    fleet = await with_a_running_job(site, said)
     unsure = lose_answers(site, "scancel" if site.submit == "sbatch" else "qdel", "cancels")
     with pytest.raises(SubmitError, match=unsure):
         await fleet.scale(0)
