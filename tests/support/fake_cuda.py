@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from fake_nvml import compile_library
 from paths import ROOT, TESTS
+from waiting import scaled
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -30,7 +31,7 @@ def not_passed(folder: Path, tests: Sequence[str], *options: str) -> list[str]:
     report = folder / "tests.xml"
     argv = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     argv += [f"--basetemp={folder}/tests", f"--junitxml={report}", *(str(TESTS / "gpu" / name) for name in tests)]
-    done = subprocess.run(argv, env=compiled(folder), cwd=ROOT, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(argv, env=compiled(folder), cwd=ROOT, capture_output=True, text=True, timeout=scaled(150))
     if done.returncode:
         return [done.stdout + done.stderr]
     cases = list(ElementTree.parse(report).iter("testcase"))

@@ -103,7 +103,7 @@ class StallDetector:
             facts = self._scheduler.identity()["workers"]
             for worker in facts.values():
                 del worker["metrics"], worker["last_seen"]
-            self._sent = workers, Serialized(*serialize(facts, serializers=["msgpack"]))
+            self._sent = workers, Serialized(*serialize(facts, serializers=["pickle"]))
         return {**self._scheduler.identity(n_workers=0), "workers": self._sent[1], "stalled": self.reason}
 
 
