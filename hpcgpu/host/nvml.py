@@ -116,7 +116,7 @@ def nvlink_domain() -> str:
     """Return the UUID of the NVLink domain of several nodes (NVL72) that has GPUs of this one; "" for none."""
     import pynvml
 
-    with contextlib.suppress(pynvml.NVMLError, AttributeError):  # old drivers and old nvidia-ml-py lack the call
+    with contextlib.suppress(pynvml.NVMLError, AttributeError):  # old drivers and nvidia-ml-py lack it, or its fields
         _open(pynvml)
         for index in range(pynvml.nvmlDeviceGetCount()):
             fabric = pynvml.c_nvmlGpuFabricInfoV_t()
