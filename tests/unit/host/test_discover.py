@@ -296,9 +296,7 @@ def test_the_compute_mode_of_a_gpu_and_its_slices(nvml: FakeNvml, tmp_path: Path
 @pytest.mark.parametrize(("fabric", "uuid"), [("", ""), ("3 0", ""), ("2 171", ""), ("3 171", "ab" + "00" * 15)])
 def test_nvlink_domain_of_several_nodes_has_a_uuid(nvml: FakeNvml, fabric: str, uuid: str) -> None:
     """NVSwitches of one node are a fabric without one; a domain that is not up joins nothing yet."""
-    if (
-        ctypes.sizeof(pynvml.c_nvmlGpuFabricInfoV_t) != 36
-    ):  # nvidia-ml-py 12.550 has a UUID of 80 bytes, not 16
+    if ctypes.sizeof(pynvml.c_nvmlGpuFabricInfoV_t) != 36:  # nvidia-ml-py 12.550 has a UUID of 80 bytes, not 16
         uuid = ""
     environ = nvml.environment([WHOLE]) | {"FAKE_NVML_FABRIC": fabric}
     assert child("from hpcgpu.host import nvml; out = nvml.nvlink_domain()", environ) == uuid
