@@ -279,8 +279,11 @@ class Rank0Leader(Leader):
         early_s = max(0.0, self.drains_s - asyncio.get_running_loop().time())  # Slurm's signal may be a minute early
         await asyncio.sleep(early_s)
         await self.save(CANCELLED_S if left_s is None else (left_s - early_s) * _SAVED_PART)
-        if self.ended.is_set():  # the script was through meanwhile
-            return
+        if not self.ended.is_set():  # else the script was through meanwhile
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        """Ask the batch system to start this job again."""
         from hpcgpu.batch import get  # 34 modules, which a leader without a requeue need not have
         from hpcgpu.deploy.jobs.batch_client import requeue
 
@@ -288,8 +291,8 @@ class Rank0Leader(Leader):
         try:
             follower = await requeue(get(job.batch), job.job_id, by_script=by_script)
         except SubmitError as e:
-            if by_script or await supervise.to_thread(lease.is_detached, self._run_folder):
-                log.say(f"{e}; nothing goes on after the job's time limit unless you submit it again")
+            if by_script or self.signalled or await supervise.to_thread(lease.is_detached, self._run_folder):
+                log.say(f"{e}; nothing goes on after this job unless you submit it again")
             else:
                 self.end(os.EX_TEMPFAIL, f"{e}; so its client submits it again")
             return
@@ -297,6 +300,15 @@ class Rank0Leader(Leader):
             log.say(f"job {job.job_id} is requeued")  # the batch system ends it now
         else:
             self.end(os.EX_TEMPFAIL, f"job {follower} follows this one")
+
+    async def _outlive_preemption(self) -> None:
+        """Have Slurm requeue a job that ends within a GraceTime: it is FAILED otherwise, or COMPLETED (22.05.8)."""
+        from hpcgpu.batch import slurm
+        from hpcgpu.host.run import run
+
+        job = self._scheduler.allocation
+        if job.batch == "slurm" and slurm.read_end_s(await run(slurm.ask_preemption(job.job_id))):
+            await self._start_again()
 
     async def _wait_for_workers(self) -> None:
         deadline_s = self.context.run.settings.death_timeout_s
@@ -374,6 +386,8 @@ class Rank0Leader(Leader):
         """End the script, all workers, and the scheduler last."""
         limit_s = CANCELLED_S if self.signalled else _SAVE_S
         await asyncio.gather(self._end_script(), self.save(limit_s))
+        if self.exit_code == 128 + signal.SIGTERM and self.context.run.settings.requeue and self.context.in_job:
+            await supervise.start(self._outlive_preemption, "the requeue of a preempted job", supervise.only_log)
         if self._control:
             failed = self.exit_code != 0 and not self.context.run.script
             self._control.send("close", reason=self.why or "the run ended", failed=failed)

@@ -407,8 +407,14 @@ def ask_end(job_id: str) -> Command:
     return _query("squeue", "--noheader", f"--jobs={job_id}", "--Format=EndTime")
 
 
+def ask_preemption(job_id: str) -> Command:
+    """Return the squeue for the start of a GraceTime, after which another job gets this one's nodes."""
+    # One that was cancelled, requeued, or had its time is not running any more at its SIGTERM (22.05.8).
+    return _query("squeue", "--noheader", f"--jobs={job_id}", "--states=running", "--Format=PreemptTime")
+
+
 def read_end_s(result: Result) -> int | None:
-    """Return when the job's time ends, in seconds since the epoch; None: unlimited, or not told."""
+    """Return the time that was asked for, in seconds since the epoch; None: not told, as an unlimited one."""
     try:
         return int(datetime.fromisoformat(result.stdout.strip()).timestamp())
     except ValueError:

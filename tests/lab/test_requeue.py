@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from lab import CHECKOUT, ENDED, PATIENCE_S, Lab
@@ -73,16 +73,25 @@ def test_job_requeued_twice_computes_no_chunk_twice(slurm_lab: Lab) -> None:
     run.check(starts=3)
 
 
+@pytest.fixture
+def grace_s(slurm_lab: Lab, request: pytest.FixtureRequest) -> Iterator[int]:
+    """The GraceTime of the partition whose jobs are preempted."""
+    slurm_lab.root("scontrol", "update", "PartitionName=low", f"GraceTime={request.param}")
+    yield request.param
+    slurm_lab.root("scontrol", "update", "PartitionName=low", "GraceTime=0")
+
+
 @pytest.mark.timeout(2 * PATIENCE_S)
-def test_preempted_job_goes_on_where_it_was(slurm_lab: Lab) -> None:
-    """Slurm sends SIGTERM, and SIGKILL 5 s later."""
-    run = Resumed(slurm_lab, "preempted", 1)
-    job = run.submit("--requeue", "--partition=low")
+@pytest.mark.parametrize("grace_s", [0, 600], indirect=True)
+def test_preempted_job_goes_on_where_it_was(slurm_lab: Lab, grace_s: int) -> None:
+    """Slurm sends SIGTERM, and SIGKILL 5 s later; with a GraceTime so long after the SIGTERM."""
+    run = Resumed(slurm_lab, f"preempted-{grace_s}", 1)
+    job = run.submit("--requeue", "--partition=low", launch=["--requeue"] if grace_s else [])
     run.wait_for(6)
     nodes = slurm_lab.job(job)["NodeList"]
     slurm_lab.submit("#!/bin/bash\nsleep 5\n", "-phigh", f"-w{nodes}", "--exclusive", "-N2")
-    until(lambda: slurm_lab.job(job)["Restarts"] == "1", "it was preempted", limit_s=PATIENCE_S)
     run.again(job)
+    assert slurm_lab.job(job)["Restarts"] == "1"
     assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
     run.check(starts=2)
 
@@ -90,10 +99,10 @@ def test_preempted_job_goes_on_where_it_was(slurm_lab: Lab) -> None:
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_job_submitted_after_a_cancelled_one_goes_on(slurm_lab: Lab) -> None:
     run = Resumed(slurm_lab, "cancelled", 1)
-    job = run.submit()
+    job = run.submit("--requeue", launch=["--requeue"])
     run.wait_for(6)
     slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
-    slurm_lab.wait_job(job)
+    assert slurm_lab.wait_job(job)["JobState"] == "CANCELLED"
     run.ends.append(len(run.ran))
     follower = run.submit()
     assert slurm_lab.wait_job(follower)["ExitCode"] == "0:0", run.read("log")

@@ -7,7 +7,8 @@ import re
 CHUNKS = 24
 BEGUN = re.compile(rf"^(\d+) of {CHUNKS} chunks are there$", re.M)
 # The script of a client whose cluster comes back as another scheduler: `run()`, after `cluster =`. The first job has
-# time for two thirds of the chunks, the second one for the rest, also if its client tries the old address for 30 s.
+# time for two thirds of the chunks, the second one for the rest. The futures end with their scheduler; a new client
+# waits until the cluster is back.
 OUTSIDE = """
 import os, time
 from concurrent.futures import CancelledError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ from waiting import scaled, until
 from hpcgpu import Checkpoint, LocalGPUCluster
 from hpcgpu.checkpoint.segments import Index
 from hpcgpu.errors import CheckpointError, ConfigError
+from hpcgpu.host import process
 
 CHUNKS, FREE = 12, 5
 # argv: folder, number of workers; RAN: a file with a byte for each task that ran; GATE: a FIFO or nothing
@@ -121,7 +123,10 @@ def test_killed_script_goes_on_with_other_numbers_of_workers(tmp_path: Path) -> 
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     env = ranks.environment(GATE=str(gate), RAN=str(tmp_path / "ran"))
-    killed = subprocess.Popen(script(tmp_path, 2), env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+    options = {"start_new_session": True, "stderr": subprocess.DEVNULL}
+    # else it waits for its gate for ever when this test is killed
+    dies = functools.partial(process.die_with_parent, os.getpid(), signal.SIGKILL)
+    killed = subprocess.Popen(script(tmp_path, 2), env=env, preexec_fn=dies, **options)
     until(lambda: len(chunks_in(tmp_path / "run").chunks) >= 3, "three chunks are synced", limit_s=120)
     os.killpg(killed.pid, signal.SIGKILL)  # the script, the scheduler in it, the nannies and workers
     killed.wait()

@@ -856,6 +856,7 @@ def test_job_of_a_template_is_submitted_again_after_its_end() -> None:
 
 def test_end_of_a_slurm_job_is_read() -> None:
     assert slurm.ask_end("12").argv == ("squeue", "--noheader", "--jobs=12", "--Format=EndTime")
+    assert "--states=running" in slurm.ask_preemption("12").argv
     end = datetime(2026, 11, 28, 18, 25, 17)
     assert slurm.read_end_s(Result(("squeue",), 0, f"{end.isoformat()} \n")) == int(end.timestamp())
     assert slurm.read_end_s(Result(("squeue",), 0, "N/A\n")) is None
