@@ -101,5 +101,5 @@ def troubles_of(statuses: Sequence[Status]) -> tuple[str, ...]:
     troubles = dict.fromkeys(status.trouble for status in statuses if status.trouble)
     unsaved = {key: why for status in statuses for key, why in status.unsaved.items()}
     shown = [f"{key} is not saved: {why}" for key, why in list(unsaved.items())[:_SHOWN]]
-    more = [f"{len(unsaved) - _SHOWN} more are not saved"] if len(unsaved) > _SHOWN else []
+    more = [f"at least {len(unsaved) - _SHOWN} more are not saved"] if len(unsaved) > _SHOWN else []
     return (*troubles, *shown, *more)

@@ -35,6 +35,8 @@ _SYNC_BYTES = 256 << 20
 _BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
 NEWS = "hpcgpu-chunks"  # a message to the scheduler: these finished chunks are now
 TAKEN, SYNCED, LET_GO = "taken", "synced", "let go"  # the last: not written for now, so they may be dropped
+_UNSAVED = 1000  # the most that are named
+_DROPPED = "it was dropped while the disk took nothing"
 _COMPUTED = ("executing", "long-running")
 _SEEN_S, _LOOK_S = 5.0, 0.2  # how long a new file may be unseen on another node
 _WRITING_PART = 0.9  # of the time for a flush; the rest is for a sync of what is written
@@ -146,7 +148,7 @@ class Writer:
         except KeyError:  # another worker has it, and is told so by the scheduler, or it was dropped
             frames = []
             if key in self._let_go:
-                self._give_up(item, "it was dropped while the disk took nothing")
+                self._give_up(item, _DROPPED)
         except Exception as e:  # of a user's class, or of a store that was closed
             frames = []
             self._give_up(item, f"{type(e).__name__}: {message_of(e)}")
@@ -165,7 +167,8 @@ class Writer:
 
     def _give_up(self, item: Item, why: str) -> None:
         with self._due:
-            self._unsaved[str(item.key)] = why
+            if len(self._unsaved) < _UNSAVED:
+                self._unsaved[str(item.key)] = why
         self.tell(LET_GO, [(item.key, item.chunk)])
 
     def _read(self, key: Any) -> Any:
@@ -186,11 +189,14 @@ class Writer:
                 heapq.heapify(self._todo)
                 self._unsynced, self._unsynced_bytes = [], 0
             raise
-        self.tell(SYNCED, [(item.key, item.chunk) for item in self._unsynced])
+        written = self._unsynced
+        self.tell(SYNCED, [(item.key, item.chunk) for item in written])
         if self._closing.is_set():
             self._segments.close()
         with self._due:
             self._unsynced, self._unsynced_bytes, self._hurries = [], 0, False
+            for item in written:  # of a key that came again
+                self._unsaved.pop(str(item.key), None)
             if all_is_well:
                 self._since = self._trouble = ""
             self._due.notify_all()
@@ -199,10 +205,16 @@ class Writer:
         with self._due:
             self._since = self._since or f"{datetime.now(UTC).astimezone():%Y-%m-%d %H:%M:%S}"
             self._trouble = f"incomplete since {self._since}: {message_of(error)}"
+            # else what was dropped stays in the list, which grows as long as the disk is full
+            gone = {item for item in self._todo if item.key in self._let_go and item.key not in self._data}
+            self._todo = [item for item in self._todo if item not in gone]
+            heapq.heapify(self._todo)
             waiting = [(item.key, item.chunk) for item in (*self._todo, *self._unsynced)]
-            self._let_go |= {key for key, _ in waiting}
+            self._let_go = {key for key, _ in waiting}
             self._due.notify_all()
         self.tell(LET_GO, waiting)
+        for item in gone:
+            self._give_up(item, _DROPPED)
 
 
 # The writers of this process, by worker and folder; on the event loop.

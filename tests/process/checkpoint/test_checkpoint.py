@@ -59,6 +59,7 @@ import numpy as np, dask.array as da
 from distributed import LocalCluster, wait
 from hpcgpu import Checkpoint
 
+signal.alarm(100)
 folder, filler = sys.argv[1], f"{os.path.dirname(sys.argv[1])}/filler"
 with open(filler, "wb") as f:
     f.write(bytes(5 << 20))
@@ -69,10 +70,17 @@ with cluster, Client(cluster), Checkpoint(folder) as checkpoint:
     print(checkpoint.flush(), float(x.sum().compute()))
     progress = checkpoint.progress()
     print(0 < progress.rows[0].done < 8, progress.waiting > 0, *progress.troubles)
-    os.unlink(filler)
-    while not checkpoint.flush():
+    wait(checkpoint.persist(da.zeros((2, 1 << 17), chunks=(1, -1)), name="dropped"))
+    (worker,) = cluster.workers.values()
+    while len(worker.data) > 8 or checkpoint.progress().waiting > 8 - progress.rows[0].done:
         time.sleep(0.1)
-    print(checkpoint.progress().rows[0].done, *checkpoint.progress().troubles)
+    print(checkpoint.flush(), *checkpoint.progress().troubles[1:])
+    os.unlink(filler)
+    while checkpoint.progress().waiting:
+        time.sleep(0.1)
+    print([(row.name, row.done) for row in checkpoint.progress().rows])
+    wait(checkpoint.persist(da.zeros((2, 1 << 17), chunks=(1, -1)), name="dropped"))
+    print(checkpoint.flush(), *checkpoint.progress().troubles)
 """
 
 
@@ -307,16 +315,19 @@ def test_value_that_cannot_be_pickled_is_named(client: Client, tmp_path: Path) -
 
 def test_full_disk_stops_no_job_and_is_caught_up(tmp_path: Path) -> None:
     inside = ranks.unshared("--mount")
-    mount = 'mount -t tmpfs -o size=10M,mode=700 none "$0" && exec "$@"'
+    mount = 'mount -t tmpfs -o size=12M,mode=700 none "$0" && exec "$@"'
     (tmp_path / "small").mkdir()
     argv = [sys.executable, str(ranks.script(tmp_path, FULL)), str(tmp_path / "small" / "run")]
     done = ranks.run_command([*inside, "sh", "-c", mount, str(tmp_path / "small"), *argv], timeout=scaled(120))
     assert done.returncode == 0, done.stderr
-    first, second, third = done.stdout.splitlines()
+    first, second, dropped, then, last = done.stdout.splitlines()
     assert first == f"False {float(1 << 20)}"
     assert second.startswith("True True incomplete since 20")
     assert "No space left on device" in second
-    assert third == "8"
+    assert dropped.startswith("False ('zeros")
+    assert dropped.count("is not saved: it was dropped while the disk took nothing") == 2
+    assert then == "[('dropped', 0), ('x', 8)]"
+    assert last == "True"
 
 
 def test_folder_that_a_worker_does_not_see_is_refused(tmp_path: Path) -> None:
