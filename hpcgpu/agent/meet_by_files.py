@@ -29,8 +29,8 @@ _SHORTEST_S, _LONGEST_S, _GROWTH, _JITTER = 0.05, 1.0, 1.5, 1.5
 _SOON_S, _RANK_0_S = 0.2, 0.1
 # The last one of the ranks that wait for rank 0 sees its call after _LONGEST_S.
 _EXPECT_S = 2.0
-# A change may have the time stamp of the one before it: some file systems count seconds.
-_STAMP_S = 2.0
+# A change may have the time stamp of the one before it: some file systems count seconds, others a clock's ticks.
+_STAMP_S, _TICK_S = 2.0, 0.1
 # Longer than any rendezvous; after it nobody needs its folder.
 _OLD_S = 86400.0
 
@@ -97,8 +97,9 @@ class _WatchedFolder:
             os.close(descriptor)
             if stamp != self._stamp:
                 self._stamp, self._changed_s, self._settled = stamp, time.monotonic(), False
-            if not self._settled:  # the last time after _STAMP_S, however late that is
-                self._settled = time.monotonic() >= self._changed_s + _STAMP_S
+            if not self._settled:  # the last time when no other change has this stamp, however late that is
+                same_s = _TICK_S if stamp % 1_000_000_000 else _STAMP_S
+                self._settled = time.monotonic() >= self._changed_s + same_s
                 return
 
 

@@ -192,7 +192,7 @@ def on_worker_exit(nanny: Nanny, code: int) -> None:
 
 
 class _SharedVersions(SchedulerPlugin):
-    """Lets workers with the same versions share one dict of them: 10,000 are usually one."""
+    """Lets workers with the same versions share the packages and the host of one: 10,000 are usually one."""
 
     def __init__(self) -> None:
         self._versions: dict[str, dict[str, Any]] = {}
@@ -200,7 +200,9 @@ class _SharedVersions(SchedulerPlugin):
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Share the versions of a new worker; distributed compares them afterwards (Scheduler.add_worker)."""
         state = scheduler.workers[worker]
-        state.versions = self._versions.setdefault(repr(state.versions), state.versions)
+        own = state.versions
+        state.versions = self._versions.setdefault(repr(own), own)
+        own.update(state.versions)  # frames of its registration hold it as long as the worker lives
 
 
 def each_once(workers: dict[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,8 @@ class ClusterSecurity(Security):
             try:
                 _arguments[key] = make()
                 _arguments[key]["ssl_context"].sslsocket_class = TlsSocket
+                if way == "listen":  # two tickets take a third of a handshake's CPU time, and nobody comes with one
+                    _arguments[key]["ssl_context"].num_tickets = 0
             except (OSError, ValueError) as e:  # OpenSSL's too; its words hold nothing of the key
                 raise TrustError(f"the certificate of this cluster, or its key, cannot be used: {e}") from e
         return dict(_arguments[key])

@@ -183,6 +183,28 @@ def test_starved_rank_sees_two_changes_of_one_time_stamp(tmp_path: Path, monkeyp
     assert ([record["life"] for record in met], clock.now) == (["only"] * 2, 6.0)
 
 
+@pytest.mark.parametrize(("stamp_ns", "least", "most"), [(1, 2, 6), (10**9, 20, 48)], ids=["of ticks", "of seconds"])
+def test_answers_are_looked_for_until_a_stamp_is_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp_ns: int, least: int, most: int
+) -> None:
+    """Nothing else changes; a thousand ranks look for a file each time."""
+
+    def sleep(pause_s: float) -> None:
+        os.utime(tmp_path, ns=(stamp_ns, stamp_ns))
+        clock.now += pause_s + 0.001
+
+    reads, read = list[str](), private.read
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=sleep)
+    monkeypatch.setattr("hpcgpu.agent.meet_by_files.time", clock)
+    monkeypatch.setattr(private, "read", lambda path: (reads.append(path.name), read(path))[1])
+    private.make_folder(tmp_path / "answers")
+    tmp_path.chmod(0o700)
+    private.write(tmp_path / "call", '"a"')
+    with pytest.raises(LaunchError, match="no answer of rank 0"):
+        meet_by_files({}, RankFacts(rank=1, size=2, launcher="srun"), tmp_path, 4.0)
+    assert least <= reads.count("world-a") <= most
+
+
 def test_ranks_that_meet_wait_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)

@@ -154,6 +154,15 @@ def pair() -> Iterator[tuple[ssl.SSLSocket, ssl.SSLSocket]]:
     client.close()
 
 
+def test_scheduler_sends_no_session_tickets(pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
+    """Each connection is made with certificates; OpenSSL's default makes two tickets, for a third of the CPU time."""
+    server, client = pair
+    server.send(b"first words")
+    assert client.recv(100) == b"first words"
+    assert client.version() == "TLSv1.3"
+    assert not client.session.has_ticket
+
+
 def test_a_peer_that_goes_leaves_nothing(crypto: ctypes.CDLL, pair: tuple[ssl.SSLSocket, ssl.SSLSocket]) -> None:
     server, client = pair
     assert {type(server), type(client)} == {scheduler_file.TlsSocket}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 import sys
 import tomllib
+import weakref
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -62,6 +64,18 @@ async def test_join_looks_up_the_packages_of_all_workers_once(shared: bool) -> N
         members.push_async_callback(odd.leave)
         assert "Mismatched versions" in odd.welcome["warning"]
     assert (lookups[-1] == lookups[1]) is shared
+
+
+async def test_workers_with_like_packages_keep_one_set_of_them() -> None:
+    async with Scheduler(dashboard_address=":0", port=0) as scheduler, AsyncExitStack() as members:
+        compat.share_versions(scheduler)
+        for number in range(1, 4):
+            each = Counted(dask="1")
+            kept = weakref.ref(each)
+            members.push_async_callback((await join(scheduler, number, each)).leave)
+            del each
+            gc.collect()
+            assert (kept() is not None) == (number == 1)
 
 
 @given(st.lists(VERSIONS, min_size=1, max_size=3), st.data())
