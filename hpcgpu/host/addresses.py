@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import psutil
 
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import ConfigError, LaunchError, opt
 
 _LOOPBACK = "127.0.0.1"
 _FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
@@ -33,12 +33,12 @@ def reachable_addresses(bound: Sequence[str], interface: str | None = None) -> t
 
 
 def local_address(interface: str | None) -> str:
-    """Return the address for a run on one node: loopback, or the interface's, IPv4 first; LaunchError if none."""
+    """Return the address for a run on one node: loopback, or the interface's, IPv4 first; ConfigError if none."""
     if interface is None:
         return loopback()
     out = [a for a in _addresses_of(interface)[interface] if not ipaddress.ip_address(a).is_link_local]
     if not out:
-        raise LaunchError(f"the interface {interface!r} has no IP address")
+        raise _missing(interface, usable_interfaces())
     return min(out, key=lambda a: ":" in a)
 
 
@@ -63,7 +63,7 @@ def usable_interfaces() -> frozenset[str]:
 def _addresses_of(
     interface: str | None, families: Sequence[socket.AddressFamily] = tuple(_FAMILIES.values())
 ) -> dict[str, list[str]]:
-    """Return the addresses of each interface that is up, or of this one; raise LaunchError if it is not there."""
+    """Return the addresses of each interface that is up, or of this one; raise ConfigError if it is not there."""
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
     out = {
         name: [a.address for a in entries if a.family in families]
@@ -73,5 +73,10 @@ def _addresses_of(
     if interface is None:
         return out
     if interface not in out:
-        raise LaunchError(f"there is no interface {interface!r} on this node; there are: {', '.join(sorted(out))}")
+        raise _missing(interface, out)
     return {interface: out[interface]}
+
+
+def _missing(interface: str, usable: Iterable[str]) -> ConfigError:
+    has = ", ".join(sorted({*usable} - {interface}))  # its only address may be of the link alone
+    return ConfigError(f"{opt('interface', interface)}: this node has no such interface with an address; it has: {has}")

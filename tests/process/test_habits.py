@@ -128,6 +128,11 @@ def test_local_errors_advise_what_works_here() -> None:
     assert "simulate them by the option gpus, as sim:4" in said
     assert said.count("'hpcgpu doctor' looks for the cause on this machine") == 1
     assert "make a new cluster" in said.splitlines()[0]
+    with pytest.raises(hpcgpu.ConfigError) as failed:
+        LocalGPUCluster(gpus="sim:1", interface="hsn9", quiet=True)
+    said = whole(failed.value)  # whose last line is the list, not the doctor
+    assert said.splitlines()[-1].startswith("interface='hsn9': this node has no such interface")
+    assert {"lo"} <= set(said.rpartition("it has: ")[2].split(", "))
 
 
 @pytest.mark.parametrize(

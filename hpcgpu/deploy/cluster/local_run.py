@@ -23,6 +23,7 @@ from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import limits, private, process, remover
+from hpcgpu.host.addresses import local_address
 from hpcgpu.host.scratch import Scratch, home_of, make_private, sweep
 from hpcgpu.launch.environment import JOB_PREFIXES, WITHHELD
 from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
@@ -148,6 +149,7 @@ class LocalRun:
         outside = {n: value for n, value in os.environ.items() if not n.startswith((*JOB_PREFIXES, *WITHHELD))}
         directory, preload, added = None, "", {}
         if document.shape != "head":  # a scheduler alone
+            local_address(self.settings.interface)  # one that is not there is an error here, not in a rank's log
             directory, preload = self.settings.log_directory, ld_preload(self.settings)
             added = {**dask_environ(), **self._environ}
         self._log, self._keeps = Path(directory or document.folder, "hpcgpu.log"), directory is not None

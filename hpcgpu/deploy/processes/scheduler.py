@@ -171,7 +171,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
             lease.close()
             stalls.close()
             if message["failed"]:
-                compat.fail_futures(scheduler, JobError(f"the job ended: {message['reason']}"))
+                scheduler.fail(JobError(f"the job ended: {message['reason']}"))
                 await asyncio.sleep(_TELL_S)
             await leaders.dismiss()
             await scheduler.close(reason=message["reason"])
@@ -179,15 +179,42 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     os._exit(1)  # rank 0 is gone
 
 
-async def _start(spec: SchedulerSpec) -> Scheduler:
+async def _start(spec: SchedulerSpec) -> EndingScheduler:
     place = {"host": spec.host, "port": spec.port, "protocol": spec.protocol, "local_directory": spec.local_directory}
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # its pages come with the first request
     with dask.config.set({ROUTES: [m for m in dask.config.get(ROUTES) if not m.startswith("distributed.")]}):
-        scheduler = SavingScheduler(security=security(spec.certificate), **place, **http)
+        scheduler = EndingScheduler(security=security(spec.certificate), **place, **http)
     compat.share_versions(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s, spec.carbon_g_per_kwh)
     serve_dashboard(scheduler, spec.dashboard_secret)
-    return await scheduler
+    await scheduler
+    return scheduler
+
+
+class EndingScheduler(SavingScheduler):
+    """A Scheduler whose clients get the reason of its end, those that wait for a value, too."""
+
+    def __init__(self, **options: Any) -> None:
+        self._end: asyncio.Future[JobError] = asyncio.get_running_loop().create_future()
+        super().__init__(**options)
+
+    def fail(self, error: JobError) -> None:
+        """End all futures, and all waiting for values, with this error."""
+        compat.fail_futures(self, error)
+        self._end.set_result(error)
+
+    # A client looks at its futures only after the answer: one that none comes to raises CommClosedError (distributed
+    # 2026.8.0, Client._gather), and one that tells of lost workers lets it wait for them.
+    async def gather(self, *args: Any, **options: Any) -> Any:
+        """Return values of workers, or raise the reason of the end; called by clients."""
+        gathering = asyncio.ensure_future(super().gather(*args, **options))
+        try:
+            await asyncio.wait([gathering, self._end], return_when=asyncio.FIRST_COMPLETED)
+            if self._end.done():
+                raise self._end.result()
+            return gathering.result()
+        finally:
+            gathering.cancel()
 
 
 class WorkerCount(SchedulerPlugin):

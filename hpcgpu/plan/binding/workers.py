@@ -144,11 +144,11 @@ def device_limits_lowered(settings: Settings, specs: Sequence[WorkerSpec]) -> tu
 
 
 def _reachable(binding: Binding, settings: Settings, node: NodeFacts) -> Binding:
-    """Drop an interface without an address, on which Dask could not listen; LaunchError if the user set it."""
+    """Drop an interface without an address, on which Dask could not listen; ConfigError if the user set it."""
     if node.interfaces is None or not binding.interface or binding.interface in node.interfaces:
         return binding
     if settings.interface:
-        raise LaunchError(
+        raise ConfigError(
             f"{settings.cite('interface')}: {node.name} has no such interface with an IP address; it has: "
             f"{', '.join(sorted(node.interfaces))}"
         )

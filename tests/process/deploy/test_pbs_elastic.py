@@ -194,8 +194,14 @@ def test_an_elastic_cluster_says_that_it_ends_with_its_first_job(pbs: Pbs, said:
     with PBSGPUCluster(**OPTIONS | {"scheduler": "job", "walltime": "00:00:04"}) as cluster, Client(cluster) as client:
         over_s = time.monotonic() + 4
         assert "the cluster ends with job 1021.login01, its first, 00:00:04 after that began; with " in said.text
-        lost = client.submit(time.sleep, 600)
+        lost, ended = client.submit(time.sleep, 600), client.submit(os.getpid)
+        os.kill(worker := ended.result(), signal.SIGSTOP)  # so the next gather waits
+        errors = [aside(lost.result), aside(ended.result)]
+        gathers = lambda dask_scheduler: "gather" in dask_scheduler._comms.values()  # noqa: E731 - by value
+        until(lambda: client.run_on_scheduler(gathers), "the scheduler waits for the value")
         until(lambda: time.monotonic() > over_s, "its time is over")
         pbs.end("1021.login01", -29, "Job run at Fri Nov 20 at 20:31 and exceeded resource walltime")
-        with pytest.raises(JobError, match="it got SIGTERM: its walltime is over; with scheduler='here' a cluster"):
-            lost.result(timeout=scaled(60))
+        for error in errors:
+            with pytest.raises(JobError, match="it got SIGTERM: its walltime is over; with scheduler='here' a cluster"):
+                error.result(scaled(60))
+        os.kill(worker, signal.SIGCONT)

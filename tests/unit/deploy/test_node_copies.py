@@ -9,12 +9,16 @@ import gc
 import itertools
 import os
 import random
+import runpy
 import socket
 import struct
+import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -29,6 +33,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from waiting import aside, run, until, when
 
+from hpcgpu.deploy import network
 from hpcgpu.deploy.network import framing, node_copies, scheduler_file
 from hpcgpu.deploy.network.data_connections import KEY_BYTES, Channel, DataConnections
 from hpcgpu.deploy.network.framing import CUT_BYTES, SMALL_BYTES, THRESHOLD_BYTES, Word
@@ -261,6 +266,71 @@ async def test_many_small_frames_are_sent_in_pieces(monkeypatch: pytest.MonkeyPa
             assert (got[4] == 4).all()
     pieces = framing.layout(Word.INLINE, [memoryview(bytes(10_000))] * 1000)[2]
     assert max(map(len, pieces)) <= framing.PIECE_BYTES + SMALL_BYTES
+
+
+async def test_many_frames_leave_the_event_loop_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, read, layout = 0, framing.read_inline, node_copies._layout
+    frames, written, threads = Counter[int](), Counter[int](), set[threading.Thread]()
+
+    def tick() -> None:
+        nonlocal turn, ticking
+        turn, ticking = turn + 1, asyncio.get_running_loop().call_soon(tick)
+
+    def count_frames(stream: Any, sizes: list[int]) -> Any:
+        frames[turn] += len(sizes)
+        return read(stream, sizes)
+
+    def count_threads(*args: Any) -> Any:
+        threads.add(threading.current_thread())
+        return layout(*args)
+
+    monkeypatch.setattr(Identity, "refusal", lambda *_: "a rule of this test")  # so all go by the connection
+    monkeypatch.setattr(framing, "TURN_BYTES", 256 << 10)  # less than the kernel's buffers
+    async with pair("tcp") as (a, b):
+        send = a.stream.write_to_fd
+
+        def count_bytes(data: memoryview) -> int:
+            written[turn] += (nbytes := send(data))
+            return nbytes
+
+        a.stream.write_to_fd = count_bytes
+        monkeypatch.setattr(framing, "read_inline", count_frames)
+        monkeypatch.setattr(node_copies, "_layout", count_threads)
+        arrays = [to_serialize(np.ones(60 << 10, np.uint8)) for _ in range(300)]
+        ticking = asyncio.get_running_loop().call_soon(tick)
+        assert len((await asyncio.gather(a.write({"data": arrays}), b.read()))[1]["data"]) == 300
+        ticking.cancel()
+    assert sum(frames.values()) > 300
+    assert max(frames.values()) <= 64
+    assert sum(written.values()) > 300 * 60 << 10
+    assert max(written.values()) <= 2 * (256 + 128 << 10)  # tornado writes 128 KiB at once
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize("scheme", ["tls", "tcp"])
+@pytest.mark.parametrize("nbytes", [0, 1000, 10_000])
+async def test_small_messages_take_no_more_calls_than_plain_ones(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, nbytes: int
+) -> None:
+    """Calls of functions, Python's and C's: the CPU time of a round trip, but the same on any machine at any load."""
+    message, calls = {"op": "x", "data": bytes(nbytes)}, Counter[type]()
+
+    def count(_: Any, event: str, __: Any) -> None:
+        calls[kind] += event in ("call", "c_call")
+
+    for plain in (False, True):
+        if plain:
+            for kind in (tcp.TCPConnector, tcp.TCPListener, tcp.TLSConnector, tcp.TLSListener):
+                monkeypatch.setattr(kind, "comm_class", tcp.TLS if "TLS" in kind.__name__ else tcp.TCP)
+        async with pair(scheme) as (a, b):
+            kind = type(a)
+            for trip in range(20):
+                sys.setprofile(count if trip >= 5 else None)  # by then both sides have greeted
+                await asyncio.gather(a.write(message), b.read())
+                await asyncio.gather(b.write(message), a.read())
+            sys.setprofile(None)
+    (ours, theirs) = calls.values()
+    assert 0 < ours <= theirs
 
 
 async def test_close_reads_what_a_reader_that_went_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,6 +661,18 @@ async def test_a_refusal_is_known(copied: list[int], monkeypatch: pytest.MonkeyP
     async with pair("tcp") as (a, b):
         await send_both_ways(a, b, 1_000_000)
     assert (copied, node_copies.this_process.obstacle()) == ([], reason)
+
+
+def test_a_script_lets_its_runs_leader_alone_read_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not its parent, which is 1 where the launcher has gone; ``scripts/yama.sh`` tries it on a kernel with Yama."""
+    (yama := tmp_path / "ptrace_scope").write_text("1")
+    monkeypatch.setattr(peer_memory, "_YAMA", yama)
+    monkeypatch.setattr(peer_memory.ctypes, "CDLL", library := Mock())
+    monkeypatch.setattr(network, "prepare", Mock())
+    monkeypatch.setenv("HPCGPU_SCRIPT_LEADER", "4711")
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://127.0.0.1:1")
+    runpy.run_module("hpcgpu.deploy.client_preload")
+    assert [call.args[:2] for call in library().prctl.call_args_list] == [(0x59616D61, 4711)]  # PR_SET_PTRACER
 
 
 @given(st.lists(WORDS, min_size=1, max_size=3))

@@ -16,7 +16,7 @@ from distributed.comm.addressing import get_address_host
 
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.network.scheduler_file import connect_first, security
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host.addresses import local_address, reachable_addresses
 from hpcgpu.host.relay import Mux
 
@@ -146,14 +146,15 @@ def test_a_nodes_addresses_are_those_on_which_somebody_listens(
 
 @pytest.mark.usefixtures("node")
 def test_missing_interface_or_address_is_an_error() -> None:
-    with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
+    missing = "interface='hsn0': this node has no such interface with an address; it has: eth0, ib0, lo"
+    with pytest.raises(ConfigError, match=missing):
         reachable_addresses(ALL, "hsn0")
     with pytest.raises(LaunchError, match="no interface of this node has an address"):
         reachable_addresses(("::",), "ib0")
     # a run on one node listens on loopback, unless an interface is named
     assert (local_address(None), local_address("lo")) == ("127.0.0.1", "127.0.0.1")
     assert (local_address("eth0"), local_address("ib0")) == ("10.0.0.2", "10.1.0.2")
-    with pytest.raises(LaunchError, match="no interface 'hsn0' on this node; there are: eth0, ib0, lo"):
+    with pytest.raises(ConfigError, match=missing):
         local_address("hsn0")
 
 

@@ -255,7 +255,7 @@ def test_the_users_interface_takes_the_place_of_the_planned_one() -> None:
     assert {s.binding.interface for _, s in plain} == {"eth0"}  # no port, so nothing is planned
     given = Settings(interface="hsn0", sources={"interface": "--interface"})
     why = re.escape("interface='hsn0' (set by --interface): n has no such interface with an IP address; it has: eth0")
-    with pytest.raises(LaunchError, match=why):
+    with pytest.raises(ConfigError, match=why):
         plan_workers(given, node(interfaces=frozenset({"eth0"})), SHARES)
 
 
