@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 from distributed.protocol.pickle import dumps
 
 from hpcgpu.checkpoint.segments import Chunk, Place, read
+from hpcgpu.errors import ConfigError
+from hpcgpu.spill.devices.libraries import ArrayView, BytesView
 from hpcgpu.spill.store.handles import Handle, Packed, arrive
 
 # What the pickles of CuPy's arrays, and of those that the spill store packs, name, and what is read in its place.
@@ -57,8 +60,13 @@ class NumpyDevice:
 
     @staticmethod
     def unpack(root: np.ndarray, views: Sequence[Any]) -> list[np.ndarray]:
-        """Return the arrays in a buffer's bytes."""
-        return [np.ndarray(v.shape, v.dtype, root, v.offset, v.strides) for v in views]
+        """Return the arrays in a buffer's bytes, a plain buffer as bytes; ConfigError for what no array can hold."""
+        for library in {view.library for view in views if not isinstance(view, ArrayView | BytesView)}:
+            raise _without_gpu(library)
+        return [
+            root[: v.nbytes] if isinstance(v, BytesView) else np.ndarray(v.shape, v.dtype, root, v.offset, v.strides)
+            for v in views
+        ]
 
 
 class _Unpickler(pickle.Unpickler):
@@ -68,7 +76,17 @@ class _Unpickler(pickle.Unpickler):
             return np.asarray
         if (module, name) == _DEVICE and not has_gpu():
             return NumpyDevice
+        if (library := module.partition(".")[0]) == "cudf" and not has_gpu():  # its import may work, and no call then
+            raise _without_gpu(library)
         return super().find_class(module, name)
+
+
+def _without_gpu(library: str) -> ConfigError:
+    """Return the error for objects that only their library can make, on a GPU."""
+    return ConfigError(
+        f"the chunk has objects of {library}, and there is no GPU for them on {socket.gethostname()}: load it "
+        f"where CuPy and {library} have one. Arrays of CuPy and numba are read as NumPy's everywhere"
+    )
 
 
 @functools.cache

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcgpu.spill.devices.cuda import CudaDevice
+
 
 def filled(nbytes: int, value: int) -> Any:
     import cupy
@@ -59,3 +61,59 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Any:
     made.get_option, made.set_option = options.get_option, options.set_option
     importlib.import_module("cudf.core.buffer")
     return made
+
+
+class DeviceBuffer:
+    """Memory of CuPy's, as RMM shows its own."""
+
+    def __init__(self, size: int) -> None:
+        import cupy
+
+        self.memory, self.size = cupy.cuda.alloc(size), size
+        self.ptr = int(self.memory.ptr)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"data": (self.ptr, False), "shape": (self.size,), "strides": None, "typestr": "|u1", "version": 3}
+
+
+class _Column:
+    """A column of pylibcudf with one buffer."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.data, self.null_mask, self.children = lambda: buffer, lambda: None, tuple
+
+
+def content(values: Any) -> list[tuple[int, set[int]]]:
+    """Return of each buffer its size, and which bytes it has."""
+    copies = CudaDevice.current(0).copies
+    roots = [copies.to_host(b.ptr, b.nbytes, lambda n: np.empty(n, "u1")) for b in values.buffers if b.nbytes]
+    return [(root.nbytes, set(root.tolist())) for root in roots]
+
+
+def frame_class(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a class of buffers with cuDF's own serialization, until the test ends."""
+    import rmm
+
+    monkeypatch.setattr(rmm, "DeviceBuffer", DeviceBuffer)
+    cudf = package(monkeypatch)
+
+    class Values(sys.modules["cudf.core.abc"].Serializable):  # type: ignore[name-defined,misc]
+        __module__, __qualname__ = "cudf.core.series", "Values"
+
+        def __init__(self, *buffers: Any, label: bytes) -> None:
+            self.buffers, self.label = [cudf.core.buffer.as_buffer(b) for b in buffers], label
+            self._columns = [_Column(b) for b in self.buffers]
+
+        def memory_usage(self) -> int:
+            return sum(b.nbytes for b in self.buffers)
+
+        def serialize(self) -> tuple[dict[str, Any], list[Any]]:
+            return {}, [*self.buffers, memoryview(self.label)]
+
+        @classmethod
+        def deserialize(cls, header: dict[str, Any], frames: list[Any]) -> Any:
+            return cls(*frames[:-1], label=bytes(frames[-1]))
+
+    monkeypatch.setitem(sys.modules, Values.__module__, types.SimpleNamespace(Values=Values))  # type: ignore[arg-type]
+    return Values

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpcgpu.checkpoint import values
+from hpcgpu.errors import ConfigError
 from hpcgpu.spill.devices.cuda import CudaDevice
-from hpcgpu.spill.devices.libraries import ArrayView
+from hpcgpu.spill.devices.libraries import ArrayView, BytesView
+from hpcgpu.spill.devices.pools import TensorView
 from hpcgpu.spill.store.handles import Packed
 from hpcgpu.spill.values.take_apart import Slot
 
@@ -92,3 +94,16 @@ def test_pickled_array_of_cupy_is_numpys_without_a_gpu() -> None:
         assert values.from_frames([pickled]).tolist() == [0, 1, 2]
     with mock.patch.object(values, "has_gpu", lambda: True), pytest.raises(ModuleNotFoundError, match="cupy"):
         values.from_frames([pickled])
+
+
+def test_packed_buffer_is_bytes_without_a_gpu() -> None:
+    root = np.arange(6, dtype="u1")
+    assert values.NumpyDevice.unpack(root, [BytesView("rmm", 4)])[0].tolist() == [0, 1, 2, 3]
+
+
+def test_objects_of_other_libraries_are_refused_without_a_gpu() -> None:
+    tensor = TensorView((2,), "float32", (1,), 0, False, False)
+    with pytest.raises(ConfigError, match=r"objects of torch, .* no GPU for them on .*: load it where"):
+        values.NumpyDevice.unpack(np.zeros(8, "u1"), [tensor])
+    with mock.patch.object(values, "has_gpu", lambda: False), pytest.raises(ConfigError, match="objects of cudf"):
+        values.from_frames([b"\x80\x05ccudf.core.series\nSeries\n."])
