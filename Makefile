@@ -176,14 +176,16 @@ $(CUPY)/.installed: $(STAMP) constraints-cupy.txt tests/support/real_cupy.py tes
 	@$(CUPY)/bin/python $(COLLECT) tests/cupy > /dev/null || true
 	@touch $@
 
-# PyTorch without CUDA is in an index of its own: where it cannot be had, its tests are skipped.
+# PyTorch without CUDA is in an index of its own; where that cannot be reached, PyPI's brings CUDA's libraries (5 GB).
 $(LIBRARIES)/.installed: $(STAMP) constraints-libraries.txt
 	@$(call environment,$(LIBRARIES))
-	@echo 'installing XGBoost, scikit-learn, xarray, Optuna and JAX into $(LIBRARIES)'
+	@echo 'installing XGBoost, scikit-learn, xarray, Optuna, JAX and PyTorch into $(LIBRARIES)'
 	@$(call install,$(LIBRARIES),-c constraints.txt -c constraints-libraries.txt -e '.[mpi-runtime]' jax joblib optuna \
 	  pandas pyarrow scikit-learn xarray xgboost-cpu zarr hypothesis pytest pytest-timeout pytest-xdist)
 	@$(call install,$(LIBRARIES),--no-deps -c constraints-libraries.txt cudf-polars-cu12)
-	-@$(UV) pip install --quiet --python $(LIBRARIES)/bin/python --torch-backend cpu -c constraints.txt torch
+	@$(UV) pip install --quiet --python $(LIBRARIES)/bin/python --torch-backend cpu -c constraints-libraries.txt torch || \
+	  { echo 'its index cannot be reached: PyTorch with CUDA, from PyPI'; \
+	  $(call install,$(LIBRARIES),-c constraints.txt -c constraints-libraries.txt torch); }
 	@touch $@
 
 ucx: $(UCX)/.installed

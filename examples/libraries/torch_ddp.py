@@ -1,7 +1,8 @@
 # hpcgpu run --gpus sim:2 examples/libraries/torch_ddp.py
 """DistributedDataParallel of PyTorch in workers.
 
-A task on each worker is a rank. --gpu speaks NCCL between real GPUs, else gloo between CPUs. Neither is encrypted.
+A task on each worker is a rank. --gpu speaks NCCL between the workers that have a GPU, whatever their pool, else gloo
+between the CPUs of all. Neither is encrypted.
 """
 
 from __future__ import annotations
@@ -42,15 +43,20 @@ def train(rank: int, size: int, address: tuple[str, int], gpu: bool) -> list[flo
     return [float(weight) for weight in model.module.weight.flatten()]
 
 
-def compute(client: Client, gpu: bool = False) -> list[float]:
-    """Return the weights; workers are ranks in the order of their names, so those of a node are neighbours."""
+def ranks(client: Client, gpu: bool) -> list[str]:
+    """Return the workers that can take part, in the order of their names: those of a node are neighbours."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
-    names = {str(info["name"]): address for address, info in workers.items() if "CPU" not in info["resources"]}
-    places = [names[name] for name in sorted(names)]
+    able = client.run(torch.cuda.is_available) if gpu else dict.fromkeys(workers, True)
+    return sorted(filter(able.get, able), key=lambda address: str(workers[address]["name"]))
+
+
+def compute(client: Client, gpu: bool = False) -> list[float]:
+    """Return the weights, the same from each rank."""
+    places = ranks(client, gpu)
     address = client.submit(free_address, workers=places[0], pure=False).result()
     shared = [len(places), address, gpu]
-    ranks = [client.submit(train, i, *shared, workers=place, pure=False) for i, place in enumerate(places)]
-    return list(client.gather(ranks)[-1])
+    trained = [client.submit(train, i, *shared, workers=place, pure=False) for i, place in enumerate(places)]
+    return list(client.gather(trained)[-1])
 
 
 if __name__ == "__main__":

@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import bound_ranks
 import pytest
 from lab import NUMBER, Lab
+
+from hpcgpu.model import CpuSet
 
 NODE = "node3"
 WHEEL = "/opt/venv-wheel/bin"
@@ -139,6 +142,20 @@ def test_bind_shares_out_the_cores_of_sruns_tasks(slurm_lab: Lab) -> None:
     done = slurm_lab.exec(slurm_lab.login, [*ALLOCATION, *swapped, *bind], check=True)
     assert sorted(re.findall(r"(\d) has .*affinity list: (\S+)", done.stdout)) == [("0", "0"), ("1", "1")]
     assert sorted(re.findall(r"local rank (\d) of 2 on .*; PUs (\d);", done.stderr)) == [("0", "0"), ("1", "1")]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [("srun", "--cpu-bind=none"), (f"{WHEEL}/mpirun", "--oversubscribe", "--bind-to", "none")],
+    ids=["srun", "mpirun"],
+)
+def test_bind_gives_ranks_the_places_of_workers(slurm_lab: Lab, launcher: tuple[str, ...]) -> None:
+    both = CpuSet((0, 1))
+    number = f"-n{bound_ranks.count(both)}"
+    job = ("salloc", "-w", NODE, "-N1", number, *launcher, number, f"{WHEEL}/hpcgpu")
+    env = {"PMIX_MCA_psec": "native"}
+    done = slurm_lab.exec(slurm_lab.login, [*job, *bound_ranks.words(both, "python3")], check=True, env=env)
+    bound_ranks.check(done.stdout + done.stderr, NODE, both)
 
 
 def test_the_jobs_own_memory_limits_its_workers_without_a_cgroup(slurm_lab: Lab) -> None:

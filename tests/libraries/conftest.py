@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-PACKAGES = ("jax", "optuna", "sklearn", "xarray", "xgboost", "zarr")
+PACKAGES = ("jax", "optuna", "sklearn", "torch", "xarray", "xgboost", "zarr")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from hpcgpu import LocalGPUCluster
 
 pytestmark = pytest.mark.timeout(400)  # of which the first test of a process has also the results to compare with
 EXAMPLES = ROOT / "examples" / "libraries"
+# PyTorch sees devices where its worker was given some, as on a machine that has them.
+DEVICES = "import os, torch; torch.cuda.is_available = lambda: os.environ.get('CUDA_VISIBLE_DEVICES') != ''"
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +94,22 @@ if __name__ == "__main__":
     assert len({address.rpartition(":")[0] for address in facts["computed"]["workers"]}) == 2  # nodes
 
 
+def test_torch_ranks_are_workers_with_a_gpu_whatever_their_pool() -> None:
+    """A pool's workers have its resource alone, with a GPU or without."""
+    example = runpy.run_path(str(EXAMPLES / "torch_ddp.py"), run_name="__main__ of a test")
+    options: dict[str, Any] = {"nthreads": 1, "cpu_workers": 1, "resources": {"pool": 1}}
+    with LocalGPUCluster(gpus="sim:2", **options) as cluster, Client(cluster) as client:
+        client.run(exec, DEVICES)
+        names = {address: worker["name"] for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
+        with_gpu = [worker.name for worker in cluster.bindings().workers if worker.gpu]
+        assert [names[address] for address in example["ranks"](client, True)] == with_gpu
+        assert len(with_gpu) == 2
+        assert len(example["ranks"](client, False)) == 3
+        assert example["compute"](client) == pytest.approx([1, -2, 3, 0.5], abs=0.01)
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_example_runs_by_its_first_line(path: Path, tmp_path: Path) -> None:
-    if path.stem == "torch_ddp":
-        pytest.importorskip("torch", reason="PyTorch without CUDA could not be installed")
     argv = (
         path.read_text().splitlines()[0].removeprefix("# hpcgpu ").replace("examples/", f"{EXAMPLES.parent}/").split()
     )

@@ -8,11 +8,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import bound_ranks
 import pytest
 from paths import ROOT
 from pbs_lab import HOME, PYTHON, PbsLab
 from programs import INTEL_MPI, MPICH, install
 from waiting import until
+
+from hpcgpu.model import CpuSet
 
 PROGRAMS, SCRIPT = HOME / "programs", HOME / "facts.py"
 # As at sites that give GPUs by numbers: each node has numbers of its own for a job.
@@ -48,23 +51,36 @@ def site(_lab: PbsLab) -> Iterator[None]:
     _lab.on("login01", "qmgr -c 'delete hook numbers'", user="root")
 
 
-def run(
-    lab: PbsLab, gpus: str, line: str, *variables: str, options: str = "-A gpus", first: str = "#!/bin/bash"
-) -> None:
-    """Run a job on a node for each of the ``gpus``; what it prints and its exit code are the script's."""
+def submit(lab: PbsLab, line: str, nodes: int, options: str = "", first: str = "#!/bin/bash") -> tuple[str, str]:
+    """Run a job with a line; return what it prints, and its exit code."""
     out = HOME / "work" / "launch.out"
     out.unlink(missing_ok=True)
-    env = shlex.join(("env", f"MARK={MARK}", *variables))
-    job = f"cat > launch.sh << 'END'\n{first}\n{env} {line} {SCRIPT} {2 * len(gpus)}\nEND"
-    place = f"-l select={len(gpus)}:ncpus=1:mpiprocs=1:mem=1gb -l place=scatter"
-    submit = f"qsub -f -W block=true {options} -N t -j oe -o {out} {place} launch.sh; echo $?"
-    ended = lab.on("login01", f"mkdir -p work; cd work; {job}\n{submit}")
+    job = f"cat > launch.sh << 'END'\n{first}\n{line}\nEND"
+    place = f"-l select={nodes}:ncpus=1:mpiprocs=1:mem=1gb -l place=scatter"
+    qsub = f"qsub -f -W block=true {options} -N t -j oe -o {out} {place} launch.sh; echo $?"
+    ended = lab.on("login01", f"mkdir -p work; cd work; {job}\n{qsub}")
     text = until(lambda: out.exists() and out.read_text(), "the job's output is there")  # it is made empty
-    assert ended.split()[-1] == "3", text
+    return text, ended.split()[-1]
+
+
+def run(lab: PbsLab, gpus: str, line: str, *variables: str, options: str = "-A gpus", **job: str) -> None:
+    """Run a job on a node for each of the ``gpus``; what it prints and its exit code are the script's."""
+    env = shlex.join(("env", f"MARK={MARK}", *variables))
+    text, code = submit(lab, f"{env} {line} {SCRIPT} {2 * len(gpus)}", len(gpus), options, **job)
+    assert code == "3", text
     each = (str((f"node{node}", gpu, MARK)) for node, gpu in enumerate(gpus, start=1) for _ in range(2))
     assert " ".join(("FACTS", *each)) in text.splitlines()
     assert not any(words in text for words in ("ends soon", "memory is unknown", "RuntimeWarning")), text
     assert not [path for name in ("launches", "rendezvous") for path in HOME.glob(f".hpcgpu/{name}/*")]
+
+
+def test_bind_gives_ranks_the_places_of_workers(lab: PbsLab) -> None:
+    allowed, bin = CpuSet(os.sched_getaffinity(0)), PYTHON.parent
+    mpirun = [f"{bin}/mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(bound_ranks.count(allowed))]
+    line = shlex.join([*mpirun, f"{bin}/hpcgpu", *bound_ranks.words(allowed, str(PYTHON))])
+    text, code = submit(lab, line, 1)
+    assert code == "0", text
+    bound_ranks.check(text, "node1", allowed)
 
 
 def test_open_mpi_leaves_each_node_its_gpus(lab: PbsLab) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from distributed import Client
 
 # Those that have no other needs than the packages of `make libraries`, and what their compute takes beside the client.
-NAMES = ("optuna_study", "pandas_shuffle", "sklearn_joblib", "xarray_zarr", "xgboost_trees")
+NAMES = ("optuna_study", "pandas_shuffle", "sklearn_joblib", "torch_ddp", "xarray_zarr", "xgboost_trees")
 
 
 def results(client: Client, examples: Path, folder: Path) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def plain(result: Any) -> Any:
         return {column: result[column].tolist() for column in result.columns}
     if isinstance(result, dict):
         return {str(key): value for key, value in result.items()}
-    return getattr(result, "values", result).tolist()
+    return result if isinstance(result, list) else getattr(result, "values", result).tolist()
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bound_ranks
 import pytest
 import ranks
 from fake_nvml import FakeGpu, FakeNvml, compiled
 from paths import ROOT, TOPOLOGIES
 
-from hpcgpu.host import discover
 from hpcgpu.model import CpuSet
-from hpcgpu.plan.binding.bindings import simulated_gpus
-from hpcgpu.plan.binding.ranks import plan_rank
 
 BIND = (str(ranks.BIN / "hpcgpu"), "bind")
 # What a process says of itself: its mask, its local rank, and the variables of its devices.
@@ -50,22 +48,11 @@ def refused(*options: str, **env: str) -> str:
 
 
 def test_ranks_of_mpirun_have_the_places_of_workers() -> None:
-    """Also their report, which is read from the kernel; the plan is that of the machine that runs this."""
-    topology, allowed = discover.topology(), CpuSet(os.sched_getaffinity(0))
-    # four, or two if this process has only a part of a large machine: ranks that share cores are refused there
-    count = 4 if len(allowed) >= 8 or len(topology.cores) < 4 else 2
-    mpirun = [*ranks.MPIRUN, "-n", str(count)]
-    done = ranks.run_command([*mpirun, *BIND, "--gpus", f"sim:{count}", "--report", *COMMAND])
+    allowed = CpuSet(os.sched_getaffinity(0))
+    mpirun = [*ranks.MPIRUN, "-n", str(bound_ranks.count(allowed)), BIND[0]]
+    done = ranks.run_command([*mpirun, *bound_ranks.words(allowed, sys.executable)])
     assert done.returncode == 0, done.stderr
-    gpus = simulated_gpus(topology, count, 1 << 28, os.uname().nodename)
-    facts = {int(rank): cores for cores, rank, *_ in map(json.loads, done.stdout.splitlines())}
-    assert facts.keys() == set(range(count))
-    for rank, cores in facts.items():
-        binding = plan_rank(topology, gpus, allowed, rank, count).binding
-        assert CpuSet(cores) == binding.cpuset
-        (line,) = re.findall(rf".*local rank {rank} of {count} on .*", done.stderr)
-        assert f"GPU {gpus[rank].pci} {gpus[rank].uuid}; PUs {binding.cpuset}" in line
-        assert "planned" not in line
+    bound_ranks.check(done.stdout + done.stderr, os.uname().nodename, allowed)
 
 
 @with_masks
