@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 
 import commands
-import jinja2
 import pytest
 import yaml
 from paths import PACKAGE, ROOT
@@ -105,19 +104,26 @@ def test_readme_of_a_wheel_has_no_dead_link(url: str, tmp_path: Path) -> None:
     assert bool(facts.get_all("Project-URL")) == bool(url)
 
 
-def test_the_conda_recipe_asks_for_what_pip_asks_for() -> None:
-    text = (ROOT / "packaging/conda/meta.yaml").read_text()
-    recipe = yaml.safe_load(jinja2.Template(text).render(PYTHON="python"))
-    assert recipe["package"]["version"] == hpcgpu.__version__
+def test_recipes_ask_for_what_pip_asks_for() -> None:
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    assert recipe["context"]["version"] == hpcgpu.__version__
     names = {"dask": "dask-core"}  # of conda-forge
     bounds = {tuple(re.split("(?=>=)", word)) for word in PROJECT["dependencies"]}
+    python = ("python", PROJECT["requires-python"])
     assert {tuple(word.split()) for word in recipe["requirements"]["run"] if ">=" in word} == {
-        ("python", PROJECT["requires-python"]),
+        python,
         *((names.get(name, name), bound) for name, bound in bounds),
     }
+    package = (ROOT / "packaging/spack/spack_repo/hpcgpu/packages/py_hpcgpu/package.py").read_text()
+    assert f'version("{hpcgpu.__version__}")' in package
+    asked = {(name, f">={low}") for name, low in re.findall(r'depends_on\("(?:py-)?([\w-]+)@([\d.]+):"', package)}
+    plain = {(name, re.sub(r"(\.0)+$", "", bound)) for name, bound in bounds}  # to Spack 2.0 is above 2
+    (dashboard,) = PROJECT["optional-dependencies"]["dashboard"]
+    others = {tuple(re.split("(?=>=)", word)) for word in (dashboard, *TOML["build-system"]["requires"])}
+    assert asked == {python, *plain, *others}
     definition = (ROOT / "packaging/apptainer/hpcgpu.def").read_text()
     checks = definition.partition("%test\n")[2].partition("%")[0].strip().split("\n")
-    for command in (*recipe["test"]["commands"], *checks):
+    for command in (*recipe["tests"][1]["script"], *checks):
         commands.check(command)
 
 
