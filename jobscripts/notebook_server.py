@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 from hpcgpu.host import log, private
-from hpcgpu.host.addresses import ssh_command
+from hpcgpu.host.relay import ssh_command
 
 _CONFIG = "c.IdentityProvider.token = {token!r}\nc.ServerApp.port = {port}\nc.ServerApp.port_retries = 0\n"
 

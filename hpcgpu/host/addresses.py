@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import psutil
 
@@ -75,14 +75,3 @@ def _addresses_of(
     if interface not in out:
         raise LaunchError(f"there is no interface {interface!r} on this node; there are: {', '.join(sorted(out))}")
     return {interface: out[interface]}
-
-
-def ssh_command(port: int, environ: Mapping[str, str], host: str) -> str:
-    """Return the command that leads a port of the user's machine to this loopback; "" if the user is here.
-
-    In a job it goes through the node from which the job was submitted. Remote VS Code may have come by a tunnel.
-    """
-    login = environ.get("SLURM_SUBMIT_HOST") or environ.get("PBS_O_HOST") or host
-    if login == host and not environ.keys() & {"SSH_CONNECTION", "VSCODE_AGENT_FOLDER"}:
-        return ""
-    return f"ssh -N -L {port}:127.0.0.1:{port} {f'-J {login} ' * (login != host)}{host}"

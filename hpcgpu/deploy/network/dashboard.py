@@ -25,8 +25,7 @@ from distributed.utils import format_dashboard_link
 from hpcgpu import supervise
 from hpcgpu.errors import message_of
 from hpcgpu.host import log, private
-from hpcgpu.host.addresses import ssh_command
-from hpcgpu.host.relay import Mux, Newcomers
+from hpcgpu.host.relay import Mux, Newcomers, ssh_command
 
 # The scheduler's handler; hpcgpu.deploy.processes.dashboard_http serves it.
 HANDLER = "hpcgpu_dashboard"
