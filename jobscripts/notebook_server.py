@@ -2,6 +2,7 @@
 
 The templates slurm-jupyter.sbatch and pbs-jupyter.sh run it as the cluster's script, and so may you:
 hpcgpu launch notebook_server.py [options of the server]
+With an option --config=FILE, address and token are that file's, as for Open OnDemand (packaging/ondemand).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 
 from hpcgpu.host import log, private
+from hpcgpu.host.relay import ssh_command
 
 _CONFIG = "c.IdentityProvider.token = {token!r}\nc.ServerApp.port = {port}\nc.ServerApp.port_retries = 0\n"
 
@@ -44,24 +46,21 @@ def main(options: list[str]) -> int:
         started[0].terminate()
 
     signal.signal(signal.SIGTERM, end)
+    has_config = any(option.startswith("--config=") for option in options)
     try:
-        private.write(config, _CONFIG.format(token=token, port=port))
-        private.write(address, f"http://127.0.0.1:{port}/?token={token}\n")
-        log.say(f"a Jupyter server on {socket.gethostname()}; {_way(port)}its address: cat {address}")
+        if not has_config:
+            private.write(config, _CONFIG.format(token=token, port=port))
+            private.write(address, f"http://127.0.0.1:{port}/?token={token}\n")
+            command = ssh_command(port, os.environ, host := socket.gethostname())
+            way = f"from your machine: {command}; " if command else ""
+            log.say(f"a Jupyter server on {host}; {way}its address: cat {address}")
+        here = [] if has_config else ["--ip=127.0.0.1", f"--config={config}"]
         module = "jupyterlab" if program == "lab" else "jupyter_server"
         # -P: no module of Jupyter's is looked for in this folder, where people have a notebook.py of their own
-        argv = [sys.executable, "-P", "-m", module, "--no-browser", "--ip=127.0.0.1", f"--config={config}", *options]
-        started.append(subprocess.Popen(argv))
+        started.append(subprocess.Popen([sys.executable, "-P", "-m", module, "--no-browser", *here, *options]))
         return started[0].wait()
     finally:
         forget()
-
-
-def _way(port: int) -> str:
-    """Return how a browser elsewhere gets to the port: through the node from which the job was submitted."""
-    login = os.environ.get("SLURM_SUBMIT_HOST") or os.environ.get("PBS_O_HOST")
-    here = socket.gethostname()
-    return f"from your machine: ssh -N -L {port}:127.0.0.1:{port} -J {login} {here}; " if login else ""
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ command -v apt-get > /dev/null && command -v dpkg-query > /dev/null || { say "no
 
 wanted=(hwloc-nox libjemalloc2 tcsh)
 command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || wanted+=(chromium)
+command -v ruby > /dev/null || wanted+=(ruby)
 command -v gcc > /dev/null || wanted+=(gcc libc6-dev)
 command -v g++ > /dev/null || wanted+=(g++)
 # Debian's own Python has its headers in a package of their own

@@ -12,7 +12,7 @@ import functools
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from hpcgpu import supervise
 
@@ -20,6 +20,17 @@ _HEAD = struct.Struct("!II")
 _CHUNK_BYTES = 1 << 16
 # A client or browser sends at once. Neighbours who send nothing may not keep all descriptors of this process.
 _MOST_WAITING = 64
+
+
+def ssh_command(port: int, environ: Mapping[str, str], host: str) -> str:
+    """Return the command that leads a port of the user's machine to this loopback; "" if the user is here.
+
+    In a job it goes through the node from which the job was submitted. Remote VS Code may have come by a tunnel.
+    """
+    login = environ.get("SLURM_SUBMIT_HOST") or environ.get("PBS_O_HOST") or host
+    if login == host and not environ.keys() & {"SSH_CONNECTION", "VSCODE_AGENT_FOLDER"}:
+        return ""
+    return f"ssh -N -L {port}:127.0.0.1:{port} {f'-J {login} ' * (login != host)}{host}"
 
 
 class Newcomers(OrderedDict[asyncio.StreamWriter, None]):

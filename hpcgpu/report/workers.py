@@ -397,9 +397,19 @@ def jobs_table(jobs: Iterable[Job]) -> Table:
 
 
 def cluster_page(
-    kind: str, name: str, state: str, link: str, jobs: Table, workers: Sequence[WorkerFacts], target: int
+    kind: str,
+    name: str,
+    state: str,
+    link: str,
+    jobs: Table,
+    workers: Sequence[WorkerFacts],
+    target: int,
+    hint: str = "",
 ) -> str:
-    """Render a cluster, to have ``target`` workers: state, dashboard's link, jobs, memory and workers by GPU."""
+    """Render a cluster, to have ``target`` workers: state, dashboard's link, jobs, memory and workers by GPU.
+
+    ``hint``: how browsers elsewhere reach the link.
+    """
     present, nodes, gpus = len(workers), {w.node for w in workers}, {w.gpu or w.pci for w in workers} - {""}
     count = f"{present}" if present >= target else f"{present} of {target}"
     where = f" on {counted(len(gpus), 'GPU')}" if gpus else ""
@@ -412,7 +422,7 @@ def cluster_page(
         f" &nbsp; Workers: <strong>{count}</strong>{where}</p>",
     ]
     if link:
-        parts.append(f'<p>Dashboard: <a href="{escape(link)}" target="_blank">{escape(link)}</a></p>')
+        parts.append(f'<p>Dashboard: <a href="{escape(link)}" target="_blank">{escape(link)}</a>{escape(hint)}</p>')
     parts.append(jobs.html())
     if measured := [w for w in workers if w.tiers]:
         most = sum(w.spilled_to_disk_bytes for w in measured)

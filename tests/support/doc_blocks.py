@@ -24,7 +24,7 @@ _ELSEWHERE = {"coming-from", "decisions"}
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.parent.name not in _ELSEWHERE)
 # Programs of the shell, of batch systems and of this checkout that a line may begin with.
 _PROGRAMS = {"python", "sbatch", "squeue", "make", "srun", "salloc", "qsub", "mpirun", "eval", "hpcgpu", "lstopo"}
-_PROGRAMS |= {"git", "cd", "python3", ".", "pip", "grep", "cat"}
+_PROGRAMS |= {"git", "cd", "python3", ".", "pip", "grep", "cat", "cp"}
 # Lines that begin so are typed, not read: they need a fence with a language.
 _TYPED = re.compile(r"^(?:\$ )?(?:hpcgpu|python3?|pip|make|sbatch|qsub|srun|mpirun) .*", re.M)
 _FENCES = re.compile(r"^```.*?^```$", re.S | re.M)

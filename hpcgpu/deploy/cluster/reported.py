@@ -235,10 +235,11 @@ class ReportedCluster(Cluster):
         may_wait = self.status == Status.running and not self.asynchronous and not self.called_from_running_loop
         if self.scheduler_info["workers"] and may_wait and self._is_due():
             self.sync(self._ask_workers)
-        if link := str(self.dashboard_link):  # a line has shown it before
+        hint = self._connection.browser.hint if (link := str(self.dashboard_link)) and self._connection.browser else ""
+        if link:  # a line has shown it before
             drop = self._progress.drop
             drop = supervise.log_errors(drop, "removing the line with the dashboard's link", supervise.only_log)
-            self.loop.add_callback(drop, f"dashboard: {link}")
+            self.loop.add_callback(drop, f"dashboard: {link}{hint}")
         workers = [  # of those that have not answered, the scheduler's facts
             self._facts.get(address) or read_facts(str(facts["name"]), {"node": facts["host"]}, facts.get(KEY, {}))
             for address, facts in self.scheduler_info["workers"].items()
@@ -251,6 +252,7 @@ class ReportedCluster(Cluster):
             self._run.jobs.table,
             sorted(workers, key=lambda worker: by_number(worker.name)),
             0 if self._end else self._run.wanted_workers,
+            hint,
         )
         return page + (cluster_status or "")
 

@@ -12,9 +12,11 @@ import hmac
 import json
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import dask
 from distributed.core import CommClosedError
@@ -23,7 +25,7 @@ from distributed.utils import format_dashboard_link
 from hpcgpu import supervise
 from hpcgpu.errors import message_of
 from hpcgpu.host import log, private
-from hpcgpu.host.relay import Mux, Newcomers
+from hpcgpu.host.relay import Mux, Newcomers, ssh_command
 
 # The scheduler's handler; hpcgpu.deploy.processes.dashboard_http serves it.
 HANDLER = "hpcgpu_dashboard"
@@ -31,11 +33,12 @@ _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
 _ENDING_S = 5.0
 _NEXT_PORTS = 100
+# A Jupyter server that has it makes clusters in its own process, and proxies to host and port of their links (7.0).
+_EXTENSION = "dask_labextension"
 _DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
 # People come here by the link of distributed's Client, which has no secret.
 NO_SECRET = (
     "The dashboard's address begins with a secret. It is missing here, or belongs to another cluster.\n"
-    "dask-labextension drops it from clusters that it has started: create the cluster in a notebook.\n"
     "The owner of the cluster finds the whole address in cluster.dashboard_link (Python),\n"
     'or in the file that the log of the run names: "dashboard: its address is in FILE".\n'
 )
@@ -93,9 +96,11 @@ class Forwarder:
         parts = first.split()
         prefix = parts[1].lstrip(b"/").partition(b"/")[0].partition(b"?")[0] if len(parts) > 1 else b""
         if not hmac.compare_digest(prefix, self._secret().encode()):
-            writer.write(_NOT_FOUND)
-            await writer.drain()
-            return
+            if not _is_of_extension(writer):
+                writer.write(_NOT_FOUND)
+                await writer.drain()
+                return
+            first = first.replace(b" /", f" /{self._secret()}/".encode(), 1)
         try:
             comm = await self._connect()
             await comm.write(first)
@@ -125,9 +130,12 @@ class BrowserLink:
     @property
     def lines(self) -> tuple[str, str]:
         """The way to the dashboard, which exists: for people, and for logs, without the secret."""
-        assert self._forwarder
-        hint = far_hint(self._forwarder.port, os.environ, socket.gethostname())
-        return f"dashboard: {self.url}{hint}", f"dashboard: its address is in {self._file}{hint}"
+        return f"dashboard: {self.url}{self.hint}", f"dashboard: its address is in {self._file}{self.hint}"
+
+    @property
+    def hint(self) -> str:
+        """How a browser on another machine reaches the address, in parentheses; "" where it need not."""
+        return far_hint(self.url, os.environ, socket.gethostname())
 
     async def lead_to(self, scheduler: Any, secret: str) -> bool:
         """Lead to the dashboard of this scheduler (distributed's rpc); return whether it is another one than before.
@@ -181,12 +189,28 @@ async def carry(comm: Any, reader: asyncio.StreamReader, writer: asyncio.StreamW
         comm.abort()
 
 
+def _is_of_extension(writer: asyncio.StreamWriter) -> bool:
+    """Return whether this very process has made a connection, a Jupyter server's with the extension.
+
+    Its proxy drops the secret with the path of a link, and asks for the token or cookie of the server's user.
+    """
+    ends = (writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
+    for fd in Path("/proc/self/fd").iterdir() if _EXTENSION in sys.modules else ():
+        if fd.is_socket():  # of another file, fromfd would leave its copy open
+            with contextlib.suppress(OSError), socket.fromfd(int(fd.name), socket.AF_INET, socket.SOCK_STREAM) as mine:
+                if (mine.getsockname(), mine.getpeername()) == ends:
+                    return True
+    return False
+
+
 def link(port: int, secret: str, environ: Mapping[str, str]) -> str:
     """Return the dashboard's address for the user's browser, at a port of this machine's loopback.
 
     Dask's template ``distributed.dashboard.link`` is taken if the user has set it. In a notebook whose server is
     reached by a path, as behind JupyterHub or Open OnDemand, it is a path of jupyter-server-proxy on that server.
     """
+    if _EXTENSION in sys.modules:
+        return f"http://{_HOST}:{port}/{secret}/status"
     if dask.config.get("distributed.dashboard.link") != _DASKS_TEMPLATE:
         # "{port}/status" of any template becomes PORT/SECRET/status
         return str(format_dashboard_link(_HOST, f"{port}/{secret}"))
@@ -195,11 +219,14 @@ def link(port: int, secret: str, environ: Mapping[str, str]) -> str:
     return f"{start}/{secret}/status"
 
 
-def far_hint(port: int, environ: Mapping[str, str], host: str) -> str:
-    """Return the ssh command for the user's own machine; "" in a notebook, or without an ssh login."""
-    if "SSH_CONNECTION" not in environ or "JPY_PARENT_PID" in environ or "VSCODE_IPC_HOOK_CLI" in environ:
+def far_hint(url: str, environ: Mapping[str, str], host: str) -> str:
+    """Return how a browser on another machine reaches the dashboard; "" behind a proxy, or on the user's machine."""
+    port = urlsplit(url).port if url.startswith(f"http://{_HOST}:") else None
+    if not port or not (command := ssh_command(port, environ, host)):
         return ""
-    return f" (if your browser is on another machine, there: ssh -N -L {port}:127.0.0.1:{port} {host})"
+    # a click in VS Code's terminal forwards the port; one in a cell's output does not (its backLayerWebView)
+    panel = f"; in VS Code, add port {port} to its panel Ports" if any(n.startswith("VSCODE_") for n in environ) else ""
+    return f" (if your browser is on another machine, there: {command}{panel})"
 
 
 def _jupyter_path(environ: Mapping[str, str]) -> str:

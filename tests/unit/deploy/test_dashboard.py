@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,10 +64,30 @@ def test_dasks_own_template_is_the_users_word() -> None:
     assert found == "https://hub.example/user/ada/proxy/4000/SECRET/status"
 
 
-def test_only_who_came_by_ssh_is_told_of_ssh() -> None:
-    assert "ssh -N -L 4000:127.0.0.1:4000 login2" in far_hint(4000, {"SSH_CONNECTION": "1 2 3 4"}, "login2")
-    assert far_hint(4000, {}, "laptop") == ""
-    assert far_hint(4000, {"SSH_CONNECTION": "1 2 3 4", "JPY_PARENT_PID": "7"}, "login2") == ""
+SSH, SERVER = {"SSH_CONNECTION": "1 2 3 4"}, {"VSCODE_AGENT_FOLDER": "/home/ada/.vscode-server", "VSCODE_CWD": "/"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "host", "hints"),
+    [
+        ({}, "laptop", ()),
+        ({"VSCODE_PID": "7", "VSCODE_CWD": "/"}, "laptop", ()),
+        (SSH, "login2", ("ssh -N -L 4000:127.0.0.1:4000 login2)",)),
+        (SSH | {"JPY_PARENT_PID": "7"}, "login2", ("ssh -N -L 4000:127.0.0.1:4000 login2)",)),
+        (SSH | SERVER, "login2", ("127.0.0.1:4000 login2;", "in VS Code, add port 4000 to its panel Ports)")),
+        (SERVER, "login2", ("in VS Code, add port 4000 to its panel Ports)",)),
+        ({"SLURM_SUBMIT_HOST": "login2"}, "node7", ("ssh -N -L 4000:127.0.0.1:4000 -J login2 node7)",)),
+        ({"PBS_O_HOST": "login2"}, "node7", ("ssh -N -L 4000:127.0.0.1:4000 -J login2 node7)",)),
+        (SSH | {"JUPYTERHUB_SERVICE_PREFIX": "/user/ada/"}, "hub", ()),
+    ],
+)
+def test_browser_elsewhere_is_told_how_to_reach_a_loopback(
+    environ: dict[str, str], host: str, hints: tuple[str, ...]
+) -> None:
+    """Of a kernel without proxies, too: in VS Code, or of a Jupyter behind ssh."""
+    hint = far_hint(link(4000, "SECRET", environ), environ, host)
+    assert bool(hint) == bool(hints)
+    assert all(part in hint for part in hints), hint
 
 
 async def no_scheduler() -> Forwarder:
@@ -86,6 +107,18 @@ async def test_no_way_to_the_scheduler_is_said_in_the_browser() -> None:
     answer = await last_answer(await no_scheduler(), "/SECRET/status")
     assert answer.startswith(b"HTTP/1.1 502")
     assert b"The scheduler does not answer: gone" in answer
+
+
+@pytest.mark.parametrize("extension", [True, False])
+async def test_only_an_extensions_own_process_needs_no_secret(extension: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if extension:
+        monkeypatch.setitem(sys.modules, "dask_labextension", SimpleNamespace())
+    assert (await last_answer(await no_scheduler(), "/status")).split()[1] == (b"502" if extension else b"404")
+    forwarder = await no_scheduler()
+    code = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{forwarder.port}/status')"
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stderr=asyncio.subprocess.PIPE)
+    assert b"HTTP Error 404" in (await other.communicate())[1]
+    forwarder.close()
 
 
 async def test_neighbours_who_only_connect_are_limited() -> None:

@@ -77,9 +77,10 @@ def test_notebook_page_of_any_name_is_well_formed_and_bars_fit(name, state, link
 def test_what_users_are_called_is_text() -> None:
     evil = "<script>alert(1)</script>"
     jobs = jobs_table([Job(id=evil, text=evil, log=evil)])
-    page = cluster_page("X", evil, evil, '"onclick=', jobs, (facts(evil, differences=(evil,)),), 1)
+    page = cluster_page("X", evil, evil, '"onclick=', jobs, (facts(evil, differences=(evil,)),), 1, f" (ssh {evil})")
     assert "<script" not in page
     assert 'href="&quot;onclick="' in page
+    assert "</a> (ssh &lt;script&gt;" in page
 
 
 def test_a_cluster_says_what_it_has() -> None:
