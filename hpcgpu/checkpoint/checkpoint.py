@@ -219,7 +219,8 @@ class Checkpoint:
             end_s = end_s if left == last else time.monotonic() + _NEWS_S
         waiting, troubles = waiting or left, troubles_of(statuses)
         if waiting or troubles:
-            logger.warning("the checkpoint in %s lacks %d chunks: %s", self._folder.path, waiting, "; ".join(troubles))
+            lacks = waiting + sum(len(status.unsaved) for status in statuses)
+            logger.warning("the checkpoint in %s lacks %d chunks: %s", self._folder.path, lacks, "; ".join(troubles))
         return not waiting and not troubles
 
     @_awaited
@@ -275,7 +276,8 @@ class Checkpoint:
         collections = [each.optimize() if _is_frame(each) else each for each in map(as_collection, originals)]
         keys = keys_of(collections)
         if before and not before.is_readable:
-            logger.warning("%r was written by Python %s: its chunks are computed again", name, before.python)
+            how = f"by Python {before.python}" if before.format == FORMAT else f"in format {before.format}"
+            logger.warning("%r was written %s: its chunks are computed again", name, how)
         if before is None or not before.is_readable or overwrite:
             before = self._folder.write(name, computation, len(keys), _template(nest, collections))
         outputs = outputs_of(keys)

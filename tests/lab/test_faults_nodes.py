@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
-from faults import Faulty, container, docker, faulty, make_ready
+from faults import Faulty, container, fault, faulty
 from lab import Lab
 from waiting import until
 
@@ -23,17 +20,6 @@ NETWORK = (
 FROZEN = (("pause", NODE), ("unpause", NODE))
 AWAY = ("stop", "-t", "20", CONTROLLER), ("start", CONTROLLER)
 ELSEWHERE = {"where": "node4", "job_extra_directives": ["--exclude=node4"]}  # the client is not to die with slurmctld
-
-
-@contextmanager
-def fault(lab: Lab, bad: tuple[str, ...], good: tuple[str, ...]) -> Iterator[None]:
-    """Have docker do one thing, and at the end the other; then wait until Slurm gives all nodes to jobs again."""
-    docker(*bad)
-    try:
-        yield
-    finally:
-        docker(*good)
-        make_ready(lab)
 
 
 def until_named(run: Faulty, job: str, node: str) -> None:

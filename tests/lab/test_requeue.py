@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
+from faults import container, fault
 from lab import CHECKOUT, ENDED, PATIENCE_S, Lab
 from requeues import BEGUN, CHUNKS, OUTSIDE
 from waiting import until
@@ -93,6 +94,21 @@ def test_preempted_job_goes_on_where_it_was(slurm_lab: Lab, grace_s: int) -> Non
     run.again(job)
     assert slurm_lab.job(job)["Restarts"] == "1"
     assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
+    run.check(starts=2)
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+@pytest.mark.parametrize("which", [0, 1], ids=["first", "another"])
+def test_job_that_lost_a_node_goes_on_where_it_was(slurm_lab: Lab, which: int) -> None:
+    """The first node has the script and the scheduler; the other one is not through before Slurm gives it up."""
+    run = Resumed(slurm_lab, f"lost-{which}", 3)
+    job = run.submit("--requeue")
+    run.wait_for(6)
+    nodes = slurm_lab.root("scontrol", "show", "hostnames", slurm_lab.job(job)["NodeList"]).split()
+    lost = container(nodes[which])
+    with fault(slurm_lab, ("kill", lost), ("start", lost)):
+        run.again(job)
+        assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
     run.check(starts=2)
 
 

@@ -78,6 +78,24 @@ def test_job_run_again_twice_computes_no_chunk_twice(lab: PbsLab) -> None:
     check(read("log*"), starts=3)
 
 
+@pytest.fixture
+def express(lab: PbsLab) -> Iterator[str]:
+    """A queue whose jobs take the place of others, which are run again."""
+    begin = ("create queue express queue_type=e,enabled=t,started=t,Priority=200", "set sched preempt_order=R")
+    for lines in (begin, ("delete queue express", "unset sched preempt_order")):
+        lab.on("login01", "; ".join(f"qmgr -c {shlex.quote(line)}" for line in lines), user="root")
+        if lines is begin:
+            yield "express"
+
+
+def test_preempted_job_goes_on_where_it_was(lab: PbsLab, express: str) -> None:
+    submit(lab, "-k oed -o log -l walltime=00:10:00", "", 2)
+    wait_for(4)
+    lab.on("login01", f"echo sleep 5 | qsub -q {express} -l select=4:ncpus=8 -l place=scatter")
+    wait_end(lab)
+    check(read("log*"), starts=2)
+
+
 def test_job_without_the_right_to_requeue_submits_itself_again(lab: PbsLab) -> None:
     first = submit(lab, "-k oed -l walltime=00:00:50", "--requeue", 4)
     log = f"*.o{first.partition('.')[0]}"

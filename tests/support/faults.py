@@ -137,3 +137,14 @@ def make_ready(lab: Lab) -> None:
         return bool(nodes) and {state for _, state in nodes} <= {"idle", "mixed", "allocated"}
 
     until(ready, "all nodes are ready", limit_s=240, every_s=0.3, shown=states)
+
+
+@contextmanager
+def fault(lab: Lab, bad: tuple[str, ...], good: tuple[str, ...]) -> Iterator[None]:
+    """Have docker do one thing, and at the end the other; then wait until Slurm gives all nodes to jobs again."""
+    docker(*bad)
+    try:
+        yield
+    finally:
+        docker(*good)
+        make_ready(lab)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -229,6 +230,24 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
+@pytest.mark.parametrize(
+    ("entry", "other", "how"),
+    [("python", '"python":"3.8"', "by Python 3.8"), ("format", '"format":99', "in format 99")],
+)
+def test_chunks_of_another_version_are_computed_again(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture, entry: str, other: str, how: str
+) -> None:
+    def start() -> None:
+        with Checkpoint(tmp_path / "run", client) as checkpoint:
+            assert np.array_equal(checkpoint.persist(array(), name="x").compute(), np.arange(800))
+
+    start()
+    manifest = tmp_path / "run" / "x.name"
+    manifest.write_text(re.sub(rf'"{entry}":[^,}}]+', other, manifest.read_text()))
+    assert ran_in(start) == 8
+    assert f"'x' was written {how}: its chunks are computed again" in caplog.text
+
+
 def test_restored_chunk_is_read_once(client: Client, tmp_path: Path) -> None:
     def start() -> int:
         before = bytes_read()
@@ -301,11 +320,14 @@ class Unpicklable:
         raise TypeError("an open connection")
 
 
-def test_value_that_cannot_be_pickled_is_named(client: Client, tmp_path: Path) -> None:
+def test_value_that_cannot_be_pickled_is_named(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with Checkpoint(tmp_path / "run", client) as checkpoint:
         x = checkpoint.persist(dask.delayed(Unpicklable)(), name="x")
         wait(x)
         assert not checkpoint.flush()
+        assert "lacks 1 chunks: Unpicklable-" in caplog.text
         progress = checkpoint.progress()
         assert progress.rows[0].done == 0
         assert any("Unpicklable-" in text and "is not saved" in text for text in progress.troubles), progress.troubles
