@@ -200,9 +200,9 @@ class _SharedVersions(SchedulerPlugin):
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Share the versions of a new worker; distributed compares them afterwards (Scheduler.add_worker)."""
         state = scheduler.workers[worker]
-        own = state.versions
-        state.versions = self._versions.setdefault(repr(own), own)
-        own.update(state.versions)  # frames of its registration hold it as long as the worker lives
+        versions = state.versions
+        state.versions = self._versions.setdefault(repr(versions), versions)
+        versions.update(state.versions)  # frames of its registration hold it as long as the worker lives
 
 
 def each_once(workers: dict[str, Any]) -> dict[str, Any]:

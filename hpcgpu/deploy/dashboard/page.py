@@ -227,6 +227,9 @@ class Table:
         first.title = "node" if gpus[0].name == gpus[0].node else "worker"
         for each in others:  # nodes have no cores
             each.visible = each.field == "wrong" or any(map(str, self.source.data[each.field]))
+        widths = {name: width for name, (_, width, _) in self._COLUMNS.items()}
+        (wrong,) = (each for each in others if each.field == "wrong")
+        wrong.width = widths["wrong"] + sum(widths[each.field] for each in others if not each.visible)
 
 
 class Sample(NamedTuple):
