@@ -7,7 +7,8 @@ One JSON line per figure; medians of ``--runs`` runs, in which all take turns on
     GiB/s of arrays in the workers' memory, until ``flush`` returns; of dd with ``conv=fsync``, as many bytes of zeros.
 ``wall_s``, ``cpu_s``
     Seconds, and CPU seconds of all processes. The round trip is to write an array that is in the workers' memory, and
-    to read it into their memory, from the page cache. What does not sync by itself has a sync(2) behind the last write.
+    to read it into their memory: from the page cache, which hpcgpu itself has emptied of all but the last 40 MiB of a
+    file, so it reads from the disk. What does not sync by itself has a sync(2) behind the last write.
     The way of submitit is one pickle, by the process that has the result: the client, into whose memory it is read. The
     job is the main job's tall SVD, of which one factor is kept, until it is there.
 ``synced_s``

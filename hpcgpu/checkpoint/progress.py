@@ -11,6 +11,7 @@ from hpcgpu.checkpoint.folder import Folder
 from hpcgpu.checkpoint.writer import Status
 from hpcgpu.deploy.progress import surface
 from hpcgpu.report.table import Bar, Column, Shown, Table
+from hpcgpu.units import counted
 
 _COLUMNS = (Column("name", kind="name"), Column("chunks"), Column("size", unit="B", kind="number"), Column("kind"))
 _COLOUR = "#3b7dd8"
@@ -55,7 +56,7 @@ class Progress(Shown):
             (r.name, Bar(f"{r.done} of {r.count}", _COLOUR, r.done, r.done, r.count), r.nbytes, r.kind)
             for r in self.rows
         ]
-        waiting = [f"{self.waiting} finished chunks are to be written"] if self.waiting else []
+        waiting = [f"to be written: {counted(self.waiting, 'finished chunk')}"] if self.waiting else []
         return Table(_COLUMNS, rows, notes=(*waiting, *self.troubles))
 
 

@@ -39,6 +39,13 @@ def opened(folder: Path) -> dict[Chunk, list[bytes]]:
     return {c: [bytes(f) for f in read(folder, c, p)] for c, p in index.chunks.items() if is_whole(folder, c, p)}
 
 
+def is_cached(file: int, offset: int) -> bool:
+    try:
+        return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+
+
 @given(st.lists(FRAMES, min_size=1, max_size=6), st.integers(0, 6))
 def test_segment_of_any_frames_is_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[bytes]], synced: int
@@ -174,6 +181,19 @@ def test_writer_of_a_large_chunk_leaves_little_to_the_sync(tmp_path: Path) -> No
     assert begun == list(range(0, size - (8 << 20) + 1, 8 << 20))
     assert size - (ended[-1] + (8 << 20)) <= 64 << 20
     writer.close()
+
+
+def test_writer_leaves_the_page_cache_to_tasks(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path)
+    writer.append(Chunk("run", (0,)), [memoryview(bytes(100 << 20))])
+    with next(tmp_path.iterdir()).open("rb") as file:
+        cached = [is_cached(file.fileno(), mib << 20) for mib in (1, 30, 99)]
+        writer.sync()
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if is_cached(file.fileno(), 99 << 20):
+            pytest.skip("this file system keeps its pages: tmpfs")
+    writer.close()
+    assert cached == [False, False, True]
 
 
 def test_writer_told_of_a_lost_piece_counts_no_chunk_as_synced(tmp_path: Path) -> None:
