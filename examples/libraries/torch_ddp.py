@@ -40,7 +40,7 @@ def train(rank: int, size: int, address: tuple[str, int], gpu: bool) -> list[flo
         ((model(x) - y) ** 2).mean().backward()
         optimizer.step()
     dist.destroy_process_group()
-    return [float(weight) for weight in model.module.weight.flatten()]
+    return [float(weight) for weight in model.module.weight.detach().flatten()]
 
 
 def ranks(client: Client, gpu: bool) -> list[str]:

@@ -134,10 +134,8 @@ def _gpus_of(topology: Topology, environ: Mapping[str, str], host: str, simulate
 
 def _amd(topology: Topology, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return AMD's GPUs with their numbers for ROCm, which counts them by PCI address, as ``uuid``."""
-    from dataclasses import replace
-
     gpus = sorted((g for g in topology.gpus if g.vendor == "amd"), key=lambda g: g.pci)
-    numbers = {str(i): replace(gpu, uuid=str(i)) for i, gpu in enumerate(gpus)}
+    numbers = {str(i): gpu._replace(uuid=str(i)) for i, gpu in enumerate(gpus)}
     return tuple(numbers[n] for n in environ.get("ROCR_VISIBLE_DEVICES", ",".join(numbers)).split(",") if n in numbers)
 
 

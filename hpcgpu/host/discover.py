@@ -14,7 +14,6 @@ import sys
 from _ctypes import dlclose
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from glob import glob
 from itertools import chain
 from typing import NamedTuple
@@ -156,7 +155,7 @@ def topology() -> Topology:
     """
     machine, problems = _machine()
     nics, of_ports = sysfs.refine_nics(machine.nics, network_files())
-    machine, warnings = replace(machine, nics=nics), (*problems, *of_ports)
+    machine, warnings = machine._replace(nics=nics), (*problems, *of_ports)
     # hwloc counts a node without PUs among its neighbour's, by distance (seen with 2.9): GPU memory, CXL.
     nodes = _texts("devices/system/node/node[0-9]*/cpulist")
     heapless = {int(path.split("/")[-2].removeprefix("node")) for path, pus in nodes.items() if pus == "\n"}
@@ -172,7 +171,7 @@ def topology() -> Topology:
         )
         facts = facts._replace(warnings=(*facts.warnings, lost_text))
     # one that /sys describes has its warnings about ports already
-    return replace(machine, warnings=tuple(dict.fromkeys((*warnings, *machine.warnings, *facts.warnings))))
+    return machine._replace(warnings=tuple(dict.fromkeys((*warnings, *machine.warnings, *facts.warnings))))
 
 
 def _placed_by_nccl(machine: Topology) -> Topology:
@@ -186,7 +185,7 @@ def _placed_by_nccl(machine: Topology) -> Topology:
         with open(path, "rb") as file:
             return nccl_xml.locate(machine, file.read(MAX_BYTES + 1).decode("utf-8", "replace"))
     except (OSError, ParseError) as e:
-        return replace(machine, warnings=(*machine.warnings, f"NCCL_TOPO_FILE={path} is not used: {e}"))
+        return machine._replace(warnings=(*machine.warnings, f"NCCL_TOPO_FILE={path} is not used: {e}"))
 
 
 def _machine() -> tuple[Topology, tuple[str, ...]]:
@@ -196,7 +195,7 @@ def _machine() -> tuple[Topology, tuple[str, ...]]:
     by_hwloc = ((export.source, export.read) for export in exports())
     for source, read in chain(by_hwloc, [("sysfs", lambda: sysfs.read(machine_files()))]):
         try:
-            machine = replace(read(), source=source)
+            machine = read()._replace(source=source)
         except ParseError as e:
             problems.append(f"{source}: {e}")
             continue

@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import ConfigError
@@ -186,7 +185,7 @@ def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:
         with contextlib.suppress(nvml.NVMLError):
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             uuid, size = _text(nvml.nvmlDeviceGetUUID(part)), _memory_bytes(nvml, part)
-            out.append(replace(gpu, uuid=uuid, memory_bytes=size, mig=_profile(nvml, part, gpu)))
+            out.append(gpu._replace(uuid=uuid, memory_bytes=size, mig=_profile(nvml, part, gpu)))
     return out
 
 
@@ -221,11 +220,11 @@ def join_topology(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet 
     out: list[Gpu] = []
     for gpu in topology.gpus:
         out += [
-            replace(f, vendor=gpu.vendor, numa_node=gpu.numa_node, numa_nodes=gpu.numa_nodes)
+            f._replace(vendor=gpu.vendor, numa_node=gpu.numa_node, numa_nodes=gpu.numa_nodes)
             for f in facts.pop(gpu.pci, ())
         ] or [gpu]
     out += [gpu for alone in facts.values() for gpu in alone]
-    merged = replace(topology, gpus=tuple(sorted(out, key=lambda g: g.pci)))
+    merged = topology._replace(gpus=tuple(sorted(out, key=lambda g: g.pci)))
     return set_aside(merged, memory_nodes, "gpu")
 
 
@@ -235,17 +234,16 @@ def set_aside(topology: Topology, nodes: CpuSet, kind: str) -> Topology:
     If one NUMA node is left, all devices are local to it: they seemed to be local to two.
     """
     numa = tuple(n for n in topology.numa_nodes if n.os_index not in nodes)
-    other = [replace(n, kind=kind) for n in (*topology.numa_nodes, *topology.other_memory) if n.os_index in nodes]
+    other = [n._replace(kind=kind) for n in (*topology.numa_nodes, *topology.other_memory) if n.os_index in nodes]
     other += [n for n in topology.other_memory if n.os_index not in nodes]
-    topology = replace(topology, other_memory=tuple(sorted(other, key=lambda n: n.os_index)))
+    topology = topology._replace(other_memory=tuple(sorted(other, key=lambda n: n.os_index)))
     if len(numa) == len(topology.numa_nodes):
         return topology
     only = numa[0].os_index if len(numa) == 1 else None
-    return replace(
-        topology,
+    return topology._replace(
         numa_nodes=numa,
-        gpus=tuple(g if g.numa_node is not None else replace(g, numa_node=only) for g in topology.gpus),
-        nics=tuple(n if n.numa_node is not None else replace(n, numa_node=only) for n in topology.nics),
+        gpus=tuple(g if g.numa_node is not None else g._replace(numa_node=only) for g in topology.gpus),
+        nics=tuple(n if n.numa_node is not None else n._replace(numa_node=only) for n in topology.nics),
     )
 
 

@@ -1,15 +1,16 @@
-"""The hardware of one node, as plain data, and the binding of a worker to it."""
+"""The hardware of one node, as plain data, and the binding of a worker to it.
+
+They are named tuples, as those of :mod:`hpcgpu.model.allocation`: each rank of ``hpcgpu bind`` imports them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpcgpu.model.allocation import CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(NamedTuple):
     """A NUMA node."""
 
     os_index: int
@@ -19,8 +20,7 @@ class NumaNode:
     kind: str = "dram"  # or hbm (Xeon Max, Knights Landing), gpu (POWER9, Grace Hopper), cxl, other
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU or a MIG slice, identified by PCI address and UUID, never by an index."""
 
     pci: str  # 0000:03:00.0; a slice has the address of its GPU
@@ -31,16 +31,24 @@ class Gpu:
     memory_bytes: int = 0  # 0: unknown
     mig: str = ""  # profile of a slice (1g.10gb); "" for a whole GPU
     compute_mode: str = ""  # EXCLUSIVE_PROCESS: one process at a time, without MPS; PROHIBITED: none; "": any number
-    numa_nodes: CpuSet = field(default_factory=CpuSet, compare=False)  # all, if it is local to several of a package
+    numa_nodes: CpuSet = CpuSet()  # all, if it is local to several of a package; not compared
 
     @property
     def can_run(self) -> bool:
         """True for GPUs that run CUDA programs, and for simulated ones; a board's display chip may be AMD's."""
         return self.vendor in ("nvidia", "simulated")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Gpu) and self[:-1] == other[:-1]
 
-@dataclass(frozen=True, slots=True)
-class Nic:
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:-1])
+
+
+class Nic(NamedTuple):
     """One port of a network card, named as UCX names it (``mlx5_0`` port 1)."""
 
     name: str
@@ -53,13 +61,22 @@ class Nic:
     interface: str | None = ""  # IP interface (ib0, hsn1); "": none; None: unknown
     virtual: bool = False  # a virtual function (SR-IOV) of another card
     # PCI link of the card, GB/s; 0: unknown. Not compared: hwloc 1 does not tell it, and rounds it otherwise than /sys.
-    link_gbytes_s: float = field(default=0.0, compare=False)
-    card: str = field(default="", compare=False)  # vendor and device number, 15b3:1021; "": unknown
+    link_gbytes_s: float = 0.0
+    card: str = ""  # vendor and device number, 15b3:1021; "": unknown; not compared
 
     @property
     def active(self) -> bool:
         """False if the port is known not to carry data."""
         return self.state in ("active", "unknown")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Nic) and self[:-2] == other[:-2]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:-2])
 
 
 class Hop(NamedTuple):
@@ -71,8 +88,7 @@ class Hop(NamedTuple):
     depth: int  # of the lowest bridge above both: 0 for the host bridge, 1 for a root port or a switch below it
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(NamedTuple):
     """One node."""
 
     numa_nodes: tuple[NumaNode, ...]  # with DRAM; no PU is local to two; without PUs: the description leaves them out
@@ -95,15 +111,14 @@ class Topology:
         return CpuSet(n.os_index for n in self.other_memory if n.kind == "gpu")
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(NamedTuple):
     """Cores, memory, GPUs and NICs of one worker, before CUDA starts."""
 
     cpuset: CpuSet
     gpus: tuple[Gpu, ...]  # all whole GPUs that are visible, the worker's first; empty: a worker without a GPU
     nics: tuple[Nic, ...] = ()
     memory_policy: str = "none"  # preferred-many, bind, interleave or none
-    memory_nodes: CpuSet = field(default_factory=CpuSet)  # NUMA nodes of the policy
+    memory_nodes: CpuSet = CpuSet()  # NUMA nodes of the policy
     interface: str = ""
     shared_cores: bool = False  # other workers of the node have the same cores: fewer cores than workers
     reasons: tuple[str, ...] = ()  # in words, for explain()

@@ -9,7 +9,6 @@ import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from hpcgpu.errors import ParseError
@@ -58,7 +57,7 @@ def _topology(root: ET.Element, text: str) -> Topology:
     gpus, nics, chains, twice = _devices(objects, numa, version3=root.get("version", "").startswith("3"))
     # Some people scrub the UUIDs of their files.
     equal = [uuid for uuid, count in Counter(g.uuid for g in gpus if g.uuid).items() if count > 1]
-    gpus = [replace(g, uuid="") if g.uuid in equal else g for g in gpus]
+    gpus = [g._replace(uuid="") if g.uuid in equal else g for g in gpus]
     nodes = CpuSet().union(*(pci.cpuset(m, "complete_nodeset") for m in machines))
     left_out = [_LEFT_OUT.format(CpuSet(missing))] if (missing := nodes - _described(objects)) else []
     warnings = (*warnings, *twice, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
@@ -131,7 +130,7 @@ def _devices(
         nodes = next((s for s in sets if s), CpuSet())
         near = pci.home(nodes, numa) if nodes <= described else None
         several = nodes & {n.os_index for n in numa} if near is not None else CpuSet()
-        gpus += [replace(g, numa_nodes=several if len(several) > 1 else CpuSet()) for g in _gpu(device, address, near)]
+        gpus += [g._replace(numa_nodes=several if len(several) > 1 else CpuSet()) for g in _gpu(device, address, near)]
         nics += _nics(device, address, near, version3)
     nics.sort(key=lambda n: (n.pci, n.name, n.port))
     return sorted(gpus, key=lambda g: g.pci), nics, chains, tuple(map(_TWICE.format, twice))
@@ -299,12 +298,12 @@ def _separate_dram(memories: Sequence[_Memory]) -> tuple[list[NumaNode], list[Nu
         if not node.cpuset and memory.home is not None:
             first = dram_of.get(id(memory.home))
         if first is None:
-            dram.append(replace(node, kind="dram", cpuset=cpus))
+            dram.append(node._replace(kind="dram", cpuset=cpus))
             owner_of |= dict.fromkeys(cpus, memory)
             if memory.home is not None:
                 dram_of.setdefault(id(memory.home), memory)
         else:
-            others.append(replace(node, kind="hbm" if memory.bandwidth > first.bandwidth > 0 else "other"))
+            others.append(node._replace(kind="hbm" if memory.bandwidth > first.bandwidth > 0 else "other"))
     return sorted(dram, key=lambda n: n.os_index), others
 
 

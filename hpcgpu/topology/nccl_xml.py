@@ -67,7 +67,7 @@ def topology_of(root: ET.Element, text: str) -> Topology:
     for nic in (nic for f in functions for nic in _nics(f, homes.get(f.numaid))):
         ports.setdefault((nic.name, nic.port), nic)
     fabric = max((n.kind for n in ports.values() if n.pci and n.kind == "infiniband"), default="roce")
-    nics = [n if n.pci else replace(n, kind=fabric) for n in ports.values()]
+    nics = [n if n.pci else n._replace(kind=fabric) for n in ports.values()]
     nameless = sorted({f.address for f in functions if f.klass.startswith("02")} - {n.pci for n in nics})
     if nameless:
         warnings.append(f"network cards without a name here, so they are left out: {', '.join(nameless)}")
@@ -104,7 +104,7 @@ def locate(topology: Topology, text: str) -> Topology:
     }
     if not lost & matched.keys():
         note = f"NCCL_TOPO_FILE names none of the devices whose NUMA node is unknown: {', '.join(sorted(lost))}"
-        return replace(topology, warnings=(*topology.warnings, note))
+        return topology._replace(warnings=(*topology.warnings, note))
     homes = {i: _home(topology, i, claims[i]) for i in claims}
 
     def numa_node(address: str, node: int | None) -> int | None:
@@ -112,10 +112,9 @@ def locate(topology: Topology, text: str) -> Topology:
 
     hops = pci.hops({a: f.switches for a, f in matched.items()}, topology.gpus, topology.nics, host_bridges=False)
     kept = {h for h in topology.hops if not (lost & {*h[:2]} and {*h[:2]} <= matched.keys())}
-    return replace(
-        topology,
-        gpus=tuple(replace(g, numa_node=numa_node(g.pci, g.numa_node)) for g in topology.gpus),
-        nics=tuple(replace(n, numa_node=numa_node(n.pci, n.numa_node)) for n in topology.nics),
+    return topology._replace(
+        gpus=tuple(g._replace(numa_node=numa_node(g.pci, g.numa_node)) for g in topology.gpus),
+        nics=tuple(n._replace(numa_node=numa_node(n.pci, n.numa_node)) for n in topology.nics),
         hops=tuple(sorted({h for h in hops if lost & {*h[:2]}} | kept)),
         source=f"{topology.source} + NCCL_TOPO_FILE",
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from hpcgpu.errors import ParseError
@@ -96,8 +95,7 @@ def refine_nics(nics: Sequence[Nic], files: Mapping[str, str]) -> tuple[tuple[Ni
     out = []
     for nic in nics:
         if now := by_port.get((nic.name, nic.port)) or by_interface.get(nic.interface or ""):
-            nic = replace(
-                nic,
+            nic = nic._replace(
                 kind=now.kind,
                 state=now.state,
                 rate_gbps=now.rate_gbps,

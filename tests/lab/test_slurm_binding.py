@@ -151,8 +151,8 @@ def test_bind_shares_out_the_cores_of_sruns_tasks(slurm_lab: Lab) -> None:
 )
 def test_bind_gives_ranks_the_places_of_workers(slurm_lab: Lab, launcher: tuple[str, ...]) -> None:
     both = CpuSet((0, 1))
-    number = f"-n{bound_ranks.count(both)}"
-    job = ("salloc", "-w", NODE, "-N1", number, *launcher, number, f"{WHEEL}/hpcgpu")
+    number = ("-n", str(bound_ranks.count(both)))
+    job = ("salloc", "-w", NODE, "-N1", *number, *launcher, *number, f"{WHEEL}/hpcgpu")
     env = {"PMIX_MCA_psec": "native"}
     done = slurm_lab.exec(slurm_lab.login, [*job, *bound_ranks.words(both, "python3")], check=True, env=env)
     bound_ranks.check(done.stdout + done.stderr, NODE, both)

@@ -12,7 +12,7 @@ from hpcgpu.plan.binding.ranks import plan_rank
 
 NAMES = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 MASK = f"""import json, os
-local, = (os.environ[name] for name in {NAMES} if name in os.environ)
+local = next(os.environ[name] for name in {NAMES} if name in os.environ)
 print(json.dumps([int(local), sorted(os.sched_getaffinity(0))]))"""
 
 

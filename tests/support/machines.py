@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 
 import fakesys
@@ -177,7 +176,7 @@ def _with_ports(topology: Topology, kind: str, homes: Sequence[int | None]) -> T
     hsn = kind == "slingshot"
     ports = ((f"{'hsn' if hsn else 'mlx5_'}{i}", f"0000:{128 + i:02x}:00.0", home) for i, home in enumerate(homes))
     nics = (Nic(name, pci, kind=kind, numa_node=home, interface=name if hsn else "") for name, pci, home in ports)
-    return replace(topology, nics=tuple(nics))
+    return topology._replace(nics=tuple(nics))
 
 
 def site_nodes() -> Iterator[tuple[str, Topology]]:

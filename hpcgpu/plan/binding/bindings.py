@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hpcgpu.errors import BindingError, ConfigError, opt
 from hpcgpu.model import Binding, BindingRules, CpuSet, Gpu, Topology
@@ -73,7 +72,7 @@ def _plan(
             interface=port.interface,
             shared_cores=shared,
         )
-        out.append(replace(binding, reasons=(*notes, *_core_reasons(topology, gpu, binding), *port.reasons)))
+        out.append(binding._replace(reasons=(*notes, *_core_reasons(topology, gpu, binding), *port.reasons)))
     return out
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError, opt
@@ -32,13 +31,14 @@ class _Locality(NamedTuple):
     kind: int = 0  # of the cores of a hybrid CPU
 
 
-@dataclass(slots=True, eq=False)
 class _Share:
     """One worker's share of the cores."""
 
-    home: _Locality
-    size: int = 0  # the number of its cores
-    cores: list[int] = field(default_factory=list)  # so far, as positions in the list of cores
+    __slots__ = ("cores", "home", "size")
+
+    def __init__(self, home: _Locality) -> None:
+        self.home, self.size = home, 0  # the number of its cores
+        self.cores: list[int] = []  # so far, as positions in the list of cores
 
 
 def usable_cores(topology: Topology, allowed: CpuSet) -> tuple[CpuSet, ...]:

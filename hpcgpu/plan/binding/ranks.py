@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from hpcgpu.errors import BindingError
@@ -56,7 +55,7 @@ def plan_rank(
     bindings = plan_bindings(topology, gpus, allowed, BindingRules(max(ranks // count, 1)), allowed_nodes)
     each = max(count // ranks, 1)
     binding = _together(bindings[rank * each : (rank + 1) * each])
-    binding = replace(binding, shared_cores=binding.shared_cores and ranks > 1)
+    binding = binding._replace(shared_cores=binding.shared_cores and ranks > 1)
     shown = tuple(dict.fromkeys(g for b in bindings for g in b.gpus[:1])) if all_visible else binding.gpus
     ports = (*ucx_env(binding), *nccl_env(bindings)) if binding.nics else ()
     return RankPlace(binding, (*_device_env(shown), *ports))
@@ -66,8 +65,7 @@ def _together(bindings: Sequence[Binding]) -> Binding:
     """Return the binding of a rank that has the GPUs of these workers."""
     policies = {b.memory_policy for b in bindings}
     policy = policies.pop() if len(policies) == 1 else "none"
-    return replace(
-        bindings[0],
+    return bindings[0]._replace(
         cpuset=CpuSet(pu for b in bindings for pu in b.cpuset),
         gpus=tuple(b.gpus[0] for b in bindings),
         nics=tuple(dict.fromkeys(nic for b in bindings for nic in b.nics)),

@@ -153,7 +153,7 @@ def _reachable(binding: Binding, settings: Settings, node: NodeFacts) -> Binding
             f"{', '.join(sorted(node.interfaces))}"
         )
     why = f"{binding.interface} has no IP address: Dask's own traffic uses the route to the scheduler"
-    return replace(binding, interface="", reasons=(*binding.reasons, why))
+    return binding._replace(interface="", reasons=(*binding.reasons, why))
 
 
 def without_infiniband(folder: str) -> str:
@@ -165,7 +165,7 @@ def _driven(binding: Binding, settings: Settings, node: NodeFacts) -> Binding:
     """Add why the worker's UCX does not get its ports: with a port that it does not drive it would not start."""
     if not node.ucx_without_ib or not ucx_env(binding) or "UCX_NET_DEVICES" in {**node.environ, **settings.env}:
         return binding
-    return replace(binding, reasons=(*binding.reasons, without_infiniband(node.ucx_without_ib)))
+    return binding._replace(reasons=(*binding.reasons, without_infiniband(node.ucx_without_ib)))
 
 
 def _memory_limits(
@@ -203,7 +203,7 @@ def _explained(settings: Settings, node: NodeFacts, binding: Binding, limit: int
     elif memory.source == ALL_OF_THE_NODE:
         others = node.in_job and node.allowed < CpuSet(pu for core in node.topology.cores for pu in core)
         why = f"{why}, which other jobs may also use: nothing limits this job (ask for memory=)" if others else ""
-    return replace(binding, reasons=(*binding.reasons, why)) if why and memory.source else binding
+    return binding._replace(reasons=(*binding.reasons, why)) if why and memory.source else binding
 
 
 def _spec(

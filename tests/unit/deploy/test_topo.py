@@ -142,7 +142,7 @@ def test_a_file_is_planned_as_its_machine_with_the_same_grant(
     found = planned(folder, granted(TEXTS[name], allowed, nodes), gpus=gpus, **wanted)
     own = [s.binding.gpus[0] for s in found.specs[:: wanted["workers_per_gpu"]]]
     live = plan_bindings(topology, own, allowed, Settings(**wanted).binding_rules, nodes)
-    assert [replace(b, reasons=()) for b in bindings(found)] == [replace(b, reasons=()) for b in live]
+    assert [b._replace(reasons=()) for b in bindings(found)] == [b._replace(reasons=()) for b in live]
     said = found.table.to_text()
     assert ("which are granted, of" in said) == (allowed < pus(topology) or nodes < CpuSet(numbers))
 

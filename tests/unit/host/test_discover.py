@@ -342,12 +342,12 @@ def test_node_without_pus_is_gpu_memory_if_the_driver_says_so(become, nvml: Fake
 def test_the_memory_of_a_gpu_is_no_place_for_a_heap() -> None:
     """Grace Hopper: hwloc may give that node the PUs next to it, /sys gives it none."""
     cpu, gpu = NumaNode(0, CpuSet([0]), 64), NumaNode(1, CpuSet([0]), 96)
-    expected = replace(gpu, kind="gpu")
+    expected = gpu._replace(kind="gpu")
     found = join_topology(Topology((cpu, gpu), (CpuSet([0]),)), (), CpuSet([1]))
     assert (found.numa_nodes, found.other_memory) == ((cpu,), (expected,))
     lost = Topology((cpu, gpu), (CpuSet([0]),), (Gpu("0009:01:00.0"),))  # next to both is next to neither
     assert [g.numa_node for g in join_topology(lost, (), CpuSet([1])).gpus] == [0]
-    bare = Topology((cpu,), (CpuSet([0]),), other_memory=(replace(gpu, kind="other"),))
+    bare = Topology((cpu,), (CpuSet([0]),), other_memory=(gpu._replace(kind="other"),))
     found = join_topology(bare, (), CpuSet([1]))
     assert (found.numa_nodes, found.other_memory) == ((cpu,), (expected,))
 

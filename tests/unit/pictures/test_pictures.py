@@ -6,7 +6,6 @@ import itertools
 import runpy
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 from golden import check_golden
@@ -82,10 +81,9 @@ def test_cores_of_no_worker_are_plain_and_of_several_show_each() -> None:
 
 def test_parts_of_unknown_place_and_other_memory_have_boxes() -> None:
     topology = machine("coral-lassen")
-    lost = replace(
-        topology,
-        gpus=tuple(replace(g, numa_node=n) for g, n in zip(topology.gpus, (None, 77, 8, 8), strict=True)),
-        nics=(replace(topology.nics[0], numa_node=77), *topology.nics[1:]),
+    lost = topology._replace(
+        gpus=tuple(g._replace(numa_node=n) for g, n in zip(topology.gpus, (None, 77, 8, 8), strict=True)),
+        nics=(topology.nics[0]._replace(numa_node=77), *topology.nics[1:]),
         other_memory=(NumaNode(9, CpuSet(), GIB, package=5, kind="cxl"),),
     )
     (unknown,) = groups(render_svg(lost, planned(lost)), "unknown")
@@ -94,7 +92,7 @@ def test_parts_of_unknown_place_and_other_memory_have_boxes() -> None:
     assert not groups(render_svg(topology, planned(topology)), "unknown")
     hbm = NumaNode(1, topology.numa_nodes[0].cpuset, 64 * GIB, package=0, kind="hbm")
     gpu = NumaNode(255, CpuSet(), 0, package=8, kind="gpu")
-    svg = render_svg(replace(topology, other_memory=(hbm, gpu)), ())
+    svg = render_svg(topology._replace(other_memory=(hbm, gpu)), ())
     first, second = groups(svg, "package")
     assert "NUMA node 1 · 64 GiB" in words(first.find(f"{SVG}g[@class='node']"))
     assert words(second.find(f"{SVG}g[@class='memory']")) == ["NUMA node 255 · ? GiB", "GPU memory"]
@@ -118,7 +116,7 @@ def test_empty_numa_nodes_are_one_box() -> None:
     """GB200 has 28 of them for MIG slices."""
     topology = machine("coral-lassen")
     empty = tuple(NumaNode(100 + i, CpuSet(), 0, package=0, kind="other") for i in range(28))
-    svg = render_svg(replace(topology, other_memory=(*topology.other_memory, *empty)), ())
+    svg = render_svg(topology._replace(other_memory=(*topology.other_memory, *empty)), ())
     boxes = [words(g) for g in groups(svg, "memory")]
     assert len(boxes) == len(topology.other_memory) + 1
     assert ["28 empty NUMA nodes", "100-127"] in boxes
@@ -130,17 +128,17 @@ def test_picture_places_simulated_gpus_and_names_slices() -> None:
     assert [[w for w in words(n) if w.startswith("GPU")] for n in nodes] == [[f"GPU {i} · simulated"] for i in range(4)]
     topology = machine("coral-lassen")
     slices = tuple(Gpu("0004:04:00.0", f"MIG-{i}", "NVIDIA H200", numa_node=0, mig="1g.18gb") for i in range(2))
-    svg = render_svg(replace(topology, gpus=slices), [Binding(topology.cores[0], (slices[1],))])
+    svg = render_svg(topology._replace(gpus=slices), [Binding(topology.cores[0], (slices[1],))])
     drawn = groups(svg, "gpu")
     assert [words(g)[0] for g in drawn] == [f"GPU {i} · NVIDIA H200 MIG 1g.18gb" for i in (0, 1)]
     assert [g.get("data-workers") for g in drawn] == [None, "0"]
 
 
 def test_legend_says_of_each_worker_what_it_is_tied_to() -> None:
-    topology = replace(machine("nvidiaDGX2"), warnings=("something is odd",))
+    topology = machine("nvidiaDGX2")._replace(warnings=("something is odd",))
     names = [f"gpu-n7-{i}" for i in range(16)]
     reasons = [("as for all", f"as for {('even', 'odd')[i % 2]}") for i in range(16)]
-    bindings = tuple(replace(b, reasons=r) for b, r in zip(planned(topology), reasons, strict=True))
+    bindings = tuple(b._replace(reasons=r) for b, r in zip(planned(topology), reasons, strict=True))
     said = words(ET.fromstring(render_svg(topology, bindings, names)))
     assert set(names) <= set(said)
     assert said.count("4 cores, shared: PUs 0-1,24-25") == 16
@@ -167,11 +165,11 @@ def test_a_node_without_workers_is_still_a_picture() -> None:
 @settings(deadline=None, max_examples=60)
 def test_any_text_of_a_topology_makes_a_document(text: str) -> None:
     topology = machine("power8gpudistances")
-    gpus = tuple(replace(g, model=text, mig=text) for g in topology.gpus)
+    gpus = tuple(g._replace(model=text, mig=text) for g in topology.gpus)
     parts = {"nics": (Nic(text, "0000:01:00.0", kind=text, interface=text, numa_node=0),), "gpus": gpus}
     parts |= {"other_memory": (NumaNode(9, CpuSet(), GIB, 0, text),)}
-    odd = replace(topology, name=text, source=text, warnings=(text,), **parts)
-    bindings = tuple(replace(b, reasons=(text,)) for b in planned(odd))
+    odd = topology._replace(name=text, source=text, warnings=(text,), **parts)
+    bindings = tuple(b._replace(reasons=(text,)) for b in planned(odd))
     svg = render_svg(odd, bindings, [text] * 4)
     ET.fromstring(svg.encode())
     check(laid_out(odd, bindings, [text] * 4))
@@ -179,7 +177,7 @@ def test_any_text_of_a_topology_makes_a_document(text: str) -> None:
 
 def test_markup_in_names_stays_text() -> None:
     nasty = '</text><script>alert("1")</script>&amp;\x07\n\u202e'
-    topology = replace(machine("opa-hfi"), name=nasty, warnings=(nasty,))
+    topology = machine("opa-hfi")._replace(name=nasty, warnings=(nasty,))
     root = ET.fromstring(render_svg(topology, ()))
     assert not list(root.iter(f"{SVG}script"))
     assert root.find(f"{SVG}title").text == nasty.replace("\x07\n\u202e", "\N{REPLACEMENT CHARACTER}" * 3)
@@ -230,9 +228,9 @@ def plans(draw: st.DrawFn) -> tuple[Topology, tuple[Binding, ...]]:
     lost = draw(st.sets(st.sampled_from(gpus)))
     pus = sorted(pu for c in topology.cores for pu in c)
     allowed = draw(st.one_of(st.just(pus), st.lists(st.sampled_from(pus), min_size=1, unique=True)))
-    shown = [replace(g, numa_node=None) if g in lost else g for g in gpus]
+    shown = [g._replace(numa_node=None) if g in lost else g for g in gpus]
     if topology.gpus:
-        topology = replace(topology, gpus=tuple(shown))
+        topology = topology._replace(gpus=tuple(shown))
     return topology, plan_bindings(topology, shown, CpuSet(allowed))
 
 

@@ -69,25 +69,25 @@ def cores_of(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet | None = N
 def test_infiniband_before_roce_even_when_roce_is_nearer() -> None:
     topology = machine("test-topo")
     gpu = simulated_gpus(topology, 1, GIB, "n")[0]
-    near_roce = tuple(replace(n, numa_node=0 if n.kind == "roce" else 3) for n in topology.nics)
-    binding = plan_bindings(replace(topology, nics=near_roce), [gpu], pus(topology))[0]
+    near_roce = tuple(n._replace(numa_node=0 if n.kind == "roce" else 3) for n in topology.nics)
+    binding = plan_bindings(topology._replace(nics=near_roce), [gpu], pus(topology))[0]
     assert binding.nics[0].kind == "infiniband"
     assert "mlx5_an0 is nearest but it is roce beside infiniband → mlx5_ib0" in binding.reasons
 
 
 def test_slow_and_virtual_ports_are_the_last_choice() -> None:
     nics = tuple(Nic(f"mlx5_{i}", f"0000:0{i}:00.0", rate_gbps=r, numa_node=0) for i, r in enumerate((25.0, 200.0)))
-    ports = Ports(replace(SMALL, nics=nics))
+    ports = Ports(SMALL._replace(nics=nics))
     assert [n.name for n in ports.usable] == ["mlx5_1"]
     assert ports.why_not[nics[0]].singular == "it has 25 Gb/s where others have 200"
     nics = tuple(Nic(f"mlx5_{i}", f"0000:41:00.{i}", numa_node=0, virtual=i > 0) for i in range(3))
-    assert [n.name for n in Ports(replace(SMALL, nics=nics)).usable] == ["mlx5_0"]
-    assert [n.name for n in Ports(replace(SMALL, nics=nics[1:])).usable] == ["mlx5_1", "mlx5_2"]  # a VM's own
+    assert [n.name for n in Ports(SMALL._replace(nics=nics)).usable] == ["mlx5_0"]
+    assert [n.name for n in Ports(SMALL._replace(nics=nics[1:])).usable] == ["mlx5_1", "mlx5_2"]  # a VM's own
 
 
 def test_slingshot_plans_an_interface_and_no_ucx_device() -> None:
     hsn = Nic("hsn0", "0000:c1:00.0", kind="slingshot", numa_node=0, interface="hsn0")
-    topology = replace(SMALL, nics=(hsn,))
+    topology = SMALL._replace(nics=(hsn,))
     binding = plan_bindings(topology, simulated_gpus(topology, 1, GIB, "n"), pus(topology))[0]
     assert binding.interface == "hsn0"
     assert network.ucx_env(binding) == ()
@@ -98,14 +98,14 @@ def test_cores_that_are_shared_even_or_far_have_a_reason() -> None:
     shared = plan_bindings(SMALL, gpus, CpuSet([0, 1]))
     assert [str(b.cpuset) for b in shared] == ["0-1"] * 4
     assert all(b.shared_cores and "2 cores for 4 workers" in b.reasons[0] for b in shared)
-    even = plan_bindings(SMALL, [replace(g, numa_node=None) for g in gpus], pus(SMALL))
+    even = plan_bindings(SMALL, [g._replace(numa_node=None) for g in gpus], pus(SMALL))
     assert [str(b.cpuset) for b in even] == ["0-1", "2-3", "4-5", "6-7"]
     assert {b.memory_policy for b in even} == {"none"}
     assert all("NUMA node of this GPU is unknown" in b.reasons[0] for b in even)
     assert "  unknown  " in workers_table(SMALL, [WorkerSpec(name="w0", binding=even[0])]).to_text()
-    (far,) = plan_bindings(SMALL, [replace(gpus[0], numa_node=0)], CpuSet([6, 7]))
+    (far,) = plan_bindings(SMALL, [gpus[0]._replace(numa_node=0)], CpuSet([6, 7]))
     assert far.reasons == ("no core of its own NUMA node 0 is left: PUs 6-7 are on other nodes",)
-    local = plan_bindings(SMALL, [replace(g, numa_node=0) for g in gpus[:3]], pus(SMALL), BindingRules(cores="local"))
+    local = plan_bindings(SMALL, [g._replace(numa_node=0) for g in gpus[:3]], pus(SMALL), BindingRules(cores="local"))
     assert sorted(len(b.cpuset) for b in local) == [2, 3, 3]
     assert all("cores='local' is impossible" in b.reasons[0] for b in local)
 
@@ -150,19 +150,19 @@ def test_bind_keeps_pages_off_other_memory_with_one_dram_node() -> None:
 
     assert policy(topology, "bind") == ("bind", "0")
     assert [policy(topology, wanted)[0] for wanted in ("preferred-many", "interleave", "none")] == ["none"] * 3
-    assert policy(replace(topology, other_memory=()), "bind")[0] == "none"
+    assert policy(topology._replace(other_memory=()), "bind")[0] == "none"
 
 
 def test_a_worker_has_several_ports_where_there_are_more_of_them() -> None:
     """DGX-like: eight ports for four GPUs, two next to each; what is on another NUMA node is not taken."""
     nics = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i // 2, interface=f"ib{i}") for i in range(8))
-    topology = replace(SMALL, nics=nics)
+    topology = SMALL._replace(nics=nics)
     gpus = simulated_gpus(topology, 4, GIB, "n")
     bindings = plan_bindings(topology, gpus, pus(topology))
     assert [[n.name for n in b.nics] for b in bindings] == [[f"mlx5_{2 * i}", f"mlx5_{2 * i + 1}"] for i in range(4)]
     assert network.ucx_env(bindings[1]) == (("UCX_NET_DEVICES", "mlx5_2:1,mlx5_3:1"), ("UCX_MAX_RNDV_RAILS", "2"))
     assert network.nccl_env(bindings)[0][1].startswith("=mlx5_0:1,mlx5_1:1,")
-    far = replace(topology, nics=tuple(replace(n, numa_node=0) for n in nics))
+    far = topology._replace(nics=tuple(n._replace(numa_node=0) for n in nics))
     assert [len(b.nics) for b in plan_bindings(far, gpus, pus(far))] == [2, 1, 1, 1]
 
 
@@ -170,14 +170,14 @@ def test_cards_share_the_load_where_ports_leave_a_choice() -> None:
     """Three ports at the same distance, two of them on one card: two workers take two cards."""
     places = ["0000:41:00.0", "0000:41:00.1", "0000:42:00.0"]
     nics = tuple(Nic(f"mlx5_{i}", place, numa_node=0) for i, place in enumerate(places))
-    topology = replace(SMALL, nics=nics)
-    gpus = tuple(replace(g, numa_node=0) for g in simulated_gpus(topology, 2, GIB, "n"))
+    topology = SMALL._replace(nics=nics)
+    gpus = tuple(g._replace(numa_node=0) for g in simulated_gpus(topology, 2, GIB, "n"))
     assert {b.nics[0].pci for b in plan_bindings(topology, gpus, pus(topology))} == {"0000:41:00.0", "0000:42:00.0"}
 
 
 def test_rules_of_the_user_for_ports() -> None:
     nics = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=0, interface=f"ib{i}") for i in range(2))
-    topology = replace(SMALL, nics=(*nics, Nic("eth0", "0000:50:00.0", kind="ethernet", interface="eth0")))
+    topology = SMALL._replace(nics=(*nics, Nic("eth0", "0000:50:00.0", kind="ethernet", interface="eth0")))
     gpus = simulated_gpus(topology, 4, GIB, "n")
 
     def plan(rule: str | tuple[str, ...]) -> list[list[str]]:
@@ -190,7 +190,7 @@ def test_rules_of_the_user_for_ports() -> None:
     assert plan("ucx") == [[]] * 4
     with pytest.raises(ConfigError, match=r"'mlx5_7'.* allowed: .*, mlx5_0:1, mlx5_1:1, eth0:1"):
         plan(("mlx5_7",))
-    dead = replace(topology, nics=tuple(replace(n, state="down") for n in nics))
+    dead = topology._replace(nics=tuple(n._replace(state="down") for n in nics))
     binding = plan_bindings(dead, gpus, pus(dead), BindingRules(nics=("mlx5_0",)))[0]
     assert (binding.nics, binding.reasons) == ((), ("no port that nics names is active",))
 
@@ -199,7 +199,7 @@ def test_reserved_cores_come_from_all_workers_without_a_rest() -> None:
     """Two GPUs on the middle two of four NUMA nodes: nobody keeps a core of a third node for the sake of a number."""
     nodes = tuple(NumaNode(i, CpuSet(range(6 * i, 6 * i + 6)), GIB) for i in range(4))
     topology = Topology(nodes, tuple(CpuSet([i]) for i in range(24)))
-    gpus = tuple(replace(g, numa_node=i + 1) for i, g in enumerate(simulated_gpus(topology, 2, GIB, "n")))
+    gpus = tuple(g._replace(numa_node=i + 1) for i, g in enumerate(simulated_gpus(topology, 2, GIB, "n")))
     assert cores_of(topology, gpus, reserved_cores=0) == ["0-11", "12-23"]
     assert cores_of(topology, gpus, reserved_cores=2) == ["0-4,6-11", "12-22"]
     assert cores_of(topology, gpus, reserved_cores=4) == ["0-3,6-11", "12-21"]
@@ -208,7 +208,7 @@ def test_reserved_cores_come_from_all_workers_without_a_rest() -> None:
 
 def test_local_cores_have_local_memory() -> None:
     """Nobody's memory is on NUMA nodes that the rule for cores leaves to nobody."""
-    gpus = tuple(replace(g, numa_node=i) for g, i in zip(simulated_gpus(SMALL, 2, GIB, "n"), (1, 2), strict=True))
+    gpus = tuple(g._replace(numa_node=i) for g, i in zip(simulated_gpus(SMALL, 2, GIB, "n"), (1, 2), strict=True))
 
     def memory(**wanted: object) -> list[str]:
         found = plan_bindings(SMALL, gpus, pus(SMALL), BindingRules(memory_policy="bind", **wanted))  # type: ignore[arg-type]
@@ -221,7 +221,7 @@ def test_local_cores_have_local_memory() -> None:
 
 def test_efa_and_usnic_are_not_called_ethernet() -> None:
     nics = (Nic("rdmap16s27", "0000:10:1b.0", kind="efa"), Nic("usnic_0", "0000:12:00.0", kind="usnic"))
-    why = Ports(replace(SMALL, nics=nics)).why_not
+    why = Ports(SMALL._replace(nics=nics)).why_not
     assert why[nics[0]].singular.startswith("EFA, which UCX's verbs do not drive")
     assert why[nics[1]].singular.startswith("usNIC, which UCX does not drive")
 
@@ -243,9 +243,9 @@ def test_fast_and_slow_cores_are_shared_out_kind_by_kind() -> None:
     """A desktop CPU: six fast cores of two threads, eight slow ones."""
     cores = (*(CpuSet([2 * i, 2 * i + 1]) for i in range(6)), *(CpuSet([i]) for i in range(12, 20)))
     topology = Topology((NumaNode(0, CpuSet(range(20)), GIB),), cores)
-    gpus = tuple(replace(g, numa_node=0) for g in simulated_gpus(topology, 2, GIB, "n"))
+    gpus = tuple(g._replace(numa_node=0) for g in simulated_gpus(topology, 2, GIB, "n"))
     assert cores_of(topology, gpus) == ["0-12", "13-19"]
-    hybrid = replace(topology, core_kinds=(CpuSet(range(12, 20)), CpuSet(range(12))))
+    hybrid = topology._replace(core_kinds=(CpuSet(range(12, 20)), CpuSet(range(12))))
     assert cores_of(hybrid, gpus) == ["0-5,12-15", "6-11,16-19"]
 
 
@@ -342,8 +342,8 @@ def topologies(draw: st.DrawFn) -> Topology:
         address, rate = f"0002:{i // 2:02x}:00.{i % 2}", draw(st.sampled_from([100.0, 200.0]))  # cards of two functions
         nics.append(Nic(f"mlx5_{90 + i}", address, rate_gbps=rate, numa_node=draw(homes)))
     dead = draw(st.sets(st.sampled_from(range(len(nics))))) if nics and draw(st.booleans()) else set()
-    nics = [replace(n, state="down") if i in dead else n for i, n in enumerate(nics)]
-    return replace(topology, nics=tuple(nics))
+    nics = [n._replace(state="down") if i in dead else n for i, n in enumerate(nics)]
+    return topology._replace(nics=tuple(nics))
 
 
 @st.composite
@@ -353,7 +353,7 @@ def cases(draw: st.DrawFn) -> Case:
     everything = topology.gpus or simulated_gpus(topology, 4, GIB, "node")
     gpus = tuple(draw(st.lists(st.sampled_from(everything), min_size=1, unique=True)))
     lost = draw(st.sets(st.sampled_from(gpus)))
-    gpus = tuple(replace(g, numa_node=None) if g in lost else g for g in gpus)
+    gpus = tuple(g._replace(numa_node=None) if g in lost else g for g in gpus)
     pieces = topology.cores if draw(st.booleans()) else tuple(CpuSet([i]) for i in sorted(pus(topology)))
     some = draw(st.one_of(st.just(pieces), st.lists(st.sampled_from(pieces), min_size=1, unique=True)))
     wanted = Settings(
@@ -523,7 +523,7 @@ def test_a_gpu_has_the_ports_of_the_whole_plan_in_any_job(topology: Topology) ->
     """Alone, and with several workers on each, in the class of the plan of all GPUs; and no more of them."""
     gpus = gpus_of(topology)
     if not topology.gpus:  # simulated GPUs are the machine's
-        topology = replace(topology, gpus=gpus)
+        topology = topology._replace(gpus=gpus)
     ports, whole = Ports(topology), [p.nics for p in plan_nics(topology, gpus)]
 
     def classes(gpu: Gpu, nics: Sequence[Nic]) -> set[int]:
@@ -658,8 +658,8 @@ def test_p10_a_port_that_dies_changes_ports_only(case: Case, which: int) -> None
     used = [n for b in bindings for n in b.nics]
     assume(used)
     victim = used[which % len(used)]
-    nics = tuple(replace(n, state="down") if n == victim else n for n in case.topology.nics)
-    after = replace(case, topology=replace(case.topology, nics=nics)).bindings
+    nics = tuple(n._replace(state="down") if n == victim else n for n in case.topology.nics)
+    after = replace(case, topology=case.topology._replace(nics=nics)).bindings
     assert (victim.name, victim.port, victim.pci) not in {(n.name, n.port, n.pci) for b in after for n in b.nics}
     assert [(b.cpuset, b.memory_nodes, b.gpus) for b in after] == [(b.cpuset, b.memory_nodes, b.gpus) for b in bindings]
 
@@ -672,7 +672,7 @@ def test_p11_order_of_devices_does_not_matter(case: Case, random) -> None:
     for x in (*shuffled, mixed := list(case.gpus)):
         random.shuffle(x)
     g, n, h, c, m = (tuple(x) for x in shuffled)
-    other = replace(case, topology=replace(t, gpus=g, nics=n, hops=h, cores=c, numa_nodes=m), gpus=tuple(mixed))
+    other = replace(case, topology=t._replace(gpus=g, nics=n, hops=h, cores=c, numa_nodes=m), gpus=tuple(mixed))
     first, again = ({(b.gpus[0].pci, b.cpuset): b for b in x.bindings} for x in (case, other))
     assert first == again
 
@@ -683,8 +683,8 @@ def test_p11_names_of_ports_do_not_matter(case: Case, random) -> None:
     """mlx5_0 of one node of a cluster can be mlx5_3 of the next: the plan is by PCI address."""
     names = [n.name for n in case.topology.nics]
     random.shuffle(names)
-    nics = tuple(replace(n, name=m) for n, m in zip(case.topology.nics, names, strict=True))
-    other = replace(case, topology=replace(case.topology, nics=nics))
+    nics = tuple(n._replace(name=m) for n, m in zip(case.topology.nics, names, strict=True))
+    other = replace(case, topology=case.topology._replace(nics=nics))
     first, again = ([[(n.pci, n.port) for n in b.nics] for b in x.bindings] for x in (case, other))
     assume(len({(n.pci, n.port) for n in nics}) == len(nics))
     assert first == again
@@ -705,7 +705,7 @@ def test_p16_a_symmetric_machine_has_a_symmetric_plan(packages: int, nodes: int,
 @given(cases())
 @laws(40)
 def test_p17_unknown_locality_is_bound_to_what_is_allowed(case: Case) -> None:
-    gpus = tuple(replace(g, numa_node=None) for g in case.gpus)
+    gpus = tuple(g._replace(numa_node=None) for g in case.gpus)
     bindings = replace(case, gpus=gpus, wanted=Settings(memory_policy=case.wanted.memory_policy)).bindings
     assert frozenset().union(*(b.cpuset for b in bindings)) == case.allowed
     assert all(any("NUMA node of this GPU is unknown" in r for r in b.reasons) for b in bindings)

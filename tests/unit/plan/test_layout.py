@@ -166,7 +166,7 @@ def test_memory_limits() -> None:
     assert (spec.memory_limit_bytes, spec.device_memory_limit_bytes) == (3 << 30, 10 << 30)
     with pytest.raises(ConfigError, match="memory_limit"):
         plan_workers(Settings(memory_limit=Limit(5 << 30)), node(), SHARES)
-    simulated = tuple(replace(g, vendor="simulated", memory_bytes=1 << 30) for g in GPUS)
+    simulated = tuple(g._replace(vendor="simulated", memory_bytes=1 << 30) for g in GPUS)
     _, spec = plan_workers(Settings(), node(gpus=simulated), SHARES)[0]
     assert spec.memory_limit_bytes == 3 << 30
     assert "CUDA_VISIBLE_DEVICES" not in dict(spec.env)
@@ -185,7 +185,7 @@ def test_a_device_limit_above_the_gpu_is_lowered_and_said() -> None:
 
 
 def test_workers_cannot_share_a_gpu_that_is_for_one_process() -> None:
-    alone = [replace(g, compute_mode="EXCLUSIVE_PROCESS") for g in GPUS]
+    alone = [g._replace(compute_mode="EXCLUSIVE_PROCESS") for g in GPUS]
     shares = plan_layout(records([(5, 4)]), 1, workers_per_gpu=2).nodes[0]
     wanted = Settings(workers_per_gpu=2, sources={"workers_per_gpu": "HPCGPU_WORKERS_PER_GPU"})
     with pytest.raises(ConfigError, match=r"HPCGPU_WORKERS_PER_GPU.* at 0000:.* on n is in .* EXCLUSIVE_PROCESS:"):
@@ -214,7 +214,7 @@ def test_what_a_launchers_masks_do_is_said() -> None:
 
 def test_slingshot_is_tcp_on_the_nearest_interface() -> None:
     hsn = tuple(Nic(f"cxi{i}", f"0000:4{i}:00.0", kind="slingshot", numa_node=i, interface=f"hsn{i}") for i in range(2))
-    there = node(topology=replace(MACHINE, nics=hsn), interfaces=frozenset({"hsn0", "eth0"}))
+    there = node(topology=MACHINE._replace(nics=hsn), interfaces=frozenset({"hsn0", "eth0"}))
     specs = [s for _, s in plan_workers(Settings(), there, SHARES)]
     assert [s.binding.interface for s in specs] == ["hsn0", "hsn0", "", ""]
     assert "hsn1 has no IP address" in specs[2].binding.reasons[-1]
@@ -226,7 +226,7 @@ def test_slingshot_is_tcp_on_the_nearest_interface() -> None:
 
 def test_a_ucx_without_infiniband_gets_no_port_and_it_is_said() -> None:
     ports = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i) for i in range(2))
-    fast = replace(MACHINE, nics=ports)
+    fast = MACHINE._replace(nics=ports)
     there = node(topology=fast, ucx_without_ib="/venv/libucx/lib")
     specs = [s for _, s in plan_workers(Settings(), there, SHARES)]
     assert not any(name.startswith("UCX") for s in specs for name, _ in s.env)
@@ -245,7 +245,7 @@ def test_a_ucx_without_infiniband_gets_no_port_and_it_is_said() -> None:
 def test_the_users_interface_takes_the_place_of_the_planned_one() -> None:
     """``interface=`` is of all workers, whatever is planned for each; the ports stay."""
     ports = tuple(Nic(f"mlx5_{i}", f"0000:4{i}:00.0", numa_node=i, interface=f"ib{i}") for i in range(2))
-    there = node(topology=replace(MACHINE, nics=ports), interfaces=frozenset({"ib0", "ib1", "eth0"}))
+    there = node(topology=MACHINE._replace(nics=ports), interfaces=frozenset({"ib0", "ib1", "eth0"}))
     assert {s.binding.interface for _, s in plan_workers(Settings(), there, SHARES)} == {"ib0", "ib1"}
     specs = [s for _, s in plan_workers(Settings(interface="eth0"), there, SHARES)]
     assert {s.binding.interface for s in specs} == {"eth0"}

@@ -22,9 +22,9 @@ def described(name: str) -> tuple[Topology, Sequence[Gpu], CpuSet]:
     document = name.removeprefix("documented-")
     topology = machine(name) if document == name else DOCUMENTED[document]
     # workers and ranks are of NVIDIA's GPUs, or of simulated ones where a machine has none of them
-    gpus = tuple(replace(g, uuid=g.uuid or f"GPU-{g.pci}") for g in gpus_of(topology) if g.can_run)
+    gpus = tuple(g._replace(uuid=g.uuid or f"GPU-{g.pci}") for g in gpus_of(topology) if g.can_run)
     gpus = gpus or simulated_gpus(topology, 4, GIB, "node")
-    return replace(topology, allowed=None), gpus, GRANTED.get(document) or pus(topology)
+    return topology._replace(allowed=None), gpus, GRANTED.get(document) or pus(topology)
 
 
 def workers(name: str, each: int) -> tuple[WorkerSpec, ...]:
@@ -84,7 +84,7 @@ def test_ranks_that_do_not_match_gpus_are_refused() -> None:
 
 def test_ranks_do_not_share_a_gpu_for_one_process() -> None:
     topology, gpus, allowed = described("turin-4gpu-nvml")
-    exclusive = [replace(g, compute_mode="EXCLUSIVE_PROCESS") for g in gpus]
+    exclusive = [g._replace(compute_mode="EXCLUSIVE_PROCESS") for g in gpus]
     with pytest.raises(BindingError, match=r"8 ranks share 4 GPUs, but .* EXCLUSIVE_PROCESS: start 4, or NVIDIA's MPS"):
         plan_rank(topology, exclusive, allowed, 0, 8)
     assert plan_rank(topology, exclusive, allowed, 0, 4).binding.gpus == (exclusive[0],)
@@ -99,7 +99,7 @@ def test_all_visible_lists_gpus_by_local_rank() -> None:
 
 def test_amd_gpus_are_named_for_rocm() -> None:
     topology = DOCUMENTED["lumi-g"]
-    gpus = tuple(replace(g, uuid=str(i)) for i, g in enumerate(sorted(topology.gpus, key=lambda g: g.pci)))
+    gpus = tuple(g._replace(uuid=str(i)) for i, g in enumerate(sorted(topology.gpus, key=lambda g: g.pci)))
     assert {g.vendor for g in gpus} == {"amd"}
     allowed = GRANTED["lumi-g"]
     places = [plan_rank(topology, gpus, allowed, rank, 8) for rank in range(8)]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,8 +149,8 @@ def test_a_port_with_a_fraction_of_the_others_serves_no_worker(links: Sequence[f
     gpus = [host_bridge(0x10 + i, function(0x40 + i, GPU_IDS)) for i in range(4)]
     topology = read_file(machine(*cards, *gpus))
     if by_rate:
-        nics = tuple(replace(n, rate_gbps=n.link_gbytes_s, link_gbytes_s=0.0) for n in topology.nics)
-        topology = replace(topology, nics=nics)
+        nics = tuple(n._replace(rate_gbps=n.link_gbytes_s, link_gbytes_s=0.0) for n in topology.nics)
+        topology = topology._replace(nics=nics)
     of = {f"mlx5_{i}": link for i, link in enumerate(links)}
     least = max(links) / (2 if by_rate else 4)
     used = {name for names in ports_of(topology) for name in names}
@@ -179,10 +178,10 @@ def test_a_link_is_as_wide_in_a_file_as_in_sys() -> None:
     ]
     topology = read_file(machine(*cards, *(host_bridge(0x10 + i, function(0x40 + i, GPU_IDS)) for i in range(2))))
     links = [pci.link_gbytes_s(f"{rate} GT/s PCIe", "16") for rate in (8.0, 32.0)]
-    live = replace(topology, nics=tuple(replace(n, link_gbytes_s=x) for n, x in zip(topology.nics, links, strict=True)))
+    live = topology._replace(nics=tuple(n._replace(link_gbytes_s=x) for n, x in zip(topology.nics, links, strict=True)))
     for wide in (63.015385, links[1]):
-        nics = (topology.nics[0], replace(topology.nics[1], link_gbytes_s=wide))
-        assert ports_of(replace(topology, nics=nics)) == ports_of(live) == [["ib0"], ["ib1"]]
+        nics = (topology.nics[0], topology.nics[1]._replace(link_gbytes_s=wide))
+        assert ports_of(topology._replace(nics=nics)) == ports_of(live) == [["ib0"], ["ib1"]]
 
 
 @pytest.mark.parametrize(
@@ -265,11 +264,11 @@ def test_bluefield_stays_spare_where_connectx_suffices(ids: str, rates: tuple[fl
     functions = [function(0x18, f"{kind}{BLUEFIELD_IDS[4:]}", f"bf{i}", number=i) for i in range(2)]
     gpus = [host_bridge(0x40 + i, function(0x50 + i, GPU_IDS)) for i in range(2)]
     topology = read_file(machine(host_bridge(0x08, *functions), *cards, *gpus))
-    nics = tuple(replace(n, rate_gbps=rates[n.name.startswith("bf")]) for n in topology.nics)
-    assert ports_of(replace(topology, nics=nics)) == [["mlx5_0"], ["mlx5_1"]]
+    nics = tuple(n._replace(rate_gbps=rates[n.name.startswith("bf")]) for n in topology.nics)
+    assert ports_of(topology._replace(nics=nics)) == [["mlx5_0"], ["mlx5_1"]]
     # where a ConnectX card has died, BlueField serves
-    nics = tuple(replace(n, state="down") if n.name == "mlx5_1" else n for n in nics)
-    assert [names[0] for names in ports_of(replace(topology, nics=nics))] in (["mlx5_0", "bf0"], ["bf0", "mlx5_0"])
+    nics = tuple(n._replace(state="down") if n.name == "mlx5_1" else n for n in nics)
+    assert [names[0] for names in ports_of(topology._replace(nics=nics))] in (["mlx5_0", "bf0"], ["bf0", "mlx5_0"])
 
 
 def test_one_rail_has_cards_of_one_model() -> None:

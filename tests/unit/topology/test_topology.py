@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache, partial
 from xml.sax.saxutils import quoteattr
 
@@ -184,13 +183,13 @@ def test_slingshot_is_seen_by_its_interface() -> None:
     }
     hsn0 = Nic("hsn0", "0000:c1:00.0", 1, "slingshot", "active", 200.0, 0, "hsn0")
     assert sysfs.read(files).nics == (hsn0,)
-    down = sysfs.refine_nics((replace(hsn0, rate_gbps=0.0),), files | {"class/net/hsn0/operstate": "down\n"})
-    assert down == ((replace(hsn0, state="down"),), ())
+    down = sysfs.refine_nics((hsn0._replace(rate_gbps=0.0),), files | {"class/net/hsn0/operstate": "down\n"})
+    assert down == ((hsn0._replace(state="down"),), ())
     xml = """<topology version="2.0"><object type="Machine" cpuset="0x1" nodeset="0x1">
       <object type="NUMANode" os_index="0" cpuset="0x1" nodeset="0x1"/><object type="Core" cpuset="0x1"/>
       <object type="PCIDev" pci_busid="0000:c1:00.0" pci_type="0200 [17db:0501] [17db:0001] 02">
       <object type="OSDev" name="hsn0" osdev_type="2"/></object></object></topology>"""
-    assert read_file(xml).nics == (replace(hsn0, state="unknown", rate_gbps=0.0),)
+    assert read_file(xml).nics == (hsn0._replace(state="unknown", rate_gbps=0.0),)
 
 
 def test_the_kernel_corrects_what_hwloc_guesses() -> None:
@@ -372,16 +371,15 @@ def test_places_of_a_flat_machine_come_from_the_file() -> None:
 
 def test_what_is_known_stays_and_a_known_pair_keeps_its_bridges() -> None:
     live = flat(["0000:03:00.0", "0000:c1:00.0"], ["0000:04:00.0"], ["0-15,64-79", "16-31,80-95"])
-    known = replace(
-        live,
-        gpus=(replace(live.gpus[0], numa_node=1), live.gpus[1]),
-        nics=(replace(live.nics[0], numa_node=1),),
+    known = live._replace(
+        gpus=(live.gpus[0]._replace(numa_node=1), live.gpus[1]),
+        nics=(live.nics[0]._replace(numa_node=1),),
         hops=(Hop("0000:03:00.0", "0000:04:00.0", 5, 0),),
     )
     topology = nccl_xml.locate(known, text_of("nccl/dump"))
     assert [g.numa_node for g in topology.gpus] == [1, 1]  # the file says 0 of the first
     assert topology.hops == known.hops
-    placed = replace(live, gpus=tuple(replace(g, numa_node=0) for g in live.gpus), nics=())
+    placed = live._replace(gpus=tuple(g._replace(numa_node=0) for g in live.gpus), nics=())
     assert nccl_xml.locate(placed, text_of("nccl/dump")) == placed
 
 
@@ -400,12 +398,12 @@ def test_a_node_is_found_by_its_pus_before_its_number() -> None:
 
 def test_a_card_or_machine_that_the_file_does_not_name_stays() -> None:
     live = flat(["0000:03:00.0"], ["0000:04:00.0", "0000:99:00.0"], ["0-15,64-79", "16-31,80-95"])
-    far = replace(live, hops=tuple(h._replace(bridges=7) for h in live.hops))
+    far = live._replace(hops=tuple(h._replace(bridges=7) for h in live.hops))
     hops = nccl_xml.locate(far, text_of("nccl/dump")).hops
     assert [h[1:3] for h in hops] == [("0000:04:00.0", 1), ("0000:99:00.0", 7)]
     live = flat(["0000:01:00.0"], [], ["0-7", "8-15"])
     topology = nccl_xml.locate(live, text_of("nccl/azure-ndv4"))
-    assert replace(topology, warnings=()) == live
+    assert topology._replace(warnings=()) == live
     assert "0000:01:00.0" in topology.warnings[0]
 
 
@@ -508,7 +506,7 @@ def test_version_2_rewritten_as_version_1_is_the_same_node(name: str) -> None:
     written = lstopo("--input", str(TOPOLOGIES / f"{name}.xml"), "--of", "xml", "--export-xml-flags", "v1", "-")
     old, new = read_file(written), read_file(text_of(name))
     assert old.source == "hwloc XML v1.0"
-    assert replace(old, source=new.source) == new
+    assert old._replace(source=new.source) == new
 
 
 def test_masks_are_parsed_a_few_times_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
