@@ -41,7 +41,7 @@ case "$1" in
     exec slurmd -D
     ;;
   slurmdbd)
-    install -d -o mysql -g mysql /run/mysqld
+    install -d -o mysql -g mysql /run/mysqld /run/mariadbd # the latter is sid's (MariaDB 11.8.9)
     [ -d /var/lib/mysql/mysql ] || mariadb-install-db --user=mysql > /dev/null
     runuser -u mysql -- mariadbd --skip-networking &
     for _ in $(seq 60); do mariadb -e 'select 1' > /dev/null 2>&1 && break; sleep 0.5; done

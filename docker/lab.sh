@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The Slurm lab; with ACCOUNTING=1 also slurmdbd; with HPCGPU_LAB=1 to 9 another one beside it; with DEBIAN=trixie
-# Slurm 24.11 in place of bookworm's 22.05 (sid, which is unstable, was not tried).
+# or sid Slurm 24.11 or 26.05 in place of bookworm's 22.05.
 # usage: docker/lab.sh build|up|down|shell|status. Exit code 3: it cannot be had on this machine.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -237,11 +237,11 @@ def offers() -> None:
     more = submit(*(f"{x} --wrap true" for x in ("-N5", "-p low -N3", "-p low -t 120", "-c 99", "-p low,high -N5")))
     shell("scontrol update nodename=node4 state=drain reason=test", "root")
     more += submit("-N4 --wrap true")
-    for job_id in more:
-        wait(job_id, "PENDING")
-    wait(more[2], "PartitionTimeLimit")
-    wait(more[3], "PartitionConfig")
-    wait(more[5], "DOWN")
+    awaited = ("PENDING", "PENDING", "PartitionTimeLimit", "PartitionConfig", "PENDING", "DOWN")
+    for job_id, word in zip(more, awaited, strict=True):
+        if job_id:  # 24.11.5 refuses more CPUs than a node has, 22.05.8 lets the job wait
+            wait(job_id, word)
+    more = [*filter(None, more)]
     ask(*more)
     run(f"scancel {' '.join(more)}")
     shell("scontrol update nodename=node4 state=resume", "root")
