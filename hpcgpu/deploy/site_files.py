@@ -58,8 +58,8 @@ def find_site(name: str) -> tuple[str, str]:
         sites = site_files()
         if name not in sites:
             raise ConfigError(
-                f"no site {name!r}: {nearest(name, sites)} Give one of 'hpcgpu site list', or the path of a site file; "
-                f"your own can stand in {folders()[0]}"
+                f"no site {name!r} in 'hpcgpu site list', and no path of a site file; your own can stand in "
+                f"{folders()[0]}; {nearest(name, sites)}"
             )
         path = sites[name]
         home = Path(os.path.expanduser("~"))  # noqa: PTH111 - without a home, too

@@ -397,21 +397,14 @@ def jobs_table(jobs: Iterable[Job]) -> Table:
 
 
 def cluster_page(
-    kind: str,
-    name: str,
-    state: str,
-    link: str,
-    jobs: Table,
-    workers: Sequence[WorkerFacts],
-    target: int,
-    hint: str = "",
+    kind: str, name: str, state: str, link: str, jobs: Table, workers: Sequence[WorkerFacts], goal: int, hint: str = ""
 ) -> str:
-    """Render a cluster, to have ``target`` workers: state, dashboard's link, jobs, memory and workers by GPU.
+    """Render a cluster, to have ``goal`` workers: state, dashboard's link, jobs, memory and workers by GPU.
 
     ``hint``: how browsers elsewhere reach the link.
     """
     present, nodes, gpus = len(workers), {w.node for w in workers}, {w.gpu or w.pci for w in workers} - {""}
-    count = f"{present}" if present >= target else f"{present} of {target}"
+    count = f"{present}" if present >= goal else f"{present} of {goal}"
     where = f" on {counted(len(gpus), 'GPU')}" if gpus else ""
     where += f", {counted(len(nodes), 'node')}" if present else ""
     colour = _STATES.get(state.split(":", maxsplit=1)[0].split(" ", maxsplit=1)[0], "#d93a2b")

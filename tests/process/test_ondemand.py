@@ -23,24 +23,9 @@ from waiting import scaled
 APP = ROOT / "packaging" / "ondemand"
 FORM = {"hpcgpu": f"{ranks.BIN}/hpcgpu", "prologue": "", "site": "delta", "gpus": "8", "bc_num_hours": "2"}
 FORM |= {"bc_account": "bbbb-delta-gpu", "bc_queue": ""}
+JOB = SUPPORT / "ondemand.sh"
 # OodCore::Job::Script#initialize (OSC/ood_core 2026-08), as far as a form can set it.
 SCRIPT = {"wall_time", "accounting_id", "queue_name", "native"}
-# Of BatchConnect::Template#bash_helpers and #base_script there.
-JOB = """
-find_port () { python -c 'import socket; s = socket.create_server(("", 0)); print(s.getsockname()[1])'; }
-create_passwd () { tr -cd a-zA-Z0-9 < /dev/urandom | head -c$1; }
-port_used () { (: < /dev/tcp/localhost/${1#*:}) 2> /dev/null; }
-clean_up () { [[ ${SCRIPT_PID} ]] && pkill -P ${SCRIPT_PID} || :; exit ${1:-0}; }
-host=localhost; export host port
-source before.sh; ./script.sh & SCRIPT_PID=$!; source after.sh
-echo "$port $password"
-wait ${SCRIPT_PID} || clean_up 1
-"""
-# There is no allocation around the test.
-NO_JOB = f"""#!/bin/bash
-[ "$1" = launch ] && set -- launch --launcher mpirun "${{@:2}}"
-exec {ranks.BIN}/hpcgpu "$@"
-"""
 pytestmark = pytest.mark.skipif(shutil.which("ruby") is None, reason="there is no Ruby: apt-get install ruby")
 
 
@@ -103,24 +88,21 @@ def test_card_of_a_failed_session_shows_hpcgpus_lines_as_text(tmp_path: Path) ->
 def test_session_is_a_jupyter_of_its_user_beside_the_cluster(tmp_path: Path) -> None:
     """The card's button logs in, without its password in any command; the job ends when the server is shut down."""
     program = tmp_path / "hpcgpu"
-    program.write_text(NO_JOB)
+    program.write_text(f'#!/bin/sh\nexec bash {JOB} {ranks.BIN}/hpcgpu "$@"\n')
     program.chmod(0o755)
     card = rendered(tmp_path, hpcgpu=str(program))["view"]
     fields = dict(re.findall(r'name="(\w+)" value="(.*?)"', card))
     path = re.search(r'action="(.*?)"', card)[1]
     assert {*fields.values()} == {"known-to-ada"}
-    (tmp_path / "job.sh").write_text(JOB)
     (tmp_path / ".jupyter").mkdir()
     (tmp_path / ".jupyter/jupyter_config.py").write_text("c.ServerApp.allow_root = True\n")
-    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{ranks.BIN}:{os.environ['PATH']}"}
-    env |= {"HPCGPU_GPUS": "sim:1"}
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{ranks.BIN}:{os.environ['PATH']}", "HPCGPU_GPUS": "sim:1"}
     with (tmp_path / "output.log").open("w") as log:
-        job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
+        job = subprocess.Popen(["bash", JOB], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
     with job:
         port, password = job.stdout.readline().split() or pytest.fail((tmp_path / "output.log").read_text())
         base = f"http://127.0.0.1:{port}/node/localhost/{port}"
-        cookies = CookieJar()
-        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
         form = urllib.parse.urlencode(dict.fromkeys(fields, password)).encode()
         target = f"http://127.0.0.1:{port}{path.replace('n7', 'localhost').replace('8888', port)}"
         with opener.open(target, form, timeout=scaled(60)) as page:

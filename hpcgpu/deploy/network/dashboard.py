@@ -16,7 +16,6 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import dask
 from distributed.core import CommClosedError
@@ -209,20 +208,19 @@ def link(port: int, secret: str, environ: Mapping[str, str]) -> str:
     Dask's template ``distributed.dashboard.link`` is taken if the user has set it. In a notebook whose server is
     reached by a path, as behind JupyterHub or Open OnDemand, it is a path of jupyter-server-proxy on that server.
     """
-    if _EXTENSION in sys.modules:
-        return f"http://{_HOST}:{port}/{secret}/status"
-    if dask.config.get("distributed.dashboard.link") != _DASKS_TEMPLATE:
+    is_taken_apart = _EXTENSION in sys.modules
+    if dask.config.get("distributed.dashboard.link") != _DASKS_TEMPLATE and not is_taken_apart:
         # "{port}/status" of any template becomes PORT/SECRET/status
         return str(format_dashboard_link(_HOST, f"{port}/{secret}"))
-    base = environ.get("JUPYTERHUB_SERVICE_PREFIX") or _jupyter_path(environ)
+    base = "" if is_taken_apart else environ.get("JUPYTERHUB_SERVICE_PREFIX") or _jupyter_path(environ)
     start = f"http://{_HOST}:{port}" if base in ("", "/") else f"{base.rstrip('/')}/proxy/{port}"
     return f"{start}/{secret}/status"
 
 
 def far_hint(url: str, environ: Mapping[str, str], host: str) -> str:
     """Return how a browser on another machine reaches the dashboard; "" behind a proxy, or on the user's machine."""
-    port = urlsplit(url).port if url.startswith(f"http://{_HOST}:") else None
-    if not port or not (command := ssh_command(port, environ, host)):
+    port = url.removeprefix(f"http://{_HOST}:").partition("/")[0]  # of a proxy's address, no number
+    if not port.isdecimal() or not (command := ssh_command(int(port), environ, host)):
         return ""
     # a click in VS Code's terminal forwards the port; one in a cell's output does not (its backLayerWebView)
     panel = f"; in VS Code, add port {port} to its panel Ports" if any(n.startswith("VSCODE_") for n in environ) else ""

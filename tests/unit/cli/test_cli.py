@@ -81,8 +81,11 @@ def script(tmp_path: Path) -> str:
         ("launch --gpu sim:1", "Did you mean"),
         ("launch --device-memory-limit 1.5", "set by option --device-memory-limit"),
         ("launch --gpus sim:2 --gpus-per-node 4", "leave --gpus-per-node out"),
-        ("launch --site nowhere", "no site 'nowhere': allowed: "),
-        ("launch --site detla", "did you mean 'delta'? Give one of 'hpcgpu site list'"),
+        ("launch --site nowhere", "; allowed: bridges2, "),
+        (
+            "launch --site detla",
+            "no site 'detla' in 'hpcgpu site list', and no path of a site file; your own can stand in ",
+        ),
         # they would do nothing
         ("run --queue gpu", "--queue gpu (set by option --queue): it is asked of a batch system"),
         ("run --shape elastic", "SLURMGPUCluster and PBSGPUCluster take it"),
