@@ -20,7 +20,7 @@ from hpcgpu.batch.job_script import (
 )
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError, opt
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
-from hpcgpu.model.job import TIMED_OUT
+from hpcgpu.model.command import TIMED_OUT
 from hpcgpu.model.site import SlurmDialect
 from hpcgpu.units import format_duration
 

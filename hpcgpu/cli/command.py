@@ -19,9 +19,10 @@ from typing import Any
 
 import click
 
-from hpcgpu.config.layers import BY_NAME, default_of, unused
+from hpcgpu.config.entry_points import unused
+from hpcgpu.config.keywords import default_of
 from hpcgpu.errors import ConfigError, opt
-from hpcgpu.model.settings import GROUPS, options, user_name
+from hpcgpu.model.settings import BY_NAME, GROUPS, options, user_name
 from hpcgpu.report.table import Table
 
 Function = Callable[..., Any]

@@ -28,7 +28,7 @@ from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import nvml
-from hpcgpu.model.job import Backoff
+from hpcgpu.model.waits import Backoff
 from hpcgpu.supervise import FailureLog, log_errors, only_log
 
 _LOWEST = "2025.4"  # as in pyproject.toml, whose bound an environment may not keep

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.config import layers
+from hpcgpu.config import entry_points
 from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start
@@ -50,7 +50,7 @@ def plan(
     be submitted; without one: what ``hpcgpu run`` would start. ``batch``, ``file`` and options of a request plan a
     submission anywhere.
     """
-    is_submission = batch or file is not None or options.keys() & layers.unused(layers.LAUNCH).keys()
+    is_submission = batch or file is not None or options.keys() & entry_points.unused(entry_points.LAUNCH).keys()
     if not is_submission and (read_allocation(os.environ).batch != "local" or "launcher" in options):
         read, line = start.launch_line(options, options_from, script)
         return _of_node(read, line, layout_of(read.settings, *start.nodes_and_gpus(read.settings)))

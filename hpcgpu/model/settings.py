@@ -456,6 +456,9 @@ def user_name(f: Field[Any]) -> str:
     return f.metadata["user_name"] or f.name
 
 
+BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
+    {name: f for f in options() for name in (user_name(f), *f.metadata["aliases"])}
+)
 # Options that set up RMM and cuDF, with dask-cuda's names.
 RMM = tuple(f.name for f in options() if f.name.startswith("rmm_"))
 CUDF = tuple(f.name for f in options() if "cudf_" in f.name)

@@ -23,7 +23,7 @@ from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
-from hpcgpu.cli.commands import config
+from hpcgpu.cli.worker import config
 
 SEEDS = DATA / "seeds"
 CALLS = [ast.unparse(node) for node in ast.parse((SEEDS / "calls.py.txt").read_text()).body]

@@ -13,7 +13,7 @@ from waiting import logged, scaled
 
 from hpcgpu import supervise
 from hpcgpu.errors import JobError
-from hpcgpu.model.job import Backoff
+from hpcgpu.model.waits import Backoff
 from hpcgpu.supervise import ThreadLoop
 
 SOON = Backoff(first_s=0.001, longest_s=0.01)

@@ -5,6 +5,8 @@ and each launch of a kernel waits meanwhile. Here several threads touch the page
 has some, and the driver then only registers them (cudf #23457: 4 GiB in 0.38 in place of 1.97 s). Registered pages are
 ordinary ones for the kernel: other processes can copy from them. A child that is forked does not get them
 (MADV_DONTFORK): else the first write after a fork would go to other pages than those that the GPU knows.
+
+Together: the threads that touch a chunk's pages also copy into them, as one is slower than the GPU's link.
 """
 
 from __future__ import annotations
