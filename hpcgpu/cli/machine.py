@@ -14,12 +14,12 @@ from hpcgpu.cli.command import (
     FROM,
     command,
     example_lines,
-    flag,
     json_option,
     setting_options,
     show_text,
     typed_settings,
 )
+from hpcgpu.config.flags import flag
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.units import counted
 

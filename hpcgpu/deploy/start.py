@@ -19,9 +19,10 @@ from typing import Any, Self
 
 from hpcgpu import config
 from hpcgpu.config import entry_points, keywords
+from hpcgpu.config.flags import typed
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import LaunchError, SubmitError
+from hpcgpu.errors import LaunchError, SubmitError, plain
 from hpcgpu.host import launcher_parent, log, private, process
 from hpcgpu.launch import environment, launchers
 from hpcgpu.launch.environment import read_allocation
@@ -96,7 +97,7 @@ def ld_preload(settings: Settings) -> str:
 
     library = host_memory.find_jemalloc(os.environ)
     if not library and not read_allocation(os.environ).rank.rank:
-        log.say(host_memory.NOT_FOUND)
+        log.say(plain(host_memory.NOT_FOUND))
     return library
 
 
@@ -116,14 +117,8 @@ def run_argv(options: Mapping[str, Any], script: tuple[str, ...]) -> tuple[str, 
 def _typed(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield options as they are typed, without those that have no effect in a rank."""
     for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if name in entry_points.unused(entry_points.RUN):
-            continue
-        if isinstance(value, bool):
-            yield flag if value else flag.replace("--", "--no-", 1)
-        else:
-            for each in value if isinstance(value, list) else [value]:
-                yield from (flag, str(each))
+        if name not in entry_points.unused(entry_points.RUN):
+            yield from typed(name, value)
 
 
 def nodes_and_gpus(settings: Settings) -> tuple[int, int]:

@@ -27,12 +27,13 @@ from waiting import scaled
 from hpcgpu import LocalGPUCluster, __version__
 from hpcgpu.batch import Pbs, Slurm
 from hpcgpu.batch.batch_system import advice
-from hpcgpu.cli.command import Command, Group, as_typed, example_lines
+from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.cli.entry import _bind_options, _exit_code
 from hpcgpu.cli.worker import worker
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.entry_points import ENTRY_POINTS, unused
+from hpcgpu.config.flags import as_typed
 from hpcgpu.config.keywords import default_of
 from hpcgpu.config.layers import read_settings
 from hpcgpu.deploy.site_files import load_site

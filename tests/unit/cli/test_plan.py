@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from paths import ROOT, TOPOLOGIES
 from programs import program
 
-from hpcgpu.cli.command import as_typed
 from hpcgpu.cli.commands import hpcgpu
+from hpcgpu.config.flags import as_typed
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 

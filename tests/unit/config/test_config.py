@@ -23,8 +23,8 @@ from paths import DATA
 from programs import python
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.cli.command import as_typed
 from hpcgpu.config import migration
+from hpcgpu.config.flags import as_typed
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
 from hpcgpu.config.values import KINDS, read_value
