@@ -1,7 +1,5 @@
 """The examples of libraries, the same on distributed's cluster and on each kind of ours, over TLS."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls and commands of the documents that the project grew from, and of docs/coming-from, on simulated GPUs."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Blocks of code in the pages of docs, and how each is tried."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

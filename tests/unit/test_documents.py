@@ -1,7 +1,5 @@
 """Blocks of code, commands, names of options and of tests in the documentation are tried, and examples run."""
 
-from __future__ import annotations
-
 import doctest
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Background work that raises: it goes on after a pause, or its owner is told."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor

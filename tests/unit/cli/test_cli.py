@@ -1,7 +1,5 @@
 """The command line as people type it, and what it says of itself: help, completion, facts as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """hpcgpu plan, in a job and without one, and hpcgpu doctor on a login node: from what is typed to what is printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

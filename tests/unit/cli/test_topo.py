@@ -1,7 +1,5 @@
 """``hpcgpu topo``: what it prints for machines of files, for parts of them, and what differs between nodes."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Settings from six places: who wins, what is remembered, and what is said about a wrong one."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

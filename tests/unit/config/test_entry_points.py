@@ -1,7 +1,5 @@
 """No option is taken and forgotten, and each is on the page of options and in help()."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Site files: the machines that travel with the package, wrong files, and what a live machine says beside one."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

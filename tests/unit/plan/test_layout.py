@@ -1,7 +1,5 @@
 """Which rank does what, for any world that somebody may start; what its workers start with, and their memory."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
