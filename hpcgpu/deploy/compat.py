@@ -106,10 +106,12 @@ class _TlsListener(_Limited, TLSListener):
 
 
 class _AcceptedStream(SSLIOStream):
-    """A stream that a server has accepted, with the TLS context of its socket."""
+    """A stream that a server has accepted, with the TLS context of its socket.
 
-    # Without one tornado (6.6) makes a context of all certificate authorities of the system, which it does not use: 35
-    # CPU ms on the event loop, at the first connection of each process.
+    Without one tornado (6.6) makes a context of all certificate authorities of the system, which it does not use: 35
+    CPU ms on the event loop, at the first connection of each process.
+    """
+
     def __init__(self, sock: ssl.SSLSocket, **kwargs: Any) -> None:
         super().__init__(sock, ssl_options=sock.context, **kwargs)
 

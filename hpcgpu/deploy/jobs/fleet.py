@@ -79,9 +79,10 @@ class SchedulerView:
 
 
 class Fleet:
-    """Polls a run's jobs when due, and keeps its target numbers of members if this object owns the run."""
+    """Polls a run's jobs when due, and keeps its target numbers of members if this object owns the run.
 
-    # On the event loop's thread only; the run's jobs may be read by any thread.
+    On the event loop's thread only; the run's jobs may be read by any thread.
+    """
 
     def __init__(self, run: Run, policy: Policy, view: SchedulerView) -> None:
         self.run, self.policy, self.view = run, policy, view

@@ -78,10 +78,11 @@ def touch(memory: np.ndarray) -> None:
 
 
 class PinnedPool:
-    """A bounded pool of page-locked buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8."""
+    """A bounded pool of page-locked buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8.
 
-    # Its lock is a leaf: pages are locked and unlocked without it. ``lock`` and ``unlock`` get a chunk. When ``lock``
-    # raises MemoryError, the pool does not grow for a second.
+    Its lock is a leaf: pages are locked and unlocked without it. ``lock`` and ``unlock`` get a chunk. When ``lock``
+    raises MemoryError, the pool does not grow for a second.
+    """
 
     def __init__(
         self, limit_bytes: int, lock: Callable[[np.ndarray], None], unlock: Callable[[np.ndarray], None]
