@@ -83,7 +83,7 @@ class Rank:
 
         run = config.read_document(self._document)
         if run.settings.is_typed:
-            from hpcgpu.config.flags import as_typed
+            from hpcgpu.config.values import as_typed
 
             HpcGpuError.form = as_typed
         return run

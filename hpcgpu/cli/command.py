@@ -18,10 +18,10 @@ from typing import Any
 import click
 
 from hpcgpu.config.entry_points import unused
-from hpcgpu.config.flags import flag
 from hpcgpu.config.keywords import default_of
+from hpcgpu.config.values import flag
 from hpcgpu.errors import ConfigError, opt
-from hpcgpu.model.settings import BY_NAME, GROUPS, TYPED, options, user_name
+from hpcgpu.model.settings import BY_NAME, GROUPS, options, user_name
 from hpcgpu.report.table import Table
 
 Function = Callable[..., Any]
@@ -29,8 +29,6 @@ FILE = click.Path(readable=False)  # any text; the shell completes names of file
 # Kinds of options that may be repeated, and how each value is written.
 MANY = {"texts": "TEXT", "lines": "LINE", "nics": "NAME", "environment": "NAME=VALUE", "numbers": "NAME=NUMBER"}
 _OPTION_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
-# Where a setting of the command line comes from, in plans and errors.
-FROM = f"{TYPED}{{flag}}"
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 

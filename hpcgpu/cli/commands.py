@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -15,22 +16,23 @@ from hpcgpu.cli.checkpoints import checkpoint
 from hpcgpu.cli.clusters import logs, ps, stop
 from hpcgpu.cli.command import (
     FILE,
-    FROM,
     Group,
     completion,
+    example_lines,
     json_option,
     setting_options,
     show_text,
     typed_settings,
 )
-from hpcgpu.cli.diagnosis import doctor, report, version
-from hpcgpu.cli.machine import next_steps, topo
+from hpcgpu.cli.diagnosis import doctor, report, topo, version
 from hpcgpu.cli.sites import site
 from hpcgpu.cli.worker import worker
 from hpcgpu.config import entry_points, read_document
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.model.allocation import DOCUMENT
+from hpcgpu.model.settings import FROM
 from hpcgpu.report.table import Column, Table
+from hpcgpu.units import counted
 
 # Words after the script are the script's.
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": FILE, "metavar": "SCRIPT [ARGUMENTS]..."}
@@ -44,6 +46,28 @@ _HEADINGS = {
     "Running clusters": ("ps", "logs", "stop"),
     "Facts": ("topo", "checkpoint", "report", "version"),
 }
+
+
+def next_steps() -> str:
+    """Return facts of this machine, and what to type next on it."""
+    from hpcgpu.deploy import preview, site_files
+    from hpcgpu.host import discover
+
+    site, batch, job, gpus = site_files.recognize(os.environ), site_files.batch_here(), preview.granted(), 0
+    with contextlib.suppress(HpcGpuError):
+        gpus = len(discover.topology().gpus)
+    lines = {"hpcgpu demo": "two SVDs on simulated GPUs"}
+    lines[f"hpcgpu run {'' if gpus else '--gpus sim:4 '}my_script.py"] = "on this machine"
+    if not job.startswith("no job"):
+        lines = {"hpcgpu launch my_script.py": "on all nodes of this job", "hpcgpu topo": "its GPUs and workers"}
+    elif batch or site:
+        size = f"--site {site[0]} --gpus 8" if site else f"--batch {batch} --nodes 2 --gpus-per-node 4"
+        lines = {f"hpcgpu plan {size}": "look before you submit", "hpcgpu doctor": "can workers connect?"}
+        lines |= {"hpcgpu template": "job scripts, to be changed and submitted"}
+        lines |= {} if site else {"hpcgpu site new > mine.yaml": "draft of a site file"}
+    seen = [counted(gpus, "GPU") if gpus else "no GPU", f"batch system: {batch or 'none'}"]
+    seen += [f"known as site {site[0]}" if site else "not a known site", job]
+    return "\n".join((f"{'; '.join(seen)}\n", *example_lines(lines), "\nAll commands: hpcgpu --help"))
 
 
 @click.group(

@@ -85,7 +85,7 @@ def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -
 def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) -> int:
     import click
 
-    from hpcgpu.config.flags import as_typed
+    from hpcgpu.config.values import as_typed
 
     before, HpcGpuError.form = HpcGpuError.form, as_typed
     try:

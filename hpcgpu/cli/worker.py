@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.command import FROM, Command, command, json_option, setting_options, show_text, typed_settings
+from hpcgpu.cli.command import Command, command, json_option, setting_options, show_text, typed_settings
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import settings
@@ -79,7 +79,7 @@ def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) ->
     nanny |= {n: list(options.pop(n)) or None for n in ("preload", "preload_nanny")}
     address, name, workers = _address(scheduler, scheduler_file), options.pop("name"), options.pop("nworkers")
     tls, nanny = {n: file for n, file in tls.items() if file}, {n: v for n, v in nanny.items() if v is not None}
-    chosen = read(typed_settings(options), FROM).settings
+    chosen = read(typed_settings(options), settings.FROM).settings
     start.execute_with_rank_env(chosen)
     with LeaderResources.make(chosen) as resources:
         from hpcgpu.agent.standalone import run_standalone

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from hpcgpu import config
 from hpcgpu.config import entry_points, keywords
-from hpcgpu.config.flags import typed
+from hpcgpu.config.values import typed
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import LaunchError, SubmitError, plain
@@ -40,7 +40,7 @@ from hpcgpu.model.allocation import (
     World,
     parse_simulated,
 )
-from hpcgpu.model.command import TIMED_OUT
+from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.plan.binding.workers import asks_granted
 
 _QUERY_S = 120.0  # import mpi4py from a busy file system takes a minute

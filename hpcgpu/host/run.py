@@ -16,7 +16,7 @@ from hpcgpu import supervise
 from hpcgpu.errors import LaunchError
 from hpcgpu.host import process
 from hpcgpu.model import Command, Result, Started
-from hpcgpu.model.command import TIMED_OUT
+from hpcgpu.model.job import TIMED_OUT
 
 COPIES = 8
 # How long other processes may keep a program's output open after its end: qsub leaves a background process for later

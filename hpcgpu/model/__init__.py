@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcgpu.model.allocation import Allocation, BindingRules, CpuSet, HostMemory, Layout, NodeLayout, RankFacts
-    from hpcgpu.model.command import Command, Result, Started
-    from hpcgpu.model.job import JobSpec, JobState, JobStatus, Offer
+    from hpcgpu.model.job import Command, JobSpec, JobState, JobStatus, Offer, Result, Started
     from hpcgpu.model.run_document import RunDocument
     from hpcgpu.model.settings import Settings
     from hpcgpu.model.site import Site
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "allocation": "Allocation BindingRules CpuSet HostMemory Layout NodeLayout RankFacts",
-    "command": "Command Result Started",
-    "job": "JobSpec JobState JobStatus Offer",
+    "job": "Command JobSpec JobState JobStatus Offer Result Started",
     "run_document": "RunDocument",
     "settings": "Settings",
     "site": "Site",

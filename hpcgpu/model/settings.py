@@ -34,7 +34,7 @@ _PART = f"allowed: a fraction from 0 to 1 (0.6 or '0.6'), {_NONE}"
 _MANY_NODES = 16
 # Those that Dask's own workers have, too.
 DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
-TYPED = "option --"  # so begins the source of an option that was typed at a command line
+FROM = "option --{flag}"  # the source of an option that was typed at a command line
 
 
 def read_option(name: str, value: object, where: str, read: Callable[[object], T]) -> T:
@@ -432,7 +432,7 @@ class Settings:
     @property
     def is_typed(self) -> bool:
         """Return whether options were typed at a command line, in whose form messages name them."""
-        return any(where.startswith(TYPED) for where in self.sources.values())
+        return any(where.startswith(FROM[:9]) for where in self.sources.values())
 
     def ranks_per(self, nodes: int) -> str:
         """Return what has a rank of its own in a job of so many nodes: ``gpu`` or ``node``."""

@@ -20,8 +20,7 @@ from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy.cluster import security_loader
 from hpcgpu.deploy.cluster.batch_run import BatchRun
 from hpcgpu.deploy.cluster.cluster import GPUCluster
-from hpcgpu.deploy.cluster.local_folders import find
-from hpcgpu.deploy.cluster.local_run import LocalRun
+from hpcgpu.deploy.cluster.local_run import LocalRun, find
 from hpcgpu.deploy.jobs import Run, home
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.settings import Wanted, read

@@ -1,4 +1,7 @@
-"""The run of a cluster on this machine: its ranks are processes that this process starts and ends."""
+"""The run of a cluster on this machine: its ranks are processes that this process starts and ends.
+
+Together: another process finds a run by the folder that the run has made.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import functools
 import os
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -21,9 +24,9 @@ from hpcgpu.deploy.jobs.logs import log_tail
 from hpcgpu.deploy.jobs.runs import Jobs
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.start import ld_preload, local_launch
-from hpcgpu.errors import ConfigError, JobError, LaunchError
+from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import limits, private, process, remover
-from hpcgpu.host.scratch import Scratch, make_private
+from hpcgpu.host.scratch import Scratch, home_of, make_private, sweep
 from hpcgpu.launch.environment import JOB_PREFIXES, WITHHELD
 from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
 from hpcgpu.plan.jobs.job import HEAD, Job
@@ -32,6 +35,35 @@ from hpcgpu.plan.jobs.needs import Size
 # A job whose lease has ended is gone within 5 s.
 _LOCAL_END_S = 10.0
 _RUNNING = JobStatus(JobState.RUNNING, "running")
+
+
+def folders(node: str = "*", home: str | None = None) -> Iterator[Path]:
+    """Yield the folders of this user's local clusters on a node, or on all that have the same ``home``, or TMPDIR."""
+    for folder in home_of(home).glob(f"hpcgpu-client-{os.getuid()}-{node}-{'?' * 8}/*/"):
+        with contextlib.suppress(FileNotFoundError):  # it is removed just now
+            if folder.parent.lstat().st_uid == os.getuid():
+                yield folder
+
+
+def find(name: str) -> Run:
+    """Return the run of a process on this machine, by name, job id or folder; ConfigError for none or several.
+
+    Folders of dead processes are removed. A cluster with its own ``local_directory`` is found by that: a name with "/".
+    """
+    home = name if os.sep in name else None
+    sweep(home_of(home))
+    runs: list[Run] = []
+    for folder in folders(os.uname().nodename, home):
+        with contextlib.suppress(OSError, HpcGpuError):  # not ready yet, being removed, or of another version
+            runs.append(Run.open(folder))
+    matches = [run for run in runs if home or name in run.names]
+    if len(matches) != 1:
+        listed = ", ".join(f"{run.name} (job_id {run.head.id})" for run in runs if run.head) or "none"
+        raise ConfigError(
+            f"{len(matches)} local clusters have the {'folder' if home else 'name'} {name!r}; give the name or job_id "
+            f"of one below {home_of(None)} (TMPDIR), or its local_directory, with '/'; in {home_of(home)}: {listed}"
+        )
+    return matches[0]
 
 
 class LocalRun:

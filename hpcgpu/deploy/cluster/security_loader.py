@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import dask
 from distributed.security import Security
 
-from hpcgpu.deploy.cluster.local_folders import folders
+from hpcgpu.deploy.cluster.local_run import folders
 from hpcgpu.deploy.jobs import home
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.errors import HpcGpuError, LaunchError

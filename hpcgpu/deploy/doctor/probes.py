@@ -25,7 +25,7 @@ from hpcgpu.host import run as programs
 from hpcgpu.host import ucx as host_ucx
 from hpcgpu.host.scratch import mount_of
 from hpcgpu.model import Command, Settings
-from hpcgpu.model.command import TIMED_OUT
+from hpcgpu.model.job import TIMED_OUT
 from hpcgpu.plan.doctor.facts import Folder, Names, Python, Ucx
 from hpcgpu.plan.jobs.needs import shared_imports
 

@@ -22,7 +22,7 @@ from hpcgpu.host.run import run
 from hpcgpu.launch.environment import inherited_variables
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
 from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
-from hpcgpu.plan.jobs.shortfalls import shortfalls
+from hpcgpu.plan.jobs.request import shortfalls
 
 _NOT_THERE = 127  # return code of host.run: the program does not exist
 # NCAR's qstat answers from a file that is minutes old, but not with this variable, which costs its server.

@@ -31,14 +31,14 @@ from hpcgpu.cli.entry import _bind_options, _exit_code
 from hpcgpu.cli.worker import worker
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.entry_points import ENTRY_POINTS, unused
-from hpcgpu.config.flags import as_typed
 from hpcgpu.config.keywords import default_of
 from hpcgpu.config.layers import read_settings
+from hpcgpu.config.values import as_typed
 from hpcgpu.deploy.site_files import load_site
 from hpcgpu.errors import ConfigError, HpcGpuError, marked, opt, whole
 from hpcgpu.model import JobSpec, Offer, Result, Settings
 from hpcgpu.model.settings import GROUPS, options, user_name
-from hpcgpu.plan.jobs.shortfalls import shortfalls
+from hpcgpu.plan.jobs.request import shortfalls
 from hpcgpu.worker import gpu
 
 HPCGPU = str(ranks.BIN / "hpcgpu")

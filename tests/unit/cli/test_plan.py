@@ -13,7 +13,7 @@ from paths import ROOT, TOPOLOGIES
 from programs import program
 
 from hpcgpu.cli.commands import hpcgpu
-from hpcgpu.config.flags import as_typed
+from hpcgpu.config.values import as_typed
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 

@@ -22,10 +22,9 @@ from programs import python
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.config import migration
-from hpcgpu.config.flags import as_typed
 from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
-from hpcgpu.config.values import KINDS, read_value
+from hpcgpu.config.values import KINDS, as_typed, read_value
 from hpcgpu.errors import ConfigError, plain, whole
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated

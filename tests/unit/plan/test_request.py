@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hpcgpu.errors import ConfigError
 from hpcgpu.model import JobSpec, Offer, Settings
 from hpcgpu.model.worker_names import count_by_job, member_worker_name, read_member_name
-from hpcgpu.plan.jobs.request import plan_request
-from hpcgpu.plan.jobs.shortfalls import shortfalls
+from hpcgpu.plan.jobs.request import plan_request, shortfalls
 
 ARGV = ("hpcgpu", "launch")
 CPU_WORKERS = Settings(gpus_per_node=4, cores_per_gpu=8, cpu_workers=3, nthreads=2)
