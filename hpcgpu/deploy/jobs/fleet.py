@@ -470,8 +470,8 @@ class Fleet:
     async def _add(self, jobs: Sequence[Job]) -> None:
         if jobs:
             self.run.add(jobs)
-        for job in jobs:
-            self._update(job.pool, held_back_until_s=NEVER_S)
+        for pool in {job.pool for job in jobs}:
+            self._update(pool, held_back_until_s=NEVER_S)
         if jobs or self._unwritten:
             await self._write_jobs()
 
