@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from hpcgpu.errors import HpcGpuError, message_of
-from hpcgpu.model.job import Backoff
+from hpcgpu.model.waits import Backoff
 
 logger = logging.getLogger("distributed.hpcgpu")
 # Waiting callers get an error only after three failures in a row.

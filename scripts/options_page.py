@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from typing import Any
 
-from hpcgpu.config.layers import ENTRY_POINTS, default_of, type_of, unused
+from hpcgpu.config.entry_points import ENTRY_POINTS, unused
+from hpcgpu.config.keywords import default_of, type_of
 from hpcgpu.model.settings import GROUPS, options, user_name
 
 HEAD = """# Options

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpcgpu.agent.leader_socket import follow
 from hpcgpu.agent.meet_by_mpi import meet_by_mpi
 from hpcgpu.agent.missing_ranks import MissingRanks
-from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, whole
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, WorldError, opt, whole
 from hpcgpu.host import log, process, remover
 from hpcgpu.launch.environment import SESSION_FOLDER, is_isolated, read_allocation, read_launch, read_rank
 from hpcgpu.model import CpuSet
@@ -44,8 +44,8 @@ def read_bootstrap_settings(text: str) -> BootstrapSettings:
     """Parse the bootstrap settings of a rendered run document; raise ConfigError for other text."""
     if not text:
         raise ConfigError(
-            f"this rank has no run document: {DOCUMENT} is not set. The command that starts the ranks (launcher=, "
-            "python=) must hand this variable on"
+            f"this rank has no run document: {DOCUMENT} is not set. The command that starts the ranks "
+            f"({opt('launcher', None)}, {opt('python', None)}) must hand this variable on"
         )
     # Making and checking all settings takes 20 CPU ms (Python 3.11), which a rank that only waits need not spend.
     try:
@@ -81,7 +81,12 @@ class Rank:
     def _run(self) -> RunDocument:
         from hpcgpu import config
 
-        return config.read_document(self._document)
+        run = config.read_document(self._document)
+        if run.settings.is_typed:
+            from hpcgpu.config.values import as_typed
+
+            HpcGpuError.form = as_typed
+        return run
 
     def run(self) -> int:
         """Meet the others, then do this rank's part until the run ends; return the exit code."""
@@ -261,7 +266,7 @@ def folder_of(bootstrap: BootstrapSettings, environ: Mapping[str, str]) -> Path:
         return Path(bootstrap.folder) / f"ranks-{bootstrap.launch[:_NAMES]}"
     if not (launch := bootstrap.launch[:_NAMES] or read_launch(environ)):
         raise LaunchError(
-            "rendezvous='file' needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
+            f"{opt('rendezvous', 'file')} needs 'hpcgpu launch', srun, or the mpirun of Open MPI or PALS: "
             "nothing tells this launch from another"
         )
     return user_folder("rendezvous") / launch

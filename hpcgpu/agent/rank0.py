@@ -26,7 +26,7 @@ from hpcgpu.agent.leader import CANCELLED_S, Leader, LeaderContext
 from hpcgpu.deploy.network import exposed, lease, require_ucx, scheduler_file
 from hpcgpu.deploy.processes.control import Child, Control
 from hpcgpu.deploy.processes.scheduler import SchedulerSpec
-from hpcgpu.errors import LaunchError, SubmitError
+from hpcgpu.errors import LaunchError, SubmitError, opt
 from hpcgpu.host import limits, log, private, process
 from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.host.host_memory import format_exit, oom_kills
@@ -63,7 +63,7 @@ class SchedulerProcess:
         self._own_address = local_address(settings.interface) if local else ""
         self.protocol = protocol(settings)
         if self.protocol == "ucx":
-            require_ucx("protocol='ucx'")
+            require_ucx(opt("protocol", "ucx"))
         self.certificate = scheduler_file.Certificate.make() if self.protocol == "tls" else None
         self.secret = secrets.token_urlsafe() if settings.dashboard else ""
         if warning := exposed(self.protocol):

@@ -21,10 +21,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One option of a script."""
+    """One option of a script; ConfigError for a text that no line can carry."""
 
     key: str  # its name: --constraint
     text: str  # in the script
+
+    def __post_init__(self) -> None:
+        _refuse_control(self.text, self.key)
 
 
 def script_body(spec: JobSpec, before: tuple[str, ...] = (), index: str = "") -> tuple[str, ...]:
@@ -46,12 +49,14 @@ def exit_file(spec: JobSpec, index: str) -> str:
     return shlex.quote(spec.exit_file) + (f'."${index}"' if spec.count > 1 else "")
 
 
-# Only the script gets that warning (Slurm's --signal=B:), and bash handles it only in wait and read, not while a
-# command runs in the foreground. After a caught signal wait forgets the exit code of a command that ends meanwhile
-# (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the first. SIGTERM is not
-# forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them at once (Slurm 22.05.8).
 def _waited_for(command: str) -> tuple[str, ...]:
-    """Return shell lines that run ``exec …``, wait for its end, and forward the batch system's SIGUSR1 to it."""
+    """Return shell lines that run ``exec …``, wait for its end, and forward the batch system's SIGUSR1 to it.
+
+    Only the script gets that warning (Slurm's --signal=B:), and bash handles it only in wait and read, not while a
+    command runs in the foreground. After a caught signal wait forgets the exit code of a command that ends meanwhile
+    (bash 5.2.15: 255 in one of nine runs), so a second bash waits, catches nothing, and tells the first. SIGTERM is not
+    forwarded: the batch system sends it to the ranks too, and a srun that gets one kills them at once (Slurm 22.05.8).
+    """
     return (
         "{",  # read as a whole, so that a command that reads the script's stdin cannot eat the rest of it
         "    exec {out}>&1",
@@ -82,7 +87,7 @@ def _waited_for(command: str) -> tuple[str, ...]:
 
 def options_in(text: str) -> Iterator[tuple[str, str | None]]:
     """Yield (option, value) of the user's text: ``--a=b``, ``-a b``, ``-ab``, ``--flag``; or raise ConfigError."""
-    refuse_control(text, "job_extra_directives")
+    _refuse_control(text, "job_extra_directives")
     try:
         parts = shlex.split(text)
     except ValueError as error:
@@ -135,8 +140,7 @@ def merge_options(
     return kept
 
 
-def refuse_control(value: str, what: str) -> str:
-    """Return the value, or raise ConfigError if it has a line break or another control character."""
+def _refuse_control(value: str, what: str) -> None:
+    """Raise ConfigError if the value has a line break or another control character."""
     if match := _CONTROL.search(value):
         raise ConfigError(f"{what}: {value!r} has the character {match[0]!r}, which no line of a script can carry")
-    return value

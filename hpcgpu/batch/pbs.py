@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hpcgpu.batch.batch_system import BatchSystem, by_array, index_runs, last_of, limit_s
-from hpcgpu.batch.job_script import (
-    NUMBER_OF_JOBS,
-    Directive,
-    exit_file,
-    merge_options,
-    options_in,
-    refuse_control,
-    script_body,
-)
+from hpcgpu.batch.job_script import NUMBER_OF_JOBS, Directive, exit_file, merge_options, options_in, script_body
 from hpcgpu.batch.qstat import ID, hosts, list_jobs, moment, read_job, whole
 from hpcgpu.errors import ConfigError, SubmitError, opt, plain
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Result
@@ -90,7 +82,6 @@ def marked_name(name: str, mark: str) -> str:
 
 
 def _plain(option: str, value: str) -> str:
-    refuse_control(value, f"PBS option {option}")
     if option not in _CARRIES:
         return value
     pattern, allowed = _CARRIES[option]

@@ -1,4 +1,4 @@
-"""Slurm: sbatch, squeue, sacct, sinfo, scancel. Tested on what 22.05.8, 24.11.5 and 26.05.5 print (tests/data/batch/slurm)."""
+"""Slurm: sbatch, squeue, sacct, sinfo, scancel. Tested on the output of 22.05.8, 24.11.5, 26.05.5 (tests/data/batch/slurm)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from datetime import datetime
 from types import MappingProxyType
 
 from hpcgpu.batch.batch_system import BatchSystem, advice, by_array, index_runs, last_of, limit_s
-from hpcgpu.batch.job_script import (
-    NUMBER_OF_JOBS,
-    Directive,
-    exit_file,
-    merge_options,
-    options_in,
-    refuse_control,
-    script_body,
-)
+from hpcgpu.batch.job_script import NUMBER_OF_JOBS, Directive, exit_file, merge_options, options_in, script_body
 from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError, opt
 from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Offer, Result
 from hpcgpu.model.job import TIMED_OUT
@@ -321,7 +313,6 @@ def _directive(option: str, value: str | None) -> Directive:
     name = _LONG.get(option, option)
     if value is None:
         return Directive(name, name)
-    refuse_control(value, name)
     # sbatch takes a backslash for an escape even between single quotes: 'a\b' arrives as ab (22.05.8).
     quoted = value if _PLAIN.fullmatch(value) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return Directive(name, f"{name}={quoted}" if name.startswith("--") else f"{name} {quoted}")

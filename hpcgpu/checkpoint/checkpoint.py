@@ -295,9 +295,8 @@ class Checkpoint:
     def _open(self, client: Client) -> Folder:
         """Become the owner of the folder, which all workers must see."""
         folder = self._folder
-        if (
-            scheduler := client.scheduler_info(n_workers=0).get("id", "")
-        ) != self._scheduler:  # another one after a requeue
+        scheduler = client.scheduler_info(n_workers=0).get("id", "")
+        if scheduler != self._scheduler:  # another one after a requeue
             self._scheduler = scheduler
             self._plugins.clear()
             self._restored.clear()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import re
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +33,7 @@ from hpcgpu.model import JobState
 FORMAT = 2  # 1: checksums before the frames
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_MANIFEST, _LOCK = ".name", "lock"
+_MANIFEST = ".name"
 # In these a job's processes have ended, or not begun.
 _NOT_RUNNING = (JobState.ENDED, JobState.PENDING, JobState.HELD, JobState.STUCK)
 # Returns the state of a job by its batch system and id; SubmitError if that does not answer.
@@ -194,7 +193,7 @@ class Folder:
 
     def take(self, poll: Poll) -> None:
         """Become the owner; ConfigError if another process is, or may be. Objects of one process follow each other."""
-        with self._locked():
+        with private.locked(self.path):
             before = self.holder
             if before and before.owner.token == self.token:
                 return
@@ -212,21 +211,10 @@ class Folder:
 
     def release(self) -> None:
         """Let another process write."""
-        with contextlib.suppress(OSError, HpcGpuError), self._locked():
+        with contextlib.suppress(OSError, HpcGpuError), private.locked(self.path):
             if self.token and (holder := self.holder) and holder.owner.token == self.token:
                 (self.path / OWNER).unlink(missing_ok=True)
         self.token = ""
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Let one process at a time look and change, where the file system has locks."""
-        file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with contextlib.suppress(OSError):  # Lustre without -o flock
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(file)
 
     def _check(self) -> None:
         """Raise ConfigError if another user could have put files here: they are unpickled, and so run code as you."""

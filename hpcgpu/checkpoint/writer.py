@@ -24,7 +24,7 @@ from hpcgpu import supervise
 from hpcgpu.checkpoint.segments import OWNER, Chunk, SegmentWriter
 from hpcgpu.checkpoint.values import LOADED, to_frames
 from hpcgpu.errors import SpillError, message_of
-from hpcgpu.model.job import Backoff
+from hpcgpu.model.waits import Backoff
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
 from hpcgpu.units import counted
 

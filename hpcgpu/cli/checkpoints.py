@@ -17,13 +17,8 @@ if TYPE_CHECKING:
     from hpcgpu.checkpoint.folder import Folder
 
 _COLUMNS = (
-    *(
-        Column("name", kind="name"),
-        Column("kind", kind="name"),
-        Column("chunks"),
-        Column("size", unit="B", kind="number"),
-    ),
-    *(Column("age", kind="name"), Column("python", kind="name")),
+    *(Column("name", kind="name"), Column("kind", kind="name"), Column("chunks")),
+    *(Column("size", unit="B", kind="number"), Column("age", kind="name"), Column("python", kind="name")),
 )
 
 

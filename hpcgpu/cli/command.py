@@ -5,8 +5,6 @@ Together: click asks a command's class for the options that the functions make o
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import json
 import os
 import re
@@ -19,9 +17,11 @@ from typing import Any
 
 import click
 
-from hpcgpu.config.layers import BY_NAME, default_of, unused
+from hpcgpu.config.entry_points import unused
+from hpcgpu.config.keywords import default_of
+from hpcgpu.config.values import flag
 from hpcgpu.errors import ConfigError, opt
-from hpcgpu.model.settings import GROUPS, options, user_name
+from hpcgpu.model.settings import BY_NAME, GROUPS, options, user_name
 from hpcgpu.report.table import Table
 
 Function = Callable[..., Any]
@@ -29,8 +29,6 @@ FILE = click.Path(readable=False)  # any text; the shell completes names of file
 # Kinds of options that may be repeated, and how each value is written.
 MANY = {"texts": "TEXT", "lines": "LINE", "nics": "NAME", "environment": "NAME=VALUE", "numbers": "NAME=NUMBER"}
 _OPTION_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
-# Where a setting of the command line comes from, in plans and errors.
-FROM = "option --{flag}"
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
@@ -168,26 +166,6 @@ def _switches(names: Sequence[str]) -> Iterator[str]:
             yield f"{name}/{off}"
         elif off != f"--no-{name[2:]}":
             yield f" /{off}"
-
-
-def flag(name: str) -> str:
-    """Return an option as it is typed."""
-    return f"--{name.replace('_', '-')}"
-
-
-def as_typed(part: str) -> str:
-    """Return an option of a message as it is typed: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
-    name, equals, text = part.partition("=")
-    if name not in BY_NAME or not equals:
-        return flag(part) if name in BY_NAME else part
-    value: Any = text
-    with contextlib.suppress(ValueError, SyntaxError):  # no value is meant, or an object
-        value = ast.literal_eval(text)
-    if isinstance(value, bool):
-        return flag(name if value else f"no_{name}")
-    value = [f"{key}={each}" for key, each in value.items()] if isinstance(value, dict) else value
-    values = value if isinstance(value, (list, tuple)) else ["..." if value is ... else value]
-    return " ".join(f"{flag(name)} {each}".rstrip() for each in values)
 
 
 def _default(field: Field[Any]) -> str:

@@ -1,8 +1,8 @@
-"""The command line: plan, launch, run, template, and worker, which dask-jobqueue runs as ``hpcgpu.worker``."""
+"""The command line, and what starts or would start ranks: demo, run, launch, bind, plan and template."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import shutil
 import sys
@@ -12,30 +12,28 @@ from typing import Any
 import click
 
 from hpcgpu import __version__
-from hpcgpu.cli import facts
 from hpcgpu.cli.checkpoints import checkpoint
+from hpcgpu.cli.clusters import logs, ps, stop
 from hpcgpu.cli.command import (
     FILE,
-    FROM,
-    Command,
     Group,
-    command,
     completion,
+    example_lines,
     json_option,
     setting_options,
     show_text,
     typed_settings,
 )
-from hpcgpu.cli.facts import doctor, next_steps, report, topo, version
-from hpcgpu.config import layers, read_document
-from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
+from hpcgpu.cli.diagnosis import doctor, report, topo, version
+from hpcgpu.cli.sites import site
+from hpcgpu.cli.worker import worker
+from hpcgpu.config import entry_points, read_document
 from hpcgpu.errors import ConfigError, HpcGpuError
-from hpcgpu.model import settings
 from hpcgpu.model.allocation import DOCUMENT
+from hpcgpu.model.settings import FROM
 from hpcgpu.report.table import Column, Table
+from hpcgpu.units import counted
 
-_PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss")  # of distributed
-_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 # Words after the script are the script's.
 _SCRIPT: dict[str, Any] = {"nargs": -1, "type": FILE, "metavar": "SCRIPT [ARGUMENTS]..."}
 _NO_SCRIPT: dict[str, Any] = {**_SCRIPT, "metavar": "[SCRIPT [ARGUMENTS]...]"}
@@ -50,105 +48,26 @@ _HEADINGS = {
 }
 
 
-class _LikeDasks(Command):
-    """A command that names the replacement of each option of ``dask worker`` that it lacks."""
+def next_steps() -> str:
+    """Return facts of this machine, and what to type next on it."""
+    from hpcgpu.deploy import preview, site_files
+    from hpcgpu.host import discover
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line; called by click."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            name = error.option_name.removeprefix("--").removeprefix("no-").replace("-", "_")
-            name = f"enable_{name.removeprefix('disable_')}" if name.startswith("disable_") else name
-            if option := DASK_WORKER.get(name) or DASK_CUDA.get(name):
-                raise ConfigError(f"{error.option_name}: {option.instead}") from error
-            raise
-
-
-@click.command(
-    cls=_LikeDasks,
-    short_help="Join a Dask scheduler with this node's GPUs.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    examples={
-        "hpcgpu worker tls://10.0.0.1:8786 --device-memory-limit 0.8": "all GPUs of this node's job",
-        "hpcgpu worker tls://10.0.0.1:8786 --gpus sim:2": "simulated ones",
-    },
-)
-@click.argument("scheduler", required=False)
-@click.option("--scheduler-file", type=_FILE, help="File in which the scheduler has written its address.")
-@click.option("--tls-ca-file", type=_FILE, help="Certificates that are trusted.")
-@click.option("--tls-cert", "tls_worker_cert", type=_FILE, help="The certificate of this end.")
-@click.option("--tls-key", "tls_worker_key", type=_FILE, help="Its key.")
-@click.option("--name", default="", help="Name of the worker; of several NAME-0, NAME-1 ...")
-@click.option("--nworkers", type=click.IntRange(min=1), help="Number of workers; one for each GPU if not given.")
-@click.option("--nanny/--no-nanny", default=True, help="Workers are always watched.")
-@click.option("--host", help="Address at which the workers listen.")
-@click.option("--lifetime", help="How long the workers live, such as '55m'.")
-@click.option("--lifetime-stagger", help="Random part of the lifetime.")
-@click.option(
-    "--lifetime-restart/--no-lifetime-restart", default=None, help="Restart the workers after their lifetime."
-)
-@click.option("--preload", multiple=True, help="Module that each worker loads.")
-@click.option("--preload-nanny", multiple=True, help="Module that each nanny loads.")
-@click.option("--dashboard/--no-dashboard", default=None, help="Without effect: workers have no web server.")
-@setting_options("", *settings.DASK_WORKER, *settings.WORKER, "allocator")
-def worker(scheduler: str | None, scheduler_file: str | None, **options: Any) -> int:
-    """Join the Dask scheduler SCHEDULER with one bound, spilling worker for each GPU of this node's job.
-
-    Takes the options of 'dask worker' and dask-cuda-worker, and those of hpcgpu that are about a worker. 'dask
-    gpu worker', 'dask gpu-worker' and 'python -m hpcgpu.worker' are the same command.
-    """
-    from hpcgpu.agent.fork_server import LeaderResources
-    from hpcgpu.deploy import start
-    from hpcgpu.deploy.settings import read
-
-    if not options.pop("nanny"):
-        raise ConfigError(f"--no-nanny: {DASK_WORKER['nanny'].instead}")
-    options.pop("dashboard")
-    if options["protocol"]:
-        options["protocol"] = options["protocol"].removesuffix("://")  # dask-jobqueue 0.9 says --protocol tls://
-    tls = {n: options.pop(n) for n in ("tls_ca_file", "tls_worker_cert", "tls_worker_key")}
-    nanny = {n: options.pop(n) for n in ("host", "lifetime", "lifetime_stagger", "lifetime_restart")}
-    nanny |= {n: list(options.pop(n)) or None for n in ("preload", "preload_nanny")}
-    address, name, workers = _address(scheduler, scheduler_file), options.pop("name"), options.pop("nworkers")
-    tls, nanny = {n: file for n, file in tls.items() if file}, {n: v for n, v in nanny.items() if v is not None}
-    chosen = read(typed_settings(options), FROM).settings
-    start.execute_with_rank_env(chosen)
-    with LeaderResources.make(chosen) as resources:
-        from hpcgpu.agent.standalone import run_standalone
-
-        return run_standalone(chosen, resources, address, name, workers, tls=tls, nanny=nanny)
-
-
-@command(short_help="Show bindings.", examples={"dask gpu config tls://HOST:8786": ""}, params=worker.params[:5])
-@json_option("the bindings")
-def config(scheduler: str | None, scheduler_file: str | None, as_json: bool, **tls: str | None) -> None:
-    """Show how the workers of hpcgpu at SCHEDULER are bound, read back from the kernel: GPU, cores, memory, ports."""
-    from hpcgpu.deploy.dashboard.worker_requests import bindings_at
-
-    files = {name.replace("worker", "client"): file for name, file in tls.items() if file}
-    table = bindings_at(_address(scheduler, scheduler_file), files).table
-    show_text(table, table.to_json() if as_json else None)
-
-
-def _address(address: str | None, file: str | None) -> str:
-    if address and file:
-        raise ConfigError(f"{address} and --scheduler-file {file}: give one of them")
-    if file:
-        try:
-            address = str(json.loads(Path(file).read_text())["address"])
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            why = f"--scheduler-file {file} has no address of a scheduler ({type(e).__name__}: {e})"
-            give = "give the file that 'dask scheduler --scheduler-file' or dask-mpi has written, when it is complete"
-            raise ConfigError(f"{why}; {give}") from e
-    from hpcgpu.deploy.dask_config import scheduler_address
-
-    if not (address := address or scheduler_address()):
-        raise ConfigError("the scheduler is missing: hpcgpu worker tls://10.0.0.1:8786, or --scheduler-file FILE")
-    protocol, separator, _ = address.partition("://")
-    if separator and protocol not in _PROTOCOLS:
-        raise ConfigError(f"{address!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
-    return address
+    site, batch, job, gpus = site_files.recognize(os.environ), site_files.batch_here(), preview.granted(), 0
+    with contextlib.suppress(HpcGpuError):
+        gpus = len(discover.topology().gpus)
+    lines = {"hpcgpu demo": "two SVDs on simulated GPUs"}
+    lines[f"hpcgpu run {'' if gpus else '--gpus sim:4 '}my_script.py"] = "on this machine"
+    if not job.startswith("no job"):
+        lines = {"hpcgpu launch my_script.py": "on all nodes of this job", "hpcgpu topo": "its GPUs and workers"}
+    elif batch or site:
+        size = f"--site {site[0]} --gpus 8" if site else f"--batch {batch} --nodes 2 --gpus-per-node 4"
+        lines = {f"hpcgpu plan {size}": "look before you submit", "hpcgpu doctor": "can workers connect?"}
+        lines |= {"hpcgpu template": "job scripts, to be changed and submitted"}
+        lines |= {} if site else {"hpcgpu site new > mine.yaml": "draft of a site file"}
+    seen = [counted(gpus, "GPU") if gpus else "no GPU", f"batch system: {batch or 'none'}"]
+    seen += [f"known as site {site[0]}" if site else "not a known site", job]
+    return "\n".join((f"{'; '.join(seen)}\n", *example_lines(lines), "\nAll commands: hpcgpu --help"))
 
 
 @click.group(
@@ -174,7 +93,7 @@ def hpcgpu(context: click.Context) -> None:
         click.echo(next_steps())
 
 
-for _command in (facts.ps, facts.logs, facts.stop, facts.site, doctor, report, topo, checkpoint, version, worker):
+for _command in (ps, logs, stop, site, doctor, report, topo, checkpoint, version, worker):
     hpcgpu.add_command(_command)
 
 
@@ -203,13 +122,13 @@ def demo(memory_limit: str) -> None:
         "srun -n 9 --overcommit hpcgpu run my_script.py": "one rank each, in a Slurm job",
     },
 )
-@setting_options(layers.RUN)
+@setting_options(entry_points.RUN)
 @click.argument("script", **_SCRIPT)
 def run(script: tuple[str, ...], **arguments: object) -> None:
     """Be one rank of a cluster that runs SCRIPT: under srun, under mpirun, or alone on this machine."""
     from hpcgpu.deploy import start
 
-    start.run(typed_settings(arguments), FROM, _checked(script, layers.RUN))
+    start.run(typed_settings(arguments), FROM, _checked(script, entry_points.RUN))
 
 
 @hpcgpu.command(
@@ -221,7 +140,7 @@ def run(script: tuple[str, ...], **arguments: object) -> None:
     },
 )
 @click.option("--document", is_flag=True, hidden=True, help="Options and script are in the variable of a job.")
-@setting_options(layers.LAUNCH)
+@setting_options(entry_points.LAUNCH)
 @click.argument("script", **_SCRIPT)
 def launch(script: tuple[str, ...], document: bool, **arguments: object) -> None:
     """Start the ranks of a cluster that runs SCRIPT in this allocation, with the launcher that is found."""
@@ -235,7 +154,7 @@ def launch(script: tuple[str, ...], document: bool, **arguments: object) -> None
         if run_document.shape != "in-allocation":  # made by a cluster object, whose user typed nothing
             HpcGpuError.form = str
         start.launch_run(run_document)
-    start.launch(options, FROM, _checked(script, layers.LAUNCH))
+    start.launch(options, FROM, _checked(script, entry_points.LAUNCH))
 
 
 @hpcgpu.command(

@@ -69,7 +69,7 @@ def _bind(command: Sequence[str], options: dict[str, Any]) -> int:
 
 def join(name: str = "python -m hpcgpu.worker", argv: Sequence[str] | None = None) -> None:
     """Run ``hpcgpu worker`` or ``dask gpu config`` by name, with this program's arguments if ``argv`` is None."""
-    from hpcgpu.cli.commands import config, worker
+    from hpcgpu.cli.worker import config, worker
 
     _run(config if name.endswith("config") else worker, name, argv)
 
@@ -85,7 +85,7 @@ def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -
 def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) -> int:
     import click
 
-    from hpcgpu.cli.command import as_typed
+    from hpcgpu.config.values import as_typed
 
     before, HpcGpuError.form = HpcGpuError.form, as_typed
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from hpcgpu.config.values import read_value
 from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model.allocation import DOCUMENT, WRITTEN
-from hpcgpu.model.job import VERSION, RunDocument
+from hpcgpu.model.run_document import VERSION, RunDocument
 from hpcgpu.model.settings import Limit, Settings, options
 
 SHAPES = ("gang", "in-allocation", "head", "member")

@@ -2,78 +2,31 @@
 
 The first layer with a value wins: keywords or flags, environment (``HPCGPU_<NAME>``), dask configuration (``hpcgpu:``),
 its section for dask-jobqueue where a job is submitted, the site file, the default.
-
-Together: keywords in signatures and docstrings are those that a layer may have.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field
-from inspect import Parameter, cleandoc
-from textwrap import fill
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.config.checks import check_settings
+from hpcgpu.config.entry_points import LOCAL
 from hpcgpu.config.migration import HINTS
-from hpcgpu.config.values import KINDS, Layer, nearest, option_of, read_value
+from hpcgpu.config.values import Layer, nearest, option_of, read_value
 from hpcgpu.errors import ConfigError, marked, opt
 from hpcgpu.model.allocation import parse_simulated
-from hpcgpu.model.settings import GROUPS, Limit, Settings, options, user_name
+from hpcgpu.model.settings import BY_NAME, Settings, user_name
 
 if TYPE_CHECKING:
     from hpcgpu.model.site import Site  # 20 dataclasses: 10 CPU ms, which each command and rank would pay
 
 
 PREFIX = "HPCGPU_"
-BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
-    {name: f for f in options() for name in (user_name(f), *f.metadata["aliases"])}
-)
 # Given as a keyword, None means "no limit" to Dask and dask-cuda; for all other options None means "not given".
 _NONE_IS_OFF = ("device_memory_limit", "memory_limit")
 _JIT = "DASK_JIT_UNSPILL"  # dask-cuda's variable, until 26.04
-REQUEST = ("nodes", *(name for name in GROUPS["Batch job"] if name != "walltime"))
-TIME = ("walltime", "drain", "requeue")
-CLIENT = ("shape", "scheduler", "client_grace", "dashboard_port")
-START = ("ranks", "launcher", "environment")
-_ASKED = (
-    "it is asked of a batch system, and {entry_point} asks none; sbatch, salloc and qsub have options for it, and "
-    "'hpcgpu plan', SLURMGPUCluster and PBSGPUCluster take it"
-)
-_OF_A_WORKER = f"; for each worker: {opt('memory_limit', None)}"
-_REQUEST = {
-    **dict.fromkeys(REQUEST, _ASKED),
-    "nodes": "{entry_point} has the nodes on which it is started; salloc -N, sbatch -N or qsub -l select= asks for "
-    "them, and 'hpcgpu plan', SLURMGPUCluster or PBSGPUCluster takes it",
-    "memory": _ASKED + _OF_A_WORKER,
-}
-_TIME = dict.fromkeys(TIME, "{entry_point} in no job has no time limit; 'hpcgpu plan' and the classes take it")
-_CLIENT = dict.fromkeys(
-    CLIENT, "{entry_point} is for a cluster inside its job, with its script; SLURMGPUCluster and PBSGPUCluster take it"
-)
-_START = dict.fromkeys(START, "{entry_point} is one rank, and starts no others; 'hpcgpu launch' takes it")
-_PYTHON = "its ranks have the Python that runs the script; start the script by another, or take 'hpcgpu run'"
-_HERE = "this cluster is the GPUs of one machine; leave it out, or take a class of a batch system"
-_ALSO_HERE = ("job_name", "log_directory", "client_grace", "dashboard_port")
-RUN, LAUNCH, JOBSCRIPT, RUNNER, LOCAL = ENTRY_POINTS = (
-    *("hpcgpu run", "hpcgpu launch", "hpcgpu plan with a script"),
-    *("GPURunner", "LocalGPUCluster"),
-)
-_UNUSED: Mapping[str, Mapping[str, str]] = {
-    RUN: {**_REQUEST, **_CLIENT, **_START},
-    LAUNCH: {**_REQUEST, **_CLIENT},
-    JOBSCRIPT: _CLIENT,
-    RUNNER: {**_REQUEST, **_CLIENT, **_START, "python": _PYTHON},
-    LOCAL: {
-        **{n: _HERE for n in (*REQUEST, *TIME, *CLIENT) if n not in _ALSO_HERE},
-        "memory": _HERE + _OF_A_WORKER,
-        "environment": _HERE,
-    },
-}
-_KEYWORDS = re.compile(r"^\*\*keywords\n(?: +.*\n?)+", re.MULTILINE)
-_SECTION = re.compile(r"^\w+\n-{3,}$", re.MULTILINE)
 
 
 def read_settings(
@@ -259,64 +212,3 @@ def _from_dask(section: Mapping[str, object], places: Mapping[str, str]) -> Laye
         return ", ".join(filter(None, (f"dask config hpcgpu.{typed[name]}", places.get(typed[name]))))
 
     return read_layer(values, where)
-
-
-def unused(entry_point: str, *, in_job: bool = True) -> Mapping[str, str]:
-    """Return the options, by user name, without an effect at an entry point, each with advice; {}: another one."""
-    if entry_point not in ENTRY_POINTS:
-        return {}
-    return {**_UNUSED[entry_point], **({} if in_job or entry_point == JOBSCRIPT else _TIME)}
-
-
-def check_entry_point(entry_point: str, settings: Settings, names: Iterable[str], *, in_job: bool) -> None:
-    """Raise ConfigError, with advice, for given options that differ from their defaults and have no effect here."""
-    vain, defaults = unused(entry_point, in_job=in_job), Settings()
-    options_ = dict.fromkeys(user_name(option) for name in names if (option := BY_NAME.get(name)))
-    wrong = [
-        f"{settings.opt(name)}: {vain[name].format(entry_point=entry_point)}"
-        for name in options_
-        if name in vain and getattr(settings, BY_NAME[name].name) != getattr(defaults, BY_NAME[name].name)
-    ]
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-
-
-def parameters(without: Container[str] = ()) -> list[Parameter]:
-    """Return a keyword parameter with its default for each option that is not in ``without``, by user name."""
-    shown = (f for f in options() if user_name(f) not in without)
-    return [Parameter(user_name(f), Parameter.KEYWORD_ONLY, default=default_of(f)) for f in shown]
-
-
-def documented(text: str, base: str = "", without: Container[str] = ()) -> str:
-    """Put the options, except ``without``, in place of ``**keywords`` in a class's docstring, after its base's."""
-    text, base = cleandoc(text), cleandoc(base)
-    start = match.start() if (match := _SECTION.search(text)) else len(text)
-    before = base[match.start() :] if (match := _SECTION.search(base)) else ""
-    whole = "\n\n".join(filter(None, (text[:start].strip(), before.strip(), text[start:].strip())))
-    return _KEYWORDS.sub(lambda _: "".join(_entries(without)), f"{whole}\n")
-
-
-def _entries(without: Container[str]) -> Iterator[str]:
-    for f in options():
-        if user_name(f) in without:
-            continue
-        default = default_of(f)
-        note = "optional" if default in (None, (), {}) else f"default {default!r}"
-        example = f", such as {f.metadata['example']}" if f.metadata["example"] else ""
-        also = f"; also {', '.join(f.metadata['aliases'])}" if f.metadata["aliases"] else ""
-        text = fill(f"{f.metadata['text']}{example}{also}", 96, initial_indent="    ", subsequent_indent="    ")
-        yield f"{user_name(f)} : {type_of(f)}, {note}\n{text}\n"
-
-
-def type_of(f: Field[Any]) -> str:
-    """Return an option's type as numpydoc shows it."""
-    if choices := f.metadata["choices"]:
-        return f"{{{', '.join(map(repr, choices))}}}"
-    return KINDS[f.metadata["kind"]][1]
-
-
-def default_of(f: Field[Any]) -> Any:  # the option's own type
-    """Return an option's default as users would write it."""
-    if f.default_factory is not MISSING:
-        return dict(f.default_factory())
-    return f.default.value if isinstance(f.default, Limit) else f.default

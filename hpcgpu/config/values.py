@@ -1,7 +1,9 @@
-"""One value by its option's kind, from a Python value or from text."""
+"""One value by its option's kind: read from a Python value or from text, and written as it is typed."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +14,7 @@ from typing import Any
 from hpcgpu.errors import ConfigError, opt
 from hpcgpu.model import settings
 from hpcgpu.model.allocation import parse_simulated
-from hpcgpu.model.settings import NIC_RULES, one_line, plain_number, user_name
+from hpcgpu.model.settings import BY_NAME, NIC_RULES, one_line, plain_number, user_name
 from hpcgpu.units import DURATIONS, format_bytes, meant, parse_duration_s
 
 Layer = Mapping[str, tuple[Any, str]]  # option's name as users type it -> value, where it was set
@@ -31,6 +33,32 @@ def read_value(option: Field[Any], value: object, where: str) -> Any:  # the opt
     """Read an option's value, a Python value or text, as Settings holds it; ConfigError, with ``where``, for others."""
     read, _ = KINDS[option.metadata["kind"]]
     return settings.read_option(user_name(option), value, where, lambda plain: read(option, plain))
+
+
+def flag(name: str) -> str:
+    """Return an option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def typed(name: str, value: Any) -> Iterator[str]:
+    """Yield the words of an option with its value; a value of several parts repeats the option."""
+    if isinstance(value, bool):
+        yield flag(name if value else f"no_{name}")
+        return
+    value = [f"{key}={each}" for key, each in value.items()] if isinstance(value, Mapping) else value
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        yield from (flag(name), str(each))
+
+
+def as_typed(part: str) -> str:
+    """Return an option of a message as it is typed: ``--gpus-per-node 4`` for ``gpus_per_node=4``."""
+    name, equals, text = part.partition("=")
+    if name not in BY_NAME or not equals:
+        return flag(part) if name in BY_NAME else part
+    value: Any = text
+    with contextlib.suppress(ValueError, SyntaxError):  # no value is meant, or an object
+        value = ast.literal_eval(text)
+    return " ".join(typed(name, "..." if value is ... else value)).rstrip()
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

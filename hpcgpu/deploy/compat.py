@@ -28,7 +28,7 @@ from tornado.web import ErrorHandler, RedirectHandler, RequestHandler
 
 from hpcgpu.errors import HpcGpuError
 from hpcgpu.host import nvml
-from hpcgpu.model.job import Backoff
+from hpcgpu.model.waits import Backoff
 from hpcgpu.supervise import FailureLog, log_errors, only_log
 
 _LOWEST = "2025.4"  # as in pyproject.toml, whose bound an environment may not keep
@@ -106,10 +106,12 @@ class _TlsListener(_Limited, TLSListener):
 
 
 class _AcceptedStream(SSLIOStream):
-    """A stream that a server has accepted, with the TLS context of its socket."""
+    """A stream that a server has accepted, with the TLS context of its socket.
 
-    # Without one tornado (6.6) makes a context of all certificate authorities of the system, which it does not use: 35
-    # CPU ms on the event loop, at the first connection of each process.
+    Without one tornado (6.6) makes a context of all certificate authorities of the system, which it does not use: 35
+    CPU ms on the event loop, at the first connection of each process.
+    """
+
     def __init__(self, sock: ssl.SSLSocket, **kwargs: Any) -> None:
         super().__init__(sock, ssl_options=sock.context, **kwargs)
 

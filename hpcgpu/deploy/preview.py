@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch import BatchSystem
-from hpcgpu.config import layers
+from hpcgpu.config import entry_points
 from hpcgpu.config.sites.node_topology import topology_of
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy import start
@@ -20,7 +20,7 @@ from hpcgpu.deploy.jobs.planned_job import read_job
 from hpcgpu.deploy.machine import named, read_machine, this_machine
 from hpcgpu.deploy.processes.node import read_node
 from hpcgpu.deploy.settings import Wanted
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.errors import ConfigError, SubmitError, opt, plain
 from hpcgpu.host import limits
 from hpcgpu.host import run as programs
 from hpcgpu.launch.environment import read_allocation
@@ -32,7 +32,7 @@ from hpcgpu.report.job import Preview, described, differences, layout_of
 from hpcgpu.report.machine import MachinePlan
 from hpcgpu.units import counted
 
-_UNKNOWN = "the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known site="
+_UNKNOWN = f"the nodes are unknown: give --from FILE (from lstopo --of xml on one of them), or a known {opt('site')}"
 
 
 def plan(
@@ -50,7 +50,7 @@ def plan(
     be submitted; without one: what ``hpcgpu run`` would start. ``batch``, ``file`` and options of a request plan a
     submission anywhere.
     """
-    is_submission = batch or file is not None or options.keys() & layers.unused(layers.LAUNCH).keys()
+    is_submission = batch or file is not None or options.keys() & entry_points.unused(entry_points.LAUNCH).keys()
     if not is_submission and (read_allocation(os.environ).batch != "local" or "launcher" in options):
         read, line = start.launch_line(options, options_from, script)
         return _of_node(read, line, layout_of(read.settings, *start.nodes_and_gpus(read.settings)))
@@ -99,7 +99,7 @@ def _machine(settings: Settings, site: Site | None, file: str | None) -> tuple[T
         return read_machine(file), f"as {named(file)} describes it"
     node = site.node(settings.queue) if site else None
     if not site or not node:
-        return None, _UNKNOWN
+        return None, plain(_UNKNOWN)
     try:
         return topology_of(node), f"as documents describe it ({site.cited(node)}); live nodes are planned anew"
     except ConfigError as error:
@@ -115,7 +115,7 @@ def _planned_node(settings: Settings, spec: JobSpec, topology: Topology, where: 
         gpus = tuple(gpu for gpu in topology.gpus if gpu.can_run)[:count]
     facts = facts_from(topology, where)
     if spec.memory_per_node_bytes:
-        facts = replace(facts, memory=HostMemory(spec.memory_per_node_bytes, "memory="))
+        facts = replace(facts, memory=HostMemory(spec.memory_per_node_bytes, plain(opt("memory"))))
     return MachinePlan(facts, plan_whole_node(settings, facts, gpus), settings)
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hpcgpu.config.layers import check_entry_point, chosen_site, read_settings
+from hpcgpu.config.entry_points import check_entry_point
+from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.deploy.dask_config import check_dask_memory, dask_places, dask_section, jobqueue_section
 from hpcgpu.deploy.site_files import as_it_is, load_site, say_hint
 from hpcgpu.errors import ConfigError

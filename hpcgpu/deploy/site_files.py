@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.config.values import nearest
-from hpcgpu.errors import ConfigError, HpcGpuError, opt
+from hpcgpu.errors import ConfigError, HpcGpuError, opt, plain
 from hpcgpu.host import log, private
 from hpcgpu.host.private import expanded, user_folder
 
@@ -116,8 +116,9 @@ def say_hint(environ: Mapping[str, str]) -> None:
             return
         private.write(mark, "")
     log.say_once(
-        f"this looks like {name} ({why}): site={name!r} (or HPCGPU_SITE={name}) knows its queues, limits and nodes. "
-        "Nothing is assumed without it, and this is said once; HPCGPU_SITE=none says that you want none"
+        f"this looks like {name} ({why}): {plain(opt('site', name))} (or HPCGPU_SITE={name}) knows its queues, "
+        "limits and nodes. Nothing is assumed without it, and this is said once; HPCGPU_SITE=none says that you want "
+        "none"
     )
 
 

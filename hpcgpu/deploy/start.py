@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcgpu import config
-from hpcgpu.config import layers
+from hpcgpu.config import entry_points, keywords
+from hpcgpu.config.values import typed
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.settings import Wanted, read
-from hpcgpu.errors import LaunchError, SubmitError
+from hpcgpu.errors import LaunchError, SubmitError, plain
 from hpcgpu.host import launcher_parent, log, private, process
 from hpcgpu.launch import environment, launchers
 from hpcgpu.launch.environment import read_allocation
@@ -70,7 +71,7 @@ def read_rank(options: Mapping[str, object], options_from: str) -> Wanted:
     """Read the settings of one rank; a number of ``gpus`` is its node's."""
     if str(options.get("gpus", "")).isdecimal():
         options = {"gpus_per_node": options["gpus"], **{name: v for name, v in options.items() if name != "gpus"}}
-    return all_settings.read(options, options_from, entry_point=layers.RUN)
+    return all_settings.read(options, options_from, entry_point=entry_points.RUN)
 
 
 def launch(options: Mapping[str, object], options_from: str, script: tuple[str, ...]) -> None:
@@ -96,7 +97,7 @@ def ld_preload(settings: Settings) -> str:
 
     library = host_memory.find_jemalloc(os.environ)
     if not library and not read_allocation(os.environ).rank.rank:
-        log.say(host_memory.NOT_FOUND)
+        log.say(plain(host_memory.NOT_FOUND))
     return library
 
 
@@ -116,14 +117,8 @@ def run_argv(options: Mapping[str, Any], script: tuple[str, ...]) -> tuple[str, 
 def _typed(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield options as they are typed, without those that have no effect in a rank."""
     for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if name in layers.unused(layers.RUN):
-            continue
-        if isinstance(value, bool):
-            yield flag if value else flag.replace("--", "--no-", 1)
-        else:
-            for each in value if isinstance(value, list) else [value]:
-                yield from (flag, str(each))
+        if name not in entry_points.unused(entry_points.RUN):
+            yield from typed(name, value)
 
 
 def nodes_and_gpus(settings: Settings) -> tuple[int, int]:
@@ -135,7 +130,7 @@ def nodes_and_gpus(settings: Settings) -> tuple[int, int]:
 
 def _read(options: Mapping[str, object], options_from: str) -> Wanted:
     """Read the settings of a run in this allocation."""
-    read = all_settings.read(options, options_from, entry_point=layers.LAUNCH)
+    read = all_settings.read(options, options_from, entry_point=entry_points.LAUNCH)
     allocation = read_allocation(os.environ)
     launchers.check_allocation(allocation, chosen="launcher" in options)
     return replace(read, settings=all_settings.in_job(read.settings, read.site, allocation.batch))
@@ -365,12 +360,12 @@ class GPURunner:
 
     """
 
-    __doc__ = layers.documented(__doc__ or "", without=layers.unused(layers.RUNNER))
-    __signature__ = inspect.Signature(layers.parameters(layers.unused(layers.RUNNER)))
+    __doc__ = keywords.documented(__doc__ or "", without=entry_points.unused(entry_points.RUNNER))
+    __signature__ = inspect.Signature(keywords.parameters(entry_points.unused(entry_points.RUNNER)))
 
     def __init__(self, **keywords: Any) -> None:
         if SCRIPT_ADDRESS not in os.environ:
-            settings = read(keywords, "keyword {name} of GPURunner", entry_point=layers.RUNNER).settings
+            settings = read(keywords, "keyword {name} of GPURunner", entry_point=entry_points.RUNNER).settings
             _check_script()
             _become_rank(settings, tuple(sys.orig_argv[1:]))
         from distributed.core import Status  # 0.4 CPU s, which ranks do without

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -69,7 +68,7 @@ def archive_of(environment: Environment) -> Archive:
             content.update(str(entry).encode(errors="surrogateescape"))
         zstd = shutil.which("zstd")
         path = folder / f"{which}-{content.hexdigest()[:16]}.tar{'.zst' if zstd else ''}"
-        with _alone(folder):
+        with private.locked(folder):  # jobs begin together
             _remove_old(folder, which, path.name)
             if made := _checked(path):
                 os.utime(path)
@@ -80,18 +79,6 @@ def archive_of(environment: Environment) -> Archive:
             return made
     except OSError as e:
         raise LaunchError(f"no archive of {environment.prefix} could be made: {e}") from e
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time make archives, as far as the file system has locks: jobs begin together."""
-    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with contextlib.suppress(OSError):  # Lustre without -o flock: each makes its own, and the last one stays
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _remove_old(folder: Path, which: str, name: str) -> None:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from hpcgpu.errors import opt
 from hpcgpu.model import CpuSet, HostMemory
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.units import format_bytes
@@ -50,8 +51,9 @@ _MALLOPT = {
 }
 JEMALLOC = "libjemalloc.so.2"
 NOT_FOUND = (
-    f"allocator='jemalloc': no {JEMALLOC} in $CONDA_PREFIX/lib, Python's own lib, $EBROOTJEMALLOC, $LD_LIBRARY_PATH "
-    "or ldconfig -p; the workers take the C library's allocator (Debian has it in libjemalloc2, conda in jemalloc)"
+    f"{opt('allocator', 'jemalloc')}: no {JEMALLOC} in $CONDA_PREFIX/lib, Python's own lib, $EBROOTJEMALLOC, "
+    "$LD_LIBRARY_PATH or ldconfig -p; the workers take the C library's allocator (Debian has it in libjemalloc2, conda "
+    "in jemalloc)"
 )
 _INT_MAX = 2**31 - 1
 _ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL of jemalloc 5

@@ -71,9 +71,9 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu = Gpu(
-                pci.address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
-                _text(nvml.nvmlDeviceGetUUID(handle)),
-                _text(nvml.nvmlDeviceGetName(handle)),
+                pci.address(pci.printable(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+                pci.printable(nvml.nvmlDeviceGetUUID(handle)),
+                pci.printable(nvml.nvmlDeviceGetName(handle)),
                 memory_bytes=_memory_bytes(nvml, handle),
                 compute_mode=_compute_mode(nvml, handle),
             )
@@ -107,7 +107,7 @@ def driver() -> str:
 
     with contextlib.suppress(pynvml.NVMLError):
         _open(pynvml)
-        return _text(pynvml.nvmlSystemGetDriverVersion())
+        return pci.printable(pynvml.nvmlSystemGetDriverVersion())
     return ""
 
 
@@ -184,14 +184,14 @@ def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:
         # "Not found": the numbers have gaps. "No permission": a slice that the cgroup keeps from this process.
         with contextlib.suppress(nvml.NVMLError):
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            uuid, size = _text(nvml.nvmlDeviceGetUUID(part)), _memory_bytes(nvml, part)
+            uuid, size = pci.printable(nvml.nvmlDeviceGetUUID(part)), _memory_bytes(nvml, part)
             out.append(gpu._replace(uuid=uuid, memory_bytes=size, mig=_profile(nvml, part, gpu)))
     return out
 
 
 def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:
     """Return the name of a slice's profile, such as ``1g.10gb`` or ``1c.2g.10gb``."""
-    if named := re.search(_PROFILE, _text(nvml.nvmlDeviceGetName(part))):
+    if named := re.search(_PROFILE, pci.printable(nvml.nvmlDeviceGetName(part))):
         return named[1]
     facts = nvml.nvmlDeviceGetAttributes(part)
     compute, slices = facts.computeInstanceSliceCount, facts.gpuInstanceSliceCount
@@ -201,11 +201,6 @@ def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:
         whole_gib = gpu.memory_bytes / 2**30
         size_gib = math.ceil(size_gib / whole_gib * _EIGHTHS) / _EIGHTHS * math.ceil(whole_gib)
     return f"{'' if compute == slices else f'{compute}c.'}{slices}g.{math.floor(size_gib + 0.5)}gb"
-
-
-def _text(value: str | bytes) -> str:
-    """Return NVML's text: nvidia-ml-py returned bytes before version 12."""
-    return pci.printable(value.decode() if isinstance(value, bytes) else value)
 
 
 def join_topology(topology: Topology, gpus: Sequence[Gpu], memory_nodes: CpuSet = CpuSet()) -> Topology:  # frozen

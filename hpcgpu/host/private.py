@@ -11,6 +11,7 @@ import os
 import stat
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -78,6 +79,18 @@ def expanded(path: str, setting: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise ConfigError(f"{setting}: {path.partition('/')[0]} is no home of this machine; give the folder") from None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time change a folder, as far as its file system has locks: the last one's changes stay."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # Lustre without -o flock
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def claim(*parts: object) -> int | None:

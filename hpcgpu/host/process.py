@@ -180,7 +180,8 @@ def replaced(environ: Mapping[str, str], workers: Mapping[str, str]) -> tuple[st
     """Return messages on variables that :func:`rank_env` replaced and the user does not set for ``workers``."""
     entries = (entry.partition("=") for entry in environ.get(_OURS, "").split(","))
     return tuple(
-        f"{name}={old} is the batch system's, for the whole job: each worker has {_RANK_ENV[name]} (env= changes it)"
+        f"{name}={old} is the batch system's, for the whole job: each worker has {_RANK_ENV[name]} "
+        f"({plain(opt('env'))} changes it)"
         for name, is_old, old in entries
         if is_old and old != _RANK_ENV[name] and name not in workers
     )

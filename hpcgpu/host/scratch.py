@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from hpcgpu.errors import ConfigError, opt
+from hpcgpu.errors import ConfigError, opt, plain
 from hpcgpu.host import private
 from hpcgpu.host.path_writers import changed_by
 from hpcgpu.units import format_bytes
@@ -78,7 +78,7 @@ def home_of(parent: str | None) -> Path:
 
 def describe(parent: str | None) -> str:
     """Return the option with the folder that it means on this node, for messages."""
-    option = f"local_directory={os.fspath(home_of(parent))!r}"
+    option = plain(opt("local_directory", os.fspath(home_of(parent))))
     return option if parent else f"{option} (TMPDIR)"
 
 

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from hpcgpu.errors import HpcGpuError, LaunchError
+from hpcgpu.errors import HpcGpuError, LaunchError, opt
 from hpcgpu.host import log, private, remover, run
 from hpcgpu.host.archive import STAGE, Archive, archive_of
 from hpcgpu.host.environment import Environment, editable, read
@@ -71,7 +71,7 @@ def parent(local_directory: str | None) -> str:
     """Return a shell expression, for double quotes, of the folder that ``local_directory`` means on a node."""
     if not local_directory:
         return "${TMPDIR:-/tmp}"
-    path = str(private.expanded(local_directory, f"local_directory={local_directory!r}"))
+    path = str(private.expanded(local_directory, opt("local_directory", local_directory)))
     return _SHELL.sub(lambda m: m[0] if _VARIABLE.fullmatch(m[0]) else _SPECIAL.sub(r"\\\g<0>", m[0]), path)
 
 

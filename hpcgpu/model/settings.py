@@ -34,6 +34,7 @@ _PART = f"allowed: a fraction from 0 to 1 (0.6 or '0.6'), {_NONE}"
 _MANY_NODES = 16
 # Those that Dask's own workers have, too.
 DASK_WORKER = ("nthreads", "memory_limit", "local_directory", "interface", "protocol", "resources", "death_timeout")
+FROM = "option --{flag}"  # the source of an option that was typed at a command line
 
 
 def read_option(name: str, value: object, where: str, read: Callable[[object], T]) -> T:
@@ -428,6 +429,11 @@ class Settings:
         """The settings of a plan of bindings."""
         return BindingRules(*(getattr(self, name) for name in BindingRules._fields))
 
+    @property
+    def is_typed(self) -> bool:
+        """Return whether options were typed at a command line, in whose form messages name them."""
+        return any(where.startswith(FROM[:9]) for where in self.sources.values())
+
     def ranks_per(self, nodes: int) -> str:
         """Return what has a rank of its own in a job of so many nodes: ``gpu`` or ``node``."""
         return self.ranks if self.ranks != "auto" else "node" if nodes >= _MANY_NODES else "gpu"
@@ -456,6 +462,9 @@ def user_name(f: Field[Any]) -> str:
     return f.metadata["user_name"] or f.name
 
 
+BY_NAME: Mapping[str, Field[Any]] = MappingProxyType(
+    {name: f for f in options() for name in (user_name(f), *f.metadata["aliases"])}
+)
 # Options that set up RMM and cuDF, with dask-cuda's names.
 RMM = tuple(f.name for f in options() if f.name.startswith("rmm_"))
 CUDF = tuple(f.name for f in options() if "cudf_" in f.name)

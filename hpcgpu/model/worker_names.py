@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -18,6 +19,7 @@ def member_worker_name(job_id: str, restart_count: int, index: int) -> str:
     return f"{job_id}-{index}r{restart_count}" if restart_count else f"{job_id}-{index}"
 
 
+@functools.lru_cache(1 << 14)  # each worker's name is read whenever workers come or go
 def read_member_name(name: str) -> tuple[str, int, int] | None:
     """Parse a name of :func:`member_worker_name` to its arguments; None for other names, such as ``node1-0``.
 

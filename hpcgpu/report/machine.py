@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcgpu.errors import opt, plain
 from hpcgpu.model import ActualBinding, Binding, CpuSet, Gpu, Nic, NumaNode, Settings, Topology, WorkerSpec
 from hpcgpu.plan.binding.bindings import gpu_at
 from hpcgpu.plan.binding.cores import usable_cores
@@ -325,7 +326,11 @@ def _idle(plan: MachinePlan) -> Iterator[str]:
     """Yield the cores and ports that no worker has."""
     used = CpuSet().union(*(s.binding.cpuset for s in plan.specs))
     if free := usable_cores(plan.facts.topology, CpuSet(plan.facts.allowed - used)):
-        why = f", with reserved_cores={plan.settings.reserved_cores}" if plan.settings.reserved_cores else ""
+        why = (
+            f", with {plain(opt('reserved_cores', plan.settings.reserved_cores))}"
+            if plan.settings.reserved_cores
+            else ""
+        )
         yield f"no worker's: {counted(len(free), 'core')}, PUs {CpuSet(CpuSet().union(*free))}{why}"
     whys: dict[Why, list[str]] = {}
     used_ports = {nic for spec in plan.specs for nic in spec.binding.nics}

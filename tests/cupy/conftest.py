@@ -1,7 +1,5 @@
 """CuPy, numba, cuda.core and RMM themselves without a GPU, in an environment of their own: ``make cupy``."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Values on a GPU in a checkpoint: written by a worker's writer, and loaded with a GPU and without one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

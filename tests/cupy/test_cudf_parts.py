@@ -1,7 +1,5 @@
 """cuDF's own buffers and serialization, by the store's copies; another class stands for RMM's DeviceBuffer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cupy_arrays import DeviceBuffer, content, filled, frame_class

@@ -1,7 +1,5 @@
 """Errors of the driver: one that passes costs nothing; after a lasting one the worker is started anew."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import queue

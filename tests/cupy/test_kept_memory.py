@@ -1,7 +1,5 @@
 """Others who need memory of the GPU get it: CuPy's pool leaves some, and libraries give back what they only keep."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Arrays of the real CuPy between two workers of a node: a copy to page-locked memory, and one read of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

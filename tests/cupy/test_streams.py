@@ -1,7 +1,5 @@
 """Kernels of users still run when their task is over: nobody may write to what they read."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

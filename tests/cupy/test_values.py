@@ -1,7 +1,5 @@
 """Arrays of the real CuPy, numba and cuda.core in the store: what comes back is what was written."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """CuPy alone, without cuda.bindings, as ``pip install cupy-cuda12x`` leaves it: CuPy makes the copies."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The Slurm lab as a fixture: one for each worker of pytest-xdist, or one for all tests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Generator, Iterator

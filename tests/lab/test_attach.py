@@ -1,7 +1,5 @@
 """Clusters that outlive their client: detached, attached, listed, stopped; requeued, suspended, cut off."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager

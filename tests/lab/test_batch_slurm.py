@@ -1,7 +1,5 @@
 """Our job scripts on a real Slurm: the warning before the end, and a cancellation."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page for those who come from dask-jobqueue: what it shows runs."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,7 +1,5 @@
 """The dashboard of a job's scheduler, from the login node on which its cluster object is: no ssh, no open port."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 

@@ -1,7 +1,5 @@
 """``hpcgpu doctor`` on Slurm: faults that were prepared on its machines are named, with the advice that mends them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

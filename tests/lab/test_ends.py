@@ -1,7 +1,5 @@
 """The exit codes of jobs are those of their scripts, and no success where something was killed."""
 
-from __future__ import annotations
-
 from lab import CHECKOUT, Lab
 from waiting import scaled, until
 

@@ -1,7 +1,5 @@
 """Jobs that end, wait, stop or run out of time under a cluster that works: nothing is lost, and all are there again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

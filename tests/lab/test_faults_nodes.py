@@ -1,7 +1,5 @@
 """Nodes and Slurm's daemons that fail under a cluster that works: what can be computed is, what is lost is named."""
 
-from __future__ import annotations
-
 import pytest
 from faults import Faulty, container, fault, faulty
 from lab import Lab

@@ -1,7 +1,5 @@
 """A client that dies, interrupted or killed, leaves nothing: no job, running or pending, no folder, no guard."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Names, paths, values and arguments that are hard to carry, through a whole cluster on a real Slurm."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

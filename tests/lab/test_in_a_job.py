@@ -1,7 +1,5 @@
 """Clusters from within a job: a notebook's kernels are clients of their job's cluster, and may submit another one."""
 
-from __future__ import annotations
-
 import pytest
 from lab import CHECKOUT, Lab, LabUnavailable
 from waiting import scaled, until

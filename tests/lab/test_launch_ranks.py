@@ -1,7 +1,5 @@
 """The command lines start in a Slurm job what they promise: ranks per node, nothing bound, who lives when one dies."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Another user of the cluster's nodes, who can reach every port and read every process's words."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Two kinds of jobs on one scheduler, in two partitions of a real Slurm: none is of the wrong kind."""
 
-from __future__ import annotations
-
 import pytest
 from faults import Faulty, faulty
 from lab import Lab

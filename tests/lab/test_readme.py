@@ -1,7 +1,5 @@
 """What the README, the ways to start and the page on clusters show runs on Slurm as it is written there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """Jobs that end in the middle and start again: what a checkpoint has is not computed a second time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pytest

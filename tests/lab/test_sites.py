@@ -1,7 +1,5 @@
 """From the name of a site to a cluster: a draft of the lab's own facts, taken as it is, and one that says too much."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

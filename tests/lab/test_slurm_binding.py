@@ -3,8 +3,6 @@
 Each test first sees that the mask is in force; a lab in which it is not is not set up, and the test fails.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """hpcgpu on a real Slurm: the class, the template, srun and mpirun by hand, and how it ends."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 

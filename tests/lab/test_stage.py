@@ -1,7 +1,5 @@
 """A staged launch on two nodes of Slurm: each has its copy of Python, sent by sbcast, until the run's end."""
 
-from __future__ import annotations
-
 import json
 
 from lab import Lab

@@ -1,7 +1,5 @@
 """Submissions that go wrong on a real Slurm: refused, answered late or not at all, too many, of jobs that die."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

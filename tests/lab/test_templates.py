@@ -4,8 +4,6 @@ There is neither Apptainer nor pyxis in the lab. Programs of these names stand i
 ones would not know, and run the command as it is.
 """
 
-from __future__ import annotations
-
 from lab import CHECKOUT, Lab
 from paths import ROOT
 from programs import COUNT_HOSTS

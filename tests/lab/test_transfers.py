@@ -1,7 +1,5 @@
 """A job is preempted or killed while its workers exchange large frames: no wrong byte, no hang, nothing is left."""
 
-from __future__ import annotations
-
 import pytest
 from faults import Faulty, faulty
 from lab import PATIENCE_S, Lab

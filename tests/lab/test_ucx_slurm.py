@@ -1,7 +1,5 @@
 """UCX between nodes: a gang, a cluster that grows, and the template, over the containers' network."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import textwrap

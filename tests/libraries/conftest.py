@@ -1,7 +1,5 @@
 """What people run on top, in an environment of its own: ``make libraries``."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

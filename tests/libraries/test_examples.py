@@ -1,7 +1,5 @@
 """The examples of libraries, the same on distributed's cluster and on each kind of ours, over TLS."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

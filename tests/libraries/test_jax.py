@@ -1,7 +1,5 @@
 """JAX itself, on the CPU: what its arrays count, and that they reach other workers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dask.sizeof import sizeof

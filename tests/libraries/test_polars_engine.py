@@ -5,8 +5,6 @@ cpp/src/rrun/rrun.cpp (resolve_gpu_id, apply_bindings) at 02ca47a7, and the call
 cudf_polars/engine/dask.py at 6a22d1d2f90 of cudf.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The real OpenPBS as a fixture: one for all tests, since a machine has one at most."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@ What is broken is broken for both, since most of the time is waited for: PBS fin
 epilogue and a qrerun take theirs.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``hpcgpu doctor`` on a real OpenPBS: a job that does well, and faults that were prepared on its machines."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import subprocess

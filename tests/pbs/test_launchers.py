@@ -1,7 +1,5 @@
 """``hpcgpu launch`` in jobs of a real OpenPBS: MPICH, Intel MPI, no MPI, tcsh as login shell, GPUs of each node."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

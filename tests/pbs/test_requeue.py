@@ -1,7 +1,5 @@
 """Jobs of a real OpenPBS that end in the middle and go on: what a checkpoint has is not computed a second time."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from collections.abc import Iterator

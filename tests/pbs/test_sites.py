@@ -1,7 +1,5 @@
 """A site of which only qstat and pbsnodes are known: its draft is a site file, and a cluster starts with it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

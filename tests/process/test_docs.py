@@ -3,8 +3,6 @@
 SLURMGPUCluster's example is the README's: the lab runs that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import doctest
 import re

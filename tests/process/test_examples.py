@@ -1,7 +1,5 @@
 """Examples and the notebook server, run as users run them, and ``benchmarks/main_job.py`` in its smallest size."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

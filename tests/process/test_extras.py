@@ -1,7 +1,5 @@
 """The extras can be installed: there are versions of all that they name, and no stubs that refuse to be built."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

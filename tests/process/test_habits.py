@@ -1,7 +1,5 @@
 """Habits of users of Dask's other clusters: what they type is answered in the words of the door that they use."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

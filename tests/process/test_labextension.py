@@ -1,7 +1,5 @@
 """dask-labextension's panel in a real JupyterLab: a cluster of its own is started, scaled, looked at and stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from http.client import HTTPConnection

@@ -1,7 +1,5 @@
 """A notebook in a real JupyterLab, in a real Chromium: what people see, and whether the link leads somewhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

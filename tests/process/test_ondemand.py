@@ -1,7 +1,5 @@
 """The app for Open OnDemand: rendered by ERB as Open OnDemand does it, and its job with a real Jupyter."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Calls and commands of the documents that the project grew from, and of docs/coming-from, on simulated GPUs."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re
@@ -23,7 +21,7 @@ from waiting import scaled, until
 
 import hpcgpu
 from hpcgpu import LocalGPUCluster
-from hpcgpu.cli.commands import config
+from hpcgpu.cli.worker import config
 
 SEEDS = DATA / "seeds"
 CALLS = [ast.unparse(node) for node in ast.parse((SEEDS / "calls.py.txt").read_text()).body]

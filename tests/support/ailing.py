@@ -1,7 +1,5 @@
 """What ails a job of the doctor as its prologue brings it, from files in the home, and how its findings are checked."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

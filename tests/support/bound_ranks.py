@@ -1,7 +1,5 @@
 """Ranks under ``hpcgpu bind --report``, each beside its GPU by its mask and by its report, on nodes of this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """A real Chromium without a window, by its DevTools protocol, and a JupyterLab for it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

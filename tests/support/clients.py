@@ -1,7 +1,5 @@
 """A Python elsewhere, such as on a login node, that runs what a test sends."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

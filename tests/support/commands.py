@@ -1,7 +1,5 @@
 """Lines of pages and of help, read by the parser of the command line: nothing is run."""
 
-from __future__ import annotations
-
 import shlex
 
 import click

@@ -1,7 +1,5 @@
 """Connections of distributed, and a scheduler of this process, for a test at their other end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

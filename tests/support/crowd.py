@@ -1,7 +1,5 @@
 """Thousands of workers in a few processes: what they say to a scheduler when they register, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import pickle

@@ -1,7 +1,5 @@
 """Arrays of CuPy to the device and back without a kernel; cuDF's options and spill manager uncompiled."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import sys

@@ -1,7 +1,5 @@
 """Blocks of code in the pages of docs, and how each is tried."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -15,8 +13,8 @@ import commands
 from paths import ROOT
 
 import hpcgpu
-from hpcgpu.config.layers import BY_NAME
 from hpcgpu.config.migration import HINTS
+from hpcgpu.model.settings import BY_NAME
 
 DOCS = ROOT / "docs"
 # What those who come from another tool type is run by tests of its own; the others are notes of developers.

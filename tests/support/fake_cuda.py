@@ -1,7 +1,5 @@
 """A CUDA driver without a GPU for a child process: ``fake_cuda.c``, a small libcuda.so.1."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

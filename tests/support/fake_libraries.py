@@ -1,7 +1,5 @@
 """A GPU whose memory is the host's, and as much of PyTorch and RMM as the store asks for on it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import sys

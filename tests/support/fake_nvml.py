@@ -1,7 +1,5 @@
 """GPUs that NVML shows to a child process: ``fake_nvml.c``, a small libnvidia-ml.so.1."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

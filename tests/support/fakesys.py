@@ -1,7 +1,5 @@
 """A recorded machine as a tree of files that libhwloc, lstopo and hpcgpu discover as if it were this one."""
 
-from __future__ import annotations
-
 import os
 import re
 import xml.etree.ElementTree as ET

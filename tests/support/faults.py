@@ -1,7 +1,5 @@
 """A cluster with work and data in the Slurm lab, seen from outside, and what is done to the nodes under it."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A run, and the fleet of a cluster that does not exist."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files of expected text, which ``pytest --update-golden`` writes anew."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

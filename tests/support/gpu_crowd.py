@@ -1,7 +1,5 @@
 """A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400``."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

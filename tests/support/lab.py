@@ -1,7 +1,5 @@
 """The Slurm lab of ``docker/`` as an object: run commands on its machines, wait for its jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Watches the ranks that a launcher's command line starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

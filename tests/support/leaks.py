@@ -4,8 +4,6 @@ Each test has a temporary folder and a home of its own. Whatever it starts has t
 processes are found which are no children of its any more, and not those of tests beside it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -3,8 +3,6 @@
 ``python library_examples.py EXAMPLES FOLDER RESULTS`` is a script of ``hpcgpu run``.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

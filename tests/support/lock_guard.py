@@ -1,7 +1,5 @@
 """Sees to it that the spill store's lock is a leaf: who holds it copies nothing, frees nothing, calls no user code."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Machines as the tests of plans take them: recorded ones, and those of which their sites' documents tell."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

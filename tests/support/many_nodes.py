@@ -4,8 +4,6 @@ The nodes of a gang are namespaces with a host name of their own, those of elast
 ends all processes of a namespace.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

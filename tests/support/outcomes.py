@@ -4,8 +4,6 @@ Tests marked ``gpu`` or ``pbs`` may be skipped. With pytest-xdist only the worke
 controller. ``HPCGPU_TEST_REPORT`` names a JSON file for all outcomes, which ``scripts/run_tests.py`` reads.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The README, the ways to start, the pages for those who come from another tool, and the code in them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

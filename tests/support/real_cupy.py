@@ -1,7 +1,5 @@
 """CuPy itself without a GPU."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil

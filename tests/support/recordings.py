@@ -1,7 +1,5 @@
 """Recorded outputs of real batch systems, and what qstat prints of jobs, with ids and fields put in."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What tests of jobs that end in the middle share: a script outside of its job, what ``examples/resume.py`` prints."""
 
-from __future__ import annotations
-
 import re
 
 CHUNKS = 24

@@ -1,7 +1,5 @@
 """A host with other users, played on this one: folders that all share, and ``/dev/shm``, of a test alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

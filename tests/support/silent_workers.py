@@ -1,7 +1,5 @@
 """Workers that a scheduler has registered, without processes and network; they say nothing more."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

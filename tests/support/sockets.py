@@ -1,7 +1,5 @@
 """What processes listen on, and what docs/security.md says that they may."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The modules of the package, each parsed once in a process."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator

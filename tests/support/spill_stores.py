@@ -1,7 +1,5 @@
 """What several tests of the spill store share: sizes, slow and faulty devices, and reads as tasks do them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ reader gets old ones. A story says what may happen, each part of it once and at 
 worlds that it can lead to, breadth first: what it finds is found by a shortest path.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Clusters in this process, whose workers have the store; the values that tests give them, and their paths."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """Workers that send each other large frames until they are told to stop; what came of it."""
 
-from __future__ import annotations
-
 # Code of a client: it may be in this process, or in the lab's. A file ``stop`` in its folder ends it.
 STREAM = """
 import os

@@ -1,7 +1,5 @@
 """A job of PBS on two nodes that are namespaces of this machine, reached by a pbs_tmrsh of the test's own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Waits of tests, with limits for this machine, and without time; work beside a test; log records of a test."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """UCX without a GPU, in an environment of its own: ``make ucx``."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cluster that speaks UCX: values of all tiers go to peers; workers die and come back; nothing outlives it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Connections of UCX: their readers can be cancelled, they end, they cost nothing at rest, and values go by them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ways to a cluster that speaks UCX, what its workers are tied to, and what is installed beside UCX."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

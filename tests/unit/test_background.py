@@ -1,7 +1,5 @@
 """Background work is started by hpcgpu.supervise, so that where it starts it says what happens when it raises."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

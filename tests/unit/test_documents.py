@@ -1,7 +1,5 @@
 """Blocks of code, commands, names of options and of tests in the documentation are tried, and examples run."""
 
-from __future__ import annotations
-
 import doctest
 import functools
 import importlib
@@ -20,10 +18,10 @@ from paths import PACKAGE, ROOT
 
 import hpcgpu
 from hpcgpu.cli import commands
-from hpcgpu.config.layers import BY_NAME, read_settings
+from hpcgpu.config.layers import read_settings
 from hpcgpu.config.migration import HINTS, ignored, translate
 from hpcgpu.errors import ConfigError
-from hpcgpu.model.settings import options, user_name
+from hpcgpu.model.settings import BY_NAME, options, user_name
 
 # Blocks to read, not to type: output, pictures, files of a site or a configuration; Sphinx replaces two.
 SHOWN = {"", "text", "diff", "yaml", "json", "{toctree}", "{eval-rst}"}

@@ -1,7 +1,5 @@
 """The English of package and tests, and the form of docstrings, as far as a test sees them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Errors as notebooks show them; sizes, durations and limits as people write them, wherever they do."""
 
-from __future__ import annotations
-
 import linecache
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The house stands: who may import whom, who may touch the machine, and how large a thing may grow."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re

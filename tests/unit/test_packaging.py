@@ -1,7 +1,5 @@
 """What pip installs: one version, types for users, data files; and what stands beside the package for people."""
 
-from __future__ import annotations
-
 import ast
 import email
 import importlib

@@ -1,7 +1,5 @@
 """The ceilings of the repository: no targets. A feature without an issue comes in when lines go out."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Background work that raises: it goes on after a pause, or its owner is told."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,7 @@ from waiting import logged, scaled
 
 from hpcgpu import supervise
 from hpcgpu.errors import JobError
-from hpcgpu.model.job import Backoff
+from hpcgpu.model.waits import Backoff
 from hpcgpu.supervise import ThreadLoop
 
 SOON = Backoff(first_s=0.001, longest_s=0.01)

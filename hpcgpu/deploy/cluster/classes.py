@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from distributed.deploy.adaptive import Adaptive
 
-from hpcgpu.config import layers
+from hpcgpu.config import entry_points
 from hpcgpu.config.migration import read_local_cuda
 from hpcgpu.deploy.cluster import security_loader
 from hpcgpu.deploy.cluster.batch_run import BatchRun
@@ -27,8 +27,8 @@ from hpcgpu.deploy.settings import Wanted, read
 from hpcgpu.errors import ConfigError, LaunchError, whole
 from hpcgpu.model import Settings
 from hpcgpu.model.allocation import Limits
-from hpcgpu.model.job import Backoff
 from hpcgpu.model.settings import GROUPS
+from hpcgpu.model.waits import Backoff
 from hpcgpu.plan.jobs.needs import Size, shortages
 from hpcgpu.plan.jobs.request import workers_per_node
 from hpcgpu.report.table import Explanation
@@ -435,7 +435,7 @@ class LocalGPUCluster(GPUCluster):
 
     """
 
-    entry_point = layers.LOCAL
+    entry_point = entry_points.LOCAL
     waits_in_queue = False
 
     @classmethod

@@ -15,7 +15,8 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.utils import Log, Logs
 
-from hpcgpu.config.layers import documented, parameters, unused
+from hpcgpu.config.entry_points import unused
+from hpcgpu.config.keywords import documented, parameters
 from hpcgpu.deploy import compat
 from hpcgpu.deploy.cluster.batch_run import ClusterRun
 from hpcgpu.deploy.cluster.connection import Connection
@@ -66,7 +67,7 @@ class GPUCluster(ReportedCluster):
 
     """
 
-    entry_point: ClassVar[str] = ""  # of config.layers: which options it refuses
+    entry_point: ClassVar[str] = ""  # of config.entry_points: which options it refuses
     waits_in_queue: ClassVar[bool] = True  # so its progress is shown at once
     patience: ClassVar[Patience] = Patience()
 

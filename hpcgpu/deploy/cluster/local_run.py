@@ -1,4 +1,7 @@
-"""The run of a cluster on this machine: its ranks are processes that this process starts and ends."""
+"""The run of a cluster on this machine: its ranks are processes that this process starts and ends.
+
+Together: another process finds a run by the folder that the run has made.
+"""
 
 from __future__ import annotations
 

@@ -365,7 +365,8 @@ class Submitter:
             id=job_id,
             role=self.role,
             pool=self.pool,
-            log=str(Path(self._system.log(spec, job_id)).absolute()),
+            # pathlib takes six times as long, for each of hundreds of jobs
+            log=os.path.join(os.getcwd(), self._system.log(spec, job_id)),  # noqa: PTH109, PTH118
             exit_file=exit_file,
             nodes=spec.nodes,
             expected=self._expected,

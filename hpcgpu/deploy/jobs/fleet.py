@@ -79,9 +79,10 @@ class SchedulerView:
 
 
 class Fleet:
-    """Polls a run's jobs when due, and keeps its target numbers of members if this object owns the run."""
+    """Polls a run's jobs when due, and keeps its target numbers of members if this object owns the run.
 
-    # On the event loop's thread only; the run's jobs may be read by any thread.
+    On the event loop's thread only; the run's jobs may be read by any thread.
+    """
 
     def __init__(self, run: Run, policy: Policy, view: SchedulerView) -> None:
         self.run, self.policy, self.view = run, policy, view
@@ -469,8 +470,8 @@ class Fleet:
     async def _add(self, jobs: Sequence[Job]) -> None:
         if jobs:
             self.run.add(jobs)
-        for job in jobs:
-            self._update(job.pool, held_back_until_s=NEVER_S)
+        for pool in {job.pool for job in jobs}:
+            self._update(pool, held_back_until_s=NEVER_S)
         if jobs or self._unwritten:
             await self._write_jobs()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcgpu.deploy.jobs.batch_client import poll
 from hpcgpu.deploy.jobs.run import Run
-from hpcgpu.errors import JobError
+from hpcgpu.errors import JobError, opt, plain
 from hpcgpu.model import Patience
 
 _TAIL_LINES = 30
@@ -27,12 +27,13 @@ def log_of(run: Run, job_id: str) -> Path:
 
 def log_tail(log: Path, *, kept: bool = True) -> str:
     """Format the end of a log for an error. If the log is ``kept`` until the error is read, its path is named."""
-    name = f"its log {log}" if kept else "its log (log_directory= keeps it)"
+    name = f"its log {log}" if kept else plain(f"its log ({opt('log_directory')} keeps it)")
     try:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return (
-            f"{name} is not there: it had not begun, its node could not write or deliver it there (give log_directory= "
+            f"{name} is not there: it had not begun, its node could not write or deliver it there (give "
+            f"{plain(opt('log_directory'))} "
             "a folder that all nodes see), or an option in job_extra_directives has given it another place"
         )
     except OSError as e:

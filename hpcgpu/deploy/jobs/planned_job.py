@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hpcgpu import config
 from hpcgpu.batch import BatchSystem, get
-from hpcgpu.config import layers
+from hpcgpu.config import entry_points
 from hpcgpu.config.sites.rules import check_submission, forbidden, notes
 from hpcgpu.deploy import settings
 from hpcgpu.errors import ConfigError, opt
@@ -31,7 +31,7 @@ def read_job(
     options: Mapping[str, object], given_from: str, script: tuple[str, ...], batch: str | None, *, live: bool = False
 ) -> PlannedJob:
     """Plan the job for a script, or for a cluster object without one; ConfigError for a wrong or missing setting."""
-    user = settings.read(options, given_from, batch or "", layers.JOBSCRIPT if script else "", live=live)
+    user = settings.read(options, given_from, batch or "", entry_points.JOBSCRIPT if script else "", live=live)
     if not user.batch:
         raise ConfigError("no batch system is given; add --batch slurm or --batch pbs, or --site for a known machine")
     shape, folder = ("in-allocation", "") if script else ("gang", "FOLDER-OF-THIS-RUN")

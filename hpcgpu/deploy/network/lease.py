@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu import supervise
-from hpcgpu.model.job import Backoff
+from hpcgpu.model.waits import Backoff
 from hpcgpu.supervise import reason_of
 
 _LEASE = "lease"

@@ -115,9 +115,11 @@ class _Endpoint:
 
 
 class _Ordered:
-    """ucxx's Endpoint; before the first device memory of a message moves, a thread waits for the device's work."""
+    """ucxx's Endpoint; before the first device memory of a message moves, a thread waits for the device's work.
 
-    # distributed-ucxx 0.52 waits in the event loop, both ways: no heartbeat is sent while a long kernel runs.
+    distributed-ucxx 0.52 waits in the event loop, both ways: no heartbeat is sent while a long kernel runs.
+    """
+
     def __init__(self, endpoint: Any) -> None:
         self._endpoint = endpoint
         self.is_settled = {"send": False, "recv": False}  # for the message under way

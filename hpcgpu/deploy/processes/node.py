@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hpcgpu.errors import LaunchError
+from hpcgpu.errors import LaunchError, opt, plain
 from hpcgpu.host import addresses, discover, host_memory, log, nvml, ucx
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
@@ -119,7 +119,7 @@ def lowered(settings: Settings, specs: tuple[WorkerSpec, ...]) -> tuple[str, ...
         return on_device
     return (
         *on_device,
-        f"memory_limit={format_bytes(limit_bytes)} (set by {settings.where('memory_limit')}) is lowered to "
+        f"{plain(opt('memory_limit', format_bytes(limit_bytes), settings.where('memory_limit')))} is lowered to "
         f"{format_bytes(limit)}, a worker's share of what this job may use on the node: above it the kernel would "
         "end the job before a worker spills",
     )

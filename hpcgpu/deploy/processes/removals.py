@@ -49,10 +49,12 @@ class PacedScheduler(Scheduler):
         finally:
             self._restarts -= 1
 
-    # distributed makes and queues a message for each pair of one that is removed and one that stays (remove_worker).
-    # Each connection keeps those that it has sent.
     def worker_send(self, worker: str, msg: dict[str, Any]) -> None:
-        """Send a message; tell all workers of those that were removed by one message to each; called by distributed."""
+        """Send a message; tell all workers of those that were removed by one message to each; called by distributed.
+
+        distributed makes and queues a message for each pair of one that is removed and one that stays (remove_worker).
+        Each connection keeps those that it has sent.
+        """
         if msg["op"] != "remove-worker":
             super().worker_send(worker, msg)
         elif not self._gone or self._gone[-1]["worker"] != msg["worker"]:

@@ -33,7 +33,7 @@ from hpcgpu.deploy.processes.leaders import LeaderConnections
 from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.saving import SavingScheduler, retire, save
 from hpcgpu.deploy.processes.stalls import StallDetector
-from hpcgpu.errors import JobError, cause_of
+from hpcgpu.errors import JobError, cause_of, opt
 from hpcgpu.host import peer_memory, process
 from hpcgpu.supervise import reason_of
 
@@ -132,7 +132,7 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     try:
         scheduler = await _start(spec)
     except Exception as e:
-        port = f"; scheduler_port={spec.port}: leave it out for a free port" if spec.port else ""
+        port = f"; {opt('scheduler_port', spec.port)}: leave it out for a free port" if spec.port else ""
         control.send("error", text="".join(traceback.format_exception(e)), reason=reason_of(cause_of(e)) + port)
         await control.drained()
         return 1

@@ -107,10 +107,12 @@ def open_context(address: str, spec: WorkerSpec) -> None:
 
 
 class SilentWorker(Worker):
-    """A Worker that opens no socket for HTTP, and that closes without interrupting a heartbeat."""
+    """A Worker that opens no socket for HTTP, and that closes without interrupting a heartbeat.
 
-    # distributed (2026.8.0, Worker.close) closes its connections while a heartbeat waits for an answer, and logs a
-    # traceback for it, "Failed to communicate with scheduler during heartbeat".
+    distributed (2026.8.0, Worker.close) closes its connections while a heartbeat waits for an answer, and logs a
+    traceback for it, "Failed to communicate with scheduler during heartbeat".
+    """
+
     _beat: asyncio.Task[Any] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

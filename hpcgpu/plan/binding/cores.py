@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from hpcgpu.errors import ConfigError, opt
+from hpcgpu.errors import ConfigError, opt, plain
 from hpcgpu.model import CpuSet, Topology
 from hpcgpu.units import counted
 
@@ -68,7 +68,7 @@ def split_cores(
     """
     everyone, room = len(homes) + others, len(cores) - reserved
     if isinstance(rule, int):
-        request = f"cores={rule} for each of {len(homes)} workers"
+        request = f"{opt('cores', rule)} for each of {len(homes)} workers"
         request += f" with a core for each of {others} CPU workers" if others else ""
         left = room - rule * len(homes)
         size = min(threads, left // others) if others else 0
@@ -133,8 +133,8 @@ def _set_sizes(
     if rule == "local" and _set_local_sizes(shares, localities, reserved + for_cpu_workers):
         return 0, ""
     _set_even_sizes(shares, localities, for_cpu_workers)
-    note = "cores='local' is impossible here: some workers would get no core; cores are divided evenly instead"
-    return reserved, note if rule == "local" else ""
+    why = "is impossible here: some workers would get no core; cores are divided evenly instead"
+    return reserved, f"{plain(opt('cores', rule))} {why}" if rule == "local" else ""
 
 
 def _give_up(shares: Sequence[_Share], localities: Sequence[_Locality]) -> int:

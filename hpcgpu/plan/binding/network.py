@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hpcgpu.errors import ConfigError, opt
+from hpcgpu.errors import ConfigError, opt, plain
 from hpcgpu.model import Binding, Gpu, Nic, Topology
 
 # If a node has several fabrics, one of them carries the job. RoCE beside InfiniBand is for storage or management, also
@@ -55,7 +55,7 @@ _ETHERNET = Why(*("plain Ethernet is left to the kernel's routes",) * 2)
 _UNDRIVEN = {
     "efa": Why(*("EFA, which UCX's verbs do not drive: Dask's traffic takes the kernel's routes",) * 2),
     "usnic": Why(*("usNIC, which UCX does not drive: Dask's traffic takes the kernel's routes",) * 2),
-    "rdma": Why(*("RDMA that UCX is not known to drive: nics= with its name uses it all the same",) * 2),
+    "rdma": Why(*("RDMA that UCX is not known to drive: it is used if nics names it",) * 2),
 }
 SPARE = Why("no worker needs it", "no worker needs them")
 _FULL = Why("it has its share of workers", "they have their share of workers")
@@ -251,11 +251,11 @@ def plan_nics(
         reasons = [*ports.passed_over(gpu, mine[0])]
         beside = mine[0].interface
         if interface and beside and beside != interface:
-            reasons.append(f"interface={interface!r} is asked for: Dask's own traffic is not on {beside}")
+            reasons.append(f"{plain(opt('interface', interface))} is asked for: Dask's own traffic is not on {beside}")
         if not interface and beside == "":
             reasons.append(f"{label(mine[0])} has no IP interface: Dask's own traffic takes the route to the scheduler")
         if nics == "ucx":
-            mine, reasons = (), ["nics='ucx': UCX chooses among all ports itself"]
+            mine, reasons = (), [f"{plain(opt('nics', nics))}: UCX chooses among all ports itself"]
         out.append(PortPlan(mine, interface or beside or "", tuple(reasons)))
     return tuple(out)
 

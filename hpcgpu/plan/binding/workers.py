@@ -6,20 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcgpu.errors import ConfigError, LaunchError, ParseError, opt
-from hpcgpu.model import (
-    Allocation,
-    Binding,
-    CpuSet,
-    Gpu,
-    HostMemory,
-    NodeLayout,
-    RunDocument,
-    Settings,
-    Topology,
-    WorkerSpec,
-)
-from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD
+from hpcgpu.errors import ConfigError, LaunchError, ParseError, opt, plain
+from hpcgpu.model import Binding, CpuSet, Gpu, RunDocument, Settings, Topology, WorkerSpec
+from hpcgpu.model.allocation import ALL_OF_THE_NODE, NOT_TOLD, Allocation, HostMemory, NodeLayout
 from hpcgpu.model.settings import GPU_MEMORY, NO_LIMIT, NODE_MEMORY, RMM, SHARE, Limit
 from hpcgpu.model.worker import Rapids
 from hpcgpu.model.worker_names import member_worker_name
@@ -93,11 +82,8 @@ def plan_workers(
 
 
 def _names(node: NodeFacts, shares: NodeLayout, before: Sequence[NodeLayout]) -> list[str]:
-    count, first, first_cpu = (
-        shares.worker_count,
-        sum(n.worker_count for n in before),
-        sum(n.cpu_workers for n in before),
-    )
+    count, first = shares.worker_count, sum(n.worker_count for n in before)
+    first_cpu = sum(n.cpu_workers for n in before)
     if node.job_id:
         return [member_worker_name(node.job_id, node.restart_count, first + i) for i in range(count)]
     named = [f"{node.name}-{first - first_cpu + i}" for i in range(count - shares.cpu_workers)]
@@ -125,9 +111,10 @@ def node_warnings(
             "the ranks (srun --cpu-bind=none, mpirun --bind-to none)"
         )
     if settings.protocol == "ucx" and any(n.kind == "slingshot" for s in specs for n in s.binding.nics):
-        out.append("protocol='ucx' on Slingshot, for which UCX has no transport: UCX falls back to tcp; use 'tls'")
+        ucx = plain(opt("protocol", "ucx"))
+        out.append(f"{ucx} on Slingshot, for which UCX has no transport: UCX falls back to tcp; use 'tls'")
     if settings.protocol == "ucx" and ucx_without_ib:
-        out.append(f"{without_infiniband(ucx_without_ib)}. {UCX_WITH_IB}; or use protocol='tls'")
+        out.append(f"{without_infiniband(ucx_without_ib)}. {UCX_WITH_IB}; or use {plain(opt('protocol', 'tls'))}")
     return (*out, *device_limits_lowered(settings, specs))
 
 
@@ -202,7 +189,8 @@ def _explained(settings: Settings, node: NodeFacts, binding: Binding, limit: int
         why = f"no memory limit: {memory.source}"
     elif memory.source == ALL_OF_THE_NODE:
         others = node.in_job and node.allowed < CpuSet(pu for core in node.topology.cores for pu in core)
-        why = f"{why}, which other jobs may also use: nothing limits this job (ask for memory=)" if others else ""
+        ask = f"nothing limits this job (ask for {plain(opt('memory'))})"
+        why = f"{why}, which other jobs may also use: {ask}" if others else ""
     return binding._replace(reasons=(*binding.reasons, why)) if why and memory.source else binding
 
 
@@ -297,7 +285,7 @@ def plan_host_memory(granted: HostMemory, allocation: Allocation, run: RunDocume
     requested, settings = allocation.memory, run.settings if run else None
     ours = run is not None and (run.shape != "in-allocation" or allocation.batch == "pbs")
     if requested is None and ours and allocation.batch != "local" and settings and settings.memory_bytes:
-        source = f"memory={format_bytes(settings.memory_bytes)} (set by {settings.where('memory')})"
+        source = plain(opt("memory", format_bytes(settings.memory_bytes), settings.where("memory")))
         requested = HostMemory(settings.memory_bytes, source)
     return requested if requested and requested.nbytes < granted.nbytes else granted
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hpcgpu.model import JobState
-from hpcgpu.model.job import UNLISTED_S
+from hpcgpu.model.waits import UNLISTED_S
 from hpcgpu.plan.jobs.job import Job
 from hpcgpu.plan.jobs.job_text import format_end, format_missing, format_script_end
 

@@ -1,4 +1,7 @@
-"""The request for a job, from the settings of its user; and what no queue has for it."""
+"""The request for a job, from the settings of its user; and what no queue has for it.
+
+Together: shortfalls name the options from which the request has each of its numbers.
+"""
 
 from __future__ import annotations
 

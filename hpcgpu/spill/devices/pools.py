@@ -26,9 +26,11 @@ _SPARSE = {
 
 
 class NoCopies(Copies):
-    """Stands in if no library can copy: there is no driver, or no library. Objects on the device count, and stay."""
+    """Stands in if no library can copy: there is no driver, or no library. Objects on the device count, and stay.
 
-    # The size is unknown. So each object is above the limit, is tried at once, and is named.
+    The size is unknown. So each object is above the limit, is tried at once, and is named.
+    """
+
     memory_bytes = free_bytes = 1
 
     def __init__(self, why: str, may_pass: bool = False) -> None:

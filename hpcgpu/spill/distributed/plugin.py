@@ -161,10 +161,12 @@ def _call_for(kind: str) -> type[_Call]:
 
 
 class _Connection:
-    """A connection to which ``get_data`` writes one message with values: a thread reads those that are handles."""
+    """A connection to which ``get_data`` writes one message with values: a thread reads those that are handles.
 
-    # distributed pickles messages below 10 MB on the event loop, and inproc pickles nothing (comm/utils.py,
-    # comm/inproc.py; 2026.8.0)
+    distributed pickles messages below 10 MB on the event loop, and inproc pickles nothing (comm/utils.py,
+    comm/inproc.py; 2026.8.0).
+    """
+
     def __init__(self, comm: Any, to_worker: bool) -> None:
         self._comm, self._to_worker = comm, to_worker
 

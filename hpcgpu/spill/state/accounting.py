@@ -28,10 +28,11 @@ class Usage(NamedTuple):
 
 
 class Accounting:
-    """All units by tier, their bytes and orders of use. Its methods alone change it; all is under the store's lock."""
+    """All units by tier, their bytes and orders of use. Its methods alone change it; all is under the store's lock.
 
-    # A tier that is not in ``limits`` has no limit. Orders are OrderedDicts: to remove the oldest items of a dict again
-    # and again is quadratic.
+    A tier that is not in ``limits`` has no limit. Orders are OrderedDicts: to remove the oldest items of a dict again
+    and again is quadratic.
+    """
 
     low = 0.95  # moves down begin above a limit and continue down to this part of it
     choose = staticmethod(victims)
@@ -316,10 +317,7 @@ class Accounting:
         for unit in self._first_copies(tier, more):
             sent += unit.size(tier)
             self.drop(unit, 1 << tier, out)
-        for choose, part in (
-            (self.choose, must),
-            (headroom, more),
-        ):  # headroom: else each value would start moves
+        for choose, part in ((self.choose, must), (headroom, more)):  # headroom: else each value would start moves
             for c in list(choose(self.candidates(tier), part - sent)):
                 sent += self._send(self.orders[tier][c.name], by, out)
         return sent

@@ -61,10 +61,12 @@ class Unit:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Waiter:
-    """The reason for which a thread waits. The machine names it in instructions; its fields are for threads alone."""
+    """The reason for which a thread waits. The machine names it in instructions; its fields are for threads alone.
 
-    # only its thread changes ``taken``; ``sent`` changes under the store's lock; another thread sets ``error``, then
-    # ``answered``, and wakes the thread by its inbox
+    Only its thread changes ``taken``; ``sent`` changes under the store's lock; another thread sets ``error``, then
+    ``answered``, and wakes the thread by its inbox.
+    """
+
     inbox: Any = None  # of its thread
     sent: int = 0  # the number of copies sent there
     taken: int = 0  # the number of these taken out

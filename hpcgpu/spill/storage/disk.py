@@ -66,10 +66,11 @@ class Loan:
 
 
 class Pool:
-    """A bounded pool of host buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8, contiguous."""
+    """A bounded pool of host buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8, contiguous.
 
-    # Its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of a size, in the thread
-    # that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
+    Its lock is a leaf: memory is allocated and freed without it. ``allocate`` returns a slab of a size, in the thread
+    that takes; when it raises MemoryError, ``limit_bytes`` falls to the bytes of the pool.
+    """
 
     def __init__(self, limit_bytes: int, allocate: Callable[[int], np.ndarray]) -> None:
         self.limit_bytes = limit_bytes
@@ -216,11 +217,12 @@ class Stored:
 
 
 class Disk:
-    """A private folder below ``parent`` (default: TMPDIR), and the objects stored there, by threads that copy."""
+    """A private folder below ``parent`` (default: TMPDIR), and the objects stored there, by threads that copy.
 
-    # Only the spill thread shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape
-    # (nbytes,) and dtype uint8, not page-locked. ConfigError if others can change a folder above ``parent``, unless
-    # ``trusted``. A limit of 0 means no limit but the disk's.
+    Only the spill thread shrinks and closes it. It takes contiguous views of bytes, and returns arrays of shape
+    (nbytes,) and dtype uint8, not page-locked. ConfigError if others can change a folder above ``parent``, unless
+    ``trusted``. A limit of 0 means no limit but the disk's.
+    """
 
     def __init__(
         self, parent: str | None, slabs: Slabs | None = None, limit_bytes: int = 0, *, trusted: bool = False

@@ -22,11 +22,12 @@ class ReenteredError(SpillError):
 
 
 class LeafLock(_thread.RLock):  # type: ignore[misc] # final for type checkers only
-    """A lock that raises instead of waiting for its own thread. Any thread may take it."""
+    """A lock that raises instead of waiting for its own thread. Any thread may take it.
 
-    # The garbage collector runs a user's __del__ wherever Python code runs, and signals run their handlers: also in a
-    # thread that has the lock. A touch of a proxy there would wait for its own thread for ever. It is one of Python's
-    # own locks, since an __exit__ in Python would double its time.
+    The garbage collector runs a user's __del__ wherever Python code runs, and signals run their handlers: also in a
+    thread that has the lock. A touch of a proxy there would wait for its own thread for ever. It is one of Python's own
+    locks, since an __exit__ in Python would double its time.
+    """
 
     _is_owned: Callable[[], bool]  # threading.Condition calls it, too
 

@@ -5,6 +5,8 @@ and each launch of a kernel waits meanwhile. Here several threads touch the page
 has some, and the driver then only registers them (cudf #23457: 4 GiB in 0.38 in place of 1.97 s). Registered pages are
 ordinary ones for the kernel: other processes can copy from them. A child that is forked does not get them
 (MADV_DONTFORK): else the first write after a fork would go to other pages than those that the GPU knows.
+
+Together: the threads that touch a chunk's pages also copy into them, as one is slower than the GPU's link.
 """
 
 from __future__ import annotations
@@ -76,10 +78,11 @@ def touch(memory: np.ndarray) -> None:
 
 
 class PinnedPool:
-    """A bounded pool of page-locked buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8."""
+    """A bounded pool of page-locked buffers for any thread: it lends arrays of shape (nbytes,) and dtype uint8.
 
-    # Its lock is a leaf: pages are locked and unlocked without it. ``lock`` and ``unlock`` get a chunk. When ``lock``
-    # raises MemoryError, the pool does not grow for a second.
+    Its lock is a leaf: pages are locked and unlocked without it. ``lock`` and ``unlock`` get a chunk. When ``lock``
+    raises MemoryError, the pool does not grow for a second.
+    """
 
     def __init__(
         self, limit_bytes: int, lock: Callable[[np.ndarray], None], unlock: Callable[[np.ndarray], None]

@@ -53,10 +53,11 @@ Locate = Callable[[Sizes], Location]
 
 
 class StoredObject(Handle):
-    """A device array, or a big object in host memory, inside a stored value: it lives as long as it has a proxy."""
+    """A device array, or a big object in host memory, inside a stored value: it lives as long as it has a proxy.
 
-    # Thread-safe: proxies call it in the threads of tasks, and the store (release) in the thread that moves the object
-    # down. Its entry names one unit, so the object lives as long.
+    Thread-safe: proxies call it in the threads of tasks, and the store (release) in the thread that moves the object
+    down. Its entry names one unit, so the object lives as long.
+    """
 
     __slots__ = ("__weakref__", "_proxy", "index", "kind", "unit")
 
@@ -104,10 +105,10 @@ class Reader:
     :meth:`traverse` looks into a value, which runs code of users and libraries, without the store's lock. Its result
     makes the value's entry, under the lock. Other methods bring up the units that are below, in the calling thread, and
     keep them up while in use.
-    """
 
-    # Executor removes units and values that move from its ``contents`` (by the names of their allocations) and
-    # ``values`` (by their ids).
+    Executor removes units and values that move from its ``contents`` (by the names of their allocations) and ``values``
+    (by their ids).
+    """
 
     def __init__(self, executor: Executor, lazily: bool) -> None:
         if lazily:  # parts of values come up one by one (jit_unspill)

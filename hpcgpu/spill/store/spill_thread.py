@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from queue import Empty
 
-from hpcgpu.model.job import Backoff
+from hpcgpu.model.waits import Backoff
 from hpcgpu.spill.state.instructions import HOST
 from hpcgpu.spill.storage.lock import LeafLock
 from hpcgpu.spill.store.executor import Executor

@@ -260,10 +260,11 @@ def _is_live(kind: type) -> bool:
 
 
 class Skeleton(NamedTuple):
-    """A value without its arrays: the objects that lead to arrays, each once, the value itself last."""
+    """A value without its arrays: the objects that lead to arrays, each once, the value itself last.
 
-    # It is flat, and its nodes are not of the objects' classes. So no code of these classes runs when it is pickled (it
-    # would find slots where it expects arrays), and Python does not run out of stack, however deep objects are nested.
+    It is flat, and its nodes are not of the objects' classes. So no code of these classes runs when it is pickled (it
+    would find slots where it expects arrays), and Python does not run out of stack, however deep objects are nested.
+    """
 
     nodes: tuple[Node, ...]
 

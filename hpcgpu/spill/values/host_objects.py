@@ -125,11 +125,12 @@ def size_of(value: Any) -> int:
 
 
 class HostObjects(ObjectContent):
-    """Arrays or tables in host memory that are views of the same memory: one occupies as much as all."""
+    """Arrays or tables in host memory that are views of the same memory: one occupies as much as all.
 
-    # On disk each has bytes of its own; bytes inside another view's are written once. An object without keys is kept in
-    # memory by the others, and is not written. Arrays are of any shapes, strides and dtypes but object; ``nbytes``
-    # counts their allocations, not the part that they show.
+    On disk each has bytes of its own; bytes inside another view's are written once. An object without keys is kept in
+    memory by the others, and is not written. Arrays are of any shapes, strides and dtypes but object; ``nbytes`` counts
+    their allocations, not the part that they show.
+    """
 
     usual_kind = np.ndarray
     # made for the second object, or for the second allocation: most units have one

@@ -95,9 +95,10 @@ class Content(Unit, ABC):
 
 
 class ObjectContent(Content):
-    """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit."""
+    """A content that has objects of users: a unit, or a small member of a bundle, which is then the unit.
 
-    # a member's state is its bundle's, but for nbytes, top and keys, the number of its entries
+    A member's state is its bundle's, but for nbytes, top and keys, the number of its entries.
+    """
 
     usual_kind: type = object
     bundle: Any = None
@@ -169,9 +170,10 @@ NO_SKELETON = SkeletonUnit(Slot(0), 0)
 
 
 class Entry:
-    """A value under one or more names: keys of the store, and handles."""
+    """A value under one or more names: keys of the store, and handles.
 
-    # ``value``, ``names`` and ``key`` change under the store's lock, and may be read without it; the rest never changes
+    ``value``, ``names`` and ``key`` change under the store's lock, and may be read without it; the rest never changes.
+    """
 
     __slots__ = ("key", "lazy", "locations", "names", "skeleton", "small", "units", "used_units", "value")
 

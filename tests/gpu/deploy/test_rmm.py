@@ -1,7 +1,5 @@
 """RMM, cuDF and the store, where they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

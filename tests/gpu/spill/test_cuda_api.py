@@ -1,7 +1,5 @@
 """Buffers of cuda.core and arrays of CuPy on a GPU."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import importlib

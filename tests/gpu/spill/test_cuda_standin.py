@@ -4,8 +4,6 @@ A real driver mostly comes in time, and shows no copy that is not waited for: th
 ``tests/unit/spill/devices/test_cuda_api.py`` runs them, and those of a real GPU which need no kernel.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """PyTorch's tensors, numba's arrays and RMM's buffers on a GPU: each is tested where its library is."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The store's laws on a real GPU, through CuPy."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

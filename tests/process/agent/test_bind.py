@@ -1,7 +1,5 @@
 """``hpcgpu bind``: what the command that it becomes has, under a real mpirun and with the variables of others."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A rank dies, and the run goes on: real ranks on nodes with invented names, a client that computes meanwhile."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import textwrap

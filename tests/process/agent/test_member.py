@@ -1,7 +1,5 @@
 """Jobs that come and go: a scheduler alone, and workers that join it and leave with their data."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """A run that the machine refuses, or that has no worker left, ends with the reason."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run on GPUs that NVML shows: which of them each worker is given. The NVML is a fake, the rest is real."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

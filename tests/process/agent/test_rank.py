@@ -1,7 +1,5 @@
 """The rank program, whole: real ranks under a real MPI, a real scheduler, real workers."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

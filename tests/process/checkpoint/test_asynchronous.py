@@ -1,7 +1,5 @@
 """Checkpoints of asynchronous clients: methods are awaited, and the event loop goes on."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints on real clusters: a script that was killed goes on, and nothing that was synced is computed again."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

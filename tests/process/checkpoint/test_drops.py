@@ -1,7 +1,5 @@
 """Finished chunks that are dropped, by the user or distributed, before they are on disk: they are written."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ends of clusters: what is finished and not on disk yet is written first, the dearest first."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chunks that are on disk when something is lost: they are read, and no task that made them runs again."""
 
-from __future__ import annotations
-
 import os
 import signal
 from multiprocessing import resource_tracker

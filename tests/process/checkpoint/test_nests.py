@@ -1,7 +1,5 @@
 """What a checkpoint takes under one name: futures, several collections; and collections that are persisted already."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path

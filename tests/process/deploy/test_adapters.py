@@ -1,7 +1,5 @@
 """What users of the older tools start: dask-jobqueue's jobs, dask-mpi's ranks, and a runner in their own script."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

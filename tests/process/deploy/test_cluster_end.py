@@ -1,7 +1,5 @@
 """What a cluster object says and does before it is awaited, and when it is closed, detached, or lost."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import html

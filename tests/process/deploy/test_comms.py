@@ -1,7 +1,5 @@
 """No user code meets a handle, or a proxy of another store: by whatever connection and path a value comes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator

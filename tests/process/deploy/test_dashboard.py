@@ -1,7 +1,5 @@
 """The dashboard by the link of a cluster object and its secret; Dask's pages, the page of GPUs, and the metrics."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

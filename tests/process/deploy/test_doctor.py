@@ -1,7 +1,5 @@
 """The doctor's short job: two nodes of this machine that meet, and a whole job without a batch system."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

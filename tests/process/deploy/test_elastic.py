@@ -1,7 +1,5 @@
 """Clusters whose jobs come and go: who owns them, what their loop says, and what a thousand workers cost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

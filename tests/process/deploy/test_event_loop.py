@@ -1,7 +1,5 @@
 """No process of a cluster reads or writes a file on its event loop: a file server may be silent for minutes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

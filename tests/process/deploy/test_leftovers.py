@@ -1,7 +1,5 @@
 """A run leaves no file, however it ends: what is there before and after is compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """LocalGPUCluster: the cluster class, whole, on this machine."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -1,7 +1,5 @@
 """Clusters of several nodes that work, lose some of them at once, and go on; ``benchmarks/gang.py`` has 32 nodes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The memory of workers: how it is trimmed, allocated, watched; and the summary of a run."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Another user of the host has been there before: whatever lies in the folders that all share, the run is right."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

@@ -1,7 +1,5 @@
 """Large values between the processes of a run on one node: they are copied, whatever the call and the end of a peer."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """Jobs of PBS that come and go: arrays, their elements, and what is said of them; the jobs themselves are real."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

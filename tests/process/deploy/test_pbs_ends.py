@@ -3,8 +3,6 @@
 The jobs are real processes of no cluster, but for one test.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The life of a PBSGPUCluster's job, in the words of both builds of OpenPBS: what a person sees, and what is done."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

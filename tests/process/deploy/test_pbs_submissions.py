@@ -1,7 +1,5 @@
 """Submissions to PBS that are not answered: no job too many, and none that nobody knows; the jobs are real."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pools: jobs of several kinds on one scheduler, which real processes replay as PBS would start them."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Plain dask workers with the store, by hpcgpu's preload: real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Runs asked for, ended and cleaned up: with real processes for jobs, and a recorded squeue for many of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The store end to end: clusters with more data than their workers may hold, with and without jit_unspill."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

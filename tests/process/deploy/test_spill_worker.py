@@ -1,7 +1,5 @@
 """The store in real workers: a graph with transfers, executors, loss, release; test_comms has the paths of values."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

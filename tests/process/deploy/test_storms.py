@@ -1,7 +1,5 @@
 """Hundreds of workers at a real scheduler: counts of its calls, and of the workers that it has lost."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

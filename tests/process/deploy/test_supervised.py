@@ -1,7 +1,5 @@
 """Parts of a cluster that fail, are stopped, or end: the words for it, and whether it goes on or all is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

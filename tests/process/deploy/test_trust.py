@@ -1,7 +1,5 @@
 """Who may talk to a cluster, what listens, and where secrets stand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

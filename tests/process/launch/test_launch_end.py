@@ -1,7 +1,5 @@
 """``hpcgpu launch`` ends as its script did, whatever its launcher says, and passes signals on to that."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """What a start reads from the file server of the Python environment, as imports: look-ups follow from them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

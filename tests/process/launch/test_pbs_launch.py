@@ -1,7 +1,5 @@
 """Ranks that mpirun and mpiexec start here: as the command lines promise, and in a job of PBS on two nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

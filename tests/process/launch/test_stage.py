@@ -1,7 +1,5 @@
 """A launch whose ranks, scheduler and workers run from a copy of the Python environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A leader, its fork server and rank 0's scheduler process: ends that do not come, and unexpected errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import operator

@@ -1,7 +1,5 @@
 """Ranks that meet by files or by MPI, in any order, and who has not come, in words."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The contract of every batch system: scripts as golden files and as they run, readers on every recorded output."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What Slurm and PBS say of their queues and nodes, the draft of a site file, and the memory of a PBS job."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

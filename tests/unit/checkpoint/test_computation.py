@@ -1,7 +1,5 @@
 """The identity of a computation: the same in each start of a script, and another one for other values."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

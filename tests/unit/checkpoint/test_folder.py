@@ -1,7 +1,5 @@
 """A checkpoint's folder: who may write, whom it trusts, and its manifests."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import replace

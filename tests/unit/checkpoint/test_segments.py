@@ -1,7 +1,5 @@
 """The format of segments: what is read is what was written, after a crash or damage at any byte."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

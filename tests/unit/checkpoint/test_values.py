@@ -1,7 +1,5 @@
 """Values in frames: bit for bit, and without a GPU those of one as NumPy's."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The thread that writes a worker's chunks."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """The command line as people type it, and what it says of itself: help, completion, facts as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -27,11 +25,15 @@ from waiting import scaled
 from hpcgpu import LocalGPUCluster, __version__
 from hpcgpu.batch import Pbs, Slurm
 from hpcgpu.batch.batch_system import advice
-from hpcgpu.cli.command import Command, Group, as_typed, example_lines
-from hpcgpu.cli.commands import hpcgpu, worker
+from hpcgpu.cli.command import Command, Group, example_lines
+from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.cli.entry import _bind_options, _exit_code
+from hpcgpu.cli.worker import worker
 from hpcgpu.config.checks import check_settings
-from hpcgpu.config.layers import ENTRY_POINTS, default_of, read_settings, unused
+from hpcgpu.config.entry_points import ENTRY_POINTS, unused
+from hpcgpu.config.keywords import default_of
+from hpcgpu.config.layers import read_settings
+from hpcgpu.config.values import as_typed
 from hpcgpu.deploy.site_files import load_site
 from hpcgpu.errors import ConfigError, HpcGpuError, marked, opt, whole
 from hpcgpu.model import JobSpec, Offer, Result, Settings

@@ -1,7 +1,5 @@
 """hpcgpu plan, in a job and without one, and hpcgpu doctor on a login node: from what is typed to what is printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,8 +12,8 @@ from click.testing import CliRunner, Result
 from paths import ROOT, TOPOLOGIES
 from programs import program
 
-from hpcgpu.cli.command import as_typed
 from hpcgpu.cli.commands import hpcgpu
+from hpcgpu.config.values import as_typed
 from hpcgpu.errors import ConfigError, HpcGpuError
 from hpcgpu.plan.doctor.login import LOGIN_CHECKS
 

@@ -1,7 +1,5 @@
 """``hpcgpu topo``: what it prints for machines of files, for parts of them, and what differs between nodes."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -92,6 +90,7 @@ def test_a_part_of_a_machine() -> None:
     assert len(cpusets("--workers", "2")) == 2
     assert len(set(cpusets("--workers", "8"))) == len(cpusets("--gpus", "sim:8")) == 8
     assert cpusets("--cores", "2")[0] == "16-17,144-145"
+    assert ", with --reserved-cores 4\n" in said("--from", TURIN, "--reserved-cores", "4")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Settings from six places: who wins, what is remembered, and what is said about a wrong one."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable
@@ -23,15 +21,14 @@ from paths import DATA
 from programs import python
 
 from hpcgpu import LocalGPUCluster
-from hpcgpu.cli.command import as_typed
 from hpcgpu.config import migration
-from hpcgpu.config.layers import BY_NAME, chosen_site, read_settings
+from hpcgpu.config.layers import chosen_site, read_settings
 from hpcgpu.config.migration import DASK_CUDA, HINTS, JOBQUEUE, ignored, read_local_cuda, translate, without
-from hpcgpu.config.values import KINDS, read_value
+from hpcgpu.config.values import KINDS, as_typed, read_value
 from hpcgpu.errors import ConfigError, plain, whole
 from hpcgpu.model import Settings, Site
 from hpcgpu.model.allocation import SimulatedGpus, parse_simulated
-from hpcgpu.model.settings import DEVICE, NO_LIMIT, SHARE, Limit, options, user_name
+from hpcgpu.model.settings import BY_NAME, DEVICE, NO_LIMIT, SHARE, Limit, options, user_name
 from hpcgpu.model.site import NodeType
 
 SITE = Site(name="here", batch="slurm", defaults={"queue": "gpu", "nthreads": 2}, nodes={"gpu": NodeType(gpus=4)})

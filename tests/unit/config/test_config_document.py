@@ -1,7 +1,5 @@
 """The run document: one word of an argv, the same after reading, and nothing else is read."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """No option is taken and forgotten, and each is on the page of options and in help()."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import re
@@ -14,8 +12,8 @@ from paths import ROOT
 
 import hpcgpu
 from hpcgpu.cli.commands import plan, run
-from hpcgpu.cli.commands import worker as worker_command
-from hpcgpu.config.layers import (
+from hpcgpu.cli.worker import worker as worker_command
+from hpcgpu.config.entry_points import (
     CLIENT,
     ENTRY_POINTS,
     JOBSCRIPT,
@@ -27,12 +25,10 @@ from hpcgpu.config.layers import (
     START,
     TIME,
     check_entry_point,
-    documented,
-    parameters,
-    read_settings,
-    type_of,
     unused,
 )
+from hpcgpu.config.keywords import documented, parameters, type_of
+from hpcgpu.config.layers import read_settings
 from hpcgpu.config.migration import DASK_CUDA, DASK_WORKER
 from hpcgpu.errors import ConfigError
 from hpcgpu.model.settings import options, user_name

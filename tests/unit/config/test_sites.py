@@ -1,7 +1,5 @@
 """Site files: the machines that travel with the package, wrong files, and what a live machine says beside one."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -23,9 +21,10 @@ from paths import DATA, ROOT
 from hpcgpu import batch
 from hpcgpu.batch import get
 from hpcgpu.config.layers import read_settings
+from hpcgpu.config.sites.contradictions import contradictions
 from hpcgpu.config.sites.live import apply_live_facts
 from hpcgpu.config.sites.node_topology import topology_of
-from hpcgpu.config.sites.read import contradictions, read_site
+from hpcgpu.config.sites.read import read_site
 from hpcgpu.config.sites.recognition import is_here, looks_like
 from hpcgpu.config.sites.rules import check_submission, forbidden, notes
 from hpcgpu.deploy import site_files

@@ -1,7 +1,5 @@
 """What people see of a run: progress, the dashboard's link, what workers report, and Prometheus' text."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The doctor's looks at this machine, and its connections."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Jobs that come and go at sites whose programs refuse, answer late, or answer in sentences: Slurm's and PBS's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The jobs of a run: submitted, asked about in one loop, scaled, on nodes that die, and ended."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

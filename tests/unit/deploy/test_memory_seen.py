@@ -1,7 +1,5 @@
 """Memory as people see it: tables, trimming, the allocator, and what distributed itself shows as spilled."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Connections that copy within a node: both ends are in this process, whose memory each end reads as a peer's."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

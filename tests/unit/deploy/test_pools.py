@@ -1,7 +1,5 @@
 """How many workers each pool should have, by a real scheduler; and whose job one is that was found again."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

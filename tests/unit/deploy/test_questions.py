@@ -1,7 +1,5 @@
 """How often a batch system is asked: calls of its programs in a minute of each situation, for each door."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

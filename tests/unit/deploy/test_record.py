@@ -1,7 +1,5 @@
 """The record and the owner of a run, how a run is read again, and the folder for a bug report."""
 
-from __future__ import annotations
-
 import asyncio
 import getpass
 import json

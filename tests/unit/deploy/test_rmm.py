@@ -1,7 +1,5 @@
 """RMM and cuDF: which options go together, what a worker's plan is on its own GPU, what it says without RMM."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

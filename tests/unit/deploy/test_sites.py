@@ -1,7 +1,5 @@
 """Sites and job templates: the hint that a machine looks like a known one, the commands, the files."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

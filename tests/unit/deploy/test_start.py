@@ -1,7 +1,5 @@
 """Before ranks start: where UCX cannot be, what PBS is asked for, and a srun that does not answer."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Many workers that die at once, as a scheduler tells the others."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """What deploy has in the background meets what nobody expected; leaders without workers, workers that have paused."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -1,7 +1,5 @@
 """Certificates, TLS connections that break, and peers that must show soon who they are."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

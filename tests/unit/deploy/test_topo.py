@@ -1,7 +1,5 @@
 """Other people's machines: laws of what is planned from files, over all recorded machines and some made of them."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from pathlib import Path

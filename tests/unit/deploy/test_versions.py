@@ -1,7 +1,5 @@
 """Versions of workers: compared once for each set of them, with distributed's answer. Versions that are too old."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import re

@@ -1,7 +1,5 @@
 """Which GPU is the first of a worker's process, by the driver; on one that stands in for NVIDIA's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

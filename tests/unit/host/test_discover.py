@@ -1,7 +1,5 @@
 """Live discovery on fake machines: hwloc and /sys see a recorded machine, NVML sees GPUs that are not there."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """The energy of a GPU by NVML, and of the CPUs by RAPL: counters that wrap, begin anew, or are not there."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The limits of this process: what the kernel says, and what cgroups allow."""
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the kernel lets processes have: memory by cgroups, that of peers, cores and NUMA nodes."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

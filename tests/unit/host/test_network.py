@@ -1,7 +1,5 @@
 """A tunnel of many connections, and the addresses that a scheduler publishes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

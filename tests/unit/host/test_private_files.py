@@ -1,7 +1,5 @@
 """Secrets lie in files that only their owner can open, and in folders that nobody else can change."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

@@ -1,7 +1,5 @@
 """The remover of a run's folder: trees with links, and the modules that it imports."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

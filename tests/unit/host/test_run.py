@@ -1,7 +1,5 @@
 """Programs that answer, hang, print much, are not there; the launcher's parent; standard error that is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """Ranks start from a copy of their Python environment on their node, or plainly where there can be none."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Which launcher is taken, its command line, and a rank's place: from what real programs said and set."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The picture of a node: nothing missing, nothing twice, no overlaps, no text out of its box."""
 
-from __future__ import annotations
-
 import itertools
 import runpy
 import xml.etree.ElementTree as ET

@@ -3,8 +3,6 @@
 Names P1 to P18 are those of the project's law list; a plan is optimal if no exchange is nearer.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

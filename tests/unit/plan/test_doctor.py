@@ -1,7 +1,5 @@
 """The doctor's checks on facts: what is named, and what is advised."""
 
-from __future__ import annotations
-
 import inspect
 import multiprocessing.connection
 import re

@@ -1,7 +1,5 @@
 """Which rank does what, for any world that somebody may start; what its workers start with, and their memory."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -321,7 +319,7 @@ def test_no_limit_is_exceeded_and_the_one_that_holds_is_named(
 def test_requested_memory_counts_if_the_batch_system_is_silent() -> None:
     asked = Settings(memory_bytes=8 * GIB, sources={"memory": "keyword memory of PBSGPUCluster"})
     gang, own = RunDocument(settings=asked, shape="gang"), RunDocument(settings=asked)
-    words = "memory=8.0 GiB (set by keyword memory of PBSGPUCluster)"
+    words = "memory='8.0 GiB' (set by keyword memory of PBSGPUCluster)"
     assert plan_host_memory(NODE, Allocation(batch="pbs"), gang) == (8 * GIB, words)
     # a directive of the user's own, --mem=16G, is what Slurm grants then
     slurm = Allocation(batch="slurm", memory=HostMemory(16 * GIB, "--mem"))

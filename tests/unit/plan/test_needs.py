@@ -1,7 +1,5 @@
 """What a cluster needs of the system, beside what limits allow."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What people read of a job and of a whole cluster."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """The place of a rank of any launcher: on every machine that of the worker of its GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is done so that as many jobs are there as are wanted: situations one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A little batch world in which anything may happen, and a loop that does what reconcile says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any

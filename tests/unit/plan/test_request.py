@@ -1,7 +1,5 @@
 """From settings to a request, what a queue cannot give, and names of workers that say their job."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

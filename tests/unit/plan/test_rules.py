@@ -1,7 +1,5 @@
 """The rules that the topology benchmark sets beside ours do what their owners' do: counts known from those machines."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

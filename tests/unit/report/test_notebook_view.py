@@ -1,7 +1,5 @@
 """A cluster as HTML: well formed whatever it is called, bars that stay in their tracks, readable with 400 workers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """Tables, the summary of a run, a job before it is submitted, and texts without private names."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Simulated GPUs: memory is counted by buffer, every copy is counted, and dask.array's arrays stay on the device."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Callable, Iterator

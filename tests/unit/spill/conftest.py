@@ -1,7 +1,5 @@
 """All tests of the store run with a lock that tells when it is no leaf; many share a device and a small store."""
 
-from __future__ import annotations
-
 import pytest
 from lock_guard import leaf_lock
 from spill_stores import KIB, NewStore, new_store

@@ -1,7 +1,5 @@
 """The folders of tests, leaks, outcomes of a session, and maintainers' scripts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

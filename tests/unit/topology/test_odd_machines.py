@@ -1,7 +1,5 @@
 """Machines and files as they are elsewhere: synthetic ones of a few objects, each for one fault that was seen."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every recorded machine is read, in hwloc's formats and NCCL's; ``host/test_discover.py`` reads it by /sys."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, partial
 from xml.sax.saxutils import quoteattr

@@ -1,7 +1,5 @@
 """Copies through page-locked memory, and cuda.bindings and cuda.core on a stand-in for NVIDIA's driver."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

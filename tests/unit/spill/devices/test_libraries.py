@@ -4,8 +4,6 @@ The libraries are stand-ins (``support/fake_libraries.py``); ``tests/gpu/spill/t
 ``tests/cupy`` arrays of numba.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """A proxy stands for its object: it loads late, once, and again after a release, and tells of writes."""
 
-from __future__ import annotations
-
 import copy
 import operator
 import pickle

@@ -1,7 +1,5 @@
 """The spill store's state machine: what it instructs, which units go down, and its laws in every order of events."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator

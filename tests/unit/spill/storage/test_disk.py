@@ -1,7 +1,5 @@
 """The disk tier, the room in its files, the pool of host buffers, and warnings about a folder."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gc

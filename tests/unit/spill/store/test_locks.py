@@ -1,7 +1,5 @@
 """Two locks never wait for each other; a reader gets the value that its key had, whoever deletes it meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Spill stores against plain dicts, with limits so small that everything moves, and with faults."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Objects in host memory count by allocation, go to disk together, and come back as they were."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """JIT-unspill: objects of a task's value move one by one, and come up at first use."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import weakref

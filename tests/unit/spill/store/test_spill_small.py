@@ -1,7 +1,5 @@
 """What is only read is not copied twice, what tasks need next is up, and small values move in bundles."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The spill thread goes on after any error, and no caller is told that all is well while it cannot."""
 
-from __future__ import annotations
-
 import errno
 import sys
 from pathlib import Path

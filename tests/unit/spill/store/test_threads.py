@@ -1,7 +1,5 @@
 """Many threads at once, and threads whose allocations fail: they make room, and nobody waits for what they leave."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """Device arrays are found in any container; it comes back as it was: same classes, same identities, no code run."""
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import pickle
