@@ -1,5 +1,7 @@
 """A real Chromium without a window, by its DevTools protocol, and a JupyterLab for it."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import json

@@ -1,5 +1,7 @@
 """A GPU whose memory is the host's, and as much of PyTorch and RMM as the store asks for on it."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import sys

@@ -1,5 +1,7 @@
 """No key is lost, no copy vanishes and nobody waits for ever, whatever a step raises."""
 
+from __future__ import annotations
+
 import gc
 import logging
 import os
