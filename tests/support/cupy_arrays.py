@@ -1,5 +1,6 @@
 """Arrays of CuPy to the device and back without a kernel; cuDF's options and spill manager uncompiled."""
 
+import functools
 import importlib
 import importlib.metadata
 import sys
@@ -75,13 +76,6 @@ class DeviceBuffer:
         return {"data": (self.ptr, False), "shape": (self.size,), "strides": None, "typestr": "|u1", "version": 3}
 
 
-class _Column:
-    """A column of pylibcudf with one buffer."""
-
-    def __init__(self, buffer: Any) -> None:
-        self.data, self.null_mask, self.children = lambda: buffer, lambda: None, tuple
-
-
 def content(values: Any) -> list[tuple[int, set[int]]]:
     """Return of each buffer its size, and which bytes it has."""
     copies = CudaDevice.current(0).copies
@@ -101,7 +95,8 @@ def frame_class(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def __init__(self, *buffers: Any, label: bytes) -> None:
             self.buffers, self.label = [cudf.core.buffer.as_buffer(b) for b in buffers], label
-            self._columns = [_Column(b) for b in self.buffers]
+            column = functools.partial(types.SimpleNamespace, null_mask=lambda: None, children=tuple)
+            self._columns = [column(data=lambda b=b: b) for b in self.buffers]
 
         def memory_usage(self) -> int:
             return sum(b.nbytes for b in self.buffers)

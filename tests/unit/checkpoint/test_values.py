@@ -1,6 +1,5 @@
 """Values in frames: bit for bit, and without a GPU those of one as NumPy's."""
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -85,23 +84,8 @@ def test_packed_array_of_a_gpu_is_numpys_without_one() -> None:
     assert array.tolist() == [[1, 2], [3, 4]]
 
 
-def test_pickled_array_of_cupy_is_numpys_without_a_gpu() -> None:
-    # the pickle of an array of CuPy: a call of its array() with one of NumPy
-    pickled = b"\x80\x05ccupy._core.core\narray\n" + pickle.dumps((np.arange(3),), 5)[2:-1] + b"R."
-    with mock.patch.object(values, "has_gpu", lambda: False):
-        assert values.from_frames([pickled]).tolist() == [0, 1, 2]
-    with mock.patch.object(values, "has_gpu", lambda: True), pytest.raises(ModuleNotFoundError, match="cupy"):
-        values.from_frames([pickled])
-
-
-def test_packed_buffer_is_bytes_without_a_gpu() -> None:
+def test_without_a_gpu_buffers_are_bytes_and_tensors_refused() -> None:
     root = np.arange(6, dtype="u1")
     assert values.NumpyDevice.unpack(root, [BytesView("rmm", 4)])[0].tolist() == [0, 1, 2, 3]
-
-
-def test_objects_of_other_libraries_are_refused_without_a_gpu() -> None:
-    tensor = TensorView((2,), "float32", (1,), 0, False, False)
     with pytest.raises(ConfigError, match=r"objects of torch, .* no GPU for them on .*: load it where"):
-        values.NumpyDevice.unpack(np.zeros(8, "u1"), [tensor])
-    with mock.patch.object(values, "has_gpu", lambda: False), pytest.raises(ConfigError, match="objects of cudf"):
-        values.from_frames([b"\x80\x05ccudf.core.series\nSeries\n."])
+        values.NumpyDevice.unpack(root, [TensorView((6,), "uint8", (1,), 0, False, False)])
