@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # distributed_tests.sh PARTS FOLDER [WORDS FOR PYTEST]: distributed's own tests without and with parts of hpcgpu.
-# PARTS: whole, jit (the spill store; LIMIT=64KiB tries more of it), near, far (connections), several with commas.
+# PARTS: whole, jit (the spill store; LIMIT=64KiB tries more of it), near, far (connections),
+# paced (removals of workers), several with commas.
 # FOLDER is distributed/tests, or another folder of tests, in its sources, of the installed version: wheels have none.
 # Prints what fails with a part alone.
 set -euo pipefail

@@ -2,7 +2,7 @@
 
 ``whole`` or ``jit``: workers of this process that are given no data have the spill store. ``near`` or ``far``:
 connections of the tests' process copy from the peer's memory, or cut large frames into data connections, as between
-nodes. ``none``: nothing of hpcgpu.
+nodes. ``paced``: schedulers of this process remove workers in parts. ``none``: nothing of hpcgpu.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 
 import distributed
 import distributed.comm
+import distributed.deploy.local
 import distributed.shuffle
 import pytest
-from distributed import Worker, utils_test
+from distributed import Worker, scheduler, utils_test
 from distributed.utils_test import *  # noqa: F403 - the fixtures of its tests
 
 from hpcgpu.deploy.network import prepare
 from hpcgpu.deploy.network.data_connections import in_thread, loops, thread_count
+from hpcgpu.deploy.processes.removals import PacedScheduler
 from hpcgpu.spill import GpuSpillBuffer
 from hpcgpu.spill.distributed.plugin import SpillPlugin
 
@@ -54,6 +56,9 @@ async def start_threads() -> None:
 
 if part in ("whole", "jit"):
     Worker.__init__ = with_store
+elif part == "paced":
+    for module in (distributed, distributed.deploy.local, scheduler, utils_test):
+        module.Scheduler = PacedScheduler
 elif part != "none":
     prepare("tcp://", node_copies=part == "near")
     # Threads of the process, which never end, would be leaked from the first test that needs them.
@@ -62,8 +67,8 @@ elif part != "none":
     asyncio.run(start_threads())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip slow tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip slow tests without distributed's option for them."""
     for item in items:
-        if "slow" in item.keywords:
+        if "slow" in item.keywords and not config.getoption("--runslow", default=False):
             item.add_marker(pytest.mark.skip(reason="slow"))

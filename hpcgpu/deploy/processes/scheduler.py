@@ -187,8 +187,7 @@ async def _start(spec: SchedulerSpec) -> EndingScheduler:
     compat.share_versions(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s, spec.carbon_g_per_kwh)
     serve_dashboard(scheduler, spec.dashboard_secret)
-    await scheduler
-    return scheduler
+    return await scheduler
 
 
 class EndingScheduler(SavingScheduler):
@@ -203,18 +202,14 @@ class EndingScheduler(SavingScheduler):
         compat.fail_futures(self, error)
         self._end.set_result(error)
 
-    # A client looks at its futures only after the answer: one that none comes to raises CommClosedError (distributed
-    # 2026.8.0, Client._gather), and one that tells of lost workers lets it wait for them.
+    # A client looks at its futures after the answer alone: without one it raises CommClosedError (distributed 2026.8).
     async def gather(self, *args: Any, **options: Any) -> Any:
         """Return values of workers, or raise the reason of the end; called by clients."""
         gathering = asyncio.ensure_future(super().gather(*args, **options))
-        try:
-            await asyncio.wait([gathering, self._end], return_when=asyncio.FIRST_COMPLETED)
-            if self._end.done():
-                raise self._end.result()
-            return gathering.result()
-        finally:
-            gathering.cancel()
+        await asyncio.wait([gathering, self._end], return_when=asyncio.FIRST_COMPLETED)
+        if self._end.done():
+            raise self._end.result()
+        return gathering.result()
 
 
 class WorkerCount(SchedulerPlugin):
