@@ -25,6 +25,7 @@ def compute(client: Client, gpu: bool = False) -> np.ndarray[Any, Any]:
 
         x = x.map_blocks(asarray)
     y = x[:, 0] * (x[:, 1] > 31) - 2 * x[:, 2]
+    x, y = client.persist([x, y])  # made once, for training and prediction
     data = dxgb.DaskDMatrix(client, x, y)
     params = {"objective": "reg:squarederror", "max_depth": 6, "eta": 0.3, "device": "cuda" if gpu else "cpu"}
     trained = dxgb.train(client, params, data, num_boost_round=20, evals=[(data, "train")], verbose_eval=False)
