@@ -28,16 +28,18 @@ DECIDE := $(BIN)/python scripts/run_tests.py decide
 NOW    := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test check docs image oldest release clusters ucx cupy libraries bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
+.PHONY: help demo test test-all check docs image oldest release channels clusters ucx cupy libraries bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
 
 help:
 	@echo 'make demo         an SVD on four simulated GPUs: no root, no batch system, no GPU'
 	@echo 'make test         all checks and tests; as root on Debian it installs system packages (SYSTEM_DEPS=0: not)'
+	@echo 'make test-all     and the tests of the Slurm lab on Debian 13 and unstable (an hour)'
 	@echo 'make check        the part of them without clusters (tests/unit, ruff, mypy)'
 	@echo 'make docs         the documentation with the API reference, into build/docs'
 	@echo 'make image        a container image from the wheel, in a bare Debian without a compiler; the demo runs in it'
 	@echo 'make oldest       the demo and tests/unit with the lowest versions of all dependencies (minutes)'
 	@echo 'make release      sdist, wheel, locks and bill of materials in build/release, checked; nothing is uploaded'
+	@echo 'make channels     each channel that hpcgpu can come by, in a bare Debian: a row for each; SPACK_ROOT=... for Spack'
 	@echo 'make ucx          the tests of protocol="ucx", in an environment of their own; no GPU is needed'
 	@echo 'make cupy         CuPy, numba and RMM themselves, in an environment of their own; no GPU is needed'
 	@echo 'make libraries   what people run on top: XGBoost, xarray, scikit-learn ..., in an environment of its own (minutes)'
@@ -124,6 +126,9 @@ oldest: $(STAMP)
 release: $(STAMP)
 	scripts/packaging.sh release
 
+channels: $(STAMP)
+	$(BIN)/python scripts/channels.py
+
 # The tests on the Slurm lab wait most of the time, and so do those on a real OpenPBS, where there is one, and those of
 # UCX: all others run beside them, with less of the cores (nice): the kernel gives all containers together no more than
 # one of their processes, and the lab came to its end last. What they print comes last. The lab's image is made while
@@ -150,6 +155,13 @@ test: system
 	  echo 'the tests on the Slurm lab:'; cat $$log; rm -f $$log; \
 	  $(DECIDE) unit process ucx cupy lab pbs; tests=$$?; \
 	  exit $$((here | there | real | tests))
+
+# Slurm 24.11 with Python 3.13, and 26.05 with 3.14, one after the other: each cluster of containers wants a core.
+test-all: test
+	@failed=0; for debian in trixie sid; do \
+	  DEBIAN=$$debian $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 \
+	    tests/lab && DEBIAN=$$debian $(DECIDE) lab || failed=1; \
+	done; exit $$failed
 
 # Each of these starts several processes, and waits for them now and then: two more of them than cores. With one more,
 # two cores had nothing to do for a fifth of the time once the lab was done.

@@ -1,4 +1,4 @@
-"""Slurm: sbatch, squeue, sacct, sinfo, scancel. Tested on what 22.05.8 to 26.05.5 print (tests/data/batch/slurm)."""
+"""Slurm: sbatch, squeue, sacct, sinfo, scancel. Tested on 22.05.8, 24.11.5, 26.05.5 (tests/data/batch/slurm)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,179 @@
+"""Try each channel that hpcgpu comes by, in containers of a bare Debian, and print a row for each: ``make channels``.
+
+Only files of this checkout and what an index of Python's packages and Debian's mirror have are needed, and Docker. With
+``SPACK_ROOT`` (a Spack with spack-packages beside it, as `spack repo list` says) its recipe is concretized, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docker"))
+import context  # noqa: E402
+
+LIMIT_S = 1500
+# In a container: the wheel and sdist in /build, beside what this host needs to reach an index.
+PRELUDE = """
+set -e; cd /build; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
+echo 'Acquire::Check-Valid-Until "false";' > /etc/apt/apt.conf.d/old
+apt() { apt-get update -qq > /dev/null; apt-get install -qq -y --no-install-recommends "$@" > /dev/null 2>&1; }
+apt ca-certificates python3 python3-venv
+cp *.crt /usr/local/share/ca-certificates/ 2> /dev/null || true; update-ca-certificates > /dev/null 2>&1
+export PIP_CONFIG_FILE=/build/pip.conf PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_NO_CACHE_DIR=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/build/constraints.txt
+size() { du -sm "$1" | sed 's/\\t.*/ MB/'; }
+venv() { python3 -m venv /opt/hpcgpu; /opt/hpcgpu/bin/pip install -q "$1[mpi-runtime]"; size /opt/hpcgpu; }
+tool() { python3 -m venv /opt/tool; PIP_CONSTRAINT= /opt/tool/bin/pip install -q "$@"; }
+"""
+EIGHT = "hpcgpu run --gpus sim:8 eight.py"
+EIGHT_PY = """from distributed import Client
+with Client() as client:
+    print(len(client.nthreads()), "workers; a sum on all of them:", sum(client.gather(client.map(abs, range(-8, 0)))))
+"""
+RENDER = """
+from rattler_build import Stage0Recipe, VariantConfig
+text = open("recipe.yaml").read()
+for variant in Stage0Recipe.from_yaml(text).render(VariantConfig()):
+    recipe = variant.recipe
+    print("rendered:", recipe.package.name, recipe.package.version, f"asks for {len(recipe.requirements.run)} packages")
+"""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What a person types, and a script that tries it: its first line is a size, its last line the result."""
+
+    name: str
+    command: str
+    script: str
+    debian: str = "bookworm"
+    options: tuple[str, ...] = ()
+
+
+PIP = "python3 -m venv /opt/hpcgpu && /opt/hpcgpu/bin/pip install '{}[mpi-runtime]'"
+CHANNELS = (
+    Channel("wheel", PIP.format("hpcgpu-*.whl"), f"venv ./hpcgpu-*.whl; PATH=/opt/hpcgpu/bin:$PATH {EIGHT}"),
+    Channel("sdist", PIP.format("hpcgpu-*.tar.gz"), f"venv ./hpcgpu-*.tar.gz; PATH=/opt/hpcgpu/bin:$PATH {EIGHT}"),
+    Channel(
+        "Lmod",
+        "module use packaging/lmod && module load hpcgpu",
+        f"venv ./hpcgpu-*.whl; apt lmod; . /etc/profile.d/lmod.sh; module use lmod; module load hpcgpu; {EIGHT}",
+    ),
+    Channel(
+        "EasyBuild",
+        "eb --robot packaging/easybuild/hpcgpu-*.eb",
+        "apt lmod; . /etc/profile.d/lmod.sh; tool easybuild; export HOME=/tmp PATH=/opt/tool/bin:$PATH;"
+        " echo -; eb --robot --dry-run --allow-use-as-root-and-accept-consequences hpcgpu-*.eb > out;"
+        " echo dry run: $(grep -c '^ \\*' out) easyconfigs, none missing",
+    ),
+    Channel(
+        "conda",
+        "rattler-build build --recipe packaging/conda",
+        f"apt python3; tool py-rattler-build; echo -; /opt/tool/bin/python -c '{RENDER}'",
+    ),
+    Channel(
+        "Apptainer",
+        "apptainer build hpcgpu.sif packaging/apptainer/hpcgpu.def",
+        "apt apptainer squashfs-tools;"
+        " sed -i 's/^Bootstrap:.*/Bootstrap: docker-archive/; s/^From:.*/From: base.tar/' hpcgpu.def;"
+        " sed -i '/^%post/a cp /build/pip.conf /etc/pip.conf' hpcgpu.def; mkdir -p dist; cp *.whl dist;"
+        " apptainer build hpcgpu.sif hpcgpu.def > log 2>&1 || { tail -n 20 log; exit 1; };"
+        f" size hpcgpu.sif; apptainer exec --pwd /build hpcgpu.sif {EIGHT}",
+        debian="sid",
+        options=("--privileged",),
+    ),
+)
+
+
+def run(argv: list[str], **options: object) -> tuple[bool, list[str]]:
+    """Run a command; return whether it ended well, and its lines."""
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, **options)  # type: ignore[call-overload]
+    lines = done.stdout.strip().splitlines()
+    return done.returncode == 0, lines if done.returncode == 0 else [*lines, *done.stderr.strip().splitlines()]
+
+
+def proxies() -> list[str]:
+    """Return the host's proxies as options of docker run, also apt's own."""
+    names = [n for n in ("http_proxy", "https_proxy", "no_proxy") if os.environ.get(n)]
+    return [word for name in names for word in ("--env", name)]
+
+
+def write(folder: Path) -> None:
+    """Write what a container sees in /build."""
+    for kind in ("wheel", "sdist"):
+        ok, lines = run([sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)])
+        if not ok:
+            sys.exit("\n".join(lines))
+    shutil.copytree(ROOT / "packaging/lmod", folder / "lmod")
+    for pattern in ("constraints.txt", "packaging/*/*.eb", "packaging/conda/*.yaml", "packaging/apptainer/*.def"):
+        for path in ROOT.glob(pattern):
+            shutil.copy(path, folder)
+    (folder / "pip.conf").write_text(context.pip_conf())
+    (folder / "eight.py").write_text(EIGHT_PY)
+    for number, ca in enumerate(context.cas()):
+        shutil.copyfile(ca, folder / f"{number}-{ca.stem}.crt")
+
+
+def in_container(channel: Channel, build: Path) -> tuple[bool, list[str]]:
+    """Run a channel's script in a copy of the folder, in a bare Debian."""
+    base = f"debian:{channel.debian}-slim"
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(build, copy, dirs_exist_ok=True)
+        if "docker-archive" in channel.script:
+            run(["docker", "save", "-o", f"{copy}/base.tar", "debian:bookworm-slim"])
+        argv = ["docker", "run", "--rm", "--init", "--network", "host", "-v", f"{copy}:/build", *proxies()]
+        return run([*argv, *channel.options, base, "bash", "-c", PRELUDE + channel.script])
+
+
+def spack() -> tuple[bool, list[str]]:
+    """Concretize the recipe with the Spack of SPACK_ROOT."""
+    if not (root := os.environ.get("SPACK_ROOT")):
+        return True, ["-", "not tried: SPACK_ROOT is not set"]
+    with tempfile.TemporaryDirectory() as scope:
+        (Path(scope) / "repos.yaml").write_text(f"repos:\n  hpcgpu: {ROOT}/packaging/spack/spack_repo/hpcgpu\n")
+        ok, lines = run([f"{root}/bin/spack", "-C", scope, "spec", "py-hpcgpu"])
+    return ok, ["-", f"concretized: {sum('@' in line for line in lines)} specs"] if ok else lines
+
+
+def image() -> tuple[bool, list[str]]:
+    """Build the image and start eight workers in it."""
+    ok, lines = run(["scripts/packaging.sh", "image", sys.executable])
+    if ok:
+        _, size = run(["docker", "image", "inspect", "-f", "{{.Size}}", "hpcgpu-demo"])
+        script = f"cat > eight.py << 'END'\n{EIGHT_PY}END\n{EIGHT}"
+        ok, lines = run(["docker", "run", "--rm", "--network", "none", "hpcgpu-demo", "bash", "-c", script])
+        lines = [f"{int(size[0]) // 10**6} MB", *lines]
+    return ok, lines
+
+
+def main(names: list[str]) -> int:
+    """Try the channels of these names, or all; the exit code is how many failed."""
+    build = Path(tempfile.mkdtemp())
+    write(build)
+    tries = {c.name: (c.command, lambda c=c: in_container(c, build)) for c in CHANNELS}
+    tries |= {"Spack": ("spack dev-build py-hpcgpu@0.1.0a2", spack), "OCI image": ("make image", image)}
+    failed = 0
+    print("| channel | command | size | result | seconds |\n|---|---|---|---|---|", flush=True)
+    for name, (command, attempt) in tries.items():
+        if names and name not in names:
+            continue
+        start = time.monotonic()
+        ok, lines = attempt()
+        lines = lines or ["-", "printed nothing"]
+        size, result = (lines[0], lines[-1]) if ok else ("-", "failed: " + " ".join(lines[-4:]))
+        failed += not ok
+        print(f"| {name} | `{command}` | {size} | {result} | {time.monotonic() - start:.0f} |", flush=True)
+    shutil.rmtree(build)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
