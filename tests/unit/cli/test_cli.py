@@ -84,10 +84,7 @@ def script(tmp_path: Path) -> str:
         ("launch --device-memory-limit 1.5", "set by option --device-memory-limit"),
         ("launch --gpus sim:2 --gpus-per-node 4", "leave --gpus-per-node out"),
         ("launch --site nowhere", "; allowed: bridges2, "),
-        (
-            "launch --site detla",
-            "no site 'detla' in 'hpcgpu site list', and no path of a site file; your own can stand in ",
-        ),
+        ("launch --site detla", "no site 'detla' in 'hpcgpu site list', and no path of a site file"),
         # they would do nothing
         ("run --queue gpu", "--queue gpu (set by option --queue): it is asked of a batch system"),
         ("run --shape elastic", "SLURMGPUCluster and PBSGPUCluster take it"),
