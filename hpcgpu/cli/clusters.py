@@ -1,4 +1,7 @@
-"""The commands about clusters that run: ps, logs and stop."""
+"""The commands about clusters that run: ps, logs and stop.
+
+Together: logs and stop take the names and ids that ps lists.
+"""
 
 from __future__ import annotations
 
