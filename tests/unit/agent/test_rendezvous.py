@@ -181,14 +181,11 @@ def test_starved_rank_sees_two_changes_of_one_time_stamp(tmp_path: Path, monkeyp
     assert ([record["life"] for record in met], clock.now) == (["only"] * 2, 6.0)
 
 
-@pytest.mark.parametrize(("stamp_ns", "least", "most"), [(1, 2, 6), (10**9, 20, 48)], ids=["of ticks", "of seconds"])
-def test_answers_are_looked_for_until_a_stamp_is_past(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp_ns: int, least: int, most: int
-) -> None:
+def test_answer_is_looked_for_until_a_stamp_is_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else changes; a thousand ranks look for a file each time."""
 
     def sleep(pause_s: float) -> None:
-        os.utime(tmp_path, ns=(stamp_ns, stamp_ns))
+        os.utime(tmp_path, ns=(1, 1))  # of a file system that counts ticks
         clock.now += pause_s + 0.001
 
     reads, read = list[str](), private.read
@@ -200,7 +197,7 @@ def test_answers_are_looked_for_until_a_stamp_is_past(
     private.write(tmp_path / "call", '"a"')
     with pytest.raises(LaunchError, match="no answer of rank 0"):
         meet_by_files({}, RankFacts(rank=1, size=2, launcher="srun"), tmp_path, 4.0)
-    assert least <= reads.count("world-a") <= most
+    assert 2 <= reads.count("world-a") <= 6
 
 
 def test_ranks_that_meet_wait_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,32 +48,24 @@ def restored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["distributed alone", "shared"])
-async def test_join_looks_up_the_packages_of_all_workers_once(shared: bool) -> None:
-    lookups = []
+async def test_workers_with_like_packages_keep_one_set_of_them(shared: bool) -> None:
+    lookups, kept = [], []
     async with Scheduler(dashboard_address=":0", port=0) as scheduler, AsyncExitStack() as members:
         if shared:
             compat.share_versions(scheduler)
         for number in range(1, 21):
             Counted.lookups = 0
-            comm = await join(scheduler, number, Counted(dask="1", numpy="2"))
+            comm = await join(scheduler, number, each := Counted(dask="1", numpy="2"))
+            kept.append(weakref.ref(each))
             members.push_async_callback(comm.leave)
             lookups.append(Counted.lookups)
         odd = await join(scheduler, 30, {"dask": "3"})
         members.push_async_callback(odd.leave)
         assert "Mismatched versions" in odd.welcome["warning"]
+        del each
+        gc.collect()
+        assert sum(of() is not None for of in kept) == (1 if shared else 20)
     assert (lookups[-1] == lookups[1]) is shared
-
-
-async def test_workers_with_like_packages_keep_one_set_of_them() -> None:
-    async with Scheduler(dashboard_address=":0", port=0) as scheduler, AsyncExitStack() as members:
-        compat.share_versions(scheduler)
-        for number in range(1, 4):
-            each = Counted(dask="1")
-            kept = weakref.ref(each)
-            members.push_async_callback((await join(scheduler, number, each)).leave)
-            del each
-            gc.collect()
-            assert (kept() is not None) == (number == 1)
 
 
 @given(st.lists(VERSIONS, min_size=1, max_size=3), st.data())
