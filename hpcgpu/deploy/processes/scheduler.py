@@ -202,9 +202,11 @@ class EndingScheduler(SavingScheduler):
         compat.fail_futures(self, error)
         self._end.set_result(error)
 
-    # A client looks at its futures after the answer alone: without one it raises CommClosedError (distributed 2026.8).
     async def gather(self, *args: Any, **options: Any) -> Any:
-        """Return values of workers, or raise the reason of the end; called by clients."""
+        """Return values of workers, or raise the reason of the end; called by clients.
+
+        Without an answer they raise CommClosedError, whatever their futures have got (distributed 2026.8.0).
+        """
         gathering = asyncio.ensure_future(super().gather(*args, **options))
         await asyncio.wait([gathering, self._end], return_when=asyncio.FIRST_COMPLETED)
         if self._end.done():
