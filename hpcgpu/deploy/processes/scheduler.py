@@ -208,10 +208,13 @@ class EndingScheduler(SavingScheduler):
         Without an answer they raise CommClosedError, whatever their futures have got (distributed 2026.8.0).
         """
         gathering = asyncio.ensure_future(super().gather(*args, **options))
-        await asyncio.wait([gathering, self._end], return_when=asyncio.FIRST_COMPLETED)
-        if self._end.done():
-            raise self._end.result()
-        return gathering.result()
+        try:
+            await asyncio.wait([gathering, self._end], return_when=asyncio.FIRST_COMPLETED)
+            if self._end.done():
+                raise self._end.result()
+            return gathering.result()
+        finally:
+            gathering.cancel()
 
 
 class WorkerCount(SchedulerPlugin):
