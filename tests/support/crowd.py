@@ -110,8 +110,9 @@ async def register(address: str, arguments: dict[str, Any], name: str, own: str)
     comm = await connect_again(address, arguments)
     message = {"op": "register-worker", "reply": False, "status": "running", "nthreads": 1, "nanny": None}
     message |= {"name": name, "server_id": name, "stimulus_id": f"worker-connect-{name}", "now": time.time()}
-    message |= {"address": own, "pid": 1}  # a port on which no process listens
-    message |= {"resources": {}, "services": {}, "extra": {}, "memory_limit": 1 << 30, "local_directory": ""}
+    # a port on which no process listens; a node for each worker: a scheduler looks at all of a new one's node
+    message |= {"address": own, "pid": 1, "extra": {"hpcgpu": {"node": name}}}
+    message |= {"resources": {}, "services": {}, "memory_limit": 1 << 30, "local_directory": ""}
     message |= {"versions": get_versions(), "metrics": METRICS}
     await comm.write(message, serializers=["msgpack"])
     answer = await comm.read(deserializers=["msgpack"])
