@@ -41,9 +41,8 @@ from hpcgpu.supervise import reason_of
 
 _HANGS_S = 55.0  # shorter than rank 0 waits: the log shows where the process hangs
 _TELL_S = 0.3  # a client's gather() must see the errors before it sees that the connection is lost
-# A worker sends a heartbeat each 0.5 s, one of a thousand each 6 s, one of 4,000 each 21 s (distributed 2026.8.0). Of a
-# silent one the connection may be open: a frozen node, a suspended job, a task that holds the GIL. distributed gives it
-# up after 5 minutes (worker-ttl). The batch system knows about its job earlier.
+# A worker sends a heartbeat each 0.5 s, one of 4,000 each 21 s (distributed 2026.8.0). A silent one's connection may be
+# open: a frozen node, a suspended job, a task that holds the GIL. distributed gives it up after 5 minutes (worker-ttl).
 _SILENT_S, _MISSED = 20.0, 3
 _SAMPLE = 100  # of queued tasks
 _FULL = 0.6  # above this part of its memory limit more workers come, as distributed's adapt has it

@@ -2,11 +2,12 @@
 
 import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import ranks
-from distributed import Client
+from distributed import Client, LocalCluster
 from shared_host import NEIGHBOUR
 from waiting import scaled, until
 
@@ -54,6 +55,8 @@ os.fork = refusing_fork
 if "NO_THREADS" in os.environ:
     _thread.start_new_thread = threading._start_new_thread = refusing_thread
 """
+# Dask imports a preload twice in each worker.
+ONE_LICENCE = 'import os\n"LICENCE" in os.environ or os.environ.update(LICENCE=open({path!r}, "x").name)\n'
 SCRIPT = """
 from distributed import Client
 def found():
@@ -69,6 +72,25 @@ def test_workers_that_died_for_good_end_the_run(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the run ends: no worker is left, and none comes: worker " in done.stderr
     assert ": broken\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("door", "licence", "words"),
+    [
+        ("run", "one", "1 of 2 workers on 1 node ready; "),
+        ("run", "none/one", "no worker of this node could be started: "),
+        ("launch", "one", "1 of 2 workers on 1 node ready; "),
+        ("worker", "one", "1 of 2 workers could not be started: "),
+    ],
+)
+def test_each_door_names_a_worker_that_does_not_start(tmp_path: Path, door: str, licence: str, words: str) -> None:
+    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": repr([ONE_LICENCE.format(path=str(tmp_path / licence))])}
+    env |= {"SLURM_JOB_ID": "7"} if door == "launch" else {}
+    with LocalCluster(n_workers=0, dashboard_address=None) if door == "worker" else nullcontext() as cluster:
+        what = cluster.scheduler_address if cluster else str(ranks.script(tmp_path, SCRIPT))
+        done = ranks.run_command([str(ranks.BIN / "hpcgpu"), door, "--gpus", "sim:2x16MiB", what], env)
+    assert done.returncode == ("ready" not in words), done.stderr
+    assert re.search(rf"{words}the worker \S+-\d did not start: File\w+Error.*/one'", done.stderr), done.stderr
 
 
 def test_tasks_fail_after_a_script_retires_all_workers(tmp_path: Path) -> None:
