@@ -52,7 +52,7 @@ _EVENTS = 32  # in a turn of the loop
 class _FewEvents(selectors.DefaultSelector):
     """Gives the loop few of the events that are ready, chosen at random: no peer waits for another that says much.
 
-    When 1,000 workers join at once, 600 connections are ready in a turn, which took 0.35 s of CPU time.
+    When 4,000 workers join at once, more than a thousand are ready in a turn; one took 1.3 s of CPU time.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

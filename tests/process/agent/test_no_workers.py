@@ -2,7 +2,6 @@
 
 import os
 import re
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -86,8 +85,8 @@ def test_workers_that_died_for_good_end_the_run(tmp_path: Path) -> None:
 def test_each_door_names_a_worker_that_does_not_start(tmp_path: Path, door: str, licence: str, words: str) -> None:
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": repr([ONE_LICENCE.format(path=str(tmp_path / licence))])}
     env |= {"SLURM_JOB_ID": "7"} if door == "launch" else {}
-    with LocalCluster(n_workers=0, dashboard_address=None) if door == "worker" else nullcontext() as cluster:
-        what = cluster.scheduler_address if cluster else str(ranks.script(tmp_path, SCRIPT))
+    with LocalCluster(n_workers=0, dashboard_address=None) as cluster:
+        what = cluster.scheduler_address if door == "worker" else str(ranks.script(tmp_path, SCRIPT))
         done = ranks.run_command([str(ranks.BIN / "hpcgpu"), door, "--gpus", "sim:2x16MiB", what], env)
     assert done.returncode == ("ready" not in words), done.stderr
     assert re.search(rf"{words}the worker \S+-\d did not start: File\w+Error.*/one'", done.stderr), done.stderr
