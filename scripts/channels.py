@@ -125,7 +125,8 @@ def write(folder: Path) -> None:
 def in_container(channel: Channel, build: Path) -> tuple[bool, list[str]]:
     """Run a channel's script in a copy of the folder, in a bare Debian."""
     base = f"debian:{channel.debian}-slim"
-    if channel.options and not run(["docker", "run", "--rm", *channel.options, "debian:bookworm-slim", "true"])[0]:
+    runs, runs_with_options = (run(["docker", "run", "--rm", *o, base, "true"])[0] for o in ((), channel.options))
+    if runs and not runs_with_options:
         return True, ["-", f"not tried: Docker refuses {' '.join(channel.options)} here"]
     with tempfile.TemporaryDirectory() as copy:
         shutil.copytree(build, copy, dirs_exist_ok=True)
