@@ -5,12 +5,9 @@ A task on each worker is a rank. --gpu speaks NCCL between the workers that have
 between the CPUs of all. Neither is encrypted.
 """
 
-from __future__ import annotations
-
 import argparse
 import socket
 import sys
-from typing import Any
 
 import torch
 from distributed import Client, get_worker
@@ -31,9 +28,9 @@ def train(rank: int, size: int, address: tuple[str, int], gpu: bool) -> list[flo
     store = dist.TCPStore(*address, size, rank == 0)
     dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=rank, world_size=size)
     x = torch.randn(1200, 4, generator=torch.Generator().manual_seed(1))
-    y = (x @ torch.tensor([[1.0], [-2.0], [3.0], [0.5]]))[rank::size].to(device)
-    x = x[rank::size].to(device)
-    model: Any = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False).to(device))
+    y = x @ torch.tensor([[1.0], [-2.0], [3.0], [0.5]])
+    x, y = x[rank::size].to(device), y[rank::size].to(device)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(60):
         optimizer.zero_grad()
@@ -53,8 +50,7 @@ def ranks(client: Client, gpu: bool) -> list[str]:
 def compute(client: Client, gpu: bool = False) -> list[float]:
     """Return the weights, the same from each rank."""
     places = ranks(client, gpu)
-    address = client.submit(free_address, workers=places[0], pure=False).result()
-    shared = [len(places), address, gpu]
+    shared = len(places), client.submit(free_address, workers=places[0], pure=False).result(), gpu
     trained = [client.submit(train, i, *shared, workers=place, pure=False) for i, place in enumerate(places)]
     return list(client.gather(trained)[-1])
 

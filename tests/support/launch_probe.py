@@ -1,5 +1,7 @@
 """Watches the ranks that a launcher's command line starts."""
 
+from __future__ import annotations
+
 import json
 import os
 import select
