@@ -56,7 +56,7 @@ def test_ranks_of_two_nodes_meet_without_ssh(launcher: str, tmp_path: Path, requ
     assert {(mark, path) for _, _, mark, path, *_ in found} == {('of the "script"', env["PATH"])}
     assert {(host, gpus) for host, *_, gpus, _ in found} == {("node0001", "GPU-of-node0001"), ("node0002", None)}
     assert {threads for *_, threads in found} == {"1"}, "PBS has set it to the job's cores on each node"
-    assert "env= changes it" in done.stderr
+    assert "--env changes it" in done.stderr
     assert (tmp_path / "tmrsh.log").read_text().startswith("node0002 /bin/sh -c ")
     assert "of the" not in (tmp_path / "tmrsh.log").read_text(), "a variable may be secret, all see a command line"
     assert list((tmp_path / ".hpcgpu" / "launches").iterdir()) == []
