@@ -62,7 +62,7 @@ class SchedulerView:
             job_id, restarts, _ = name
             before = jobs.get(job_id, NO_WORKERS)
             is_silent = address in silent and (before.silent or not before.addresses)
-            pool = next(filter(facts.get("resources", {}).__contains__, pools), "")
+            pool = next((pool for pool in pools if pool in facts.get("resources", ())), "") if pools else ""
             jobs[job_id] = JobWorkers((*before.addresses, address), max(before.restarts, restarts), is_silent, pool)
         if head and of_head and not self.searching():
             jobs[head] = JobWorkers(tuple(of_head))

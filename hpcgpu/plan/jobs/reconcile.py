@@ -111,21 +111,22 @@ def reconcile(facts: Facts, policy: Policy) -> Actions:
 
 def _fate(facts: Facts, policy: Policy, job: Job) -> tuple[str, str]:
     """Return the fate of a member job, and the reason why it is given up; "" if it is not."""
-    if job.status and job.state is JobState.ENDED:
+    state, heard = job.state, job.heard
+    if job.status and state is JobState.ENDED:
         return GONE, format_status(job.status) or "ended"
     unlisted_s = policy.missing_limit_s if job.was_listed else policy.patience.unlisted_s
-    if not job.heard and _answered(facts, job.missing_since_s, unlisted_s):
+    if not heard and _answered(facts, job.missing_since_s, unlisted_s):
         return MISSING, format_missing(unlisted_s)
     if job.leaving:
         return LEAVING, ""
-    if job.status and job.state is JobState.STUCK and not job.workers:
+    if job.status and state is JobState.STUCK and not job.workers:
         return GHOST, format_status(job.status)
-    if not job.heard and (why := why_ending(job, facts.now_s)):
+    if not heard and (why := why_ending(job, facts.now_s)):
         return GHOST, why
-    if job.state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
+    if state is JobState.RUNNING and _answered(facts, job.alone_since_s, policy.start_limit_s):
         return GHOST, f"ran for {policy.start_limit_s:g} s without a worker"
     # lasting trouble of a running job without workers, or of its node
-    trouble = job.status.trouble if job.status and job.state is JobState.RUNNING and not job.heard else ""
+    trouble = job.status.trouble if job.status and state is JobState.RUNNING and not heard else ""
     if trouble and _answered(facts, _lost_s(job), policy.missing_limit_s):
         return GHOST, trouble
     return OUTGOING if facts.now_s >= _end_s(job, policy) - 2 * policy.lead_s(job) else ALIVE, ""
