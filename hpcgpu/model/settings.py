@@ -432,7 +432,7 @@ class Settings:
     @property
     def is_typed(self) -> bool:
         """Return whether options were typed at a command line, in whose form messages name them."""
-        return any(where.startswith(FROM[:9]) for where in self.sources.values())
+        return any(where.startswith(FROM.partition("{")[0]) for where in self.sources.values())
 
     def ranks_per(self, nodes: int) -> str:
         """Return what has a rank of its own in a job of so many nodes: ``gpu`` or ``node``."""

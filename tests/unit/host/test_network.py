@@ -63,8 +63,8 @@ async def test_a_connection_that_is_reset_leaves_the_others_alone() -> None:
         first, second = await through.connect(), await through.connect()
         assert await asked(first, b"one") == b"one"
         assert await asked(second, b"two") == b"two"
-        first[1].write(bytes(8 << 20))  # more than fits into the buffers, and nobody reads what comes back
-        await asyncio.sleep(0.1)
+        first[1].write(bytes(8 << 20))  # more than fits into the buffers
+        await first[0].readexactly(1)  # of what comes back; nobody reads the rest
         first[1].transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         first[1].transport.abort()
         for _ in range(20):
