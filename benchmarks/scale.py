@@ -170,7 +170,7 @@ def meeting(count: int) -> float:
 def one(who: str, count: str) -> None:
     """Measure one cluster; in a process of its own, which has no free memory of the one before."""
     make = {"hpcgpu": ours, "distributed": theirs}[who]
-    with make(int(count) // PER_JOB) as (cluster, pid):
+    with make(-(-int(count) // PER_JOB)) as (cluster, pid):
         steps(cluster, pid, int(count), who, f"{count} workers, {CONNECTIONS} connections each")
 
 
