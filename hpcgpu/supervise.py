@@ -217,16 +217,22 @@ def start(
     return task
 
 
+def in_thread(call: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs) -> asyncio.Future[Answer]:
+    """Run a call in a thread; if Python ends and has shut its threads down, here: functions of atexit may take long."""
+    loop, bound = asyncio.get_running_loop(), functools.partial(call, *args, **kwargs)
+    try:
+        return loop.run_in_executor(None, bound)
+    except RuntimeError:
+        (done := loop.create_future()).set_result(bound())
+        return done
+
+
 async def to_thread(call: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs) -> Answer:
     """Run a call in a thread; return when it has ended, even if this task is cancelled meanwhile.
 
     Otherwise the call's effects would come later, beside those of the next one.
     """
-    bound = functools.partial(call, *args, **kwargs)
-    try:
-        done = asyncio.get_running_loop().run_in_executor(None, bound)
-    except RuntimeError:  # Python ends and has shut the threads down; functions of atexit may take a while
-        return bound()
+    done = in_thread(call, *args, **kwargs)
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:

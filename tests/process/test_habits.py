@@ -51,6 +51,23 @@ except KeyboardInterrupt:
             thread.join()
     print("interrupted")
 """
+LONG_EXIT = """
+import atexit, os, signal, time
+from distributed import Client
+from hpcgpu import LocalGPUCluster
+
+def upload():
+    time.sleep(3)  # three times client_grace
+    print(client.submit(sum, [1, 2]).result())
+    os.kill(scheduler, signal.SIGKILL)
+    while "lost: the ranks ended with exit code 70" not in repr(cluster):
+        time.sleep(0.05)
+
+cluster = LocalGPUCluster(gpus="sim:1x64MiB", quiet=True, client_grace=1)
+client = Client(cluster)
+scheduler = client.run_on_scheduler(os.getpid)
+atexit.register(upload)
+"""
 
 
 def test_interrupt_ends_a_script_but_not_the_cluster_of_a_cell(tmp_path: Path) -> None:
@@ -67,6 +84,14 @@ def test_interrupted_start_ends_the_ranks_and_says_no_more(tmp_path: Path) -> No
     (tmp_path / "script.py").write_text(INTERRUPTED_START)
     done = ranks.run_command([sys.executable, str(tmp_path / "script.py")])
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+def test_functions_of_atexit_have_their_cluster_and_its_end(tmp_path: Path) -> None:
+    """Python has shut its threads down by then."""
+    (tmp_path / "script.py").write_text(LONG_EXIT)
+    done = ranks.run_command([sys.executable, str(tmp_path / "script.py")])
+    assert done.stdout == "3\n", done.stderr
+    assert "RuntimeError" not in done.stderr
 
 
 def fails(call: object, *words: object, **options: object) -> str:

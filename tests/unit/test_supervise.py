@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -53,13 +52,6 @@ async def test_loop_reports_trouble_after_some_failures_and_its_end() -> None:
     assert loop.trouble == ""
     said = "the loop has failed {} times in a row: home is full"
     assert told == ["", "", said.format(3), said.format(4), ""]
-
-
-async def test_calls_still_run_after_python_has_shut_the_threads() -> None:
-    executor = ThreadPoolExecutor()
-    asyncio.get_running_loop().set_default_executor(executor)
-    executor.shutdown()
-    assert await supervise.to_thread(str, 1) == "1"
 
 
 async def test_until_polls_for_an_answer_within_its_time() -> None:

@@ -162,7 +162,7 @@ class Connection:
             self._lost(str(e))
             return True
         except OSError as e:
-            if not await asyncio.to_thread(self._folder.exists):
+            if not await supervise.in_thread(self._folder.exists):
                 self._lost(f"{reason}; its folder is gone: another process has stopped it")
                 return True
             self._progress.say(f"the scheduler has answered and is gone again: {message_of(e)}")
@@ -228,7 +228,7 @@ class Connection:
 
     async def _read(self) -> SchedulerFile | None:
         """Read the scheduler file; in a thread, since a file server may be silent for a while."""
-        return await asyncio.to_thread(scheduler_file.read, self._folder)
+        return await supervise.in_thread(scheduler_file.read, self._folder)
 
     async def _look(self) -> SchedulerFile | None:
         """Return the scheduler file; without one show the job and return None."""
@@ -237,7 +237,7 @@ class Connection:
         job = await self._run.check()
         if error := self._run.given_up:
             raise error
-        workers = await asyncio.to_thread(scheduler_file.read_progress, self._folder)
+        workers = await supervise.in_thread(scheduler_file.read_progress, self._folder)
         self._show(job.registered(workers, asyncio.get_running_loop().time()))
         return None
 

@@ -175,7 +175,7 @@ class LocalRun:
         if self._attached and process.start_time(int(job.id)) is None:
             raise JobError(f"the ranks have ended, with the cluster object that started them: {self._attached.owner}")
         if job.status and job.state is JobState.ENDED:
-            end = await asyncio.to_thread(log_tail, self._log, kept=self._keeps)
+            end = await supervise.in_thread(log_tail, self._log, kept=self._keeps)
             raise JobError(f"the ranks ended with exit code {job.status.exit_code}; make a new cluster\n{end}")
         return job
 
