@@ -250,12 +250,16 @@ class MachinePlan:
 def workers_table(topology: Topology, specs: Sequence[WorkerSpec], nics: str | tuple[str, ...] = "balanced") -> Table:
     """Show planned workers; a reason that all of them share is below the table."""
     ports = Ports(topology, nics)
-    first, *others = [worker_reasons(s) for s in specs] or [()]
-    alike = [r for r in first if others and all(r in reasons for reasons in others)]
-    rows = [
-        (*_cells(topology, ports, spec), tuple(r for r in worker_reasons(spec) if r not in alike)) for spec in specs
-    ]
-    return Table(_COLUMNS, rows, notes=[f"each worker: {reason}" for reason in alike])
+    apart, alike = shared_reasons([worker_reasons(s) for s in specs])
+    rows = [(*_cells(topology, ports, spec), mine) for spec, mine in zip(specs, apart, strict=True)]
+    return Table(_COLUMNS, rows, notes=alike)
+
+
+def shared_reasons(reasons: Sequence[Sequence[str]]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return each worker's reasons without those that all have, and these as notes below a table."""
+    first, *others = reasons or [()]
+    alike = [r for r in first if others and all(r in mine for mine in others)]
+    return [tuple(r for r in mine if r not in alike) for mine in reasons], [f"each worker: {r}" for r in alike]
 
 
 def _cells(topology: Topology, ports: Ports, spec: WorkerSpec) -> tuple[str, ...]:

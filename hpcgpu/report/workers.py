@@ -13,7 +13,7 @@ from typing import Any
 from hpcgpu.model import ActualBinding, WorkerSpec
 from hpcgpu.plan.doctor.findings import CheckResult, ok, warning
 from hpcgpu.plan.jobs.job import Job
-from hpcgpu.report.machine import format_gpu, format_memory, format_ports, worker_reasons
+from hpcgpu.report.machine import format_gpu, format_memory, format_ports, shared_reasons, worker_reasons
 from hpcgpu.report.table import Bar, Column, Shown, Table, Value, page, preformatted
 from hpcgpu.units import counted, format_bytes
 
@@ -282,19 +282,21 @@ class Bindings(Shown):
 
     @property
     def table(self) -> Table:
-        """Planned and actual bindings; differences and reasons are below each row."""
+        """Planned and actual bindings; differences and reasons are below each row, what all workers share below all."""
         names = ("GPU", "cores planned", "cores now", "memory planned", "memory now", "OS threads", "NIC")
         columns = (_WORKER, *map(Column, names), _FAULTS, Column("reasons", kind="note"))
+        apart, alike = shared_reasons([w.reasons for w in self.workers])
         rows = [
-            (w.name, w.gpu_text, w.cores, *_actual(w), w.nic, tuple(w.differences), tuple(w.reasons))
-            for w in self.workers
+            (w.name, w.gpu_text, w.cores, *_actual(w), w.nic, tuple(w.differences), mine)
+            for w, mine in zip(self.workers, apart, strict=True)
         ]
         verdict = "read back from the kernel: all threads are where they were planned"
         if wrong := self.differences:
             verdict = f"{len(wrong)} of {len(self.workers)} workers not as planned"
         obstacles = sorted({w.node_copies for w in self.workers if w.spec})
         ways = ", ".join(f"by the connection ({why})" if why else "by one copy" for why in obstacles)
-        return Table(columns, rows, notes=[verdict, *(f"large values within a node: {way}" for way in [ways] if way)])
+        notes = [*alike, verdict, *(f"large values within a node: {way}" for way in [ways] if way)]
+        return Table(columns, rows, notes=notes)
 
 
 def _actual(worker: WorkerFacts) -> tuple[str, str, str, str]:

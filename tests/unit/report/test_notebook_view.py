@@ -96,11 +96,14 @@ def test_a_difference_from_the_plan_is_seen() -> None:
     assert "1 of 1 workers not as planned" in page
 
 
-def test_bindings_have_one_line_about_the_ways_of_values() -> None:
+def test_bindings_say_once_what_all_workers_share() -> None:
     obstacles = ("", "node_copies=False", "kernel.yama.ptrace_scope=2", "node_copies=False")
-    found = Bindings(tuple(facts(f"n{i}-0", f"n{i}", node_copies=why, spec=SPEC) for i, why in enumerate(obstacles)))
+    few = {"spec": SPEC, "reasons": ("1 core for 4 workers",)}
+    found = Bindings(tuple(facts(f"n{i}-0", f"n{i}", node_copies=why, **few) for i, why in enumerate(obstacles)))
     ways = "by one copy, by the connection (kernel.yama.ptrace_scope=2), by the connection (node_copies=False)"
-    assert found.table.notes[1:] == [f"large values within a node: {ways}"]
+    shared, _, *last = found.table.notes
+    assert (shared, last) == ("each worker: 1 core for 4 workers", [f"large values within a node: {ways}"])
+    assert str(found).count("1 core for 4 workers") == 1
 
 
 def test_400_workers_are_folded_and_cut() -> None:
