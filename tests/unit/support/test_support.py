@@ -29,6 +29,15 @@ def test_flaky():
         raise ValueError("the first run")
 def test_bad(): raise ValueError("each run")
 """
+# As in distributed's sources: it names its own module, certificates beside it, and wants a dict for its data.
+OF_DISTRIBUTED = """
+from pathlib import Path
+import distributed.tests.test_data as here
+from distributed.utils_test import gen_cluster, get_cert
+def test_places(): assert Path(get_cert("tls.pem")).parent == Path(here.__file__).parent
+@gen_cluster(nthreads=[("", 1)], worker_kwargs={"memory_limit": None})
+async def test_no_zict(s, a): assert type(a.data) is dict
+"""
 # In place of the Python that makes the environment, of the one in it, and of uv.
 PYTHON = """#!/bin/bash
 case "$*" in
@@ -168,3 +177,18 @@ def test_an_installation_shows_that_it_goes_on_and_how_to_use_it(tmp_path: Path)
         assert (done.returncode, words in done.stdout) == (0, True), done
         assert ("numpy" in done.stdout) == (works == "pip")
         assert done.stdout.endswith(f"On your own: . {venv}/bin/activate; hpcgpu run --gpus sim:4 examples/svd.py\n")
+
+
+def test_tests_of_distributed_have_their_sources_and_a_part(tmp_path: Path) -> None:
+    folder = tmp_path / "distributed/tests"
+    folder.mkdir(parents=True)
+    for path, text in (("../scheduler.py", ""), ("tls.pem", ""), ("test_data.py", OF_DISTRIBUTED)):
+        (folder / path).write_text(text)
+    argv = [ROOT / "scripts/distributed_tests.sh", "whole", folder]
+    env = {**os.environ, "PYTHON": sys.executable, "WORKERS": "0"}
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=scaled(120))
+    assert re.sub(" in .*", "", done.stdout).splitlines() == [
+        "none: 2 passed",
+        "whole: 1 failed, 1 passed",
+        "test_data.py::test_no_zict",
+    ], done.stdout + done.stderr
