@@ -1,5 +1,6 @@
 """The exit codes of jobs are those of their scripts, and no success where something was killed."""
 
+import pytest
 from lab import CHECKOUT, Lab
 from waiting import scaled, until
 
@@ -13,6 +14,26 @@ if sys.argv[1] == "wait":
     time.sleep(600)
 end = int(sys.argv[1])
 os.kill(os.getpid(), -end) if end < 0 else sys.exit(end)
+"""
+ELASTIC = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from distributed import as_completed, wait
+
+class Held:
+    def __reduce__(self):
+        time.sleep(600)
+
+def feature(i):
+    time.sleep(1)
+
+cluster = SLURMGPUCluster(gpus="sim:2", shape="elastic", walltime="00:01:00", dashboard=False)
+client, pool = Client(cluster), ThreadPoolExecutor()
+one, other = client.nthreads()
+held, features = client.submit(Held, workers=[one]), client.map(feature, range(240), workers=[other])
+wait(held)
+calls = (lambda: [f.result() for f in as_completed(features)], held.result, lambda: client.gather([*features, held]))
+waits = [pool.submit(call) for call in calls]
 """
 
 
@@ -66,3 +87,17 @@ def test_a_killed_scheduler_is_no_success_of_its_job(slurm_lab: Lab) -> None:
         assert {job: slurm_lab.wait_job(job)["ExitCode"] for job in places} == dict.fromkeys(places, "70:0")
         for shape in ("gang", "elastic"):
             client(f"with contextlib.suppress(Exception): {shape}.close()")
+
+
+@pytest.mark.timeout(300)
+def test_first_job_ends_waits_with_the_word_of_its_walltime(slurm_lab: Lab) -> None:
+    """A client waits for tasks, for a value that a worker does not give any more, and for both."""
+    with slurm_lab.client() as client:
+        client(ELASTIC)
+        job = client("cluster.job_id")
+        assert f"the cluster ends with job {job}, its first, 00:01:00 after that began" in client.said
+        over = "JobError: the job ended: it got SIGTERM: its walltime is over; with scheduler='here' a cluster outlives"
+        errors = client("[f'{type(e).__name__}: {e}' for each in waits for e in [each.exception()]]")
+        assert [error[: len(over)] for error in errors] == [over] * 3
+        assert slurm_lab.wait_job(job)["JobState"] == "TIMEOUT"
+        client("client.close(); cluster.close()")
