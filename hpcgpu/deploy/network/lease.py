@@ -88,10 +88,7 @@ def keep_touched(folder: Path, grace_s: float) -> supervise.Loop:
     every_s = interval_s(grace_s)
 
     async def touch() -> bool:
-        try:
-            if not await supervise.to_thread(is_detached, folder):
-                await supervise.to_thread(renew, folder)
-        except FileNotFoundError:
+        if not await supervise.to_thread(_is_kept, folder):
             return True
         await asyncio.sleep(every_s)  # a failure, as of a file server that is away for a moment, is logged and retried
         return False
@@ -107,6 +104,15 @@ def touch(folder: Path) -> None:
 def renew(folder: Path) -> None:
     """Renew the lease, every few seconds; make no file, but raise FileNotFoundError if lease or folder is gone."""
     os.utime(folder / _LEASE)
+
+
+def _is_kept(folder: Path) -> bool:
+    """Renew the lease, unless it was given up; return False if its file is gone, as when the run has ended."""
+    with contextlib.suppress(FileNotFoundError):
+        if not is_detached(folder):
+            renew(folder)
+        return True
+    return False
 
 
 def detach(folder: Path) -> None:

@@ -5,7 +5,9 @@ import errno
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +164,25 @@ async def test_lease_before_submission_ends_with_its_folder(tmp_path: Path) -> N
     assert not loop.task.done()
     (tmp_path / "lease").unlink()
     await loop.task
+
+
+async def test_end_of_a_run_in_a_sign_of_life_is_no_failure(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    begun, gate = list[object](), threading.Semaphore(1)  # for the first call
+
+    class Gated(ThreadPoolExecutor):
+        def submit(self, call: Callable[[], object]) -> Any:
+            begun.append(call)
+            return super().submit(lambda: gate.acquire() and call())
+
+    asyncio.get_running_loop().set_default_executor(Gated())
+    touch(tmp_path)
+    loop = keep_touched(tmp_path, 0.1)
+    await when(lambda: len(begun) == 2)
+    (tmp_path / "lease").unlink()
+    loop.cancel()
+    gate.release()
+    await asyncio.wait([loop.task])
+    assert failures(log) == []
 
 
 @pytest.mark.parametrize("part", ["send", "woken"])
