@@ -75,7 +75,9 @@ def test_readme_is_short_and_its_lines_are_tried() -> None:
     for text in LINES:
         if text.startswith("hpcgpu"):
             doc_blocks.check_mention(text)
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall("`(make [a-z]+)", readme)[:2] == ["make demo", "make test"]
+    assert len(readme.splitlines()) <= 110
 
 
 ANSWERS |= {"coming-from/dask-cuda", "explanation/memory", "explanation/doctor"}
