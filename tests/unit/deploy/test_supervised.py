@@ -157,16 +157,11 @@ async def test_lease_before_submission_is_renewed_after_any_error(log: pytest.Lo
     assert "embedded null " in failure(log)  # byte; from Python 3.13 on: character
 
 
-async def test_lease_before_submission_ends_with_its_folder(tmp_path: Path) -> None:
-    touch(tmp_path)
-    loop = keep_touched(tmp_path, 0.1)
-    await asyncio.sleep(0.05)
-    assert not loop.task.done()
-    (tmp_path / "lease").unlink()
-    await loop.task
-
-
-async def test_end_of_a_run_in_a_sign_of_life_is_no_failure(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_lease_before_submission_ends_with_its_file(
+    cancelled: bool, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """Also if it is given up while a thread touches the file."""
     begun, gate = list[object](), threading.Semaphore(1)  # for the first call
 
     class Gated(ThreadPoolExecutor):
@@ -179,7 +174,8 @@ async def test_end_of_a_run_in_a_sign_of_life_is_no_failure(tmp_path: Path, log:
     loop = keep_touched(tmp_path, 0.1)
     await when(lambda: len(begun) == 2)
     (tmp_path / "lease").unlink()
-    loop.cancel()
+    if cancelled:
+        loop.cancel()
     gate.release()
     await asyncio.wait([loop.task])
     assert failures(log) == []
