@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from distributed import get_worker
 from distributed.protocol.pickle import dumps
+from distributed.worker import thread_state
 
 from hpcgpu.checkpoint.segments import Chunk, Place, read
 from hpcgpu.errors import ConfigError
 from hpcgpu.spill.devices.libraries import ArrayView, BytesView
-from hpcgpu.spill.store.handles import Handle, Packed, arrive
+from hpcgpu.spill.store.buffer import GpuSpillBuffer
+from hpcgpu.spill.store.handles import Handle, Packed
 
 # What the pickles of CuPy's arrays, and of those that the spill store packs, name, and what is read in its place.
 _CUPY = ("cupy._core.core", "array")
@@ -43,11 +46,21 @@ def from_frames(frames: Sequence[Any]) -> Any:
 
 
 def load(folder: str, chunk: tuple[Any, ...], place: tuple[Any, ...]) -> Any:
-    """Read a chunk: the task of a restored one. On a worker with the spill store its arrays stay in host memory."""
+    """Read a chunk: the task of a restored one. As the result of a worker with the store it stays in host memory."""
     of = Chunk(*chunk)
     value = from_frames(read(Path(folder), of, Place(*place)))
     LOADED.add(of)
-    return arrive(value) if isinstance(value, Packed) else value
+    return value.unpack() if isinstance(value, Packed) and not _goes_to_store() else value
+
+
+def _goes_to_store() -> bool:
+    """Return whether this task only loads, on a worker with the store: Dask fuses it with the task that needs it."""
+    try:
+        worker = get_worker()
+    except ValueError:  # a client, or a scheduler of Dask's own threads
+        return False
+    function = getattr(worker.state.tasks[thread_state.key].run_spec, "func", None)
+    return isinstance(worker.data, GpuSpillBuffer) and getattr(function, "__module__", "").startswith(__package__)
 
 
 class NumpyDevice:

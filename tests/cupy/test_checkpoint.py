@@ -13,13 +13,6 @@ from hpcgpu.checkpoint import values
 from hpcgpu.checkpoint.segments import Chunk, Index
 from hpcgpu.checkpoint.writer import Writer
 from hpcgpu.errors import ConfigError
-from hpcgpu.spill.store import handles
-
-
-@pytest.fixture(autouse=True)
-def _no_worker_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have values unpacked where they arrive, also after a test with workers in this process."""
-    monkeypatch.setattr(handles, "_keep", False)
 
 
 def saved(data: Any, folder: Any) -> Any:
