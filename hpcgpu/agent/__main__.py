@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 Records = list[dict[str, Any]]
-# A leader ends its node within so many seconds of a SIGTERM, and says goodbye to its other ranks.
-_OUTLAST_S = 10
 _NAMES = 16  # characters of a launch that name its folder; messages show them, the others are a secret
 # Rank 0 reports errors that all ranks have. A launcher that ends all ranks with the first failed one would end rank 0
 # before its report (mpirun of Open MPI 5.0.11, under load).
@@ -133,7 +131,7 @@ class Rank:
             )
             home = layout.node_of(rank)
             if home.leader != rank:
-                process.outlast(signal.SIGTERM, _OUTLAST_S)
+                process.outlast(signal.SIGTERM)
                 return follow(rank, records[home.leader]["leader_socket"])
             if resources is None:
                 resources = self._make_resources(after_mpi=True)

@@ -28,7 +28,7 @@ from hpcgpu.deploy.network.scheduler_file import Certificate, Route, connect_fir
 from hpcgpu.deploy.processes.nanny import ForkNanny
 from hpcgpu.errors import LaunchError, cause_of, message_of
 from hpcgpu.host import log
-from hpcgpu.launch.environment import read_end_s, read_rank
+from hpcgpu.launch.environment import read_allocation, read_end_s, read_rank
 from hpcgpu.model import RunDocument, WorkerSpec
 from hpcgpu.plan.jobs.job_text import OUTLIVES
 
@@ -39,6 +39,8 @@ CANCELLED_S = 4.0
 _ANSWER_S = 2.0
 _SENDERS = {signal.SIGTERM: "(cancelled, preempted, or at its time limit)"}
 # Its script has 2 s, its workers 2, the other nodes 4, the scheduler 5 (agent.rank0 and .leader, deploy's scheduler).
+# Saving leaves them theirs, where the batch system grants more than CANCELLED_S; it is asked if that does not do.
+_REST_S, _ASKS_S = 11.0, 1.0
 # Much more on a node that is overloaded; and an end that is forced there for nothing would lose the script's exit code.
 LIMIT_S = 60.0
 
@@ -70,11 +72,12 @@ class Leader:
         self._outliving: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None  # hands over the workers' data
         self.ended = asyncio.Event()
-        self.on_end: Callable[[], object] = lambda: None
+        self.on_end: Callable[[float], object] = lambda more_s: None
         self.exit_code = 0
         self.why = ""
         self._warned = self._saved = False
         self.signalled = 0  # the number of the signal by which the run ends
+        self._saves_until_s = -math.inf  # if the batch system grants it; on the loop's clock
         self._ends_s: float | None = None  # when the job's time ends, on the loop's clock
         self.drains_s = -math.inf  # when this leader warns itself
 
@@ -83,7 +86,7 @@ class Leader:
         if not self.ended.is_set():
             self.exit_code, self.why = exit_code, why
             self.ended.set()
-            self.on_end()
+            self.on_end(0.0)
 
     def stop(self, sig: signal.Signals, why: str) -> None:
         """End the run because of a signal."""
@@ -226,28 +229,54 @@ class Leader:
 
     async def _read_goodbye(self) -> bool:
         with contextlib.suppress(OSError):
-            while await self.watch.read() != "end":
-                continue
+            while (message := await self.watch.read()) != "end":
+                if "granted_s" in message:
+                    self._saves_until_s = asyncio.get_running_loop().time() + message["granted_s"]
             return True
         return False
+
+    async def extend_grace(self) -> None:
+        """Ask the batch system how long this job lives after its SIGTERM, and take the time."""
+        if self.signalled != signal.SIGTERM or not self.context.in_job:
+            return
+        from hpcgpu.batch import get  # 34 modules, which others need not have
+        from hpcgpu.deploy.jobs.batch_client import killed_s
+
+        job, came_s = read_allocation(self.context.environ), time.time()
+        await asyncio.sleep(_ASKS_S)  # most end before
+        left_s = await killed_s(get(job.batch), job.job_id, came_s) - time.time() - _REST_S
+        if left_s > 0:
+            self.take_grace(left_s)
+
+    def take_grace(self, left_s: float) -> None:
+        """Take so much time, from now on, for what is done before the end."""
 
     async def save(self, limit_s: float, workers: Sequence[str] | None = None) -> None:
         """Have workers, or all of the run, write what checkpoints lack; say what they could not write in time."""
         self._saved = True
+        texts = await self._save(limit_s, workers)
+        left_s = self._saves_until_s - asyncio.get_running_loop().time()
+        if texts and left_s > 0:
+            self.on_end(left_s)
+            texts = await self._save(left_s, workers)
+        log.say_of(self.context.node, texts)
+
+    async def _save(self, limit_s: float, workers: Sequence[str] | None) -> list[str]:
         if self.watch is None or self._goodbye.done():
-            return
+            return []
         scheduler = rpc(self.watch.peer_address, connection_args=self.security.get_connection_args("worker"))
         try:
             async with asyncio.timeout(limit_s + _ANSWER_S), scheduler as to:
-                texts = await to.hpcgpu_save(limit_s=limit_s, workers=workers)
+                return list(await to.hpcgpu_save(limit_s=limit_s, workers=workers))
         except (OSError, TimeoutError) as e:
-            texts = [f"checkpoints may lack finished chunks: {supervise.reason_of(e)}"]
-        log.say_of(self.context.node, texts)
+            return [f"checkpoints may lack finished chunks: {supervise.reason_of(e)}"]
 
     async def close(self) -> None:
         """End the workers, the busy ones by force."""
         if self.signalled == signal.SIGTERM and not (self._leaving or self._saved):
             await self.save(CANCELLED_S, [n.worker_address for n in self.nannies if n.worker_address])
+            if (left_s := self._saves_until_s - asyncio.get_running_loop().time()) > 0:
+                await asyncio.wait([self._goodbye], timeout=left_s)  # rank 0's, when all nodes have saved
         for task in filter(None, (self._outliving, self._leaving)):
             task.cancel()
         await asyncio.gather(*(n.close(timeout=self.close_s, reason="the run ended") for n in self.nannies))
@@ -263,12 +292,13 @@ class ForcedEnd:
     """Kills the fork server with its children, and this process, ``limit_s`` after :meth:`begin` unless left before."""
 
     def __init__(self, fork_server: ForkServer, limit_s: float = LIMIT_S) -> None:
-        self._fork_server, self._limit_s = fork_server, limit_s
+        self._fork_server, self._limit_s, self._end_s = fork_server, limit_s, 0.0
         self._begun, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def begin(self) -> None:
-        """Start the countdown, as the run ends."""
+    def begin(self, more_s: float = 0.0) -> None:
+        """Start the countdown, as the run ends; or start it again, with more time."""
+        self._end_s = time.monotonic() + more_s + self._limit_s
         self._begun.set()
 
     def __enter__(self) -> Self:
@@ -280,14 +310,16 @@ class ForcedEnd:
         self._begun.set()
 
     def _watch(self) -> None:
+        text = f"process {os.getpid()} has not ended within {self._limit_s:g} s; it is killed, and its workers"
         self._begun.wait()
-        if self._over.wait(self._limit_s):
-            return
-        try:
-            log.say(f"process {os.getpid()} has not ended within {self._limit_s:g} s; it is killed, and its workers")
-            self._fork_server.kill()
-        finally:
-            os._exit(os.EX_SOFTWARE)
+        while not self._over.wait(max(0.0, self._end_s - time.monotonic())):
+            if time.monotonic() < self._end_s:  # there is more time now
+                continue
+            try:
+                log.say(text)
+                self._fork_server.kill()
+            finally:
+                os._exit(os.EX_SOFTWARE)
 
 
 def security_of(scheduler: Mapping[str, Any]) -> Security:

@@ -98,8 +98,17 @@ class Member(Leader):
             return
         self._cancelled = why
         self._leave(why)
-        reason = f"{why}, and its data could not be moved within {CANCELLED_S:g} s"
-        asyncio.get_running_loop().call_later(CANCELLED_S, self.end, 128 + sig, reason)
+        self._ending = self._end_in(CANCELLED_S)
+        self._extending = supervise.start(self.extend_grace, "the question for the time to leave", supervise.only_log)
+
+    def take_grace(self, left_s: float) -> None:
+        """Take so much time, from now on, to move the workers' data."""
+        self._ending.cancel()
+        self._ending = self._end_in(left_s)
+
+    def _end_in(self, limit_s: float) -> asyncio.TimerHandle:
+        reason = f"{self._cancelled}, and its data could not be moved within {limit_s:.0f} s"
+        return asyncio.get_running_loop().call_later(limit_s, self.end, 128 + signal.SIGTERM, reason)
 
     def drain(self, left_s: float | None) -> None:
         """Leave before the job's time limit."""

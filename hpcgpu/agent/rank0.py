@@ -263,6 +263,11 @@ class Rank0Leader(Leader):
             log.say("the job ends: all its workers have been retired")
             self.end(0)
 
+    def take_grace(self, left_s: float) -> None:
+        """Have the leaders of all nodes, this one too, take more time to save."""
+        if self._control:
+            self._control.send("grant", left_s=left_s)
+
     def drain(self, left_s: float | None) -> None:
         """Announce the end of the job's time: in the log, and to the clients as an event."""
         when = "soon" if left_s is None else f"in {left_s:.0f} s"
@@ -307,7 +312,7 @@ class Rank0Leader(Leader):
         from hpcgpu.host.run import run
 
         job = self._scheduler.allocation
-        if job.batch == "slurm" and slurm.read_end_s(await run(slurm.ask_preemption(job.job_id))):
+        if job.batch == "slurm" and slurm.read_grace_end_s(await run(slurm.ask_preemption(job.job_id))):
             await self._start_again()
 
     async def _wait_for_workers(self) -> None:
@@ -384,8 +389,10 @@ class Rank0Leader(Leader):
 
     async def close(self) -> None:
         """End the script, all workers, and the scheduler last."""
+        asking = supervise.start(self.extend_grace, "the question for the time to save", supervise.only_log)
         limit_s = CANCELLED_S if self.signalled else _SAVE_S
         await asyncio.gather(self._end_script(), self.save(limit_s))
+        asking.cancel()
         if self.exit_code == 128 + signal.SIGTERM and self.context.run.settings.requeue and self.context.in_job:
             await supervise.start(self._outlive_preemption, "the requeue of a preempted job", supervise.only_log)
         if self._control:

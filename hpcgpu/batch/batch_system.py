@@ -126,6 +126,14 @@ class BatchSystem(Protocol):
     def read_cancel(self, result: Result) -> bool:
         """Return False if a job was gone or ending already; the command's other jobs are ended nevertheless."""
 
+    def grace(self, job_id: str) -> tuple[Command, ...]:
+        """Return the commands that ask when a job is killed that got SIGTERM."""
+        return ()
+
+    def read_killed_s(self, results: Sequence[Result], came_s: float) -> float:
+        """Return that time, in seconds since the epoch; that of the signal, ``came_s``, if they do not tell."""
+        return came_s
+
     def requeue(self, job_id: str) -> Command:
         """Return the command that ends a running job, which then starts again under its id."""
 

@@ -5,6 +5,8 @@ Together: what it writes and reads of PBS has the same versions and recordings.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -235,6 +237,17 @@ class Pbs(PbsDialect, BatchSystem):
         """Return the ``qdel -W force`` for the job whose node did not answer a qdel; its owner may use it."""
         match = _NO_NODE.search(result.stderr) if result.returncode != 0 else None
         return Command(("qdel", "-W", "force", match[1])) if match else None
+
+    def grace(self, job_id: str) -> tuple[Command, ...]:
+        return (ask_memory(job_id), Command(("qstat", "-Q", "-f", "-F", "json")))
+
+    def read_killed_s(self, results: Sequence[Result], came_s: float) -> float:
+        """Return the end of the kill_delay of the job's queue, if it has one: PBS's own is 10 s."""
+        job, queues = results
+        _, fields = next(list_jobs(job.stdout), ("", dict[str, str]()))
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return came_s + float(json.loads(queues.stdout)["Queue"][fields["queue"]]["kill_delay"])
+        return came_s
 
     def requeue(self, job_id: str) -> Command:
         return Command(("qrerun", job_id))

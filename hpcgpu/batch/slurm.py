@@ -245,6 +245,15 @@ class Slurm(SlurmDialect, BatchSystem):
             raise _refused("scancel failed", result)
         return not gone
 
+    def grace(self, job_id: str) -> tuple[Command, ...]:
+        return (ask_preemption(job_id), _query("scontrol", "show", "config"))
+
+    def read_killed_s(self, results: Sequence[Result], came_s: float) -> float:
+        """Return the end of a preempted job's GraceTime, which only delays KillWait; else that of KillWait."""
+        preemption, config = results
+        wait = re.search(r"^KillWait\s*=\s*(\d+)", config.stdout, re.M)
+        return read_grace_end_s(preemption) or came_s + int(wait[1] if wait else 0)
+
     def requeue(self, job_id: str) -> Command:
         return _query("scontrol", "requeue", job_id)
 
@@ -399,15 +408,26 @@ def ask_end(job_id: str) -> Command:
 
 
 def ask_preemption(job_id: str) -> Command:
-    """Return the squeue for the start of a GraceTime, after which another job gets this one's nodes."""
+    """Return the squeue for start and end of a GraceTime, after which another job gets this one's nodes."""
     # One that was cancelled, requeued, or had its time is not running any more at its SIGTERM (22.05.8).
-    return _query("squeue", "--noheader", f"--jobs={job_id}", "--states=running", "--Format=PreemptTime")
+    columns = "--Format=PreemptTime,EndTime"  # preemption moves the job's end
+    return _query("squeue", "--noheader", f"--jobs={job_id}", "--states=running", columns)
+
+
+def read_grace_end_s(result: Result) -> int | None:
+    """Return when the GraceTime of a preempted job ends, in seconds since the epoch; None: it is not preempted."""
+    start, _, end = result.stdout.strip().partition(" ")
+    return _seconds(start) and _seconds(end.strip())
 
 
 def read_end_s(result: Result) -> int | None:
     """Return the time that was asked for, in seconds since the epoch; None: not told, as an unlimited one."""
+    return _seconds(result.stdout.strip())
+
+
+def _seconds(text: str) -> int | None:
     try:
-        return int(datetime.fromisoformat(result.stdout.strip()).timestamp())
+        return int(datetime.fromisoformat(text).timestamp())
     except ValueError:
         return None
 

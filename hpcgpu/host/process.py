@@ -247,13 +247,13 @@ def die_with_parent(parent: int, sig: signal.Signals) -> None:
         os._exit(1)
 
 
-def outlast(sig: signal.Signals, seconds: int) -> None:
-    """Let ``sig`` end this process only ``seconds`` later.
+def outlast(sig: signal.Signals) -> None:
+    """Let this process go on after ``sig``.
 
-    A batch system that cancels a job signals all of its processes. The leader ends this one in order; until then it
-    holds data that others may need. Forked children and executed programs die at once.
+    A batch system that cancels a job signals all of its processes. The leader ends this one in order, or with itself;
+    until then it holds data that others may need. Forked children and executed programs die at once.
     """
-    signal.signal(sig, lambda *_: signal.alarm(seconds) and None)
+    signal.signal(sig, lambda *_: None)
     os.register_at_fork(after_in_child=functools.partial(signal.signal, sig, signal.SIG_DFL))
 
 

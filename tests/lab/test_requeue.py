@@ -1,6 +1,8 @@
 """Jobs that end in the middle and start again: what a checkpoint has is not computed a second time."""
 
+import json
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 import pytest
 from faults import container, fault
@@ -10,6 +12,24 @@ from waiting import until
 
 RESUME = f"{CHECKOUT}/examples/resume.py"
 SMALL = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=1", "--open-mode=append")
+# Values that take long to pickle: the writers are far behind when all are finished.
+SLOW = """
+import time, dask
+from distributed import Client, wait
+from hpcgpu import Checkpoint
+
+class Slow:
+    def __reduce__(self):
+        time.sleep(0.4)
+        return Slow, ()
+
+if __name__ == "__main__":
+    client, checkpoint = Client(), Checkpoint("run")
+    values = [dask.delayed(Slow)(dask_key_name=f"value-{i}") for i in range(24)]
+    wait(checkpoint.persist(values, name="values"))
+    print("finished", flush=True)
+    time.sleep(600)
+"""
 OPTIONS = 'nodes=2, gpus="sim:1", walltime="2m", requeue=True, dashboard=False'
 
 
@@ -22,10 +42,10 @@ class Resumed:
         self.ends: list[int] = []  # how many chunks had been computed at the end of each start but the last
         lab.exec(lab.login, ["sh", "-c", f"rm -rf {self._name}; mkdir -p {self._name}"], check=True)
 
-    def submit(self, *options: str, launch: Sequence[str] = ()) -> str:
+    def submit(self, *options: str, launch: Sequence[str] = (), script: str = RESUME) -> str:
         template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
         line = ["sbatch", "--parsable", f"--chdir={self._name}", "--output=log", *SMALL, *options, template]
-        argv = [*line, "--gpus", "sim:1", "--no-dashboard", *launch, RESUME, *self._words]
+        argv = [*line, "--gpus", "sim:1", "--no-dashboard", *launch, script, *self._words]
         return self._lab.exec(self._lab.login, argv, check=True).stdout.strip()
 
     def read(self, file: str) -> str:
@@ -93,6 +113,25 @@ def test_preempted_job_goes_on_where_it_was(slurm_lab: Lab, grace_s: int) -> Non
     assert slurm_lab.job(job)["Restarts"] == "1"
     assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
     run.check(starts=2)
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+@pytest.mark.parametrize("grace_s", [60], indirect=True)
+def test_preempted_job_saves_within_its_grace(slurm_lab: Lab, grace_s: int) -> None:
+    """It takes the time that it needs, ends before the GraceTime does, and on both nodes."""
+    run = Resumed(slurm_lab, "grace", 0)
+    slurm_lab.write("requeue/grace/slow.py", SLOW)
+    job = run.submit("--partition=low", script="slow.py")
+    until(lambda: "finished" in run.read("log"), "all chunks are finished", limit_s=PATIENCE_S, every_s=0.5)
+    nodes = slurm_lab.job(job)["NodeList"]
+    slurm_lab.submit("#!/bin/bash\nsleep 5\n", "-phigh", f"-w{nodes}", "--exclusive", "-N2")
+    facts = slurm_lab.wait_job(job)
+    log = run.read("log")
+    done = slurm_lab.exec(slurm_lab.login, ["hpcgpu", "checkpoint", "requeue/grace/run", "--json"], check=True)
+    assert json.loads(done.stdout)["names"][0]["chunks"] == "24 of 24", log
+    assert "not in" not in log and "the run ends: it got SIGTERM (cancelled, preempted" in log, log
+    preempted, ended = (datetime.fromisoformat(facts[name]) for name in ("PreemptTime", "EndTime"))
+    assert (ended - preempted).total_seconds() < grace_s, facts
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)

@@ -27,7 +27,7 @@ EXCEPTIONS = {
     ("agent/rank0.py", "Rank0Leader._log_summary", "ensure_future"): "awaited in the same function",
     ("agent/rank0.py", "Rank0Leader.serve", "add_done_callback"): "it sets an event",
     ("agent/missing_ranks.py", "MissingRanks.watched", "Timer"): "if it does not end the process, faulthandler does",
-    ("agent/member.py", "Member.stop", "call_later"): "it sets an event",
+    ("agent/member.py", "Member._end_in", "call_later"): "it sets an event",
     ("agent/member.py", "Member._stay", "ensure_future"): "awaited in the same function",
     ("deploy/cluster/cluster.py", "GPUCluster._close", "create_task"): "awaited in the same function",
     ("deploy/cluster/cluster.py", "GPUCluster.sync", "ensure_future"): "the caller's to await; asyncio says it",

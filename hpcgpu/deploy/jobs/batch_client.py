@@ -24,6 +24,7 @@ from hpcgpu.model import Command, JobSpec, JobState, JobStatus, Patience
 from hpcgpu.plan.jobs.job import HEAD, MEMBER, Job
 from hpcgpu.plan.jobs.request import shortfalls
 
+_GRACE_ANSWER_S = 2.0  # a job that ends waits for it
 _NOT_THERE = 127  # return code of host.run: the program does not exist
 # NCAR's qstat answers from a file that is minutes old, but not with this variable, which costs its server.
 _EXACT = {"QSCACHE_BYPASS": "1"}
@@ -225,6 +226,12 @@ async def requeue(system: BatchSystem, job_id: str, *, by_script: bool) -> str:
             raise
         return system.read_submit(await run(command))
     return job_id
+
+
+async def killed_s(system: BatchSystem, job_id: str, came_s: float) -> float:
+    """Return when a job is killed that got SIGTERM at ``came_s``, in seconds since the epoch; then if nothing tells."""
+    results = [await run(replace(command, timeout_s=_GRACE_ANSWER_S)) for command in system.grace(job_id)]
+    return system.read_killed_s(results, came_s)
 
 
 async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) -> None:

@@ -87,12 +87,16 @@ class LeaderConnections:
         if self._had_workers and not self._grows and not self._dismissed:
             self._control.send("leaders", working=len(self._working), died="; ".join(self._died))
 
+    async def tell(self, message: Any) -> None:
+        """Send the leaders a message."""
+        for comm in tuple(self._notes):
+            with contextlib.suppress(CommClosedError):
+                await comm.write(message)
+
     async def dismiss(self) -> None:
         """Tell the leaders that the run ends, and wait until they have ended their workers."""
         self._dismissed = True  # before the scheduler closes: a nanny without one takes 1.6 s to close
-        for comm in tuple(self._notes):
-            with contextlib.suppress(CommClosedError):
-                await comm.write("end")
+        await self.tell("end")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISMISS_S):
                 while self._notes:

@@ -172,6 +172,8 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
             lease.watch(detached=message["detached"])
         elif message["op"] == "note":
             leaders.late.append((message["node"], message["text"]))
+        elif message["op"] == "grant":
+            await leaders.tell({"granted_s": message["left_s"]})
         elif message["op"] == "event":
             scheduler.log_event("hpcgpu", message["facts"])
         elif message["op"] == "summary":

@@ -41,8 +41,6 @@ from hpcgpu.units import format_bytes
 
 # The store's logger. Its few INFO lines are shown although a run logs from WARNING on.
 logger = logging.getLogger("distributed.worker.memory")
-# The leader gives retiring workers 4 s after a SIGTERM.
-_OUTLAST_S = 10
 _ROUTES = "distributed.worker.http.routes"
 
 
@@ -166,7 +164,7 @@ class WorkerStart:
 
 def main(start: WorkerStart, control: socket.socket) -> int:
     """Bind, then run the worker until told to stop; the entry of the forked process."""
-    process.outlast(signal.SIGTERM, _OUTLAST_S)
+    process.outlast(signal.SIGTERM)
     process.bind(start.spec.binding)
     before = dict(os.environ)
     os.environ.update(start.env)

@@ -25,7 +25,7 @@ from hpcgpu.host import process
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
 
 CODE = """
-import asyncio
+import asyncio, os, sys
 from hpcgpu.agent.leader import ForcedEnd
 from hpcgpu.agent.fork_server import ForkServer
 
@@ -40,6 +40,9 @@ async def lead():
     task = asyncio.create_task(refuse())
     await asyncio.sleep(0)
     forced.begin()
+    if sys.argv[1:]:
+        forced.begin(30.0)
+        task.get_loop().call_later(1.5, os._exit, 7)
 
 fork_server = ForkServer.fork()
 print(fork_server.pid, flush=True)
@@ -82,6 +85,7 @@ def test_an_end_that_does_not_come_is_forced_and_said() -> None:
     done = python(CODE)
     assert done.returncode == os.EX_SOFTWARE, done.stderr
     assert "has not ended within 0.5 s; it is killed, and its workers" in done.stderr
+    assert python(CODE, "more time").returncode == 7
 
 
 def test_one_that_does_not_answer_is_killed_and_said() -> None:

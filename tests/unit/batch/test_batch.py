@@ -852,6 +852,20 @@ def test_job_of_a_template_is_submitted_again_after_its_end() -> None:
     assert Pbs().resubmit(Result(("qstat",), 1, "", "qstat: no answer"), "12.login01") is None
 
 
+def test_kill_of_a_signalled_job_is_when_its_batch_system_says() -> None:
+    """Of Slurm the end of a GraceTime, as tests/lab/test_requeue.py sees it; else of KillWait. Of PBS its queue's."""
+    end = datetime(2026, 11, 29, 9, 15, 21)
+    config = Result(("scontrol",), 0, "KillOnBadExit = 0\nKillWait   = 30 sec\n")
+    for start, then_s in (("2026-11-29T09:14:21", end.timestamp()), ("N/A                ", 130.0)):
+        assert Slurm().read_killed_s((Result((), 0, f"{start} {end.isoformat()} \n"), config), 100.0) == then_s
+    silent = Result((), 1, "", "no answer")
+    assert Slurm().read_killed_s((silent, silent), 100.0) == 100.0
+    job = recorded("pbs", "run/01-template-waits-for-gpus.txt", "json")
+    delayed, plain = (f'{{"Queue": {{"workq": {{{text}}}}}}}' for text in ('"kill_delay": 60', '"enabled": "True"'))
+    for text, then_s in ((delayed, 160.0), (plain, 100.0), ("", 100.0), ("[]", 100.0)):
+        assert Pbs().read_killed_s((job, Result((), 0, text)), 100.0) == then_s
+
+
 def test_end_of_a_slurm_job_is_read() -> None:
     assert slurm.ask_end("12").argv == ("squeue", "--noheader", "--jobs=12", "--Format=EndTime")
     assert "--states=running" in slurm.ask_preemption("12").argv
