@@ -51,7 +51,7 @@ class FailureLog:
         if self._backoff.is_new:
             with contextlib.suppress(Exception):  # a log filter may raise, and the next round must come
                 text = f"{self._name} failed, and goes on in {self._backoff.wait_s:.3g} s: {reason_of(error)}"
-                logger.warning("%s", text, exc_info=error)
+                logger.warning("%s", text, exc_info=None if isinstance(error, HpcGpuError) else error)
         return self._backoff.wait_s
 
     def went_well(self) -> bool:
@@ -82,7 +82,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class Loop:
-    """Work that repeats until it is cancelled or returns True; a round's exception is logged once, with traceback.
+    """Work that repeats until it is cancelled or returns True; a round's exception is logged once.
 
     A round of ``work`` waits until there is something to do. ``name`` is its name in messages. ``backoff`` is the wait
     after a failure; ``changed`` is called when a round fails, and when one succeeds again.

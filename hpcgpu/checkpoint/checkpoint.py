@@ -35,6 +35,7 @@ from hpcgpu.deploy.jobs.batch_client import ask
 from hpcgpu.errors import CheckpointError, ConfigError
 from hpcgpu.model import JobState
 from hpcgpu.supervise import reason_of
+from hpcgpu.units import counted
 
 logger = logging.getLogger("distributed.hpcgpu")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -219,8 +220,8 @@ class Checkpoint:
             end_s = end_s if left == last else time.monotonic() + _NEWS_S
         waiting, troubles = waiting or left, troubles_of(statuses)
         if waiting or troubles:
-            lacks = waiting + sum(len(status.unsaved) for status in statuses)
-            logger.warning("the checkpoint in %s lacks %d chunks: %s", self._folder.path, lacks, "; ".join(troubles))
+            lacks = counted(waiting + sum(len(status.unsaved) for status in statuses), "chunk")
+            logger.warning("the checkpoint in %s lacks %s: %s", self._folder.path, lacks, "; ".join(troubles))
         return not waiting and not troubles
 
     @_awaited
@@ -362,7 +363,7 @@ class Checkpoint:
             places = [index.chunks[chunk] for chunk in chunks if keys[chunk.part] in damaged]
             parts, files = ", ".join(map(str, damaged[:_SHOWN])), ", ".join(sorted({p.segment for p in places}))
             logger.warning(
-                "%d chunks of %r are damaged, and computed again: %s (in %s)", len(damaged), name, parts, files
+                "%r has %s, computed again: %s (in %s)", name, counted(len(damaged), "damaged chunk"), parts, files
             )
         for segment, offset in index.damage.items():
             logger.warning("%s is damaged at byte %d: the chunk there is computed again", segment, offset)
@@ -379,7 +380,9 @@ class Checkpoint:
     def _manifest(self, name: str) -> Manifest:
         if self._folder.path.is_dir() and (manifest := self._folder.manifest(name)):
             if manifest.format != FORMAT:
-                raise CheckpointError(f"{name!r} has format {manifest.format}; this hpcgpu reads {FORMAT}")
+                raise CheckpointError(
+                    f"{name!r} has format {manifest.format}, and this hpcgpu reads {FORMAT}: run its script again"
+                )
             return manifest
         if not self._folder.path.is_dir():
             raise ConfigError(f"there is no folder {self._folder.path}")

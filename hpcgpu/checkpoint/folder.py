@@ -131,7 +131,8 @@ class Folder:
         except FileNotFoundError:
             return None
         except (ValueError, msgspec.MsgspecError) as e:
-            raise CheckpointError(f"{path} is damaged, or of another hpcgpu: {e}; remove it to compute anew") from e
+            how = f"hpcgpu checkpoint {self.path} --remove {name}"
+            raise CheckpointError(f"{path} is damaged, or of another hpcgpu: {e}; {how} removes it") from e
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -153,7 +154,7 @@ class Folder:
 
     def remove(self, name: str) -> None:
         """Forget a name, and remove the segments that have no chunk of another one."""
-        if self.manifest(name) is None:
+        if name not in self.names:
             raise ConfigError(f"{self.path} has no {name!r}; it has: {', '.join(self.names) or 'none'}")
         (self.path / f"{name}{_MANIFEST}").unlink()
         self.clean()
@@ -227,5 +228,5 @@ class Folder:
         if reason:
             raise ConfigError(
                 f"a checkpoint in {self.path} is not safe, as to load one runs code: {reason}. Give a folder that is "
-                "yours alone, or pass trust_folder=True if you trust these users"
+                "yours alone, or pass trust_folder=True, --trust-folder, if you trust these users"
             )

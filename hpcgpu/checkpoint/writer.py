@@ -23,7 +23,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from hpcgpu import supervise
 from hpcgpu.checkpoint.segments import OWNER, Chunk, SegmentWriter
 from hpcgpu.checkpoint.values import LOADED, to_frames
-from hpcgpu.errors import SpillError, message_of
+from hpcgpu.errors import CheckpointError, SpillError, message_of
 from hpcgpu.model.waits import Backoff
 from hpcgpu.spill.store.buffer import GpuSpillBuffer
 from hpcgpu.units import counted
@@ -137,7 +137,7 @@ class Writer:
                 return True
             if self._unsynced:  # a full disk has room for the chunks that it has
                 self._sync(all_is_well=False)
-            raise
+            raise CheckpointError(f"{self._folder}: {message_of(e)}") from e
         return self._closing.is_set() and not self._unsynced
 
     def _write(self, item: Item) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,13 @@ def checkpoint(folder: str, verify: bool, name: str | None, trust_folder: bool, 
     rows, holder = _rows(opened), opened.holder
     state = f"written by {holder}, {holder.state(poll)}" if holder else "no process writes here"
     damaged = _damaged(opened) if verify else []
-    notes = [state, *damaged, *(["all chunks are whole"] if verify and not damaged else [])]
-    text = Table(_COLUMNS, [tuple(row.values()) for row in rows], notes=notes)
+    empty = [] if rows else [f"{folder} has no name: no collection was persisted there"]
+    notes = [*empty, state, *damaged, *(["all chunks that are there are whole"] if verify and not damaged else [])]
+    shown = [
+        (r["name"], r["kind"], f"{r['done']} of {r['count']}", r["nbytes"], format_duration(r["age_s"]), r["python"])
+        for r in rows
+    ]
+    text = Table(_COLUMNS, shown, notes=notes)
     show_text(text, {"names": rows, "owner": state, "damaged": damaged} if as_json else None)
     return int(bool(damaged))
 
@@ -62,13 +68,11 @@ def checkpoint(folder: str, verify: bool, name: str | None, trust_folder: bool, 
 def _rows(folder: Folder) -> list[dict[str, Any]]:
     from hpcgpu.checkpoint.progress import progress_of
 
-    rows = []
-    for row in progress_of(folder):
-        manifest = folder.manifest(row.name)
-        age_s = int((datetime.now(UTC) - manifest.created).total_seconds()) if manifest else 0
-        columns = (row.name, row.kind, f"{row.done} of {row.count}", row.nbytes, format_duration(age_s))
-        rows.append(dict(zip((c.name for c in _COLUMNS), (*columns, manifest.python if manifest else ""), strict=True)))
-    return rows
+    return [
+        asdict(row) | {"age_s": int((datetime.now(UTC) - manifest.created).total_seconds()), "python": manifest.python}
+        for row in progress_of(folder)
+        if (manifest := folder.manifest(row.name))
+    ]
 
 
 def _damaged(folder: Folder) -> list[str]:

@@ -128,7 +128,7 @@ def test_preempted_job_saves_within_its_grace(slurm_lab: Lab, grace_s: int) -> N
     facts = slurm_lab.wait_job(job)
     log = run.read("log")
     done = slurm_lab.exec(slurm_lab.login, ["hpcgpu", "checkpoint", "requeue/grace/run", "--json"], check=True)
-    assert json.loads(done.stdout)["names"][0]["chunks"] == "24 of 24", log
+    assert json.loads(done.stdout)["names"][0]["done"] == 24, log
     assert "not in" not in log and "the run ends: it got SIGTERM (cancelled, preempted" in log, log
     preempted, ended = (datetime.fromisoformat(facts[name]) for name in ("PreemptTime", "EndTime"))
     assert (ended - preempted).total_seconds() < grace_s, facts

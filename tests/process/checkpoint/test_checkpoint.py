@@ -220,7 +220,7 @@ def test_damaged_chunk_is_computed_again_and_named(
             assert np.array_equal(x.compute(), np.arange(800))
 
     assert ran_in(again) == 1
-    assert "1 chunks of 'x' are damaged, and computed again: ('counted-" in caplog.text
+    assert "'x' has 1 damaged chunk, computed again: ('counted-" in caplog.text
     assert f", {chunk.part[1]}) (in {place.segment})" in caplog.text
 
 
@@ -325,7 +325,7 @@ def test_value_that_cannot_be_pickled_is_named(
         x = checkpoint.persist(dask.delayed(Unpicklable)(), name="x")
         wait(x)
         assert not checkpoint.flush()
-        assert "lacks 1 chunks: Unpicklable-" in caplog.text
+        assert "lacks 1 chunk: Unpicklable-" in caplog.text
         progress = checkpoint.progress()
         assert progress.rows[0].done == 0
         assert any("Unpicklable-" in text and "is not saved" in text for text in progress.troubles), progress.troubles

@@ -1,5 +1,6 @@
 """A checkpoint's folder: who may write, whom it trusts, and its manifests."""
 
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -166,11 +167,19 @@ def test_command_removes_a_name_and_its_files(tmp_path: Path) -> None:
         writer.close()
     shown = in_process("checkpoint", str(folder.path), "--verify").stdout
     assert [line.split()[:5] for line in shown.splitlines()[1:3]] == [[n, "Array", "1", "of", "1"] for n in "xy"]
-    assert "all chunks are whole" in shown
+    assert "all chunks that are there are whole" in shown
     assert in_process("checkpoint", str(folder.path), "--remove", "x").returncode == 0
     assert (folder.names, len(list(folder.path.glob("*.segment")))) == (("y",), 1)
     assert "there is no folder" in in_process("checkpoint", str(tmp_path / "other")).stderr
     assert "has no 'x'; it has: y" in in_process("checkpoint", str(folder.path), "--remove", "x").stderr
+    rows = json.loads(in_process("checkpoint", str(folder.path), "--json").stdout)["names"]
+    assert [rows[0][name] for name in ("name", "done", "count", "nbytes")] == ["y", 1, 1, 1]
+    (folder.path / "y.name").write_text("{")
+    advice = f"hpcgpu checkpoint {folder.path} --remove y removes it"
+    assert advice in in_process("checkpoint", str(folder.path)).stderr
+    shown = in_process("checkpoint", str(folder.path), "--remove", "y").stdout
+    assert "has no name: no collection was persisted there" in shown
+    assert not list(folder.path.glob("*.segment"))
 
 
 def test_command_names_damaged_chunks(tmp_path: Path) -> None:
