@@ -14,8 +14,9 @@ One JSON line per figure; medians of ``--runs`` runs, in which all take turns on
 ``synced_s``
     The job, until the factor is on the disk, too.
 ``late_ms``
-    How late the workers' event loops were at most, while writing, and while idle for as long; without the time in which
-    they waited for a core (``schedstat``).
+    How late the workers' event loops were at most, while writing, while idle for as long, and while idle beside dd;
+    without the time in which they waited for a core (``schedstat``). A virtual machine whose disk writes is itself not
+    run for a while (steal in ``/proc/stat``), which is in all of them.
 ``grown_mib``
     How much a worker's resident memory grew at most while writing.
 """
@@ -93,10 +94,12 @@ def most(client: Client) -> dict[str, float]:
 
 
 def dd(client: Client, folder: Path, mib: int) -> dict[str, float]:
+    client.run(watch)
     began = time.perf_counter()
     argv = ["dd", "status=none", "if=/dev/zero", f"of={folder}/file", "bs=8M", f"count={mib // 8}", "conv=fsync"]
     subprocess.run(argv, check=True)
-    return {"write": mib / 1024 / (time.perf_counter() - began)}
+    rate = mib / 1024 / (time.perf_counter() - began)
+    return {"write": rate, "late_ms": most(client)["late_ms"]}
 
 
 def written(client: Client, folder: Path, mib: int) -> dict[str, float]:
