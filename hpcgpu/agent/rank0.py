@@ -312,7 +312,7 @@ class Rank0Leader(Leader):
         from hpcgpu.host.run import run
 
         job = self._scheduler.allocation
-        if job.batch == "slurm" and slurm.read_grace_end_s(await run(slurm.ask_preemption(job.job_id))):
+        if job.batch == "slurm" and slurm.read_preempted_s(await run(slurm.ask_preemption(job.job_id))):
             await self._start_again()
 
     async def _wait_for_workers(self) -> None:

@@ -246,13 +246,18 @@ class Slurm(SlurmDialect, BatchSystem):
         return not gone
 
     def grace(self, job_id: str) -> tuple[Command, ...]:
-        return (ask_preemption(job_id), _query("scontrol", "show", "config"))
+        scontrol = (_query("scontrol", "--oneliner", "show", what) for what in ("partition", "config"))
+        return (ask_preemption(job_id), *scontrol)
 
     def read_killed_s(self, results: Sequence[Result], came_s: float) -> float:
         """Return the end of a preempted job's GraceTime, which only delays KillWait; else that of KillWait."""
-        preemption, config = results
-        wait = re.search(r"^KillWait\s*=\s*(\d+)", config.stdout, re.M)
-        return read_grace_end_s(preemption) or came_s + int(wait[1] if wait else 0)
+        preemption, partitions, config = (result.stdout for result in results)
+        wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.M)
+        if not (start_s := read_preempted_s(results[0])):
+            return came_s + int(wait[1] if wait else 0)
+        end, partition = preemption.split()[1:3]  # no end is told of a job without a time limit
+        grace = re.search(rf"^PartitionName={re.escape(partition)} .*\bGraceTime=(\d+)", partitions, re.M)
+        return _seconds(end) or start_s + int(grace[1] if grace else 0)
 
     def requeue(self, job_id: str) -> Command:
         return _query("scontrol", "requeue", job_id)
@@ -408,16 +413,15 @@ def ask_end(job_id: str) -> Command:
 
 
 def ask_preemption(job_id: str) -> Command:
-    """Return the squeue for start and end of a GraceTime, after which another job gets this one's nodes."""
+    """Return the squeue for the start of a GraceTime, after which another job gets this one's nodes, and its end."""
     # One that was cancelled, requeued, or had its time is not running any more at its SIGTERM (22.05.8).
-    columns = "--Format=PreemptTime,EndTime"  # preemption moves the job's end
+    columns = "--Format=PreemptTime,EndTime,Partition:64"  # preemption moves the job's end
     return _query("squeue", "--noheader", f"--jobs={job_id}", "--states=running", columns)
 
 
-def read_grace_end_s(result: Result) -> int | None:
-    """Return when the GraceTime of a preempted job ends, in seconds since the epoch; None: it is not preempted."""
-    start, _, end = result.stdout.strip().partition(" ")
-    return _seconds(start) and _seconds(end.strip())
+def read_preempted_s(result: Result) -> int | None:
+    """Return when the GraceTime of a preempted job began, in seconds since the epoch; None: it is not preempted."""
+    return _seconds(result.stdout.partition(" ")[0])
 
 
 def read_end_s(result: Result) -> int | None:

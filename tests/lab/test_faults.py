@@ -9,6 +9,21 @@ from lab import Lab
 
 pytestmark = pytest.mark.timeout(400)
 RIGHT = {"right": True, "lost": {}}
+SLOW = """
+import os
+RAN = os.path.expanduser("~/slow.ran")
+open(RAN, "w").close()
+
+class Slow:
+    def __reduce__(self):
+        time.sleep(0.4)
+        return Slow, ()
+
+def make(i):
+    with open(RAN, "a") as file:
+        print(i, file=file)
+    return Slow()
+"""
 
 
 def test_a_cancelled_job_hands_over_its_data_and_is_replaced(slurm_lab: Lab) -> None:
@@ -98,6 +113,24 @@ def test_a_preempted_job_hands_over_and_returns_under_its_id(slurm_lab: Lab) -> 
         run.whole_again()
         assert victim in run.members()
         assert run.ask(f"list(here({victim!r}).values())") == [f"{victim}-0r1"]
+
+
+def test_a_preempted_job_moves_its_data_within_its_grace(slurm_lab: Lab) -> None:
+    """Its values take long to pickle: more than the 4 s that it has without a GraceTime."""
+    slurm_lab.root("scontrol", "update", "PartitionName=low", "GraceTime=60")
+    try:
+        with faulty(slurm_lab, jobs=2, scheduler="here", queue="low") as run:
+            victim = run.members()[0]
+            run.do(SLOW)
+            run.do(f"there = dict(workers=list(here({victim!r})), allow_other_workers=True)")
+            run.do("slow = client.map(make, range(12), pure=False, **there); wait(slow)")
+            assert run.ask(f"all(set(who) <= set(here({victim!r})) for who in client.who_has(slow).values())")
+            slurm_lab.submit("#!/bin/bash\nsleep 5\n", "-phigh", f"-w{run.node_of(victim)}", "--exclusive")
+            slurm_lab.wait_job(victim)
+            run.do("wait(slow)")
+            assert len(slurm_lab.read("slow.ran").split()) == 12  # none was computed again
+    finally:
+        slurm_lab.root("scontrol", "update", "PartitionName=low", "GraceTime=0")
 
 
 def test_a_suspended_job_goes_on_where_it_was(slurm_lab: Lab) -> None:

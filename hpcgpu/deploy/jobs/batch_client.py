@@ -230,8 +230,8 @@ async def requeue(system: BatchSystem, job_id: str, *, by_script: bool) -> str:
 
 async def killed_s(system: BatchSystem, job_id: str, came_s: float) -> float:
     """Return when a job is killed that got SIGTERM at ``came_s``, in seconds since the epoch; then if nothing tells."""
-    results = [await run(replace(command, timeout_s=_GRACE_ANSWER_S)) for command in system.grace(job_id)]
-    return system.read_killed_s(results, came_s)
+    commands = [replace(command, timeout_s=_GRACE_ANSWER_S) for command in system.grace(job_id)]
+    return system.read_killed_s(await asyncio.gather(*map(run, commands)), came_s)
 
 
 async def submit_guarded(run: Run, submit_job: Callable[[], Awaitable[object]]) -> None:

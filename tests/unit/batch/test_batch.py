@@ -854,12 +854,18 @@ def test_job_of_a_template_is_submitted_again_after_its_end() -> None:
 
 def test_kill_of_a_signalled_job_is_when_its_batch_system_says() -> None:
     """Of Slurm the end of a GraceTime, as tests/lab/test_requeue.py sees it; else of KillWait. Of PBS its queue's."""
-    end = datetime(2026, 11, 29, 9, 15, 21)
-    config = Result(("scontrol",), 0, "KillOnBadExit = 0\nKillWait   = 30 sec\n")
-    for start, then_s in (("2026-11-29T09:14:21", end.timestamp()), ("N/A                ", 130.0)):
-        assert Slurm().read_killed_s((Result((), 0, f"{start} {end.isoformat()} \n"), config), 100.0) == then_s
+    start, end = "2026-11-29T09:14:21", datetime(2026, 11, 29, 9, 15, 21)
+    partitions = Result((), 0, "PartitionName=main GraceTime=0 B=1\nPartitionName=low A=1 GraceTime=60 B=1\n")
+    config = Result((), 0, "KillOnBadExit = 0\nKillWait   = 30 sec\n")
+    for answer, then_s in (
+        (f"{start} {end.isoformat()} main\n", end.timestamp()),
+        (f"{start} NONE                low       \n", end.timestamp()),
+        (f"N/A                 {end.isoformat()} low\n", 130.0),
+        ("", 130.0),
+    ):
+        assert Slurm().read_killed_s((Result((), 0, answer), partitions, config), 100.0) == then_s
     silent = Result((), 1, "", "no answer")
-    assert Slurm().read_killed_s((silent, silent), 100.0) == 100.0
+    assert Slurm().read_killed_s((silent, silent, silent), 100.0) == 100.0
     job = recorded("pbs", "run/01-template-waits-for-gpus.txt", "json")
     delayed, plain = (f'{{"Queue": {{"workq": {{{text}}}}}}}' for text in ('"kill_delay": 60', '"enabled": "True"'))
     for text, then_s in ((delayed, 160.0), (plain, 100.0), ("", 100.0), ("[]", 100.0)):
