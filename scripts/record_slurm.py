@@ -29,6 +29,11 @@ REFUSED = (
     "--gpus-per-node=9", "--gres=nosuch:1", "--mem=99T", "--constraint=nosuch", "--mem=1G --mem-per-cpu=1G",
     "--array=0-1001", "--array=x",
 )  # fmt: skip
+# The fields of squeue's JSON that its text has for hpcgpu, and what identifies a job.
+OF_JSON = (
+    "job_id", "array_job_id", "array_task_id", "array_task_string", "time_limit", "job_state", "exit_code",
+    "start_time", "nodes", "state_reason", "comment",
+)  # fmt: skip
 LAB = Lab(accounting=True)
 BLOCKS: list[str] = []
 
@@ -45,10 +50,15 @@ def run(command: str, user: str = "hpc") -> str:
     return done.stdout.strip()
 
 
-def wait(job_id: str, *words: str) -> None:
-    """Wait until squeue's row of the job has all of these words."""
+def wait(job_id: str, *words: str, absent: str = "nothing") -> None:
+    """Wait until squeue's rows of the job have all of these words, and not ``absent``."""
     squeue = f"squeue -h -r -t all -j {job_id} -O 'JobArrayID:|,State:|,Reason:|,StartTime:|'"
-    until(lambda: all(map(shell(squeue).stdout.__contains__, words)), f"{job_id} is {words}", limit_s=150, every_s=0.1)
+
+    def is_so() -> bool:
+        rows = shell(squeue).stdout
+        return absent not in rows and all(word in rows for word in words)
+
+    until(is_so, f"{job_id} is {words}", limit_s=150, every_s=0.1)
 
 
 def save(name: str) -> None:
@@ -160,7 +170,7 @@ def arrays() -> None:
     wait(array, "_0|FAILED", "_1|RUNNING", "_2|PENDING|JobArrayTaskLimit")
     ask(*Slurm().elements(array, 3))
     run(f"scancel {array}_[1-2]")
-    wait(array, "_1|CANCELLED", "_2|CANCELLED")
+    wait(array, "_1|CANCELLED", absent="PENDING")  # 26.05.5 lists no element that was cancelled while it waited
     ask(*Slurm().elements(array, 3))
     save("13-array")
     big, other = submit("--array=0-9 --hold --wrap true", "--hold --wrap true")
@@ -271,9 +281,30 @@ def inventory() -> None:
     save("20-inventory")
 
 
+def as_json() -> None:
+    """Jobs in several states as squeue writes them in text, and the same fields of its JSON: each job on a line."""
+    two = "-N2 --exclusive --gpus-per-node=2 -t 5"
+    running, failed, killed = submit(f"{two} --wrap 'sleep 300'", "--wrap 'exit 3'", "--wrap 'kill -9 $$'")
+    held, dependent = submit("--hold --wrap true", f"-d afterok:{running} --wrap true")
+    later, array = submit(f"--begin=now+1hour --comment={'c' * 200} --wrap true", "--array=0-2%1 --wrap 'sleep 300'")
+    ended = ((failed, "FAILED"), (killed, "FAILED"))
+    for job_id, word in (*ended, (running, "RUNNING"), (dependent, "Dependency"), (later, "BeginTime")):
+        wait(job_id, word)
+    wait(array, "_0|RUNNING", "_1|PENDING|JobArrayTaskLimit")
+    jobs = json.loads(shell("squeue --json --states=all").stdout)["jobs"]
+    run(line(Slurm().status([running, failed, killed, held, dependent, later, *Slurm().elements(array, 3)])))
+    run(line(Slurm().find("", "")))
+    run(f"scancel {running} {held} {dependent} {later} {array}")
+    save("21-squeue")
+    # The lab is idle, but has jobs that ended; an array's elements have numbers after its own.
+    lines = [json.dumps({name: job[name] for name in OF_JSON}) for job in jobs if job["job_id"] >= int(running)]
+    text = ",\n".join(lines)
+    (BATCH / "slurm" / VERSION / "squeue.json").write_text(f"[\n{text}\n]\n")
+
+
 PARTS: tuple[Callable[[], None], ...] = (
     submissions, limits, states, ends, trouble, arrays, suspended, preempted, node_died, starts, offers, names,
-    inventory,
+    inventory, as_json,
 )  # fmt: skip
 
 if __name__ == "__main__":

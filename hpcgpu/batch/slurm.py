@@ -1,4 +1,4 @@
-"""Slurm: sbatch, squeue, sacct, sinfo, scancel. Tested on 22.05.8, parts on 24.11.5 and 26.05.5."""
+"""Slurm: sbatch, squeue, sacct, sinfo, scancel. Recorded on 22.05.8, 24.11.5 and 26.05.5."""
 
 from __future__ import annotations
 

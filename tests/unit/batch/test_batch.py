@@ -8,9 +8,11 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from golden import check_golden
@@ -55,6 +57,7 @@ DIALECTS: dict[str, BatchSystem] = {
 }
 INDEXES = st.sets(st.integers(0, 1000), min_size=1)
 OPEN = ("transient", "over_limit", "unsure", "over_size")
+SLURMS = sorted(path.parent.name for path in (BATCH / "slurm").glob("*/squeue.json"))
 TOO_LARGE, TOO_MANY = "22.05.8/02-sbatch-refused.txt", "22.05.8/03-sbatch-limit.txt"
 DOWN = next(r for r in records(BATCH / "pbs/release/33-server-trouble.txt") if "pbs_server down" in r.command)
 CODES = {"768": 3, "9": 137, "0:15": 143, "2:0": 2, "": None}
@@ -226,9 +229,10 @@ def recorded(name: str, path: str, words: str, nth: int = 0) -> Result:
     return Result(tuple(shlex.split(record.command)), record.returncode, record.stdout, record.stderr)
 
 
-def test_array_elements_cancelled_before_start_have_ended() -> None:
-    """Slurm 22.05.8 lists no trace of them; the others of their array are there."""
-    path = "22.05.8/14-array-cancel.txt"
+@pytest.mark.parametrize("version", SLURMS)
+def test_array_elements_cancelled_before_start_have_ended(version: str) -> None:
+    """Slurm lists no trace of them; the others of their array are there."""
+    path = f"{version}/14-array-cancel.txt"
     first, other = re.findall(r"\d+", recorded("slurm", path, "squeue").argv[4])
     elements = Slurm().elements(first, 10)
     found = Slurm().read_status(recorded("slurm", path, "squeue"), (*elements, other, "999"))
@@ -352,11 +356,60 @@ def test_a_list_of_nodes_is_that_of_their_names(text: str, nodes: tuple[str, ...
     assert slurm.node_names(text) == nodes
 
 
-def test_expected_start_of_a_pending_job_is_the_systems() -> None:
-    (before, after) = (recorded("slurm", "22.05.8/18-starts.txt", "squeue", nth) for nth in (0, 1))
+def number(field: Any) -> int:
+    """Return a number of squeue's JSON, an object since 24.11; 0: not set."""
+    return (field["number"] if field["set"] else 0) if isinstance(field, dict) else field or 0
+
+
+def in_json(job: dict[str, Any]) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Yield each id of a job of squeue's JSON, with what its text says of it."""
+    state = job["job_state"] if isinstance(job["job_state"], str) else job["job_state"][0]
+    code, array, index = job["exit_code"], number(job["array_job_id"]), job["array_task_id"]
+    if isinstance(code, dict):
+        killed = number(code["signal"]["id"])
+        exit_code = 128 + killed if killed else number(code["return_code"])
+    else:
+        exit_code = 128 + code if 0 < code < 128 else code >> 8
+    start, running = number(job["start_time"]), state == "RUNNING"
+    facts = (
+        state,
+        job["state_reason"].replace("None", ""),
+        None if running or state == "PENDING" else exit_code,
+        datetime.fromtimestamp(start, UTC).isoformat()[:19] if start and state == "PENDING" else "",
+        slurm.node_names(job["nodes"]) if running else (),
+        number(job["time_limit"]) * 60 or None,
+    )
+    first, _, last = job["array_task_string"].partition("%")[0].partition("-")
+    if first:
+        yield from ((f"{array}_{i}", facts) for i in range(int(first), int(last) + 1))
+    else:
+        yield f"{array}_{number(index)}" if array else str(job["job_id"]), facts
+
+
+@pytest.mark.parametrize("version", SLURMS)
+def test_text_of_squeue_is_read_as_its_json(version: str) -> None:
+    jobs = json.loads((BATCH / "slurm" / version / "squeue.json").read_text())
+    listed = Slurm().read_status(recorded("slurm", f"{version}/21-squeue.txt", "--states=all"))
+    of_text = {
+        i: (s.native, s.reason.partition(":")[0], s.exit_code, s.starts, s.hosts, s.limit_s) for i, s in listed.items()
+    }
+    assert of_text == dict(pair for job in jobs for pair in in_json(job))
+    assert len(of_text) == 9
+    # and no comment is cut: a run's mark is one
+    marked = [str(job["job_id"]) for job in jobs if job["comment"] == "c" * 200]
+    comments = recorded("slurm", f"{version}/21-squeue.txt", "Comment")
+    assert marked == [*Slurm().read_found(comments, "c" * 200)] != []
+
+
+@pytest.mark.parametrize("version", SLURMS)
+def test_expected_start_of_a_pending_job_is_slurms(version: str) -> None:
+    (before, after) = (recorded("slurm", f"{version}/18-starts.txt", "squeue", nth) for nth in (0, 1))
     (job_id,) = Slurm().read_status(before)
     assert Slurm().read_status(before)[job_id].starts == ""
     assert re.fullmatch(r"2026-\d\d-\d\dT[\d:]{8}", Slurm().read_status(after)[job_id].starts)
+
+
+def test_expected_start_of_a_pending_job_is_that_of_pbs() -> None:
     text = '"7.a":{\n  "job_state":"Q",\n  "estimated":{\n    "exec_vnode":"(n1)",\n    "start_time":1795208245\n  }\n}'
     assert Pbs().read_status(Result((), 0, text))["7.a"].starts == datetime.fromtimestamp(1795208245).isoformat()
     text = text.replace("1795208245", '"Fri Nov 20 20:57:25 2026"')
@@ -570,10 +623,11 @@ def test_sbatch_keeps_names_and_the_id_after_a_wrappers_output() -> None:
     """What a real sbatch made of the line that our script still has."""
     assert Slurm().read_submit(Result((), 0, "--> Verifying 1 node...OK\n\n123;cluster\n")) == "123"
     assert Pbs().read_submit(Result((), 0, "Welcome 12\n123.pbs-01.site.edu\n")) == "123.pbs-01.site.edu"
-    recorded = json.loads((BATCH / "slurm" / "22.05.8" / "names.json").read_text())
-    assert len(recorded) > 100
-    for line, name in recorded.items():
-        assert line in Slurm().script(replace(SPEC, name=name)).splitlines()
+    for version in SLURMS:
+        recorded = json.loads((BATCH / "slurm" / version / "names.json").read_text())
+        assert len(recorded) > 100
+        for line, name in recorded.items():
+            assert line in Slurm().script(replace(SPEC, name=name)).splitlines()
 
 
 @pytest.mark.parametrize(

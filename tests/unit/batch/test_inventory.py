@@ -15,17 +15,17 @@ from hpcgpu.launch.environment import read_allocation, render_memory
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Result, Topology
 from hpcgpu.model.site import Inventory
 
-SLURM = list(records(BATCH / "slurm" / "22.05.8" / "20-inventory.txt"))
+SLURMS = {path.parent.name: [*records(path)] for path in (BATCH / "slurm").glob("*/20-inventory.txt")}
 PBS = {record.command: record for record in records(BATCH / "pbs" / "release" / "15-pbsnodes.txt")}
 REFUSED = Result(("scontrol",), 1, "", "slurm_load_partitions: Unable to contact slurm controller\n")
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def inventory_of(system: str) -> Inventory:
+def inventory_of(system: str, version: str = "22.05.8") -> Inventory:
     commands = batch.questions(system)
     if system == "slurm":
-        assert [command.argv[0] for command in commands] == [r.command.split()[0] for r in SLURM[:3]]
-        answers = SLURM[:3]
+        answers = SLURMS[version][:3]
+        assert [command.argv[0] for command in commands] == [r.command.split()[0] for r in answers]
     else:
         answers = [PBS["pbsnodes -av -F json"], PBS["qstat -Q -f -F json small"], PBS["qstat -B -f -F json"]]
     results = [Result(c.argv, 0, a.stdout, a.stderr) for c, a in zip(commands, answers, strict=True)]
@@ -38,8 +38,9 @@ def draft(found: Inventory, topology: Topology | None = None) -> str:
     return text
 
 
-def test_recorded_queues_and_nodes_are_read() -> None:
-    found = inventory_of("slurm")
+@pytest.mark.parametrize("version", SLURMS)
+def test_recorded_queues_and_nodes_are_read(version: str) -> None:
+    found = inventory_of("slurm", version)
     assert [queue.name for queue in found.queues] == ["main", "low", "high"]
     assert {(queue.walltime, queue.node, queue.shared) for queue in found.queues} == {(None, "gpux4", True)}
     node = found.nodes["gpux4"]
