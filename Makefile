@@ -26,6 +26,8 @@ STEAL  := --dist worksteal --durations 40 --durations-min 5
 # The verdict on the suites that ran, after a second try of what failed. `make test` has one for all, at its end.
 DECIDE := $(BIN)/python scripts/run_tests.py decide
 NOW    := 1
+# make -n runs each line that names the variable itself, here all of a suite.
+AGAIN  := $(MAKE) --no-print-directory
 
 .NOTPARALLEL:
 .PHONY: help demo test test-all check docs image oldest release channels clusters ucx cupy libraries bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
@@ -137,16 +139,16 @@ channels: $(STAMP)
 test: system
 	@log=$$(mktemp) pbslog=$$(mktemp) envlog=$$(mktemp); \
 	  ACCOUNTING=1 $(LAB) build > /dev/null 2>&1 & \
-	  $(MAKE) --no-print-directory $(STAMP) || exit; \
-	  $(MAKE) --no-print-directory -k $(UCX)/.installed & ucx=$$!; \
+	  $(AGAIN) $(STAMP) || exit; \
+	  $(AGAIN) -k $(UCX)/.installed & ucx=$$!; \
 	  trap 'kill $$ucx 2> /dev/null' EXIT; \
-	  $(MAKE) --no-print-directory $(VENV)/.compiled && wait $$ucx || exit; \
+	  $(AGAIN) $(VENV)/.compiled && wait $$ucx || exit; \
 	  $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 tests/lab \
 	    > $$log 2>&1 & lab=$$!; \
 	  $(BIN)/python $(RUN) pbs tests/pbs > $$pbslog 2>&1 & pbs=$$!; \
-	  $(MAKE) --no-print-directory -k ucx cupy NOW= > $$envlog 2>&1 & envs=$$!; \
+	  $(AGAIN) -k ucx cupy NOW= > $$envlog 2>&1 & envs=$$!; \
 	  trap 'kill $$lab $$pbs $$envs 2> /dev/null' EXIT; \
-	  nice -n 5 $(MAKE) --no-print-directory -k check clusters NOW=; here=$$?; \
+	  nice -n 5 $(AGAIN) -k check clusters NOW=; here=$$?; \
 	  wait $$envs; here=$$((here | $$?)); \
 	  echo 'the tests of UCX and CuPy:'; cat $$envlog; rm -f $$envlog; \
 	  wait $$pbs; real=$$?; \
@@ -157,6 +159,7 @@ test: system
 	  exit $$((here | there | real | tests))
 
 # Slurm 24.11 with Python 3.13, and 26.05 with 3.14, one after the other: each cluster of containers wants a core.
+test-all: export DEBIANS := bookworm trixie sid
 test-all: test
 	@failed=0; for debian in trixie sid; do \
 	  DEBIAN=$$debian $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 \

@@ -5,6 +5,7 @@
 ``run_tests.py decide SUITE ...``
     Run the failed tests of these suites again, alone and one at a time. A test that passes then is flaky; both outputs
     of all flaky tests are in ``build/flaky.txt``. Write ``build/test-report.json`` (outcomes, durations, flaky tests).
+    With ``DEBIAN=sid``, of the Slurm lab, all files have the name: ``build/test-report-sid.json``.
     Exit code 1: a test failed twice, more than three tests are flaky, or a suite has no complete report.
 """
 
@@ -22,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build"
+OF = f"-{os.environ['DEBIAN']}" if os.environ.get("DEBIAN") else ""
 MOST_FLAKY = 3
 # More failures than this have one cause, which a second run does not change.
 MOST_RERUNS = 10
@@ -30,7 +32,7 @@ Report = dict[str, Any]  # what tests/support/outcomes.py writes
 
 def report_path(suite: str) -> Path:
     """Return the file for the outcomes of a suite."""
-    return BUILD / "tests" / f"{suite}.json"
+    return BUILD / "tests" / f"{suite}{OF}.json"
 
 
 def new_report(suite: str) -> Path:
@@ -87,11 +89,11 @@ def decide(suites: list[str]) -> int:
     counts = Counter(outcome for report in reports.values() for outcome, _ in report["tests"].values())
     tests = {suite: report["tests"] for suite, report in reports.items()}
     summary = {"flaky": flaky, "failed": failed, "faults": faults, "counts": counts, "tests": tests}
-    (BUILD / "test-report.json").write_text(json.dumps(summary, indent=0))
-    (BUILD / "flaky.txt").write_text("".join(outputs))
+    (BUILD / f"test-report{OF}.json").write_text(json.dumps(summary, indent=0))
+    (BUILD / f"flaky{OF}.txt").write_text("".join(outputs))
     for word, names in (("flaky", flaky), ("failed", failed), ("fault", faults)):
         print("".join(f"{word}: {name}\n" for name in names), end="")
-    print(f"flaky tests: {len(flaky)}" + ("; their outputs are in build/flaky.txt" if flaky else ""))
+    print(f"flaky tests: {len(flaky)}" + (f"; their outputs are in build/flaky{OF}.txt" if flaky else ""))
     print(f"{counts['passed'] + len(flaky)} passed, {len(failed)} failed, {counts['skipped']} skipped")
     return int(bool(failed or faults))
 

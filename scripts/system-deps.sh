@@ -18,7 +18,9 @@ command -v g++ > /dev/null || wanted+=(g++)
 [ "$(command -v python3)" != /usr/bin/python3 ] || wanted+=(python3-dev)
 if command -v docker > /dev/null; then
   docker compose version > /dev/null 2>&1 || command -v docker-compose > /dev/null || wanted+=(docker-compose)
-  docker image inspect "debian:${DEBIAN:-bookworm}-slim" > /dev/null 2>&1 || wanted+=(debootstrap)
+  for debian in ${DEBIANS:-${DEBIAN:-bookworm}}; do
+    docker image inspect "debian:$debian-slim" > /dev/null 2>&1 || { wanted+=(debootstrap); break; }
+  done
 fi
 missing=()
 for package in "${wanted[@]}"; do installed "$package" || missing+=("$package"); done

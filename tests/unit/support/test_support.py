@@ -99,6 +99,21 @@ def test_decide_fails_for_skips_and_failures_that_come_again(tmp_path: Path, mon
     lines = {"flaky: tests/test_it.py::test_flaky", "failed: tests/test_it.py::test_bad"}
     assert lines <= set(done.stdout.splitlines())
     assert "fault: it: required tests were skipped" in done.stdout
+    report = (tmp_path / "build/test-report.json").read_text()
+    monkeypatch.setenv("DEBIAN", "sid")
+    assert "it: no report" in call("decide", "it").stdout
+    assert (tmp_path / "build/test-report.json").read_text() == report
+    assert "no report" in (tmp_path / "build/test-report-sid.json").read_text()
+
+
+@pytest.mark.parametrize("target", ["test", "test-all"])
+def test_dry_run_of_make_runs_no_test(target: str, tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())  # alone: whatever it runs fails
+    argv = ["make", "-n", target]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(60))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "run_tests.py run lab" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
 
 
 def test_page_and_charts_show_the_figures_of_the_csv_files() -> None:
