@@ -56,9 +56,17 @@ _VARIABLES = {  # those that are not named as their option
     "--mem": "SBATCH_MEM_PER_NODE",
     "--clusters": "SBATCH_CLUSTERS",
 }
-_RIVALS = (  # the options of a group replace each other
+_RIVALS = (  # the options of a group replace each other, or are refused together
     ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
-    ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"),
+    ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--tres-per-task"),
+    ("--cpus-per-task", "--cpus-per-gpu", "--tres-per-task"),
+)
+# A user's options, those of hpcgpu with which sbatch refuses them or requests more (--gres=gpu:3 with --gpus-per-node=2
+# is 3 for 22.05.8 and 24.11.5, and refused by 26.05.5), and what hpcgpu's follow from.
+_COLLIDING = (
+    (r"--gpus-per-task|--(gres|tres-per-task)=.*\bgpu\b", ("--gpus-per-node", "--gres", "--gpus"), "gpus_per_node"),
+    (r"--cpus-per-gpu|--tres-per-task=.*\bcpu\b", ("--cpus-per-task",), "cores_per_gpu"),
+    (r"--ntasks-per-gpu", ("--ntasks-per-node",), "workers_per_gpu"),
 )
 _NEVER = {"SBATCH_WAIT", "SBATCH_ARRAY_INX"}  # options that are refused, too
 _NO_MORE = "squeue lists its array without it"
@@ -107,6 +115,7 @@ class Slurm(SlurmDialect, BatchSystem):
         ours += [Directive("--requeue", "--requeue")] if spec.requeue else []
         extra = [_directive(o, v) for text in spec.extra_directives for o, v in options_in(text)]
         kept = merge_options(ours, extra, spec.skipped_directives, _keys, _REFUSED, self.forbidden)
+        _refuse_colliding(kept[: len(kept) - len(extra)], extra)
         index = "SLURM_ARRAY_TASK_ID"
         # of a start before: a requeued job waits for two minutes, and would be taken for one that has ended
         before = (f"rm -f {exit_file(spec, index)}",) if spec.exit_file else ()
@@ -186,7 +195,7 @@ class Slurm(SlurmDialect, BatchSystem):
     def offers(self, spec: JobSpec) -> Command | None:
         """Return the sinfo for the job's partition; None if options change the request, or it is a QOS."""
         options = {o for text in (*spec.extra_directives, *spec.skipped_directives) for o in _keys(text)}
-        changes = options & _ASKED or any(o.startswith(("--gpus", "--mem")) for o in options)
+        changes = options & _ASKED or any(o.startswith(("--gpus", "--mem", "--tres")) for o in options)
         return None if self.queue != "partition" or changes else ask_offers(spec.queue)
 
     def read_offers(self, result: Result) -> tuple[Offer, ...]:
@@ -330,6 +339,19 @@ def _directive(option: str, value: str | None) -> Directive:
     # sbatch takes a backslash for an escape even between single quotes: 'a\b' arrives as ab (22.05.8).
     quoted = value if _PLAIN.fullmatch(value) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return Directive(name, f"{name}={quoted}" if name.startswith("--") else f"{name} {quoted}")
+
+
+def _refuse_colliding(ours: Sequence[Directive], extra: Sequence[Directive]) -> None:
+    """Raise ConfigError for a user's option with which sbatch would refuse one of ours, or request more."""
+    for pattern, keys, option in _COLLIDING:
+        mine = next((directive for directive in ours if directive.key in keys), None)
+        theirs = next((directive.text for directive in extra if re.match(pattern, directive.text)), None)
+        if mine and theirs:
+            raise ConfigError(
+                f"{opt('job_extra_directives', None)}: {theirs!r} requests what hpcgpu requests by {mine.text!r}, and "
+                f"Slurm refuses the two, or has one of them count: leave it out, and give {opt(option)}; or leave out "
+                f"hpcgpu's by {opt('job_directives_skip', [mine.key])}"
+            )
 
 
 def _keys(text: str) -> set[str]:

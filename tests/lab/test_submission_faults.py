@@ -251,6 +251,14 @@ def test_a_dead_clients_jobs_without_an_answer_are_cancelled(slurm_lab: Lab) -> 
     assert slurm_lab.wait_idle(timeout=scaled(60)) == []
 
 
+def test_shells_requests_for_each_task_do_not_reach_sbatch(slurm_lab: Lab) -> None:
+    """sbatch would refuse the job: 22.05.8 for the cores of a GPU, 24.11.5 and 26.05.5 for --tres-per-task."""
+    shell = {"SBATCH_TRES_PER_TASK": "gres/gpu:3", "SBATCH_GPUS_PER_TASK": "3", "SBATCH_CPUS_PER_GPU": "2"}
+    argv = ["python", "-m", "hpcgpu", "doctor", "--json", "--gpus-per-node", "1", "--cores-per-gpu", "1"]
+    done = slurm_lab.exec(slurm_lab.login, argv, env=shell)
+    ailing.check(ailing.read(done.stdout), "job request", "ok", "slurm would take the job")
+
+
 def test_jobs_that_can_never_run_are_errors_with_the_keyword(slurm_lab: Lab) -> None:
     limits = ["scontrol", "update", "partitionname=low"]
     slurm_lab.root(*limits, "MaxTime=90", "MaxNodes=2")

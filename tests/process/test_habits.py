@@ -163,6 +163,12 @@ def test_local_errors_advise_what_works_here() -> None:
     [
         (["plan", "--script", "--batch", "slurm", "--nodes", "2"], "--gpus-per-node 4"),
         (["plan", "--script", "--batch", "slurm", "--job-extra-directives=--gres=gpu:2"], "--gpus-per-node 2"),
+        # the number is not that of a node
+        (["plan", "--script", "--batch", "slurm", "--job-extra-directives=--gpus-per-task=1"], "--gpus-per-node 4"),
+        (
+            ["plan", "--script", "--batch", "slurm", "--job-extra-directives=--tres-per-task=gres/gpu:1"],
+            "--gpus-per-node 4",
+        ),
         (["plan", "--script", "--batch", "slurm", "--gpus-per-node", "4", "--cores", "8"], "--cores-per-gpu 8"),
     ],
 )

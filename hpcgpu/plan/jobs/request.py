@@ -15,7 +15,9 @@ from hpcgpu.units import format_bytes, format_duration
 
 # Directives for CPUs, or for whole nodes, and for GPUs.
 _CPU_DIRECTIVE = r"exclusive|excl\b|cpus|ncpus|-c\b|\bselect="
-_GPU_DIRECTIVE = r"--gres=gpu|--gpus|-G\b|ngpus="
+_GPU_DIRECTIVE = r"--(gres|tres-per-task)=.*gpu|--gpus|-G\b|ngpus="
+# Where the number is that of a node, not of a task or of the job.
+_OF_NODE = r"(?:--gres=|--gpus-per-node|ngpus=).*?(\d+)$"
 
 
 def workers_per_node(settings: Settings) -> int:
@@ -82,10 +84,10 @@ def gpus_per_node(settings: Settings) -> int:
     if (count := settings.gpus_per_node) is None:
         gres = next((d for d in settings.job_extra_directives if re.search(_GPU_DIRECTIVE, d)), "")
         if gres:
-            number = re.search(r"\d+$", gres)
+            number = re.search(_OF_NODE, gres)
             raise ConfigError(
                 f"instead of {gres} (set by {settings.where('job_extra_directives')}) give "
-                f"{opt('gpus_per_node', int(number[0]) if number else 4)}: the number of workers follows from it"
+                f"{opt('gpus_per_node', int(number[1]) if number else 4)}: the number of workers follows from it"
             )
         raise ConfigError(
             f"the number of GPUs of each node is not given: add {opt('gpus_per_node', 4)}, or {opt('site')} for "

@@ -509,6 +509,7 @@ def test_status_has_what_the_answer_tells(text: str, facts: dict[str, object]) -
     ("system", "extra", "skip", "there", "gone"),
     [
         (Slurm(), ("--constraint=a100", "-C x"), (), ["--constraint=a100", "--constraint=x"], []),
+        (Slurm(), ("--tres-per-task=license/x:1", "--gres=nvme:1"), (), ["--gres=nvme:1", "--gpus-per-node=4"], []),
         (Slurm(), ("-A other",), (), ["--account=other"], ["--account=proj"]),
         (Slurm(), ("--exclusive", "-q debug -N 3"), (), ["--exclusive", "--qos=debug", "--nodes=3"], ["--nodes=2"]),
         (Slurm(), ("--time=30",), (), ["--time=30"], ["--time=02:00:00"]),  # sbatch's own words
@@ -531,6 +532,29 @@ def test_options_are_compared_as_options(
     found = options(system.script(spec))
     assert [o for o in there if o not in found] == []
     assert [o for o in gone if o in found] == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "mine", "instead"),
+    [
+        ("--gpus-per-task=1", "--gpus-per-node=4", "gpus_per_node="),
+        ("--tres-per-task=gres/gpu:a100:1", "--gpus-per-node=4", "gpus_per_node="),
+        ("--gres=nvme:1,gpu:2", "--gpus-per-node=4", "gpus_per_node="),
+        ("--tres-per-task=cpu=2", "--cpus-per-task=8", "cores_per_gpu="),
+        ("--cpus-per-gpu=2", "--cpus-per-task=8", "cores_per_gpu="),
+        ("--ntasks-per-gpu=2", "--ntasks-per-node=4", "workers_per_gpu="),
+    ],
+)
+def test_option_that_rivals_hpcgpus_own_is_refused(extra: str, mine: str, instead: str) -> None:
+    spec = replace(SPEC, extra_directives=(extra,))
+    with pytest.raises(ConfigError) as refused:
+        Slurm().script(spec)
+    assert f"'{extra}' requests what hpcgpu requests by '{mine}'" in str(refused.value)
+    assert f"leave it out, and give {instead}; or" in str(refused.value)
+    option = mine.partition("=")[0]
+    assert f"job_directives_skip=['{option}']" in str(refused.value)
+    lines = options(Slurm().script(replace(spec, skipped_directives=(option,))))
+    assert (extra in lines, mine in lines) == (True, False)
 
 
 @pytest.mark.parametrize("text", ["", "constraint=a100", "--comment=two words", "--a\n#SBATCH --b", '--a="b', "- x"])

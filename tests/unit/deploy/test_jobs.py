@@ -500,6 +500,7 @@ async def test_a_job_has_ended_with_its_script_though_nobody_answers(asked: Path
     ("system", "submits", "job_id", "lost"),
     [
         (Slurm(), "sbatch", "8", ("SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_GPUS", "SBATCH_WAIT")),
+        (Slurm(), "sbatch", "8", ("SBATCH_GPUS_PER_TASK", "SBATCH_TRES_PER_TASK", "SBATCH_CPUS_PER_GPU")),
         (Pbs(), "qsub", "8.login01", ("PBS_DPREFIX", "PBS_SHELL")),
     ],
 )
@@ -512,7 +513,7 @@ async def test_submit_with_variables_of_the_shell_lets_options_win(
     for name in (*lost, "SBATCH_ACCOUNT"):
         monkeypatch.setenv(name, "5")
     lines: list[str] = []
-    spec = JobSpec(name="a", argv=("b",), queue="main", walltime_s=1200, gpus_per_node=2)
+    spec = JobSpec(name="a", argv=("b",), queue="main", walltime_s=1200, gpus_per_node=2, cpus_per_task=1)
     for _ in range(2):
         assert await submit(system, spec, system.script(spec), lines.append, Patience()) == (job_id,)
     seen = (tmp_path / "seen").read_text()
