@@ -160,7 +160,7 @@ def launch_run(run: RunDocument) -> None:
     # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)
     env = {DOCUMENT: config.render_document(run), **os.environ, **parent, **added, **dict(launcher.env)}
     env |= dict.fromkeys(env.keys() & environment.EXPORTS, "ALL")
-    env = {name: value for name, value in env.items() if name not in environment.WITHHELD}
+    env = environment.launcher_environ(env)
     if not launcher.starts_ranks:
         process.execute((program, *launcher.argv[1:]), env)
     path = str(private.make_exit_file(run.folder))
@@ -198,9 +198,7 @@ def plan_ranks(
     if len(hosts) > 1:
         variables = (*variables, f"{JOB_NODES}={len(hosts)}")
     nodes = len(hosts) or allocation.node_count
-    # --gpus-per-task gives a rank its own GPU and no other
-    isolated = settings.ranks == "auto" and environment.is_isolated(os.environ)
-    per_gpu = isolated or settings.ranks_per(nodes) == "gpu"
+    per_gpu = settings.ranks_per(nodes) == "gpu"
     world = World(
         nodes=nodes,
         hosts=hosts,

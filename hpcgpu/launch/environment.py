@@ -61,10 +61,12 @@ JOB_PREFIXES = ("SLURM_", "PBS_", "OMPI_COMM_", "PMI", "PALS_", "HPCGPU_TASK_")
 # flags of ours rank above other variables: for binding, mapping, ranks on a node (Open MPI 5.0.11, MPICH 5.0.2, Intel
 # MPI 2021.19). The job's tasks per node, without the scheduler's rank: srun would warn in each log "can't honor
 # --ntasks-per-node set to 4 which doesn't match the requested tasks 9". As an option it would be the quotient, rounded
-# down for 22.05.8, and up for 24.11.5.
+# down for 22.05.8, and up for 24.11.5. The job's GPUs for each task: the scheduler's rank has none, one rank of a node
+# would have one alone; and with tasks for each GPU srun starts as many, whatever --ntasks says (26.05.5).
 WITHHELD = (
     *("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
-    *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE", "SLURM_NTASKS_PER_NODE"),
+    *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU"),
+    *("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND", "SLURM_TRES_BIND"),
 )
 # Variables that sbatch and srun would take from this job into another (inherited_variables); PBS's are not among them.
 _INHERITED_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "PALS_", "MPI_LOCAL")
@@ -219,6 +221,22 @@ def is_isolated(environ: Mapping[str, str]) -> bool:
     if bound:  # also if the option was srun's only; then there is no SLURM_GPUS_PER_TASK (22.05.8)
         return not bound.removeprefix("verbose,").startswith("none")
     return bool(environ.get("SLURM_GPUS_PER_TASK"))
+
+
+def launcher_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a launcher's process may have of these variables, with the number of all of a Slurm job's GPUs.
+
+    Where a job has requested GPUs for its tasks alone, Slurm gives a step as many for each of its own tasks, also where
+    nothing in the environment says so (24.11.5).
+    """
+    of_job = {name: value for name, value in environ.items() if name not in WITHHELD}
+    # --tres-per-task=cpu:2,gres/gpu:a100:1; --gpus-per-task=1 is 1 in 22.05.8, and gres/gpu=1 since 24.11
+    tres = [re.split("[:=]", part) for part in environ.get("SLURM_TRES_PER_TASK", "").split(",")]
+    each = sum(int(part[-1]) if part[-1].isdecimal() else 1 for part in tres if part[0] == "gres/gpu")
+    each = each or _int(environ, "SLURM_GPUS_PER_TASK") or 0
+    if each and not environ.keys() & {"SLURM_GPUS", "SLURM_GPUS_PER_NODE"}:
+        of_job["SLURM_GPUS"] = str(each * (_int(environ, "SLURM_NTASKS") or 1))
+    return of_job
 
 
 def brought(environ: Mapping[str, str]) -> tuple[str, ...]:

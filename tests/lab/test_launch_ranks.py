@@ -24,6 +24,17 @@ wait(lambda: "node2-0" not in addresses() and "node2-1" not in addresses())
 print(c.gather(asked) == list(range(1, 301)), *sorted(addresses()))
 """
 
+SEE_GPUS = """
+import os, subprocess
+from hpcgpu.launch.environment import launcher_environ
+from hpcgpu.launch.launchers import srun_command
+from hpcgpu.model.allocation import World
+
+for world in (World(nodes=2, per_node=4), World(nodes=2, per_node=1, extra=False)):
+    argv = srun_command(("printenv", "CUDA_VISIBLE_DEVICES"), world, "none")
+    subprocess.run(argv, env=launcher_environ(os.environ), check=True)
+"""
+
 
 def in_job(lab: Lab, argv: tuple[str, ...]) -> dict[str, Any]:
     job = ("salloc", "--quiet", "-N2", "--ntasks-per-node=4", "--gpus-per-node=4", "-w", "node1,node2")
@@ -50,6 +61,21 @@ def test_mpirun_of_open_mpi_4_alone_ends_all_with_one_rank(slurm_lab: Lab, world
     check(seen, world, ["node1", "node2"])
     assert (seen["alive"], seen["returncode"]) == (([], 137) if version == 4 else (others(world), 0))
     assert seen["err"] == "" or version == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--ntasks-per-node=4", "--gpus-per-task=1"),
+        ("--gpus=8", "--ntasks-per-gpu=1"),
+        ("--ntasks-per-node=4", "--gpus-per-node=4", "--gpu-bind=single:1"),
+    ],
+    ids=" ".join,
+)
+def test_ranks_see_all_gpus_of_a_job_that_has_one_per_task(slurm_lab: Lab, options: tuple[str, ...]) -> None:
+    job = ("salloc", "--quiet", "-N2", *options, "python")
+    done = slurm_lab.python(SEE_GPUS, *job)
+    assert done.stdout.splitlines() == ["0,1,2,3"] * 11, done.stderr  # 9 ranks, one for each GPU and one beside; 2
 
 
 def test_mpich_leaves_each_node_its_variables(slurm_lab: Lab) -> None:

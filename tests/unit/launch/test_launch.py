@@ -17,6 +17,7 @@ from hpcgpu.launch.environment import (
     brought,
     inherited_variables,
     is_isolated,
+    launcher_environ,
     rank_shell,
     read_allocation,
     read_launch,
@@ -390,6 +391,7 @@ def test_the_memory_that_the_job_has_asked_for(set_by_slurm: dict[str, str], mib
         ({"SLURMD_TRES_BIND": "gpu:single:1"}, True),
         ({"SLURMD_TRES_BIND": "gpu:verbose,map_gpu:0,1"}, True),
         ({"SLURMD_TRES_BIND": "gpu:closest"}, True),
+        ({"SLURMD_TRES_BIND": "gres/gpu:per_task:1"}, True),  # since 24.11
         ({"SLURMD_TRES_BIND": "gpu:none"}, False),
         ({"SLURMD_TRES_BIND": "gpu:none", "SLURM_GPUS_PER_TASK": "1"}, False),  # srun --gpu-bind=none undoes it
         ({"SLURM_GPUS_PER_TASK": "1"}, True),
@@ -401,6 +403,26 @@ def test_the_memory_that_the_job_has_asked_for(set_by_slurm: dict[str, str], mib
 def test_tasks_with_gpus_of_their_own_are_seen(set_by_slurm: dict[str, str], isolated: bool) -> None:
     assert is_isolated(environ_of("srun-none") | set_by_slurm) == isolated
     assert is_isolated(environ_of("srun-gpus-per-task"))
+
+
+@pytest.mark.parametrize(
+    ("of_job", "gpus"),
+    [
+        ({"SLURM_GPUS_PER_TASK": "1"}, "8"),
+        ({"SLURM_TRES_PER_TASK": "gres/gpu=1", "SLURM_TRES_BIND": "gres/gpu:per_task:1"}, "8"),
+        ({"SLURM_TRES_PER_TASK": "cpu:2,gres/gpu:a100:2"}, "16"),
+        ({"SLURM_TRES_PER_TASK": "gres/gpu"}, "8"),  # --tres-per-task=gres/gpu
+        ({"SLURM_TRES_PER_TASK": "cpu=2"}, None),  # --cpus-per-task=2
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_PER_NODE": "4"}, None),
+        ({"SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS": "6"}, "6"),
+        ({}, None),
+    ],
+)
+def test_launcher_has_all_gpus_of_a_job_with_some_per_task(of_job: dict[str, str], gpus: str | None) -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "HOME": "/h"}
+    kept = {"SLURM_GPUS_PER_NODE": of_job["SLURM_GPUS_PER_NODE"]} if "SLURM_GPUS_PER_NODE" in of_job else {}
+    expected = environ | kept | ({"SLURM_GPUS": gpus} if gpus else {})
+    assert launcher_environ(environ | of_job) == expected
 
 
 @pytest.mark.parametrize(("script", "task", "rank"), [*((s, None, r) for s, r in OF_SCRIPT), *OF_TASK])
