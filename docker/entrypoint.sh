@@ -5,6 +5,8 @@ set -e
 for conf in "$(dirname "$0")"/conf/*.conf; do
   sed "s/10\.77\.0\./10.77.${HPCGPU_LAB:-0}./" "$conf" > "/etc/slurm/${conf##*/}"
 done
+# sid's Slurm is built without PMIx: none is Slurm's own default.
+find /usr/lib/*/slurm*/ -name mpi_pmix.so | grep -q . || sed -i 's/^MpiDefault=.*/MpiDefault=none/' /etc/slurm/slurm.conf
 install -d -o munge -g munge -m 755 /run/munge
 install -d -o slurm -g slurm /run/slurm /var/log/slurm /var/spool/slurmctld
 # One munge key for the cluster: the first container makes it, all share the volume.

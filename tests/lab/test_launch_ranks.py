@@ -45,6 +45,8 @@ def in_job(lab: Lab, argv: tuple[str, ...]) -> dict[str, Any]:
 @pytest.mark.parametrize("world", [*SEVERAL, World(nodes=2, per_node=2)], ids=str)
 @pytest.mark.parametrize("mpi_type", ["pmix", "none"])
 def test_srun(slurm_lab: Lab, world: World, mpi_type: str) -> None:
+    if mpi_type == "pmix":
+        slurm_lab.needs_pmix()
     withheld = (f"--unset={name}" for name in WITHHELD)
     seen = in_job(slurm_lab, ("env", *withheld, *srun_command(ME, world, mpi_type)))
     check(seen, world, ["node1", "node2"])
@@ -90,6 +92,8 @@ def test_mpich_leaves_each_node_its_variables(slurm_lab: Lab) -> None:
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_a_leader_dies_under_a_launcher_that_keeps_the_others(slurm_lab: Lab, launcher: str) -> None:
+    if launcher == "srun":
+        slurm_lab.needs_pmix()
     begin = BEGIN.replace("pids = json.load(open(sys.argv[1]))", "")
     code = f"import os, signal, sys, time\nfrom distributed import Client\n{begin}{IN_A_JOB}"
     job = ("salloc", "--quiet", "-N2", "--gpus-per-node=4", "-w", "node1,node2")

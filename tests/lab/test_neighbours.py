@@ -78,6 +78,7 @@ def test_folder_of_open_mpi_4_taken_on_another_node_is_not_used(slurm_lab: Lab) 
 
 def test_srun_and_slurmstepd_listen_as_documented(slurm_lab: Lab) -> None:
     """slurmstepd's socket is inherited by what it starts; srun is on the first node alone."""
+    slurm_lab.needs_pmix()
     job = slurm_lab.submit("#!/bin/sh\nexec srun --mpi=pmix sleep 600", "--nodes=2", "--nodelist=node1,node2")
 
     def listening(node: str) -> dict[str, list[str]]:

@@ -62,6 +62,8 @@ def run(lab: Lab, *launcher: str, bin: str = "", options: tuple[str, ...] = ("--
 
 def set_up(lab: Lab, launcher: tuple[str, ...], expected: list[str]) -> None:
     """Fail unless the processes that a launcher starts have these masks."""
+    if "--mpi=pmix" in launcher:
+        lab.needs_pmix()
     out = lab.exec(lab.login, [*ALLOCATION, *launcher, "sh", "-c", "taskset -cp $$"], check=True).stdout
     masks = sorted(re.findall(r"affinity list: (\S+)", out))
     assert masks == expected, f"not set up: the launcher's masks are {masks}, they were to be {expected}"

@@ -82,6 +82,8 @@ def test_the_class_is_one_job_with_the_scheduler_on_rank_0(slurm_lab: Lab, pytho
 
 def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str, ...] = (), bin: str = "") -> str:
     """Run a script by a launcher's own words in an allocation of 2 nodes of 4 tasks; return what was printed."""
+    if "--mpi=pmix" in launcher:
+        lab.needs_pmix()
     lab.write("here.py", "import os, sys\nfrom distributed import Client\n" + textwrap.dedent(code))
     hpcgpu = f"{bin}/hpcgpu" if bin else "hpcgpu"
     arguments = ["--gpus", "sim:2", "--no-dashboard", *options, "here.py"]

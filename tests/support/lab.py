@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import pytest
 from clients import LOOP, Client
 from paths import ROOT
 from waiting import STEADY, scaled
@@ -78,6 +79,12 @@ class Lab:
         self.number, self.accounting = number, accounting
         self._roots: dict[str, Client] = {}
         self.others: set[str] = set()  # processes of the user that were there before the tests
+
+    def needs_pmix(self) -> None:
+        """Skip a test of srun with MPI where Slurm is built without PMIx, as sid's 26.05.5."""
+        types = self.exec(self.login, ["srun", "--mpi=list"])
+        if "pmix" not in types.stdout + types.stderr:
+            pytest.skip("this Slurm is built without PMIx")
 
     def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
         """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them."""
