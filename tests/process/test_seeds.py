@@ -117,10 +117,8 @@ def test_dask_mpi(tmp_path: Path, diff: int, line: int) -> None:
 
 
 def test_dask_mpis_command(tmp_path: Path) -> None:
-    argv, file = (
-        ["env", f"--chdir={tmp_path}", *shlex.split(blocks("dask-mpi", "bash")[1])],
-        tmp_path / "scheduler.json",
-    )
+    argv = ["env", f"--chdir={tmp_path}", *shlex.split(blocks("dask-mpi", "bash")[1])]
+    file = tmp_path / "scheduler.json"
     with ranks.started(argv, **PATH) as process:
         until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
         assert process.poll() is None

@@ -29,7 +29,7 @@ TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, WHEEL = TOML["project"], TOML["tool"]["hatch"]["build"]["targets"]["wheel"]
 INCLUDED = {name: place for name, place in WHEEL["force-include"].items() if place.startswith("hpcgpu/data/")}
 _HOOKS = {"batch", "entry_point", "waits_in_queue", "patience", "sync"}  # of the cluster classes among themselves
-_FOR_STORES = {"adopt", "allocation_of", "buffer_of", "empty_as", "give_back", "pack"}
+_FOR_STORES = set(re.split(" ", "adopt allocation_of buffer_of empty_as give_back pack synchronize to_host unpack"))
 
 
 def test_the_version_stands_in_one_place() -> None:
@@ -130,14 +130,8 @@ def test_easyconfig_and_module_file_are_of_this_version() -> None:
     (easyconfig,) = (ROOT / "packaging/easybuild").iterdir()
     recipe = runpy.run_path(str(easyconfig))
     assert easyconfig.name == f"hpcgpu-{hpcgpu.__version__}-{'-'.join(recipe['toolchain'].values())}.eb"
-    there = {
-        "click",
-        "cryptography",
-        "distributed",
-        "numpy",
-        "psutil",
-        "rich",
-    }  # of Python-bundle-PyPI, dask, SciPy-bundle
+    # of Python-bundle-PyPI, dask and SciPy-bundle
+    there = {"click", "cryptography", "distributed", "numpy", "psutil", "rich"}
     listed = {name.lower() for name, *_ in (*recipe["dependencies"], *recipe["exts_list"])}
     assert {re.split("[>=]", word)[0] for word in PROJECT["dependencies"]} - there <= listed
     for command in recipe["sanity_check_commands"]:
@@ -161,9 +155,6 @@ def test_the_documentation_has_every_public_name() -> None:
     text = (ROOT / "docs/reference/api.md").read_text()
     shown = re.findall(r"^\.\. auto\w+:: (?:hpcgpu\.)?(\w+)$", text, re.MULTILINE)
     assert set(shown) == set(hpcgpu.__all__) - {"__version__"}
-
-
-_FOR_STORES |= {"synchronize", "to_host", "unpack"}
 
 
 @pytest.mark.parametrize(
