@@ -69,18 +69,21 @@ def test_job_of_a_form_has_the_options_of_the_plan(site: str, tmp_path: Path) ->
 def test_form_filled_in_wrong_shows_the_plans_error(changes: dict[str, str], words: str, tmp_path: Path) -> None:
     found = rendered(tmp_path, **changes)
     assert found.keys() == {"error"}
-    assert words in found["error"]
+    assert words in " ".join(found["error"].split())
+    assert max(map(len, found["error"].splitlines())) <= 100  # the box breaks no lines: more would be out of sight
     assert not list(tmp_path.iterdir())
 
 
 def test_card_of_a_failed_session_shows_hpcgpus_lines_as_text(tmp_path: Path) -> None:
     lines = ["Script starting...", *(f"hpcgpu: line {i}" for i in range(9)), "hpcgpu: <script>alert(1)</script>"]
+    lines[-2] += " of many words" * 20
     assert "<pre>" not in rendered(tmp_path)["completed"]
     (tmp_path / "output.log").write_bytes("\n".join(lines).encode() + b"\nhpcgpu: \xff\n")
     card = rendered(tmp_path)["completed"]
     assert "hpcgpu: &lt;script&gt;" in card
     assert "line 2\n" not in card
     assert "line 3\n" in card
+    assert max(map(len, card.splitlines())) <= 100
 
 
 def test_session_is_a_jupyter_of_its_user_beside_the_cluster(tmp_path: Path) -> None:
