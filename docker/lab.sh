@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Slurm lab; with ACCOUNTING=1 also slurmdbd; with HPCGPU_LAB=1 to 9 another one beside it; with DEBIAN=trixie
 # or sid Slurm 24.11 or 26.05 in place of bookworm's 22.05.
-# usage: docker/lab.sh build|up|down|shell|status. Exit code 3: it cannot be had on this machine.
+# usage: docker/lab.sh base|build|up|down|shell|status; base: Debian's image alone. Exit code 3: it cannot be had on this machine.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 export DEBIAN=${DEBIAN:-bookworm}
@@ -140,6 +140,7 @@ END
 }
 
 case "${1:-}" in
+  base) need_docker; make_base ;;
   build) build ;;
   up) up; echo "slurm lab: 4 nodes with 4 GPUs each are up; 'make slurm-shell' is the login node" ;;
   down) need_docker; compose down -v --remove-orphans -t 3 > /dev/null 2>&1 || die "could not be taken down: $(compose ps 2>&1)" ;;

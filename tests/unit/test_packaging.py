@@ -140,6 +140,15 @@ def test_easyconfig_and_module_file_are_of_this_version() -> None:
     assert module.name == f"{hpcgpu.__version__}.lua"
 
 
+def test_channel_that_takes_too_long_is_a_failed_row(tmp_path: Path) -> None:
+    (spack := tmp_path / "bin/spack").parent.mkdir()
+    spack.write_text("#!/bin/sh\nexec sleep 600\n")
+    spack.chmod(0o755)
+    argv = [sys.executable, ROOT / "scripts/channels.py", "--limit", "1", "Spack"]
+    done = subprocess.run(argv, env={**os.environ, "SPACK_ROOT": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, " | - | failed: not finished in 1 s | " in done.stdout) == (1, True), done.stderr
+
+
 def test_requirements_of_tests_and_documentation_are_pinned() -> None:
     def plain(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
