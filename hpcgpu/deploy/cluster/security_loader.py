@@ -16,7 +16,7 @@ from distributed.security import Security
 from hpcgpu.deploy.cluster.local_run import folders
 from hpcgpu.deploy.jobs import home
 from hpcgpu.deploy.network import scheduler_file
-from hpcgpu.errors import HpcGpuError, LaunchError
+from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError
 from hpcgpu.host import log
 
 _NAME = "distributed.client.security-loader"
@@ -37,7 +37,7 @@ def remember(address: str, security: Security) -> None:
 
 
 def load(info: Mapping[str, str]) -> Security | None:
-    """Return the Security of the cluster at ``info["address"]``; None if this user has no run there.
+    """Return the Security of the cluster at ``info["address"]``; None for those of others; ConfigError for none at all.
 
     A local cluster with its own ``local_directory`` is found by its own process only. ``Client(...)`` calls it, also on
     an event loop, which would wait for a thread, too: 0.4 ms for each run of the user.
@@ -60,4 +60,9 @@ def load(info: Mapping[str, str]) -> Security | None:
             continue
         if content and address in content.addresses:
             return scheduler_file.security(content.certificate)
-    return None
+    if dask.config.get("distributed.comm.tls.ca-file", None):
+        return None
+    raise ConfigError(
+        f"{address}: none of your clusters here has this address. Attach to a local one with its own local_directory "
+        "by that folder, LocalGPUCluster.attach('that/folder'), to one elsewhere by its name; or give security="
+    )

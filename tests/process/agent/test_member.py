@@ -58,13 +58,7 @@ class Ranks:
         run = RunDocument(settings=given, shape=shape, folder=str(self.folder))
         argv = [*launcher, sys.executable, "-m", "hpcgpu.agent"]
         environ = ranks.environment(**{**(env or {}), DOCUMENT: config.render_document(run)})
-        process = subprocess.Popen(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environ,
-        )
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ)
         self._started.append(process)
         return process
 

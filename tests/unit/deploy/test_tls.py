@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import dask
 import pytest
 from comms import knock
 from distributed import Client
@@ -29,7 +30,7 @@ from hpcgpu.deploy.cluster import security_loader
 from hpcgpu.deploy.network import scheduler_file
 from hpcgpu.deploy.network.scheduler_file import Certificate, connect_first, security
 from hpcgpu.deploy.processes.handshakes import HandshakeDeadline
-from hpcgpu.errors import TrustError
+from hpcgpu.errors import ConfigError, TrustError
 from hpcgpu.host import host_memory, process
 
 DAY = datetime.timedelta(days=1)
@@ -443,5 +444,8 @@ def test_a_user_without_a_home_may_connect_elsewhere(
     monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
     assert security_loader.load({"address": "tcp://there:8786"}) is None
     assert capsys.readouterr().err == ""
-    assert security_loader.load({"address": "tls://there:8786"}) is None
+    with dask.config.set({"distributed.comm.tls.ca-file": "/of/another"}):
+        assert security_loader.load({"address": "tls://there:8786"}) is None
+    with pytest.raises(ConfigError, match=r"^tls://there:8786: none of .* LocalGPUCluster.attach\('that/folder'\)"):
+        security_loader.load({"address": "tls://there:8786"})
     assert "the certificate of tls://there:8786 is not among those of your runs: user " in capsys.readouterr().err
