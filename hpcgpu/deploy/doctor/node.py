@@ -54,7 +54,6 @@ _RANK = (
 )
 _RANK_LINE = re.compile(rf"{_MARK} (\d+) (.*)")
 _OUTPUT_LINES = 4
-_IMEX = "/dev/nvidia-caps-imex-channels/channel0"  # the one that NCCL, UCX and CUDA take if nothing else is said
 
 
 class Endpoint(NamedTuple):
@@ -238,7 +237,7 @@ def gather_facts(settings: Settings) -> NodeFacts:
         driver=nvml.driver(),
         no_driver=gpus.trouble,
         nvlink_domain=nvml.nvlink_domain(),
-        imex_channel=os.access(_IMEX, os.R_OK | os.W_OK),
+        imex_channel=probes.imex_channel(),
         # of Slurm only, which sets no variable for none; None for PBS, which has no variable
         granted_gpus=int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) if "SLURM_JOB_ID" in os.environ else None,
         nics=topology.nics if topology else None,

@@ -20,15 +20,7 @@ from waiting import scaled, until
 from hpcgpu import PBSGPUCluster
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.deploy.doctor import login_facts, trial
-from hpcgpu.deploy.doctor.node import (
-    CONNECTED,
-    NODE,
-    connect_all,
-    read_all,
-    read_listening,
-    write_order,
-    write_value,
-)
+from hpcgpu.deploy.doctor.node import CONNECTED, NODE, connect_all, read_all, read_listening, write_order, write_value
 from hpcgpu.deploy.doctor.probes import interfaces
 from hpcgpu.host import private
 from hpcgpu.model import Settings

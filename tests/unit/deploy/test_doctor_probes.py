@@ -92,3 +92,10 @@ def test_listener_sends_its_time_for_the_token_only() -> None:
         assert connect("node1", endpoint, OTHER).error == "another program listens there"
         assert [k.error for k in connect_all("node1", listener.endpoints, TOKEN)] == [""] * len(listener.endpoints)
     assert connect("node1", endpoint, TOKEN).error == "Connection refused"
+
+
+def test_imex_channel_of_any_number_is_enough(tmp_path: Path) -> None:
+    assert not probes.imex_channel(tmp_path / "none")
+    assert not probes.imex_channel(tmp_path)
+    (tmp_path / "channel7").touch()
+    assert probes.imex_channel(tmp_path)
