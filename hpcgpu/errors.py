@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, ClassVar
+
+from hpcgpu.light_typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, ClassVar
 
 DOCTOR = (
     "'hpcgpu doctor' looks for the cause on this machine; on a batch system 'hpcgpu doctor --submit', with the same "
@@ -144,9 +148,9 @@ def end_script(*raised: Any) -> None:
         sys.__excepthook__(*raised)
 
 
-def opt(option: str, value: Any = Any, where: str = "") -> str:
+def opt(option: str, value: object = object, where: str = "") -> str:
     """Return an option for a message: ``memory='5GB'``, ``memory=`` if any value is meant, ``memory`` for None."""
-    text = "" if value is Any else "..." if value is ... else repr(value)
+    text = "" if value is object else "..." if value is ... else repr(value)
     text = option if value is None else f"{option}={text}"
     return f"{_MARK}{text}{_MARK}{f' (set by {opt(where, None)})' if where else ''}"
 

@@ -181,7 +181,7 @@ def bind(command: tuple[str, ...], **options: Any) -> int:
     Cores, memory, GPU and network ports are those that hpcgpu plans for a worker. One rank per GPU, several, or one
     for several GPUs.
     """
-    from hpcgpu.agent import bound_command
+    from hpcgpu.cli import bound_command
 
     return bound_command.run(command, bound_command.Options(**options))
 

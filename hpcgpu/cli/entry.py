@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from hpcgpu.errors import ConfigError, HpcGpuError, whole
 from hpcgpu.host import log
+from hpcgpu.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import Any
+
     import click
 
 # The options of ``hpcgpu bind`` without a value, by the names of bound_command.Options.
 _BIND_FLAGS = {"--report": "report", "--dry-run": "dry_run", "--any": "unbound", "--all-visible": "all_visible"}
+_INTERRUPTED = 128 + 2  # as a shell says of SIGINT
 _OUTPUT = (errno.EPIPE, errno.EIO, errno.ENOSPC)  # the reader of a pipe is gone, the terminal is gone, the disk is full
 
 
@@ -57,12 +58,12 @@ def _bind(command: Sequence[str], options: dict[str, Any]) -> int:
     import gc
 
     gc.disable()  # a tenth of the CPU time, for a process that soon becomes another program
-    from hpcgpu.agent import bound_command
+    from hpcgpu.cli import bound_command
 
     try:
         return bound_command.run(command, bound_command.Options(**options))
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return _INTERRUPTED
     except (HpcGpuError, OSError, RuntimeError) as e:
         return _code_of(e)
 
@@ -83,6 +84,8 @@ def _run(command: click.Command, name: str, argv: Sequence[str] | None = None) -
 
 
 def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) -> int:
+    import contextlib
+
     import click
 
     from hpcgpu.config.values import as_typed
@@ -97,7 +100,7 @@ def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) ->
             e.show()
         return e.exit_code
     except (click.Abort, KeyboardInterrupt):
-        return 128 + signal.SIGINT
+        return _INTERRUPTED
     except (HpcGpuError, OSError, RuntimeError) as e:
         return _code_of(e)
     finally:

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from _ctypes import dlclose
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from glob import glob
 from itertools import chain
-from typing import NamedTuple
 
 from hpcgpu.errors import ParseError
 from hpcgpu.host import nvml
-from hpcgpu.host.host_memory import text_of
+from hpcgpu.host.kernel_binding import text_of
 from hpcgpu.host.nvml import join_topology, set_aside
-from hpcgpu.model import CpuSet, NumaNode, Topology
+from hpcgpu.light_typing import NamedTuple
+from hpcgpu.model.allocation import CpuSet
+from hpcgpu.model.topology import NumaNode, Topology
 from hpcgpu.topology import hwloc_xml, pci, sysfs
 from hpcgpu.topology.hwloc_xml import MAX_BYTES
 
@@ -42,6 +40,7 @@ _CPU_FILES = (
     *(f"topology/{name}" for name in ("core_cpus_list", "thread_siblings_list", "physical_package_id")),
     "cache/index3/shared_cpu_list",
 )
+_VIRTUAL = "devices/virtual/"
 _PCI_FILES = ("class", "vendor", "device", "numa_node", "current_link_speed", "current_link_width")
 
 
@@ -71,7 +70,7 @@ def exports() -> Iterator[Export]:
         try:
             library = ctypes.CDLL(candidate, mode=mode)
             try:
-                text, version = _export(library)
+                text, version = _export_quietly(library)
             finally:
                 dlclose(library._handle)
         except (AttributeError, OSError) as e:
@@ -87,8 +86,8 @@ def _source(text: str, version: int) -> str:
     """Name the library by its release, which it writes into the XML; its API has an older number."""
     if elsewhere := next((v for v in _ELSEWHERE if os.environ.get(v)), ""):
         return f"libhwloc, {elsewhere}={os.environ[elsewhere]}"
-    release = re.search(r'name="hwlocVersion" value="([^"]+)"', text)
-    return f"libhwloc {release[1] if release else f'{version >> 16}.{version >> 8 & 255}.{version & 255}'}"
+    release = text.partition('name="hwlocVersion" value="')[2].partition('"')[0]
+    return f"libhwloc {release or f'{version >> 16}.{version >> 8 & 255}.{version & 255}'}"
 
 
 def _candidates() -> Iterator[tuple[str, int, str]]:
@@ -111,21 +110,20 @@ def _export(library: ctypes.CDLL) -> tuple[str, int]:
     if version < _OLDEST:
         raise AttributeError(f"hwloc {version:#x} is too old")
     topology, text, size = ctypes.c_void_p(), ctypes.c_char_p(), ctypes.c_int()
-    with _quiet():
-        _check(library.hwloc_topology_init(ctypes.byref(topology)), "init")
+    _check(library.hwloc_topology_init(ctypes.byref(topology)), "init")
+    try:
+        flags = ctypes.c_ulong(_FLAG_INCLUDE_DISALLOWED)
+        _check(library.hwloc_topology_set_flags(topology, flags), "set_flags")
+        _check(library.hwloc_topology_set_io_types_filter(topology, _KEEP_IMPORTANT), "set_io_types_filter")
+        _check(library.hwloc_topology_load(topology), "load")
+        export = library.hwloc_topology_export_xmlbuffer
+        _check(export(topology, ctypes.byref(text), ctypes.byref(size), ctypes.c_ulong(0)), "export_xmlbuffer")
         try:
-            flags = ctypes.c_ulong(_FLAG_INCLUDE_DISALLOWED)
-            _check(library.hwloc_topology_set_flags(topology, flags), "set_flags")
-            _check(library.hwloc_topology_set_io_types_filter(topology, _KEEP_IMPORTANT), "set_io_types_filter")
-            _check(library.hwloc_topology_load(topology), "load")
-            export = library.hwloc_topology_export_xmlbuffer
-            _check(export(topology, ctypes.byref(text), ctypes.byref(size), ctypes.c_ulong(0)), "export_xmlbuffer")
-            try:
-                return (text.value or b"").decode("utf-8", "replace"), version
-            finally:
-                library.hwloc_free_xmlbuffer(topology, text)
+            return (text.value or b"").decode("utf-8", "replace"), version
         finally:
-            library.hwloc_topology_destroy(topology)
+            library.hwloc_free_xmlbuffer(topology, text)
+    finally:
+        library.hwloc_topology_destroy(topology)
 
 
 def _check(result: int, call: str) -> None:
@@ -133,18 +131,22 @@ def _check(result: int, call: str) -> None:
         raise OSError(f"hwloc_topology_{call} returned {result}")
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out the GPU drivers; the user's choice of components stays in force."""
+def _export_quietly(library: ctypes.CDLL) -> tuple[str, int]:
+    """Return the XML and the API's version, as :func:`_export`; no GPU driver is started."""
     before = os.environ.get(_COMPONENTS)
     if not any(os.environ.get(v) for v in _ELSEWHERE):
-        os.environ[_COMPONENTS] = f"{_NO_DRIVERS},{before}" if before else _NO_DRIVERS
+        os.environ[_COMPONENTS] = _components(before)
     try:
-        yield
+        return _export(library)
     finally:
         os.environ.pop(_COMPONENTS, None)
         if before is not None:
             os.environ[_COMPONENTS] = before
+
+
+def _components(users: str | None) -> str:
+    """Return hwloc's components without GPU drivers; the user's choice stays in force."""
+    return f"{_NO_DRIVERS},{users}" if users else _NO_DRIVERS
 
 
 def topology() -> Topology:
@@ -157,7 +159,7 @@ def topology() -> Topology:
     nics, of_ports = sysfs.refine_nics(machine.nics, network_files())
     machine, warnings = machine._replace(nics=nics), (*problems, *of_ports)
     # hwloc counts a node without PUs among its neighbour's, by distance (seen with 2.9): GPU memory, CXL.
-    nodes = _texts("devices/system/node/node[0-9]*/cpulist")
+    nodes = _texts("devices/system/node/node*/cpulist")
     heapless = {int(path.split("/")[-2].removeprefix("node")) for path, pus in nodes.items() if pus == "\n"}
     machine = set_aside(machine, CpuSet(heapless & {n.os_index for n in machine.numa_nodes}), "other")
     facts = nvml.read()
@@ -221,7 +223,7 @@ def _by_affinity(problems: str) -> Topology:
 def slingshot_interfaces() -> tuple[str, ...]:
     """Return the interfaces of this host, a login node perhaps, that are on Slingshot."""
     interfaces = []
-    for device in glob("class/net/*/device", root_dir=_sys()):
+    for device in _names("class/net/*/device"):
         of_card = (text_of(f"{_sys()}/{device}/{name}").strip().removeprefix("0x") for name in ("vendor", "device"))
         if pci.is_slingshot(*of_card):
             interfaces.append(device.split("/")[-2])
@@ -234,17 +236,20 @@ def _sys() -> str:
 
 def machine_files() -> dict[str, str]:
     """Gather the files of /sys that :func:`hpcgpu.topology.sysfs.read` needs."""
-    patterns = [f"devices/system/cpu/cpu[0-9]*/{name}" for name in _CPU_FILES]
-    patterns += [f"devices/system/node/node[0-9]*/{name}" for name in ("cpulist", "meminfo")]
+    patterns = [f"devices/system/cpu/cpu*/{name}" for name in _CPU_FILES]
+    patterns += [f"devices/system/node/node*/{name}" for name in ("cpulist", "meminfo")]
     patterns += [f"bus/pci/devices/*/{name}" for name in _PCI_FILES]
     return _texts("class/dmi/id/product_name", *patterns) | _links("bus/pci/devices/*") | network_files()
 
 
 def network_files() -> dict[str, str]:
     """Gather what /sys says of network ports: a few files for each, however large the machine."""
-    patterns = [f"class/net/*/{name}" for name in ("operstate", "dev_port", "speed")]
+    links = _links("class/net/*", "class/infiniband/*")
+    # a node may have a hundred interfaces without a device: of containers, bridges, VLANs
+    nets = [path for path, to in links.items() if path.startswith("class/net/") and not to.startswith(_VIRTUAL)]
+    patterns = [f"{net}/{name}" for net in nets for name in ("operstate", "dev_port", "speed")]
     patterns += [f"class/infiniband/*/ports/*/{name}" for name in ("state", "link_layer", "rate", "lid")]
-    files = _texts(*patterns) | _links("class/net/*", "class/infiniband/*")
+    files = _texts(*patterns) | links
     for device in _paths(("class/net/*/device", "class/infiniband/*/device")).values():
         device = os.path.realpath(device)  # a PCI function, whose facts the reader expects among the others'
         place = f"bus/pci/devices/{os.path.basename(device)}"
@@ -256,7 +261,22 @@ def network_files() -> dict[str, str]:
 
 def _paths(patterns: Sequence[str]) -> dict[str, str]:
     """Return the path of each file, by its path below /sys."""
-    return {name: f"{_sys()}/{name}" for pattern in patterns for name in glob(pattern, root_dir=_sys())}
+    return {name: f"{_sys()}/{name}" for pattern in patterns for name in _names(pattern)}
+
+
+def _names(pattern: str) -> list[str]:
+    """Return the paths below /sys of this pattern, as glob, whose import takes 4 CPU ms."""
+    start, star, rest = pattern.partition("*")
+    if not star:
+        return [pattern] if os.path.exists(f"{_sys()}/{pattern}") else []
+    folder, _, prefix = start.rpartition("/")
+    end, slash, below = rest.partition("/")
+    try:
+        names = sorted(os.listdir(f"{_sys()}/{folder}"))
+    except OSError:
+        return []
+    names = [n for n in names if n.startswith(prefix) and n.endswith(end)]
+    return [path for n in names for path in _names(f"{folder}/{n}{slash}{below}")]
 
 
 def _texts(*patterns: str) -> dict[str, str]:

@@ -10,13 +10,12 @@ import ctypes
 import gc
 import os
 import re
-import resource
-import signal
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from hpcgpu.errors import opt
+from hpcgpu.host.kernel_binding import text_of
+from hpcgpu.light_typing import TYPE_CHECKING
 from hpcgpu.model import CpuSet, HostMemory
 from hpcgpu.model.allocation import ALL_OF_THE_NODE
 from hpcgpu.units import format_bytes
@@ -38,7 +37,6 @@ _AVAILABLE = r"(?m)^MemAvailable:\s+(\d+) kB"
 _TOTAL = r"(?m)^(?:Node \d+ )?MemTotal:\s+(\d+) kB"
 # of one NUMA node, for which the kernel has no MemAvailable: free pages, and those of files
 _NODE_AVAILABLE = r"(?m)^Node \d+ (?:MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s+(\d+) kB"
-_NODES = r"(?m)^Mems_allowed_list:\s*(\S*)"
 # 36 35 0:31 /root /point options … - kind source super-options: root is the mounted part of the hierarchy
 _MOUNT = r"(?m)^\d+ \d+ \S+ (\S+) (\S+) .*- (cgroup2?) \S+ (\S+)$"
 # The variables that glibc reads, and what mallopt(3) calls them (malloc.h).
@@ -61,18 +59,14 @@ _LISTED = rf"(?m)^\s*{re.escape(JEMALLOC)} .*=> (\S+)$"
 _MACHINE = slice(18, 20)  # e_machine of an ELF header
 
 
-def granted_memory_nodes(proc: str | Path = _PROC) -> CpuSet:
-    """Return the NUMA nodes that this process may take memory from; empty if the kernel does not show them."""
-    match = re.search(_NODES, text_of(f"{proc}/self/status"))
-    return CpuSet.parse(match[1]) if match else CpuSet()
-
-
 def memory_limit(gpu_nodes: CpuSet = CpuSet(), proc: str | Path = _PROC, numa: str | Path = _NUMA) -> HostMemory:
     """Return the host memory that this process may use: the least of the node's memory and its cgroups' limits.
 
     Of cgroup v1 and v2; all visible ancestors count, because Slurm and PBS limit an ancestor of the process's cgroup.
     The NUMA nodes ``gpu_nodes`` are the GPUs' own memory, which the kernel counts as the node's (Grace Hopper).
     """
+    import resource
+
     limits = [HostMemory(_node_kib(gpu_nodes, proc, numa)[1] * 1024, ALL_OF_THE_NODE)]
     if "PBS_JOBID" in os.environ and (size := resource.getrlimit(resource.RLIMIT_RSS)[0]) != resource.RLIM_INFINITY:
         limits.append(HostMemory(size, "mem= of the PBS job on this node, RLIMIT_RSS"))  # pbs_mom sets it (23.06.06)
@@ -110,6 +104,8 @@ def oom_kills(proc: str | Path = _PROC) -> int:
 
 def format_exit(code: int, kills: int, proc: str | Path = _PROC) -> str:
     """Format how a child of this process has ended; ``kills``: :func:`oom_kills` when it started."""
+    import signal
+
     text = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
     if code == -signal.SIGKILL and (kills := oom_kills(proc) - kills) > 0:
         nbytes, source = memory_limit(proc=proc)
@@ -142,15 +138,6 @@ def cgroups(proc: str | Path, controller: str = "memory") -> Iterator[tuple[str,
 def _limits(kind: str, folder: Path) -> list[int]:
     words = [text_of(folder / name).strip() for name in _LIMITS[kind]]
     return [int(word) for word in words if word.isdigit()]  # "max" is no limit; version 1 has a number above all memory
-
-
-def text_of(path: str | Path) -> str:
-    """Return the text of a kernel file; "" if it cannot be read."""
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:  # absent, or the speed of an interface that is down (EINVAL)
-        return ""
 
 
 def apply_variables(before: Mapping[str, str], now: Mapping[str, str]) -> None:

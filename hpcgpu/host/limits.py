@@ -6,7 +6,8 @@ import os
 import resource
 from pathlib import Path
 
-from hpcgpu.host.host_memory import cgroups, text_of
+from hpcgpu.host.host_memory import cgroups
+from hpcgpu.host.kernel_binding import text_of
 from hpcgpu.model.allocation import Limits
 
 _PROC = Path("/proc")

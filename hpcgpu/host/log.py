@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterable
@@ -31,22 +30,28 @@ def say_of(node: str, lines: Iterable[str]) -> None:
 
 def write(text: str) -> None:
     """Write a text and flush."""
-    with contextlib.suppress(*_NOWHERE):
+    try:
         sys.stderr.write(text)
         sys.stderr.flush()
+    except _NOWHERE:
+        pass
 
 
 def flush() -> None:
     """Flush stdout and stderr."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(*_NOWHERE):
+        try:
             stream.flush()
+        except _NOWHERE:
+            pass
 
 
 def is_terminal() -> bool:
     """Return whether standard error is a terminal, where lines can change in place."""
-    with contextlib.suppress(*_NOWHERE):
+    try:
         return sys.stderr.isatty()
+    except _NOWHERE:
+        pass
     return False
 
 
@@ -69,6 +74,8 @@ def finish() -> None:
         try:
             stream.flush()
         except _NOWHERE:
-            with contextlib.suppress(*_NOWHERE):
+            try:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
                 stream.flush()
+            except _NOWHERE:
+                pass

@@ -7,22 +7,23 @@ Together: NVML numbers GPUs by itself, so whoever joins or selects them needs it
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import math
 import os
-import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from hpcgpu.errors import ConfigError
-from hpcgpu.model import CpuSet, Gpu, Topology
+from hpcgpu.light_typing import TYPE_CHECKING, NamedTuple
+from hpcgpu.model.allocation import CpuSet
+from hpcgpu.model.topology import Gpu, Topology
 from hpcgpu.topology import pci
 from hpcgpu.units import format_bytes
 
+if TYPE_CHECKING:
+    from typing import Any
+
 # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; 450, the first driver with MIG, gives slices the GPU's name alone.
-_PROFILE = r" MIG (\S+)$"
+_PROFILE = " MIG "
 _EIGHTHS = 8  # the parts that MIG divides a GPU's memory into
 # What the codes of nvmlInit mean for people: CUDA may work without NVML, but the workers are placed by it.
 _ADVICE = {
@@ -78,8 +79,10 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
                 compute_mode=_compute_mode(nvml, handle),
             )
             divided = False
-            with contextlib.suppress(nvml.NVMLError):  # "not supported" before Ampere
+            try:
                 divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+            except nvml.NVMLError:  # "not supported" before Ampere
+                pass
             devices = _slices(nvml, handle, gpu) if divided else [gpu]
             used = 0 if divided or not gpu.memory_bytes else int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
         except nvml.NVMLError as e:
@@ -92,8 +95,10 @@ def _read_each(nvml: Any, gpus: list[Gpu], warnings: list[str], nodes: set[int])
                 "processes, which nvidia-smi lists: limits of workers are fractions of the whole"
             )
         # Old drivers and old nvidia-ml-py lack the call; GPUs with plain PCI memory say "not supported".
-        with contextlib.suppress(nvml.NVMLError, AttributeError):
+        try:
             nodes |= {node} if (node := int(nvml.nvmlDeviceGetNumaNodeId(handle))) >= 0 else set()
+        except (nvml.NVMLError, AttributeError):
+            pass
         if not devices:
             warnings.append(
                 f"the GPU at {gpu.pci} is divided into MIG slices, but this process can open no slice: "
@@ -105,9 +110,11 @@ def driver() -> str:
     """Return the version of the driver; "" without one."""
     import pynvml
 
-    with contextlib.suppress(pynvml.NVMLError):
+    try:
         _open(pynvml)
         return pci.printable(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        pass
     return ""
 
 
@@ -115,7 +122,7 @@ def nvlink_domain() -> str:
     """Return the UUID of the NVLink domain of several nodes (NVL72) that has GPUs of this one; "" for none."""
     import pynvml
 
-    with contextlib.suppress(pynvml.NVMLError, AttributeError):  # old drivers and nvidia-ml-py lack it, or its fields
+    try:
         _open(pynvml)
         for index in range(pynvml.nvmlDeviceGetCount()):
             fabric = pynvml.c_nvmlGpuFabricInfoV_t()
@@ -123,6 +130,8 @@ def nvlink_domain() -> str:
             # the NVLink switches of one node are a fabric without a UUID, as NCCL reads it (src/mnnvl.cc)
             if fabric.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and any(fabric.clusterUuid):
                 return bytes(fabric.clusterUuid).hex()
+    except (pynvml.NVMLError, AttributeError):  # old drivers and nvidia-ml-py lack it, or its fields
+        pass
     return ""
 
 
@@ -132,13 +141,15 @@ def energy(address: str) -> tuple[int | None, int | None]:
         return None, None
     import pynvml
 
-    with contextlib.suppress(pynvml.NVMLError):
+    try:
         _open(pynvml)
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
         try:
             return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)), None
         except pynvml.NVMLError_NotSupported:  # before Volta
             return None, int(pynvml.nvmlDeviceGetPowerUsage(handle))
+    except pynvml.NVMLError:
+        pass
     return None, None
 
 
@@ -161,13 +172,15 @@ def _open(nvml: Any) -> None:  # a module without types
 
 def _compute_mode(nvml: Any, handle: Any) -> str:
     """Return the mode that keeps processes from a GPU; empty: none, or MPS lets them share it."""
-    with contextlib.suppress(nvml.NVMLError):
+    try:
         mode = nvml.nvmlDeviceGetComputeMode(handle)
         if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
             return "PROHIBITED"
         if mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
             shared = os.path.exists(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_FOLDER)
             return "" if shared else "EXCLUSIVE_PROCESS"
+    except nvml.NVMLError:
+        pass
     return ""
 
 
@@ -182,20 +195,25 @@ def _slices(nvml: Any, handle: Any, gpu: Gpu) -> list[Gpu]:
     out = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         # "Not found": the numbers have gaps. "No permission": a slice that the cgroup keeps from this process.
-        with contextlib.suppress(nvml.NVMLError):
+        try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             uuid, size = pci.printable(nvml.nvmlDeviceGetUUID(part)), _memory_bytes(nvml, part)
             out.append(gpu._replace(uuid=uuid, memory_bytes=size, mig=_profile(nvml, part, gpu)))
+        except nvml.NVMLError:
+            pass
     return out
 
 
 def _profile(nvml: Any, part: Any, gpu: Gpu) -> str:
     """Return the name of a slice's profile, such as ``1g.10gb`` or ``1c.2g.10gb``."""
-    if named := re.search(_PROFILE, pci.printable(nvml.nvmlDeviceGetName(part))):
-        return named[1]
+    _, mig, profile = pci.printable(nvml.nvmlDeviceGetName(part)).rpartition(_PROFILE)
+    if mig and " " not in profile:
+        return profile
     facts = nvml.nvmlDeviceGetAttributes(part)
     compute, slices = facts.computeInstanceSliceCount, facts.gpuInstanceSliceCount
     # As NVIDIA's go-nvlib 0.7 counts (GetMigMemorySizeInGB): a 1g.5gb has 4864 MiB, an eighth of a GPU's 40 GB.
+    import math
+
     size_gib = facts.memorySizeMB / 1024
     if gpu.memory_bytes:
         whole_gib = gpu.memory_bytes / 2**30

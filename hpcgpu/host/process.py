@@ -1,4 +1,4 @@
-"""Identify processes by pid and start time, and change this one: environment, title, limits, cores, and its end.
+"""Identify processes by pid and start time, and change this one: environment, title, limits, and its end.
 
 Together: every rank needs all of it at its start, and a module more is an import more.
 """
@@ -17,15 +17,10 @@ import select
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
-from hpcgpu.errors import BindingError, LaunchError, opt, plain
+from hpcgpu.errors import LaunchError, opt, plain
 from hpcgpu.host import log
-from hpcgpu.model.allocation import CpuSet
-
-if TYPE_CHECKING:
-    from hpcgpu.model import ActualBinding, Binding
-
+from hpcgpu.light_typing import NamedTuple
 
 # The variable with the identity (mark) of the process that launched the ranks.
 LAUNCHER = "HPCGPU_PARENT_PROCESS"  # not the name of an option: it would be read as one
@@ -48,13 +43,7 @@ _RANK_ENV = {
 _OURS = "HPCGPU_RANK_ENV"
 _PRELOAD = "LD_PRELOAD"
 _THREADS = "OMP_NUM_THREADS"
-# System call numbers of (set_mempolicy, get_mempolicy): libnuma is not on every node, and is not needed.
-_CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
-_POLICIES = ("none", "preferred", "bind", "interleave", "local", "preferred-many")
-_ALLOWED = r"(?m)^Cpus_allowed_list:\s*(\S+)"
 _COPY = r"/.*/hpcgpu-stage-\d+-[^/]+/root(/.+)"
-_NODE_BITS = 1024  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
-_WORD_BITS = 64
 
 
 def start_time(pid: int) -> int | None:
@@ -309,97 +298,3 @@ def refused(error: BaseException) -> str:
         f"no further process or thread can be started on {os.uname().nodename} ({error}): this user may have {limit} "
         "(ulimit -u), and a job or container as many as its cgroup says (pids.max)"
     )
-
-
-def bind(binding: Binding) -> None:
-    """Bind the calling thread to cores and memory nodes; raise BindingError if the kernel allows none of the cores.
-
-    BindingError also if it refuses the mask or the nodes. Call it before the process has other threads, imports numpy
-    or starts CUDA: later threads and children inherit the binding. Cores outside the process's mask are left out. Where
-    the kernel forbids memory policies (containers without CAP_SYS_NICE) the old policy stays; :func:`read_binding`
-    shows it.
-    """
-    now = CpuSet(os.sched_getaffinity(0))
-    target = binding.cpuset & now
-    if not target:
-        raise BindingError(
-            f"planned for PUs {str(binding.cpuset) or '(none)'}, but this process may run on {now} only: "
-            "plan with the mask of the process that starts the workers"
-        )
-    try:
-        os.sched_setaffinity(0, target)
-    except OSError as e:
-        raise BindingError(f"the kernel refuses to bind to PUs {target}: {e.strerror}") from e
-    if binding.memory_policy != "none":
-        _set_memory_policy(binding)
-
-
-def bind_all_threads(binding: Binding) -> None:
-    """Bind the calling thread as :func:`bind` does, and give the process's other threads the same cores.
-
-    For a process that others started: the memory policy of threads that MPI and numpy have made stays as it is.
-    """
-    bind(binding)
-    mask = os.sched_getaffinity(0)
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.sched_setaffinity(int(task), mask)
-
-
-def _set_memory_policy(binding: Binding) -> None:
-    if binding.memory_policy not in _POLICIES:
-        raise BindingError(f"{binding.memory_policy!r} is no memory policy; allowed: {', '.join(_POLICIES)}")
-    error = _set_mempolicy(binding.memory_policy, binding.memory_nodes)
-    if error == errno.EINVAL and binding.memory_policy == "preferred-many":
-        # Linux before 5.15 supports only one preferred node: the GPU's own.
-        home = binding.gpus[0].numa_node if binding.gpus else None
-        node = home if home is not None and home in binding.memory_nodes else min(binding.memory_nodes)
-        error = _set_mempolicy("preferred", CpuSet([node]))
-    if error and error not in (errno.EPERM, errno.ENOSYS):
-        raise BindingError(
-            f"the kernel refuses memory policy {binding.memory_policy} on NUMA nodes {binding.memory_nodes}: "
-            f"{os.strerror(error)}; does this process's cgroup allow these nodes (Mems_allowed_list)?"
-        )
-
-
-def _set_mempolicy(policy: str, nodes: CpuSet) -> int:
-    """Set the thread's memory policy; return 0 or the errno."""
-    numbers = _CALLS.get(os.uname().machine)
-    if numbers is None:
-        return errno.ENOSYS
-    mask = (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
-    for node in nodes:
-        mask[node // _WORD_BITS] |= 1 << node % _WORD_BITS
-    libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel reads one bit less than maxnode.
-    result = libc.syscall(
-        ctypes.c_long(numbers[0]), ctypes.c_long(_POLICIES.index(policy)), mask, ctypes.c_ulong(_NODE_BITS + 1)
-    )
-    return ctypes.get_errno() if result else 0
-
-
-def read_binding() -> ActualBinding:
-    """Return the cores of this process's threads, and its memory policy ("": the kernel hides it)."""
-    from hpcgpu.model import ActualBinding
-
-    threads = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            with open(f"/proc/self/task/{task}/status", encoding="utf-8", errors="replace") as f:
-                match = re.search(_ALLOWED, f.read())
-            if match:
-                threads.append((int(task), CpuSet.parse(match[1])))
-    return ActualBinding(tuple(sorted(threads)), *_current_policy())
-
-
-def _current_policy() -> tuple[str, CpuSet]:
-    numbers = _CALLS.get(os.uname().machine)
-    mode, mask = ctypes.c_int(), (ctypes.c_ulong * (_NODE_BITS // _WORD_BITS))()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if numbers is None or libc.syscall(
-        ctypes.c_long(numbers[1]), ctypes.byref(mode), mask, ctypes.c_ulong(_NODE_BITS + 1), None, ctypes.c_ulong(0)
-    ):
-        return "", CpuSet()
-    bits = (i * _WORD_BITS + b for i, word in enumerate(mask) for b in range(_WORD_BITS) if word >> b & 1)
-    name = _POLICIES[mode.value & 0xFF] if mode.value & 0xFF < len(_POLICIES) else ""
-    return name, CpuSet(bits)

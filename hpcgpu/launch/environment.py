@@ -8,11 +8,21 @@ Together: a variable that describes a rank is one that its children must not hav
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
-from hpcgpu.model import Allocation, CpuSet, HostMemory, RankFacts
-from hpcgpu.model.allocation import JOB_END, JOB_MEMORY, JOB_NODES, JOB_RESTARTS, SCRIPT_ADDRESS, SCRIPT_ENV, TASK
+from hpcgpu.model.allocation import (
+    JOB_END,
+    JOB_MEMORY,
+    JOB_NODES,
+    JOB_RESTARTS,
+    SCRIPT_ADDRESS,
+    SCRIPT_ENV,
+    TASK,
+    Allocation,
+    CpuSet,
+    HostMemory,
+    RankFacts,
+)
 
 # (launcher, rank, size, local rank, local size). The order matters: under mpirun inside a Slurm job the SLURM_*
 # variables are set too, but belong to mpirun's own daemon (rank 1 of 4 had SLURM_PROCID=0). Under srun --mpi=pmi2 those
@@ -31,7 +41,6 @@ _OTHER_LAUNCHERS = (
     ("torchrun", "TORCHELASTIC_RUN_ID", *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
     ("Flux", "FLUX_TASK_LOCAL_ID", *("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "")),
 )
-_REPEATED = r"(\d+)(?:\(x(\d+)\))?"  # 4(x2),3
 
 # Variables that identify a launch: a job may start ranks twice. MPICH's mpiexec has none. PALS: as in Slurm's
 # cray_shasta plugin, which replaces it.
@@ -117,8 +126,9 @@ def read_local_rank(environ: Mapping[str, str]) -> RankFacts:
             return RankFacts(rank, size, local_rank, local_size or _flux_local_size(size, environ), launcher)
     facts = read_rank(environ)
     if facts.launcher == "srun":
-        counts = re.findall(_REPEATED, environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-        each = [int(count) for count, times in counts for _ in range(int(times or 1))]
+        # 4(x2),3
+        counts = (text.rstrip(")").partition("(x") for text in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","))
+        each = [int(count) for count, _, times in counts if count for _ in range(int(times or 1))]
         node = _int(environ, "SLURM_NODEID")
         return facts._replace(local_size=each[node] if node is not None and node < len(each) else None)
     if facts.launcher == "pbs_tmrsh" and read_allocation(environ).node_count == 1:
@@ -247,6 +257,8 @@ def brought(environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     job = environ.get("PBS_JOBID") or None
 
+    import re
+
     def is_common(name: str, value: str) -> bool:
         if not re.fullmatch(_NAME, name) or name in _PROCESS_VARIABLES or name.startswith(_LAUNCHER_PREFIXES):
             return False
@@ -263,6 +275,8 @@ def rank_shell(environ: Mapping[str, str], *, gives_gpus: bool) -> tuple[str, ..
     A hook may number each node's GPUs for this job (2 on one, 0 on the other); a user's numbers are for all nodes.
     UUIDs are those of the first node.
     """
+    import re
+
     numbers = {n: environ[n] for n in _DEVICE_VARIABLES if re.fullmatch(_NUMBERS, environ.get(n, "no numbers"))}
     exports = (f'export {name}="${{{name}-{value}}}"; ' for name, value in numbers.items())
     line = "".join(exports) if gives_gpus else ""

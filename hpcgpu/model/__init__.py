@@ -5,8 +5,7 @@ Names are loaded at their first use (PEP 562): making a dataclass takes a millis
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
+from hpcgpu.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcgpu.model.allocation import Allocation, BindingRules, CpuSet, HostMemory, Layout, NodeLayout, RankFacts
@@ -34,5 +33,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'hpcgpu.model' has no attribute {name!r}")
+    import importlib  # not at the top: hpcgpu bind does without
+
     globals()[name] = getattr(importlib.import_module(f"hpcgpu.model.{_HOMES[name]}"), name)
     return globals()[name]

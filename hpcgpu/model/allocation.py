@@ -8,11 +8,10 @@ Together: the rendezvous needs all of them, and one module is one import.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError
+from hpcgpu.light_typing import NamedTuple
 from hpcgpu.units import format_bytes, meant, parse_bytes
 
 # PBS has no variables for a job's number of nodes, how often it was requeued, its granted memory, and its end (in
@@ -40,7 +39,7 @@ OWN = frozenset({"shape", "folder", "launch", "exit_file"})
 NO_GPU = "in a job, request GPUs from the batch system; without GPUs simulate them by the option gpus, as sim:4"
 DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
 _SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
-_TEXT = re.compile(r"(sim:|)(\d{1,4})(?:x(.+))?")
+_DIGITS = 4  # at most, of a number of simulated GPUs
 
 
 class RankFacts(NamedTuple):
@@ -195,18 +194,18 @@ class SimulatedGpus(NamedTuple):
 def parse_simulated(text: str, prefix: str = "sim:") -> SimulatedGpus:
     """Parse ``4`` or ``4x256MiB`` after ``prefix``; raise ConfigError for other text, no GPU, or no memory."""
     allowed = f"allowed: '{prefix}4', or '{prefix}4x256MiB': 4 simulated GPUs on each node, of 256 MiB each"
-    match = _TEXT.fullmatch(text)
-    if not match or match[1] != prefix:
+    count, x, size = text.removeprefix(prefix).partition("x")
+    if not text.startswith(prefix) or not count.isdecimal() or len(count) > _DIGITS or (x and not size):
         raise ConfigError(f"{text!r} does not describe simulated GPUs; {allowed}")
     try:
-        memory = parse_bytes(match[3]) if match[3] else DEFAULT_BYTES
+        memory = parse_bytes(size) if size else DEFAULT_BYTES
     except ConfigError as error:
         raise ConfigError(f"{text!r}: {error}") from error
-    if int(match[2]) < 1 or memory < 1:
+    if int(count) < 1 or memory < 1:
         raise ConfigError(f"{text!r} has no GPU, or GPUs without memory; {allowed}")
-    if memory < _SMALLEST_BARE and match[3] and (hint := meant(match[3])):
+    if memory < _SMALLEST_BARE and size and (hint := meant(size)):
         raise ConfigError(f"{text!r} has GPUs of {format_bytes(memory)}{hint}; {allowed}")
-    return SimulatedGpus(int(match[2]), memory)
+    return SimulatedGpus(int(count), memory)
 
 
 class CpuSet(frozenset[int]):

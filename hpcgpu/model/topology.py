@@ -5,8 +5,7 @@ They are named tuples, as those of :mod:`hpcgpu.model.allocation`: each rank of 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from hpcgpu.light_typing import NamedTuple
 from hpcgpu.model.allocation import CpuSet
 
 

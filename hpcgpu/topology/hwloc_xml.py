@@ -5,20 +5,19 @@ libhwloc is not loaded: 2.x refuses version 3, 3.x refuses version 1, and here a
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from hpcgpu.errors import ParseError
-from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
+from hpcgpu.light_typing import NamedTuple
+from hpcgpu.model.allocation import CpuSet
+from hpcgpu.model.topology import Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci
+from hpcgpu.topology.pci import Element
 
 # OS devices: version 1 and 2 number the kinds, version 3 has a bit for each, and OpenFabrics is also a network.
 _NET, _OPENFABRICS = 2, 3
 _NET_BIT, _OPENFABRICS_BIT = 16, 32
-_PORT_STATE = re.compile(r"Port([0-9]{1,3})State", re.ASCII)
 _NOTHING = (
     "this hwloc XML has no core, no PU and no NUMA node with PUs, so it describes no node; expected: the output of "
     "lstopo --of xml without --filter, --only and --no-... options"
@@ -27,7 +26,6 @@ _LEFT_OUT = (
     "this file lacks NUMA nodes {}, and the places of GPUs next to them: lstopo --disallowed --of xml writes all nodes"
 )
 _NO_CORES = "the file does not describe which PUs share a core ({})"
-_PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: .*)?", re.I)
 _TWICE = "{} is described in two places: the first GPU or network card counts"
 _SCRUBBED = "several GPUs have the UUID {}: it is ignored"
 MAX_BYTES = 8 * 2**20  # of a file; recorded ones are below 1 MiB. A caller reads at most one byte more.
@@ -35,14 +33,14 @@ _ALLOWED = (
     "hwloc's XML (lstopo --disallowed --of xml machine.xml), NCCL's topology XML (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE)"
 )
 # An object and its ancestors, the outermost first.
-Placed = tuple[ET.Element, tuple[ET.Element, ...]]
+Placed = tuple[Element, tuple[Element, ...]]
 # A GPU's own memory, and high-bandwidth memory beside DRAM, are not for a worker's heap.
 _OTHER_MEMORY = {"gpumemory": "gpu", "hbm": "hbm", "mcdram": "hbm", "cxl": "cxl"}
 _PACKAGES = ("Package", "Socket")  # "Socket" until hwloc 1.10
 _LOCAL = ("Core", "PU", "Bridge", "PCIDev", "OSDev")
 
 
-def _topology(root: ET.Element, text: str) -> Topology:
+def _topology(root: Element, text: str) -> Topology:
     """Convert the root of hwloc's XML, of which ``text`` is for errors."""
     objects = list(_walk(root, ()))
     machines = [o for o, _ in objects if o.get("type") == "Machine"]
@@ -61,7 +59,7 @@ def _topology(root: ET.Element, text: str) -> Topology:
     nodes = CpuSet().union(*(pci.cpuset(m, "complete_nodeset") for m in machines))
     left_out = [_LEFT_OUT.format(CpuSet(missing))] if (missing := nodes - _described(objects)) else []
     warnings = (*warnings, *twice, *(_SCRUBBED.format(uuid) for uuid in equal), *left_out)
-    kinds = tuple(pci.cpuset(kind, "cpuset") for kind in root.findall("cpukind"))
+    kinds = tuple(pci.cpuset(kind, "cpuset") for kind in root.all("cpukind"))
     # "Cache" with a depth until hwloc 1.11.
     caches = [o for o, _ in objects if o.get("type") == "L3Cache" or (o.get("type"), o.get("depth")) == ("Cache", "3")]
     return Topology(
@@ -81,7 +79,7 @@ def _topology(root: ET.Element, text: str) -> Topology:
     )
 
 
-def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tuple[CpuSet, ...], tuple[str, ...]]:
+def _cores(objects: Sequence[Element], numa: Sequence[NumaNode]) -> tuple[tuple[CpuSet, ...], tuple[str, ...]]:
     core_of: dict[int, CpuSet] = {}
     for o, cpus in ((o, pci.cpuset(o, "cpuset")) for o in objects if o.get("type") == "Core"):
         if not core_of.keys().isdisjoint(cpus):
@@ -97,7 +95,7 @@ def _cores(objects: Sequence[ET.Element], numa: Sequence[NumaNode]) -> tuple[tup
     return tuple(sorted([*cores_by_mask, *alone], key=min)), (_NO_CORES.format(how),) if cores_by_mask or alone else ()
 
 
-def _allowed(machines: Sequence[ET.Element], name: str) -> CpuSet | None:
+def _allowed(machines: Sequence[Element], name: str) -> CpuSet | None:
     """Return the PUs or NUMA nodes that were granted to the process that wrote the file; None: unknown."""
     machine = next((m for m in machines if m.get(name)), None)
     return None if machine is None else pci.cpuset(machine, name)
@@ -140,28 +138,30 @@ def _described(objects: Sequence[Placed]) -> CpuSet:
     return CpuSet(pci.count(o, "os_index") for o, _ in objects if o.get("type") == "NUMANode") or CpuSet([0])
 
 
-def _walk(node: ET.Element, parents: tuple[ET.Element, ...]) -> Iterator[Placed]:
-    for child in node.findall("object"):
+def _walk(node: Element, parents: tuple[Element, ...]) -> Iterator[Placed]:
+    for child in node.all("object"):
         yield child, parents
         yield from _walk(child, (*parents, child))
 
 
-def _ids(device: ET.Element) -> tuple[str, str, str]:
+def _ids(device: Element) -> tuple[str, str, str]:
     """Return class, vendor and device from ``0302 [10de:2335] [10de:18bf] a1``."""
-    match = _PCI_TYPE.fullmatch(device.get("pci_type", "").strip())
-    if match is None:
+    klass, opened, rest = device.get("pci_type").strip().lower().partition(" [")
+    ids, closed, more = rest.partition("]")
+    numbers = (klass, *ids.split(":"))
+    has_form = opened and closed and more[:1] in ("", " ") and len(numbers) == 3
+    if not has_form or not all(pci.is_hexadecimal(number, 4, 4) for number in numbers):
         raise pci.Misread(device, "pci_type", "class, vendor and device such as 0302 [10de:2335] [10de:18bf] a1")
-    klass, vendor, number = match.groups()
-    return klass.lower(), vendor.lower(), number.lower()
+    return numbers[0], numbers[1], numbers[2]
 
 
-def _infos(node: ET.Element) -> dict[str, str]:
-    return {i.get("name", ""): pci.word(i, "value") for i in node.findall("info")}
+def _infos(node: Element) -> dict[str, str]:
+    return {i.get("name", ""): pci.word(i, "value") for i in node.all("info")}
 
 
-def _number(node: ET.Element, name: str, convert: Callable[[str], int] = int, absent: str = "0") -> int:
+def _number(node: Element, name: str, convert: Callable[[str], int] = int, absent: str = "0") -> int:
     """Return an info that is a number, or ``absent``."""
-    info = next((i for i in node.findall("info") if i.get("name") == name and i.get("value")), None)
+    info = next((i for i in node.all("info") if i.get("name") == name and i.get("value")), None)
     return convert(absent) if info is None else pci.read(info, "value", convert, "a whole number")
 
 
@@ -172,13 +172,13 @@ def _decimal(text: str) -> float:
     return value
 
 
-def _gpu(device: ET.Element, address: str, near: int | None) -> list[Gpu]:
+def _gpu(device: Element, address: str, near: int | None) -> list[Gpu]:
     klass, vendor, _ = _ids(device)
     name = pci.gpu_vendor(klass, vendor)
     if not name:
         return []
     facts, size = _infos(device), 0
-    for osdev in device.findall("object"):
+    for osdev in device.all("object"):
         facts |= _infos(osdev)
         # hwloc 3 writes the unit too ("16671616KiB").
         size = _number(osdev, "CUDAGlobalMemorySize", lambda text: int(text.removesuffix("KiB"))) * 1024 or size
@@ -186,11 +186,11 @@ def _gpu(device: ET.Element, address: str, near: int | None) -> list[Gpu]:
     return [Gpu(address, facts.get("NVIDIAUUID", ""), model, name, near, size)]
 
 
-def _nics(device: ET.Element, address: str, near: int | None, version3: bool) -> list[Nic]:
+def _nics(device: Element, address: str, near: int | None, version3: bool) -> list[Nic]:
     klass, vendor, number = _ids(device)
-    rdma: list[ET.Element] = []
-    nets: list[ET.Element] = []
-    for osdev in device.findall("object"):
+    rdma: list[Element] = []
+    nets: list[Element] = []
+    for osdev in device.all("object"):
         kind = pci.whole(osdev, "osdev_type", "-1") if osdev.get("type") == "OSDev" else -1
         if kind > 0 and kind & _OPENFABRICS_BIT if version3 else kind == _OPENFABRICS:
             rdma.append(osdev)
@@ -209,7 +209,8 @@ def _nics(device: ET.Element, address: str, near: int | None, version3: bool) ->
     out = []
     for osdev in rdma:
         facts = _infos(osdev)
-        ports = [int(k[4:-5]) for k in facts if _PORT_STATE.fullmatch(k)]
+        numbers = (k[4:-5] for k in facts if k.startswith("Port") and k.endswith("State"))
+        ports = [int(n) for n in numbers if n.isascii() and n.isdecimal() and len(n) <= 3]
         for port in sorted(ports) or [1]:
             lid = _number(osdev, f"Port{port}LID", lambda text: int(text, 16))
             # The IP interface of a port is the one with the same number, or the function's only one.
@@ -229,14 +230,18 @@ def read_file(text: str) -> Topology:
     elif not text.lstrip("\ufeff \t\r\n").startswith("<"):
         problem = f"not a topology file: {f'it begins with {text[:40]!r}' if text.strip() else 'empty'}"
     else:
-        with pci.reading(text, "a topology file") as root:
-            if root.tag == "topology":
-                return _topology(root, text)
-            if root.tag == "system":
-                from hpcgpu.topology import nccl_xml  # 2 CPU ms, which a rank of hpcgpu bind need not spend
+        return pci.read_tree(text, "a topology file", lambda root: _of_either(root, text))
+    raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
 
-                return nccl_xml.topology_of(root, text)
-        problem = f"not a topology file: it begins with <{root.tag[:40]}>"
+
+def _of_either(root: Element, text: str) -> Topology:
+    if root.tag == "topology":
+        return _topology(root, text)
+    if root.tag == "system":
+        from hpcgpu.topology import nccl_xml  # 2 CPU ms, which a rank of hpcgpu bind need not spend
+
+        return nccl_xml.topology_of(root, text)
+    problem = f"not a topology file: it begins with <{root.tag[:40]}>"
     raise ParseError(f"{problem}; allowed: {_ALLOWED}", evidence=text[:400])
 
 
@@ -244,13 +249,13 @@ class _Memory(NamedTuple):
     """A NUMA node with its place and speed."""
 
     node: NumaNode
-    home: ET.Element | None  # the object whose PUs are local to it (since version 2)
+    home: Element | None  # the object whose PUs are local to it (since version 2)
     latency: int  # 0: unknown
     bandwidth: int  # 0: unknown
 
 
 def read_numa_nodes(
-    root: ET.Element, objects: Sequence[Placed], *, is_power: bool
+    root: Element, objects: Sequence[Placed], *, is_power: bool
 ) -> tuple[list[NumaNode], list[NumaNode]]:
     """Return the NUMA nodes with DRAM, and those with other memory; raise Misread for an invalid value.
 
@@ -271,7 +276,7 @@ def read_numa_nodes(
         package = next(iter(above), next((i for i, pus in packages if pus & cpus), 0))
         node = NumaNode(index, cpus, pci.count(o, "local_memory"), package, kind)
         number = o.get("gp_index", "")
-        home = parents[-1] if parents and o.find("object") is None else None
+        home = parents[-1] if parents and not o.all("object") else None
         memories_by_index[index] = _Memory(node, home, latency.get(number, 0), bandwidth.get(number, 0))
     memories = [memories_by_index[i] for i in sorted(memories_by_index)]
     heap = "dram" if any(m.node.kind == "dram" for m in memories) else "hbm"
@@ -307,12 +312,12 @@ def _separate_dram(memories: Sequence[_Memory]) -> tuple[list[NumaNode], list[Nu
     return sorted(dram, key=lambda n: n.os_index), others
 
 
-def _all_cpus(node: ET.Element) -> CpuSet:
+def _all_cpus(node: Element) -> CpuSet:
     """Return the PUs; PUs that were not granted are in ``complete_cpuset`` only."""
     return pci.cpuset(node, "cpuset") or pci.cpuset(node, "complete_cpuset")
 
 
-def _kind(node: ET.Element, parents: Sequence[ET.Element], cpus: CpuSet, is_power: bool) -> str:
+def _kind(node: Element, parents: Sequence[Element], cpus: CpuSet, is_power: bool) -> str:
     subtype = (node.get("subtype") or "").lower()
     kind = next((kind for prefix, kind in _OTHER_MEMORY.items() if subtype.startswith(prefix)), "dram")
     if kind != "dram" or cpus or _lost_its_pus(node, parents):
@@ -320,7 +325,7 @@ def _kind(node: ET.Element, parents: Sequence[ET.Element], cpus: CpuSet, is_powe
     return "gpu" if is_power else "other"  # hwloc 1 and sysfs show the memory of POWER9's GPUs as nodes without PUs
 
 
-def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
+def _lost_its_pus(node: Element, parents: Sequence[Element]) -> bool:
     """Return whether memory without PUs is DRAM whose PUs were cut away (lstopo --restrict).
 
     Other memory never had PUs, and is attached to an object with PUs. In version 1, cores and devices that are local to
@@ -328,14 +333,17 @@ def _lost_its_pus(node: ET.Element, parents: Sequence[ET.Element]) -> bool:
     POWER9's GPUs.
     """
     above = parents[-1] if parents else None
-    beside_none = above is not None and above.get("cpuset") is not None and not _all_cpus(above)
-    return beside_none or any(o.get("type") in _LOCAL or pci.cpuset(o, "complete_cpuset") for o in node.iter("object"))
+    beside_none = above is not None and "cpuset" in above.attributes and not _all_cpus(above)
+    return beside_none or any(o.get("type") in _LOCAL or pci.cpuset(o, "complete_cpuset") for o in node.below("object"))
 
 
-def _memory_attribute(root: ET.Element, name: str, nearest: Callable[[int, int], int]) -> dict[str, int]:
+def _memory_attribute(root: Element, name: str, nearest: Callable[[int, int], int]) -> dict[str, int]:
     """Return a memory attribute (since hwloc 2.3) of each NUMA node by its ``gp_index``, from its nearest PUs."""
     out: dict[str, int] = {}
-    for value in root.findall(f"memattr[@name='{name}']/memattr_value[@target_obj_type='NUMANode']"):
-        target, number = value.get("target_obj_gp_index", ""), pci.whole(value, "value")
-        out[target] = nearest(out[target], number) if target in out else number
+    for value in (
+        v for memory in root.all("memattr") if memory.get("name") == name for v in memory.all("memattr_value")
+    ):
+        if value.get("target_obj_type") == "NUMANode":
+            target, number = value.get("target_obj_gp_index"), pci.whole(value, "value")
+            out[target] = nearest(out[target], number) if target in out else number
     return out

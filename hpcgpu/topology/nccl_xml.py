@@ -7,7 +7,6 @@ and NUMA nodes without a device.
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from hpcgpu.errors import ParseError
 from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci
+from hpcgpu.topology.pci import Element
 
 _COARSE = (
     "NCCL's topology XML does not describe which PUs share a core ({cores}), packages (each NUMA node counts as one), "
@@ -31,7 +31,7 @@ _SHARED = "NUMA nodes of this NCCL topology XML share PUs: they cannot be distin
 class _Function:
     """A PCI function."""
 
-    element: ET.Element
+    element: Element
     address: str
     klass: str  # 0302; class, vendor and device are "" where the file does not name them
     vendor: str
@@ -40,7 +40,7 @@ class _Function:
     numaid: int  # -1: unknown
 
 
-def topology_of(root: ET.Element, text: str) -> Topology:
+def topology_of(root: Element, text: str) -> Topology:
     """Convert the root of NCCL's XML into a topology; raise ParseError for several hosts, or a file without PUs.
 
     ``text`` is for errors. Each NUMA node counts as a package, as in NCCL, because the file has none. A network
@@ -91,8 +91,7 @@ def locate(topology: Topology, text: str) -> Topology:
     else the one numbered ``numaid``. A flat /sys shows all devices next to each other, so bridges between two devices
     come from the file if one of them had no node. Raises ParseError for other text, or several hosts.
     """
-    with pci.reading(text, "NCCL topology XML") as root:
-        functions, claims, _ = _described(root, text)
+    functions, claims, _ = pci.read_tree(text, "NCCL topology XML", lambda root: _described(root, text))
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     lost = {d.pci for d in devices if d.numa_node is None and (isinstance(d, Nic) or d.can_run)}
     if not lost:
@@ -136,12 +135,12 @@ def _numbered(
     return {**rest, number: pus}, functions, [*warnings, *note]
 
 
-def _described(root: ET.Element, text: str) -> tuple[list[_Function], dict[int, CpuSet], list[str]]:
+def _described(root: Element, text: str) -> tuple[list[_Function], dict[int, CpuSet], list[str]]:
     """Return the PCI functions, the PUs of each numaid, and warnings."""
     if root.tag != "system":
         raise ParseError(f"not NCCL topology XML: it begins with <{root.tag}>, not <system>", evidence=text[:400])
     # NCCL puts all nodes that NVLink joins (GB200) into one dump.
-    hosts = {h for cpu in root.findall("cpu") if (h := cpu.get("host_hash"))}
+    hosts = {h for cpu in root.all("cpu") if (h := cpu.get("host_hash"))}
     if len(hosts) > 1:
         raise ParseError(
             f"this NCCL topology XML describes {len(hosts)} hosts, not one; write that of one node by lstopo --of xml "
@@ -150,12 +149,12 @@ def _described(root: ET.Element, text: str) -> tuple[list[_Function], dict[int, 
         )
     claims: dict[int, CpuSet] = {}
     functions: list[_Function] = []
-    for cpu in root.findall("cpu"):
+    for cpu in root.all("cpu"):
         numaid = max(pci.whole(cpu, "numaid", "-1"), -1)
         claims[numaid] = CpuSet(claims.get(numaid, CpuSet()) | pci.cpuset(cpu, "affinity"))
         functions += _below(cpu, (), numaid)
         # NCCL 2.25 puts a card that it has merged from several below the common part of their ways, which may be a CPU.
-        functions += [_Function(cpu, "", "", "", "", (), numaid)] if cpu.find("nic") is not None else []
+        functions += [_Function(cpu, "", "", "", "", (), numaid)] if cpu.all("nic") else []
     first: dict[tuple[str, int], _Function] = {}
     for function in functions:
         first.setdefault((function.address, 0 if function.address else function.numaid), function)
@@ -184,8 +183,8 @@ def cores_of_masks(masks: Iterable[CpuSet]) -> tuple[tuple[CpuSet, ...], str]:
     return tuple(sorted(out, key=min)), rule
 
 
-def _below(node: ET.Element, switches: tuple[str, ...], numaid: int) -> Iterator[_Function]:
-    for child in node.findall("pci"):
+def _below(node: Element, switches: tuple[str, ...], numaid: int) -> Iterator[_Function]:
+    for child in node.all("pci"):
         address = pci.read(child, "busid", pci.address, "a PCI address such as 0000:06:00.0")
         klass, vendor, device = (
             child.get(name, "").strip().lower().removeprefix("0x") for name in ("class", "vendor", "device")
@@ -196,11 +195,11 @@ def _below(node: ET.Element, switches: tuple[str, ...], numaid: int) -> Iterator
 
 def _gpu_vendor(function: _Function) -> str:
     """Return the GPU's vendor, "" for other devices. Azure's files name no vendor; RCCL adds ``gcn`` to ``<gpu>``."""
-    klass, vendor, gpu = function.klass, function.vendor, function.element.find("gpu")
+    klass, vendor, gpu = function.klass, function.vendor, function.element.all("gpu")
     if kind := pci.gpu_vendor(klass, vendor):
         return kind
-    if gpu is not None:
-        return "amd" if gpu.get("gcn") else "nvidia"
+    if gpu:
+        return "amd" if gpu[0].get("gcn") else "nvidia"
     return "nvidia" if klass in ("0300", "0302") and vendor in ("", *pci.MADE_UP) else ""
 
 
@@ -210,7 +209,7 @@ def _nics(function: _Function, near: int | None) -> list[Nic]:
     kind = pci.nic_kind(function.klass, function.vendor, function.device)
     card = f"{function.vendor}:{function.device}" if function.vendor and function.device else ""
     out = []
-    for i, net in enumerate(n for n in function.element.findall("nic/net") if n.get("name")):
+    for i, net in enumerate(n for card in function.element.all("nic") for n in card.all("net") if n.get("name")):
         name, rate = pci.word(net, "name"), max(pci.whole(net, "speed"), 0) / 1000
         number_of_port = pci.whole(net, "port", "1")
         if number_of_port < 1:  # NCCL's socket transport: an interface, and its ports count from 0; lo is on no card

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-import xml.etree.ElementTree as ET
+import pyexpat as expat  # xml.parsers.expat is the same, and three modules more
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
-from xml.parsers import expat
 
 from hpcgpu.errors import ParseError
-from hpcgpu.model import CpuSet, Gpu, Hop, Nic, NumaNode
+from hpcgpu.light_typing import TYPE_CHECKING
+from hpcgpu.model.allocation import CpuSet
+from hpcgpu.model.topology import Gpu, Hop, Nic, NumaNode
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 
 # A board's management controller is a VGA device too (ASPEED 1a03, Matrox 102b), so the vendor decides.
 # Intel's 0300 is the graphics of a desktop CPU; its Data Center Max is 0380. AMD's Instinct is 1200 or 0380.
@@ -21,9 +24,8 @@ _GPU_CLASSES = {
 }
 NO_PCI = "no PCI device is described, so neither GPUs nor network cards are known"
 
-_ADDRESS = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?")
-_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) GT/s", re.ASCII)
-_LANES = re.compile(r"[0-9]{1,2}", re.ASCII)
+_DIGITS = "0123456789"
+_HEXADECIMAL = _DIGITS + "abcdefABCDEF"
 _CASSINI = ("17db", "0501")
 # Shipped NCCL files write these numbers for devices that the virtual machine does not show.
 MADE_UP = ("0000", "ffff")
@@ -49,8 +51,6 @@ _STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 _MAX_DEPTH = 200
 # 8192 PUs, the most that Linux is built for, are 2815 characters.
 _MAX_MASK = 8192
-_MASK = re.compile(r"(?:0x)?[0-9a-fA-F]{0,8}(?:,(?:0x)?[0-9a-fA-F]{0,8})*")
-_T = TypeVar("_T")
 
 
 def address(text: str) -> str:
@@ -58,11 +58,26 @@ def address(text: str) -> str:
 
     NVML writes eight digits for the domain, in capitals (00000000:3B:00.0).
     """
-    match = _ADDRESS.fullmatch(text.strip())
-    if match is None:
+    place, _, function = text.strip().partition(".")
+    parts = [*place.split(":"), function or "0"]
+    lengths = (8, 2, 2, 1)
+    # an address may lack its function, but not after a dot
+    if len(parts) != 4 or text.strip().endswith(".") or not all(map(is_hexadecimal, parts, lengths)) or parts[3] > "7":
         raise ParseError(f"{text[:40]!r} is not a PCI address such as 0000:06:00.0", evidence=text)
-    domain, bus, device, function = (int(word or "0", 16) for word in match.groups())
-    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
+    domain, bus, device, function_number = (int(word, 16) for word in parts)
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function_number:x}"
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is a PCI address as the kernel writes it, with all its digits."""
+    place, _, function = text.partition(".")
+    parts = place.split(":")
+    return len(parts) == 3 and all(map(is_hexadecimal, parts, (8, 2, 2), (4, 2, 2))) and function in set("01234567")
+
+
+def is_hexadecimal(text: str, most: int, least: int = 1) -> bool:
+    """Return whether a text has ``least`` to ``most`` hexadecimal digits, and nothing else."""
+    return least <= len(text) <= most and not text.strip(_HEXADECIMAL)
 
 
 def gpu_vendor(klass: str, vendor: str) -> str:
@@ -128,11 +143,14 @@ def hops(
 
 def link_gbytes_s(speed: str, width: str) -> float:
     """Return the data rate of a PCI link such as ``16.0 GT/s PCIe`` with 16 lanes, as hwloc does; 0: unknown."""
-    transfers, lanes = _SPEED.match(speed.strip()), _LANES.fullmatch(width.strip())
-    if transfers is None or lanes is None:
+    number, unit, _ = speed.strip().partition(" GT/s")
+    lanes = width.strip()
+    integer, dot, fraction = number.partition(".")
+    numbers = (integer, lanes, fraction) if dot else (integer, lanes)
+    if not unit or len(integer) > 3 or len(lanes) > 2 or not all(n and not n.strip(_DIGITS) for n in numbers):
         return 0.0
-    rate = float(transfers[1])
-    return rate * (0.8 if rate <= 5 else 128 / 130) / 8 * int(lanes[0])  # 8b/10b coding until PCI Express 2
+    rate = float(number)
+    return rate * (0.8 if rate <= 5 else 128 / 130) / 8 * int(lanes)  # 8b/10b coding until PCI Express 2
 
 
 def product_name(*names: str) -> str:
@@ -149,33 +167,57 @@ def home(nodes: CpuSet, numa: Sequence[NumaNode]) -> int | None:
     return min(near) if near and (near != described or len(described) == 1) else None
 
 
-class Misread(ValueError):
-    """An unreadable value of an element; :func:`reading` makes a ParseError of it, with its line."""
+class Element:
+    """An element of XML. Those of xml.etree have no line, and its import takes 13 million instructions."""
 
-    def __init__(self, element: ET.Element, name: str, expected: str) -> None:
+    __slots__ = ("attributes", "children", "line", "tag")
+
+    def __init__(self, tag: str, attributes: Mapping[str, str], line: int) -> None:
+        self.tag, self.attributes, self.line = tag, attributes, line
+        self.children: list[Element] = []
+
+    def get(self, name: str, absent: str = "") -> str:
+        """Return an attribute, or ``absent``."""
+        return self.attributes.get(name, absent)
+
+    def all(self, tag: str) -> list[Element]:
+        """Return the children with this tag."""
+        return [child for child in self.children if child.tag == tag]
+
+    def below(self, tag: str) -> Iterator[Element]:
+        """Yield this element if it has this tag, and all with it at any depth below, in the order of the text."""
+        if self.tag == tag:
+            yield self
+        for child in self.children:
+            yield from child.below(tag)
+
+
+class Misread(ValueError):
+    """An unreadable value of an element; :func:`read_tree` makes a ParseError of it, with its line."""
+
+    def __init__(self, element: Element, name: str, expected: str) -> None:
         super().__init__(expected)
         self.element, self.name, self.expected = element, name, expected
 
 
-@contextlib.contextmanager
-def reading(text: str, format_: str) -> Iterator[ET.Element]:
-    """Parse XML, called ``format_`` in errors; ParseError for bad or unsafe XML, and, with its line, for a Misread."""
-    root, lines = _tree(text, format_)
+def read_tree(text: str, format_: str, convert: Callable[[Element], _T]) -> _T:
+    """Convert the root of XML, called ``format_`` in errors; ParseError for bad or unsafe XML, or for a Misread."""
+    root = _tree(text, format_)
     try:
-        yield root
+        return convert(root)
     except Misread as error:
         element, name = error.element, error.name
-        had = f"{name}={word(element, name)[:40]!r}" if name in element.attrib else f"no {name}"
+        had = f"{name}={word(element, name)[:40]!r}" if name in element.attributes else f"no {name}"
         kind = element.get("type") or element.get("name") or ""
         tag = printable(f"<{element.tag[:40]} {kind[:40]}>" if kind else f"<{element.tag[:40]}>")
-        problem = f"line {lines[element]}: {tag} has {had}; expected {error.expected}"
+        problem = f"line {element.line}: {tag} has {had}; expected {error.expected}"
         raise ParseError(problem, evidence=text[:400]) from error
 
 
-def _tree(text: str, format_: str) -> tuple[ET.Element, dict[ET.Element, int]]:
-    """Return the root, and the line of each element."""
-    builder, lines, depth = ET.TreeBuilder(), dict[ET.Element, int](), 0
-    parser = expat.ParserCreate()
+def _tree(text: str, format_: str) -> Element:
+    """Return the root."""
+    parser, top = expat.ParserCreate(), Element("", {}, 0)
+    parents = [top]
 
     def refused(why: str) -> ParseError:
         return ParseError(f"not {format_}: {why}", evidence=text[:400])
@@ -189,19 +231,14 @@ def _tree(text: str, format_: str) -> tuple[ET.Element, dict[ET.Element, int]]:
         raise refused(f"undefined entity {name[:40]}")
 
     def start(tag: str, attributes: dict[str, str]) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > _MAX_DEPTH:
+        if len(parents) > _MAX_DEPTH:
             raise refused(f"elements are nested more than {_MAX_DEPTH} deep")
-        lines[builder.start(tag, attributes)] = parser.CurrentLineNumber
-
-    def end(tag: str) -> None:
-        nonlocal depth
-        depth -= 1
-        builder.end(tag)
+        element = Element(tag, attributes, parser.CurrentLineNumber)
+        parents[-1].children.append(element)
+        parents.append(element)
 
     parser.StartDoctypeDeclHandler, parser.SkippedEntityHandler = doctype, skipped
-    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.StartElementHandler, parser.EndElementHandler = start, lambda _tag: parents.pop() and None
     try:
         parser.Parse(text.removeprefix("\ufeff"), True)  # as UTF-8, whatever the text's declaration says
     except expat.ExpatError as e:
@@ -209,10 +246,10 @@ def _tree(text: str, format_: str) -> tuple[ET.Element, dict[ET.Element, int]]:
         raise ParseError(f"not {format_}, or cut off: {expat.ErrorString(e.code)}, {at}", evidence=text[:400]) from e
     except UnicodeError as e:
         raise refused("it has characters that are not text") from e
-    return builder.close(), lines
+    return top.children[0]
 
 
-def read(element: ET.Element, name: str, convert: Callable[[str], _T], expected: str, absent: str = "") -> _T:
+def read(element: Element, name: str, convert: Callable[[str], _T], expected: str, absent: str = "") -> _T:
     """Convert an element's attribute; ``absent`` is used if it is missing or "". Raises Misread after a ValueError."""
     try:
         return convert(element.get(name) or absent)
@@ -220,36 +257,38 @@ def read(element: ET.Element, name: str, convert: Callable[[str], _T], expected:
         raise Misread(element, name, expected) from e
 
 
-def whole(element: ET.Element, name: str, absent: str = "0") -> int:
+def whole(element: Element, name: str, absent: str = "0") -> int:
     """Return an attribute that is a whole number."""
     return read(element, name, _whole, "a whole number", absent)
 
 
-def count(element: ET.Element, name: str) -> int:
+def count(element: Element, name: str) -> int:
     """Return an attribute that is a size or an index; 0 if it is missing."""
     if (number := read(element, name, _whole, "a whole number from 0", "0")) < 0:
         raise Misread(element, name, "a whole number from 0")
     return number
 
 
-def cpuset(element: ET.Element, name: str) -> CpuSet:
+def cpuset(element: Element, name: str) -> CpuSet:
     """Return an attribute that is a mask; empty if it is missing."""
     return read(element, name, mask, "a mask such as 0x00000001,0x0000ffff", "0x0")
 
 
-def word(element: ET.Element, name: str) -> str:
+def word(element: Element, name: str) -> str:
     """Return an attribute as one line of printable text."""
     return printable(element.get(name) or "")
 
 
 def _whole(text: str) -> int:
-    if not re.fullmatch(r"-?[0-9]{1,19}", text.strip(), re.ASCII):
+    digits = text.strip().removeprefix("-")
+    if not 1 <= len(digits) <= 19 or digits.strip(_DIGITS):
         raise ValueError(text[:40])
     return int(text)
 
 
 def mask(text: str) -> CpuSet:
     """Parse a mask of 32-bit words, most significant first: ``0x1,0x0000ffff``, ``1,0000ffff``; or ParseError."""
-    if len(text) > _MAX_MASK or not _MASK.fullmatch(text.strip()):
+    parts = (part.removeprefix("0x") for part in text.strip().split(","))
+    if len(text) > _MAX_MASK or not all(is_hexadecimal(part, 8, 0) for part in parts):
         raise ParseError(f"{text[:40]!r} is not a mask such as 0x00000001,0x0000ffff", evidence=text[:400])
     return CpuSet.from_mask(text.strip())

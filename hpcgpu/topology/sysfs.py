@@ -7,24 +7,23 @@ An unreadable number is a warning, and counts as absent; lists of CPUs must be r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from hpcgpu.errors import ParseError
-from hpcgpu.model import CpuSet, Gpu, Nic, NumaNode, Topology
+from hpcgpu.light_typing import TYPE_CHECKING
+from hpcgpu.model.allocation import CpuSet
+from hpcgpu.model.topology import Gpu, Nic, NumaNode, Topology
 from hpcgpu.topology import pci
 
-_T = TypeVar("_T")
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 _PCI = "bus/pci/devices/"
-_CPU = r"devices/system/cpu/cpu(\d+)/topology/physical_package_id"
+_CPU = "devices/system/cpu/cpu", "/topology/physical_package_id"
 # index3 is the L3 of every CPU that has one: 0 and 1 are the L1's of data and instructions, 2 the L2.
-_L3 = r"devices/system/cpu/cpu\d+/cache/index3/shared_cpu_list"
-_NODE = r"devices/system/node/node(\d+)/cpulist"
-_PORT = r"class/infiniband/([^/]+)/ports/(\d+)/state"
-_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_HOST_BRIDGE = r"pci[0-9a-f]{4,8}:[0-9a-f]{2}"
-_TOTAL = r"MemTotal:\s+(\d+) kB"
+_L3 = "devices/system/cpu/cpu", "/cache/index3/shared_cpu_list"
+_NODE = "devices/system/node/node", "/cpulist"
 
 
 class _Sys:
@@ -66,6 +65,12 @@ class _Sys:
         return pci.home(CpuSet([node] if node >= 0 else []), numa) if numa else None
 
 
+def _number_in(path: str, start: str, end: str) -> int | None:
+    """Return the number between ``start`` and ``end``; None if the path has another form."""
+    number = path[len(start) : -len(end)]
+    return int(number) if path.startswith(start) and path.endswith(end) and number.isdecimal() else None
+
+
 def read(files: Mapping[str, str]) -> Topology:
     """Build a topology from files of /sys; raise ParseError if they describe no CPU, or a list is unreadable."""
     sys = _Sys(files)
@@ -83,7 +88,7 @@ def read(files: Mapping[str, str]) -> Topology:
         warnings=(*(() if chains else (pci.NO_PCI,)), *sys.warnings),
         other_memory=tuple(other),
         name=pci.product_name(pci.printable(files.get("class/dmi/id/product_name", ""))),
-        l3=tuple(sorted({sys.cpus(p) for p in files if re.fullmatch(_L3, p)} - {CpuSet()}, key=min)),
+        l3=tuple(sorted({sys.cpus(p) for p in files if _number_in(p, *_L3) is not None} - {CpuSet()}, key=min)),
     )
 
 
@@ -113,8 +118,8 @@ def _cores(sys: _Sys) -> tuple[set[CpuSet], dict[int, int]]:
     cores: set[CpuSet] = set()
     packages: dict[int, int] = {}
     for path in sys.files:
-        if match := re.fullmatch(_CPU, path):
-            cpu, folder = int(match[1]), path.rpartition("/")[0]
+        if (cpu := _number_in(path, *_CPU)) is not None:
+            folder = path.rpartition("/")[0]
             # core_cpus_list since Linux 5.3, thread_siblings_list before.
             siblings = sys.cpus(f"{folder}/core_cpus_list") or sys.cpus(f"{folder}/thread_siblings_list")
             cores.add(siblings or CpuSet([cpu]))
@@ -128,12 +133,12 @@ def _numa_nodes(sys: _Sys, cores: set[CpuSet], packages: dict[int, int]) -> tupl
     """Return the nodes with PUs, and the others."""
     out: list[NumaNode] = []
     for path in sys.files:
-        if match := re.fullmatch(_NODE, path):
+        if (number := _number_in(path, *_NODE)) is not None:
             cpus = sys.cpus(path)
-            total = re.search(_TOTAL, sys.text(path.replace("cpulist", "meminfo")))
-            size = int(total[1]) * 1024 if total else 0
+            kib = sys.text(path.replace("cpulist", "meminfo")).partition("MemTotal:")[2].split()[:1]
+            size = int(kib[0]) * 1024 if kib and kib[0].isdecimal() else 0
             package = packages.get(min(cpus), 0) if cpus else 0
-            out.append(NumaNode(int(match[1]), cpus, size, package, "dram" if cpus else "other"))
+            out.append(NumaNode(number, cpus, size, package, "dram" if cpus else "other"))
     if not out:  # a kernel without CONFIG_NUMA
         out = [NumaNode(0, CpuSet(i for c in cores for i in c), 0)]
     out.sort(key=lambda n: n.os_index)
@@ -146,12 +151,12 @@ def _pci(sys: _Sys, numa: Sequence[NumaNode]) -> tuple[list[Gpu], dict[str, tupl
     chains: dict[str, tuple[str, ...]] = {}
     for path, target in sys.files.items():
         name = path.removeprefix(_PCI)
-        if name == path or not re.fullmatch(_ADDRESS, name):
+        if name == path or not pci.is_address(name):
             continue
         address = pci.address(name)
         # …/pci0000:00/0000:00:01.0/0000:01:00.0: host bridge, bridges, the device itself
         parts = target.strip("/").split("/")
-        start = next((i for i, part in enumerate(parts) if re.fullmatch(_HOST_BRIDGE, part)), len(parts))
+        start = next((i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part), len(parts))
         chains[address] = tuple(parts[start:-1])
         if kind := pci.gpu_vendor(sys.word(f"{path}/class")[:4], sys.word(f"{path}/vendor")):
             gpus.append(Gpu(address, vendor=kind, numa_node=sys.near(name, numa)))
@@ -160,8 +165,7 @@ def _pci(sys: _Sys, numa: Sequence[NumaNode]) -> tuple[list[Gpu], dict[str, tupl
 
 def _device_of(sys: _Sys, link: str) -> str:
     """Return the PCI function above the target of a class link; "" without one."""
-    addresses = re.findall(_ADDRESS, sys.text(link))
-    return addresses[-1] if addresses else ""
+    return next(filter(pci.is_address, reversed(sys.text(link).split("/"))), "")
 
 
 def _nics(sys: _Sys, numa: Sequence[NumaNode]) -> list[Nic]:
@@ -172,9 +176,11 @@ def _nics(sys: _Sys, numa: Sequence[NumaNode]) -> list[Nic]:
             nets.setdefault(device, []).append((path.rpartition("/")[2], sys.whole(f"{path}/dev_port") + 1))
     out: list[Nic] = []
     for path in sys.files:
-        if (match := re.fullmatch(_PORT, path)) and (device := _device_of(sys, f"class/infiniband/{match[1]}")):
+        name = path.removeprefix("class/infiniband/").partition("/")[0]
+        port = _number_in(path, f"class/infiniband/{name}/ports/", "/state")
+        if port is not None and (device := _device_of(sys, f"class/infiniband/{name}")):
             near = sys.near(device, numa)
-            out.append(_port(sys, match[1], int(match[2]), device, sorted(nets.get(device, ())), near))
+            out.append(_port(sys, name, port, device, sorted(nets.get(device, ())), near))
     taken = {n.pci for n in out}
     for device, interfaces in nets.items():
         if pci.address(device) not in taken:

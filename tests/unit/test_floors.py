@@ -12,7 +12,7 @@ from paths import PACKAGE
 from sources import MODULES as FILES
 from sources import parsed
 
-LOW = {"errors", "units"}
+LOW = {"errors", "light_typing", "units"}
 FLOOR2 = {"topology", "batch", "launch", "config"}
 BELOW_AGENT = LOW | FLOOR2 | {"model", "supervise", "plan", "report", "pictures", "host"}
 BELOW_AGENT |= {"spill", "sim", "deploy"}
@@ -21,7 +21,8 @@ ROOMS: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
     "worker": {"cli"},  # python -m hpcgpu.worker
-    "errors": set(),
+    "light_typing": set(),
+    "errors": {"light_typing"},
     "units": {"errors"},
     "model": LOW,
     **dict.fromkeys(FLOOR2, LOW | {"model"}),
@@ -61,7 +62,7 @@ DEPLOY: dict[str, set[str]] = {
 SPILL = ("state", "storage", "devices", "values", "proxies", "store", "distributed")
 # And for the rooms inside plan, likewise.
 PLAN = ("binding", "jobs", "doctor")
-PURE = {"errors", "units", "model", "plan", "report", "pictures"} | FLOOR2
+PURE = {*LOW, "model", "plan", "report", "pictures"} | FLOOR2
 STATE = ("hpcgpu", "spill", "state")  # the store's decisions: pure, and nothing of the store below them
 MACHINE = {
     *("os", "pathlib", "subprocess", "socket", "asyncio", "threading", "time", "ctypes", "signal", "multiprocessing"),
@@ -89,7 +90,7 @@ DASK_GLUE = {"sim/registration.py"} | {
     f"spill/{name}.py" for name in ("store/messages", "proxies", "storage/disk", "values/host_objects")
 }
 PACKAGES = {("hpcgpu",), ("hpcgpu", "deploy"), ("hpcgpu", "spill"), ("hpcgpu", "plan")}
-AGENT_TOP = {"errors", "units", "model", "supervise", "launch", "host", "agent"}
+AGENT_TOP = {*LOW, "model", "supervise", "launch", "host", "agent"}
 # Of leaders, which import them after their fork server has imported distributed.
 LEADERS = {("hpcgpu", "agent", name) for name in ("leader", "member", "rank0", "standalone")}
 MOST_SIBLINGS = 8
@@ -117,6 +118,9 @@ PRIVATE: dict[str, dict[str, str]] = {
         ("_core", "_mean_shard_size", "_send"), "compat.py of the store, which any worker of Dask can have"
     ),
     "deploy/network/ucx.py": {"_ep": "distributed-ucxx has no other way to the endpoint of a connection"},
+    "light_typing.py": dict.fromkeys(
+        ("_field_defaults", "_tuplegetter"), "what collections.namedtuple has, which takes each rank 3 CPU ms more"
+    ),
     "host/discover.py": {"_handle": "ctypes has no other way to close a library"},
     "sim/registration.py": dict.fromkeys(
         ("_nannumel", "_numel_arraylike"), "dask registers these for numpy under no public name"

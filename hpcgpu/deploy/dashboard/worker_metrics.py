@@ -19,7 +19,7 @@ from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from hpcgpu.errors import HpcGpuError, LaunchError
-from hpcgpu.host import cuda_driver, host_memory, log, process
+from hpcgpu.host import cuda_driver, host_memory, kernel_binding, log
 from hpcgpu.host.energy import CpuEnergy, GpuEnergy
 from hpcgpu.model import WorkerSpec
 from hpcgpu.report.machine import binding_differences
@@ -103,7 +103,7 @@ class WorkerMetrics(WorkerPlugin):
         if (now := self._clock()) - read_s <= _READ_S:
             return before
         try:
-            new = binding_differences(self._spec, replace(process.read_binding(), env=self._spec.env))
+            new = binding_differences(self._spec, replace(kernel_binding.read_binding(), env=self._spec.env))
         except HpcGpuError as e:
             new = (str(e),)
         contexts = _other_contexts(self._spec)
@@ -128,7 +128,7 @@ def collect(dask_worker: Worker) -> WorkerFacts:
     if spec is None:
         return read_facts(name, memory, _read_device(spec), node=node)
     env = tuple((name, os.environ[name]) for name, _ in spec.env if name in os.environ)
-    now = replace(process.read_binding(), env=env)
+    now = replace(kernel_binding.read_binding(), env=env)
     direct = {
         "spec": spec,
         "actual": now,

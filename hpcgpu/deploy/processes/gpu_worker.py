@@ -25,7 +25,7 @@ from hpcgpu.deploy.processes import node, worker
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.worker import SilentWorker
 from hpcgpu.errors import ConfigError, LaunchError
-from hpcgpu.host import log, process, remover
+from hpcgpu.host import kernel_binding, log, remover
 from hpcgpu.host.private import claim, release
 from hpcgpu.host.scratch import Scratch
 from hpcgpu.launch.environment import is_isolated, read_launch, read_rank
@@ -84,7 +84,7 @@ class GPUWorker(SilentWorker):
             spec = _plan(settings, str(scratch.path), dict(os.environ), claims)
             first = spec.name.endswith("-0")
             spec = replace(spec, name=str(kwargs.get("name") or spec.name).replace("/", "_"))
-            process.bind_all_threads(spec.binding)
+            kernel_binding.bind_all_threads(spec.binding)
             os.environ.update(spec.env)
             read_variables(settings.env)
             worker.open_device(spec)

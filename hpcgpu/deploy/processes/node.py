@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hpcgpu.errors import LaunchError, opt, plain
-from hpcgpu.host import addresses, discover, host_memory, log, nvml, ucx
+from hpcgpu.host import addresses, discover, host_memory, kernel_binding, log, nvml, ucx
 from hpcgpu.launch.environment import read_allocation
 from hpcgpu.model import CpuSet, Gpu, HostMemory, NodeLayout, RunDocument, Settings, Topology, WorkerSpec
 from hpcgpu.model.allocation import NO_GPU, parse_simulated
@@ -49,7 +49,7 @@ def facts_of(
         topology=topology,
         gpus=gpus,
         allowed=CpuSet(os.sched_getaffinity(0)),
-        allowed_nodes=host_memory.granted_memory_nodes(),
+        allowed_nodes=kernel_binding.granted_memory_nodes(),
         memory=plan_host_memory(host_memory.memory_limit(topology.gpu_memory_nodes), allocation, run),
         environ=environ,
         interfaces=addresses.usable_interfaces(),

@@ -31,7 +31,7 @@ from hpcgpu.deploy.processes.control import Control, encode
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.rmm import set_up_rmm
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
-from hpcgpu.host import cuda_driver, host_memory, log, peer_memory, process
+from hpcgpu.host import cuda_driver, host_memory, kernel_binding, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.settings import Limit
 from hpcgpu.model.worker import Rapids
@@ -165,7 +165,7 @@ class WorkerStart:
 def main(start: WorkerStart, control: socket.socket) -> int:
     """Bind, then run the worker until told to stop; the entry of the forked process."""
     process.outlast(signal.SIGTERM)
-    process.bind(start.spec.binding)
+    kernel_binding.bind(start.spec.binding)
     before = dict(os.environ)
     os.environ.update(start.env)
     os.environ.update(start.spec.env)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcgpu.errors import BindingError, ConfigError, opt
-from hpcgpu.model import Binding, BindingRules, CpuSet, Gpu, Topology
+from hpcgpu.model.allocation import BindingRules, CpuSet
+from hpcgpu.model.topology import Binding, Gpu, Topology
 from hpcgpu.plan.binding.cores import split_cores, usable_cores
 from hpcgpu.plan.binding.memory import plan_memory_nodes
 from hpcgpu.plan.binding.network import plan_nics

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError, opt, plain
-from hpcgpu.model import CpuSet, Topology
+from hpcgpu.light_typing import NamedTuple
+from hpcgpu.model.allocation import CpuSet
+from hpcgpu.model.topology import Topology
 from hpcgpu.units import counted
 
 

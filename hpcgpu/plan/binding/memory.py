@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcgpu.model import CpuSet, NumaNode, Topology
+from hpcgpu.model.allocation import CpuSet
+from hpcgpu.model.topology import NumaNode, Topology
 
 
 def plan_memory_nodes(

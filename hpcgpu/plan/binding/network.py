@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
 
 from hpcgpu.errors import ConfigError, opt, plain
-from hpcgpu.model import Binding, Gpu, Nic, Topology
+from hpcgpu.light_typing import NamedTuple
+from hpcgpu.model.topology import Binding, Gpu, Nic, Topology
 
 # If a node has several fabrics, one of them carries the job. RoCE beside InfiniBand is for storage or management, also
 # where its port is nearer (JUSUF), unless it has rails, which are more ports and on the root complexes of the GPUs.
@@ -299,7 +298,7 @@ def _nearest(ports: Ports, machine: Sequence[Gpu]) -> dict[int, tuple[Nic, ...]]
         return ports.distance(machine[place], ports.usable[j]), _skew(place, machine, j, ports.usable)
 
     every = range(len(ports.usable))
-    return {i: (ports.usable[min(every, key=partial(cost, i))],) for i in range(len(machine))}
+    return {i: (ports.usable[min((cost(i, j), j) for j in every)[1]],) for i in range(len(machine))}
 
 
 def _balanced(ports: Ports, machine: Sequence[Gpu], job: Sequence[int]) -> dict[int, tuple[Nic, ...]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hpcgpu.errors import BindingError
-from hpcgpu.model import Binding, BindingRules, CpuSet, Gpu, Topology
+from hpcgpu.light_typing import NamedTuple
+from hpcgpu.model.allocation import BindingRules, CpuSet
+from hpcgpu.model.topology import Binding, Gpu, Topology
 from hpcgpu.plan.binding.bindings import cuda_env, plan_bindings
 from hpcgpu.plan.binding.network import USER_VARIABLES, nccl_env, ucx_env
 

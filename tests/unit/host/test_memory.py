@@ -54,7 +54,7 @@ for _ in range(80):
 CODE = """
 import json, os, sys, threading
 from hpcgpu.errors import BindingError
-from hpcgpu.host.process import bind, read_binding
+from hpcgpu.host.kernel_binding import bind, read_binding
 from hpcgpu.model import Binding, CpuSet, Gpu
 
 policy, nodes, cpus = sys.argv[1], CpuSet.parse(sys.argv[2]), CpuSet.parse(sys.argv[3])

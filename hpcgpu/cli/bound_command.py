@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 from hpcgpu.errors import BindingError, ConfigError, HpcGpuError
-from hpcgpu.host import log, process
+from hpcgpu.host import kernel_binding, log
 from hpcgpu.launch.environment import is_isolated, read_allocation, read_local_rank, read_step_masks
-from hpcgpu.model import CpuSet, RankFacts
+from hpcgpu.light_typing import TYPE_CHECKING, NamedTuple
+from hpcgpu.model.allocation import CpuSet, RankFacts
 
 if TYPE_CHECKING:
     from hpcgpu.model import Gpu, Topology
@@ -50,7 +50,7 @@ def run(command: Sequence[str], options: Options) -> int:
         if options.dry_run:
             print(dry_run(place, facts, env))
             return 0
-        process.bind(place.binding)
+        kernel_binding.bind(place.binding)
         env |= place.changes(env)
         if options.report:
             log.say(report(place, facts, env))
@@ -76,7 +76,7 @@ def plan(environ: Mapping[str, str], facts: RankFacts, options: Options) -> Rank
             f"this process, {where}, has no number among the ranks of its node: {why}. Start it by srun, mpirun, "
             f"flux run or torchrun --no-python, {_OR_ANY}"
         )
-    from hpcgpu.host import discover, host_memory
+    from hpcgpu.host import discover
     from hpcgpu.plan.binding.ranks import plan_rank
 
     alone = is_isolated(environ) and options.gpus is None  # a rank with devices of its own, as in hpcgpu run
@@ -84,7 +84,7 @@ def plan(environ: Mapping[str, str], facts: RankFacts, options: Options) -> Rank
     if not alone:
         _take_all_masks(facts, environ)
     topology, host, allowed = discover.topology(), os.uname().nodename, CpuSet(os.sched_getaffinity(0))
-    gpus, nodes = _gpus_of(topology, environ, host, options.gpus), host_memory.granted_memory_nodes() or None
+    gpus, nodes = _gpus_of(topology, environ, host, options.gpus), kernel_binding.granted_memory_nodes() or None
     try:
         place = plan_rank(topology, gpus, allowed, rank, ranks, nodes, all_visible=options.all_visible)
     except HpcGpuError as e:
@@ -152,7 +152,7 @@ def dry_run(place: RankPlace, facts: RankFacts, environ: Mapping[str, str]) -> s
 
 def report(place: RankPlace, facts: RankFacts, environ: Mapping[str, str]) -> str:
     """Return what was done, as the kernel shows it, beside the plan where that is another."""
-    actual, binding = process.read_binding(), place.binding
+    actual, binding = kernel_binding.read_binding(), place.binding
     planned = f"{binding.memory_policy} {binding.memory_nodes if binding.memory_policy != 'none' else ''}".rstrip()
     memory = f"{actual.memory_policy or 'unknown'} {actual.memory_nodes}".rstrip()
     pairs = (("PUs", str(actual.cpuset), str(binding.cpuset)), ("memory", memory, planned))
