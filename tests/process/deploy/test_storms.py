@@ -1,6 +1,7 @@
 """Hundreds of workers at a real scheduler: counts of its calls, and of the workers that it has lost."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,26 +50,48 @@ def test_workers_stay_while_the_loop_is_held(client: Client, tmp_path: Path) -> 
 
 
 def test_events_at_once_are_handled_in_many_turns(client: Client) -> None:
-    """All are, though none is read: no peer waits for others that always say something."""
+    """Each once before any a second time, though none is read: no peer waits for others that always say something."""
 
-    async def longest_turn(count: int, dask_scheduler: Any = None) -> int:
+    async def turns(count: int, dask_scheduler: Any = None) -> tuple[int, int]:
         import asyncio
         import socket
 
-        turn, seen, most = list[int](), set[int](), 0
+        turn, seen, most = list[int](), list[int](), 0
         pairs = [socket.socketpair() for _ in range(count)]
         for number, (near, far) in enumerate(pairs):
             far.send(b"x")
             asyncio.get_running_loop().add_reader(near, turn.append, number)
         while len(seen) < count:
             await asyncio.sleep(0)
-            seen, most = seen | {*turn}, max(most, len(turn))
+            seen, most = [*seen, *turn], max(most, len(turn))
             turn.clear()
         for near, _ in pairs:
             asyncio.get_running_loop().remove_reader(near)
-        return most
+        return most, len({*seen[:count]})
 
-    assert client.run_on_scheduler(longest_turn, MANY) == 32
+    assert client.run_on_scheduler(turns, MANY) == (16, MANY)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 collects all in small steps")
+def test_many_new_objects_hold_the_loop_for_few_at_once(client: Client) -> None:
+    """A collection of garbage looks at all objects of its generations."""
+
+    def most(count: int, dask_scheduler: Any = None) -> int:
+        import gc
+
+        looked_at = list[int]()
+
+        def note(phase: str, facts: dict[str, int]) -> None:
+            if (phase, facts["generation"]) == ("start", 1):
+                looked_at.append(sum(len(gc.get_objects(generation)) for generation in (0, 1)))
+
+        gc.collect()
+        gc.callbacks.append(note)
+        kept = [list[int]() for _ in range(count)]
+        gc.callbacks.remove(note)
+        return max(looked_at) if kept else 0
+
+    assert client.run_on_scheduler(most, 200_000) < 30_000
 
 
 def test_heartbeat_calls_our_code_as_often_for_many_as_for_few(client: Client) -> None:
