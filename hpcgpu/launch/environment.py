@@ -241,7 +241,7 @@ def launcher_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """
     of_job = {name: value for name, value in environ.items() if name not in WITHHELD}
     # --tres-per-task=cpu:2,gres/gpu:a100:1; --gpus-per-task=1 is 1 in 22.05.8, and gres/gpu=1 since 24.11
-    tres = [re.split("[:=]", part) for part in environ.get("SLURM_TRES_PER_TASK", "").split(",")]
+    tres = [part.replace("=", ":").split(":") for part in environ.get("SLURM_TRES_PER_TASK", "").split(",")]
     each = sum(int(part[-1]) if part[-1].isdecimal() else 1 for part in tres if part[0] == "gres/gpu")
     each = each or _int(environ, "SLURM_GPUS_PER_TASK") or 0
     if each and not environ.keys() & {"SLURM_GPUS", "SLURM_GPUS_PER_NODE"}:
