@@ -268,7 +268,7 @@ class BatchRun:
         """End the guard, since the jobs go on; return a line about them, "" if they do not. ``kind``: the class."""
         if not (run := self._run):
             return ""
-        await asyncio.to_thread(run.end_guard)
+        await supervise.in_thread(run.end_guard)
         if not (job := run.head) or job.state is JobState.ENDED:
             return ""
         left = "detached" if run.is_mine else "closed"
@@ -288,9 +288,9 @@ class BatchRun:
             if self._local:
                 await self._local.end()
             are_gone = await fleet.close_head()
-        await asyncio.to_thread(fleet.run.end_guard)
+        await supervise.in_thread(fleet.run.end_guard)
         if not are_gone and fleet.run.is_mine:
-            await asyncio.to_thread(fleet.run.start_guard, at_once=True)
+            await supervise.in_thread(fleet.run.start_guard, at_once=True)
         return are_gone
 
 

@@ -6,9 +6,11 @@ import html
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 
 import pytest
+import ranks
 from distributed import Client, Future
 from distributed.client import ClosedClientError, FutureCancelledError
 from distributed.core import Status
@@ -103,6 +105,15 @@ def test_a_detached_cluster_says_that_its_job_goes_on(pbs: Pbs) -> None:
     with PBSGPUCluster.attach(JOB) as attached:
         assert rows(attached) == [(JOB, "UP 2/2")]
     has_nothing(attached, f"closed: {takes_up}")
+    PBSGPUCluster.attach(JOB).shutdown()
+    until(lambda: pbs.over(JOB), "the job is over")
+
+
+def test_detach_in_a_function_of_atexit_leaves_the_job(pbs: Pbs) -> None:
+    """Python has shut its threads down by then."""
+    code = f"import atexit; from hpcgpu import PBSGPUCluster; atexit.register(PBSGPUCluster(**{GANG}).detach)"
+    done = ranks.run_command([sys.executable, "-c", code])
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     PBSGPUCluster.attach(JOB).shutdown()
     until(lambda: pbs.over(JOB), "the job is over")
 
