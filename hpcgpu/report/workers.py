@@ -393,17 +393,20 @@ def format_use(used: int, limit: int | None, end: int | None = None) -> str:
     return f"{text} (limit {format_bytes(limit)})" if limit and limit != end else text
 
 
+_Facts = Sequence[WorkerFacts]
+
+
 def jobs_table(jobs: Iterable[Job]) -> Table:
     """Show described jobs."""
     return Table(_JOBS, [(job.id, job.text, job.has, job.nodes, job.log) for job in jobs])
 
 
 def cluster_page(
-    kind: str, name: str, state: str, link: str, jobs: Table, workers: Sequence[WorkerFacts], goal: int, hint: str = ""
+    kind: str, name: str, state: str, link: str, jobs: Table, workers: _Facts, goal: int, hint: str = "", away: str = ""
 ) -> str:
     """Render a cluster, to have ``goal`` workers: state, dashboard's link, jobs, memory and workers by GPU.
 
-    ``hint``: how browsers elsewhere reach the link.
+    ``hint``: how browsers elsewhere reach the link; ``away``: why there are fewer workers than the goal.
     """
     present, nodes, gpus = len(workers), {w.node for w in workers}, {w.gpu or w.pci for w in workers} - {""}
     count = f"{present}" if present >= goal else f"{present} of {goal}"
@@ -416,6 +419,8 @@ def cluster_page(
         f'<p><span class="dot" style="background: {colour}"></span>Status: <strong>{escape(state)}</strong>'
         f" &nbsp; Workers: <strong>{count}</strong>{where}</p>",
     ]
+    if away and present < goal:
+        parts.append(f'<p class="bad">{escape(away)}</p>')
     if link:
         parts.append(f'<p>Dashboard: <a href="{escape(link)}" target="_blank">{escape(link)}</a>{escape(hint)}</p>')
     parts.append(jobs.html())

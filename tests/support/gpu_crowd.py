@@ -1,10 +1,14 @@
-"""A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400``."""
+"""A scheduler process with many GPUs' workers, of which there are only the facts: ``python gpu_crowd.py 400``.
+
+More arguments are nodes, of each of which a worker did not start.
+"""
 
 import asyncio
 import random
 import sys
 import time
 from bisect import bisect
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,9 +83,11 @@ def heartbeat(worker: SimpleNamespace, index: int, run_s: float) -> None:
     worker.metrics = {KEY: facts, "gpu_memory_used": device + 2 * GIB, "gpu_utilization": used}
 
 
-async def main(count: int) -> None:
+async def main(count: int, absent: Sequence[str] = ()) -> None:
     scheduler = Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0")
     UsagePlugin.attach(scheduler, None)
+    reasons = [(node, f"worker {node}-3: not registered within 60 s (--death-timeout)") for node in absent]
+    scheduler.handlers["hpcgpu_absent"] = lambda: reasons
     add_page(scheduler, dashboard)
     dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler)
     usage = scheduler.plugins[UsagePlugin.name]
@@ -104,4 +110,4 @@ async def main(count: int) -> None:
 
 if __name__ == "__main__":
     random.seed(1)
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2:]))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from hpcgpu.deploy.dashboard.worker_metrics import KEY
 from hpcgpu.deploy.progress import Progress
 from hpcgpu.errors import ClosedError, ConfigError, JobError, end_script
 from hpcgpu.model.worker_names import by_number
-from hpcgpu.plan.jobs.job_text import End, note_lines, summary_line
+from hpcgpu.plan.jobs.job_text import End, absence, summary_line
 from hpcgpu.report.summary import Summary
 from hpcgpu.report.table import Explanation
 from hpcgpu.report.workers import WorkerFacts, cluster_page, read_facts
@@ -53,6 +53,7 @@ class ReportedCluster(Cluster):
     _end_text = ""  # the end, for people
     _used: Summary | str = "it has not been started"  # the newest summary, or why there is none
     _facts: Mapping[str, WorkerFacts] = MappingProxyType({})  # the workers' newest answers for the page, by address
+    _away: Sequence[tuple[str, str]] = ()  # node and reason of each worker that is absent, when it was asked last
     _asked_s = 0.0  # last question to the workers
     _asking: supervise.Loop | None = None  # asks them again and again
     _tab: Any = None  # the widget, once it has been shown
@@ -217,6 +218,7 @@ class ReportedCluster(Cluster):
         try:
             async with asyncio.timeout(_ANSWER_S):
                 answers = await worker_requests.ask(self.scheduler_comm)
+                await self._absent()
         except (OSError, TimeoutError):
             return
         self._facts = {a: facts for a, facts in answers.items() if isinstance(facts, WorkerFacts)}
@@ -253,6 +255,7 @@ class ReportedCluster(Cluster):
             sorted(workers, key=lambda worker: by_number(worker.name)),
             0 if self._end else self._run.wanted_workers,
             hint,
+            absence(self._away),
         )
         return page + (cluster_status or "")
 
@@ -268,13 +271,12 @@ class ReportedCluster(Cluster):
         """Raise JobError, with the reasons, if so many workers cannot come since others did not start or are lost."""
         absent, count = await self._absent(), self._run.wanted_workers
         if absent and not self._run.scales and n_workers > count - len(absent):
-            reasons = "; ".join(note_lines(dict.fromkeys(absent)))
-            raise JobError(f"no more than {count - len(absent)} of {count} workers can be there. {reasons}")
+            raise JobError(f"no more than {count - len(absent)} of {count} workers can be there. {absence(absent)}")
 
-    async def _absent(self) -> list[tuple[str, str]]:
+    async def _absent(self) -> Sequence[tuple[str, str]]:
         with contextlib.suppress(OSError):  # the connection has just broken, which is reported elsewhere
-            return list(await self.scheduler_comm.hpcgpu_absent())
-        return []
+            self._away = await self.scheduler_comm.hpcgpu_absent()
+        return self._away
 
     def _line(self, target: int) -> str:
         """Return one line for the whole cluster."""

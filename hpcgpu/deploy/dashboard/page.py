@@ -8,7 +8,7 @@ import html
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from distributed import Scheduler
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
 from hpcgpu.deploy.dashboard.usage import UsagePlugin
+from hpcgpu.plan.jobs.job_text import absence
 from hpcgpu.report.workers import DIRECTIONS, TIER_COLOURS, TIERS, Moved, WorkerFacts, headline
 from hpcgpu.units import format_bytes
 
@@ -289,7 +290,7 @@ def strip_column(sample: Sample, row: int, names: tuple[str, ...]) -> np.ndarray
 def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Fill the document of a browser tab; Bokeh calls this when the page is opened."""
     usage = scheduler.plugins[UsagePlugin.name]
-    page, count = GpuPage(usage), usage.count
+    page, count = GpuPage(usage, scheduler.handlers.get("hpcgpu_absent", tuple)), usage.count
     # distributed's add_periodic_callback awaits no coroutine; as there, Bokeh's callbacks do not keep the page
     doc.components, last = {page}, weakref.ref(page)
 
@@ -307,10 +308,10 @@ def gpus_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 
 class GpuPage:
-    """The page of a tab, with the facts of the usage plugin."""
+    """The page of a tab, with the facts of the usage plugin, and node and reason of each worker that is ``absent``."""
 
-    def __init__(self, usage: UsagePlugin) -> None:
-        self._usage = usage
+    def __init__(self, usage: UsagePlugin, absent: Callable[[], Collection[tuple[str, str]]] = tuple) -> None:
+        self._usage, self._absent = usage, absent
         self._history, self._gpus = History(_SAMPLES), list[WorkerFacts]()
         self._chosen = ""
         self._fixed: tuple[object, ...] = ()
@@ -338,7 +339,7 @@ class GpuPage:
 
     def _parts(self, gpus: list[WorkerFacts], rows: list[WorkerFacts]) -> Iterator[None]:
         """Show the parts of the page, one after the other: all together hold the scheduler's loop for long."""
-        self._head.text = _head(gpus)
+        self._head.text = _head(gpus, absence(self._absent()))
         yield
         if not gpus:
             return
@@ -368,14 +369,15 @@ class GpuPage:
             self._lines.show(self._history.series(chosen), chosen or _ALL)
 
 
-def _head(gpus: Sequence[WorkerFacts]) -> str:
-    """Return the headline, with differences from the plan in red; names are not broken at their hyphens."""
+def _head(gpus: Sequence[WorkerFacts], absence: str) -> str:
+    """Return the headline, with what is not as planned in red; names are not broken at their hyphens."""
+    away = f"<br><b style='color:{RED}'>{html.escape(absence)}</b>" if absence else ""
     if not gpus:
-        return "no worker with a GPU is registered; workers of hpcgpu report their GPUs in heartbeats"
+        return f"no worker with a GPU is registered; workers of hpcgpu report their GPUs in heartbeats{away}"
     wrong = [g for g in gpus if g.differences]
     text = f"<span style='font-size:14px'>{html.escape(headline(gpus))}"
     if wrong:
         names = [f"<span style='white-space:nowrap'>{html.escape(g.name)}</span>" for g in wrong[:5]]
         listed = ", ".join([*names, "…"] if len(wrong) > 5 else names)
         text += f"; <b style='color:{RED}'>{len(wrong)} of {len(gpus)} workers not as planned: {listed}</b>"
-    return f"{text}</span>"
+    return f"{text}{away}</span>"

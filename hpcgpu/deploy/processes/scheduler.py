@@ -64,16 +64,10 @@ class _FewEvents(selectors.EpollSelector):
         """Wait for events; called by the loop."""
         keys, events = self.get_map(), []
         for descriptor, kinds in self._kernel.poll(timeout, _EVENTS):
-            if key := keys.get(descriptor):
-                read = selectors.EVENT_READ if kinds & ~select.EPOLLOUT else 0
-                write = selectors.EVENT_WRITE if kinds & ~select.EPOLLIN else 0
-                events.append((key, (read | write) & key.events))
+            if key := keys.get(descriptor):  # an error is both
+                read, write = bool(kinds & ~select.EPOLLOUT), bool(kinds & ~select.EPOLLIN)
+                events.append((key, key.events & (read * selectors.EVENT_READ | write * selectors.EVENT_WRITE)))
         return events
-
-    def close(self) -> None:
-        """Close both descriptors; called by the loop."""
-        self._kernel.close()
-        super().close()
 
 
 def silent(workers: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import date
 
@@ -17,7 +17,7 @@ from hpcgpu.units import counted
 READY = "READY"
 SILENT = "the batch system does not answer"
 OUTLIVES = "with scheduler='here' a cluster outlives its jobs"
-_MOST_NODES = 4
+_MOST_NODES, _MOST_REASONS = 4, 5
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
 
 
@@ -164,3 +164,11 @@ def note_lines(notes: Iterable[tuple[str, str]]) -> list[str]:
         nodes.setdefault(text, []).append(node)
     listed = (", ".join(n) if len(n) <= _MOST_NODES else f"{n[0]} and {len(n) - 1} others" for n in nodes.values())
     return [f"{names}: {text}" for names, text in zip(listed, nodes, strict=True)]
+
+
+def absence(absent: Collection[tuple[str, str]]) -> str:
+    """Say how many workers are absent, and why (node, reason), in the room of a few lines; "" if none is."""
+    lines = note_lines(dict.fromkeys(absent))
+    more = [f"{len(lines) - _MOST_REASONS} more in the log"] if len(lines) > _MOST_REASONS else []
+    reasons = "; ".join([*lines[:_MOST_REASONS], *more])
+    return f"{counted(len(absent), 'worker')} not started, or lost: {reasons}" if absent else ""

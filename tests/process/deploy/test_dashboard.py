@@ -325,6 +325,17 @@ def test_gpu_page_marks_workers_not_as_planned() -> None:
     assert page._bars.source.data["mark"].min() > 399  # in one line, above all bars
 
 
+def test_gpu_page_has_few_reasons_of_many_absent_workers() -> None:
+    absent = [(f"n{i}", f"worker n{i}-{j}: killed") for i in range(400) for j in range(2)]
+    absent += [(f"n{400 + i}", "its leader is lost") for i in range(9)]
+    for facts in ([], [WorkerFacts(name="n-0", device_limit_bytes=8)]):
+        page = GpuPage(SimpleNamespace(rows=AsyncMock(return_value=(facts, facts))), lambda: absent[::-1])
+        IOLoop.current().run_sync(page.update)
+        assert "809 workers not started, or lost: n408 and 8 others: its leader is lost; n399: w" in page._head.text
+        assert page._head.text.count("killed") == 4
+        assert "; 796 more in the log</b>" in page._head.text
+
+
 def test_table_of_nodes_has_no_columns_of_workers() -> None:
     page = GpuPage(SimpleNamespace())
     page._table.show([WorkerFacts(name="n", node="n", gpu="GPU-1", model="H200")])
@@ -349,10 +360,11 @@ def test_a_gpu_that_is_tapped_is_shown_over_time() -> None:
 
 def test_it_is_read_with_400_gpus() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, str(CROWD), "400"], **pipes, text=True) as crowd:
+    with subprocess.Popen([sys.executable, str(CROWD), "400", "node100"], **pipes, text=True) as crowd:
         found = page(crowd.stdout.readline().strip(), lambda data: len(data["image"]) > 1)
         crowd.stdin.close()
     assert len(found["data"]["name"]) == 400
     assert found["data"]["name"][:3] == ["node000-2", "node014-1", "node032-2"]  # those that are not as planned
     assert "3 of 400 workers not as planned" in found["texts"]
+    assert "1 worker not started, or lost: node100: worker node100-3: not registered" in found["texts"]
     assert len(found["data"]["image"][0]) == 400
