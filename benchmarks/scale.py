@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from hpcgpu.deploy.processes.scheduler import silent
 from hpcgpu.model import RankFacts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from crowd import JOB, Crowd, write_slurm
+from crowd import JOB, Crowd, tree_cpu_s, write_slurm
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 PER_JOB, PROCESSES, CONNECTIONS = 4, 4, 3
@@ -135,7 +136,7 @@ def gone(client: Client, left: int) -> None:
 
 
 def meet(folder: str, first: str, count: str, size: str) -> None:
-    """Be some ranks of a launch, each in a thread; print when they came, and when the last one had met the others."""
+    """Be some ranks of a launch, each in a thread; print when they came and when the last one met, and the CPU time."""
     threading.stack_size(MIB // 4)
     common = {"isolated": False, "scheduler": None, "gpus": 8, "devices": "", "cpus": "0-127", "trouble": ""}
     begin_s = time.time()
@@ -149,22 +150,27 @@ def meet(folder: str, first: str, count: str, size: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    print(begin_s, time.time())
+    print(begin_s, time.time(), time.process_time())
 
 
-def meeting(count: int) -> float:
-    """Seconds from a late rank 0 until all ranks of a launch have met by files."""
-    part = (count - 1) // 9
+def meeting(count: int) -> tuple[float, list[float]]:
+    """Seconds from a late rank 0 until all ranks of a launch have met by files, and of CPU of one alone and of others.
+
+    Nine processes have 111 of them each: a rank among threads takes more than one alone, and they share these cores.
+    """
+    cuts = [1, *range(2, count, 111), count]
     with tempfile.TemporaryDirectory() as folder:
 
         def ranks(first: int, each: int) -> subprocess.Popen[str]:
-            argv = [sys.executable, __file__, "--meet", f"{folder}/ranks", str(first), str(each), str(9 * part + 1)]
+            argv = [sys.executable, __file__, "--meet", f"{folder}/ranks", str(first), str(each), str(count)]
             return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
-        others = [ranks(1 + i * part, part) for i in range(9)]
+        others = [ranks(first, end - first) for first, end in itertools.pairwise(cuts)]
         time.sleep(20)  # they look once a second by now
+        before_s = [tree_cpu_s(str(each.pid)) for each in others]
         times = [[float(text) for text in each.communicate()[0].split()] for each in (ranks(0, 1), *others)]
-        return max(end_s for _, end_s in times) - times[0][0]
+        used_s = [cpu_s - before for (_, _, cpu_s), before in zip(times[1:], before_s, strict=True)]
+        return max(end_s for _, end_s, _ in times) - times[0][0], [used_s[0], sum(used_s[1:]) / (count - 2)]
 
 
 def one(who: str, count: str) -> None:
@@ -181,7 +187,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", default="250,1000,4000")
     options = parser.parse_args()
-    report("1,000 ranks meet by files after rank 0 has come", "hpcgpu", "wall_s", [meeting(1000)], "s")
+    met_s, cpu_s = meeting(1000)
+    case = "1,000 ranks meet by files after rank 0 has come"
+    report(case, "hpcgpu", "wall_s", [met_s], "s")
+    for what, used_s in zip(("a_rank_in_a_process", "a_rank_among_threads"), cpu_s, strict=True):
+        report(case, "hpcgpu", f"cpu_ms_of_{what}", [used_s * 1e3], "ms")
     for count in options.counts.split(","):
         for who in ("hpcgpu", "distributed"):
             subprocess.run([sys.executable, __file__, "--one", who, count], check=True)
