@@ -97,7 +97,7 @@ def tree_cpu_s(root: str) -> float:
 
 
 async def connect_again(address: str, arguments: dict[str, Any]) -> Comm:
-    """Connect as distributed's Worker does (2026.8.0, ``_register_with_scheduler``): again when it is turned away."""
+    """Connect, again when it is turned away."""
     while True:
         try:
             return await connect(address, **arguments)
@@ -107,17 +107,22 @@ async def connect_again(address: str, arguments: dict[str, Any]) -> Comm:
 
 
 async def register(address: str, arguments: dict[str, Any], name: str, own: str) -> Comm:
-    comm = await connect_again(address, arguments)
     message = {"op": "register-worker", "reply": False, "status": "running", "nthreads": 1, "nanny": None}
     message |= {"name": name, "server_id": name, "stimulus_id": f"worker-connect-{name}", "now": time.time()}
     # a port on which no process listens; a node for each worker: a scheduler looks at all of a new one's node
     message |= {"address": own, "pid": 1, "extra": {"hpcgpu": {"node": name}}}
     message |= {"resources": {}, "services": {}, "memory_limit": 1 << 30, "local_directory": ""}
     message |= {"versions": get_versions(), "metrics": METRICS}
-    await comm.write(message, serializers=["msgpack"])
-    answer = await comm.read(deserializers=["msgpack"])
-    assert answer["status"] == "OK", answer
-    return comm
+    while True:  # as distributed's Worker (2026.8.0, _register_with_scheduler)
+        comm = await connect_again(address, arguments)
+        try:
+            await comm.write(message, serializers=["msgpack"])
+            answer = await comm.read(deserializers=["msgpack"])
+        except OSError:
+            REFUSED.append(address)
+            continue
+        assert answer["status"] == "OK", answer
+        return comm
 
 
 async def part(comm: Comm) -> None:
