@@ -302,9 +302,15 @@ def as_json() -> None:
     (BATCH / "slurm" / VERSION / "squeue.json").write_text(f"[\n{text}\n]\n")
 
 
+def tested() -> None:
+    for option in ("-N2 --gpus-per-node=2", "-p nosuch"):
+        run(f"sbatch --test-only -A project {option} --wrap true")
+    save("22-test-only")
+
+
 PARTS: tuple[Callable[[], None], ...] = (
     submissions, limits, states, ends, trouble, arrays, suspended, preempted, node_died, starts, offers, names,
-    inventory, as_json,
+    inventory, as_json, tested,
 )  # fmt: skip
 
 if __name__ == "__main__":

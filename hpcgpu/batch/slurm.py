@@ -70,8 +70,9 @@ _COLLIDING = (
 )
 _NEVER = {"SBATCH_WAIT", "SBATCH_ARRAY_INX"}  # options that are refused, too
 _NO_MORE = "squeue lists its array without it"
-# sbatch: Job 12 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main
-_TESTED = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
+# sbatch: Job 12 to start at 2026-11-23T06:38:00 using 8 processors on nodes node[1-2] in partition main; 26.05.5 has
+# another word, "a", behind the time
+_TESTED = re.compile(r"to start at (\S+)(?: a)? using .* on nodes (\S+) in partition (\S+)")
 _ELEMENT = re.compile(r"(\d+_)(\d+)()")
 _PLAIN = re.compile(r"[\w.,:;/+=@%&|()\[\]*!~^-]+")
 

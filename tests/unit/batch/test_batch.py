@@ -108,7 +108,12 @@ def said(system: BatchSystem, record: Record) -> list[str]:
     """What the readers make of one record, as lines for a golden file."""
     result = Result(tuple(record.command.split()), record.returncode, record.stdout, record.stderr)
     lines = [f"$ {record.command.splitlines()[0][:100]}"]
-    if re.search("qsub|sbatch", record.command) and not re.match(r"[A-Z]=\$\(|cd ", record.command):
+    if "--test-only" in record.command:
+        try:
+            lines.append(f"  would start {system.read_test(result)}")
+        except SubmitError as error:
+            lines.append(f"  refused: {error}")
+    elif re.search("qsub|sbatch", record.command) and not re.match(r"[A-Z]=\$\(|cd ", record.command):
         try:
             lines.append(f"  submitted: {system.read_submit(result)}")
         except SubmitError as error:
