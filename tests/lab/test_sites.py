@@ -24,7 +24,8 @@ VENV = """
 set -e
 rm -rf ~/site
 python3 -m venv ~/site
-echo {packages} > $(echo ~/site/lib/python3*/site-packages)/index.pth
+# what is compiled is the lab's Python's; only what builds the wheel comes from the checkout's venv
+printf '%s\\n' /opt/venv/lib/python3*/site-packages {packages} > $(echo ~/site/lib/python3*/site-packages)/index.pth
 """
 
 
