@@ -13,7 +13,7 @@ NAMES = (
     *(f"{name}{kind}" for kind in (ALL_FITS, MONITORED) for name in ("tall SVD", "transpose-sum", "hot and cold")),
 )
 # Of examples/libraries, with --only: they need the packages of make libraries.
-EXAMPLES = ("optuna_study", "pandas_shuffle", "sklearn_joblib", "xarray_zarr", "xgboost_trees")
+EXAMPLES = ("optuna_study", "pandas_shuffle", "sklearn_joblib", "torch_ddp", "xarray_zarr", "xgboost_trees")
 # Cases without arrays: where those would lie makes no difference.
 OF_THE_HOST = ("p2p shuffle", "small tasks", IDLE, *EXAMPLES)
 

@@ -8,10 +8,10 @@ from hpcgpu.model import CpuSet
 from hpcgpu.plan.binding.bindings import simulated_gpus
 from hpcgpu.plan.binding.ranks import plan_rank
 
-NAMES = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+NAMES = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK")
 MASK = f"""import json, os
 local = next(os.environ[name] for name in {NAMES} if name in os.environ)
-print(json.dumps([int(local), sorted(os.sched_getaffinity(0))]))"""
+os.write(1, (json.dumps([int(local), sorted(os.sched_getaffinity(0))]) + chr(10)).encode())"""
 
 
 def count(allowed: CpuSet) -> int:
