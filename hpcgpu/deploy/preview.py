@@ -63,7 +63,15 @@ def plan(
     return of_job(user, spec, text, file, _starts(system, text) if ask else "")
 
 
-def of_job(planned: Wanted, spec: JobSpec, script: str, file: str | None = None, starts: str = "") -> Preview:
+def of_job(
+    planned: Wanted,
+    spec: JobSpec,
+    script: str,
+    file: str | None = None,
+    starts: str = "",
+    *,
+    has_scheduler: bool = True,
+) -> Preview:
     """Plan a job whose request exists already."""
     settings, site = planned.settings, planned.site
     topology, node_from = _machine(settings, site, file)
@@ -73,12 +81,13 @@ def of_job(planned: Wanted, spec: JobSpec, script: str, file: str | None = None,
         spec=spec,
         script=script,
         site=site,
-        layout=layout_of(settings, spec.nodes, gpus_per_node(settings)),
+        layout=layout_of(settings, spec.nodes, gpus_per_node(settings), has_scheduler=has_scheduler),
         node=node,
         node_from=node_from,
         starts=starts,
         limits=limits.read(),
         imports=probes.imports_of(settings, spec.nodes),
+        has_scheduler=has_scheduler,
     )
 
 

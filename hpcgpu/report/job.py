@@ -41,12 +41,13 @@ class Preview:
     granted: str = ""  # without a request: the job around this process
     limits: Limits = _UNKNOWN  # of this machine
     imports: str = ""  # what the start of its nodes reads from a network file system; empty: little
+    has_scheduler: bool = True  # False: a job of a pool, whose ranks are workers
 
 
-def layout_of(settings: Settings, nodes: int, gpus: int) -> Layout:
+def layout_of(settings: Settings, nodes: int, gpus: int, *, has_scheduler: bool = True) -> Layout:
     """Plan ranks and workers as the ranks will agree on it: rank 0 and the ranks of its node come first."""
     per_gpu = settings.ranks_per(nodes) == "gpu"
-    each, extra = max(1, gpus) if per_gpu else 1, int(per_gpu)
+    each, extra = max(1, gpus) if per_gpu else 1, int(per_gpu and has_scheduler)
     homes = [0] * (each + extra) + [node for node in range(1, nodes) for _ in range(each)]
     records = [RankRecord(rank, str(node), gpus) for rank, node in enumerate(homes)]
     each, beside = settings.workers_per_gpu, settings.cpu_workers
@@ -219,7 +220,8 @@ def _dialect(plan: Preview) -> Iterator[tuple[str, str, str]]:
 def _layout(plan: Preview) -> Iterator[str]:
     first, *others = plan.layout.nodes
     ranks = sum(len(node.ranks) for node in plan.layout.nodes)
-    yield f"{counted(ranks, 'rank')} and {counted(plan.layout.worker_count, 'worker')}; rank 0 has the scheduler"
+    scheduler = "; rank 0 has the scheduler" if plan.has_scheduler else ""
+    yield f"{counted(ranks, 'rank')} and {counted(plan.layout.worker_count, 'worker')}{scheduler}"
     span = f"{first.ranks[0]} to {first.ranks[-1]}" if len(first.ranks) > 1 else str(first.ranks[0])
     yield f"first node: ranks {span}, {counted(first.worker_count, 'worker')}"
     if others:

@@ -150,7 +150,8 @@ class BatchRun:
         from hpcgpu.report.job import render, settings_table
 
         if pool and (planned := self._plans.get(pool)):
-            return render(preview.of_job(planned.user, planned.spec, planned.system.script(planned.spec)))
+            script = planned.system.script(planned.spec)
+            return render(preview.of_job(planned.user, planned.spec, script, has_scheduler=False))
         if pool or not self._spec:
             return settings_table(self.settings_of(pool)).to_text()
         return render(preview.of_job(self._user, self._spec, self.script))

@@ -318,7 +318,9 @@ class BatchGPUCluster(GPUCluster):
             options = {"gpus_per_node": 0, **options}
         user = read({**inherited, **options}, "keyword {name} of add_pool", self.batch, live=True)
         resources = {**user.settings.resources, name: float(user.settings.nthreads)}
-        return replace(user, settings=replace(user.settings, resources=resources))
+        of_cluster = {n: where for n, where in self.settings.sources.items() if n in inherited and n not in options}
+        sources = {**user.settings.sources, **of_cluster}
+        return replace(user, settings=replace(user.settings, resources=resources, sources=sources))
 
     @property
     def pools(self) -> Mapping[str, Pool]:

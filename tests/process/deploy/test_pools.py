@@ -42,7 +42,10 @@ def test_each_pool_keeps_its_kind_of_jobs(pbs: Pbs) -> None:
         assert kinds(client) == {gpu: (set(), 2), cpu: ({"cpu"}, 3)}
         assert (queue_of(pbs, gpu), queue_of(pbs, cpu)) == ("gpuq", "cpuq")
         assert [job.id for job in pool.jobs.rows] == [cpu]
-        assert "cpuq" in str(pool.explain())
+        plan = str(pool.explain())
+        assert "\n  1 rank and 3 workers\n" in plan, "its jobs have no scheduler"
+        assert "keyword queue of add_pool" in plan
+        assert "keyword launcher of PBSGPUCluster" in plan
         here = client.map(lambda _: __import__("distributed").get_worker().name, range(8), resources={"cpu": 1})
         assert {read_member_name(name)[0] for name in client.gather(here)} == {cpu}
         signal_all(pbs.processes(cpu), signal.SIGKILL)  # its node is gone
