@@ -115,23 +115,52 @@ def test_preempted_job_goes_on_where_it_was(slurm_lab: Lab, grace_s: int) -> Non
     run.check(starts=2)
 
 
+def behind(lab: Lab, name: str, *options: str) -> tuple[Resumed, str]:
+    """Return a job on two nodes whose chunks are all finished, and few are written."""
+    run = Resumed(lab, name, 0)
+    lab.write(f"requeue/{name}/slow.py", SLOW)
+    job = run.submit(*options, script="slow.py")
+    until(lambda: "finished" in run.read("log"), "all chunks are finished", limit_s=PATIENCE_S, every_s=0.5)
+    return run, job
+
+
+def check_saved(lab: Lab, run: Resumed, name: str) -> None:
+    """Assert that a job that got SIGTERM ends in order, with all chunks written."""
+    text = "the run ends: it got SIGTERM (cancelled, preempted"
+    until(lambda: text in run.read("log"), "it has ended", limit_s=PATIENCE_S, shown=lambda: run.read("log"))
+    done = lab.exec(lab.login, ["hpcgpu", "checkpoint", f"requeue/{name}/run", "--json"], check=True)
+    assert json.loads(done.stdout)["names"][0]["done"] == 24, run.read("log")
+    assert "not in" not in run.read("log")
+
+
 @pytest.mark.timeout(2 * PATIENCE_S)
 @pytest.mark.parametrize("grace_s", [60], indirect=True)
 def test_preempted_job_saves_within_its_grace(slurm_lab: Lab, grace_s: int) -> None:
     """It takes the time that it needs, ends before the GraceTime does, and on both nodes."""
-    run = Resumed(slurm_lab, "grace", 0)
-    slurm_lab.write("requeue/grace/slow.py", SLOW)
-    job = run.submit("--partition=low", script="slow.py")
-    until(lambda: "finished" in run.read("log"), "all chunks are finished", limit_s=PATIENCE_S, every_s=0.5)
+    run, job = behind(slurm_lab, "grace", "--partition=low")
     nodes = slurm_lab.job(job)["NodeList"]
     slurm_lab.submit("#!/bin/bash\nsleep 5\n", "-phigh", f"-w{nodes}", "--exclusive", "-N2")
     facts = slurm_lab.wait_job(job)
-    log = run.read("log")
-    done = slurm_lab.exec(slurm_lab.login, ["hpcgpu", "checkpoint", "requeue/grace/run", "--json"], check=True)
-    assert json.loads(done.stdout)["names"][0]["done"] == 24, log
-    assert "not in" not in log and "the run ends: it got SIGTERM (cancelled, preempted" in log, log
+    check_saved(slurm_lab, run, "grace")
     preempted, ended = (datetime.fromisoformat(facts[name]) for name in ("PreemptTime", "EndTime"))
     assert (ended - preempted).total_seconds() < grace_s, facts
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_cancelled_job_saves_until_slurm_would_kill_it(slurm_lab: Lab) -> None:
+    def let_wait(seconds: int) -> None:
+        for machine in (slurm_lab.login, *slurm_lab.nodes):
+            edit = ["sed", "-i", f"s/^KillWait=.*/KillWait={seconds}/", "/etc/slurm/slurm.conf"]
+            slurm_lab.root(*edit, container=machine)
+        slurm_lab.root("scontrol", "reconfigure")
+
+    let_wait(60)
+    try:
+        run, job = behind(slurm_lab, "wait")
+        slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
+        check_saved(slurm_lab, run, "wait")
+    finally:
+        let_wait(5)
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
