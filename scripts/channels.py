@@ -103,7 +103,9 @@ CHANNELS = (
         "apptainer build hpcgpu.sif packaging/apptainer/hpcgpu.def",
         "apt apptainer squashfs-tools;"
         " sed -i 's/^Bootstrap:.*/Bootstrap: docker-archive/; s/^From:.*/From: base.tar/' hpcgpu.def;"
-        " sed -i '/^%post/a cp /build/pip.conf /etc/pip.conf' hpcgpu.def; mkdir -p dist; cp *.whl dist;"
+        " mkdir -p dist; cp *.whl pip.conf dist; cp *.crt dist 2> /dev/null || true;"
+        " sed -i '/apt-get clean/i cp /opt/dist/*.crt /usr/local/share/ca-certificates || true; update-ca-certificates"
+        "; cp /opt/dist/pip.conf /etc' hpcgpu.def;"
         " apptainer build hpcgpu.sif hpcgpu.def > log 2>&1 || { tail -n 20 log; exit 1; };"
         f" size hpcgpu.sif; apptainer exec --pwd /build hpcgpu.sif {EIGHT}",
         debian="sid",
