@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from distributed import Security
-
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import CANCELLED_S, Leader, LeaderContext
 from hpcgpu.deploy import network
-from hpcgpu.deploy.network.scheduler_file import connect_first
+from hpcgpu.deploy.network.scheduler_file import ClusterSecurity, connect_first
 from hpcgpu.deploy.processes import node
 from hpcgpu.deploy.processes.nanny import hand_over, save
 from hpcgpu.errors import ConfigError, LaunchError
@@ -80,7 +78,7 @@ class Standalone(Leader):
         self, context: LeaderContext, scheduler: str, tls: Mapping[str, str], nanny: Mapping[str, Any]
     ) -> None:
         super().__init__(context)
-        self.security = Security(**tls)
+        self.security = ClusterSecurity(**tls)
         self._scheduler, self._nanny = scheduler, nanny
 
     async def serve(self) -> int:

@@ -8,10 +8,13 @@ from pages import after, blocks
 from waiting import scaled
 
 JOBQUEUE = """
-    import json, os, time
+    import json, os, ssl, time
     from distributed import Client
     from dask_jobqueue import SLURMCluster
     import hpcgpu
+    from hpcgpu.deploy.network.scheduler_file import TlsSocket
+
+    ssl.SSLContext.sslsocket_class = TlsSocket  # CPython issue 148594, on Debian 13
 
     def until(condition):
         end = time.monotonic() + 90

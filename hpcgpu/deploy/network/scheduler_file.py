@@ -33,7 +33,7 @@ _VALIDITY = datetime.timedelta(days=3650)
 # Clocks of nodes differ: a certificate that is valid from now on is refused by a node that is behind. One that takes
 # its local time for UTC is behind by up to 12 hours.
 _CLOCK_SKEW = datetime.timedelta(days=1)
-_arguments: dict[tuple[str, str, str], dict[str, Any]] = {}
+_arguments: dict[tuple[str | None, ...], dict[str, Any]] = {}
 _NOBODYS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 # connect() retries a refused port until its deadline: a dead address must not delay the next one.
 _STAGGER_S = 0.25
@@ -102,37 +102,42 @@ class ClusterSecurity(Security):
 
     A context takes 3 ms; a leader would make two for each of its nannies. OpenSSL reads certificate and key from files.
     distributed's (2026.8.0) are in a temporary folder, which stays if the process is killed just then. These are in
-    memory only.
+    memory only, unless a user gave files.
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of connect(); all roles have the same certificate."""
-        return self._once("connect", lambda: super(ClusterSecurity, self).get_connection_args(role))
+        """Return the arguments of connect()."""
+        return self._once(role, "connect", lambda: super(ClusterSecurity, self).get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
         """Return the arguments of listen()."""
-        return self._once("listen", lambda: super(ClusterSecurity, self).get_listen_args(role))
+        return self._once(role, "listen", lambda: super(ClusterSecurity, self).get_listen_args(role))
 
     def _get_tls_context(self, tls: dict[str, Any], purpose: ssl.Purpose) -> Any:  # distributed's
         with _in_memory(tls["cert"]) as cert, _in_memory(tls["key"]) as key:
             return super()._get_tls_context({**tls, "cert": cert, "key": key}, purpose)
 
-    def _once(self, way: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        key = (self.tls_worker_cert, self.tls_worker_key, way)
+    def _once(self, role: str, way: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        key = (*self.get_tls_config_for_role(role).values(), way)
         if key not in _arguments:
             try:
-                _arguments[key] = make()
-                _arguments[key]["ssl_context"].sslsocket_class = TlsSocket
-                if way == "listen":  # two tickets take a third of a handshake's CPU time, and nobody comes with one
-                    _arguments[key]["ssl_context"].num_tickets = 0
+                made = make()
+                if context := made["ssl_context"]:  # None without a certificate
+                    context.sslsocket_class = TlsSocket
+                if context and way == "listen":  # two tickets take a third of a handshake's CPU time; nobody has one
+                    context.num_tickets = 0
+                _arguments[key] = made
             except (OSError, ValueError) as e:  # OpenSSL's too; its words hold nothing of the key
                 raise TrustError(f"the certificate of this cluster, or its key, cannot be used: {e}") from e
         return dict(_arguments[key])
 
 
 @contextmanager
-def _in_memory(text: str) -> Iterator[str]:
-    """Yield the path of a file with this text that is in no folder."""
+def _in_memory(text: str | None) -> Iterator[str | None]:
+    """Yield the path of a file with this text that is in no folder; a path, or None, as it is."""
+    if text is None or "\n" not in text:
+        yield text
+        return
     with os.fdopen(os.memfd_create("hpcgpu-tls"), "w") as f:
         f.write(text)
         f.flush()

@@ -114,7 +114,8 @@ def test_a_run_has_its_interface_scratch_and_environment(tmp_path: Path) -> None
         print(*map(os.environ.get, ("OMP_NUM_THREADS", "PYTHONHASHSEED", "MINE")))
         workers = c.scheduler_info()["workers"]
         on = [c.scheduler.address, *workers, *(w["nanny"] for w in workers.values())]
-        print(*{address.rpartition(":")[0] for address in on})
+        sockets = c.connection_args["ssl_context"].sslsocket_class.__name__
+        print(*{address.rpartition(":")[0] for address in on}, sockets)
     """
     scratch = tmp_path / "scratch"
     interface = min(usable_interfaces() - {"lo"}, default="lo")
@@ -128,7 +129,7 @@ def test_a_run_has_its_interface_scratch_and_environment(tmp_path: Path) -> None
     assert mode == "0o700"
     assert list(scratch.iterdir()) == []
     assert variables == f"{os.environ.get('OMP_NUM_THREADS')} {os.environ.get('PYTHONHASHSEED')} 1"
-    assert listening == f"tls://{local_address(interface)}"
+    assert listening == f"tls://{local_address(interface)} TlsSocket"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from distributed import Client, LocalCluster
 from waiting import scaled, until
 
 import hpcgpu
-from hpcgpu.deploy.network.scheduler_file import Certificate
+from hpcgpu.deploy.network.scheduler_file import Certificate, TlsSocket
 from hpcgpu.host import host_memory
 
 WORKER = (sys.executable, "-m", "hpcgpu.worker")
@@ -91,8 +92,13 @@ def workers(client: Client) -> dict[str, dict[str, Any]]:
     return {w["name"]: w for w in client.scheduler_info(n_workers=-1)["workers"].values()}
 
 
-def test_dask_jobqueues_command_starts_bound_spilling_workers(tmp_path: Path) -> None:
+def test_dask_jobqueues_command_starts_bound_spilling_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own job script's command, with TLS: names by which it counts, limits below what the kernel allows."""
+    monkeypatch.setattr(ssl.SSLContext, "sslsocket_class", TlsSocket)  # CPython issue 148594
+
+    def socket_class(dask_worker: Any) -> str:
+        return dask_worker.connection_args["ssl_context"].sslsocket_class.__name__
+
     extra = ["--gpus", "sim:2x16MiB", "--jit-unspill", "--device-memory-limit", "0.5"]
     options = {"cores": 4, "processes": 2, "memory": "2TB", "security": True, "shared_temp_directory": str(tmp_path)}
     options |= {"worker_command": "hpcgpu.worker", "scheduler_options": {"dashboard_address": None}}
@@ -106,6 +112,7 @@ def test_dask_jobqueues_command_starts_bound_spilling_workers(tmp_path: Path) ->
             bindings = hpcgpu.bindings(client)
             stores = client.run(lambda dask_worker: (type(dask_worker.data).__name__, dask_worker.data.jit_unspill))
             specs = client.run(lambda dask_worker: dask_worker.plugins["hpcgpu"].spec.device_memory_limit_bytes)
+            sockets = [client.run(socket_class), client.run(socket_class, nanny=True)]
             assert client.submit(sum, [1, 2]).result() == 3
         said = log.read_text()
         assert process.returncode == 128 + signal.SIGTERM
@@ -116,6 +123,7 @@ def test_dask_jobqueues_command_starts_bound_spilling_workers(tmp_path: Path) ->
     assert not bindings.differences
     assert set(stores.values()) == {("GpuSpillBuffer", True)}
     assert set(specs.values()) == {8 << 20}
+    assert {name for each in sockets for name in each.values()} == {"TlsSocket"}
     assert "2 workers at tls://" in said
     assert "not encrypted" not in said
     assert not list((tmp_path / "scratch").iterdir())
