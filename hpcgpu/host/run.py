@@ -127,7 +127,16 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
         if process.returncode is None:  # too late, or we were cancelled: leave nothing behind
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await _ended(process)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for a process that was killed, also when cancelled again: a loop that ends before leaves a pidfd open."""
+    try:
+        await process.wait()
+    except asyncio.CancelledError:
+        await _ended(process)
+        raise
 
 
 async def _read(fd: int, into: bytearray) -> None:
