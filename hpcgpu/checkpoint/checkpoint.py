@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
+from hpcgpu.deploy import compat as compat  # refuses a distributed whose dask has other names
+
+# isort: split
 from dask._task_spec import Task, convert_legacy_graph, cull
 from dask.base import collections_to_expr
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer

@@ -16,7 +16,7 @@ from hpcgpu import batch
 from hpcgpu.deploy import settings as all_settings
 from hpcgpu.deploy.doctor import probes
 from hpcgpu.deploy.jobs.planned_job import PlannedJob, read_job
-from hpcgpu.errors import ConfigError, SubmitError
+from hpcgpu.errors import ConfigError, HpcGpuError, SubmitError
 from hpcgpu.host import limits
 from hpcgpu.host import run as programs
 from hpcgpu.model import Result
@@ -90,11 +90,15 @@ def _request(job: PlannedJob) -> findings.CheckResult:
     if not shutil.which(program):
         return findings.not_looked_at(f"there is no {program} on this machine")
     try:
+        if version := system.version():
+            system.read_version(programs.run_sync(replace(version, timeout_s=_LIMIT_S / 2)))
         starts = system.read_test(programs.run_sync(replace(command, timeout_s=_LIMIT_S - 0.5)))
     except SubmitError as error:
         if error.transient:
             return findings.not_looked_at(f"{program} does not answer now: {error}")
         return findings.failed(str(error), login.refusal_advice(user.batch, str(error)))
+    except HpcGpuError as error:
+        return findings.failed(str(error), "only the administrators can install a newer one")
     return findings.ok(f"{user.batch} would take the job: {starts}")
 
 

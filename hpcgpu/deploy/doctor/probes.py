@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -92,7 +93,24 @@ def python() -> Python:
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
     version, machine = platform.python_version(), platform.machine()
-    return Python(path=sys.executable, version=version, machine=machine, packages=packages)
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        version += " free-threaded"
+    old = _older_than_needed(packages)
+    return Python(path=sys.executable, version=version, machine=machine, packages=packages, broken=old)
+
+
+def _older_than_needed(packages: Mapping[str, str]) -> str:
+    """Return the packages that pip was told to keep though hpcgpu needs newer ones; or ""."""
+    bounds: dict[str, str] = {}
+    with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout in PYTHONPATH
+        bounds = dict(word.split(">=") for word in metadata.requires("hpcgpu") or () if ";" not in word)
+    named = [(name, packages[name], lowest) for name, lowest in bounds.items() if name in packages]
+    old = [each for each in named if _numbers(each[1]) < _numbers(each[2])]
+    return ", ".join(f"{name} {version} (hpcgpu needs {lowest} or newer)" for name, version, lowest in old)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", version)]
 
 
 def imports() -> tuple[str, float]:

@@ -40,10 +40,10 @@ class Python:
     """A Python and its packages."""
 
     path: str
-    version: str
+    version: str  # of a free-threaded build with that word
     machine: str  # the CPU architecture
     packages: Mapping[str, str]  # versions by name
-    broken: str = ""  # why packages cannot be imported; "": they can, or were not tried
+    broken: str = ""  # why packages cannot be imported, or are too old; "": neither was seen
     import_s: float = 0.0  # of the packages
 
 

@@ -70,7 +70,12 @@ def check_python(python: Python) -> CheckResult:
     if missing:
         again = f"{python.path} -m pip install {' '.join(missing)}"
         return failed(f"{python.path} has no {', '.join(missing)}", f"install the missing packages: {again}")
-    return ok(f"Python {python.version} for {python.machine} with {versions}")
+    if python.broken:
+        return failed(f"{python.path} has {python.broken}", f"{python.path} -m pip install 'NAME>=VERSION'")
+    text = f"Python {python.version} for {python.machine} with {versions}"
+    if "free-threaded" in python.version:
+        return warning(text, "hpcgpu does not support free-threaded builds: take one with the GIL (without the t)")
+    return ok(text)
 
 
 def check_environment(folder: Folder) -> CheckResult:

@@ -23,6 +23,7 @@ from silent_workers import join
 from hpcgpu import HpcGpuError
 from hpcgpu.batch import Slurm
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.doctor import login_facts, probes
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.model import JobSpec, Patience
 
@@ -98,11 +99,21 @@ def test_python_too_old_is_told_in_the_last_line(argv0: str, begins: str) -> Non
 def test_distributed_too_old_is_told_at_the_import(version: str, is_taken: bool) -> None:
     """As by ``uv pip install --override``; the bound is pyproject.toml's."""
     lowest = next(line.partition(">=")[2] for line in PROJECT["dependencies"] if line.startswith("distributed>"))
-    code = f"import distributed; distributed.__version__ = {version!r}; import hpcgpu.deploy.compat"
+    code = f"import dask.base, distributed; distributed.__version__ = {version!r}; from hpcgpu import Checkpoint"
+    if not is_taken:  # a name that dask 2025.3 has not
+        code = code.replace("; from", "; del dask.base.collections_to_expr; from")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     told = rf"hpcgpu\.errors\.HpcGpuError: hpcgpu needs distributed {lowest} or newer; this is {version}, /\S+: pip .*"
     assert is_taken == (not done.stderr)
     assert is_taken or re.fullmatch(told, done.stderr.splitlines()[-1])
+
+
+def test_doctor_finds_a_package_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probes.python().broken == ""
+    (info := tmp_path / "distributed-2025.3.0.dist-info").mkdir()
+    (info / "METADATA").write_text("Name: distributed\nVersion: 2025.3.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert probes.python().broken == "distributed 2025.3.0 (hpcgpu needs 2025.4 or newer)"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +130,9 @@ async def test_slurm_too_old_is_told_before_a_submission(
     if is_taken:
         assert (await submitter.submit_head()).id == "8"
     else:
-        with pytest.raises(HpcGpuError, match=f"^hpcgpu needs Slurm 20.11 or newer; this is {version}$"):
+        told = f"hpcgpu needs Slurm 20.11 or newer; this is {version}"
+        with pytest.raises(HpcGpuError, match=f"^{told}$"):
             await submitter.submit_head()
+        job, _ = login_facts.read({"nodes": 1, "gpus": "sim:1"}, "option --{flag}", "slurm", must=True)
+        assert told in str(login_facts.facts(job, "").request)
     assert (tmp_path / "submitted").exists() is is_taken

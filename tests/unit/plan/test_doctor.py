@@ -42,6 +42,7 @@ NIC = Nic("mlx5_0", "0000:01:00.0")
 REFUSED = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
 NO_ACCOUNT = replace(LOGIN, request=findings.failed(REFUSED, login.refusal_advice("slurm", REFUSED)))
 WARNED, FAILED = Verdict.WARNING, Verdict.FAILED
+OLD = replace(PYTHON, broken="distributed 2025.3 (hpcgpu needs 2025.4 or newer)")
 SKEWED = replace(PYTHON, packages={**PACKAGES, "distributed": "2025.9"})
 
 
@@ -101,6 +102,8 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
     "wrong account": (NO_ACCOUNT, "job request", FAILED, "Invalid account.*--account NAME.*sacctmgr show associations"),
     "closed port": (second(links=(CUT,)), "node to node", FAILED, "at 10.0.0.1 .ib0.: timed out.*firewall.*--int"),
     "version skew": (second(python=SKEWED), "versions", FAILED, "is 2026.1 here and 2025.9 on node2.*--python"),
+    "package too old": (replace(LOGIN, python=OLD), "Python", FAILED, "distributed 2025.3 .hpcgpu needs 2025.4.*pip"),
+    "no GIL": (replace(LOGIN, python=replace(PYTHON, version="3.14.0 free-threaded")), "Python", WARNED, "the GIL"),
     "home not shared": (LOST, "job", FAILED, "0 of 2 nodes.*exit code 1.*home is not shared"),
     "MPI that does not fit": (
         *(replace(TRIAL, launcher=facts.Launcher(error="Open MPI 5 needs pmix")), "launcher and MPI", FAILED),
