@@ -405,7 +405,10 @@ def checkpoints(f: Figures) -> Question:
     size = f.select("checkpoint", "write", lambda row: row["who"] == "dd")[0]["case"].partition(", ")[2]
     trip, job, write = f"round trip, {size}", f"job, {size}", f"write, {size}"
     ways = {"hpcgpu": "hpcgpu", "zarr": "to_zarr, no compression", "pickle": "one pickle (submitit's way)"}
-    jobs = {"with a checkpoint": "with a checkpoint", "without": "without"}
+    trip_rows = (("written and read, s", "wall_s"), ("written and read, CPU s", "cpu_s"))
+
+    def of_job(measure: str, who: str) -> str:
+        return ranged(f.get("checkpoint", job, measure, who))
 
     def trips(measure: str) -> tuple[Mark, ...]:
         figures = ((label, who, f.get("checkpoint", trip, measure, who)) for who, label in ways.items())
@@ -436,9 +439,10 @@ def checkpoints(f: Figures) -> Question:
             ("CPU of the round trip, beside Zarr", short(cpu), "0.6 or less"),
         ],
         more=[
-            ("", *jobs.values()),
-            ("the job, s", *(ranged(f.get("checkpoint", job, "wall_s", who)) for who in jobs)),
-            ("until it is on the disk, s", *(ranged(f.get("checkpoint", job, "synced_s", who)) for who in jobs)),
+            ("", *ways.values(), "without"),
+            *((text, *(ranged(f.get("checkpoint", trip, m, who)) for who in ways), "-") for text, m in trip_rows),
+            ("the job, s", of_job("wall_s", "with a checkpoint"), "-", "-", of_job("wall_s", "without")),
+            ("the job, until it is on the disk, s", of_job("synced_s", "with a checkpoint"), "-", "-", "-"),
         ],
         note=f"While a worker writes, its event loop is late by {short(value(write, 'late_ms', 'hpcgpu'))} ms at "
         f"most; idle, by {short(value(write, 'late_ms', 'idle'))} ms"
