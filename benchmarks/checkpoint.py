@@ -14,9 +14,9 @@ One JSON line per figure; medians of ``--runs`` runs, in which all take turns on
 ``synced_s``
     The job, until the factor is on the disk, too.
 ``late_ms``
-    How late the workers' event loops were at most, while writing, while idle for as long, and while idle beside dd;
-    without the time in which they waited for a core (``schedstat``). A virtual machine whose disk writes is itself not
-    run for a while (steal in ``/proc/stat``), which is in all of them.
+    How late the workers' event loops were at most, while writing, while idle for as long, and while idle beside as many
+    other processes that write such segments; without the time in which they waited for a core (``schedstat``). A
+    virtual machine whose disk writes is not run for a while (steal in ``/proc/stat``): in the first and the last.
 ``grown_mib``
     How much a worker's resident memory grew at most while writing.
 """
@@ -30,6 +30,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -41,12 +42,14 @@ from typing import Any
 
 import _figures
 import dask.array as da
+import numpy as np
 import psutil
 from _job import QUIET, tree_cpu_s
 from dask import config
 from distributed import Client, LocalCluster, Worker, wait
 
 from hpcgpu import Checkpoint
+from hpcgpu.checkpoint.segments import Chunk, SegmentWriter
 
 MIB = 2**20
 WORKERS, BLOCK_MIB = 2, 16
@@ -94,12 +97,35 @@ def most(client: Client) -> dict[str, float]:
 
 
 def dd(client: Client, folder: Path, mib: int) -> dict[str, float]:
-    client.run(watch)
     began = time.perf_counter()
     argv = ["dd", "status=none", "if=/dev/zero", f"of={folder}/file", "bs=8M", f"count={mib // 8}", "conv=fsync"]
     subprocess.run(argv, check=True)
-    rate = mib / 1024 / (time.perf_counter() - began)
-    return {"write": rate, "late_ms": most(client)["late_ms"]}
+    return {"write": mib / 1024 / (time.perf_counter() - began)}
+
+
+def apart(client: Client, folder: Path, mib: int) -> dict[str, float]:
+    """Look at idle workers while other processes write."""
+    argv = [sys.executable, __file__, "--apart", str(folder), str(mib // WORKERS)]
+    writers = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(WORKERS)]
+    for writer in writers:
+        writer.stdout.readline()
+    client.run(watch)
+    for writer in writers:
+        writer.stdin.close()
+    for writer in writers:
+        writer.wait()
+    return {"late_ms": most(client)["late_ms"]}
+
+
+def write_apart(folder: Path, mib: int) -> None:
+    """Be such a process: write when stdin is closed."""
+    frames = [memoryview(np.random.default_rng(i).bytes(BLOCK_MIB * MIB)) for i in range(mib // BLOCK_MIB)]
+    print("ready", flush=True)
+    sys.stdin.read()
+    segments = SegmentWriter(folder)
+    for i, frame in enumerate(frames):
+        segments.append(Chunk("apart", (i,)), [frame])
+    segments.sync()
 
 
 def written(client: Client, folder: Path, mib: int) -> dict[str, float]:
@@ -173,6 +199,7 @@ def job(client: Client, folder: Path, mib: int, *, writes: bool) -> dict[str, fl
 
 CASES: dict[tuple[str, str], Callable[[Client, Path, int], dict[str, float]]] = {
     ("write", "dd"): dd,
+    ("write", "idle, others write"): apart,
     ("write", "hpcgpu"): written,
     ("round trip", "hpcgpu"): checkpoint,
     ("round trip", "zarr"): zarr,
@@ -198,6 +225,9 @@ def workers(parent: Path) -> Iterator[tuple[Client, Path]]:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--apart"]:
+        write_apart(Path(sys.argv[2]), int(sys.argv[3]))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where to write")

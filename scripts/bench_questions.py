@@ -418,7 +418,7 @@ def checkpoints(f: Figures) -> Question:
     wall, cpu = (value(trip, m, "hpcgpu") / value(trip, m, "zarr") for m in ("wall_s", "cpu_s"))
     rate = value(write, "write", "hpcgpu") / value(write, "write", "dd")
     longer = value(job, "wall_s", "with a checkpoint") / value(job, "wall_s", "without")
-    beside = f.get("checkpoint", write, "late_ms", "dd")
+    beside = f.get("checkpoint", write, "late_ms", "idle, others write")
     return Question(
         "checkpoint",
         "What does a checkpoint cost?",
@@ -446,7 +446,7 @@ def checkpoints(f: Figures) -> Question:
         ],
         note=f"While a worker writes, its event loop is late by {short(value(write, 'late_ms', 'hpcgpu'))} ms at "
         f"most; idle, by {short(value(write, 'late_ms', 'idle'))} ms"
-        + (f", and idle while dd writes, by {short(beside.value)} ms" if beside else "")
+        + (f", and idle while other processes write as much, by {short(beside.value)} ms" if beside else "")
         + ". Its memory grows by "
         f"{short(value(write, 'grown_mib', 'hpcgpu'))} MiB.",
     )
