@@ -100,6 +100,7 @@ class Fleet:
         self._answer = asyncio.Event()
         self._acting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._requests: set[asyncio.Task[None]] = set()
+        self._leaving: set[str] = set()  # addresses of present workers that were asked to leave
         self._looking: supervise.Loop | None = None
         self._listening: supervise.Loop | None = None  # to the workers' heartbeats
 
@@ -420,8 +421,11 @@ class Fleet:
         await self._forget(pool, actions, present)
         for job_id in actions.retire:
             self.run.retired(job_id, self.alarm.now_s())
-            if job_id in present:
-                self._send(self.view.retire, present[job_id].addresses)
+        retired = (present.get(job.id, NO_WORKERS) for job in self.run.jobs.values() if job.retired_s is not None)
+        here = {address for workers in retired for address in workers.addresses}
+        if unasked := sorted(here - self._leaving):  # some register when their job is retired already
+            self._send(self.view.retire, unasked)
+        self._leaving = here
         for job_id in actions.lost:
             self._send(self.view.remove, present[job_id].addresses)
         # A search cannot tell whose job it has found: until then only that pool submits.

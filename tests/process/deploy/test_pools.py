@@ -67,7 +67,7 @@ def test_adapt_asks_for_jobs_of_the_kind_that_tasks_name(pbs: Pbs) -> None:
         assert [queue_of(pbs, job_id) for job_id in pbs.ids()] == ["cpuq"]
         assert client.submit(abs, -2, resources={"GPU": 1}).result() == 2
         assert sorted(queue_of(pbs, job_id) for job_id in pbs.ids()) == ["cpuq", "gpuq"]
-        until(lambda: not kinds(client), "all workers have left: nothing is to do", limit_s=180)
+        until(lambda: not kinds(client), "all workers have left: nothing is to do")
         assert client.submit(abs, -3, resources={"cpu": 1}).result() == 3
         assert [queue_of(pbs, job_id) for job_id in pbs.ids()].count("gpuq") == 1
     assert all(map(pbs.over, pbs.ids()))

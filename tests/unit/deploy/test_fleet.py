@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import make_fleet, make_run
+from fleets import Silent, make_fleet, make_run
 from programs import program
 from recordings import block, listing
 from waiting import when
@@ -108,6 +108,28 @@ async def test_walltime_of_the_batch_system_is_told_and_kept(site: Site) -> None
     await when(lambda: bool(said))
     fleet.stop()
     assert said == [f"job {site.id(1)} has a walltime of 01:00:00, though none was requested"]
+
+
+async def test_worker_of_a_retired_job_that_comes_late_leaves_too(site: Site) -> None:
+    """The first worker of two had registered when the job was retired."""
+    asked: list[str] = []
+
+    class Retiring(Silent):
+        async def hpcgpu_retire(self, workers: list[str]) -> None:
+            asked.extend(workers)
+
+    workers: dict[str, Any] = {}
+    calls = {"scheduler": Retiring, "workers": lambda: workers}
+    fleet = make_fleet(make_run(site.folder / "run", site.system), SOON, SPEC, **calls)
+    site.list(_1="R")
+    await fleet.scale(1)
+    workers["first"] = {"name": f"{site.id(1)}-0"}
+    await fleet.scale(0)
+    await when(lambda: asked == ["first"])
+    workers["late"] = {"name": f"{site.id(1)}-1"}
+    fleet.alarm.ring()
+    await when(lambda: asked == ["first", "late"])
+    fleet.stop()
 
 
 async def submit(site: Site, said: list[str], past_ids: Any = ()) -> tuple[str, ...]:
