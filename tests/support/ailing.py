@@ -46,7 +46,7 @@ def prologue(folder: str, late: str) -> str:
 def check_prepared(findings: Found) -> None:
     """Fail unless ten prepared faults have their verdicts and advice."""
     check(findings, "node to node", "failed", "node1 to node2 at ", "timed out", "firewall")
-    check(findings, "versions", "failed", "node1: ", f"dask {OLD_DASK} (hpcgpu needs", "--python")
+    check(findings, "versions", "failed", f"{OLD_DASK} on node1", "--python")
     check(findings, "scratch of the nodes", "failed", "node2: /dev/shm (tmpfs)", "full", "--local-directory")
     check(findings, "locked memory in the job", "warning", "64.0 KiB of memory may be locked", "memlock unlimited")
     check(findings, "network ports", "warning", "is down, nearest to the GPU at", "UCX_NET_DEVICES")

@@ -222,11 +222,11 @@ def gather_facts(settings: Settings) -> NodeFacts:
     }
     results, unknown = probes.gather(checks, _PROBES_S)
     topology: Topology | None = results.get("topology")
-    python, (broken, import_s) = probes.python(), results.get("imports", ("", 0.0))
+    broken, import_s = results.get("imports", ("", 0.0))
     gpus = nvml.read()
     return NodeFacts(
         host=os.uname().nodename,
-        python=replace(python, broken=broken or python.broken, import_s=import_s),
+        python=replace(probes.python(), broken=broken, import_s=import_s),
         limits=limits.read(),
         cpus=len(os.sched_getaffinity(0)),
         cores=psutil.cpu_count() or 0,
