@@ -154,7 +154,7 @@ def main(spec: SchedulerSpec, control: socket.socket) -> int:
 async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     control = await Control.open(sock)
     try:
-        scheduler = await _start(spec)
+        scheduler = await _start(spec, control)
     except Exception as e:
         port = f"; {opt('scheduler_port', spec.port)}: leave it out for a free port" if spec.port else ""
         control.send("error", text="".join(traceback.format_exception(e)), reason=reason_of(cause_of(e)) + port)
@@ -162,7 +162,6 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
         return 1
     finally:
         faulthandler.cancel_dump_traceback_later()
-    scheduler.add_plugin(WorkerCount(control), name="hpcgpu-report")
     leaders = LeaderConnections(control, grows=spec.grows)
     lease = LeaseServer(scheduler, control, spec.client_grace_s, spec.rank_pid)
     stalls = StallDetector(scheduler, control, spec.stalled_s, leaders.none_come)
@@ -197,15 +196,14 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
             lease.close()
             stalls.close()
             if message["failed"]:
-                scheduler.fail(JobError(f"the job ended: {message['reason']}"))
-                await asyncio.sleep(_TELL_S)
+                await scheduler.fail(JobError(f"the job ended: {message['reason']}"))
             await leaders.dismiss()
             await scheduler.close(reason=message["reason"])
             return 0
     os._exit(1)  # rank 0 is gone
 
 
-async def _start(spec: SchedulerSpec) -> EndingScheduler:
+async def _start(spec: SchedulerSpec, control: Control) -> EndingScheduler:
     place = {"host": spec.host, "port": spec.port, "protocol": spec.protocol, "local_directory": spec.local_directory}
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # its pages come with the first request
     with dask.config.set({ROUTES: [m for m in dask.config.get(ROUTES) if not m.startswith("distributed.")]}):
@@ -213,7 +211,9 @@ async def _start(spec: SchedulerSpec) -> EndingScheduler:
     compat.share_versions(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s, spec.carbon_g_per_kwh)
     serve_dashboard(scheduler, spec.dashboard_secret)
-    return await scheduler
+    await scheduler
+    scheduler.add_plugin(WorkerCount(control), name="hpcgpu-report")
+    return scheduler
 
 
 class EndingScheduler(SavingScheduler):
@@ -223,10 +223,11 @@ class EndingScheduler(SavingScheduler):
         self._end: asyncio.Future[JobError] = asyncio.get_running_loop().create_future()
         super().__init__(**options)
 
-    def fail(self, error: JobError) -> None:
-        """End all futures, and all waiting for values, with this error."""
+    async def fail(self, error: JobError) -> None:
+        """End all futures, and all waiting for values, with this error; return when clients have had time to see it."""
         compat.fail_futures(self, error)
         self._end.set_result(error)
+        await asyncio.sleep(_TELL_S)
 
     async def gather(self, *args: Any, **options: Any) -> Any:
         """Return values of workers, or raise the reason of the end; called by clients.
