@@ -170,7 +170,7 @@ class Leader:
         await self.watch.write({"op": "hpcgpu_watch", "reply": False, **about})
         await self.watch.read()
         self._goodbye = asyncio.create_task(self._read_goodbye())
-        if failed := await self.start_nannies(reached):
+        if failed := await self.start_nannies(reached, stream_heartbeats=True):
             log.say_of(context.node, failed)
             await self.watch.write({"absent": failed})
             if len(failed) == len(context.workers):

@@ -36,9 +36,10 @@ METRICS = {
 
 
 class Crowd:
-    """The processes of the workers; each joins with so many ``connections``: its own, its heartbeat's, its nanny's.
+    """The processes of the workers; each joins with so many ``connections``: its own, its nanny's, its heartbeat's.
 
-    A nanny ends its connection when its worker has registered (distributed 2026.8.0, ``Nanny.start_unsafe``).
+    A nanny ends its connection when its worker has registered (distributed 2026.8.0, ``Nanny.start_unsafe``). Workers
+    of hpcgpu have none for their heartbeats.
     """
 
     def __init__(self, cluster: Any, processes: int = 1, connections: int = 1, at_once: int = AT_ONCE) -> None:
@@ -134,13 +135,18 @@ async def part(comm: Comm) -> None:
 
 
 async def beat(comm: Comm, own: str, seconds: float, interval_s: float) -> None:
-    """Send a worker's heartbeats, spread over the interval."""
+    """Send a worker's heartbeats, spread over the interval, by its stream or by a connection of their own."""
     end_s = time.monotonic() + seconds
     await asyncio.sleep(random.uniform(0, interval_s))
     while time.monotonic() < end_s:
-        message = {"op": "heartbeat_worker", "address": own, "now": time.time()}
-        await comm.write(message | {"metrics": METRICS, "executing": {}, "extensions": {}, "reply": True})
-        await comm.read()
+        message = {"now": time.time(), "metrics": METRICS, "executing": {}, "extensions": {}}
+        if own:
+            await comm.write({"op": "heartbeat_worker", "address": own, "reply": True} | message)
+            await comm.read()
+        else:
+            await comm.write({"op": "hpcgpu_heartbeat"} | message)
+            while not any(answer.get("op") == "hpcgpu_heartbeat" for answer in await comm.read()):
+                pass
         await asyncio.sleep(interval_s)
 
 
@@ -150,9 +156,9 @@ async def run(address: str, arguments: dict[str, Any], connections: int, at_once
 
     async def one(name: str, own: str) -> tuple[str, list[Comm]]:
         async with limit:
-            nannys = [await connect_again(address, arguments) for _ in range(connections - 2)]
+            nannys = [await connect_again(address, arguments) for _ in range(connections > 1)]
             comms = [await register(address, arguments, name, own)]
-            comms += [await connect_again(address, arguments) for _ in range(min(1, connections - 1))]
+            comms += [await connect_again(address, arguments) for _ in range(connections > 2)]
             for comm in nannys:
                 await comm.close()
             return own, comms
@@ -163,7 +169,8 @@ async def run(address: str, arguments: dict[str, Any], connections: int, at_once
             first = 1024 + len(workers)
             workers += await asyncio.gather(*(one(name, f"{host}:{first + i}") for i, name in enumerate(words)))
         elif verb == "beat":
-            await asyncio.gather(*(beat(comms[-1], own, *map(float, words)) for own, comms in workers))
+            beats = (beat(c[-1], own if len(c) > 1 else "", *map(float, words)) for own, c in workers)
+            await asyncio.gather(*beats)
         elif verb == "die":
             for _ in range(int(words[0])):
                 for comm in workers.pop()[1]:

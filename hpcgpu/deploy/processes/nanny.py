@@ -35,11 +35,23 @@ _HANDED_ON = (
 
 
 class ForkNanny(Nanny):
-    """A Nanny whose worker is forked by agent's ``ForkServerSpawner``; ``options`` win over spec and settings."""
+    """A Nanny whose worker is forked by agent's ``ForkServerSpawner``; ``options`` win over spec and settings.
 
-    def __init__(self, route: Route, settings: Settings, spec: WorkerSpec, *, spawner: Any, **options: Any) -> None:
+    ``stream_heartbeats``: the scheduler is one of hpcgpu, and takes them by workers' streams.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        settings: Settings,
+        spec: WorkerSpec,
+        *,
+        spawner: Any,
+        stream_heartbeats: bool = False,
+        **options: Any,
+    ) -> None:
         compat.spare_nvml()
-        self.spawner, self.spec = spawner, spec
+        self.spawner, self.spec, self.stream_heartbeats = spawner, spec, stream_heartbeats
         # Why the worker leaves for good, and why the nanny ended without that; empty: neither happened.
         self.farewell = self.ended = ""
         # A worker listens on its interface, else at this host's address on the way to the scheduler. A planned one is
@@ -157,7 +169,8 @@ class ForkedWorker:
             **{name: getattr(nanny, name) for name in _HANDED_ON},
             **nanny.worker_kwargs,
         }
-        start = WorkerStart(nanny.spec, kwargs, dict(nanny.env), dask.config.config, tuple(sys.path), os.getpid())
+        place = dict(nanny.env), dask.config.config, tuple(sys.path), os.getpid()
+        start = WorkerStart(nanny.spec, kwargs, *place, nanny.stream_heartbeats)
         try:
             return nanny.spawner.spawn("hpcgpu.deploy.processes.worker:main", start)
         except Exception as e:  # no descriptor, no memory

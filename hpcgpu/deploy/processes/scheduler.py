@@ -31,6 +31,7 @@ from hpcgpu.deploy.network.scheduler_file import Certificate, security
 from hpcgpu.deploy.processes.control import Control
 from hpcgpu.deploy.processes.dashboard_http import ROUTES, serve_dashboard
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
+from hpcgpu.deploy.processes.heartbeats import answer_by_stream
 from hpcgpu.deploy.processes.leaders import LeaderConnections
 from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.saving import SavingScheduler, retire, save
@@ -209,6 +210,7 @@ async def _start(spec: SchedulerSpec, control: Control) -> EndingScheduler:
     with dask.config.set({ROUTES: [m for m in dask.config.get(ROUTES) if not m.startswith("distributed.")]}):
         scheduler = EndingScheduler(security=security(spec.certificate), **place, **http)
     compat.share_versions(scheduler)
+    answer_by_stream(scheduler)
     UsagePlugin.attach(scheduler, spec.walltime_s, spec.carbon_g_per_kwh)
     serve_dashboard(scheduler, spec.dashboard_secret)
     await scheduler

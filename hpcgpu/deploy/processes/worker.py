@@ -29,6 +29,7 @@ from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import polars_engine
 from hpcgpu.deploy.processes.control import Control, encode
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
+from hpcgpu.deploy.processes.heartbeats import StreamHeartbeats
 from hpcgpu.deploy.processes.rmm import set_up_rmm
 from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
 from hpcgpu.host import cuda_driver, host_memory, kernel_binding, log, peer_memory, process
@@ -160,6 +161,7 @@ class WorkerStart:
     config: Mapping[str, Any]
     sys_path: tuple[str, ...]  # the nanny's sys.path: UploadDirectory(update_path=True) changes it there
     leader_pid: int
+    stream_heartbeats: bool  # its scheduler is one of hpcgpu
 
 
 def main(start: WorkerStart, control: socket.socket) -> int:
@@ -198,6 +200,8 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     try:
         plugins = (SpillPlugin(spec, this_process), WorkerMetrics(spec))
         worker = SilentWorker(**start.kwargs, data=store_of(spec), dashboard=False, plugins=plugins)
+        if start.stream_heartbeats:
+            StreamHeartbeats(worker)
         compat.exclude_simulated(worker, usage_reader(spec))
         if logger.getEffectiveLevel() == logging.WARNING:
             logger.setLevel(logging.INFO)

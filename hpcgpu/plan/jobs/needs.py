@@ -10,11 +10,11 @@ from hpcgpu.units import format_bytes
 # Counted in local clusters of 2 and 6 simulated GPUs that ran tasks, the memory with 4,000 simulated workers
 # (docs/explanation/scale.md). Of the scheduler: connections of each worker, and one of each node's leader; other files;
 # memory.
-_CONNECTIONS, _FILES = 3, 16
+_CONNECTIONS, _FILES = 2, 16
 _MEMORY_BYTES, _WORKER_BYTES = 64 << 20, (116 << 20) // 1000
 # Of a node: threads of each worker of one task thread, without a GPU's libraries, and of the others; ports.
 _THREADS, _MORE_THREADS = 4, 7
-_PORTS, _MORE_PORTS = 5, 3
+_PORTS, _MORE_PORTS = 4, 3
 # Slurm sends the soft limits of the shell along, and the hard ones of the node's daemon stay (slurmstepd's ulimits.c at
 # d7146275; PropagateResourceLimits in slurm.conf(5)). PBS sends none. So limits of a login node forbid no job.
 OF_NODES = " here; nodes may have another one, and rank 0 checks its own before it starts workers"

@@ -38,7 +38,7 @@ def test_workers_stay_while_the_loop_is_held(client: Client, tmp_path: Path) -> 
         return len(workers), dask_scheduler._workers_removed_total, len(silent())
 
     os.mkfifo(gate := tmp_path / "gate")
-    with Crowd(client.cluster, 2, 3, at_once=FEW) as crowd:
+    with Crowd(client.cluster, 2, 2, at_once=FEW) as crowd:
         crowd.join([f"worker-{number}" for number in range(MANY)])
         held = aside(lambda: client.run_on_scheduler(hold, str(gate), HELD_S))
         with gate.open("w"):  # the loop reads it
@@ -47,6 +47,24 @@ def test_workers_stay_while_the_loop_is_held(client: Client, tmp_path: Path) -> 
         beating.result(scaled(60))  # each heartbeat has its answer
         assert client.run_on_scheduler(counts) == (MANY + 1, 0, 0)
         crowd.leave()
+
+
+def test_heartbeats_take_no_connection_of_their_own(client: Client) -> None:
+    async def beats(dask_scheduler: Any = None) -> None:
+        import asyncio
+
+        (worker,) = dask_scheduler.workers.values()
+        for _ in range(2):
+            seen_s = worker.last_seen
+            while worker.last_seen == seen_s:
+                await asyncio.sleep(0.01)
+
+    def connections(dask_worker: Any = None) -> int:
+        pool, address = dask_worker.rpc, dask_worker.scheduler.address
+        return len(pool.available[address]) + len(pool.occupied[address])
+
+    client.run_on_scheduler(beats)
+    assert set(client.run(connections).values()) == {0}
 
 
 def test_events_at_once_are_handled_in_many_turns(client: Client) -> None:
@@ -119,7 +137,7 @@ def test_heartbeat_calls_our_code_as_often_for_many_as_for_few(client: Client) -
         of = client.run_on_scheduler(calls)
         return of["ours"] / of["heartbeats"]
 
-    with Crowd(client.cluster, 2, 3, at_once=FEW) as crowd:
+    with Crowd(client.cluster, 2, 2, at_once=FEW) as crowd:
         crowd.join([f"few-{number}" for number in range(FEW)])
         few = ours_of_each(crowd)
         crowd.join([f"many-{number}" for number in range(MANY - FEW)])
@@ -145,7 +163,7 @@ def test_client_that_attaches_is_sent_few_of_many_workers(client: Client) -> Non
         sys.setprofile(None)
         return int(dask_scheduler.sent)
 
-    with Crowd(client.cluster, 2, 3, at_once=FEW) as crowd:
+    with Crowd(client.cluster, 2, 2, at_once=FEW) as crowd:
         crowd.join([f"worker-{number}" for number in range(MANY)])
         client.run_on_scheduler(watch)
         with Client(client.cluster):

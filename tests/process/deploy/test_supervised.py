@@ -18,6 +18,7 @@ from distributed import Client, Scheduler
 from waiting import Said, scaled, until
 
 from hpcgpu import JobError, LocalGPUCluster
+from hpcgpu.deploy.processes.heartbeats import StreamHeartbeats, answer_by_stream
 from hpcgpu.deploy.processes.worker import SilentWorker
 
 STALLED = "all workers have paused for 60 s"
@@ -120,19 +121,32 @@ class _Slow(Scheduler):
             return answer(*args, **kwargs)
 
         self.handlers["heartbeat_worker"] = heartbeat_worker
+        answer_by_stream(self)
+        answer_there = self.stream_handlers["hpcgpu_heartbeat"]
+
+        async def by_stream(**facts: object) -> None:
+            self.heard.set()
+            await self.answering.wait()
+            answer_there(**facts)
+
+        self.stream_handlers["hpcgpu_heartbeat"] = by_stream
 
 
+@pytest.mark.parametrize("by_stream", [False, True])
 @pytest.mark.parametrize("missing", [False, True])
 def test_a_sign_of_life_under_way_ends_with_the_worker(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, *, missing: bool
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, *, missing: bool, by_stream: bool
 ) -> None:
     async def run() -> None:
         async with _Slow(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0") as scheduler:
             scheduler.hold()
             options = {"host": "127.0.0.1", "local_directory": str(tmp_path), "heartbeat_interval": "20ms"}
-            worker = await SilentWorker(scheduler.address, **options)
+            worker = SilentWorker(scheduler.address, **options)
+            if by_stream:
+                StreamHeartbeats(worker)
+            await worker
             await asyncio.wait_for(scheduler.heard.wait(), scaled(30))
-            if missing:  # the answer is that the scheduler does not know the worker, which then closes itself
+            if missing:  # the answer is that the scheduler does not know the worker, or that its stream ends: it closes
                 await scheduler.remove_worker(worker.address, stimulus_id="test", close=False)
                 scheduler.answering.set()
                 await asyncio.wait_for(worker.finished(), scaled(30))
@@ -144,4 +158,5 @@ def test_a_sign_of_life_under_way_ends_with_the_worker(
         asyncio.run(run())
     names = ("distributed.worker", "tornado.application", "asyncio")
     messages = [r.getMessage() for r in caplog.records if r.name in names]
-    assert messages == (["Scheduler was unaware of this worker; shutting down."] if missing else [])
+    unaware = ["Scheduler was unaware of this worker; shutting down."]
+    assert messages == (unaware if missing and not by_stream else [])

@@ -95,7 +95,7 @@ def dead_nic() -> facts.TrialFacts:
 LOST = replace(TRIAL, nodes=(), ended="job 7 has ended: FAILED, exit code 1")
 (LINK,) = TRIAL.nodes[1].links
 CUT, TCP = cut(LINK), facts.Ucx(version="1.21.0", transports=("tcp",))
-FEW_FILES = replace(second(limits=FREE._replace(files=4500)), size=MANY._replace(workers=2000))
+FEW_FILES = replace(second(limits=FREE._replace(files=3000)), size=MANY._replace(workers=2000))
 FULL, LOCKED, LATE = replace(DISK, free_bytes=4096), FREE._replace(locked_bytes=65536), replace(LINK, clock_s=-90.0)
 # Facts, the check that names the fault, its verdict, and what it says.
 FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]] = {
@@ -120,11 +120,11 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
     ),
     "few files in the job": (
         *(FEW_FILES, "limits in the job", FAILED),
-        r"node2: 2,000 workers need 6,\d+ open files of the scheduler; the hard limit .ulimit -Hn. is 4,500.*adminis",
+        r"node2: 2,000 workers need 4,\d+ open files of the scheduler; the hard limit .ulimit -Hn. is 3,000.*adminis",
     ),
     "few files on the login node": (
         *(replace(LOGIN, size=login.judge_size(MANY, Limits(1024), is_certain=False)), "size of the cluster", WARNED),
-        r"1,000 workers need 3,\d+ open files of the scheduler; the hard limit .ulimit -Hn. is 1,024.*administrators",
+        r"1,000 workers need 2,\d+ open files of the scheduler; the hard limit .ulimit -Hn. is 1,024.*administrators",
     ),
     "few processes": (
         *(replace(second(limits=FREE._replace(job_processes=30)), size=MANY), "limits in the job", WARNED),

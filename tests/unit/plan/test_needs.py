@@ -25,7 +25,7 @@ def test_needs_grow_with_the_cluster_and_every_shortage_is_named(few, more, per_
 
 def test_shortage_names_workers_need_and_limit() -> None:
     (text,) = shortages(Size(1000, 125, 8), Limits(files=1024, processes=-1, job_processes=-1))
-    assert text == "1,000 workers need 3,141 open files of the scheduler; the hard limit (ulimit -Hn) is 1,024"
+    assert text == "1,000 workers need 2,141 open files of the scheduler; the hard limit (ulimit -Hn) is 1,024"
     assert shortages(Size(1000, 125, 8), Limits()) == ()
     assert Size.of(Layout(())) == Size(0, 0, 0)  # of a scheduler alone
 

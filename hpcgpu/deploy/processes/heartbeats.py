@@ -1,0 +1,47 @@
+"""A worker's heartbeats by the stream that it has to its scheduler, both ends: without a connection of their own.
+
+distributed's Worker (2026.8.0) asks by another connection, which it keeps: a third of the CPU time of a join, of the
+scheduler's memory for a worker as well, and half of its descriptors (docs/explanation/scale.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from distributed import Scheduler, Worker
+from distributed.comm import CommClosedError
+
+_OP = "hpcgpu_heartbeat"
+
+
+class StreamHeartbeats:
+    """Sends a worker's heartbeats by its stream, to a scheduler that answers them there."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        worker.scheduler.heartbeat_worker = self._ask
+        worker.stream_handlers[_OP] = self._take
+
+    async def _ask(self, address: str, **facts: Any) -> dict[str, Any]:
+        """Return the scheduler's answer; a worker whose stream ends closes, and cancels this."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._worker.batched_send({"op": _OP, **facts})
+        return await self._answer
+
+    def _take(self, **answer: Any) -> None:
+        if self._answer and not self._answer.done():
+            self._answer.set_result(answer)
+
+
+def answer_by_stream(scheduler: Scheduler) -> None:
+    """Have a scheduler take heartbeats by workers' streams, too, and answer them there."""
+
+    def answer(worker: str, **facts: Any) -> None:
+        if worker not in scheduler.stream_comms:  # removed, its connection left open: without one it closes
+            raise CommClosedError(f"heartbeat from unregistered worker {worker}")
+        facts = scheduler.heartbeat_worker(address=worker, resolve_address=False, **facts)
+        scheduler.worker_send(worker, {"op": _OP, **facts})
+
+    scheduler.stream_handlers[_OP] = answer
