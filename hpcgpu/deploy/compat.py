@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dis
 import hmac
+import inspect
 import logging
 import re
 import ssl
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -15,7 +18,7 @@ import dask
 import distributed
 import psutil
 import tornado.tcpserver
-from distributed import Client, Nanny, Scheduler, Worker, versions
+from distributed import Client, Nanny, Scheduler, Worker
 from distributed.comm.core import CommClosedError
 from distributed.comm.registry import backends
 from distributed.comm.tcp import BaseTCPListener, TCPListener, TLSListener
@@ -197,32 +200,43 @@ class _SharedVersions(SchedulerPlugin):
     """Lets workers with the same versions share the packages and the host of one: 10,000 are usually one."""
 
     def __init__(self) -> None:
-        self._versions: dict[str, dict[str, Any]] = {}
+        self._workers: dict[str, dict[str, Any]] = {}  # by versions and address
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Share the versions of a new worker; distributed compares them afterwards (Scheduler.add_worker)."""
         state = scheduler.workers[worker]
-        versions = state.versions
-        state.versions = self._versions.setdefault(repr(versions), versions)
-        versions.update(state.versions)  # frames of its registration hold it as long as the worker lives
+        same = self._workers.setdefault(repr(state.versions), {})
+        same[worker] = state
+        if state.versions:
+            first = next(iter(same.values())).versions
+            state.versions.update(first)  # frames of its registration hold it as long as the worker lives
+            state.versions = first
 
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
+        """Forget a worker; distributed calls this in the turn in which it does."""
+        for same in self._workers.values():
+            same.pop(worker, None)
+        self._workers = {versions: same for versions, same in self._workers.items() if same}
 
-def each_once(workers: dict[str, Any]) -> dict[str, Any]:
-    """Return one worker for each object among the versions of workers."""
-    return dict({id(each): (worker, each) for worker, each in workers.items()}.values())
+    def one_of_each(self) -> list[tuple[str, Any]]:
+        """Return the address and state of a worker for each set of versions."""
+        return [next(iter(same.items())) for same in self._workers.values()]
 
 
 def share_versions(scheduler: Scheduler) -> None:
     """Let a scheduler compare each set of versions once at a join, not those of each worker."""
-    compare = versions.error_message
+    shared, workers = _SharedVersions(), scheduler.workers
+    # distributed makes a dict of all workers' versions at each join of a worker or client, and looks up 12 packages of
+    # each: 21 of the 24 CPU s of 2,000 joins, and four times as much for twice as many. These functions have no other
+    # use for the items of scheduler.workers; one that asks for any items a second time gets all, and is only slow.
+    codes = [inspect.unwrap(of).__code__ for of in (Scheduler.add_worker, Scheduler.add_client)]
+    comparing = [code for code in codes if [each.argval for each in dis.get_instructions(code)].count("items") == 1]
 
-    # distributed looks up 12 packages of each worker that is registered (versions.error_message): 21 of the 24 CPU s
-    # of 2,000 joins, and four times as much for twice as many.
-    def compare_each_once(scheduler: Any, workers: dict[str, Any], *rest: Any, **options: Any) -> dict[str, str]:
-        return compare(scheduler, each_once(workers), *rest, **options)
+    def items() -> Any:
+        return shared.one_of_each() if sys._getframe(1).f_code in comparing else type(workers).items(workers)
 
-    versions.error_message = compare_each_once
-    scheduler.add_plugin(_SharedVersions(), name="hpcgpu-versions")
+    workers.items = items
+    scheduler.add_plugin(shared, name="hpcgpu-versions")
 
 
 def fail_futures(scheduler: Scheduler, error: BaseException, *, waiting: bool = False) -> None:

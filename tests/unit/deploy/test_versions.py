@@ -7,18 +7,20 @@ import subprocess
 import sys
 import tomllib
 import weakref
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed import Scheduler, versions
+from distributed import Client, Scheduler, versions
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
 from programs import program
 from silent_workers import join
+from sortedcontainers import SortedDict
 
 from hpcgpu import HpcGpuError
 from hpcgpu.batch import Slurm
@@ -27,7 +29,6 @@ from hpcgpu.deploy.doctor import login_facts, probes
 from hpcgpu.deploy.jobs.batch_client import Submitter
 from hpcgpu.model import JobSpec, Patience
 
-original = versions.error_message
 PACKAGES = st.dictionaries(st.sampled_from(["dask", "numpy", "python", "lz4"]), st.sampled_from(["1", "2", None]))
 VERSIONS = st.one_of(st.none(), st.builds(lambda packages: {"packages": packages}, PACKAGES))
 
@@ -42,12 +43,6 @@ class Counted(dict[str, Any]):
         return super().get(*args)
 
 
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    versions.error_message = original
-
-
 @pytest.mark.parametrize("shared", [False, True], ids=["distributed alone", "shared"])
 async def test_workers_with_like_packages_keep_one_set_of_them(shared: bool) -> None:
     lookups, kept = [], []
@@ -60,20 +55,76 @@ async def test_workers_with_like_packages_keep_one_set_of_them(shared: bool) -> 
             kept.append(weakref.ref(each))
             members.push_async_callback(comm.leave)
             lookups.append(Counted.lookups)
-        odd = await join(scheduler, 30, {"dask": "3"})
-        members.push_async_callback(odd.leave)
-        assert "Mismatched versions" in odd.welcome["warning"]
         del each
         gc.collect()
         assert sum(of() is not None for of in kept) == (1 if shared else 20)
     assert (lookups[-1] == lookups[1]) is shared
 
 
+async def test_joins_compare_few_workers_with_distributeds_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """distributed alone makes a dict of all at each join. All others that ask for the workers get all."""
+    compared, answers = [], []
+    answer = versions.error_message
+
+    def spy(ours: Any, workers: dict[str, Any], *rest: Any, **options: Any) -> dict[str, str]:
+        everyone = {address: worker.versions for address, worker in scheduler.workers.items()}
+        assert list(everyone) == list(scheduler.workers)
+        compared.append((len(everyone), len(workers)))
+        answers.append(answer(ours, workers, *rest, **options))
+        assert answers[-1] == answer(ours, everyone, *rest, **options)
+        return answers[-1]
+
+    async with Scheduler(dashboard_address=":0", port=0) as scheduler, AsyncExitStack() as members:
+        compat.share_versions(scheduler)
+        monkeypatch.setattr(versions, "error_message", spy)
+        odd = await join(scheduler, 1, {"dask": "3"})
+        for number in range(2, 7):
+            members.push_async_callback((await join(scheduler, number, {"dask": "1"})).leave)
+        await odd.leave()
+        with pytest.warns(versions.VersionMismatchWarning):
+            async with Client(scheduler.address, asynchronous=True):
+                pass
+        assert compared == [(1, 1), *((count, 2) for count in range(2, 7)), (5, 1)]
+        assert ["'3'" in of["warning"] for of in answers[-2:]] == [True, False]
+
+
+def in_order(warning: str) -> str:
+    """Put versions of a package in order: distributed shows them as Python does a set."""
+    return re.sub(r"{(.*?)}", lambda values: str(sorted(values[1].split(", "))), warning)
+
+
 @given(st.lists(VERSIONS, min_size=1, max_size=3), st.data())
-def test_versions_each_once_give_distributeds_answer(kinds: list[Any], data: st.DataObject) -> None:
-    workers = dict(enumerate(data.draw(st.lists(st.sampled_from(kinds), max_size=8))))
-    ours, theirs = (original(kinds[0], of, kinds[-1]) for of in (compat.each_once(workers), workers))
-    assert ours == theirs
+def test_versions_one_of_each_give_distributeds_answer(kinds: list[Any], data: st.DataObject) -> None:
+    """Each step is a join with these versions, or the end of the worker of that number."""
+    plugins: list[Any] = []
+    scheduler = SimpleNamespace(workers=SortedDict(), add_plugin=lambda plugin, name: plugins.append(plugin))
+    compat.share_versions(scheduler)
+    steps = data.draw(st.lists(st.one_of(st.sampled_from(kinds), st.integers(0, 7)), max_size=12))
+    for number, step in enumerate(steps):
+        if isinstance(step, int):
+            scheduler.workers.pop(str(step), None)
+            plugins[0].remove_worker(scheduler, str(step), stimulus_id="test")
+        else:
+            scheduler.workers[str(number)] = SimpleNamespace(versions=deepcopy(step))
+            plugins[0].add_worker(scheduler, str(number))
+        few, every = (
+            {w: of.versions for w, of in pairs} for pairs in (plugins[0].one_of_each(), scheduler.workers.items())
+        )
+        assert few.items() <= every.items()
+        ours, theirs = (versions.error_message(kinds[0], of, kinds[-1])["warning"] for of in (few, every))
+        assert in_order(ours) == in_order(theirs)
+
+
+def test_a_function_that_asks_twice_gets_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a later distributed's might, which wants more of them than their versions."""
+    scheduler = SimpleNamespace(workers=SortedDict(a=1, b=2), add_plugin=lambda plugin, name: None)
+    once = lambda: scheduler.workers.items()  # noqa: E731
+    twice = lambda: (scheduler.workers.items(), scheduler.workers.items())  # noqa: E731
+    monkeypatch.setattr(Scheduler, "add_client", once)
+    monkeypatch.setattr(Scheduler, "add_worker", twice)
+    compat.share_versions(scheduler)
+    assert list(once()) == []
+    assert list(map(dict, twice())) == [{"a": 1, "b": 2}] * 2
 
 
 # --- too old
