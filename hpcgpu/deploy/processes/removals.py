@@ -21,30 +21,34 @@ class PacedScheduler(Scheduler):
     def __init__(self, *args: Any, **options: Any) -> None:
         self._begin_s: float | None = None  # of this turn's removals
         self._restarts = 0
+        self._next = asyncio.Semaphore(_AT_ONCE)  # they look each turn whether they may go on; all others wait
         self._gone: list[dict[str, Any]] = []  # messages that not all workers have
         super().__init__(*args, **options)
 
     async def remove_worker(self, address: str, *, stimulus_id: str, **options: Any) -> Any:
         """Remove a worker, in a later turn if this one has removed enough; called by distributed."""
+        if not self._may_go_on():
+            self.handle_worker_status_change("closed", address, stimulus_id)  # it gets no task meanwhile
+            async with self._next:
+                while not self._may_go_on():
+                    await asyncio.sleep(0)
+        return await super().remove_worker(address, stimulus_id=stimulus_id, **options)
 
+    def _may_go_on(self) -> bool:
         def end() -> None:
             self._begin_s = None
 
-        while not self._restarts:
-            if self._begin_s is None:
-                self._begin_s = time.monotonic()
-                asyncio.get_running_loop().call_soon(end)
-                break
-            if time.monotonic() < self._begin_s + _HOLD_S:
-                break
-            self.handle_worker_status_change("closed", address, stimulus_id)  # it gets no task meanwhile
-            await asyncio.sleep(0)
-        return await super().remove_worker(address, stimulus_id=stimulus_id, **options)
+        if first := self._begin_s is None:
+            self._begin_s = time.monotonic()
+            asyncio.get_running_loop().call_soon(end)
+        return first or self._restarts > 0 or time.monotonic() < self._begin_s + _HOLD_S
 
     async def restart_workers(self, *args: Any, **options: Any) -> Any:
         """Restart workers; called by clients, and by distributed."""
         self._restarts += 1  # it takes those that are not removed yet for new ones
         try:
+            async with self._next:  # which those get first that wait already
+                pass
             return await super().restart_workers(*args, **options)
         finally:
             self._restarts -= 1

@@ -76,6 +76,43 @@ async def test_deaths_at_once_are_handled_in_many_turns(monkeypatch: pytest.Monk
             await comm.leave()
 
 
+async def test_few_of_those_that_die_at_once_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One removal a turn: if all looked each turn, they would as often as half the square of their number."""
+    looks = itertools.count()
+    monkeypatch.setattr(removals, "_HOLD_S", 0.0)
+    monkeypatch.setattr(removals, "_AT_ONCE", 2)
+    monkeypatch.setattr(removals, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 0 * next(looks)))
+    async with PacedScheduler(dashboard_address=":0", port=0) as scheduler:
+        comms = [await join(scheduler, number, {"dask": "1"}) for number in range(LEFT + 5 * DEAD)]
+        await asyncio.gather(*(comm.leave() for comm in comms[LEFT:]))
+        assert next(looks) <= 5 * DEAD * 5
+        for comm in comms[:LEFT]:
+            await comm.leave()
+
+
+async def test_restart_begins_when_all_that_wait_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removals, "_HOLD_S", 0.0)
+    monkeypatch.setattr(removals, "_AT_ONCE", 2)
+    left = []
+
+    async def restart(scheduler: Scheduler, *_: object) -> None:
+        left.append(len(scheduler.workers))
+
+    monkeypatch.setattr(Scheduler, "restart_workers", restart)
+    async with PacedScheduler(dashboard_address=":0", port=0) as scheduler:
+        comms = [await join(scheduler, number, {"dask": "1"}) for number in range(LEFT + DEAD)]
+        for comm in comms[:DEAD]:
+            comm.abort()
+        while len(scheduler.running) > LEFT:
+            await asyncio.sleep(0)
+        left.append(len(scheduler.workers))
+        await scheduler.restart_workers()
+        assert left[0] > LEFT + 2
+        assert left[1] == LEFT
+        for comm in comms[DEAD:]:
+            await comm.leave()
+
+
 async def test_restart_leaves_no_worker_that_waits_for_its_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     """distributed counts workers when nannies have ended theirs, and would take these for new ones."""
 
