@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -71,7 +72,7 @@ def wait_for_leader(launch: str) -> None:
     """Wait until this node's leader begins MPI, after its imports; ``launch`` is in this launch's environments only."""
     end = time.monotonic() + _LEADER_S
     # The launcher has started it, as this rank, a moment earlier or later: so its list of children begins with it.
-    first = next((p.pid for p in process.siblings() if _leads(p, launch)), None)
+    first = next((p.pid for p in process.children(os.getppid()) if _leads(p, launch)), None)
     leaders = [first] if first else []
     unseen_s, look_s = time.monotonic() + _UNSEEN_S, time.monotonic() + (_SIBLING_S if first else 0.0)
     while (now := time.monotonic()) < end and (leaders or now < unseen_s):

@@ -175,7 +175,7 @@ def launch_run(run: RunDocument) -> None:
         session = launcher.within(str(scratch.path), env)
         remover.start(str(scratch.lock_path), str(Path(path).parent), *{*session.values()} - {str(scratch.path)})
         env |= session
-    launcher_parent.launch((program, *launcher.argv[1:]), env, path)
+    launcher_parent.launch((program, *launcher.argv[1:]), env, path, kills=launcher.kills)
 
 
 def plan_ranks(

@@ -7,6 +7,7 @@ success. This program lives as long as the run, so it is small (10 MB).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -23,8 +24,12 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _PATIENCE_S = 15.0
 
 
-def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
-    """Start a launcher with exit file ``path`` and become its parent under this pid, for good; or raise LaunchError."""
+def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str, *, kills: bool = False) -> None:
+    """Start a launcher with exit file ``path`` and become its parent under this pid, for good; or raise LaunchError.
+
+    One that ``kills`` its ranks at SIGTERM never gets it (mpirun of Open MPI 6.0.0rc2, at once and by SIGKILL): Slurm
+    signals all processes of a job that it cancels, and rank 0 is to end the run. It unblocks signals in its ranks.
+    """
     import subprocess
 
     from hpcgpu.host import private, process
@@ -35,8 +40,8 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
 
     def first() -> None:
-        process.die_with_parent(parent, signal.SIGTERM)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        process.die_with_parent(parent, signal.SIGINT if kills else signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*before, signal.SIGTERM} if kills else before)
 
     log.flush()
     try:  # all as it would be if this process became the launcher
@@ -44,16 +49,16 @@ def launch(argv: tuple[str, ...], env: Mapping[str, str], path: str) -> None:
     except OSError as e:
         private.remove_exit_file(path)
         raise LaunchError(f"the ranks could not be started ({e}): python and launcher say what starts them") from e
-    os.execv(sys.executable, process.python_argv("hpcgpu.host.launcher_parent", path, str(child.pid)))
+    os.execv(sys.executable, process.python_argv("hpcgpu.host.launcher_parent", path, str(child.pid), "kills" * kills))
 
 
-def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
+def wait(pid: int, path: str, patience_s: float = _PATIENCE_S, *, kills: bool = False) -> int:
     """Return a launcher's exit code, negative for a signal; forward the signals that :func:`launch` blocked.
 
     A launcher that goes on after rank 0's end waits for a stopped rank: it gets SIGTERM, then SIGKILL, and 0 is
     returned.
     """
-    forces, overdue = [signal.SIGTERM, signal.SIGKILL], False
+    forces, overdue = [signal.SIGINT if kills else signal.SIGTERM, signal.SIGKILL], False
     # No sigtimedwait: stopped for longer than its timeout and continued, it returns garbage (CPython 3.11.7).
     waited = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}) & {signal.SIGCHLD, *_WARNINGS, *_ENDS}
     signal.setitimer(signal.ITIMER_REAL, patience_s, patience_s)
@@ -72,12 +77,20 @@ def wait(pid: int, path: str, patience_s: float = _PATIENCE_S) -> int:
         # Above 0 it is the kernel's own (sigaction(2)): a terminal's, which the launcher has got, too, and would
         # take a second one for impatience.
         if heard.si_signo != signal.SIGCHLD and heard.si_code <= 0:
-            os.kill(pid, heard.si_signo)
+            to = [(pid, heard.si_signo)]
+            if kills and heard.si_signo == signal.SIGTERM:
+                from hpcgpu.host import process  # not before: 3 MB
+
+                ranks = [child.pid for child in process.children(pid) if "PMIX_RANK" in child.environ]
+                to = [(rank, heard.si_signo) for rank in ranks] or [(pid, signal.SIGINT)]
+            for process_id, sig in to:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process_id, sig)
 
 
-def main(path: str, pid: int) -> int:
+def main(path: str, pid: int, kills: str) -> int:
     """Wait for the launcher; return the run's exit code."""
-    code = wait(pid, path)
+    code = wait(pid, path, kills=bool(kills))
     from hpcgpu.host import private  # not before: 3 MB
 
     try:
@@ -98,6 +111,6 @@ def main(path: str, pid: int) -> int:
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1], int(sys.argv[2]))
+    exit_code = main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     log.finish()
     sys.exit(exit_code)

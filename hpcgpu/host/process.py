@@ -117,12 +117,11 @@ def user_processes(among: Iterable[str] | None = None) -> Iterator[Process]:
             continue  # it has just ended, or is closed to us
 
 
-def siblings() -> Iterator[Process]:
-    """Yield this user's processes with this one's parent, in order of start; none without CONFIG_PROC_CHILDREN."""
-    parent = f"/proc/{os.getppid()}/task"
+def children(parent: int) -> Iterator[Process]:
+    """Yield this user's processes with this parent, in order of start; none without CONFIG_PROC_CHILDREN."""
     with contextlib.suppress(OSError):
-        for thread in os.listdir(parent):
-            with open(f"{parent}/{thread}/children", encoding="ascii") as f:
+        for thread in os.listdir(f"/proc/{parent}/task"):
+            with open(f"/proc/{parent}/task/{thread}/children", encoding="ascii") as f:
                 yield from user_processes(f.read().split())
 
 

@@ -87,7 +87,7 @@ _PROCESS_VARIABLES = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "NCPU
 # 4's, `ompi.HOST.UID`, can be taken first by another user of any node ("orte_session_dir failed"). So it has a random
 # name, one for all nodes, on which its daemons make and remove it (4.1.4); remote_tmpdir_base has no effect.
 SESSION_FOLDER = {
-    "openmpi-5": ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"),
+    **dict.fromkeys(("openmpi-5", "openmpi-6"), ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")),
     "openmpi-4": (*(f"OMPI_MCA_orte_{name}" for name in ("top_session_dir", "tmpdir_base", "local_tmpdir_base")),),
 }
 

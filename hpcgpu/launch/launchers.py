@@ -26,7 +26,7 @@ LIST_MPI_TYPES = ("srun", "--mpi=list")
 # MPICH 5.0.2's flag is not reliable: after MPI_Finalize the dead rank's neighbours on its node survived in 10 of 16
 # runs; otherwise its proxy sends them SIGKILL.
 _SURVIVE = {
-    "openmpi-5": ("--continuous",),
+    **dict.fromkeys(("openmpi-5", "openmpi-6"), ("--continuous",)),
     "openmpi-4": (),
     "mpich": ("-disable-auto-cleanup",),
     "intel": ("-disable-auto-cleanup",),
@@ -70,9 +70,9 @@ def read_mpi_types(text: str) -> tuple[str, ...]:
 
 
 def read_flavour(text: str) -> str:
-    """Parse ``mpirun --version`` into ``openmpi-5``, ``openmpi-4``, ``mpich``, ``intel``, ``pals``; or LaunchError."""
+    """Parse ``mpirun --version`` into ``openmpi-6`` to 4, ``mpich``, ``intel``, ``pals``; or LaunchError."""
     if (match := re.match(r"\w+ \((?:Open MPI|OpenRTE)\) (\d+)\.", text)) and int(match[1]) >= 4:  # OpenRTE: of 4
-        return "openmpi-5" if int(match[1]) >= 5 else "openmpi-4"
+        return f"openmpi-{min(int(match[1]), 6)}"
     if text.startswith("HYDRA"):
         return "mpich"
     if text.startswith("Intel(R) MPI Library"):
@@ -81,7 +81,7 @@ def read_flavour(text: str) -> str:
         return "pals"
     shown = text.strip().splitlines()[0] if text.strip() else "nothing"
     raise LaunchError(
-        f"this mpirun says {shown!r} of itself; known are Open MPI 4 and 5, MPICH, Intel MPI and PALS. Choose a "
+        f"this mpirun says {shown!r} of itself; known are Open MPI 4 to 6, MPICH, Intel MPI and PALS. Choose a "
         "launcher: --launcher srun, --launcher fork, or in a PBS job --launcher pbs_tmrsh --rendezvous file; or start "
         "'hpcgpu run' by your own command"
     )
@@ -142,6 +142,7 @@ class RankCommand(NamedTuple):
     session: tuple[str, ...] = ()
     # a known launcher with an exit code of its own; False: the rank itself, or a user's command
     starts_ranks: bool = False
+    kills: bool = False  # it answers SIGTERM by SIGKILL to all ranks, so it must not get one (launcher_parent)
 
     def within(self, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that put its session folder into ``folder``, unless the user has chosen another."""
@@ -217,7 +218,7 @@ def _mpirun(argv: tuple[str, ...], facts: LauncherFacts, world: World, options: 
     shell = facts.remote_shell if world.nodes > 1 else ""
     env = tuple((name, shell) for name in REMOTE_SHELL) if shell and flavour != "pals" else ()
     command = mpirun_command(argv, world, facts.mpirun, flavour, options)
-    return RankCommand(command, env, SESSION_FOLDER.get(flavour, ()), starts_ranks=True)
+    return RankCommand(command, env, SESSION_FOLDER.get(flavour, ()), True, flavour == "openmpi-6")
 
 
 def _command(argv: tuple[str, ...], settings: Settings, facts: LauncherFacts, world: World) -> RankCommand:

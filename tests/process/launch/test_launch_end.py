@@ -6,6 +6,7 @@ import pty
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +52,15 @@ for name in TERM INT HUP QUIT USR1 USR2; do trap "echo $name >> {folder}/heard" 
 touch {folder}/heard
 while ! [ -e {folder}/over ]; do sleep 0.05; done
 exit 3
+"""
+# The launcher's signals are no business of a rank, which mpirun starts without any that is blocked.
+RANK = """
+import pathlib, signal
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+signal.signal(signal.SIGTERM, lambda *_: heard.write_text("rank") and exit())
+heard = pathlib.Path(__file__).with_name("heard")
+heard.touch()
+signal.pause()
 """
 
 
@@ -142,6 +152,20 @@ def test_each_signal_reaches_the_launcher_once(tmp_path: Path) -> None:
             parent.send_signal(signal.Signals[f"SIG{name}"])
             until_heard(count)
     assert (tmp_path / "heard").read_text().split() == names
+
+
+def test_sigterm_is_for_rank_0_where_mpirun_kills_its_ranks(tmp_path: Path) -> None:
+    """Slurm sends it to all processes of a job, Open MPI 6.0.0rc2 then SIGKILL to its ranks."""
+    (tmp_path / "rank.py").write_text(RANK)
+    rank = f"PMIX_RANK=0 {sys.executable} {{folder}}/rank.py"
+    does = f"trap 'echo launcher > {{folder}}/heard' TERM; {rank} & wait; exit 3"
+    words = argv(tmp_path, does, MPIRUN.replace("5.0.11", "6.0.0rc2"))
+    with subprocess.Popen(words, env=ranks.environment(), stdin=subprocess.DEVNULL) as parent:
+        until((tmp_path / "heard").exists, "the rank listens")
+        for process in (*psutil.Process(parent.pid).children(), parent):
+            process.send_signal(signal.SIGTERM)
+        assert parent.wait(scaled(30)) == 3
+    assert (tmp_path / "heard").read_text() == "rank"
 
 
 def test_ignored_signals_stay_so_but_warnings_are_passed_on(tmp_path: Path) -> None:

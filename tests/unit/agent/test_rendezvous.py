@@ -270,7 +270,8 @@ def test_another_user_who_plays_the_leader_is_not_waited_for(launch: str) -> Non
 
 def test_siblings_are_the_other_children_of_the_parent() -> None:
     """A rank and its leader, as their launcher starts them: nobody else's environment is read."""
-    code = "import os; from hpcgpu.host import process; print(os.getpid(), *[p.pid for p in process.siblings()])"
+    there = "process.children(os.getppid())"
+    code = f"import os; from hpcgpu.host import process; print(os.getpid(), *[p.pid for p in {there}])"
     script = f'sleep 60 & first=$!; {sys.executable} -c "{code}"; echo $first; kill $first'
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=scaled(60), check=True)
     (own, *siblings), (first,) = (line.split() for line in done.stdout.splitlines())

@@ -78,7 +78,8 @@ def recorded(name: str) -> str:
         ("mpiexec-openmpi-4.1.4", "openmpi-4"),
         ("mpiexec-mpich-5.0.2", "mpich"),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)\n", "intel"),
-        *(("mpirun (Open MPI) 5.0.0rc7\n", "openmpi-5"), ("mpiexec version 1.2.12 revision 0fe8d6a\n", "pals")),
+        *(("mpirun (Open MPI) 5.0.0rc7\n", "openmpi-5"), ("mpirun (Open MPI) 6.0.0rc2\n", "openmpi-6")),
+        ("mpiexec version 1.2.12 revision 0fe8d6a\n", "pals"),
     ],
 )
 def test_a_program_is_known_by_what_it_says(name: str, flavour: str) -> None:
