@@ -56,6 +56,7 @@ def test_dask_jobqueue(slurm_lab: Lab, diff: int) -> None:
 
 
 def test_slurm_runner(slurm_lab: Lab) -> None:
+    slurm_lab.needs_pmix()
     slurm_lab.write("script.py", after(blocks("dask-jobqueue", "diff")[2]))
     done = slurm_lab.exec(slurm_lab.login, shlex.split(blocks("dask-jobqueue", "bash")[0]), timeout=scaled(150))
     assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
