@@ -218,7 +218,8 @@ def _pbs_memory(environ: Mapping[str, str], host: str) -> HostMemory | None:
 
 def read_end_s(environ: Mapping[str, str]) -> int | None:
     """Return when the time of this job ends, in seconds since the epoch; None: unknown, or no job."""
-    return _int(environ, JOB_END) if environ.keys() & {"PBS_JOBID", "SLURM_JOB_ID"} else None
+    end_s = _int(environ, JOB_END) or _int(environ, "SLURM_JOB_END_TIME")  # Slurm 22.05.8 does not set it
+    return end_s if environ.keys() & {"PBS_JOBID", "SLURM_JOB_ID"} else None
 
 
 def is_isolated(environ: Mapping[str, str]) -> bool:

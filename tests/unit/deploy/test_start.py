@@ -125,6 +125,7 @@ def test_ranks_are_told_when_their_time_ends(monkeypatch: pytest.MonkeyPatch) ->
     assert int(end) == datetime(2026, 11, 28, 4, 41, 26).timestamp() + 90  # noqa: DTZ001 - as qstat prints it
     assert read_end_s({"PBS_JOBID": "7.login01", name: end}) == int(end)
     assert read_end_s({name: end}) is None
+    assert read_end_s({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1795957172"}) == 1795957172  # as of 26.05.5
     waits = runs.stdout.replace('"stime"', '"other"')  # a cache does not know yet that it runs
     assert (pbs.read_end_s(Result((), 0, waits), 1000.0), pbs.read_end_s(Result((), 0), 1000.0)) == (1090, None)
 
