@@ -6,6 +6,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 export DEBIAN=${DEBIAN:-bookworm}
 base=debian:$DEBIAN-slim
+[ "$DEBIAN" = bookworm ] || export SLURMD_CAP=SYS_ADMIN
 
 die() { echo "slurm lab: $1" >&2; exit "${2:-1}"; }
 
