@@ -6,7 +6,10 @@
 #   release build/release: sdist and wheel, the same twice; versions of all packages per Python; a bill of materials
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=${2:-.venv/bin/python}
+# Absolute, since release changes the folder; a link stays one: a venv is where the name of its Python is.
+given=${2:-.venv/bin/python}
+python=$(command -v "$given") || { echo "$0: no Python '$given'; .venv/bin/python comes by make .venv/.installed" >&2; exit 1; }
+python=$(realpath -s "$python")
 
 image() {
   local args=() name
@@ -60,7 +63,7 @@ release() {
   "$python" -m hatchling build -d "$here" > /dev/null
   mkdir -p "$here/again"
   tar -C "$here/again" -xzf "$here/hpcgpu-$version.tar.gz"
-  (umask 077 && cd "$here/again/hpcgpu-$version" && "$OLDPWD/$python" -m hatchling build -d .. > /dev/null)
+  (umask 077 && cd "$here/again/hpcgpu-$version" && "$python" -m hatchling build -d .. > /dev/null)
   for name in "hpcgpu-$version.tar.gz" "hpcgpu-$version-py3-none-any.whl"; do
     cmp "$here/$name" "$here/again/$name"
   done
