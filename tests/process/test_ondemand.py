@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import ranks
+import websocket
 import yaml
 from paths import ROOT, SUPPORT
 from waiting import scaled
@@ -103,12 +104,18 @@ def test_session_is_a_jupyter_of_its_user_beside_the_cluster(tmp_path: Path) -> 
     with job:
         port, password = job.stdout.readline().split() or pytest.fail((tmp_path / "output.log").read_text())
         base = f"http://127.0.0.1:{port}/node/localhost/{port}"
-        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar := CookieJar()))
         form = urllib.parse.urlencode(dict.fromkeys(fields, password)).encode()
         target = f"http://127.0.0.1:{port}{path.replace('n7', 'localhost').replace('8888', port)}"
         with opener.open(target, form, timeout=scaled(60)) as page:
             assert (page.status, page.url) == (200, f"{base}/lab")
             assert "JupyterLab" in page.read().decode()
+        # the portal's proxy is another origin than Jupyter's host; the pages of other sites get no cookie for it
+        logins = [c for c in jar if c.name.startswith("username-")]
+        assert [c.get_nonstandard_attr("SameSite") for c in logins] == ["Lax"]
+        events = f"{base}/api/events/subscribe".replace("http", "ws", 1)
+        login = {"cookie": f"{logins[0].name}={logins[0].value}", "origin": "https://portal"}
+        websocket.create_connection(events, timeout=scaled(60), **login).close()
         assert not [p for p in psutil.process_iter(["cmdline"]) if password in " ".join(p.info["cmdline"] or ())]
         request = urllib.request.Request(f"{base}/api/shutdown", b"", {"Authorization": f"token {password}"})
         opener.open(request, timeout=scaled(60)).close()
