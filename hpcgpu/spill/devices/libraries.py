@@ -192,7 +192,7 @@ class CudfObjects:
     def _frame(self, root: np.ndarray, begin: int, nbytes: int, on_device: bool) -> Any:
         part = root[begin : begin + nbytes]
         if not on_device:  # the object keeps it, while the packed bytes are used again
-            return memoryview(part.copy())  # type: ignore[arg-type]
+            return part.copy().data
         memory, pointer, stream = self._device.kind("rmm").allocate(nbytes)
         if nbytes:
             self._device.copies.to_device(part, pointer, stream)
