@@ -197,10 +197,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="CHANNEL")
     parser.add_argument("--limit", type=int, default=LIMIT_S, metavar="SECONDS", help="for each; default: %(default)s")
     names, limit_s = (options := parser.parse_args()).names, options.limit
-    build = Path(tempfile.mkdtemp())
-    write(build)
     tries = {c.name: (c.command, lambda limit_s, c=c: in_container(c, build, limit_s)) for c in CHANNELS}
     tries |= {"Spack": ("spack dev-build py-hpcgpu@0.1.0a2", spack), "OCI image": ("make image", image)}
+    if unknown := [name for name in names if name not in tries]:
+        parser.error(f"no such channel: {', '.join(unknown)}; there are {', '.join(tries)}")
+    write(build := Path(tempfile.mkdtemp()))
     failed = 0
     print("| channel | command | size | result | seconds |\n|---|---|---|---|---|", flush=True)
     for name, (command, attempt) in tries.items():

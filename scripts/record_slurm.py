@@ -314,9 +314,11 @@ PARTS: tuple[Callable[[], None], ...] = (
 )  # fmt: skip
 
 if __name__ == "__main__":
+    parts = {part.__name__: part for part in PARTS}
+    if unknown := [name for name in sys.argv[1:] if name not in parts]:
+        sys.exit(f"no such part: {', '.join(unknown)}; there are {', '.join(parts)}")
     VERSION = shell("sbatch --version").stdout.split()[1]
     (BATCH / "slurm" / VERSION).mkdir(exist_ok=True)
-    for part in PARTS:
-        if not sys.argv[1:] or part.__name__ in sys.argv[1:]:
-            print(part.__name__, flush=True)
-            part()
+    for name in sys.argv[1:] or parts:
+        print(name, flush=True)
+        parts[name]()

@@ -112,7 +112,10 @@ def _address(address: str | None, file: str | None) -> str:
 
     if not (address := address or scheduler_address()):
         raise ConfigError("the scheduler is missing: hpcgpu worker tls://10.0.0.1:8786, or --scheduler-file FILE")
-    protocol, separator, _ = address.partition("://")
-    if separator and protocol not in _PROTOCOLS:
-        raise ConfigError(f"{address!r} is no address of a scheduler; allowed: {', '.join(_PROTOCOLS)} before the ://")
+    protocol, _, place = address.rpartition("://")
+    why = "" if protocol in ("", *_PROTOCOLS) else f"; allowed: {', '.join(_PROTOCOLS)} before the ://"
+    if not why and not protocol.startswith("ws") and not place.rpartition(":")[2].isdecimal():
+        why = ": its port is missing; allowed: such as tls://10.0.0.1:8786"
+    if why:
+        raise ConfigError(f"{address!r} is no address of a scheduler{why}")
     return address

@@ -222,6 +222,9 @@ def test_a_scheduler_file_without_an_address_is_named(tmp_path: Path, written: s
     assert text.startswith(f"hpcgpu: --scheduler-file {tmp_path}/s.json has no address of a scheduler")
     text = refused("worker", "--gpus", "sim:1", "http://there:80")
     assert "'http://there:80' is no address of a scheduler; allowed: tcp, tls" in text
+    for address in ("nosuch", "tls://nosuch"):
+        text = refused("worker", "--gpus", "sim:1", address)
+        assert f"{address!r} is no address of a scheduler: its port is missing; allowed: such as tls://" in text
     assert "or give --env UCX_TLS=..." in in_process("worker", "--enable-nvlink", "tcp://there:80").stderr
 
 

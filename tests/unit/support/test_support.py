@@ -121,6 +121,14 @@ def test_page_and_charts_show_the_figures_of_the_csv_files() -> None:
     assert subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60)).stderr == ""
 
 
+@pytest.mark.parametrize(("script", "one"), [("channels.py", "wheel"), ("record_slurm.py", "submissions")])
+def test_script_with_a_mistyped_name_lists_the_names(script: str, one: str) -> None:
+    argv, env = [sys.executable, str(ROOT / "scripts" / script), "whele"], {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=scaled(60), env=env)
+    assert done.returncode
+    assert re.search(rf"no such \w+: whele; there are {one}, ", done.stderr)
+
+
 def test_run_reports_parts_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu
 
