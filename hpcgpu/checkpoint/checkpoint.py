@@ -279,10 +279,9 @@ class Checkpoint:
         # a frame's keys are those of its optimized expression
         collections = [each.optimize() if _is_frame(each) else each for each in map(as_collection, originals)]
         keys = keys_of(collections)
-        if before and not before.is_readable:
-            how = f"by Python {before.python}" if before.format == FORMAT else f"in format {before.format}"
-            logger.warning("%r was written %s: its chunks are computed again", name, how)
-        if before is None or not before.is_readable or overwrite:
+        if before and before.unreadable:
+            logger.warning("%r %s", name, before.unreadable)
+        if before is None or before.unreadable or overwrite:
             before = self._folder.write(name, computation, len(keys), _template(nest, collections))
         outputs = outputs_of(keys)
         # the scheduler keeps them until they have a place in the result

@@ -53,9 +53,10 @@ class Manifest:
     python: str = PYTHON
 
     @property
-    def is_readable(self) -> bool:
-        """True if this version of hpcgpu and Python reads the chunks."""
-        return self.format == FORMAT and self.python == PYTHON
+    def unreadable(self) -> str:
+        """Why chunks are computed again; "" if they are of this version of hpcgpu and Python."""
+        how = f"in format {self.format}" if self.format != FORMAT else f"by Python {self.python}"
+        return "" if how == f"by Python {PYTHON}" else f"was written {how}: its chunks are computed again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class NameProgress:
     count: int  # of all
     nbytes: int
     kind: str
+    unreadable: str = ""  # why they are computed again
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,7 +58,8 @@ class Progress(Shown):
             for r in self.rows
         ]
         waiting = [f"to be written: {counted(self.waiting, 'finished chunk')}"] if self.waiting else []
-        return Table(_COLUMNS, rows, notes=(*waiting, *self.troubles))
+        others = [f"{r.name!r} {r.unreadable}" for r in self.rows if r.unreadable]
+        return Table(_COLUMNS, rows, notes=(*waiting, *others, *self.troubles))
 
 
 class ProgressLine:
@@ -85,15 +87,16 @@ class ProgressLine:
         return over
 
 
-def progress_of(folder: Folder) -> tuple[NameProgress, ...]:
-    """Return how far each name of a folder is; reads what came since the last call."""
+def progress_of(folder: Folder, *, every: bool = False) -> tuple[NameProgress, ...]:
+    """Return how far each name of a folder is, with ``every`` also by chunks for other Pythons; reads what is new."""
     folder.index.refresh()
     rows = []
     for name in folder.names:
         if manifest := folder.manifest(name):
-            places = [place for chunk, place in folder.index.chunks.items() if chunk.run == manifest.run]
+            run, why = manifest.run, manifest.unreadable
+            places = [p for chunk, p in folder.index.chunks.items() if chunk.run == run and (every or not why)]
             kind = manifest.computation.facts["type"].rpartition(".")[2]
-            rows.append(NameProgress(name, len(places), manifest.count, sum(p.nbytes for p in places), kind))
+            rows.append(NameProgress(name, len(places), manifest.count, sum(p.nbytes for p in places), kind, why))
     return tuple(rows)
 
 

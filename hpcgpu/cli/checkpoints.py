@@ -70,7 +70,7 @@ def _rows(folder: Folder) -> list[dict[str, Any]]:
 
     return [
         asdict(row) | {"age_s": int((datetime.now(UTC) - manifest.created).total_seconds()), "python": manifest.python}
-        for row in progress_of(folder)
+        for row in progress_of(folder, every=True)
         if (manifest := folder.manifest(row.name))
     ]
 

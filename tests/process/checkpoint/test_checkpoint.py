@@ -242,8 +242,12 @@ def test_chunks_of_another_version_are_computed_again(
     start()
     manifest = tmp_path / "run" / "x.name"
     manifest.write_text(re.sub(rf'"{entry}":[^,}}]+', other, manifest.read_text()))
+    again = f"'x' was written {how}: its chunks are computed again"
+    progress = Checkpoint(tmp_path / "run", client).progress()
+    assert (progress.rows[0].done, again in str(progress)) == (0, True)
+    assert "8 of 8" in ranks.in_process("checkpoint", str(tmp_path / "run")).stdout
     assert ran_in(start) == 8
-    assert f"'x' was written {how}: its chunks are computed again" in caplog.text
+    assert again in caplog.text
 
 
 def test_restored_chunk_is_read_once(client: Client, tmp_path: Path) -> None:

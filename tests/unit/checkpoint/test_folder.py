@@ -140,9 +140,9 @@ def test_manifest_is_read_as_written(tmp_path: Path) -> None:
 
 def test_manifest_of_another_python_is_not_readable(tmp_path: Path) -> None:
     manifest = folder_of(tmp_path).write("x", ONE, 4, "")
-    assert manifest.is_readable
-    assert not replace(manifest, python="2.7").is_readable
-    assert not replace(manifest, format=0).is_readable
+    assert not manifest.unreadable
+    assert "written by Python 2.7" in replace(manifest, python="2.7").unreadable
+    assert "written in format 0" in replace(manifest, format=0).unreadable
 
 
 def test_manifest_that_is_damaged_is_named(tmp_path: Path) -> None:
