@@ -359,6 +359,8 @@ class Submitter:
         try:
             return await submit(self._system, spec, self._system.script(spec), self._say, self._patience, past_ids)
         except SubmitError as e:
+            if self.pool:
+                e.parts = (f"pool {self.pool}: {e.parts[0]}", *e.parts[1:])
             if e.unsure:
                 self.lose(e)
             raise

@@ -7,10 +7,11 @@ import pytest
 from distributed import Client
 from leaks import signal_all
 from pbs_replay import Pbs
+from recordings import recorded
 from waiting import until
 
 from hpcgpu import PBSGPUCluster
-from hpcgpu.errors import ConfigError
+from hpcgpu.errors import ConfigError, SubmitError
 from hpcgpu.model.worker_names import read_member_name
 
 OPTIONS = {"gpus": "sim:2x16MiB", "shape": "elastic", "scheduler": "here", "ranks": "node", "launcher": "fork"}
@@ -89,6 +90,16 @@ def test_owner_that_takes_over_has_the_pools(pbs: Pbs) -> None:
             with pytest.raises(ConfigError, match="has not started the cluster"):
                 second.add_pool("more", cpu_workers=1)
     assert all(map(pbs.over, pbs.ids()))
+
+
+def test_a_refusal_of_jobs_names_their_pool(pbs: Pbs) -> None:
+    with PBSGPUCluster(**OPTIONS) as cluster:
+        pool = cluster.add_pool("cpu", queue="nosuch", cpu_workers=1)
+        pbs.refuse(recorded("head", "02-qsub-bad-queue", 0))
+        with pytest.raises(SubmitError, match=r"^pool cpu: qsub refused the job: qsub: Unknown queue\n.*-q nosuch"):
+            pool.scale(jobs=1)
+        with pytest.raises(SubmitError, match=r"^pool cpu: qsub refused the job"):
+            cluster.wait_for_workers(1)
 
 
 def test_wrong_pools_are_refused_before_a_job_is(pbs: Pbs) -> None:
