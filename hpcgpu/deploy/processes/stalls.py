@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from distributed import Scheduler, Status
@@ -26,6 +27,7 @@ from hpcgpu.units import format_bytes
 logger = logging.getLogger("distributed.hpcgpu")
 
 _LOOKS = 12
+_SAMPLE = 1000  # of tasks that no worker can run, those that wait longest
 # If the workers' memory shrinks by a larger fraction between two checks, the store still writes to disk.
 _LESS = 0.01
 
@@ -45,6 +47,7 @@ class StallDetector:
         self._since_s: float | None = None  # without progress; the workers' memory of then
         self._memory_bytes = 0
         self.reason = ""  # as last reported
+        self._lacking: set[str] = set()  # resources of which clients have been warned
         self._sent: tuple[list[Any], Any] = [], {}  # workers, and their facts for cluster objects: 50 CPU ms of 4,000
         self._loop = supervise.Loop(self._look, "the look for tasks that wait in vain")
 
@@ -56,6 +59,7 @@ class StallDetector:
         await asyncio.sleep(self._patience_s / _LOOKS)
         memory_bytes = sum(w.metrics.get("memory", 0) for w in self._scheduler.workers.values())
         now_s = time.monotonic()
+        self._warn_of_resources(now_s - self._patience_s)
         if not self._is_stuck():
             self._since_s = None
             if self.reason:
@@ -64,6 +68,19 @@ class StallDetector:
             self._since_s, self._memory_bytes = now_s, memory_bytes
         elif not self.reason and now_s - self._since_s >= self._patience_s:
             self._tell()
+
+    def _warn_of_resources(self, before_s: float) -> None:
+        """Warn clients once of each resource for which tasks have waited since then: a worker with it may yet come."""
+        workers, offered = self._scheduler.workers, self._scheduler.resources
+        for task, since_s in islice(self._scheduler.unrunnable.items(), _SAMPLE if workers else 0):
+            for name, amount in (task.resource_restrictions or {}).items() if since_s < before_s else ():
+                if name not in self._lacking and max(offered.get(name, {}).values(), default=0) < amount:
+                    self._lacking.add(name)
+                    most = ", ".join(f"{n}={max(of.values()):g}" for n, of in sorted(offered.items()) if of)
+                    text = f"tasks such as {task.key!r} wait for a worker with the resource {name}={amount:g}; the "
+                    text += f"workers have {most or 'none'}. They wait until one with it joins: is the name misspelt?"
+                    logger.warning(text)
+                    self._scheduler.log_event("warn", text)
 
     def _is_stuck(self) -> bool:
         workers = self._scheduler.workers.values()

@@ -436,3 +436,21 @@ async def test_tasks_without_a_worker_fail_only_if_none_can_come() -> None:
             await asyncio.wait_for(waiting, scaled(30))
         assert (await reports.get())["why"] == "no worker is left, and none comes"
         stalls.close()
+
+
+async def test_resource_that_no_worker_has_is_one_warning() -> None:
+    async with (
+        Scheduler(port=0, dashboard=False) as scheduler,
+        Worker(scheduler.address, resources={"GPU": 1}),
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        stalls = StallDetector(scheduler, SimpleNamespace(), 0.1)
+        with pytest.warns(UserWarning, match=r"such as 'one' .*resource GPUU=1; the workers have GPU=1") as seen:
+            waiting = [client.submit(abs, -1, key=key, resources={"GPUU": 1}) for key in ("one", "two")]
+            await asyncio.wait_for(when(lambda: len(seen) == 1), scaled(30))
+            waiting.append(client.submit(abs, -1, key="three", resources={"GPU": 2}))
+            await asyncio.wait_for(when(lambda: len(seen) == 2), scaled(30))
+        assert "'three' wait for a worker with the resource GPU=2" in str(seen[1].message)
+        async with Worker(scheduler.address, resources={"GPUU": 1, "GPU": 2}):
+            assert await asyncio.wait_for(client.gather(waiting), scaled(30)) == [1, 1, 1]
+        stalls.close()
