@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from distributed import rpc
+
 from hpcgpu import supervise
 from hpcgpu.agent.fork_server import LeaderResources
 from hpcgpu.agent.leader import CANCELLED_S, Leader, LeaderContext
 from hpcgpu.deploy import network
 from hpcgpu.deploy.network.scheduler_file import ClusterSecurity, connect_first
 from hpcgpu.deploy.processes import node
-from hpcgpu.deploy.processes.nanny import hand_over, save
+from hpcgpu.deploy.processes.nanny import hand_over
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import log, process
 from hpcgpu.model import RunDocument, Settings, WorkerSpec
@@ -105,9 +107,19 @@ class Standalone(Leader):
         stay = {"close_workers": False, "remove": False}
         try:
             async with asyncio.timeout(CANCELLED_S):
-                await save(self.nannies, self._scheduler, self.security, CANCELLED_S / 2)
+                await self._save_here()
                 left, count = await hand_over(self.nannies, self._scheduler, self.security, "retire_workers", **stay)
             log.say(f"handed over the data of {left} of {count} workers")
         except (OSError, TimeoutError) as error:
             log.say(f"data could not be handed over: {error or 'out of time'}")
         self.end(128 + signal.SIGTERM, "it got SIGTERM")
+
+    async def _save_here(self) -> None:
+        """Have the workers write what checkpoints lack; a scheduler that closes would log why it could not ask them."""
+        arguments = self.security.get_connection_args("worker")
+
+        async def save_one(name: str, address: str) -> None:
+            async with rpc(address, connection_args=arguments) as to:
+                log.say_of(name, await to.hpcgpu_save(limit_s=CANCELLED_S / 2))
+
+        await asyncio.gather(*(save_one(n.name, n.worker_address) for n in self.nannies if n.worker_address))
