@@ -9,6 +9,8 @@ import re
 import select
 import shutil
 import signal
+import subprocess
+from io import FileIO
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -22,6 +24,8 @@ COPIES = 8
 # How long other processes may keep a program's output open after its end: qsub leaves a background process for later
 # calls (OpenPBS 23.06.06), which would hold the pipe for ever.
 _IDLE_S = 1.0
+# The longest time between looks at a program; not every kernel has a pidfd to wait for.
+_LOOK_S = 0.05
 _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -33,10 +37,12 @@ async def run(command: Command) -> Result:
     """
     limit = _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COPIES))
     async with limit:
-        # Pipes of our own: asyncio's Process.wait() also waits for the end of its pipes (Python 3.11).
+        # Neither pipes nor programs by asyncio: cancelled while it starts one, it hangs, or leaves a zombie or a pidfd
+        # (CPython issues 125502 and 103847; 3.11.7, 3.12.1, 3.13.5, 3.14.10).
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         stdout, stderr = bytearray(), bytearray()
-        readers = [asyncio.create_task(_read(out, stdout)), asyncio.create_task(_read(err, stderr))]
+        # opened here: a task that is cancelled before it runs would leave them open
+        readers = [asyncio.create_task(_read(FileIO(out), stdout)), asyncio.create_task(_read(FileIO(err), stderr))]
         try:
             code, ours = await _execute(command, out_end, err_end)
         finally:
@@ -99,7 +105,7 @@ def end(started: Started, grace_s: float = 10.0) -> None:
 
 async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
     """Return the exit code, and a message if the program could not run or end; closes ``out`` and ``err``."""
-    program = command.argv[0]
+    program, pause_s = command.argv[0], 0.001
     stdin = os.memfd_create("stdin")
     try:
         with open(stdin, "wb", closefd=False) as f:
@@ -108,8 +114,8 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
         removed = set(command.removed(os.environ))
         env = {name: value for name, value in os.environ.items() if name not in removed} | dict(command.env)
         path = shutil.which(program, path=env.get("PATH")) or await supervise.to_thread(located, program) or program
-        process = await asyncio.create_subprocess_exec(
-            path, *command.argv[1:], stdin=stdin, stdout=out, stderr=err, env=env, start_new_session=True
+        started = subprocess.Popen(
+            [path, *command.argv[1:]], stdin=stdin, stdout=out, stderr=err, env=env, start_new_session=True
         )
     except FileNotFoundError as error:
         return 127, f"{program}: there is no such program on this machine ({error})\n"
@@ -120,29 +126,22 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
             os.close(fd)
     try:
         async with asyncio.timeout(command.timeout_s):
-            return await process.wait(), ""
+            while (code := started.poll()) is None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LOOK_S)
+            return code, ""
     except TimeoutError:
         return TIMED_OUT, f"{program}: no answer in {command.timeout_s:g} s; it was killed\n"
     finally:
-        if process.returncode is None:  # too late, or we were cancelled: leave nothing behind
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await _ended(process)
+        if started.poll() is None:  # too late, or we were cancelled: leave nothing behind
+            os.killpg(started.pid, signal.SIGKILL)
+            await supervise.to_thread(started.wait)  # also if we are cancelled again
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Wait for a process that was killed, also when cancelled again: a loop that ends before leaves a pidfd open."""
-    try:
-        await process.wait()
-    except asyncio.CancelledError:
-        await _ended(process)
-        raise
-
-
-async def _read(fd: int, into: bytearray) -> None:
+async def _read(pipe: FileIO, into: bytearray) -> None:
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
     try:
         while part := await reader.read(65536):

@@ -110,6 +110,17 @@ async def test_a_cancelled_call_leaves_nothing_running(tmp_path: Path) -> None:
     assert not start_time(pid)
 
 
+@pytest.mark.parametrize(("turns", "cancelled"), [(n, c) for n in range(4) for c in (False, True)])
+def test_run_at_the_end_of_its_loop_leaves_nothing(turns: int, cancelled: bool) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(host.run(Command(("sleep", "60"))))
+        [await asyncio.sleep(0) for _ in range(turns)]
+        _ = task.cancel() if cancelled else None
+
+    with leaks.nothing_left():  # asyncio.run cancels it, once more
+        asyncio.run(main())
+
+
 def test_program_with_a_child_on_its_output_does_not_block() -> None:
     began = time.monotonic()
     result = host.run_sync(bash("setsid sleep 8 & echo $!"))
