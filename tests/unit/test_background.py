@@ -43,7 +43,7 @@ EXCEPTIONS = {
     ("deploy/network/scheduler_file.py", "connect_first", "create_task"): "awaited in the same function",
     ("deploy/processes/polars_engine.py", "", "ThreadPoolExecutor"): "_in_thread alone uses it",
     ("deploy/processes/polars_engine.py", "_in_thread", "run_in_executor"): "awaited in the same function",
-    ("deploy/processes/removals.py", "PacedScheduler.remove_worker", "call_soon"): "it sets a value",
+    ("deploy/processes/removals.py", "PacedScheduler._may_go_on", "call_soon"): "it sets a value",
     ("deploy/processes/scheduler.py", "EndingScheduler.gather", "ensure_future"): "awaited in the same function",
     ("deploy/processes/saving.py", "retire", "create_task"): "awaited in the same function",
     ("deploy/site_files.py", "as_it_is", "ThreadPoolExecutor"): "the caller waits for answers, and gets what it raises",

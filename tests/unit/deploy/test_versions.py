@@ -33,59 +33,38 @@ PACKAGES = st.dictionaries(st.sampled_from(["dask", "numpy", "python", "lz4"]), 
 VERSIONS = st.one_of(st.none(), st.builds(lambda packages: {"packages": packages}, PACKAGES))
 
 
-class Counted(dict[str, Any]):
-    """Packages that count their look-ups."""
-
-    lookups = 0
-
-    def get(self, *args: Any) -> Any:
-        Counted.lookups += 1
-        return super().get(*args)
+class Packages(dict[str, Any]):
+    """Packages that weak references can name."""
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["distributed alone", "shared"])
-async def test_workers_with_like_packages_keep_one_set_of_them(shared: bool) -> None:
-    lookups, kept = [], []
+async def test_workers_with_like_packages_keep_one_set_of_them(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared once. Whoever else asks for the workers gets all."""
+    compared, kept, answer = [], [], versions.error_message
+
+    def spy(ours: Any, workers: dict[str, Any], *rest: Any, **options: Any) -> dict[str, str]:
+        compared.append((len(scheduler.workers.items()), len(workers)))
+        return answer(ours, workers, *rest, **options)
+
     async with Scheduler(dashboard_address=":0", port=0) as scheduler, AsyncExitStack() as members:
         if shared:
             compat.share_versions(scheduler)
+        monkeypatch.setattr(versions, "error_message", spy)
         for number in range(1, 21):
-            Counted.lookups = 0
-            comm = await join(scheduler, number, each := Counted(dask="1", numpy="2"))
+            comm = await join(scheduler, number, each := Packages(dask="1", numpy="2"))
             kept.append(weakref.ref(each))
             members.push_async_callback(comm.leave)
-            lookups.append(Counted.lookups)
-        del each
-        gc.collect()
-        assert sum(of() is not None for of in kept) == (1 if shared else 20)
-    assert (lookups[-1] == lookups[1]) is shared
-
-
-async def test_joins_compare_few_workers_with_distributeds_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """distributed alone makes a dict of all at each join. All others that ask for the workers get all."""
-    compared, answers = [], []
-    answer = versions.error_message
-
-    def spy(ours: Any, workers: dict[str, Any], *rest: Any, **options: Any) -> dict[str, str]:
-        everyone = {address: worker.versions for address, worker in scheduler.workers.items()}
-        assert list(everyone) == list(scheduler.workers)
-        compared.append((len(everyone), len(workers)))
-        answers.append(answer(ours, workers, *rest, **options))
-        assert answers[-1] == answer(ours, everyone, *rest, **options)
-        return answers[-1]
-
-    async with Scheduler(dashboard_address=":0", port=0) as scheduler, AsyncExitStack() as members:
-        compat.share_versions(scheduler)
-        monkeypatch.setattr(versions, "error_message", spy)
-        odd = await join(scheduler, 1, {"dask": "3"})
-        for number in range(2, 7):
-            members.push_async_callback((await join(scheduler, number, {"dask": "1"})).leave)
+        odd = await join(scheduler, 30, {"dask": "3"})
+        assert "Mismatched versions" in odd.welcome["warning"]
         await odd.leave()
         with pytest.warns(versions.VersionMismatchWarning):
             async with Client(scheduler.address, asynchronous=True):
                 pass
-        assert compared == [(1, 1), *((count, 2) for count in range(2, 7)), (5, 1)]
-        assert ["'3'" in of["warning"] for of in answers[-2:]] == [True, False]
+        del each
+        gc.collect()
+        assert sum(of() is not None for of in kept) == (1 if shared else 20)
+    every = [*range(1, 22), 20]
+    assert compared == list(zip(every, [1] * 20 + [2, 1] if shared else every, strict=True))
 
 
 def in_order(warning: str) -> str:
@@ -107,24 +86,21 @@ def test_versions_one_of_each_give_distributeds_answer(kinds: list[Any], data: s
         else:
             scheduler.workers[str(number)] = SimpleNamespace(versions=deepcopy(step))
             plugins[0].add_worker(scheduler, str(number))
-        few, every = (
-            {w: of.versions for w, of in pairs} for pairs in (plugins[0].one_of_each(), scheduler.workers.items())
-        )
+        every = {address: worker.versions for address, worker in scheduler.workers.items()}
+        few = {address: worker.versions for address, worker in plugins[0].one_of_each()}
         assert few.items() <= every.items()
         ours, theirs = (versions.error_message(kinds[0], of, kinds[-1])["warning"] for of in (few, every))
         assert in_order(ours) == in_order(theirs)
 
 
-def test_a_function_that_asks_twice_gets_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_that_asks_twice_gets_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a later distributed's might, which wants more of them than their versions."""
-    scheduler = SimpleNamespace(workers=SortedDict(a=1, b=2), add_plugin=lambda plugin, name: None)
-    once = lambda: scheduler.workers.items()  # noqa: E731
-    twice = lambda: (scheduler.workers.items(), scheduler.workers.items())  # noqa: E731
-    monkeypatch.setattr(Scheduler, "add_client", once)
-    monkeypatch.setattr(Scheduler, "add_worker", twice)
+    scheduler = SimpleNamespace(workers=SortedDict(a=1), add_plugin=lambda plugin, name: None)
+    monkeypatch.setattr(Scheduler, "add_worker", lambda: (scheduler.workers.items(), scheduler.workers.items()))
+    monkeypatch.setattr(Scheduler, "add_client", lambda: scheduler.workers.items())
     compat.share_versions(scheduler)
-    assert list(once()) == []
-    assert list(map(dict, twice())) == [{"a": 1, "b": 2}] * 2
+    assert list(map(dict, Scheduler.add_worker())) == [{"a": 1}] * 2
+    assert dict(Scheduler.add_client()) == {}
 
 
 # --- too old
