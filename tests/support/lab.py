@@ -90,6 +90,10 @@ class Lab:
         if not self.has_pmix():
             pytest.skip("this Slurm is built without PMIx")
 
+    def in_steps(self) -> dict[str, str]:
+        """Return options that put ranks into steps: at a GraceTime's start Slurm signals nothing else (26.05.5)."""
+        return {} if self.has_pmix() else {"rendezvous": "file"}
+
     def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
         """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them."""
         packages = self.packages_of(venv, modules[0])
