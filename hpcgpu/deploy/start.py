@@ -366,8 +366,7 @@ class GPURunner:
             settings = read(keywords, "keyword {name} of GPURunner", entry_point=entry_points.RUNNER).settings
             _check_script()
             _become_rank(settings, tuple(sys.orig_argv[1:]))
-        from distributed.core import Status  # 0.4 CPU s, which ranks do without
-        from distributed.security import Security
+        from distributed import Security, Status  # 0.4 CPU s, which ranks do without
 
         self.scheduler_address = os.environ[SCRIPT_ADDRESS]
         self.security = Security()  # from the variables that the rank has set for its script
@@ -375,15 +374,16 @@ class GPURunner:
 
     @property
     def dashboard_link(self) -> str:
-        """The dashboard's address on this node's loopback; it holds a secret. Empty where there is no dashboard."""
-        path = os.environ.get(SCRIPT_DASHBOARD)
-        return private.read(Path(path)).strip() if path and self.status.name == "running" else ""
+        """The dashboard's address, as in a cluster of a notebook; it holds a secret. Empty without a dashboard."""
+        from hpcgpu.deploy.network.dashboard import link
+
+        path = os.environ.get(SCRIPT_DASHBOARD) if self.status.name == "running" else None
+        address = private.read(Path(path)).split("/") if path else []
+        return link(int(address[2].partition(":")[2]), address[3], os.environ) if path else ""
 
     def close(self) -> None:
         """Let no more clients connect; the cluster ends with the script."""
-        from distributed.core import Status
-
-        self.status = Status.closed
+        self.status = type(self.status).closed
 
     def __enter__(self) -> Self:
         return self

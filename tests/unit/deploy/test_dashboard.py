@@ -14,12 +14,15 @@ from unittest.mock import AsyncMock
 import dask
 import pytest
 
+from hpcgpu import GPURunner
 from hpcgpu.deploy.dashboard.page import SHARE, History, strip_column
 from hpcgpu.deploy.dashboard.usage import UsagePlugin
 from hpcgpu.deploy.dashboard.worker_metrics import KEY, WorkerMetrics
 from hpcgpu.deploy.network.dashboard import Forwarder, far_hint, link
 from hpcgpu.deploy.progress import Notebook, Progress, Terminal, _elapsed
+from hpcgpu.host import private
 from hpcgpu.model import Binding, CpuSet, Gpu, WorkerSpec
+from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD
 from hpcgpu.plan.jobs.job import Phase
 from hpcgpu.plan.jobs.job_text import READY
 from hpcgpu.report.energy import EnergyUse
@@ -52,6 +55,19 @@ def test_link_behind_open_ondemand(base: str, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "jpserver-77.json").write_text(json.dumps({"base_url": base, "pid": 77}))
     assert link(4000, "SECRET", {"JPY_PARENT_PID": "77"}) == (HERE if base == "/" else f"{base}{SECRET}")
     assert link(4000, "SECRET", {"JPY_PARENT_PID": "78"}) == HERE
+
+
+def test_link_of_a_jobs_own_cluster_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook of the job itself, as of Open OnDemand's app."""
+    private.write(tmp_path / "dashboard", f"{HERE}\n")
+    monkeypatch.setenv(SCRIPT_DASHBOARD, str(tmp_path / "dashboard"))
+    monkeypatch.setenv(SCRIPT_ADDRESS, "tls://10.0.0.1:8786")
+    runner = GPURunner()
+    assert runner.dashboard_link == HERE
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
+    assert runner.dashboard_link == f"/user/ada/{SECRET}"
+    runner.close()
+    assert runner.dashboard_link == ""
 
 
 def test_dasks_own_template_is_the_users_word() -> None:
