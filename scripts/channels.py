@@ -63,12 +63,13 @@ easy --disable-map-toolchains --try-toolchain=system,system --prefix=/build/eb -
 module use eb/modules/all; module load hpcgpu; size eb/software/hpcgpu
 echo "dry run: $number easyconfigs; built on a Python of the system: $({EIGHT})"
 """
-RENDER = """
-from rattler_build import Stage0Recipe, VariantConfig
-text = open("recipe.yaml").read()
-for variant in Stage0Recipe.from_yaml(text).render(VariantConfig()):
-    recipe = variant.recipe
-    print("rendered:", recipe.package.name, recipe.package.version, f"asks for {len(recipe.requirements.run)} packages")
+# Without conda-forge, which many cannot reach: its packages are made of the wheels.
+CONDA = f"""
+venv ./hpcgpu-*.whl > /dev/null; /opt/hpcgpu/bin/pip install -q hatchling
+tool packaging py-rattler py-rattler-build
+tar -xzf hpcgpu-*.tar.gz; recipe=$(echo hpcgpu-*/)packaging/conda/recipe.yaml
+mkdir -p "${{recipe%/*}}" conda; mv recipe.yaml "$recipe"
+/opt/tool/bin/python conda_channel.py /opt/hpcgpu "$recipe" conda {EIGHT} 2> log || {{ tail -n 20 log; exit 1; }}
 """
 
 
@@ -93,11 +94,7 @@ CHANNELS = (
         f"venv ./hpcgpu-*.whl; apt lmod; . /etc/profile.d/lmod.sh; module use lmod; module load hpcgpu; {EIGHT}",
     ),
     Channel("EasyBuild", "eb --robot packaging/easybuild/hpcgpu-*.eb", EASYBUILD),
-    Channel(
-        "conda",
-        "rattler-build build --recipe packaging/conda",
-        f"apt python3; tool py-rattler-build; echo -; /opt/tool/bin/python -c '{RENDER}'",
-    ),
+    Channel("conda", "rattler-build build --recipe packaging/conda", CONDA),
     Channel(
         "Apptainer",
         "apptainer build hpcgpu.sif packaging/apptainer/hpcgpu.def",
@@ -137,7 +134,8 @@ def write(folder: Path) -> None:
         if not ok:
             sys.exit("\n".join(lines))
     shutil.copytree(ROOT / "packaging/lmod", folder / "lmod")
-    for pattern in ("constraints.txt", "packaging/*/*.eb", "packaging/conda/*.yaml", "packaging/apptainer/*.def"):
+    recipes = ("packaging/*/*.eb", "packaging/conda/*.yaml", "packaging/apptainer/*.def")
+    for pattern in ("constraints.txt", "scripts/conda_channel.py", *recipes):
         for path in ROOT.glob(pattern):
             shutil.copy(path, folder)
     (folder / "pip.conf").write_text(context.pip_conf())
