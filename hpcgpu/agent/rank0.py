@@ -341,8 +341,7 @@ class Rank0Leader(Leader):
 
     def _write_dashboard(self) -> str:
         """Write the dashboard's address, which holds a secret, into a file; return a message about it."""
-        secret = self._scheduler.secret
-        if not secret:
+        if not (secret := self._scheduler.secret):
             return ""
         path = self._scheduler.folder / _DASHBOARD
         private.write(path, f"http://127.0.0.1:{self._scheduler.dashboard_port}/{secret}/status\n")

@@ -375,7 +375,7 @@ class GPURunner:
     @property
     def dashboard_link(self) -> str:
         """The dashboard's address, as in a cluster of a notebook; it holds a secret. Empty without a dashboard."""
-        from hpcgpu.deploy.network.dashboard import link
+        from hpcgpu.deploy.network.dashboard import link  # it imports distributed
 
         path = os.environ.get(SCRIPT_DASHBOARD) if self.status.name == "running" else None
         address = private.read(Path(path)).split("/") if path else []
@@ -393,6 +393,8 @@ class GPURunner:
 
     def __repr__(self) -> str:
         return f"GPURunner({self.scheduler_address if self.status.name == 'running' else 'closed'})"
+
+    _repr_html_ = __repr__  # a client's display in a notebook has its cluster's
 
 
 def _check_script() -> None:

@@ -66,6 +66,7 @@ def test_link_of_a_jobs_own_cluster_in_a_notebook(tmp_path: Path, monkeypatch: p
     assert runner.dashboard_link == HERE
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
     assert runner.dashboard_link == f"/user/ada/{SECRET}"
+    assert runner._repr_html_() == "GPURunner(tls://10.0.0.1:8786)"  # Client(runner) shows it
     runner.close()
     assert runner.dashboard_link == ""
 
